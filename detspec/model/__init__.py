@@ -1,0 +1,1 @@
+"""One decoder family as pure functions over pytrees."""

@@ -1,0 +1,70 @@
+"""The parameter pytree: which weights a config asks for, their shapes, and random ones."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.config import ModelConfig
+
+Params = dict[str, Any]
+
+
+def param_shapes(cfg: ModelConfig) -> Params:
+    """The pytree of `jax.ShapeDtypeStruct` that `cfg` asks for; every matrix is `[out, in]`, as checkpoints store it.
+
+    `{"embed": [V, D], "layers": ({"attn_norm": [D], "q": [N*H, D], "k": [K*H, D], "v": [K*H, D], "o": [D, N*H],
+    "mlp_norm": [D], "gate": [F, D], "up": [F, D], "down": [D, F]}, ...), "final_norm": [D], "head": [V, D]}`;
+    no `"head"` when the embedding is tied.
+    """
+
+    def weight(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, cfg.jax_dtype)
+
+    D, F, V = cfg.d_model, cfg.d_ff, cfg.vocab_size
+    NH, KH = cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
+    layer = {
+        "attn_norm": weight(D),
+        "q": weight(NH, D),
+        "k": weight(KH, D),
+        "v": weight(KH, D),
+        "o": weight(D, NH),
+        "mlp_norm": weight(D),
+        "gate": weight(F, D),
+        "up": weight(F, D),
+        "down": weight(D, F),
+    }
+    shapes: Params = {
+        "embed": weight(V, D),
+        "layers": tuple(dict(layer) for _ in range(cfg.num_layers)),
+        "final_norm": weight(D),
+    }
+    if not cfg.tie_embeddings:
+        shapes["head"] = weight(V, D)
+    return shapes
+
+
+def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
+    """Random weights: norms 1, matrices normal with deviation `1/sqrt(in)`, the two residual outputs divided by `sqrt(2 L)`.
+
+    The embedding's deviation is `1/sqrt(D)` when it is also the head, else 1.
+    """
+    leaves, treedef = jax.tree.flatten_with_path(param_shapes(cfg))
+    keys = jax.random.split(key, len(leaves))
+
+    def init(path: Any, leaf: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
+        name = path[-1].key
+        if len(leaf.shape) == 1:
+            return jnp.ones(leaf.shape, leaf.dtype)
+        deviation = 1.0 if name == "embed" and not cfg.tie_embeddings else leaf.shape[1] ** -0.5
+        if name in ("o", "down"):
+            deviation /= (2 * cfg.num_layers) ** 0.5
+        return (jax.random.normal(key, leaf.shape, jnp.float32) * np.float32(deviation)).astype(leaf.dtype)
+
+    return jax.tree.unflatten(treedef, [init(path, leaf, k) for (path, leaf), k in zip(leaves, keys, strict=True)])
+
+
+def params_bytes(params: Params) -> int:
+    """Bytes of all arrays in `params`."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

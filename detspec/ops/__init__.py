@@ -1,0 +1,1 @@
+"""Operations whose bits do not depend on how many rows run beside a row."""
