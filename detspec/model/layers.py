@@ -52,7 +52,9 @@ def block(
 ) -> tuple[jax.Array, Any]:
     """One pre-norm decoder block over `x [..., D]`."""
     with jax.named_scope("attention"):
-        attended, carry = attention(layer, cfg, rms_norm(x, layer["attn_norm"], cfg.norm_eps), positions, frequencies, attend_fn)
+        attended, carry = attention(
+            layer, cfg, rms_norm(x, layer["attn_norm"], cfg.norm_eps), positions, frequencies, attend_fn
+        )
     x = x + attended
     with jax.named_scope("mlp"):
         x = x + mlp(layer, rms_norm(x, layer["mlp_norm"], cfg.norm_eps))
