@@ -15,7 +15,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-env: $(VENV)/.installed ## create .venv and install detspec with its developer tools (once)
+env: $(VENV)/.installed ; @: ## create .venv and install detspec with its developer tools (once)
 
 demo: env ## the whole product in one picture: generate, verify, roll back, compare bits
 	$(BIN)/detspec demo
@@ -47,13 +47,15 @@ clean: ## remove .venv, caches and outputs
 
 $(BIN)/python:
 	@$(if $(PYTHON),:,echo "detspec needs Python 3.11 or newer with venv; none was found. Say where: make env PYTHON=/path/to/python" >&2; exit 1)
-	@$(PYTHON) -c '$(SUITABLE)' || { echo "detspec needs Python 3.11 or newer with venv; $(PYTHON) is not" >&2; exit 1; }
+	@{ $(PYTHON) -c '$(SUITABLE)'; } 2>/dev/null || { echo "detspec needs Python 3.11 or newer with venv; $(PYTHON) is not" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "installing detspec and its tools into $(VENV) (about a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.installed-notebooks: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebooks]'
+	@echo "installing what notebooks need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebooks]'
 	@touch $@
