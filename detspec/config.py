@@ -4,6 +4,11 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from detspec.errors import InputError
+
+IMPLEMENTATIONS = ("reference",)
+ALIGNMENTS = ("free", "window")
+FAST_TILES = 8  # query tiles times KV splits that the fast path aims at
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 
@@ -43,13 +48,13 @@ class ModelConfig:
         for field in ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff", "max_position"):
             value = getattr(self, field)
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"ModelConfig.{field} must be a positive integer, got {value!r}")
+                raise InputError(f"ModelConfig.{field} must be a positive integer, got {value!r}")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
+            raise InputError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even (rotary pairs), got {self.head_dim}")
+            raise InputError(f"head_dim must be even (rotary pairs), got {self.head_dim}")
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {sorted(DTYPES)}, got {self.dtype!r}")
+            raise InputError(f"dtype must be one of {sorted(DTYPES)}, got {self.dtype!r}")
 
     @property
     def jax_dtype(self) -> jnp.dtype:
@@ -62,3 +67,59 @@ class ModelConfig:
         layer = attention + 3 * self.d_ff * self.d_model + 2 * self.d_model
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.d_model
         return embeddings + self.num_layers * layer + self.d_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Everything that decides the order of floating-point operations in a pass; frozen, never tuned at run time.
+
+    A canonical pass has `rows = groups * window` token rows. With `alignment="free"` the committed bits depend on neither
+    factor, only on `rows`, and not even on that between values of `rows` that a device certifies as equal. The fast path is
+    another value of the same class: `schedule.fast(batch)`.
+
+    Attributes:
+        rows: `R`, token rows of a canonical pass; a power of two.
+        window: `W`, consecutive positions of one sequence in one window; a power of two dividing `rows`.
+        page: slots of one cache page, which is the KV block of the attention's reduction; a power of two.
+        query_tile: most query rows that attention handles together; a power of two.
+        num_splits: parts that the KV sequence is cut into and merged from; 1 in a canonical pass.
+        cache_dtype: of keys and values in the cache: "float32", "bfloat16" or "float16".
+        alignment: "free": a window starts at the last committed token, wherever that is. "window": it starts at a multiple
+            of `window`, and the committed tokens before are verified again; the way out where a device certifies everything
+            but the offset inside a window. The bits then depend on `window`.
+        implementation: of the attention: "reference".
+    """
+
+    rows: int = 64
+    window: int = 16
+    page: int = 64
+    query_tile: int = 16
+    num_splits: int = 1
+    cache_dtype: str = "float32"
+    alignment: str = "free"
+    implementation: str = "reference"
+
+    def __post_init__(self) -> None:
+        for field in ("rows", "window", "page", "query_tile", "num_splits"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or value < 1 or value & (value - 1):
+                raise InputError(f"Schedule.{field} must be a power of two, got {value!r}")
+        if self.window > self.rows:
+            raise InputError(f"Schedule.window ({self.window}) must not exceed Schedule.rows ({self.rows})")
+        for field, accepted in (("cache_dtype", tuple(DTYPES)), ("alignment", ALIGNMENTS), ("implementation", IMPLEMENTATIONS)):
+            if getattr(self, field) not in accepted:
+                raise InputError(f"Schedule.{field} must be one of {accepted}, got {getattr(self, field)!r}")
+
+    @property
+    def groups(self) -> int:
+        """`G`, windows in one pass."""
+        return self.rows // self.window
+
+    def split(self, window: int) -> "Schedule":
+        """The same budget cut into windows of `window` rows."""
+        return dataclasses.replace(self, window=window)
+
+    def fast(self, batch: int) -> "Schedule":
+        """The cheapest decode schedule for `batch` live rows: one-row windows, the KV sequence split when rows are few."""
+        rows = 1 << (batch - 1).bit_length()
+        return dataclasses.replace(self, rows=rows, window=1, alignment="free", num_splits=max(1, FAST_TILES // rows))

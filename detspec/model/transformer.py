@@ -1,12 +1,61 @@
-"""The decoder over whole sequences, for training; and over windows of a paged cache, for everything else."""
+"""The decoder over windows of a paged cache, for generation; and over whole sequences, for training."""
 
 import jax
 import jax.numpy as jnp
 
-from detspec.config import ModelConfig
+from detspec.cache import SCRATCH_PAGE, KVCache, append
+from detspec.config import ModelConfig, Schedule
 from detspec.model.layers import attend_sequence, block, embed, logits_f32
 from detspec.model.params import Params
+from detspec.ops.attention.api import paged_attention
 from detspec.ops.rope import rope_frequencies
+from detspec.state import Windows
+
+
+def forward(
+    params: Params, cfg: ModelConfig, windows: Windows, cache: KVCache, *, schedule: Schedule
+) -> tuple[jax.Array, KVCache]:
+    """One pass over `G * W` token rows: writes their keys and values, then attends, layer by layer.
+
+    Because a layer writes before it attends, several windows of one pass may hold consecutive stretches of one sequence.
+    Padding writes to the scratch page. `cache.length` is left as it is: committing is the caller's.
+
+    Args:
+        params, cfg: the model.
+        windows: what to feed; `tokens [G, W]`.
+        cache: pages and page table that the windows' rows refer to.
+        schedule: fixes the order of the floating-point operations.
+
+    Returns:
+        Logits float32 `[G, W, V]` and the cache with the new keys and values.
+    """
+    G, W = windows.tokens.shape
+    page, max_pages = cache.page, cache.page_table.shape[1]
+    positions, used = windows.positions, windows.used
+    tables = jnp.where(windows.row[:, None] >= 0, cache.page_table[jnp.maximum(windows.row, 0)], SCRATCH_PAGE)
+    pages = jnp.take_along_axis(tables, jnp.minimum(positions // page, max_pages - 1), axis=1)
+    page_ids = jnp.where(used, pages, SCRATCH_PAGE).reshape(-1)
+    slots = (positions % page).reshape(-1)
+    frequencies = rope_frequencies(cfg.head_dim, cfg.rope_theta)
+
+    x = embed(params, windows.tokens.reshape(-1))  # [R, D]
+    k_pools, v_pools = [], []
+    for index, layer in enumerate(params["layers"]):
+
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, k_pages: jax.Array = cache.k[index], v_pages: jax.Array = cache.v[index]
+        ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            k_pages = append(k_pages, k, page_ids, slots)
+            v_pages = append(v_pages, v, page_ids, slots)
+            q = q.reshape(G, W, cfg.num_heads, cfg.head_dim)
+            attended = paged_attention(q, k_pages, v_pages, tables, positions, schedule=schedule)
+            return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)
+
+        with jax.named_scope(f"layer_{index}"):
+            x, (k_pages, v_pages) = block(layer, cfg, x, positions.reshape(-1), frequencies, attend)
+        k_pools.append(k_pages)
+        v_pools.append(v_pages)
+    return logits_f32(params, cfg, x).reshape(G, W, -1), cache.replace(k=tuple(k_pools), v=tuple(v_pools))
 
 
 def forward_sequences(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:

@@ -1,0 +1,62 @@
+"""The paged key/value cache: an immutable pytree whose only undo is a smaller length.
+
+Worked example, page 4, one row of length 6 (two pages, handed out as 3 and 1):
+
+    page_table[b] = [3 1]      position 5 lies in page_table[b, 5 // 4] = 1 at slot 5 % 4 = 1
+    length[b]     = 6          positions 6 and later are stale: they are masked, never cleared
+
+Page 0 is scratch: rows that pad a pass write there, and nothing that counts reads it.
+"""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from detspec.config import ModelConfig
+
+SCRATCH_PAGE = 0
+
+
+@flax.struct.dataclass
+class KVCache:
+    """Keys and values of all rows, in pages shared by one pool a layer."""
+
+    k: tuple[jax.Array, ...]  # L x [num_pages, K, page, H]
+    v: tuple[jax.Array, ...]  # L x [num_pages, K, page, H]
+    page_table: jax.Array  # [B, max_pages] int32
+    length: jax.Array  # [B] int32, valid slots
+
+    @property
+    def page(self) -> int:
+        """Slots in one page, which is also the KV block of the canonical reduction."""
+        return self.k[0].shape[2]
+
+    @property
+    def max_len(self) -> int:
+        """Positions a row can hold."""
+        return self.page_table.shape[1] * self.page
+
+
+def init_cache(cfg: ModelConfig, *, max_rows: int, max_len: int, page: int, dtype: jnp.dtype) -> KVCache:
+    """An empty cache of `max_rows` rows of `max_len` positions (rounded up to whole pages) with an identity page table."""
+    max_pages = -(-max_len // page)
+    num_pages = 1 + max_rows * max_pages
+    shape = (num_pages, cfg.num_kv_heads, page, cfg.head_dim)
+    table = 1 + jnp.arange(max_rows * max_pages, dtype=jnp.int32).reshape(max_rows, max_pages)
+    return KVCache(
+        k=tuple(jnp.zeros(shape, dtype) for _ in range(cfg.num_layers)),
+        v=tuple(jnp.zeros(shape, dtype) for _ in range(cfg.num_layers)),
+        page_table=table,
+        length=jnp.zeros(max_rows, jnp.int32),
+    )
+
+
+def cache_bytes(cfg: ModelConfig, *, max_rows: int, max_len: int, page: int, dtype: jnp.dtype) -> int:
+    """Bytes that `init_cache` with the same arguments takes for keys and values."""
+    num_pages = 1 + max_rows * -(-max_len // page)
+    return 2 * cfg.num_layers * num_pages * cfg.num_kv_heads * page * cfg.head_dim * jnp.dtype(dtype).itemsize
+
+
+def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array) -> jax.Array:
+    """Writes `new [R, K, H]` at `(page_ids [R], slots [R])` of `pages [num_pages, K, page, H]`, in place when donated."""
+    return pages.at[page_ids, :, slots].set(new.astype(pages.dtype), mode="promise_in_bounds")

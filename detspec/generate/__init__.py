@@ -1,0 +1,1 @@
+"""Draft, verify, commit: the loop that generates, with its cache carried linearly."""

@@ -1,0 +1,1 @@
+"""Attention of query windows over a paged cache: one contract, several implementations."""

@@ -1,0 +1,38 @@
+"""The contract of attention over a paged cache, and the choice of its implementation by name."""
+
+import jax
+
+from detspec.config import Schedule
+from detspec.ops.attention import reference
+
+MASK_VALUE = reference.MASK_VALUE
+
+
+def paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    page_tables: jax.Array,
+    positions: jax.Array,
+    *,
+    schedule: Schedule,
+) -> jax.Array:
+    """Causal attention of `G` windows of `W` queries, each over its own sequence in the cache.
+
+    A query at absolute position `p` attends to positions `0 .. p` of its window's sequence, all already written. Its bits
+    depend on those keys and values, on itself and on `schedule` (page, splits, implementation), never on other windows, on
+    stale slots with finite contents, on the number of pages a neighbour needs, or on where pages lie.
+
+    Args:
+        q: `[G, W, N, H]`, in the activations' dtype.
+        k_pages, v_pages: `[num_pages, K, page, H]`, in the cache's dtype.
+        page_tables: `[G, max_pages]` int32, each window's pages in order.
+        positions: `[G, W]` int32.
+        schedule: `query_tile` and `num_splits` at most; `rows` and `window` are those of `q`.
+
+    Returns:
+        `[G, W, N, H]` float32.
+    """
+    return reference.paged_attention(
+        q, k_pages, v_pages, page_tables, positions, query_tile=schedule.query_tile, num_splits=schedule.num_splits
+    )

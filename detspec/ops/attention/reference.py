@@ -1,0 +1,102 @@
+"""Attention over a paged cache in plain jax.numpy: one page per step, online softmax, float32.
+
+1. Queries are cut into tiles: `Q` query heads of up to `query_tile` consecutive positions of one window share their KV head's
+   keys, so a tile is a `[tile * Q, H]` matrix per KV head.
+2. A loop runs over KV blocks of one page, ascending from page 0, as far as the furthest query of the pass needs. A block past a
+   row's position is an exact no-op for it: its scores are MASK_VALUE, `exp(MASK_VALUE - m) == 0`, the rescale factor is 1.
+3. With `num_splits > 1` (fast decode only) each split runs the loop over its own stretch of pages, and the parts are merged.
+
+Sums over a block go through `row_sum`, because XLA orders `sum(-1)` by the whole shape.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from detspec.ops.row_sum import row_sum
+
+MASK_VALUE = -1e30  # finite, so that a fully masked block stays free of nan
+MIN_TILE_ROWS = 2  # a one-row product takes another code path on the CPU, with other bits
+
+
+def paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    page_tables: jax.Array,
+    positions: jax.Array,
+    *,
+    query_tile: int,
+    num_splits: int,
+) -> jax.Array:
+    """See `api.paged_attention`."""
+    G, W, N, H = q.shape
+    K, page = k_pages.shape[1], k_pages.shape[2]
+    Q = N // K
+    tile = max(min(W, query_tile), -(-MIN_TILE_ROWS // Q))
+    padded = -(-W // tile) * tile
+    tiles = padded // tile
+
+    # [G, W, N, H] -> [X, K, tile * Q, H], X = G * tiles
+    q = jnp.pad(q, ((0, 0), (0, padded - W), (0, 0), (0, 0)))
+    q = q.reshape(G * tiles, tile, K, Q, H).transpose(0, 2, 1, 3, 4).reshape(G * tiles, K, tile * Q, H).astype(k_pages.dtype)
+    positions = jnp.pad(positions, ((0, 0), (0, padded - W)), mode="edge")
+    row_position = jnp.repeat(positions.reshape(G * tiles, tile), Q, axis=1)  # [X, tile * Q]
+    page_tables = jnp.repeat(page_tables, tiles, axis=0)  # [X, max_pages]
+
+    num_blocks = jnp.max(positions) // page + 1
+    if num_splits == 1:
+        m, l, o = _attend_blocks(q, k_pages, v_pages, page_tables, row_position, jnp.zeros((G * tiles,), jnp.int32), num_blocks)
+    else:
+        blocks_per_split = -(-num_blocks // num_splits)
+        first_block = jnp.tile(jnp.arange(num_splits, dtype=jnp.int32) * blocks_per_split, G * tiles)
+        m, l, o = _attend_blocks(
+            *(jnp.repeat(q, num_splits, axis=0), k_pages, v_pages),
+            *(jnp.repeat(page_tables, num_splits, axis=0), jnp.repeat(row_position, num_splits, axis=0)),
+            *(first_block, blocks_per_split),
+        )
+        m, l, o = _merge_splits(*(x.reshape(G * tiles, num_splits, *x.shape[1:]) for x in (m, l, o)))
+    attended = o / l[..., None]
+    attended = attended.reshape(G, tiles, K, tile, Q, H).transpose(0, 1, 3, 2, 4, 5)
+    return attended.reshape(G, padded, N, H)[:, :W]
+
+
+def _attend_blocks(
+    q: jax.Array,  # [X, K, rows, H]
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    page_tables: jax.Array,  # [X, max_pages]
+    row_position: jax.Array,  # [X, rows]
+    first_block: jax.Array,  # [X]
+    num_blocks: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Online softmax over `num_blocks` pages from `first_block`: maximum `m`, sum `l` `[X, K, rows]`, output `o [X, K, rows, H]`."""
+    X, K, rows, H = q.shape
+    page, max_pages = k_pages.shape[2], page_tables.shape[1]
+    scale = H**-0.5
+    slots = jnp.arange(page, dtype=jnp.int32)
+
+    def attend_block(step: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        m_prev, l_prev, o_prev = carry
+        block = first_block + step
+        page_ids = jnp.take_along_axis(page_tables, jnp.minimum(block, max_pages - 1)[:, None], axis=1)[:, 0]
+        k_block, v_block = k_pages[page_ids], v_pages[page_ids]  # [X, K, page, H]
+        scores = jnp.einsum("xkrh,xkph->xkrp", q, k_block, preferred_element_type=jnp.float32) * scale
+        keep = (block * page)[:, None, None] + slots[None, None, :] <= row_position[:, :, None]  # [X, rows, page]
+        scores = jnp.where(keep[:, None], scores, MASK_VALUE)
+        m_next = jnp.maximum(m_prev, scores.max(-1))
+        rescale = jnp.exp(m_prev - m_next)
+        p = jnp.exp(scores - m_next[..., None])
+        l_next = l_prev * rescale + row_sum(p)
+        pv = jnp.einsum("xkrp,xkph->xkrh", p.astype(v_block.dtype), v_block, preferred_element_type=jnp.float32)
+        return m_next, l_next, o_prev * rescale[..., None] + pv
+
+    m = jnp.full((X, K, rows), MASK_VALUE, jnp.float32)
+    carry = (m, jnp.zeros_like(m), jnp.zeros((X, K, rows, H), jnp.float32))
+    return jax.lax.fori_loop(0, num_blocks, attend_block, carry)
+
+
+def _merge_splits(m: jax.Array, l: jax.Array, o: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Merges parts `m, l [X, splits, K, rows]`, `o [X, splits, K, rows, H]`; a part with nothing to attend to weighs 0."""
+    m_all = m.max(1)
+    weight = jnp.exp(m - m_all[:, None])
+    return m_all, (l * weight).sum(1), (o * weight[..., None]).sum(1)

@@ -1,0 +1,108 @@
+"""What a generator carries: windows of a pass, drafts, verdicts, and the state between steps."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from detspec.cache import KVCache
+
+PAD_ID = 0  # fills token buffers past the committed tokens; never read
+NO_ROW = -1  # a window that belongs to no cache row: padding of a pass
+NO_TOKEN = -1  # fills the unused stop tokens of a row
+
+# Why a row stopped (`GenState.finish`).
+RUNNING, STOP, LENGTH, NOT_FINITE = 0, 1, 2, 3
+
+
+@flax.struct.dataclass
+class Windows:
+    """`G` runs of at most `W` consecutive positions, each of one cache row: the input of one pass.
+
+    A window of `W = 4` holding the last committed token and two drafted ones: `tokens [T0 T1' T2' pad]`, `count 3`.
+    """
+
+    tokens: jax.Array  # [G, W] int32
+    row: jax.Array  # [G] int32, cache row or NO_ROW
+    start: jax.Array  # [G] int32, position of tokens[:, 0]
+    count: jax.Array  # [G] int32, tokens in use; 0 for padding
+
+    @property
+    def positions(self) -> jax.Array:
+        """Absolute positions `[G, W]`; unused places repeat the last used one."""
+        offset = jnp.arange(self.tokens.shape[1], dtype=jnp.int32)
+        return self.start[:, None] + jnp.minimum(offset[None, :], jnp.maximum(self.count - 1, 0)[:, None])
+
+    @property
+    def used(self) -> jax.Array:
+        """`[G, W]` bool, True where a token is not padding."""
+        return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None, :] < self.count[:, None]
+
+
+@flax.struct.dataclass
+class RowSampling:
+    """Sampling parameters as per-row data; `temperature` 0 is greedy, `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
+
+    temperature: jax.Array  # [B] float32
+    top_k: jax.Array  # [B] int32
+    top_p: jax.Array  # [B] float32
+    min_p: jax.Array  # [B] float32
+    seed: jax.Array  # [B] uint32
+
+
+@flax.struct.dataclass
+class Counters:
+    """What speculation did, per row `[B]` int32."""
+
+    num_verify_passes: jax.Array
+    num_draft_tokens: jax.Array
+    num_accepted_draft_tokens: jax.Array
+    num_rollbacks: jax.Array
+    num_recomputed_tokens: jax.Array
+
+
+@flax.struct.dataclass
+class GenState:
+    """The whole state of a batch between two steps.
+
+    Invariant, for every row that is live and prefilled: `cache.length == committed - 1`: the keys and values of all
+    committed tokens but the last are in the cache, and the last one is the next input.
+    """
+
+    tokens: jax.Array  # [B, max_len] int32, prompt and committed tokens, then PAD_ID
+    logprobs: jax.Array  # [B, max_len] float32, of committed tokens; 0 for the prompt
+    committed: jax.Array  # [B] int32, number of final tokens, prompt included
+    limit: jax.Array  # [B] int32, `committed` at which the row ends
+    live: jax.Array  # [B] bool
+    finish: jax.Array  # [B] int32, RUNNING, STOP, LENGTH or NOT_FINITE
+    deterministic: jax.Array  # [B] bool, False commits from the fast path unverified
+    stop_ids: jax.Array  # [B, num_stop] int32, NO_TOKEN where unused
+    sampling: RowSampling
+    counters: Counters
+    cache: KVCache
+
+
+@flax.struct.dataclass
+class Draft:
+    """A guess of each row's next tokens, with the cache as the guessing left it."""
+
+    tokens: jax.Array  # [B, W-1] int32
+    logprobs: jax.Array  # [B, W-1] float32, of the pass that guessed; read only where `final`
+    count: jax.Array  # [B] int32, guessed tokens in use
+    final: jax.Array  # [B] bool, True where the guesses are results: ordinary rows on the fast path
+    cache: KVCache
+
+
+@flax.struct.dataclass
+class Verified:
+    """What the canonical pass says of each row's window: its own choice at every place."""
+
+    targets: jax.Array  # [B, W] int32, the choice after each token of the window
+    logprobs: jax.Array  # [B, W] float32, raw log-probability of each target
+    accepted: jax.Array  # [B] int32, leading drafted tokens that equal their targets
+    verified: jax.Array  # [B] bool, False for rows that were not in the pass
+    cache: KVCache
+
+
+def init_counters(max_rows: int) -> Counters:
+    """All counters at zero."""
+    return Counters(*(jnp.zeros(max_rows, jnp.int32) for _ in range(5)))

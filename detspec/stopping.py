@@ -1,0 +1,8 @@
+"""Which tokens end a row."""
+
+import jax
+
+
+def is_stop(tokens: jax.Array, stop_ids: jax.Array) -> jax.Array:
+    """True where `tokens [B, n]` is one of its row's `stop_ids [B, num_stop]`; `[B, n]` bool."""
+    return (tokens[:, :, None] == stop_ids[:, None, :]).any(-1)
