@@ -1,0 +1,1 @@
+"""Pictures of what the engine did, drawn from plain data."""
