@@ -1,0 +1,1 @@
+"""detspec: text generation that is reproducible bit for bit, by verified speculation."""

@@ -17,8 +17,7 @@ from detspec.config import ModelConfig
 SCRATCH_PAGE = 0
 
 
-@flax.struct.dataclass
-class KVCache:
+class KVCache(flax.struct.PyTreeNode):
     """Keys and values of all rows, in pages shared by one pool a layer."""
 
     k: tuple[jax.Array, ...]  # L x [num_pages, K, page, H]

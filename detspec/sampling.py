@@ -6,13 +6,16 @@ random state.
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.config import Schedule
 from detspec.errors import InputError
-from detspec.ops.row_sum import row_sum
+from detspec.ops.row_sum import SumFn, sum_fn
 from detspec.state import RowSampling
 
 
@@ -45,7 +48,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         whole, number = (int, np.integer), (int, float, np.integer, np.floating)
-        accepted = {
+        accepted: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
             "max_tokens": (whole, lambda x: x >= 1, "an integer of at least 1"),
             "temperature": (number, lambda x: 0 <= x < float("inf"), "a finite number of at least 0"),
             "top_k": (whole, lambda x: x >= 0, "an integer of at least 0 (0 keeps all tokens)"),
@@ -75,13 +78,14 @@ def row_sampling(params: list[SamplingParams]) -> RowSampling:
     )
 
 
-def sample(logits_f32: jax.Array, position: jax.Array, rows: RowSampling) -> tuple[jax.Array, jax.Array]:
+def sample(logits_f32: jax.Array, position: jax.Array, rows: RowSampling, *, schedule: Schedule) -> tuple[jax.Array, jax.Array]:
     """Chooses one token for each of `R` rows.
 
     Args:
         logits_f32: `[R, V]`.
         position: `[R]` int32, the absolute position that the chosen token will have.
         rows: parameters of each row, `[R]`.
+        schedule: its `reductions` order the sum of the log-probability.
 
     Returns:
         Tokens `[R]` int32 and their raw log-probabilities `[R]` float32: of the model's own distribution, before
@@ -99,7 +103,7 @@ def sample(logits_f32: jax.Array, position: jax.Array, rows: RowSampling) -> tup
 
         chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, logits_f32)
         tokens = jnp.argmax(chosen_by, axis=-1).astype(jnp.int32)
-        return tokens, _raw_logprobs(logits_f32, tokens)
+        return tokens, _raw_logprobs(logits_f32, tokens, sum_fn(schedule))
 
 
 def _gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
@@ -128,8 +132,8 @@ def _filter_floor(scaled: jax.Array, rows: RowSampling) -> jax.Array:
     return jnp.where(keep | (rank == 0), ranked, jnp.inf).min(-1)
 
 
-def _raw_logprobs(logits_f32: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Log-softmax of `logits_f32 [R, V]` at `tokens [R]`, summed in a fixed order."""
+def _raw_logprobs(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax.Array:
+    """Log-softmax of `logits_f32 [R, V]` at `tokens [R]`."""
     largest = logits_f32.max(-1)
-    log_sum = jnp.log(row_sum(jnp.exp(logits_f32 - largest[:, None])))
+    log_sum = jnp.log(sum_row(jnp.exp(logits_f32 - largest[:, None])))
     return jnp.take_along_axis(logits_f32, tokens[:, None], axis=1)[:, 0] - largest - log_sum

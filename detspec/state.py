@@ -14,8 +14,7 @@ NO_TOKEN = -1  # fills the unused stop tokens of a row
 RUNNING, STOP, LENGTH, NOT_FINITE = 0, 1, 2, 3
 
 
-@flax.struct.dataclass
-class Windows:
+class Windows(flax.struct.PyTreeNode):
     """`G` runs of at most `W` consecutive positions, each of one cache row: the input of one pass.
 
     A window of `W = 4` holding the last committed token and two drafted ones: `tokens [T0 T1' T2' pad]`, `count 3`.
@@ -38,8 +37,7 @@ class Windows:
         return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None, :] < self.count[:, None]
 
 
-@flax.struct.dataclass
-class RowSampling:
+class RowSampling(flax.struct.PyTreeNode):
     """Sampling parameters as per-row data; `temperature` 0 is greedy, `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
 
     temperature: jax.Array  # [B] float32
@@ -49,8 +47,7 @@ class RowSampling:
     seed: jax.Array  # [B] uint32
 
 
-@flax.struct.dataclass
-class Counters:
+class Counters(flax.struct.PyTreeNode):
     """What speculation did, per row `[B]` int32."""
 
     num_verify_passes: jax.Array
@@ -60,8 +57,7 @@ class Counters:
     num_recomputed_tokens: jax.Array
 
 
-@flax.struct.dataclass
-class GenState:
+class GenState(flax.struct.PyTreeNode):
     """The whole state of a batch between two steps.
 
     Invariant, for every row that is live and prefilled: `cache.length == committed - 1`: the keys and values of all
@@ -81,8 +77,7 @@ class GenState:
     cache: KVCache
 
 
-@flax.struct.dataclass
-class Draft:
+class Draft(flax.struct.PyTreeNode):
     """A guess of each row's next tokens, with the cache as the guessing left it."""
 
     tokens: jax.Array  # [B, W-1] int32
@@ -92,8 +87,7 @@ class Draft:
     cache: KVCache
 
 
-@flax.struct.dataclass
-class Verified:
+class Verified(flax.struct.PyTreeNode):
     """What the canonical pass says of each row's window: its own choice at every place."""
 
     targets: jax.Array  # [B, W] int32, the choice after each token of the window

@@ -39,7 +39,7 @@ def self_draft(window: int, schedule: Schedule) -> DraftFn:
             position = state.cache.length + step
             windows = Windows(tokens=last[:, None], row=row, start=position, count=going.astype(jnp.int32))
             logits_f32, cache = forward(params, cfg, windows, cache, schedule=fast)
-            chosen, logprob = sample(logits_f32[:, 0], position + 1, state.sampling)
+            chosen, logprob = sample(logits_f32[:, 0], position + 1, state.sampling, schedule=fast)
             tokens = tokens.at[:, step].set(chosen)
             logprobs = logprobs.at[:, step].set(logprob)
             count += going.astype(jnp.int32)

@@ -14,7 +14,7 @@ from detspec.stopping import is_stop
 
 
 def commit(state: GenState, draft: Draft, verified: Verified) -> GenState:
-    """Appends each live row's new tokens; ends rows at a stop token, at their limit, or at a log-probability that is not finite.
+    """Appends each live row's new tokens; ends rows at a stop token, at their limit, or where a log-probability is not finite.
 
     Everything after the first stop token, and everything past the limit, is void. Ordinary rows take their draft as it is.
     """

@@ -39,7 +39,7 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
         windows = _windows(state, draft, row, in_pass, before[row], num_guessed[row])
         logits_f32, cache = forward(params, cfg, windows, cache, schedule=schedule)
         rows = jax.tree.map(lambda x: jnp.repeat(x[row], W), state.sampling)
-        chosen, logprob = sample(logits_f32.reshape(G * W, -1), windows.positions.reshape(-1) + 1, rows)
+        chosen, logprob = sample(logits_f32.reshape(G * W, -1), windows.positions.reshape(-1) + 1, rows, schedule=schedule)
         place = jnp.where(in_pass, row, B)
         targets = targets.at[place].set(chosen.reshape(G, W), mode="drop")
         logprobs = logprobs.at[place].set(logprob.reshape(G, W), mode="drop")

@@ -11,6 +11,7 @@ from detspec.config import ModelConfig
 from detspec.ops.linear import linear, linear_f32
 from detspec.ops.norm import rms_norm
 from detspec.ops.rope import apply_rope
+from detspec.ops.row_sum import SumFn
 
 # (q [..., N, H], k [..., K, H], v [..., K, H]) -> (attended [..., N, H], what the caller threads on)
 AttendFn = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -49,15 +50,16 @@ def block(
     positions: jax.Array,
     frequencies: np.ndarray,
     attend_fn: AttendFn,
+    sum_fn: SumFn,
 ) -> tuple[jax.Array, Any]:
     """One pre-norm decoder block over `x [..., D]`."""
     with jax.named_scope("attention"):
         attended, carry = attention(
-            layer, cfg, rms_norm(x, layer["attn_norm"], cfg.norm_eps), positions, frequencies, attend_fn
+            layer, cfg, rms_norm(x, layer["attn_norm"], cfg.norm_eps, sum_fn), positions, frequencies, attend_fn
         )
     x = x + attended
     with jax.named_scope("mlp"):
-        x = x + mlp(layer, rms_norm(x, layer["mlp_norm"], cfg.norm_eps))
+        x = x + mlp(layer, rms_norm(x, layer["mlp_norm"], cfg.norm_eps, sum_fn))
     return x, carry
 
 
@@ -66,10 +68,10 @@ def embed(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
     return params["embed"][tokens]
 
 
-def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array) -> jax.Array:
+def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, sum_fn: SumFn) -> jax.Array:
     """Final norm and output head: `x [..., D]` -> float32 `[..., V]`."""
     with jax.named_scope("logits"):
-        normed = rms_norm(x, params["final_norm"], cfg.norm_eps)
+        normed = rms_norm(x, params["final_norm"], cfg.norm_eps, sum_fn)
         return linear_f32(normed, params["embed"] if cfg.tie_embeddings else params["head"])
 
 

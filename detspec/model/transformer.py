@@ -9,6 +9,7 @@ from detspec.model.layers import attend_sequence, block, embed, logits_f32
 from detspec.model.params import Params
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.rope import rope_frequencies
+from detspec.ops.row_sum import native_sum, sum_fn
 from detspec.state import Windows
 
 
@@ -37,6 +38,7 @@ def forward(
     page_ids = jnp.where(used, pages, SCRATCH_PAGE).reshape(-1)
     slots = (positions % page).reshape(-1)
     frequencies = rope_frequencies(cfg.head_dim, cfg.rope_theta)
+    sum_row = sum_fn(schedule)
 
     x = embed(params, windows.tokens.reshape(-1))  # [R, D]
     k_pools, v_pools = [], []
@@ -52,10 +54,10 @@ def forward(
             return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)
 
         with jax.named_scope(f"layer_{index}"):
-            x, (k_pages, v_pages) = block(layer, cfg, x, positions.reshape(-1), frequencies, attend)
+            x, (k_pages, v_pages) = block(layer, cfg, x, positions.reshape(-1), frequencies, attend, sum_row)
         k_pools.append(k_pages)
         v_pools.append(v_pages)
-    return logits_f32(params, cfg, x).reshape(G, W, -1), cache.replace(k=tuple(k_pools), v=tuple(v_pools))
+    return logits_f32(params, cfg, x, sum_row).reshape(G, W, -1), cache.replace(k=tuple(k_pools), v=tuple(v_pools))
 
 
 def forward_sequences(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
@@ -65,5 +67,5 @@ def forward_sequences(params: Params, cfg: ModelConfig, tokens: jax.Array) -> ja
     frequencies = rope_frequencies(cfg.head_dim, cfg.rope_theta)
     x = embed(params, tokens)
     for layer in params["layers"]:
-        x, _ = block(layer, cfg, x, positions, frequencies, lambda q, k, v: (attend_sequence(q, k, v), None))
-    return logits_f32(params, cfg, x)
+        x, _ = block(layer, cfg, x, positions, frequencies, lambda q, k, v: (attend_sequence(q, k, v), None), native_sum)
+    return logits_f32(params, cfg, x, native_sum)

@@ -1,4 +1,4 @@
-"""A sum over the last axis whose order of additions is fixed by that axis alone.
+"""Sums over the last axis: in an order fixed by that axis alone, or in whatever order XLA likes.
 
 XLA picks the reduction order of `x.sum(-1)` by the whole shape: on the CPU the same row sums to other bits beside 8 rows
 than beside 64. Halving adds, written as elementwise operations, leave nothing to pick:
@@ -6,12 +6,18 @@ than beside 64. Halving adds, written as elementwise operations, leave nothing t
     [a b c d]  ->  [a+c b+d]  ->  [(a+c)+(b+d)]
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
+from detspec.config import Schedule
 
-def row_sum(x: jax.Array) -> jax.Array:
-    """Sums `x` `[..., n]` over its last axis by a fixed tree of pairwise additions; returns `[...]`."""
+SumFn = Callable[[jax.Array], jax.Array]  # [..., n] -> [...]
+
+
+def fixed_sum(x: jax.Array) -> jax.Array:
+    """Sums `x [..., n]` over its last axis by a fixed tree of pairwise additions."""
     n = x.shape[-1]
     size = 1 << (n - 1).bit_length()
     if size != n:
@@ -20,3 +26,13 @@ def row_sum(x: jax.Array) -> jax.Array:
         size //= 2
         x = x[..., :size] + x[..., size:]
     return x[..., 0]
+
+
+def native_sum(x: jax.Array) -> jax.Array:
+    """Sums `x [..., n]` over its last axis in the backend's own order, which may depend on the other axes."""
+    return x.sum(-1)
+
+
+def sum_fn(schedule: Schedule) -> SumFn:
+    """The sum that `schedule.reductions` names."""
+    return {"fixed": fixed_sum, "native": native_sum}[schedule.reductions]

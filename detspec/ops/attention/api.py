@@ -4,6 +4,7 @@ import jax
 
 from detspec.config import Schedule
 from detspec.ops.attention import reference
+from detspec.ops.row_sum import sum_fn
 
 MASK_VALUE = reference.MASK_VALUE
 
@@ -28,11 +29,14 @@ def paged_attention(
         k_pages, v_pages: `[num_pages, K, page, H]`, in the cache's dtype.
         page_tables: `[G, max_pages]` int32, each window's pages in order.
         positions: `[G, W]` int32.
-        schedule: `query_tile` and `num_splits` at most; `rows` and `window` are those of `q`.
+        schedule: its `query_tile`, `num_splits`, `reductions` and `implementation`; `G` and `W` are those of `q`.
 
     Returns:
         `[G, W, N, H]` float32.
     """
     return reference.paged_attention(
-        q, k_pages, v_pages, page_tables, positions, query_tile=schedule.query_tile, num_splits=schedule.num_splits
+        *(q, k_pages, v_pages, page_tables, positions),
+        query_tile=schedule.query_tile,
+        num_splits=schedule.num_splits,
+        sum_fn=sum_fn(schedule),
     )

@@ -6,13 +6,13 @@
    row's position is an exact no-op for it: its scores are MASK_VALUE, `exp(MASK_VALUE - m) == 0`, the rescale factor is 1.
 3. With `num_splits > 1` (fast decode only) each split runs the loop over its own stretch of pages, and the parts are merged.
 
-Sums over a block go through `row_sum`, because XLA orders `sum(-1)` by the whole shape.
+Sums over a block go through `sum_fn`, because XLA orders `sum(-1)` by the whole shape.
 """
 
 import jax
 import jax.numpy as jnp
 
-from detspec.ops.row_sum import row_sum
+from detspec.ops.row_sum import SumFn
 
 MASK_VALUE = -1e30  # finite, so that a fully masked block stays free of nan
 MIN_TILE_ROWS = 2  # a one-row product takes another code path on the CPU, with other bits
@@ -27,6 +27,7 @@ def paged_attention(
     *,
     query_tile: int,
     num_splits: int,
+    sum_fn: SumFn,
 ) -> jax.Array:
     """See `api.paged_attention`."""
     G, W, N, H = q.shape
@@ -45,14 +46,16 @@ def paged_attention(
 
     num_blocks = jnp.max(positions) // page + 1
     if num_splits == 1:
-        m, l, o = _attend_blocks(q, k_pages, v_pages, page_tables, row_position, jnp.zeros((G * tiles,), jnp.int32), num_blocks)
+        m, l, o = _attend_blocks(
+            q, k_pages, v_pages, page_tables, row_position, jnp.zeros((G * tiles,), jnp.int32), num_blocks, sum_fn
+        )
     else:
         blocks_per_split = -(-num_blocks // num_splits)
         first_block = jnp.tile(jnp.arange(num_splits, dtype=jnp.int32) * blocks_per_split, G * tiles)
         m, l, o = _attend_blocks(
             *(jnp.repeat(q, num_splits, axis=0), k_pages, v_pages),
             *(jnp.repeat(page_tables, num_splits, axis=0), jnp.repeat(row_position, num_splits, axis=0)),
-            *(first_block, blocks_per_split),
+            *(first_block, blocks_per_split, sum_fn),
         )
         m, l, o = _merge_splits(*(x.reshape(G * tiles, num_splits, *x.shape[1:]) for x in (m, l, o)))
     attended = o / l[..., None]
@@ -68,8 +71,9 @@ def _attend_blocks(
     row_position: jax.Array,  # [X, rows]
     first_block: jax.Array,  # [X]
     num_blocks: jax.Array,
+    sum_fn: SumFn,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Online softmax over `num_blocks` pages from `first_block`: maximum `m`, sum `l` `[X, K, rows]`, output `o [X, K, rows, H]`."""
+    """Online softmax over `num_blocks` pages from `first_block`: `m`, `l` `[X, K, rows]` and `o [X, K, rows, H]`."""
     X, K, rows, H = q.shape
     page, max_pages = k_pages.shape[2], page_tables.shape[1]
     scale = H**-0.5
@@ -86,7 +90,7 @@ def _attend_blocks(
         m_next = jnp.maximum(m_prev, scores.max(-1))
         rescale = jnp.exp(m_prev - m_next)
         p = jnp.exp(scores - m_next[..., None])
-        l_next = l_prev * rescale + row_sum(p)
+        l_next = l_prev * rescale + sum_fn(p)
         pv = jnp.einsum("xkrp,xkph->xkrh", p.astype(v_block.dtype), v_block, preferred_element_type=jnp.float32)
         return m_next, l_next, o_prev * rescale[..., None] + pv
 
