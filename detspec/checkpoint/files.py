@@ -1,0 +1,138 @@
+"""The JSON and safetensors files of a model folder, read and written; what is wrong with them is gathered."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from detspec.errors import InputError
+
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+MAX_PROBLEMS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """Where one tensor lies and what it is, known without reading it."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Problems(list[str]):
+    """What is wrong with one folder, gathered so that a user mends it in one go."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def raise_if_any(self) -> None:
+        """Raises all of them as one `InputError` of one line."""
+        if self:
+            shown = [" ".join(problem.split()) for problem in self[:MAX_PROBLEMS]]
+            rest = [f"and {len(self) - MAX_PROBLEMS} more problems"] if len(self) > MAX_PROBLEMS else []
+            raise InputError(f"{self.path}: {'; '.join(shown + rest)}")
+
+
+def read_json(path: Path, problems: Problems) -> dict[str, Any] | None:
+    """The JSON object in `path`, or None and a problem."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        problems.append(f"{path.name} is missing")
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.name} cannot be read: {error}")
+        return None
+    if not isinstance(value, dict):
+        problems.append(f"{path.name} holds no JSON object but {type(value).__name__}")
+        return None
+    return value
+
+
+def read_headers(path: Path, problems: Problems) -> dict[str, Header]:
+    """Headers of all tensors: of `model.safetensors` if there is one, else of the files that the index names."""
+    if (path / WEIGHTS_NAME).is_file():
+        return read_file_headers(path, WEIGHTS_NAME, problems)
+    if not (path / INDEX_NAME).is_file():
+        problems.append(f"neither {WEIGHTS_NAME} nor {INDEX_NAME} is there")
+        return {}
+    index = read_json(path / INDEX_NAME, problems)
+    weight_map = (index or {}).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        if index is not None:
+            problems.append(f"{INDEX_NAME} has no weight_map of tensor names to file names")
+        return {}
+    headers: dict[str, Header] = {}
+    for file in sorted(set(weight_map.values())):
+        found = read_file_headers(path, file, problems)
+        listed = {name for name, where in weight_map.items() if where == file}
+        if found:
+            problems.extend(
+                f"{INDEX_NAME} places {name} in {file}, which has no such tensor" for name in sorted(listed - set(found))
+            )
+        headers |= {name: header for name, header in found.items() if name in listed or name not in weight_map}
+    return headers
+
+
+def read_file_headers(path: Path, file: str, problems: Problems) -> dict[str, Header]:
+    """Headers of the tensors in one file of the folder; none and a problem if it is missing, damaged or of other dtypes."""
+    if Path(file).name != file:
+        problems.append(f"{file} is not a file name in the folder")
+        return {}
+    try:
+        with safe_open(path / file, "flax") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            headers = {name: Header(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except FileNotFoundError:
+        problems.append(f"{file} is missing")
+        return {}
+    except (SafetensorError, OSError) as error:
+        problems.append(f"{file} cannot be read, it is damaged or incomplete: {error}")
+        return {}
+    for name, header in headers.items():
+        if header.dtype not in FILE_DTYPES:
+            problems.append(f"{file}: {name} has the unsupported dtype {header.dtype}; accepted: {', '.join(FILE_DTYPES)}")
+    return headers
+
+
+def write_tensors(folder: Path, tensors: dict[str, jax.Array], max_shard_bytes: int | None) -> None:
+    """Writes `model.safetensors`, or shards of at most `max_shard_bytes` (one tensor at least) and their index."""
+    shards = list(split_shards(tensors, max_shard_bytes))
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = WEIGHTS_NAME if max_shard_bytes is None else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        arrays = {name: np.ascontiguousarray(tensors[name]) for name in shard}
+        save_file(arrays, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(0o644)
+        weight_map |= dict.fromkeys(shard, file)
+    if max_shard_bytes is not None:
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        write_json(folder / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def split_shards(tensors: dict[str, jax.Array], max_shard_bytes: int | None) -> Iterator[list[str]]:
+    """Names in order, cut where a shard would outgrow `max_shard_bytes`."""
+    shard: list[str] = []
+    size = 0
+    for name, tensor in tensors.items():
+        if shard and max_shard_bytes is not None and size + tensor.nbytes > max_shard_bytes:
+            yield shard
+            shard, size = [], 0
+        shard.append(name)
+        size += tensor.nbytes
+    yield shard
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes `value` as indented JSON."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,61 @@
+"""Token rows for training: every batch is a pure function of (corpus, seed, step)."""
+
+import functools
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import tokenizers
+
+from detspec.errors import InputError
+from detspec.train.config import TrainConfig
+from detspec.train.corpus import EOS_ID, Document
+
+
+def encode_documents(tokenizer: tokenizers.Tokenizer, documents: Sequence[Document]) -> list[np.ndarray]:
+    """Each document's token ids as int32, `EOS` first."""
+    encodings = tokenizer.encode_batch([document.text for document in documents])
+    return [np.array([EOS_ID, *encoding.ids], np.int32) for encoding in encodings]
+
+
+def digest_documents(documents: Sequence[np.ndarray]) -> str:
+    """SHA-256 in hex of the documents' token ids: two runs with the same digest and config train on the same rows."""
+    digest = hashlib.sha256()
+    for tokens in documents:
+        digest.update(np.int64(tokens.size).tobytes() + tokens.tobytes())
+    return digest.hexdigest()
+
+
+def cut_rows(documents: Sequence[np.ndarray], seq_len: int) -> np.ndarray:
+    """Joins documents and cuts rows of `seq_len + 1` that share one token with the next, so that each token is predicted once.
+
+    seq_len 3:  [0 7 8 0 5 6 9 4 2]  ->  [0 7 8 0]  [0 5 6 9]     the rest, shorter than a row, is dropped
+    """
+    joined = np.concatenate(documents)
+    num_rows = (joined.size - 1) // seq_len
+    if num_rows < 1:
+        raise InputError(f"{joined.size} tokens make no row of {seq_len} + 1; give a shorter seq_len or more text")
+    starts = np.arange(num_rows)[:, None] * seq_len
+    return joined[starts + np.arange(seq_len + 1)]
+
+
+class Batches:
+    """Rows of training documents, whose order and whose cuts change every epoch; each phase starts an epoch of its own."""
+
+    def __init__(self, config: TrainConfig, documents: Sequence[np.ndarray]) -> None:
+        self.config = config
+        self.documents = documents
+        self.rows_per_epoch = {phase.seq_len: len(cut_rows(documents, phase.seq_len)) for phase in config.phases}
+        self.epoch_rows = functools.lru_cache(maxsize=2)(self._epoch_rows)
+
+    def at(self, step: int) -> np.ndarray:
+        """The batch of 0-based `step`: int32 `[B, T + 1]` in the shape of the step's phase."""
+        phase, step = self.config.phase_at(step)
+        per_epoch = self.rows_per_epoch[phase.seq_len]
+        rows = range(step * phase.batch_size, (step + 1) * phase.batch_size)
+        return np.stack([self.epoch_rows(phase.seq_len, row // per_epoch)[row % per_epoch] for row in rows])
+
+    def _epoch_rows(self, seq_len: int, epoch: int) -> np.ndarray:
+        rng = np.random.default_rng((self.config.seed, seq_len, epoch))
+        rows = cut_rows([self.documents[i] for i in rng.permutation(len(self.documents))], seq_len)
+        return rows[rng.permutation(len(rows))]

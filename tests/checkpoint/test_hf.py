@@ -1,0 +1,334 @@
+"""Hugging Face folders: a bit-exact round trip, and one clear error for each way a folder can be wrong."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
+from detspec.config import ModelConfig
+from detspec.errors import InputError
+from detspec.model.params import Params, init_params
+
+TINY = ModelConfig(
+    vocab_size=32,
+    d_model=16,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    d_ff=24,
+    rope_theta=5000.0,
+    norm_eps=2e-6,
+    max_position=64,
+    dtype="float32",
+)
+Q_NAME = "model.layers.1.self_attn.q_proj.weight"
+
+
+def bits(params: Params) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
+
+
+def make_folder(path: Path, **changes: Any) -> Path:
+    cfg = dataclasses.replace(TINY, **changes)
+    save_hf(path, cfg, init_params(cfg, jax.random.key(0)), bos_id=1, eos_ids=(2,))
+    return path
+
+
+def edit_config(path: Path, *without: str, **changes: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config = {key: value for key, value in {**config, **changes}.items() if key not in without}
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors")
+
+
+def load_error(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        load_hf(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_round_trip_returns_every_bit(tmp_path: Path, dtype: str, tied: bool):
+    cfg = dataclasses.replace(TINY, dtype=dtype, tie_embeddings=tied)
+    params = init_params(cfg, jax.random.key(3))
+    save_hf(tmp_path / "model", cfg, params)
+    loaded_cfg, loaded = load_hf(tmp_path / "model")
+    assert loaded_cfg == cfg
+    assert jax.tree.structure(loaded) == jax.tree.structure(params)
+    assert [leaf.dtype for leaf in jax.tree.leaves(loaded)] == [leaf.dtype for leaf in jax.tree.leaves(params)]
+    assert bits(loaded) == bits(params)
+    assert bits(loaded) != bits(init_params(cfg, jax.random.key(4)))
+
+
+def test_sharded_folder_loads_the_same_bits(tmp_path: Path):
+    params = init_params(TINY, jax.random.key(3))
+    save_hf(tmp_path / "single", TINY, params)
+    save_hf(tmp_path / "sharded", TINY, params, max_shard_bytes=4000)
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
+    assert not (tmp_path / "sharded" / "model.safetensors").exists()
+    assert load_hf(tmp_path / "sharded")[0] == load_hf(tmp_path / "single")[0]
+    assert bits(load_hf(tmp_path / "sharded")[1]) == bits(load_hf(tmp_path / "single")[1])
+
+
+def test_every_tensor_has_the_name_that_transformers_gives_it():
+    names = named_tensors(TINY, init_params(TINY, jax.random.key(0)))
+    assert list(names)[:2] == ["model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"]
+    assert list(names)[-2:] == ["model.norm.weight", "lm_head.weight"]
+    assert names["model.layers.1.mlp.down_proj.weight"].shape == (16, 24)
+    assert names["model.layers.0.self_attn.k_proj.weight"].shape == (16, 16)
+    assert len(names) == 3 + 9 * 2
+
+
+def test_saving_replaces_a_model_folder_and_nothing_else(tmp_path: Path):
+    folder = make_folder(tmp_path / "model")
+    make_folder(tmp_path / "model", rope_theta=123.0)
+    assert load_hf(folder)[0].rope_theta == 123.0
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("precious")
+    with pytest.raises(InputError, match="not overwritten"):
+        make_folder(tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "precious"
+
+
+def test_config_of_transformers_4_is_read(tmp_path: Path):
+    folder = make_folder(tmp_path / "model")
+    edit_config(
+        folder,
+        "rope_parameters",
+        "dtype",
+        torch_dtype="float32",
+        rope_theta=700.0,
+        rope_scaling=None,
+        use_cache=True,
+        transformers_version="4.40.0",
+        attention_dropout=0.0,
+        pretraining_tp=1,
+        _name_or_path="x",
+    )
+    assert load_hf(folder)[0] == dataclasses.replace(TINY, rope_theta=700.0)
+
+
+def test_config_of_transformers_5_is_read(tmp_path: Path):
+    folder = make_folder(tmp_path / "model")
+    edit_config(folder, "rope_theta", rope_parameters={"rope_theta": 900.0, "rope_type": "default"}, pad_token_id=None)
+    assert load_hf(folder)[0] == dataclasses.replace(TINY, rope_theta=900.0)
+
+
+def test_config_keys_left_out_take_the_defaults_of_llama(tmp_path: Path):
+    folder = make_folder(tmp_path / "model", num_kv_heads=4, head_dim=4)
+    left_out = ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings")
+    edit_config(folder, "rope_theta", "rope_parameters", "dtype", *left_out)
+    defaults = {"num_kv_heads": 4, "head_dim": 4, "norm_eps": 1e-6, "max_position": 2048, "rope_theta": 10000.0}
+    assert load_hf(folder)[0] == dataclasses.replace(TINY, **defaults)
+
+
+def test_weights_come_in_the_dtype_of_the_config(tmp_path: Path):
+    folder = make_folder(tmp_path / "model")
+    edit_config(folder, dtype="bfloat16")
+    cfg, params = load_hf(folder)
+    exact = init_params(TINY, jax.random.key(0))
+    assert cfg.dtype == "bfloat16"
+    assert bits(params) == bits(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), exact))
+
+
+def test_stored_copy_of_a_tied_head_is_accepted_only_when_it_is_one(tmp_path: Path):
+    folder = make_folder(tmp_path / "model", tie_embeddings=True)
+
+    def add_head(tensors: dict[str, np.ndarray]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+
+    edit_tensors(folder, add_head)
+    assert "head" not in load_hf(folder)[1]
+    edit_tensors(folder, lambda tensors: tensors["lm_head.weight"].__setitem__((0, 0), 7.0))
+    assert "lm_head.weight differs from the embedding" in load_error(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "culprit"),
+    [
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 'rope_scaling = {"rope_type": "llama3", "factor": 8.0}'),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_theta": 5000.0, "rope_type": "yarn"}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_theta": 6000.0, "rope_type": "default"}}, "5000.0 and 6000.0"),
+        ({"attention_bias": True}, "attention_bias = true"),
+        ({"mlp_bias": True}, "mlp_bias = true"),
+        ({"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
+        ({"sliding_window": 4096}, "sliding_window = 4096"),
+        ({"pretraining_tp": 2}, "pretraining_tp = 2"),
+        ({"quantization_config": {"bits": 4}}, 'quantization_config = {"bits": 4}'),
+        ({"new_trick": [1]}, 'unknown keys {"new_trick": [1]}'),
+        ({"model_type": "qwen3"}, "'qwen3'"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"dtype": "int8"}, 'dtype = "int8"'),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_hidden_layers": "two"}, "num_layers must be a positive integer, got 'two'"),
+        ({"num_key_value_heads": 3}, "must be a multiple of num_kv_heads (3)"),
+        ({"rms_norm_eps": -1}, "norm_eps must be a positive number, got -1"),
+        ({"rope_theta": "big", "rope_parameters": None}, 'rope_theta must be a positive number, got "big"'),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_config_that_would_change_the_computation_is_refused(tmp_path: Path, changes: dict[str, Any], culprit: str):
+    folder = make_folder(tmp_path / "model")
+    load_hf(folder)
+    edit_config(folder, **changes)
+    assert culprit in load_error(folder)
+
+
+def remove_tensor(tensors: dict[str, np.ndarray]) -> None:
+    del tensors[Q_NAME]
+
+
+def add_tensor(tensors: dict[str, np.ndarray]) -> None:
+    tensors["model.layers.2.mlp.up_proj.weight"] = np.ones((24, 16), np.float32)
+
+
+def reshape_tensor(tensors: dict[str, np.ndarray]) -> None:
+    tensors[Q_NAME] = np.ascontiguousarray(tensors[Q_NAME].T)
+
+
+def retype_tensor(tensors: dict[str, np.ndarray]) -> None:
+    tensors[Q_NAME] = tensors[Q_NAME].astype(np.int32)
+
+
+def put_nan(tensors: dict[str, np.ndarray]) -> None:
+    tensors[Q_NAME][3, 2] = np.nan
+
+
+def put_infinity(tensors: dict[str, np.ndarray]) -> None:
+    tensors[Q_NAME][0, 0] = -np.inf
+
+
+@pytest.mark.parametrize(
+    ("change", "culprit"),
+    [
+        (remove_tensor, f"tensor {Q_NAME} [32, 16] is missing"),
+        (add_tensor, "tensor model.layers.2.mlp.up_proj.weight [24, 16] is not part of the model"),
+        (reshape_tensor, f"tensor {Q_NAME} has shape [16, 32], the config asks for [32, 16]"),
+        (retype_tensor, f"{Q_NAME} has the unsupported dtype I32"),
+        (put_nan, f"tensor {Q_NAME} holds NaN or infinite weights"),
+        (put_infinity, f"tensor {Q_NAME} holds NaN or infinite weights"),
+    ],
+)
+def test_tensors_unlike_the_config_are_refused(tmp_path: Path, change: Callable[[dict[str, np.ndarray]], None], culprit: str):
+    folder = make_folder(tmp_path / "model")
+    edit_tensors(folder, change)
+    assert culprit in load_error(folder)
+
+
+def test_weights_that_overflow_the_dtype_of_the_config_are_refused(tmp_path: Path):
+    folder = make_folder(tmp_path / "model")
+    edit_tensors(folder, lambda tensors: tensors[Q_NAME].__setitem__((0, 0), 1e6))
+    load_hf(folder)
+    edit_config(folder, dtype="float16")
+    assert f"tensor {Q_NAME} holds NaN or infinite weights as float16" in load_error(folder)
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, 3000])
+def test_truncated_weights_are_refused(tmp_path: Path, size: int):
+    folder = make_folder(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:size])
+    assert "model.safetensors cannot be read, it is damaged or incomplete" in load_error(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "culprit"),
+    [
+        ("config.json", "config.json is missing"),
+        ("model.safetensors", "neither model.safetensors nor model.safetensors.index.json"),
+    ],
+)
+def test_missing_file_is_named(tmp_path: Path, name: str, culprit: str):
+    folder = make_folder(tmp_path / "model")
+    (folder / name).unlink()
+    assert culprit in load_error(folder)
+
+
+@pytest.mark.parametrize(("content", "culprit"), [("{", "config.json cannot be read"), ("[]", "no JSON object but list")])
+def test_damaged_config_is_named(tmp_path: Path, content: str, culprit: str):
+    folder = make_folder(tmp_path / "model")
+    (folder / "config.json").write_text(content)
+    assert culprit in load_error(folder)
+
+
+def test_missing_folder_is_named(tmp_path: Path):
+    assert "no such folder" in load_error(tmp_path / "nowhere")
+
+
+def make_shards(path: Path) -> tuple[Path, dict[str, str]]:
+    save_hf(path, TINY, init_params(TINY, jax.random.key(0)), max_shard_bytes=4000)
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    return path, index["weight_map"]
+
+
+def test_missing_shard_is_named(tmp_path: Path):
+    folder, weight_map = make_shards(tmp_path / "model")
+    (folder / weight_map[Q_NAME]).unlink()
+    assert f"{weight_map[Q_NAME]} is missing" in load_error(folder)
+
+
+def test_truncated_shard_is_named(tmp_path: Path):
+    folder, weight_map = make_shards(tmp_path / "model")
+    shard = folder / weight_map[Q_NAME]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert f"{shard.name} cannot be read" in load_error(folder)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "culprit"),
+    [
+        ({Q_NAME: "../model.safetensors"}, "../model.safetensors is not a file name in the folder"),
+        (None, "has no weight_map"),
+        ({Q_NAME: 3}, "has no weight_map"),
+    ],
+)
+def test_damaged_index_is_named(tmp_path: Path, weight_map: dict[str, str] | None, culprit: str):
+    folder, good = make_shards(tmp_path / "model")
+    index = {"weight_map": {**good, **weight_map} if weight_map else weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert culprit in load_error(folder)
+
+
+def test_tensor_that_is_not_in_the_shard_of_the_index_is_named(tmp_path: Path):
+    folder, weight_map = make_shards(tmp_path / "model")
+    wrong = weight_map["model.embed_tokens.weight"]
+    index = {"weight_map": {**weight_map, Q_NAME: wrong}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert f"places {Q_NAME} in {wrong}, which has no such tensor" in load_error(folder)
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path):
+    folder = make_folder(tmp_path / "model")
+    edit_config(folder, mlp_bias=True, hidden_act="relu", surprise=1)
+    (folder / "model.safetensors").write_bytes(b"")
+    message = load_error(folder)
+    for culprit in ("mlp_bias", "hidden_act", "surprise", "model.safetensors cannot be read"):
+        assert culprit in message
+
+
+def test_many_problems_are_counted_rather_than_listed(tmp_path: Path):
+    folder = make_folder(tmp_path / "model")
+    edit_config(folder, num_hidden_layers=4)
+    assert "and 12 more problems" in load_error(folder)

@@ -1,0 +1,120 @@
+"""Loading a model with its tokenizer, and the digest that names it."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+import tokenizers
+
+from detspec.checkpoint.hf import save_hf
+from detspec.checkpoint.load import digest_model, load, shipped_folder
+from detspec.checkpoint.tokenizer import Tokenizer
+from detspec.config import ModelConfig
+from detspec.errors import InputError
+from detspec.model.params import init_params
+
+TINY = ModelConfig(
+    vocab_size=12, d_model=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, max_position=64, dtype="float32"
+)
+
+
+def letters_tokenizer(letters: str) -> str:
+    """Ids 0, 1, 2, ... for the words `letters`, one letter each."""
+    model = tokenizers.models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token=letters[0])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return str(tokenizer.to_str())
+
+
+def make_folder(path: Path, *, letters: str | None = "abcde", eos_ids: tuple[int, ...] = (4,)) -> Path:
+    tokenizer_json = letters_tokenizer(letters) if letters else None
+    save_hf(path, TINY, init_params(TINY, jax.random.key(0)), tokenizer_json=tokenizer_json, eos_ids=eos_ids)
+    return path
+
+
+def test_load_returns_all_parts(tmp_path: Path):
+    model = load(make_folder(tmp_path / "model"))
+    assert model.cfg == TINY
+    assert model.eos_ids == (4,)
+    assert model.tokenizer is not None
+    assert model.tokenizer.vocab_size == 5
+    assert model.tokenizer.encode("c a b") == [2, 0, 1]
+    assert model.tokenizer.decode([2, 0, 1]) == "c a b"
+
+
+def test_folder_without_a_tokenizer_loads(tmp_path: Path):
+    assert load(make_folder(tmp_path / "model", letters=None)).tokenizer is None
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [3, 4]}, 1, (3, 4)),
+        ({"eos_token_id": 5}, 1, (5,)),
+        ({}, 1, (1,)),
+        (None, [1, 2], (1, 2)),
+        (None, None, ()),
+    ],
+)
+def test_eos_ids_come_from_generation_config_first(tmp_path: Path, generation, config, expected):
+    folder = make_folder(tmp_path / "model")
+    hf_config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**hf_config, "eos_token_id": config}))
+    (folder / "generation_config.json").unlink()
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert load(folder).eos_ids == expected
+
+
+def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path):
+    with pytest.raises(InputError, match="ids up to 12, the embedding only 12 rows"):
+        load(make_folder(tmp_path / "model", letters="abcdefghijklm"))
+
+
+def test_eos_id_beyond_the_embedding_is_refused(tmp_path: Path):
+    with pytest.raises(InputError, match=r"eos_token_id \[99\]"):
+        load(make_folder(tmp_path / "model", eos_ids=(99,)))
+
+
+@pytest.mark.parametrize("value", ["end", [1, "end"], -1])
+def test_eos_id_that_is_no_id_is_refused(tmp_path: Path, value):
+    folder = make_folder(tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(InputError, match=r"generation_config\.json: eos_token_id"):
+        load(folder)
+
+
+def test_damaged_tokenizer_is_named(tmp_path: Path):
+    folder = make_folder(tmp_path / "model")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match=r"tokenizer\.json is no tokenizer"):
+        load(folder)
+
+
+def test_digest_names_config_and_every_bit_of_the_weights(tmp_path: Path):
+    params = init_params(TINY, jax.random.key(0))
+    digest = digest_model(TINY, params)
+    assert digest == load(make_folder(tmp_path / "model")).digest
+    assert len(digest) == 64
+    flipped = {**params, "final_norm": params["final_norm"].at[3].set(jnp.nextafter(jnp.float32(1), jnp.float32(2)))}
+    other_cfg = dataclasses.replace(TINY, rope_theta=500.0)
+    assert len({digest, digest_model(TINY, flipped), digest_model(other_cfg, params)}) == 3
+
+
+def test_shipped_model_loads_and_reads_python():
+    model = load()
+    assert model.cfg.dtype == "bfloat16"
+    assert model.tokenizer is not None
+    source = "def fib(n):\n    if n < 2:\n\treturn n  # ½ é 漢\n\n\n    return fib(n - 1) + fib(n-2)   \n"
+    assert model.tokenizer.decode(model.tokenizer.encode(source)) == source
+    assert len(model.tokenizer.encode("\n        return self")) == 3
+    assert model.eos_ids == (0,)
+    assert sum(path.stat().st_size for path in shipped_folder().iterdir()) <= 12 * 2**20
+
+
+def test_missing_tokenizer_file_is_named(tmp_path: Path):
+    with pytest.raises(InputError, match="no such tokenizer file"):
+        Tokenizer(tmp_path / "tokenizer.json")

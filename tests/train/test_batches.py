@@ -1,0 +1,63 @@
+"""Batches: pure functions of the step, each token predicted once an epoch."""
+
+import numpy as np
+import pytest
+
+from detspec.config import ModelConfig
+from detspec.errors import InputError
+from detspec.train.batches import Batches, cut_rows, digest_documents
+from detspec.train.config import Phase, TrainConfig
+
+MODEL = ModelConfig(
+    vocab_size=512, d_model=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, max_position=64, dtype="float32"
+)
+DOCUMENTS = [np.arange(start, start + size, dtype=np.int32) for start, size in ((0, 20), (100, 33), (200, 7), (300, 41))]
+
+
+def make_config(*phases: Phase, seed: int = 0) -> TrainConfig:
+    return TrainConfig(model=MODEL, corpus="unused", phases=phases, peak_lr=1e-3, final_lr=1e-4, warmup_steps=0, seed=seed)
+
+
+def test_cut_rows_share_one_token_and_drop_the_rest():
+    rows = cut_rows([np.array([0, 7, 8]), np.array([0, 5, 6, 9, 4, 2])], seq_len=3)
+    assert rows.tolist() == [[0, 7, 8, 0], [0, 5, 6, 9]]
+
+
+def test_cut_rows_of_too_little_text_is_refused():
+    with pytest.raises(InputError, match="3 tokens make no row of 3"):
+        cut_rows([np.array([1, 2, 3])], seq_len=3)
+
+
+def test_batch_depends_on_seed_and_step_alone():
+    config = make_config(Phase(20, 3, 8))
+    in_order = [Batches(config, DOCUMENTS).at(step) for step in range(20)]
+    batches = Batches(config, DOCUMENTS)
+    backwards = [batches.at(step) for step in reversed(range(20))]
+    assert all(np.array_equal(a, b) for a, b in zip(in_order, reversed(backwards), strict=True))
+    other = Batches(make_config(Phase(20, 3, 8), seed=1), DOCUMENTS)
+    assert any(not np.array_equal(in_order[step], other.at(step)) for step in range(20))
+
+
+def test_epoch_predicts_each_token_at_most_once_and_epochs_differ():
+    config = make_config(Phase(8, 3, 8))  # 101 tokens: 12 rows of 8 targets, 4 steps an epoch
+    batches = Batches(config, DOCUMENTS)
+    epochs = [np.concatenate([batches.at(step) for step in range(start, start + 4)]) for start in (0, 4)]
+    for rows in epochs:
+        targets = rows[:, 1:].ravel()
+        assert len(set(targets.tolist())) == targets.size == 96
+    assert not np.array_equal(epochs[0], epochs[1])
+
+
+def test_phases_follow_each_other_in_their_own_shapes():
+    config = make_config(Phase(2, 3, 8), Phase(3, 1, 32))
+    assert config.num_steps == 5
+    assert config.num_tokens == 2 * 24 + 3 * 32
+    assert [Batches(config, DOCUMENTS).at(step).shape for step in range(5)] == [(3, 9)] * 2 + [(1, 33)] * 3
+    with pytest.raises(IndexError):
+        config.phase_at(5)
+
+
+def test_digest_tells_documents_apart_and_where_they_end():
+    joined = [np.concatenate(DOCUMENTS)]
+    assert digest_documents(DOCUMENTS) == digest_documents([document.copy() for document in DOCUMENTS])
+    assert len({digest_documents(DOCUMENTS), digest_documents(joined), digest_documents(DOCUMENTS[::-1])}) == 3

@@ -1,0 +1,166 @@
+"""Whole runs: killed and resumed ones end with the bits of one that was left alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from detspec.checkpoint.hf import load_hf
+from detspec.checkpoint.load import load
+from detspec.checkpoint.store import Store
+from detspec.errors import InputError
+from detspec.train.config import load_config
+from detspec.train.run import as_bfloat16, read_log, train
+from detspec.train.step import init_state
+
+CONFIG = """
+from detspec.config import ModelConfig
+from detspec.train.config import Phase, TrainConfig
+
+def get_config():
+    return TrainConfig(
+        model=ModelConfig(
+            vocab_size=300, d_model=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, d_ff=48,
+            tie_embeddings=True, max_position=64, dtype="float32",
+        ),
+        corpus={corpus!r}, holdout_one_in=3, seed={seed},
+        phases=(Phase(num_steps=8, batch_size=4, seq_len=16), Phase(num_steps=6, batch_size=2, seq_len=32)),
+        peak_lr=3e-3, final_lr=1e-4, warmup_steps=2, eval_every=3, eval_tokens=64, checkpoint_every=3,
+    )
+"""
+RUN = "import sys\nfrom detspec.train.run import train\ntrain(sys.argv[1], workdir=sys.argv[2], progress=False)\n"
+
+
+@pytest.fixture(scope="module")
+def config_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("train")
+    return write_config(root / "config.py", write_corpus(root / "corpus"))
+
+
+@pytest.fixture(scope="module")
+def finished(config_path: Path) -> Path:
+    """Workdir of a run left alone."""
+    workdir = config_path.parent / "finished"
+    result = train(config_path, workdir=workdir, progress=False)
+    assert result.steps == 14
+    assert result.tokens == 8 * 4 * 16 + 6 * 2 * 32
+    return workdir
+
+
+def write_corpus(root: Path) -> Path:
+    root.mkdir()
+    for i in range(12):
+        lines = "".join(f"    if n == {j}:\n        return value_{i} + {j * i}\n\n" for j in range(12))
+        (root / f"module_{i}.py").write_text(f"def function_{i}(n):\n{lines}")
+    return root
+
+
+def write_config(path: Path, corpus: Path, seed: int = 0) -> Path:
+    path.write_text(CONFIG.format(corpus=str(corpus), seed=seed))
+    return path
+
+
+def final_bits(workdir: Path, config_path: Path) -> list[bytes]:
+    like = jax.eval_shape(lambda: init_state(load_config(config_path)))
+    with Store(workdir / "checkpoints") as store:
+        return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(store.restore(14, like))]
+
+
+def timeless_log(workdir: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "tok_per_s"} for line in read_log(workdir / "log.jsonl")]
+
+
+def start_in_process(config_path: Path, workdir: Path, stop_after_line: int) -> None:
+    """Runs in a process of its own and kills it as soon as its log has `stop_after_line` lines."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(config_path), str(workdir)], env=environment)
+    deadline = time.monotonic() + 120
+    while len(read_log(workdir / "log.jsonl")) < stop_after_line:
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline, "the run wrote no log"
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_killed_and_resumed_run_ends_with_the_same_bits(config_path: Path, finished: Path, tmp_path: Path):
+    start_in_process(config_path, tmp_path / "run", stop_after_line=7)  # steps 1 to 5 and the evaluation at 3
+    with Store(tmp_path / "run" / "checkpoints") as store:
+        killed_at = store.latest_step()
+    assert killed_at is not None
+    assert killed_at < 14
+    train(config_path, workdir=tmp_path / "run", progress=False)
+    assert final_bits(tmp_path / "run", config_path) == final_bits(finished, config_path)
+    assert timeless_log(tmp_path / "run") == timeless_log(finished)
+    weights = [(workdir / "export" / "model.safetensors").read_bytes() for workdir in (tmp_path / "run", finished)]
+    assert weights[0] == weights[1]
+
+
+def test_another_seed_ends_with_other_bits(config_path: Path, finished: Path, tmp_path: Path):
+    other = write_config(tmp_path / "config.py", config_path.parent / "corpus", seed=1)
+    train(other, workdir=tmp_path / "run", progress=False)
+    assert final_bits(tmp_path / "run", config_path) != final_bits(finished, config_path)
+
+
+def test_resuming_a_finished_run_changes_nothing(config_path: Path, finished: Path):
+    before = timeless_log(finished), (finished / "export" / "model.safetensors").read_bytes()
+    train(config_path, workdir=finished, progress=False)
+    assert (timeless_log(finished), (finished / "export" / "model.safetensors").read_bytes()) == before
+
+
+def test_log_cut_in_the_middle_of_a_line_is_continued(config_path: Path, finished: Path):
+    before = timeless_log(finished)
+    with (finished / "log.jsonl").open("a") as log:
+        log.write('{"step": 15, "lo')
+    train(config_path, workdir=finished, progress=False)
+    assert timeless_log(finished) == before
+
+
+def test_log_holds_every_step_and_the_evaluations(finished: Path):
+    log = timeless_log(finished)
+    assert [line["step"] for line in log if "loss" in line] == list(range(1, 15))
+    assert [line["step"] for line in log if "heldout_loss" in line] == [3, 6, 9, 12]
+    assert log[-1]["final_heldout_loss"] < log[0]["loss"]
+
+
+def test_export_is_the_final_state_in_bfloat16(config_path: Path, finished: Path):
+    config = load_config(config_path)
+    like = jax.eval_shape(lambda: init_state(config))
+    with Store(finished / "checkpoints") as store:
+        cfg, params = as_bfloat16(config.model, store.restore(14, like).params)
+    loaded_cfg, loaded = load_hf(finished / "export")
+    assert loaded_cfg == cfg
+    for leaf, expected in zip(jax.tree.leaves(loaded), jax.tree.leaves(params), strict=True):
+        assert np.asarray(leaf).tobytes() == np.asarray(expected).tobytes()
+    model = load(finished / "export")
+    assert model.eos_ids == (0,)
+    assert model.tokenizer is not None
+    assert model.tokenizer.decode(model.tokenizer.encode("def f(n):\n    return n\n")) == "def f(n):\n    return n\n"
+    assert {path.name for path in (finished / "export").iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert json.loads((finished / "export" / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_workdir_of_another_run_is_refused(config_path: Path, finished: Path, tmp_path: Path):
+    with pytest.raises(InputError, match="already holds a run"):
+        train(config_path, workdir=finished, resume=False, progress=False)
+    other = write_config(tmp_path / "config.py", config_path.parent / "corpus", seed=1)
+    with pytest.raises(InputError, match="another config; differing: seed"):
+        train(other, workdir=finished, progress=False)
+    other_corpus = write_config(tmp_path / "config.py", write_corpus(tmp_path / "corpus"))
+    (tmp_path / "corpus" / "module_0.py").write_text("pass\n")
+    with pytest.raises(InputError, match="another corpus"):
+        train(other_corpus, workdir=finished, progress=False)
