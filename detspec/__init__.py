@@ -1,1 +1,35 @@
-"""detspec: text generation that is reproducible bit for bit, by verified speculation."""
+"""detspec: text generation that is reproducible bit for bit at full speed, by verified speculation.
+
+Speculate anywhere, verify canonically, commit by index.
+
+Dimension key of the whole package: `B` rows, `G` windows in a canonical pass, `W` window length, `R = G*W` its rows,
+`P` prompt, `T` new tokens in this call, `S` cache slots, `L` layers, `D` model width, `N` query heads, `K` KV heads,
+`Q = N/K`, `H` head dim, `F` MLP width, `V` vocabulary.
+"""
+
+from detspec.checkpoint.load import Model, load
+from detspec.config import ModelConfig, Schedule
+from detspec.engine.engine import Engine, EngineConfig
+from detspec.engine.request import Completion, Piece, Request, Stats
+from detspec.environment import default_schedule, fingerprint
+from detspec.errors import InputError
+from detspec.generate.loop import generate
+from detspec.sampling import SamplingParams
+
+__all__ = [
+    "Completion",
+    "Engine",
+    "EngineConfig",
+    "InputError",
+    "Model",
+    "ModelConfig",
+    "Piece",
+    "Request",
+    "SamplingParams",
+    "Schedule",
+    "Stats",
+    "default_schedule",
+    "fingerprint",
+    "generate",
+    "load",
+]

@@ -126,9 +126,9 @@ class Schedule:
         """`G`, windows in one pass."""
         return self.rows // self.window
 
-    def split(self, window: int) -> "Schedule":
-        """The same budget cut into windows of `window` rows."""
-        return dataclasses.replace(self, window=window)
+    def budget(self, rows: int, window: int) -> "Schedule":
+        """The same schedule with a budget of `rows` cut into windows of `window`."""
+        return dataclasses.replace(self, rows=rows, window=window)
 
     def fast(self, batch: int) -> "Schedule":
         """The cheapest decode schedule for `batch` live rows: one-row windows, sums in the backend's own order."""

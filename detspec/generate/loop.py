@@ -5,20 +5,20 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from detspec.cache import init_cache
 from detspec.config import ModelConfig, Schedule
 from detspec.draft.draft_fn import DraftFn
 from detspec.draft.none import no_draft
 from detspec.draft.self_draft import self_draft
+from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.generate.commit import commit
+from detspec.generate.insert import start_state
 from detspec.generate.prefill import prefill
 from detspec.generate.verify import verify
 from detspec.model.params import Params
-from detspec.sampling import SamplingParams, row_sampling
-from detspec.state import NO_TOKEN, PAD_ID, RUNNING, GenState, init_counters
+from detspec.sampling import SamplingParams
+from detspec.state import GenState
 
 
 def dvr_step(params: Params, cfg: ModelConfig, state: GenState, *, draft_fn: DraftFn, schedule: Schedule) -> GenState:
@@ -57,58 +57,41 @@ def run(
     return state
 
 
-def init_state(
+def generate(
+    params: Params,
     cfg: ModelConfig,
     prompts: Sequence[Sequence[int]],
-    sampling: Sequence[SamplingParams],
+    sampling: SamplingParams | Sequence[SamplingParams],
     *,
-    eos_ids: Sequence[int],
-    max_len: int,
-    schedule: Schedule,
+    eos_ids: Sequence[int] = (),
+    schedule: Schedule | None = None,
+    draft_fn: DraftFn | None = None,
+    max_len: int | None = None,
 ) -> GenState:
-    """The state of `B = len(prompts)` rows with their prompts committed and nothing in the cache.
+    """Generates for all prompts in one jit-compiled program, for notebooks and ablations.
+
+    Args:
+        params, cfg: the model.
+        prompts: token ids of `B` prompts.
+        sampling: for all prompts, or one each.
+        eos_ids: tokens that end a row that does not ignore them.
+        schedule: of the canonical pass; the device's default if None.
+        draft_fn: what guesses; by default the self draft, or none for windows of one.
+        max_len: positions a row can hold; by default just enough.
+
+    Returns:
+        The final state: row `b` holds `committed[b]` tokens in `tokens[b]`, with `logprobs[b]` beside them.
 
     Raises:
         InputError: a prompt is empty, holds an id outside the vocabulary, or does not fit `max_len` with its `max_tokens`.
     """
-    stop_ids = [list(s.stop_token_ids) + ([] if s.ignore_eos else list(eos_ids)) for s in sampling]
-    num_stop = max(1, *(len(ids) for ids in stop_ids)) if stop_ids else 1
-    B = len(prompts)
-    cache = init_cache(cfg, max_rows=B, max_len=max_len, page=schedule.page, dtype=jnp.dtype(schedule.cache_dtype))
-    tokens = np.full((B, max_len), PAD_ID, np.int32)
-    stops = np.full((B, num_stop), NO_TOKEN, np.int32)
-    for b, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
-        check_prompt(prompt, params, cfg, max_len=max_len)
-        tokens[b, : len(prompt)] = prompt
-        stops[b, : len(stop_ids[b])] = stop_ids[b]
-    committed = np.asarray([len(prompt) for prompt in prompts], np.int32)
-    return GenState(
-        tokens=jnp.asarray(tokens),
-        logprobs=jnp.zeros((B, max_len), jnp.float32),
-        committed=jnp.asarray(committed),
-        limit=jnp.asarray(committed + np.asarray([s.max_tokens for s in sampling], np.int32)),
-        live=jnp.ones(B, bool),
-        finish=jnp.full(B, RUNNING, jnp.int32),
-        deterministic=jnp.asarray([s.deterministic for s in sampling]),
-        stop_ids=jnp.asarray(stops),
-        sampling=row_sampling(list(sampling)),
-        counters=init_counters(B),
-        cache=cache,
-    )
-
-
-def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConfig, *, max_len: int) -> None:
-    """Raises `InputError` if `prompt` is empty, holds ids outside the vocabulary, or does not fit with its new tokens."""
-    if len(prompt) == 0:
-        raise InputError("the prompt is empty: give at least one token")
-    worst = max(prompt, key=lambda token: max(token - cfg.vocab_size + 1, -token))
-    if not 0 <= worst < cfg.vocab_size:
-        raise InputError(f"the prompt holds token id {worst}, outside the vocabulary 0 .. {cfg.vocab_size - 1}")
-    if len(prompt) + sampling.max_tokens > max_len:
-        raise InputError(
-            f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, together more than the cache's "
-            f"max_len of {max_len}: shorten one or raise max_len"
-        )
+    schedule = schedule or default_schedule()
+    each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+    if len(each) != len(prompts):
+        raise InputError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one for all, or one each")
+    max_len = max_len or max(max(len(p) + s.max_tokens for p, s in zip(prompts, each, strict=True)), schedule.window)
+    state = start_state(cfg, prompts, each, eos_ids=eos_ids, max_len=max_len, schedule=schedule)
+    return generate_state(params, cfg, state, schedule=schedule, draft_fn=draft_fn)
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule", "draft_fn"), donate_argnames=("state",))

@@ -1,0 +1,119 @@
+"""Certification of a plan on the device at hand, on its whole compiled program, as part of which it is timed.
+
+A program is certified if the tokens and log-probability bits that it commits, for a batch of made-up requests, are those of
+the anchor: the canonical pass of `Schedule.rows` rows in windows of `Schedule.window`, replaying what the program committed.
+Plans that differ from the anchor are not used; only the anchor itself failing is an error.
+"""
+
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.config import ModelConfig, Schedule
+from detspec.engine.policy import Plan
+from detspec.engine.programs import prefill_rows, replay_rows, run_segment
+from detspec.generate.insert import insert
+from detspec.model.params import Params
+from detspec.sampling import SamplingParams
+from detspec.state import GenState
+
+PROBE_TOKENS = 24
+PROBE_PROMPT = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """What was found out about one plan.
+
+    Attributes:
+        plan: the program.
+        equal: its committed bits are the anchor's. Never asked of a fast plan, which promises nothing.
+        differs: where they first part, for people; "" if they do not.
+        step_s: seconds of one step with the batch full.
+    """
+
+    plan: Plan
+    equal: bool
+    differs: str
+    step_s: float
+
+
+def certify(
+    params: Params, cfg: ModelConfig, state: GenState, plan: Plan, *, schedule: Schedule
+) -> tuple[Certificate, GenState]:
+    """Runs `plan` on made-up requests in the rows of `state`, all of them free, and replays the result through the anchor."""
+    max_rows, max_len = state.tokens.shape
+    rows = jnp.arange(plan.batch, dtype=jnp.int32)
+    prompts, sampling = _probes(cfg, plan.batch, max_len, deterministic=not plan.fast)
+    never = jnp.int32(1)
+
+    def start(state: GenState, deterministic: bool) -> GenState:
+        requested = [dataclasses.replace(s, deterministic=deterministic) for s in sampling]
+        state = insert(state, range(plan.batch), prompts, requested, ())
+        return prefill_rows(params, cfg, state, schedule=schedule)
+
+    def segment(state: GenState, steps: int) -> GenState:
+        return run_segment(params, cfg, state, rows, jnp.int32(steps), never, schedule=schedule, plan=plan)
+
+    state = segment(start(state, not plan.fast), 1)  # compiles
+    state = jax.block_until_ready(segment(state, max_len))
+    tokens, logprobs, committed = (np.asarray(x[: plan.batch]) for x in (state.tokens, state.logprobs, state.committed))
+    step_s, state = _time_step(start, segment, state, plan, prompts)
+    if plan.fast:
+        return Certificate(plan, equal=False, differs="", step_s=step_s), _free(state)
+
+    state = insert(state, range(plan.batch), prompts, sampling, ())
+    length = jnp.zeros(max_rows, jnp.int32).at[rows].set(committed)
+    recorded = jnp.zeros((max_rows, max_len), jnp.int32).at[rows].set(tokens)
+    state = replay_rows(params, cfg, state, recorded, length, schedule=schedule)
+    anchor_tokens, anchor_logprobs = (np.asarray(x[: plan.batch]) for x in (state.tokens, state.logprobs))
+    differs = _first_difference(prompts, tokens, logprobs, anchor_tokens, anchor_logprobs)
+    return Certificate(plan, equal=not differs, differs=differs, step_s=step_s), _free(state)
+
+
+def _probes(cfg: ModelConfig, batch: int, max_len: int, *, deterministic: bool) -> tuple[list[list[int]], list[SamplingParams]]:
+    """`batch` made-up requests of mixed lengths, greedy and sampled, that fit `max_len`."""
+    rng = np.random.default_rng(0)
+    num_new = max(1, min(PROBE_TOKENS, max_len // 2))
+    longest = max(1, min(PROBE_PROMPT, max_len - num_new))
+    prompts = [rng.integers(0, cfg.vocab_size, size=1 + (7 * b) % longest).tolist() for b in range(batch)]
+    sampling = [
+        SamplingParams(max_tokens=num_new, temperature=float(b % 2), seed=b, ignore_eos=True, deterministic=deterministic)
+        for b in range(batch)
+    ]
+    return prompts, sampling
+
+
+def _time_step(start, segment, state: GenState, plan: Plan, prompts: list[list[int]]) -> tuple[float, GenState]:  # type: ignore[no-untyped-def]
+    """Least seconds of a step over three segments of a few steps: noise only ever adds."""
+    steps = max(1, (PROBE_TOKENS // 2) // plan.window)
+    seconds = []
+    for _ in range(3):
+        state = jax.block_until_ready(start(state, not plan.fast))
+        began = time.perf_counter()
+        state = jax.block_until_ready(segment(state, steps))
+        seconds.append((time.perf_counter() - began) / steps)
+    return min(seconds), state
+
+
+def _free(state: GenState) -> GenState:
+    """`state` with no row live."""
+    return state.replace(live=jnp.zeros_like(state.live))
+
+
+def _first_difference(
+    prompts: list[list[int]], tokens: np.ndarray, logprobs: np.ndarray, other_tokens: np.ndarray, other: np.ndarray
+) -> str:
+    """The first row and position where tokens or log-probability bits differ, as a sentence; "" if nowhere."""
+    differs = (tokens != other_tokens) | (logprobs.view(np.uint32) != other.view(np.uint32))
+    if not differs.any():
+        return ""
+    row, position = np.argwhere(differs)[0]
+    return (
+        f"row {row} at position {position} ({position - len(prompts[row])} tokens after the prompt): "
+        f"token {tokens[row, position]} and log-probability {logprobs[row, position]!r}, "
+        f"the anchor has {other_tokens[row, position]} and {other[row, position]!r}"
+    )

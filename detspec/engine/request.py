@@ -1,0 +1,92 @@
+"""What goes into the engine and what comes out."""
+
+import dataclasses
+import hashlib
+import json
+
+import numpy as np
+
+from detspec.sampling import SamplingParams
+from detspec.state import LENGTH, NOT_FINITE, STOP
+
+FINISH_REASONS = {STOP: "stop", LENGTH: "length", NOT_FINITE: "error"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One prompt as token ids, and how to continue it; `id` names it in outputs and errors."""
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """What speculation did for one request; names are vLLM's where it has them. Not a deterministic fact."""
+
+    num_verify_passes: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_rollbacks: int = 0
+    num_recomputed_tokens: int = 0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over drafted tokens; 1 if nothing was drafted."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 1.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens committed by one verification on average: `1 + accepted / passes`."""
+        return 1 + self.num_accepted_draft_tokens / self.num_verify_passes if self.num_verify_passes else 1.0
+
+    def __add__(self, other: "Stats") -> "Stats":
+        return Stats(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """One finished request.
+
+    Attributes:
+        id: the request's.
+        prompt_token_ids: the prompt.
+        token_ids: new tokens, a stop token included.
+        logprobs: raw float32 log-probability of each new token; from the canonical pass if the request was deterministic.
+        text: the new tokens as text, special tokens left out; "" without a tokenizer.
+        finish_reason: "stop", "length", or "error" (a logit was not finite).
+        digest: sha256 over prompt, sampling, tokens, log-probability bits, model, schedule and fingerprint.
+        stats: what speculation did.
+    """
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    finish_reason: str
+    digest: str
+    stats: Stats
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Newly committed tokens of a stream, their log-probabilities, and the text that is complete with them."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+
+
+def completion_digest(request: Request, token_ids: tuple[int, ...], logprobs: np.ndarray, context: str) -> str:
+    """Digest of a completion within `context`, the digest of everything else its bits depend on."""
+    sampling = dataclasses.asdict(request.sampling)
+    facts = [
+        context,
+        list(request.prompt_token_ids),
+        sampling,
+        list(token_ids),
+        logprobs.astype(np.float32).view(np.uint32).tolist(),
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,47 @@
+"""What the machine is: its default schedule, and the fingerprint that goes into every result."""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+import jaxlib
+
+from detspec.config import Schedule
+
+# Canonical passes by backend. On the CPU the cache is float32: an in-place write into a bf16 array converts the whole array.
+DEFAULT_SCHEDULES = {
+    "cpu": Schedule(rows=64, window=16, page=64, query_tile=16, cache_dtype="float32"),
+    "gpu": Schedule(rows=256, window=16, page=128, query_tile=16, cache_dtype="bfloat16"),
+    "tpu": Schedule(rows=256, window=16, page=128, query_tile=16, cache_dtype="bfloat16"),
+}
+
+
+def default_schedule() -> Schedule:
+    """The schedule of this process's default backend."""
+    return DEFAULT_SCHEDULES[jax.default_backend()]
+
+
+def fingerprint() -> dict[str, str]:
+    """What the committed bits may depend on besides model, request and schedule: device kind and compiler versions."""
+    device = jax.devices()[0]
+    return {
+        "detspec": version("detspec"),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "backend": device.platform,
+        "device_kind": _cpu_model() if device.platform == "cpu" else device.device_kind,
+        "compiler": device.client.platform_version.replace("\n", " "),
+        "mesh": "1",
+    }
+
+
+def _cpu_model() -> str:
+    """The processor's own name: XLA compiles for its instruction set."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines[:40])}
+    model = named.get("model name", platform.machine())
+    return f"{model} family {named.get('cpu family', '?')} model {named.get('model', '?')}"
