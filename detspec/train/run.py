@@ -112,11 +112,11 @@ def restore_or_init(store: Store, config: TrainConfig, record: dict[str, Any], *
     if not resume:
         raise InputError(f"{store.folder} already holds a run (step {step}); resume it or choose another workdir")
     saved = store.record(step)
-    if saved["corpus"] != record["corpus"]:
-        raise InputError(f"{store.folder}: the run was started on another corpus or tokenizer (other Python version?)")
     if saved["config"] != record["config"]:
         differing = sorted(key for key in record["config"] if saved["config"].get(key) != record["config"][key])
         raise InputError(f"{store.folder}: the run was started with another config; differing: {', '.join(differing)}")
+    if saved["corpus"] != record["corpus"]:
+        raise InputError(f"{store.folder}: the run was started on another corpus or tokenizer (other Python version?)")
     return store.restore(step, jax.eval_shape(lambda: init_state(config)))
 
 

@@ -160,7 +160,9 @@ def test_workdir_of_another_run_is_refused(config_path: Path, finished: Path, tm
     other = write_config(tmp_path / "config.py", config_path.parent / "corpus", seed=1)
     with pytest.raises(InputError, match="another config; differing: seed"):
         train(other, workdir=finished, progress=False)
-    other_corpus = write_config(tmp_path / "config.py", write_corpus(tmp_path / "corpus"))
-    (tmp_path / "corpus" / "module_0.py").write_text("pass\n")
+    changed = config_path.parent / "corpus" / "module_0.py"
+    source = changed.read_text()
+    changed.write_text(source + "pass\n")
     with pytest.raises(InputError, match="another corpus"):
-        train(other_corpus, workdir=finished, progress=False)
+        train(config_path, workdir=finished, progress=False)
+    changed.write_text(source)
