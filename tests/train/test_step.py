@@ -14,12 +14,14 @@ MODEL = ModelConfig(
 CONFIG = TrainConfig(
     model=MODEL, corpus="unused", phases=(Phase(50, 2, 8),), peak_lr=1e-2, final_lr=1e-3, warmup_steps=5, weight_decay=0.5
 )
+losses_of = jax.jit(token_losses, static_argnums=1)
+state_of = jax.jit(init_state, static_argnums=0)
 ROWS = jnp.asarray(np.random.default_rng(0).integers(0, 16, (2, 9)), jnp.int32)
 
 
 def test_zero_weights_give_the_loss_of_a_uniform_guess():
-    params = jax.tree.map(jnp.zeros_like, init_state(CONFIG).params)
-    losses = token_losses(params, MODEL, ROWS)
+    params = jax.tree.map(jnp.zeros_like, state_of(CONFIG).params)
+    losses = losses_of(params, MODEL, ROWS)
     assert losses.shape == (2, 8)
     np.testing.assert_allclose(losses, np.log(16.0), rtol=1e-6)  # log computed by numpy in float64
 
@@ -31,9 +33,9 @@ def test_learning_rate_warms_up_and_ends_at_the_final_one():
 
 
 def test_steps_on_one_batch_lower_its_loss():
-    state = init_state(CONFIG)
+    state = state_of(CONFIG)
     train_step = make_train_step(CONFIG)
-    first = float(token_losses(state.params, MODEL, ROWS).mean())
+    first = float(losses_of(state.params, MODEL, ROWS).mean())
     for _ in range(50):
         state, metrics = train_step(state, ROWS)
     assert int(state.step) == 50
@@ -41,9 +43,9 @@ def test_steps_on_one_batch_lower_its_loss():
 
 
 def test_weight_decay_spares_norm_scales():
-    state = init_state(CONFIG)
-    optimizer_free = jax.tree.map(jnp.zeros_like, state.params)
-    updates, _ = make_optimizer(CONFIG).update(optimizer_free, at_peak(state.opt_state), state.params)
+    state = state_of(CONFIG)
+    no_gradient = jax.tree.map(jnp.zeros_like, state.params)
+    updates, _ = jax.jit(make_optimizer(CONFIG).update)(no_gradient, at_peak(state.opt_state), state.params)
     assert not np.asarray(updates["final_norm"]).any()
     np.testing.assert_allclose(updates["embed"], -1e-2 * 0.5 * np.asarray(state.params["embed"]), rtol=1e-5)
 

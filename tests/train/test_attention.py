@@ -1,0 +1,51 @@
+"""Attention of whole sequences, in query blocks, against the formula in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.model.layers import attend_sequence
+
+attend = jax.jit(attend_sequence, static_argnames="query_block")
+
+
+def make_qkv(T: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    shapes = ((2, T, 4, 8), (2, T, 2, 8), (2, T, 2, 8))
+    q, k, v = (np.random.default_rng(T + i).normal(size=shape) for i, shape in enumerate(shapes))
+    return jnp.float32(q), jnp.float32(k), jnp.float32(v)
+
+
+def attend_float64(q: jax.Array, k: jax.Array, v: jax.Array) -> np.ndarray:
+    q64, k64, v64 = (np.asarray(x, np.float64) for x in (q, k, v))
+    k64, v64 = (np.repeat(x, 2, axis=2) for x in (k64, v64))
+    scores = np.einsum("BTNH,BSNH->BNTS", q64, k64) / np.sqrt(q.shape[-1])
+    scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("BNTS,BSNH->BTNH", weights / weights.sum(-1, keepdims=True), v64)
+
+
+@pytest.mark.parametrize("T", [1, 10])
+def test_attention_in_blocks_is_the_formula(T: int):
+    q, k, v = make_qkv(T)
+    # 10 keys at most: a few float32 roundings of values of size 1 to 3.
+    np.testing.assert_allclose(attend(q, k, v, query_block=4), attend_float64(q, k, v), atol=2e-6)
+
+
+def test_block_size_changes_no_gradient_beyond_rounding():
+    q, k, v = make_qkv(7)
+
+    def grads(size: int) -> tuple[jax.Array, ...]:
+        return jax.jit(jax.grad(lambda *qkv: (attend_sequence(*qkv, query_block=size) ** 2).sum(), argnums=(0, 1, 2)))(q, k, v)
+
+    for blocked, whole in zip(grads(3), grads(7), strict=True):
+        np.testing.assert_allclose(blocked, whole, atol=1e-5)  # sums of some ten float32 products, some of size 10
+
+
+def test_later_tokens_change_nothing():
+    q, k, v = make_qkv(10)
+    later = np.arange(10)[None, :, None, None] >= 6
+    other = [jnp.where(later, jnp.float32(3.0), x) for x in (q, k, v)]
+    before, after = (np.asarray(attend(*qkv, query_block=4)) for qkv in ((q, k, v), other))
+    assert before[:, :6].tobytes() == after[:, :6].tobytes()
+    assert before[:, 6:].tobytes() != after[:, 6:].tobytes()
