@@ -5,7 +5,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import jax
-import jaxlib
 
 from detspec.config import Schedule
 
@@ -28,7 +27,7 @@ def fingerprint() -> dict[str, str]:
     return {
         "detspec": version("detspec"),
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": version("jaxlib"),
         "backend": device.platform,
         "device_kind": _cpu_model() if device.platform == "cpu" else device.device_kind,
         "compiler": device.client.platform_version.replace("\n", " "),

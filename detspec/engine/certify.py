@@ -65,7 +65,7 @@ def certify(
     if plan.fast:
         return Certificate(plan, equal=False, differs="", step_s=step_s), _free(state)
 
-    state = insert(state, range(plan.batch), prompts, sampling, ())
+    state = start(state, True)
     length = jnp.zeros(max_rows, jnp.int32).at[rows].set(committed)
     recorded = jnp.zeros((max_rows, max_len), jnp.int32).at[rows].set(tokens)
     state = replay_rows(params, cfg, state, recorded, length, schedule=schedule)

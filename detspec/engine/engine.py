@@ -8,7 +8,6 @@
 import dataclasses
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
@@ -66,7 +65,7 @@ class EngineConfig:
         window = self.num_speculative_tokens + 1
         if window & (window - 1):
             raise InputError(
-                f"num_speculative_tokens must be one less than a power of two (1, 3, 7, 15, ...), got {self.num_speculative_tokens}"
+                f"num_speculative_tokens must be one less than a power of two (1, 3, 7, ...), got {self.num_speculative_tokens}"
             )
         if window > self.max_len:
             raise InputError(f"a window of {window} tokens is larger than the cache's max_len ({self.max_len})")

@@ -6,17 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from detspec.config import ModelConfig, Schedule
-from detspec.draft.none import no_draft
 from detspec.draft.recorded import recorded_draft
-from detspec.draft.self_draft import self_draft
 from detspec.engine.policy import Plan
 from detspec.generate.insert import put_rows, take_rows
-from detspec.generate.loop import run
+from detspec.generate.loop import default_draft, dvr_step, fast_step, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params
 from detspec.state import GenState
-
-FAST_WINDOW = 2  # a self draft of one token, of which ordinary rows commit all
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
@@ -38,11 +34,12 @@ def run_segment(
     plan: Plan,
 ) -> GenState:
     """Steps `rows [plan.batch]` (all different) by `plan`, until `max_steps` or fewer than `min_live` of them are live."""
-    window = FAST_WINDOW if plan.fast else plan.window
-    canonical = schedule.budget(max(plan.rows, window), window)
-    draft_fn = no_draft if window == 1 else self_draft(window, schedule)
-    part = take_rows(state, rows)
-    part = run(params, cfg, part, draft_fn=draft_fn, schedule=canonical, max_steps=max_steps, min_live=min_live)
+    canonical = schedule.budget(plan.rows, plan.window)
+    if plan.fast:
+        step_fn = partial(fast_step, params, cfg, schedule=schedule)
+    else:
+        step_fn = partial(dvr_step, params, cfg, draft_fn=default_draft(canonical), schedule=canonical)
+    part = run(take_rows(state, rows), step_fn, max_steps=max_steps, min_live=min_live)
     return put_rows(state, rows, part)
 
 
@@ -50,8 +47,7 @@ def run_segment(
 def replay_rows(
     params: Params, cfg: ModelConfig, state: GenState, tokens: jax.Array, length: jax.Array, *, schedule: Schedule
 ) -> GenState:
-    """Generates all live rows anew with `tokens [B, max_len]` as the draft, `length [B]` of them in use."""
-    state = prefill(params, cfg, state, schedule=schedule)
+    """Generates all live rows, prefilled, anew, with `tokens [B, max_len]` as the draft, `length [B]` of them in use."""
     draft_fn = recorded_draft(tokens, length, schedule.window)
-    steps = jnp.int32(tokens.shape[1])
-    return run(params, cfg, state, draft_fn=draft_fn, schedule=schedule, max_steps=steps, min_live=jnp.int32(1))
+    step_fn = partial(dvr_step, params, cfg, draft_fn=draft_fn, schedule=schedule)
+    return run(state, step_fn, max_steps=jnp.int32(tokens.shape[1]), min_live=jnp.int32(1))

@@ -1,6 +1,7 @@
 """States without rows, and putting requests into rows."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from detspec.cache import init_cache
 from detspec.config import ModelConfig, Schedule
 from detspec.errors import InputError
 from detspec.sampling import SamplingParams, row_sampling
-from detspec.state import NO_TOKEN, PAD_ID, RUNNING, GenState, init_counters
+from detspec.state import NO_TOKEN, PAD_ID, RUNNING, GenState, RowSampling, init_counters
 
 
 def init_state(cfg: ModelConfig, *, max_rows: int, max_len: int, max_stop_ids: int, schedule: Schedule) -> GenState:
@@ -100,16 +101,23 @@ def insert(
     chosen[list(rows)] = True
     limit = committed + np.asarray([p.max_tokens for p in params], np.int32)
     deterministic = np.asarray([p.deterministic for p in params])
-    return _insert(state, chosen, tokens, committed, limit, deterministic, stop_ids, row_sampling(params))
+    return _put_requests(state, chosen, tokens, committed, limit, deterministic, stop_ids, row_sampling(params))
 
 
-def _insert_arrays(state: GenState, chosen: jax.Array, tokens: jax.Array, committed: jax.Array, *rest: object) -> GenState:
-    limit, deterministic, stop_ids, sampling = rest
-
+@partial(jax.jit, donate_argnames=("state",))
+def _put_requests(
+    state: GenState,
+    chosen: jax.Array,  # [B] bool
+    tokens: jax.Array,
+    committed: jax.Array,
+    limit: jax.Array,
+    deterministic: jax.Array,
+    stop_ids: jax.Array,
+    sampling: RowSampling,
+) -> GenState:
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return jnp.where(chosen.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
 
-    counters = jax.tree.map(lambda old: put(old, jnp.zeros_like(old)), state.counters)
     return state.replace(
         tokens=put(state.tokens, tokens),
         logprobs=put(state.logprobs, jnp.zeros_like(state.logprobs)),
@@ -120,12 +128,9 @@ def _insert_arrays(state: GenState, chosen: jax.Array, tokens: jax.Array, commit
         deterministic=put(state.deterministic, deterministic),
         stop_ids=put(state.stop_ids, stop_ids),
         sampling=jax.tree.map(put, state.sampling, sampling),
-        counters=counters,
+        counters=jax.tree.map(put, state.counters, init_counters(tokens.shape[0])),
         cache=state.cache.replace(length=put(state.cache.length, jnp.zeros_like(state.cache.length))),
     )
-
-
-_insert = jax.jit(_insert_arrays, donate_argnums=0)
 
 
 def take_rows(state: GenState, rows: jax.Array) -> GenState:

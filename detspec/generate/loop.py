@@ -1,6 +1,6 @@
 """One step, `dvr_step`, and the loop that runs it on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -15,7 +15,7 @@ from detspec.errors import InputError
 from detspec.generate.commit import commit
 from detspec.generate.insert import start_state
 from detspec.generate.prefill import prefill
-from detspec.generate.verify import verify
+from detspec.generate.verify import unverified, verify
 from detspec.model.params import Params
 from detspec.sampling import SamplingParams
 from detspec.state import GenState
@@ -28,21 +28,18 @@ def dvr_step(params: Params, cfg: ModelConfig, state: GenState, *, draft_fn: Dra
     return commit(state, draft, verified)
 
 
+def fast_step(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
+    """Ordinary decoding: one token of the fast path for every live row, none of them deterministic, committed unverified."""
+    draft = self_draft(2, schedule)(params, cfg, state)
+    return commit(state, draft, unverified(draft))
+
+
 def default_draft(schedule: Schedule) -> DraftFn:
     """The self draft for windows of several tokens, no draft for windows of one."""
     return no_draft if schedule.window == 1 else self_draft(schedule.window, schedule)
 
 
-def run(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    *,
-    draft_fn: DraftFn,
-    schedule: Schedule,
-    max_steps: jax.Array,
-    min_live: jax.Array,
-) -> GenState:
+def run(state: GenState, step_fn: Callable[[GenState], GenState], *, max_steps: jax.Array, min_live: jax.Array) -> GenState:
     """Steps under `lax.while_loop`, up to `max_steps` times, for as long as at least `min_live` (>= 1) rows are live."""
 
     def going(carry: tuple[jax.Array, GenState]) -> jax.Array:
@@ -51,7 +48,7 @@ def run(
 
     def body(carry: tuple[jax.Array, GenState]) -> tuple[jax.Array, GenState]:
         step, state = carry
-        return step + 1, dvr_step(params, cfg, state, draft_fn=draft_fn, schedule=schedule)
+        return step + 1, step_fn(state)
 
     _, state = jax.lax.while_loop(going, body, (jnp.int32(0), state))
     return state
@@ -100,6 +97,5 @@ def generate_state(
 ) -> GenState:
     """Prefills and runs `state` until no row is live: the functional core as one program."""
     state = prefill(params, cfg, state, schedule=schedule)
-    draft_fn = draft_fn or default_draft(schedule)
-    max_steps = jnp.int32(state.tokens.shape[1])
-    return run(params, cfg, state, draft_fn=draft_fn, schedule=schedule, max_steps=max_steps, min_live=jnp.int32(1))
+    step_fn = partial(dvr_step, params, cfg, draft_fn=draft_fn or default_draft(schedule), schedule=schedule)
+    return run(state, step_fn, max_steps=jnp.int32(state.tokens.shape[1]), min_live=jnp.int32(1))

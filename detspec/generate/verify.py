@@ -56,6 +56,18 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
     return Verified(targets=targets, logprobs=logprobs, accepted=accepted, verified=wanted, cache=cache)
 
 
+def unverified(draft: Draft) -> Verified:
+    """What `commit` needs when every row's draft is `final`: nobody was verified."""
+    shape = (draft.tokens.shape[0], draft.tokens.shape[1] + 1)
+    return Verified(
+        targets=jnp.zeros(shape, jnp.int32),
+        logprobs=jnp.zeros(shape, jnp.float32),
+        accepted=jnp.zeros(shape[0], jnp.int32),
+        verified=jnp.zeros(shape[0], bool),
+        cache=draft.cache,
+    )
+
+
 def _windows(
     state: GenState, draft: Draft, row: jax.Array, in_pass: jax.Array, before: jax.Array, num_guessed: jax.Array
 ) -> Windows:

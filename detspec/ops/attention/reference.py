@@ -52,11 +52,8 @@ def paged_attention(
     else:
         blocks_per_split = -(-num_blocks // num_splits)
         first_block = jnp.tile(jnp.arange(num_splits, dtype=jnp.int32) * blocks_per_split, G * tiles)
-        m, l, o = _attend_blocks(
-            *(jnp.repeat(q, num_splits, axis=0), k_pages, v_pages),
-            *(jnp.repeat(page_tables, num_splits, axis=0), jnp.repeat(row_position, num_splits, axis=0)),
-            *(first_block, blocks_per_split, sum_fn),
-        )
+        q, page_tables, row_position = (jnp.repeat(x, num_splits, axis=0) for x in (q, page_tables, row_position))
+        m, l, o = _attend_blocks(q, k_pages, v_pages, page_tables, row_position, first_block, blocks_per_split, sum_fn)
         m, l, o = _merge_splits(*(x.reshape(G * tiles, num_splits, *x.shape[1:]) for x in (m, l, o)))
     attended = o / l[..., None]
     attended = attended.reshape(G, tiles, K, tile, Q, H).transpose(0, 1, 3, 2, 4, 5)
