@@ -245,6 +245,11 @@ class Engine:
         plans = {"none": [decode_plan(batch)], "self": [self_plan(batch, window, self.schedule.rows)]}
         return plans.get(self.config.method, [*plans["none"], *plans["self"]])
 
+    def certify_all(self) -> tuple[Certificate, ...]:
+        """Compiles, certifies and times the programs of all batch sizes now, not when a run first needs them."""
+        self._prepare(self.config.max_rows + 1)
+        return tuple(self.certificates.values())
+
     def _prepare(self, num_requests: int) -> None:
         """Compiles, certifies and times the programs for `num_requests`, once; smaller batches only if rows get refilled."""
         sizes = buckets(self.config.max_rows)
@@ -257,7 +262,10 @@ class Engine:
             for plan in self._canonical_plans(batch):
                 if self.config.method == "auto" and plan.window > 1 and not self._self_draft_can_win(batch):
                     self.certificates[plan] = Certificate(
-                        plan, equal=False, differs="cannot win, not tried", step_s=float("inf")
+                        plan,
+                        equal=False,
+                        differs="a fast step costs as much as a canonical one, so drafting cannot win",
+                        step_s=float("inf"),
                     )
                     continue
                 self._certify(plan)

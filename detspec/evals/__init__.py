@@ -1,0 +1,1 @@
+"""What a user measures: certification, benchmarks, traces, the demonstration."""
