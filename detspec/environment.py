@@ -1,5 +1,8 @@
-"""What the machine is: its default schedule, and the fingerprint that goes into every result."""
+"""What the machine is: its default schedule, the fingerprint of every result, and where its compiled programs are kept."""
 
+import hashlib
+import json
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +36,32 @@ def fingerprint() -> dict[str, str]:
         "compiler": device.client.platform_version.replace("\n", " "),
         "mesh": "1",
     }
+
+
+def enable_compile_cache() -> Path:
+    """Keeps compiled programs in the user's cache folder for the next start; call it before anything is compiled.
+
+    One folder for each fingerprint and instruction set: a home folder may be shared by unlike machines. The environment
+    variable JAX_COMPILATION_CACHE_DIR, if set, is taken as it is. Returns the folder.
+    """
+    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    machine = json.dumps([fingerprint(), _cpu_flags()], sort_keys=True)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "detspec" / "xla" / hashlib.sha256(machine.encode()).hexdigest()[:16]
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # the many small programs add up
+    return folder
+
+
+def _cpu_flags() -> str:
+    """The instruction sets that the processor offers: a virtual machine may hide some of its model's."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def _cpu_model() -> str:

@@ -1,0 +1,36 @@
+"""`detspec doctor`: whether determinism can be promised on this device."""
+
+import argparse
+
+from detspec.cli.options import add_model, add_subcommand, load_model
+
+DESCRIPTION = """Runs one text through the canonical pass with everything changed that must not matter (rows, neighbours, window
+offsets, the split of the budget, stale cache slots) and compares bits; then certifies the engine's own programs. The inverse
+control must differ. Exit code 1 if the device is not certified."""
+
+
+def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the subcommand."""
+    parser = add_subcommand(subcommands, "doctor", "certify this device", DESCRIPTION)
+    add_model(parser)
+    parser.add_argument("--max-rows", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
+    parser.add_argument(
+        "--alignment", choices=("free", "window"), default="free", help="of the schedule; window is the documented way out"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the report; returns 0 if the device is certified, else 1."""
+    import dataclasses
+
+    from detspec.engine.progress import Progress
+    from detspec.environment import default_schedule
+    from detspec.evals.doctor import run_doctor
+
+    model = load_model(args)
+    schedule = dataclasses.replace(default_schedule(), alignment=args.alignment)
+    with Progress(0, "steps") as progress:
+        report = run_doctor(model, schedule=schedule, max_rows=args.max_rows, on_progress=progress.stage)
+    print(report.table())
+    return 0 if report.certified else 1

@@ -1,0 +1,52 @@
+"""`main`: chooses the subcommand, and turns bad input into one line and exit code 2.
+
+Subcommands import what they run inside themselves, so that `--help` and bad options need no accelerator.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from detspec.cli import bench, demo, doctor, generate, trace, train
+from detspec.errors import InputError
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # what a shell reports after Ctrl-C
+BROKEN_PIPE = 141  # and after the reader of a pipe has left
+
+DESCRIPTION = "Text generation whose tokens and log-probabilities are the same bits in every batch, at full speed."
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a bad option is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Says what was wrong and where help is."""
+        self.exit(BAD_INPUT, f"detspec: error: {message} (see `{self.prog} --help`)\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands; each puts its function into `args.run`."""
+    parser = Parser(prog="detspec", description=DESCRIPTION)
+    subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for module in (demo, generate, doctor, trace, train, bench):
+        module.add_to(subcommands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; returns the exit code, 0 only on success. Unexpected exceptions keep their traceback."""
+    try:
+        args = make_parser().parse_args(argv)
+        return int(args.run(args))
+    except InputError as error:
+        print(f"detspec: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("detspec: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
+        return BROKEN_PIPE

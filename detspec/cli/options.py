@@ -1,0 +1,110 @@
+"""Options that several subcommands share, and what they mean."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from detspec.checkpoint.load import Model
+    from detspec.engine.engine import EngineConfig
+    from detspec.sampling import SamplingParams
+
+METHODS = ("auto", "self", "none")
+MAX_LEN = 1024
+
+
+def add_subcommand(
+    subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, description: str
+) -> argparse.ArgumentParser:
+    """A subcommand whose help shows defaults."""
+    return subcommands.add_parser(
+        name, help=summary, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """`--model` and `--no-compile-cache`."""
+    parser.add_argument(
+        "--model", metavar="DIR", default=argparse.SUPPRESS, help="a Hugging Face folder (default: the small model shipped)"
+    )
+    parser.add_argument("--no-compile-cache", action="store_true", help="do not keep compiled programs for the next start")
+
+
+def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int = 64) -> None:
+    """What a request asks for; names and meanings are vLLM's."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N", help="most new tokens of a request")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
+    group.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens up to probability P")
+    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="keep tokens P times as likely as the likeliest")
+    group.add_argument("--seed", type=int, default=0, help="of the noise; a request's noise depends on seed and position alone")
+    group.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end-of-text tokens")
+    group.add_argument(
+        "--stop-token-ids",
+        type=int,
+        nargs="+",
+        default=argparse.SUPPRESS,
+        metavar="ID",
+        help="further tokens that end a request",
+    )
+    group.add_argument(
+        "--ordinary", action="store_true", help="ordinary generation: nothing verified, bits depend on the batch"
+    )
+
+
+def add_engine(parser: argparse.ArgumentParser, *, max_rows: int = 32) -> None:
+    """How the engine runs: changes speed, never what a deterministic request gives."""
+    group = parser.add_argument_group("engine", "changes speed, never the result")
+    group.add_argument("--max-rows", type=int, default=max_rows, metavar="B", help="most requests in flight")
+    group.add_argument(
+        "--max-len",
+        type=int,
+        default=argparse.SUPPRESS,
+        metavar="S",
+        help=f"most tokens of a request, prompt included (default: {MAX_LEN}, or the model's limit)",
+    )
+    group.add_argument(
+        "--method", choices=METHODS, default="auto", help="what drafts: the fast path itself, nothing, or what is faster"
+    )
+    group.add_argument(
+        "--num-speculative-tokens", type=int, default=15, metavar="N", help="drafted tokens of a window: 1, 3, 7, 15, 31, ..."
+    )
+
+
+def load_model(args: argparse.Namespace) -> "Model":
+    """The model of `--model`, with compiled programs kept for the next start unless that is turned off."""
+    from detspec.checkpoint.load import load
+    from detspec.environment import enable_compile_cache
+
+    if not args.no_compile_cache:
+        enable_compile_cache()
+    return load(getattr(args, "model", None))
+
+
+def sampling_of(args: argparse.Namespace) -> "SamplingParams":
+    """The sampling options as parameters; `InputError` if one is out of range."""
+    from detspec.sampling import SamplingParams
+
+    return SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        seed=args.seed,
+        stop_token_ids=tuple(getattr(args, "stop_token_ids", ())),
+        ignore_eos=args.ignore_eos,
+        deterministic=not args.ordinary,
+    )
+
+
+def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig":
+    """The engine options as a config; `InputError` if one is out of range."""
+    from detspec.engine.engine import EngineConfig
+
+    return EngineConfig(
+        max_rows=args.max_rows,
+        max_len=getattr(args, "max_len", min(MAX_LEN, model.cfg.max_position)),
+        method=args.method,
+        num_speculative_tokens=args.num_speculative_tokens,
+    )
