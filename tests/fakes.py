@@ -1,0 +1,95 @@
+"""Models and requests for tests: one whose answers are worked out by hand, and a small random one.
+
+`table_model`: the next token is a function of the last one alone, `next(t) = table[t]`. All matrices of the block are zero,
+so the residual stream is the embedding, which is one-hot; RMSNorm of a one-hot vector of width V is `sqrt(V)` at the one;
+and the head's row `o` is one-hot at every `t` with `table[t] == o`. Worked example, V = 16, table = [1 2 3 ... 15 0]:
+
+    last token 5   ->   logits 4 at token 6, 0 elsewhere   ->   token 6, log-probability 4 - log(e^4 + 15) = -0.2428
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.config import ModelConfig, Schedule
+from detspec.draft.draft_fn import DraftFn
+from detspec.draft.none import no_draft
+from detspec.draft.recorded import recorded_draft
+from detspec.draft.self_draft import self_draft
+from detspec.generate.insert import init_state, insert
+from detspec.model.params import Params, init_params, param_shapes
+from detspec.sampling import SamplingParams
+from detspec.state import Draft, GenState
+
+TABLE_CFG = ModelConfig(
+    vocab_size=16, d_model=16, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2, d_ff=2, norm_eps=1e-30, dtype="float32"
+)
+COUNT_UP = tuple((t + 1) % 16 for t in range(16))
+TABLE_LOGPROB = 4 - math.log(math.exp(4) + 15)
+
+# Untied, so that greedy text does not repeat the last token for ever.
+RANDOM_CFG = ModelConfig(vocab_size=211, d_model=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, d_ff=96)
+
+MAX_STOP_IDS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A prompt and what is asked of it."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+
+
+def table_model(table: Sequence[int] = COUNT_UP, broken: Sequence[int] = ()) -> Params:
+    """Weights with `next(t) = table[t]`; all logits after a token of `broken` are nan, and so are its keys and values."""
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), param_shapes(TABLE_CFG))
+    params["embed"] = np.eye(16, dtype=np.float32)
+    params["embed"][list(broken)] = np.nan
+    params["final_norm"] = np.ones(16, np.float32)
+    params["head"] = np.zeros((16, 16), np.float32)
+    params["head"][list(table), np.arange(16)] = 1.0
+    for layer in params["layers"]:
+        layer["attn_norm"] = np.ones(16, np.float32)
+        layer["mlp_norm"] = np.ones(16, np.float32)
+    return jax.tree.map(jnp.asarray, params)
+
+
+@cache
+def random_model(cfg: ModelConfig) -> Params:
+    """Random weights, the same in every run."""
+    return init_params(cfg, jax.random.key(0))
+
+
+def state_of(cfg: ModelConfig, requests: Sequence[Request], *, schedule: Schedule, max_len: int) -> GenState:
+    """The state of one row per request, nothing in the cache. Shapes depend on the number of requests and `max_len` alone."""
+    B = len(requests)
+    state = init_state(cfg, max_rows=B, max_len=max_len, max_stop_ids=MAX_STOP_IDS, schedule=schedule)
+    return insert(state, range(B), [r.prompt for r in requests], [r.sampling for r in requests], eos_ids=())
+
+
+def draft_source(source: str, schedule: Schedule, recorded: jax.Array, recorded_length: jax.Array) -> DraftFn:
+    """The `draft_fn` called `source`; "ordinary" takes the recorded guesses of ordinary rows as results, unverified."""
+    if source == "none":
+        return no_draft
+    if source == "self":
+        return self_draft(schedule.window, schedule)
+    guess = recorded_draft(recorded, recorded_length, schedule.window)
+    if source == "recorded":
+        return guess
+
+    def ordinary(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
+        draft = guess(params, cfg, state)
+        return draft.replace(final=~state.deterministic & (draft.count > 0))
+
+    return {"ordinary": ordinary}[source]
+
+
+def bits(x: jax.Array | np.ndarray) -> np.ndarray:
+    """The bit pattern of float32 numbers; nan equals nan, 0 does not equal -0."""
+    return np.asarray(x, np.float32).view(np.uint32)
