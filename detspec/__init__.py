@@ -9,7 +9,8 @@ Dimension key of the whole package: `B` rows, `G` windows in a canonical pass, `
 
 from detspec.checkpoint.load import Model, load
 from detspec.config import ModelConfig, Schedule
-from detspec.engine.engine import Engine, EngineConfig
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Piece, Request, Stats
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError

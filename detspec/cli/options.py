@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from detspec.checkpoint.load import Model
-    from detspec.engine.engine import EngineConfig
+    from detspec.engine.engine_config import EngineConfig
     from detspec.sampling import SamplingParams
 
 METHODS = ("auto", "self", "none")
@@ -100,7 +100,7 @@ def sampling_of(args: argparse.Namespace) -> "SamplingParams":
 
 def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig":
     """The engine options as a config; `InputError` if one is out of range."""
-    from detspec.engine.engine import EngineConfig
+    from detspec.engine.engine_config import EngineConfig
 
     return EngineConfig(
         max_rows=args.max_rows,

@@ -146,7 +146,7 @@ def generate_lines(engine: Engine, requests: Sequence[Request], file: BinaryIO, 
     began = time.perf_counter()
     with Progress(len(requests), "requests") as progress:
         progress.stage("compiling and certifying")
-        engine._prepare(len(requests))
+        engine.prepare(len(requests))
         prepared = time.perf_counter()
         progress.stage("generating")
         waiting: dict[str, Completion] = {}

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
-from detspec.engine.certify import Certificate, certify
-from detspec.engine.policy import Plan, buckets, choose, decode_plan, fast_plan, self_plan
+from detspec.engine.certify import Certificate
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.planner import Planner
+from detspec.engine.policy import Plan
 from detspec.engine.programs import prefill_rows, run_segment
 from detspec.engine.request import FINISH_REASONS, Completion, Piece, Request, Stats, completion_digest
 from detspec.environment import default_schedule, fingerprint
@@ -25,51 +26,6 @@ from detspec.errors import InputError
 from detspec.generate.insert import all_stop_ids, check_prompt, clear_pages, init_state, insert
 from detspec.sampling import SamplingParams
 from detspec.state import NOT_FINITE
-
-METHODS = ("auto", "self", "none")
-PRIOR_TOKENS = 200  # drafted tokens that the assumed acceptance counts as, until real ones outweigh them
-PRIOR_ACCEPTANCE = 0.99
-WORTH_DRAFTING = 0.8  # "auto" tries the self draft where a fast step takes less than this share of a canonical one
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineConfig:
-    """How an engine runs; none of it changes what a deterministic request commits, but for `schedule`.
-
-    Attributes:
-        max_rows: most requests in flight.
-        max_len: positions a request may take, prompt and new tokens together.
-        method: what fills the row budget of deterministic requests. "none": one canonical row each, no draft. "self": the
-            model's own fast path drafts, windows of `num_speculative_tokens + 1`. "auto": whichever commits more tokens per
-            second with the rows that are live, from measured times.
-        num_speculative_tokens: drafted tokens a window under "self" and "auto"; one less than a power of two.
-        max_stop_ids: room for stop tokens of one request.
-        segment_steps: most steps on the device before the host looks.
-        schedule: of the canonical pass; the device's default if None.
-    """
-
-    max_rows: int = 32
-    max_len: int = 1024
-    method: str = "auto"
-    num_speculative_tokens: int = 15
-    max_stop_ids: int = 16
-    segment_steps: int = 64
-    schedule: Schedule | None = None
-
-    def __post_init__(self) -> None:
-        for field in ("max_rows", "max_len", "num_speculative_tokens", "max_stop_ids", "segment_steps"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"EngineConfig.{field} must be an integer of at least 1, got {value!r}")
-        if self.method not in METHODS:
-            raise InputError(f"EngineConfig.method must be one of {METHODS}, got {self.method!r}")
-        window = self.num_speculative_tokens + 1
-        if window & (window - 1):
-            raise InputError(
-                f"num_speculative_tokens must be one less than a power of two (1, 3, 7, ...), got {self.num_speculative_tokens}"
-            )
-        if window > self.max_len:
-            raise InputError(f"a window of {window} tokens is larger than the cache's max_len ({self.max_len})")
 
 
 class Engine:
@@ -90,7 +46,7 @@ class Engine:
             raise InputError(
                 f"max_len {self.config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
             )
-        self.certificates: dict[Plan, Certificate] = {}
+        self.planner = Planner(model, self.schedule, self.config)
         self.stats = Stats()
         self._state = init_state(
             model.cfg,
@@ -101,12 +57,26 @@ class Engine:
         )
         self._requests: list[Request | None] = [None] * self.config.max_rows
         self._emitted = np.zeros(self.config.max_rows, np.int32)  # tokens of each row already handed out by `stream`
-        self._buckets: tuple[int, ...] = ()
         self._context = hashlib.sha256(json.dumps(self.fingerprint(), sort_keys=True).encode()).hexdigest()
 
     def fingerprint(self) -> dict[str, object]:
         """Everything but the request that committed bits may depend on."""
         return {**fingerprint(), "model": self.model.digest, "schedule": dataclasses.asdict(self.schedule)}
+
+    @property
+    def certificates(self) -> dict[Plan, Certificate]:
+        """What is known of each program so far."""
+        return self.planner.certificates
+
+    def prepare(self, num_requests: int) -> tuple[Certificate, ...]:
+        """Compiles, certifies and times the programs that a run of `num_requests` needs; runs do it by themselves.
+
+        Raises:
+            InputError: the engine is in the middle of a run.
+        """
+        self._check_idle()
+        self._state = self.planner.prepare(self._state, num_requests)
+        return tuple(self.certificates.values())
 
     def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0") -> Request:
         """Tokenizes and checks one prompt.
@@ -169,10 +139,9 @@ class Engine:
 
     def _rounds(self, waiting: Iterator[Request], num_requests: int, segment_steps: int) -> Iterator[tuple[int, int]]:
         """Admit, step, let the caller collect; until nothing waits and no row is in use."""
-        if any(self._requests):
-            raise InputError("this engine is in the middle of another run: finish it first, or make a second engine")
+        self._check_idle()
         try:
-            self._prepare(num_requests)
+            self.prepare(num_requests)
             more, total = True, 0
             while True:
                 more = self._admit(waiting) if more else False
@@ -210,12 +179,12 @@ class Engine:
 
         It ends early as soon as a row can be refilled, or as soon as the live rows fit a smaller batch.
         """
-        batch = min(size for size in self._buckets if size >= len(rows))
-        plan = self._plan(batch, rows)
-        smaller = max((size for size in self._buckets if size < batch), default=0)
-        min_live = len(rows) if more else smaller + 1
+        requests = [self._requests[row] for row in rows]
+        num_deterministic = sum(request.sampling.deterministic for request in requests if request is not None)
+        plan = self.planner.choose(num_deterministic, len(rows) - num_deterministic, self.stats)
+        min_live = len(rows) if more else self.planner.smaller_batch(plan) + 1
         free = [row for row in range(self.config.max_rows) if self._requests[row] is None]
-        taken = jnp.asarray(rows + free[: batch - len(rows)], jnp.int32)
+        taken = jnp.asarray(rows + free[: plan.batch - len(rows)], jnp.int32)
         steps = jnp.int32(max(1, segment_steps // plan.window))
         before = self._committed()
         self._state = run_segment(
@@ -225,72 +194,9 @@ class Engine:
         )
         return int((self._committed() - before)[rows].sum())
 
-    def _plan(self, batch: int, rows: list[int]) -> Plan:
-        requests = [self._requests[row] for row in rows]
-        num_deterministic = sum(request.sampling.deterministic for request in requests if request is not None)
-        if num_deterministic == 0:
-            return fast_plan(batch)
-        candidates = {
-            plan: self.certificates[plan].step_s for plan in self._canonical_plans(batch) if self.certificates[plan].equal
-        }
-        acceptance = (self.stats.num_accepted_draft_tokens + PRIOR_ACCEPTANCE * PRIOR_TOKENS) / (
-            self.stats.num_draft_tokens + PRIOR_TOKENS
-        )
-        return choose(candidates, num_deterministic, len(rows) - num_deterministic, acceptance)
-
-    def _canonical_plans(self, batch: int) -> list[Plan]:
-        window = self.config.num_speculative_tokens + 1
-        if self.schedule.alignment == "window":
-            window = self.schedule.window  # the split is part of the contract then
-            return [self_plan(batch, window, self.schedule.rows)]
-        plans = {"none": [decode_plan(batch)], "self": [self_plan(batch, window, self.schedule.rows)]}
-        return plans.get(self.config.method, [*plans["none"], *plans["self"]])
-
-    def certify_all(self) -> tuple[Certificate, ...]:
-        """Compiles, certifies and times the programs of all batch sizes now, not when a run first needs them."""
-        self._prepare(self.config.max_rows + 1)
-        return tuple(self.certificates.values())
-
-    def _prepare(self, num_requests: int) -> None:
-        """Compiles, certifies and times the programs for `num_requests`, once; smaller batches only if rows get refilled."""
-        sizes = buckets(self.config.max_rows)
-        top = min(size for size in sizes if size >= min(num_requests, self.config.max_rows))
-        needed = [size for size in sizes if size <= top] if num_requests > self.config.max_rows else [top]
-        for batch in needed:
-            if batch in self._buckets:
-                continue
-            self._certify(fast_plan(batch))
-            for plan in self._canonical_plans(batch):
-                if self.config.method == "auto" and plan.window > 1 and not self._self_draft_can_win(batch):
-                    self.certificates[plan] = Certificate(
-                        plan,
-                        equal=False,
-                        differs="a fast step costs as much as a canonical one, so drafting cannot win",
-                        step_s=float("inf"),
-                    )
-                    continue
-                self._certify(plan)
-            if not any(self.certificates[plan].equal for plan in self._canonical_plans(batch)):
-                raise InputError(self._refusal(batch))
-            self._buckets = tuple(sorted((*self._buckets, batch)))
-
-    def _self_draft_can_win(self, batch: int) -> bool:
-        """A window of W costs W-1 fast steps and a pass at least as dear as a canonical step: it gains only if those differ."""
-        decode = self.certificates.get(decode_plan(batch))
-        if decode is None or not decode.equal:
-            return True
-        return self.certificates[fast_plan(batch)].step_s < WORTH_DRAFTING * decode.step_s
-
-    def _certify(self, plan: Plan) -> None:
-        certificate, self._state = certify(self.model.params, self.model.cfg, self._state, plan, schedule=self.schedule)
-        self.certificates[plan] = certificate
-
-    def _refusal(self, batch: int) -> str:
-        found = "; ".join(f"{plan.label}: {self.certificates[plan].differs}" for plan in self._canonical_plans(batch))
-        return (
-            f"this device does not certify the canonical pass at {batch} rows, so determinism cannot be promised. {found}. "
-            'Run `detspec doctor`; if only window offsets fail there, use Schedule(alignment="window")'
-        )
+    def _check_idle(self) -> None:
+        if any(request is not None for request in self._requests):
+            raise InputError("this engine is in the middle of another run: finish it first, or make a second engine")
 
     def _committed(self) -> np.ndarray:
         return np.asarray(self._state.committed)

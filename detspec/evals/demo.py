@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.engine.engine import Engine, EngineConfig
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Stats
 from detspec.errors import InputError
 from detspec.sampling import SamplingParams

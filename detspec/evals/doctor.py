@@ -20,7 +20,8 @@ from detspec.cache import KVCache, init_cache
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig, Schedule
 from detspec.engine.certify import Certificate
-from detspec.engine.engine import Engine, EngineConfig
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule, fingerprint
 from detspec.model.params import Params
 from detspec.model.transformer import forward
@@ -111,7 +112,7 @@ def run_doctor(
     checks, control = examine(model, schedule, on_progress=say)
     say("engine programs")
     config = EngineConfig(max_rows=max_rows, max_len=min(256, model.cfg.max_position), schedule=schedule)
-    plans = Engine(model, config).certify_all()
+    plans = Engine(model, config).prepare(max_rows + 1)
     return DoctorReport(fingerprint(), schedule, text_length(model.cfg, schedule), checks, control, plans)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig, Schedule
-from detspec.engine.engine import Engine, EngineConfig
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
 from detspec.model.params import init_params
 from detspec.sampling import SamplingParams
 

@@ -1,0 +1,48 @@
+"""How an engine runs."""
+
+import dataclasses
+
+from detspec.config import Schedule
+from detspec.errors import InputError
+
+METHODS = ("auto", "self", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """How an engine runs; none of it changes what a deterministic request commits, but for `schedule`.
+
+    Attributes:
+        max_rows: most requests in flight.
+        max_len: positions a request may take, prompt and new tokens together.
+        method: what fills the row budget of deterministic requests. "none": one canonical row each, no draft. "self": the
+            model's own fast path drafts, windows of `num_speculative_tokens + 1`. "auto": whichever commits more tokens per
+            second with the rows that are live, from measured times.
+        num_speculative_tokens: drafted tokens a window under "self" and "auto"; one less than a power of two.
+        max_stop_ids: room for stop tokens of one request.
+        segment_steps: most steps on the device before the host looks.
+        schedule: of the canonical pass; the device's default if None.
+    """
+
+    max_rows: int = 32
+    max_len: int = 1024
+    method: str = "auto"
+    num_speculative_tokens: int = 15
+    max_stop_ids: int = 16
+    segment_steps: int = 64
+    schedule: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("max_rows", "max_len", "num_speculative_tokens", "max_stop_ids", "segment_steps"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"EngineConfig.{field} must be an integer of at least 1, got {value!r}")
+        if self.method not in METHODS:
+            raise InputError(f"EngineConfig.method must be one of {METHODS}, got {self.method!r}")
+        window = self.num_speculative_tokens + 1
+        if window & (window - 1):
+            raise InputError(
+                f"num_speculative_tokens must be one less than a power of two (1, 3, 7, ...), got {self.num_speculative_tokens}"
+            )
+        if window > self.max_len:
+            raise InputError(f"a window of {window} tokens is larger than the cache's max_len ({self.max_len})")

@@ -1,0 +1,98 @@
+"""Which plans an engine has, which of them it may use, and which it uses next."""
+
+from detspec.checkpoint.load import Model
+from detspec.config import Schedule
+from detspec.engine.certify import Certificate, certify
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Plan, buckets, choose, decode_plan, fast_plan, self_plan
+from detspec.engine.request import Stats
+from detspec.errors import InputError
+from detspec.state import GenState
+
+PRIOR_ACCEPTANCE = 0.99
+PRIOR_TOKENS = 200  # drafted tokens that the assumed acceptance counts as, until real ones outweigh them
+WORTH_DRAFTING = 0.8  # "auto" tries the self draft where a fast step takes less than this share of a canonical one
+CANNOT_WIN = "not tried: a fast step costs as much as a canonical one, so drafting cannot win"
+
+
+class Planner:
+    """Compiles, certifies and times plans when they are first needed, and chooses among them by what is live."""
+
+    def __init__(self, model: Model, schedule: Schedule, config: EngineConfig) -> None:
+        """Knows no plan yet."""
+        self.certificates: dict[Plan, Certificate] = {}
+        self._model, self._schedule, self._config = model, schedule, config
+        self._batches: tuple[int, ...] = ()
+
+    def prepare(self, state: GenState, num_requests: int) -> GenState:
+        """Makes the plans for a run of `num_requests` in `state`, all rows free; of smaller batches only if rows refill."""
+        sizes, max_rows = buckets(self._config.max_rows), self._config.max_rows
+        top = min(size for size in sizes if size >= min(num_requests, max_rows))
+        for batch in sizes if num_requests > max_rows else (top,):
+            if batch in self._batches:
+                continue
+            state = self._certify(state, fast_plan(batch))
+            for plan in self._canonical(batch):
+                if self._config.method == "auto" and plan.window > 1 and not self._draft_can_win(batch):
+                    self.certificates[plan] = Certificate(plan, equal=False, differs=CANNOT_WIN, step_s=float("inf"))
+                else:
+                    state = self._certify(state, plan)
+            self._batches = tuple(sorted((*self._batches, batch)))
+        return state
+
+    def choose(self, num_deterministic: int, num_ordinary: int, stats: Stats) -> Plan:
+        """The plan for the next segment: the smallest batch that fits, filled the way that commits most tokens per second.
+
+        Raises:
+            InputError: a deterministic request is live, and this device certified no plan that is large enough.
+        """
+        num_live = num_deterministic + num_ordinary
+        if num_deterministic == 0:
+            return fast_plan(min(batch for batch in self._batches if batch >= num_live))
+        batches = [batch for batch in self._batches if batch >= num_live and self._usable(batch)]
+        if not batches:
+            raise InputError(self._refusal(num_live))
+        plans = {plan: self.certificates[plan].step_s for plan in self._usable(min(batches))}
+        accepted = stats.num_accepted_draft_tokens + PRIOR_ACCEPTANCE * PRIOR_TOKENS
+        return choose(plans, num_deterministic, num_ordinary, accepted / (stats.num_draft_tokens + PRIOR_TOKENS))
+
+    def smaller_batch(self, plan: Plan) -> int:
+        """The next smaller batch that the live rows of `plan` could move to; 0 if there is none."""
+        return max((batch for batch in self._batches if batch < plan.batch and (plan.fast or self._usable(batch))), default=0)
+
+    def _canonical(self, batch: int) -> list[Plan]:
+        """The plans that `method` allows."""
+        window = self._config.num_speculative_tokens + 1
+        if self._schedule.alignment == "window":
+            window = self._schedule.window  # the bits depend on it then
+            return [self_plan(batch, window, self._schedule.rows)]
+        plans = {"none": [decode_plan(batch)], "self": [self_plan(batch, window, self._schedule.rows)]}
+        return plans.get(self._config.method, [*plans["none"], *plans["self"]])
+
+    def _usable(self, batch: int) -> list[Plan]:
+        """The certified ones among them."""
+        return [plan for plan in self._canonical(batch) if self.certificates[plan].equal]
+
+    def _draft_can_win(self, batch: int) -> bool:
+        """A window of W costs W-1 fast steps and a pass at least as dear as a canonical step: it gains only if those differ."""
+        decode = self.certificates.get(decode_plan(batch))
+        if decode is None or not decode.equal:
+            return True
+        return self.certificates[fast_plan(batch)].step_s < WORTH_DRAFTING * decode.step_s
+
+    def _certify(self, state: GenState, plan: Plan) -> GenState:
+        certificate, state = certify(self._model.params, self._model.cfg, state, plan, schedule=self._schedule)
+        self.certificates[plan] = certificate
+        return state
+
+    def _refusal(self, num_live: int) -> str:
+        found = "; ".join(
+            f"{plan.label}: {self.certificates[plan].differs}"
+            for batch in self._batches
+            if batch >= num_live
+            for plan in self._canonical(batch)
+        )
+        return (
+            f"this device does not certify the canonical pass at {num_live} rows, so determinism cannot be promised. {found}. "
+            'Run `detspec doctor`; if only window offsets fail there, use Schedule(alignment="window")'
+        )
