@@ -1,0 +1,186 @@
+"""The loop as a program: traced once, its cache updated in place, little memory beside weights and cache."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.cache import cache_bytes
+from detspec.config import ModelConfig, Schedule
+from detspec.errors import InputError
+from detspec.generate.insert import init_state
+from detspec.generate.loop import default_draft, dvr_step, generate, generate_state, run
+from detspec.generate.prefill import prefill
+from detspec.model.params import param_shapes, params_bytes
+from detspec.sampling import SamplingParams
+from detspec.state import LENGTH, STOP
+from tests.fakes import RANDOM_CFG, TABLE_CFG, Request, bits, draft_source, random_model, state_of, table_model
+
+SCHEDULE = Schedule(rows=16, window=4, page=16)
+MAX_LEN = 48
+
+
+def random_requests(batch: int, seed: int) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    return [
+        Request(
+            tuple(rng.integers(0, RANDOM_CFG.vocab_size, rng.integers(1, 20)).tolist()),
+            SamplingParams(max_tokens=int(rng.integers(1, 20)), temperature=float(b % 2), seed=seed, stop_token_ids=(seed, b)),
+        )
+        for b in range(batch)
+    ]
+
+
+def test_program_is_traced_once_for_all_prompts_rollbacks_and_endings():
+    traced = []
+
+    @partial(jax.jit, static_argnames=("schedule",), donate_argnames=("state",))
+    def counted(params, state, recorded, recorded_length, *, schedule):
+        traced.append(state.tokens.shape[0])
+        state = prefill(params, RANDOM_CFG, state, schedule=schedule)
+        draft_fn = draft_source("ordinary", schedule, recorded, recorded_length)
+        step_fn = partial(dvr_step, params, RANDOM_CFG, draft_fn=draft_fn, schedule=schedule)
+        return run(state, step_fn, max_steps=jnp.int32(MAX_LEN), min_live=jnp.int32(1))
+
+    def generated(batch, seed):
+        state = state_of(RANDOM_CFG, random_requests(batch, seed), schedule=SCHEDULE, max_len=MAX_LEN)
+        recorded = np.random.default_rng(seed).integers(0, RANDOM_CFG.vocab_size, (batch, MAX_LEN), dtype=np.int32)
+        return counted(random_model(RANDOM_CFG), state, recorded, np.full(batch, MAX_LEN, np.int32), schedule=SCHEDULE)
+
+    states = [generated(3, seed) for seed in range(4)]
+    assert sum(int(state.counters.num_rollbacks.sum()) for state in states) > 4
+    assert len({int(n) for state in states for n in state.committed}) > 4
+    assert traced == [3]
+    generated(2, 0)  # another number of rows is another program
+    assert traced == [3, 2]
+
+
+def test_generate_with_new_prompts_of_the_same_shape_compiles_nothing():
+    def run_with(seed):
+        rng = np.random.default_rng(seed)
+        prompts = [rng.integers(0, RANDOM_CFG.vocab_size, n).tolist() for n in rng.integers(1, 9, 2)]
+        params = random_model(RANDOM_CFG)
+        generate(params, RANDOM_CFG, prompts, SamplingParams(max_tokens=4), schedule=SCHEDULE, max_len=16)
+        return generate_state._cache_size()
+
+    assert run_with(0) == run_with(1) == run_with(2)
+
+
+def compiled_loop(cfg: ModelConfig, schedule: Schedule, *, max_rows: int, max_len: int, keep_old_cache: bool = False):
+    """The compiled program of prefill and loop with a donated state, and the state's shapes."""
+
+    def program(params, state):
+        old = state.cache
+        state = prefill(params, cfg, state, schedule=schedule)
+        step_fn = partial(dvr_step, params, cfg, draft_fn=default_draft(schedule), schedule=schedule)
+        state = run(state, step_fn, max_steps=jnp.int32(max_len), min_live=jnp.int32(1))
+        return (state, old.k, old.v) if keep_old_cache else state
+
+    shapes = jax.eval_shape(lambda: init_state(cfg, max_rows=max_rows, max_len=max_len, max_stop_ids=2, schedule=schedule))
+    return jax.jit(program, donate_argnums=1).lower(param_shapes(cfg), shapes).compile(), shapes
+
+
+def pool_copies(compiled, shapes) -> list[str]:
+    """Copy instructions of the optimised HLO whose result is as large as a page pool."""
+    dims = ",".join(str(size) for size in shapes.cache.k[0].shape)
+    copy = re.compile(rf"= \(?\w+\[{dims}\].*\bcopy(-start)?\(")
+    return [line.strip() for line in compiled.as_text().splitlines() if copy.search(line)]
+
+
+@pytest.mark.parametrize("window", [1, 8])
+def test_loop_copies_no_page_pool(window):
+    compiled, shapes = compiled_loop(RANDOM_CFG, Schedule(rows=16, window=window, page=16), max_rows=3, max_len=MAX_LEN)
+    assert pool_copies(compiled, shapes) == []
+    assert compiled.memory_analysis().alias_size_in_bytes >= sum(pool.size * 4 for pool in (*shapes.cache.k, *shapes.cache.v))
+
+
+def test_loop_that_keeps_its_old_cache_does_copy_page_pools():
+    compiled, shapes = compiled_loop(
+        RANDOM_CFG, Schedule(rows=16, window=8, page=16), max_rows=3, max_len=MAX_LEN, keep_old_cache=True
+    )
+    assert len(pool_copies(compiled, shapes)) >= 2 * RANDOM_CFG.num_layers
+
+
+@pytest.mark.parametrize("window", [1, 16])
+def test_generation_needs_a_quarter_more_memory_than_weights_and_cache_at_most(window):
+    """Arguments, temporaries and what of the result is not aliased; CPU peaks leave out temporaries."""
+    cfg = ModelConfig(2048, 256, 4, 4, 2, 64, 688, tie_embeddings=True)
+    schedule = Schedule(rows=64, window=window)
+    compiled, _ = compiled_loop(cfg, schedule, max_rows=8, max_len=512)
+    memory = compiled.memory_analysis()
+    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    held = params_bytes(param_shapes(cfg)) + cache_bytes(cfg, max_rows=8, max_len=512, page=schedule.page, dtype=jnp.float32)
+    assert needed > held  # the analysis counts what it must
+    assert needed <= 1.25 * held, f"{needed / held:.3f} x; temporaries {memory.temp_size_in_bytes / 1e6:.2f} MB"
+
+
+def test_generate_runs_prompts_of_several_lengths_to_their_ends():
+    state = generate(
+        table_model(),
+        TABLE_CFG,
+        [[1, 2, 3], [9]],
+        [SamplingParams(max_tokens=5), SamplingParams(max_tokens=9)],
+        eos_ids=[12],
+        schedule=Schedule(rows=8, window=4, page=4),
+    )
+    assert state.tokens[0, :8].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert state.tokens[1, :4].tolist() == [9, 10, 11, 12]
+    assert state.committed.tolist() == [8, 4]
+    assert state.finish.tolist() == [LENGTH, STOP]
+
+
+def test_generate_with_ignored_eos_runs_on():
+    sampling = SamplingParams(max_tokens=5, ignore_eos=True)
+    schedule = Schedule(rows=8, window=4, page=4)
+    state = generate(table_model(), TABLE_CFG, [[9]], sampling, eos_ids=[12], schedule=schedule)
+    assert state.tokens[0].tolist() == [9, 10, 11, 12, 13, 14]
+
+
+def test_generate_in_any_split_gives_the_same_bits():
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6]]
+    sampling = SamplingParams(max_tokens=8, temperature=0.8, seed=2)
+    found = [
+        generate(random_model(RANDOM_CFG), RANDOM_CFG, prompts, sampling, schedule=Schedule(rows=16, window=window, page=16))
+        for window in (1, 8)
+    ]
+    assert (found[0].committed == found[1].committed).all()
+    width = min(state.tokens.shape[1] for state in found)
+    assert (found[0].tokens[:, :width] == found[1].tokens[:, :width]).all()
+    assert (bits(found[0].logprobs[:, :width]) == bits(found[1].logprobs[:, :width])).all()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "message"),
+    [
+        ([], 4, "prompt is empty"),
+        ([1, 16], 4, "token id 16"),
+        ([1, -1], 4, "token id -1"),
+        ([1, 2.0], 4, "token id 2.0"),
+        ([1, True], 4, "token id True"),
+        ([1] * 13, 4, "max_len of 16"),
+    ],
+)
+def test_generate_with_a_bad_prompt_says_what_is_wrong(prompt, max_tokens, message):
+    schedule = Schedule(rows=8, window=4, page=4)
+    with pytest.raises(InputError, match=message):
+        generate(table_model(), TABLE_CFG, [[1], prompt], SamplingParams(max_tokens=max_tokens), schedule=schedule, max_len=16)
+
+
+def test_generate_with_a_prompt_that_just_fits_takes_it():
+    schedule = Schedule(rows=8, window=4, page=4)
+    state = generate(table_model(), TABLE_CFG, [[1] * 12], SamplingParams(max_tokens=4), schedule=schedule, max_len=16)
+    assert state.tokens[0, 12:].tolist() == [2, 3, 4, 5]
+
+
+def test_generate_with_other_numbers_of_prompts_and_parameters_is_refused():
+    with pytest.raises(InputError, match="2 prompts but 1 sampling"):
+        generate(table_model(), TABLE_CFG, [[1], [2]], [SamplingParams()], schedule=Schedule(rows=8, window=4, page=4))
+
+
+def test_init_state_with_a_window_longer_than_its_rows_is_refused():
+    with pytest.raises(InputError, match="window"):
+        init_state(TABLE_CFG, max_rows=1, max_len=8, max_stop_ids=1, schedule=Schedule(rows=16, window=16))
