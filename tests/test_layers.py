@@ -21,8 +21,8 @@ TRUNK = (
     ("draft",),
     ("generate",),
     ("engine",),
-    ("evals",),
     ("viz",),
+    ("evals",),
     ("__init__",),
     ("cli", "__main__"),
 )
