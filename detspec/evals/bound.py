@@ -1,0 +1,64 @@
+"""What bounds an ordinary step: the memory, the arithmetic, or neither."""
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from detspec.config import ModelConfig
+from detspec.environment import default_schedule
+
+
+def measure_machine(cfg: ModelConfig) -> dict[str, Any]:
+    """Bandwidth of a device copy, bytes read and written, and FLOP/s of a square product in the model's dtype: best of 5."""
+    on_cpu = jax.default_backend() == "cpu"
+    big = jnp.zeros((32 if on_cpu else 512) << 20, jnp.float32)
+    side = 2048 if on_cpu else 8192
+    square = jax.random.normal(jax.random.key(0), (side, side), jnp.float32).astype(cfg.jax_dtype)
+    copy_s = _best_s(jax.jit(lambda x: x + 1), big)
+    product_s = _best_s(jax.jit(partial(jnp.matmul, preferred_element_type=jnp.float32)), square, square)
+    return {
+        "copy_bytes_per_s": 2 * big.nbytes / copy_s,
+        "flop_per_s": 2 * side**3 / product_s,
+        "cpu_count": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def bound(cfg: ModelConfig, machine: dict[str, Any], *, batch: int, context: float, step_ms: float) -> dict[str, Any]:
+    """What an ordinary step of `batch` rows must read and multiply, and which of the two explains its `step_ms`.
+
+    Weights are read once a step, keys and values of the mean `context` once a row; `machine` is `measure_machine`'s.
+
+    Neither does if the larger takes less than half of the step: then it is "overhead" (dispatch, small operations).
+    """
+    kv_itemsize = jnp.dtype(default_schedule().cache_dtype).itemsize
+    lookup = 0 if cfg.tie_embeddings else cfg.vocab_size * cfg.d_model  # an embedding that is no head is not multiplied
+    num_multiplied = cfg.num_params - lookup
+    num_bytes = float(num_multiplied * cfg.jax_dtype.itemsize)
+    num_bytes += batch * context * 2 * cfg.num_layers * cfg.num_kv_heads * cfg.head_dim * kv_itemsize
+    flop = batch * (2 * num_multiplied + 4 * context * cfg.num_layers * cfg.num_heads * cfg.head_dim)
+    floors = {"memory": 1e3 * num_bytes / machine["copy_bytes_per_s"], "compute": 1e3 * flop / machine["flop_per_s"]}
+    name = max(floors, key=lambda key: floors[key])
+    return {
+        "bytes": num_bytes,
+        "flop": flop,
+        "step_ms": step_ms,
+        **{f"{key}_ms": value for key, value in floors.items()},
+        "name": name if floors[name] >= step_ms / 2 else "overhead",
+    }
+
+
+def _best_s(run: Callable[..., jax.Array], *args: jax.Array) -> float:
+    """Least seconds of five calls after one that compiles: noise only ever adds."""
+    jax.block_until_ready(run(*args))
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        jax.block_until_ready(run(*args))
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

@@ -1,0 +1,164 @@
+"""The benchmark: what is measured, in which order, and how it is summed up. Nothing here depends on speed."""
+
+import dataclasses
+import json
+from statistics import median
+
+import pytest
+
+from detspec.engine.engine import Engine
+from detspec.errors import InputError
+from detspec.evals.bench import bench_table, random_model, run_bench
+from detspec.evals.bound import bound
+from detspec.evals.rounds import Case, cases_of
+from detspec.presets import preset
+from tests.fakes import RANDOM_CFG
+
+REFUSED_WINDOW = 8
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[tuple[int, int, str]]:
+    """What progress was told, filled by `result`."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def result(seen: list[tuple[int, int, str]]) -> dict:
+    return run_bench(
+        random_model(RANDOM_CFG),
+        batches=(2,),
+        shares=(0, 50, 100),
+        windows=(4,),
+        prompt_len=8,
+        new_tokens=12,
+        repeats=3,
+        on_progress=lambda *args: seen.append(args),
+    )
+
+
+def test_run_bench_result_survives_json(result: dict):
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_run_bench_names_versions_model_and_settings(result: dict):
+    assert {"jax", "device_kind", "model", "schedule"} <= set(result["fingerprint"])
+    assert result["model"]["num_params"] == RANDOM_CFG.num_params
+    assert result["settings"]["repeats"] == 3
+    assert result["machine"]["copy_bytes_per_s"] > 0
+    assert result["machine"]["flop_per_s"] > 0
+
+
+def test_run_bench_measures_every_mode_and_share(result: dict):
+    labels = [case["label"] for case in result["batches"][0]["cases"]]
+    assert labels == ["fast", "canonical", "dvr W=4 50 %", "dvr W=4 100 %", "auto 0 %", "auto 50 %", "auto 100 %"]
+
+
+def test_run_bench_runs_interleaved_after_a_warm_up(result: dict, seen: list[tuple[int, int, str]]):
+    labels = [f"batch 2, {case['label']}" for case in result["batches"][0]["cases"]]
+    warm_up = [f"{label}: compiling and certifying" for label in labels]
+    assert [what for _, _, what in seen] == warm_up + 3 * labels
+    assert [done for done, _, _ in seen] == list(range(4 * len(labels)))
+    assert {total for _, total, _ in seen} == {4 * len(labels)}
+
+
+def test_run_bench_ratios_are_medians_of_pairs_of_one_round(result: dict):
+    fast, *others = result["batches"][0]["cases"]
+    assert fast["ratios"] == [1.0, 1.0, 1.0]
+    for case in others:
+        assert len(case["tok_per_s"]) == 3
+        assert case["ratios"] == [a / b for a, b in zip(case["tok_per_s"], fast["tok_per_s"], strict=True)]
+        assert case["ratio_to_fast"] == median(case["ratios"])
+        assert case["median_tok_per_s"] == median(case["tok_per_s"])
+
+
+def test_run_bench_counts_what_verification_did(result: dict):
+    cases = {case["label"]: case for case in result["batches"][0]["cases"]}
+    assert cases["fast"]["num_verify_passes"] == 0
+    assert cases["fast"]["draft_acceptance_rate"] is None
+    # Canonical: one pass a token, 2 requests of 12 tokens in 3 rounds.
+    assert cases["canonical"]["num_verify_passes"] == 72
+    assert cases["canonical"]["num_draft_tokens"] == 0
+    assert cases["dvr W=4 50 %"]["num_draft_tokens"] > 0
+    assert 1 < cases["dvr W=4 100 %"]["mean_acceptance_length"] <= 4
+
+
+def test_run_bench_deterministic_results_are_one_variant(result: dict):
+    assert result["batches"][0]["bits"]["deterministic_variants"] == 1
+    assert result["batches"][0]["bits"]["ordinary_compared"] == 2
+
+
+def test_bench_table_has_a_line_per_case_and_names_the_bound(result: dict):
+    table = bench_table(result)
+    entry = result["batches"][0]
+    for case in entry["cases"]:
+        assert f"\n  {case['label']} " in table
+    assert f"bound by {entry['bound']['name']}" in table
+    columns = {len(line) for line in table.splitlines() if line.startswith("  ") and "bits" not in line}
+    assert len(columns) == 1
+
+
+def test_run_bench_program_that_is_not_certified_is_a_result(monkeypatch: pytest.MonkeyPatch):
+    def run(engine: Engine, requests):
+        if engine.config.num_speculative_tokens == REFUSED_WINDOW - 1:
+            raise InputError("not certified")
+        yield from genuine(engine, requests)
+
+    genuine = Engine.run
+    monkeypatch.setattr(Engine, "run", run)
+    model = random_model(RANDOM_CFG)
+    result = run_bench(model, batches=(1,), modes=("dvr",), windows=(REFUSED_WINDOW,), prompt_len=4, new_tokens=8, repeats=1)
+    fast, refused = result["batches"][0]["cases"]
+    assert fast["refused"] is None
+    assert refused["refused"] == "not certified"
+    assert "refused: not certified" in bench_table(result)
+
+
+def test_cases_shares_are_rounded_up_and_not_repeated():
+    assert cases_of(1, ("auto",), (0, 10, 50, 100), (4,)) == [
+        Case("fast", 1, 0, 0),
+        Case("auto", 4, 0, 0),
+        Case("auto", 4, 1, 100),
+    ]
+    assert [case.num_deterministic for case in cases_of(8, ("auto",), (10, 50, 100), (4,))] == [0, 1, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "copy_bytes_per_s", "flop_per_s", "name"),
+    [(1.0, 1e6, 1e15, "memory"), (1.0, 1e15, 1e6, "compute"), (1e9, 1e6, 1e6, "overhead")],
+)
+def test_bound_names_what_explains_the_step(step_ms: float, copy_bytes_per_s: float, flop_per_s: float, name: str):
+    machine = {"copy_bytes_per_s": copy_bytes_per_s, "flop_per_s": flop_per_s}
+    assert bound(RANDOM_CFG, machine, batch=1, context=10, step_ms=step_ms)["name"] == name
+
+
+def test_bound_counts_weights_once_and_keys_and_values_per_row():
+    """100.7 M weights less an embedding of 16384 x 768 that is only looked up: 88,099,584."""
+    machine = {"copy_bytes_per_s": 1.0, "flop_per_s": 1.0}
+    cfg = preset("random_100m")
+    one, two = (bound(cfg, machine, batch=batch, context=100, step_ms=1.0) for batch in (1, 2))
+    assert 2 * one["bytes"] - two["bytes"] == 2 * 88_099_584
+    assert two["flop"] == 2 * one["flop"]
+    assert one["flop"] == 2 * 88_099_584 + 4 * 100 * 12 * 12 * 64
+
+
+def test_random_model_digest_names_config_and_seed():
+    small = dataclasses.replace(RANDOM_CFG, num_layers=1)
+    digests = {random_model(RANDOM_CFG).digest, random_model(RANDOM_CFG, seed=1).digest, random_model(small).digest}
+    assert len(digests) == 3
+    assert random_model(RANDOM_CFG).digest in digests
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modes": ("slow",)}, "unknown mode 'slow'; there are fast, canonical, dvr, auto"),
+        ({"shares": (101,)}, "percentages from 0 to 100, got 101"),
+        ({"batches": ()}, "batches is empty"),
+        ({"batches": (0,)}, "batches must be at least 1, got 0"),
+        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+    ],
+)
+def test_run_bench_unsound_settings_are_refused(changes: dict, message: str):
+    with pytest.raises(InputError, match=message):
+        run_bench(random_model(RANDOM_CFG), **changes)
