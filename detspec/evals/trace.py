@@ -29,6 +29,9 @@ from detspec.viz.trace import Trace, TraceWindow
 
 Prompt = str | Sequence[int]
 
+OWN_NAME = "its fast path"
+ROUNDED_NAME = "its fast path with weights rounded to 8 bits"
+
 
 def run_trace(
     model: Model,
@@ -87,10 +90,16 @@ def find_rollback(
         draft_params = rounded_params(model.params) if rounded else None
         for batch in range(num_batches):
             sampling = SamplingParams(temperature=temperature, seed=batch * num_rows)
-            traces = trace_batch(model, requests, sampling, window=window, max_tokens=max_tokens, draft_params=draft_params)
-            for trace in traces:
-                if {entry.rolled_back for entry in trace.windows if entry.drafted} == {True, False}:
-                    return trace
+            traces = trace_batch(
+                *(model, requests, sampling),
+                window=window,
+                max_tokens=max_tokens,
+                draft_params=draft_params,
+                draft_name=ROUNDED_NAME if rounded else OWN_NAME,
+            )
+            both = [trace for trace in traces if {w.rolled_back for w in trace.windows if w.drafted} == {True, False}]
+            if both:  # rather one in which some guesses were right before the first wrong one
+                return max(both, key=lambda trace: next(w.accepted > 0 for w in trace.windows if w.rolled_back))
     return traces[0]
 
 
@@ -115,10 +124,11 @@ def trace_batch(
     window: int,
     max_tokens: int,
     draft_params: Params | None = None,
+    draft_name: str = "",
 ) -> list[Trace]:
     """Generates from all `prompts` side by side and records every window of each; see `run_trace`.
 
-    The seed of prompt `b` is `sampling.seed + b`, so that equal prompts give different texts.
+    The seed of prompt `b` is `sampling.seed + b`, so that equal prompts give different texts; `draft_name` goes into titles.
     """
     state, each, schedule, canonical = _start(model, prompts, sampling, window, max_tokens)
     first = _seen(state)
@@ -132,8 +142,8 @@ def trace_batch(
         for row in np.flatnonzero(before.live).tolist():
             windows[row].append(_window(model, row, before, draft, verified, after))
         before = after
-    guesses = "drafted by its fast path" if draft_params is None else "drafted with other weights"
-    title = f"model {model.digest[:12]}, {guesses}, temperature {sampling.temperature:g}"
+    draft_name = draft_name or (OWN_NAME if draft_params is None else "other weights")
+    title = f"model {model.digest[:12]}, drafted by {draft_name}, temperature {sampling.temperature:g}"
     return [
         Trace(
             prompt=tuple(_text(model, int(token)) for token in first.tokens[row, : first.committed[row] - 1]),
