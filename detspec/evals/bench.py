@@ -62,7 +62,7 @@ def run_bench(
         InputError: an unknown mode, a share outside 0 .. 100, nothing to measure, or requests that do not fit the model.
     """
     _check(modes, batches=batches, shares=shares, windows=windows, counts=(prompt_len, new_tokens, repeats))
-    prompts = _prompts(model, max(batches), prompt_len)
+    prompts = bench_prompts(model, max(batches), prompt_len)
     cases = {batch: cases_of(batch, modes, shares, windows) for batch in batches}
     progress = RunProgress(sum(len(c) for c in cases.values()) * (repeats + 1), on_progress)
     machine = measure_machine(model.cfg)
@@ -150,7 +150,7 @@ def _check(
         raise InputError(f"batches must be at least 1, got {bad[0]!r}")
 
 
-def _prompts(model: Model, number: int, prompt_len: int) -> list[tuple[int, ...]]:
+def bench_prompts(model: Model, number: int, prompt_len: int) -> list[tuple[int, ...]]:
     """`number` different prompts of `prompt_len` tokens: stretches of the demo's texts, or random ids without a tokenizer."""
     if model.tokenizer is None:
         ids = np.random.default_rng(0).integers(0, model.cfg.vocab_size, size=(number, prompt_len))
