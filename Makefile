@@ -3,6 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 NOTEBOOKS := $(wildcard notebooks/*.py)
+CELLS = $(BIN)/jupytext --quiet --to py:percent --opt notebook_metadata_filter=-all --output -
 
 # The first Python that is new enough; `make env PYTHON=/path/to/python` overrides the search.
 SUITABLE = import sys, venv; sys.exit(sys.version_info < (3, 11))
@@ -10,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format notebooks clean
+.PHONY: help env demo test lint format notebooks pairs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,14 +34,19 @@ format: env ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 notebooks: $(VENV)/.installed-notebooks ## execute every notebook into out/notebooks
-	@test -n "$(NOTEBOOKS)" || echo "no notebooks"
 	@mkdir -p out/notebooks
-	@for source in $(NOTEBOOKS); do \
+	@set -e; for source in $(NOTEBOOKS); do \
 		name=$$(basename $$source .py); \
+		$(CELLS) $$source > out/notebooks/$$name.cells; \
+		$(CELLS) $${source%.py}.ipynb | cmp --quiet out/notebooks/$$name.cells - || { \
+			echo "$$source and its .ipynb differ; write the latter anew: make pairs" >&2; exit 1; }; \
 		echo "executing $$source"; \
-		$(BIN)/jupytext --quiet --to ipynb --output out/notebooks/$$name.ipynb $$source && \
-		$(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace out/notebooks/$$name.ipynb || exit 1; \
+		$(BIN)/jupytext --quiet --to ipynb --output out/notebooks/$$name.ipynb $$source; \
+		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter nbconvert --log-level ERROR --to notebook --execute --inplace out/notebooks/$$name.ipynb; \
 	done
+
+pairs: $(VENV)/.installed-notebooks ## write each notebook's .ipynb from its .py, cells without outputs
+	@$(BIN)/jupytext --quiet --update --to ipynb $(NOTEBOOKS)
 
 clean: ## remove .venv, caches and outputs
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

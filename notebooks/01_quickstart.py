@@ -1,0 +1,137 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # detspec in five minutes
+#
+# Ask a language model the same thing twice and the bits of the answer differ, because the batch around the request differed.
+# `detspec` makes them equal: the fast path only *guesses*, one pass of a fixed shape *verifies*, and what it agrees with is
+# *committed*. This notebook shows it on a small model that comes with the package. It runs on a CPU, a GPU or a TPU.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("detspec") is None:  # on Colab, say
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "detspec[plots]"], check=True)
+
+# %%
+import dataclasses
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+import detspec as ds
+from detspec.evals.trace import find_rollback
+from detspec.viz.trace import trace_figure
+
+print(jax.devices()[0], "| jax", jax.__version__)
+
+# %% [markdown]
+# ## Load and generate
+#
+# `ds.load()` reads the small model of the package; a path to a Hugging Face folder of the Llama family works as well. It was
+# trained on Python code, so give it Python.
+
+# %%
+model = ds.load()
+engine = ds.Engine(model, ds.EngineConfig(max_rows=16, max_len=256))
+prompts = [
+    "def read_lines(path):\n",
+    "class Point:\n    def __init__(self, x, y):\n",
+    "import os\n\ndef walk(folder):\n    for name in",
+    "try:\n    value = int(text)\nexcept",
+] * 4
+sampling = ds.SamplingParams(max_tokens=64, temperature=0.8, seed=1, ignore_eos=True)
+completions = engine.generate(prompts, sampling)
+print(prompts[0] + completions[0].text)
+
+# %% [markdown]
+# ## The same requests, in another batch
+#
+# The first four once more, this time one at a time. Nothing about a request has changed; only its company has.
+
+
+# %%
+def generate(max_rows: int, deterministic: bool) -> list[ds.Completion]:
+    """Answers to the first four of as many prompts as run side by side."""
+    engine = ds.Engine(model, ds.EngineConfig(max_rows=max_rows, max_len=256))
+    requested = dataclasses.replace(sampling, deterministic=deterministic)
+    return engine.generate(prompts[: max(max_rows, 4)], requested)[:4]
+
+
+kinds = {"ordinary": False, "deterministic": True}
+together = {kind: generate(16, deterministic) for kind, deterministic in kinds.items()}
+alone = {kind: generate(1, deterministic) for kind, deterministic in kinds.items()}
+
+# %% [markdown]
+# Compared are tokens and the 32 bits of every log-probability: `==` on the bit pattern, no tolerance. Most changes are in the
+# last bits. Sooner or later one of them turns a token over, and from there on the two answers part.
+
+
+# %%
+def changed(a: ds.Completion, b: ds.Completion) -> np.ndarray:
+    """True at every position whose token, or whose log-probability's bits, differ."""
+    bits_a, bits_b = (np.asarray(c.logprobs, np.float32).view(np.uint32) for c in (a, b))
+    return (np.asarray(a.token_ids) != np.asarray(b.token_ids)) | (bits_a != bits_b)
+
+
+differs = {kind: np.stack([changed(*pair) for pair in zip(together[kind], alone[kind], strict=True)]) for kind in together}
+print(f"{'':<16}{'positions':>10}{'changed':>10}{'answers changed':>18}")
+for kind, strip in differs.items():
+    print(f"{kind:<16}{strip.size:>10}{strip.sum():>10}{strip.any(axis=1).sum():>13} of {len(strip)}")
+
+assert not differs["deterministic"].any(), "a deterministic answer depended on its batch"
+
+# %% [markdown]
+# The same as a picture: a line per answer, a column per token, red where a bit changed between the two batches.
+
+# %%
+figure, axes = plt.subplots(2, 1, figsize=(9, 2.6), sharex=True, layout="constrained")
+for axis, (kind, strip) in zip(axes, differs.items(), strict=True):
+    axis.imshow(strip, aspect="auto", cmap="RdYlGn_r", vmin=0, vmax=1, interpolation="nearest")
+    axis.set_title(f"{kind}: {strip.sum()} of {strip.size} positions changed", loc="left", fontsize=10)
+    axis.set_yticks(range(len(strip)), [f"answer {i}" for i in range(len(strip))], fontsize=7)
+axes[-1].set_xlabel("position after the prompt")
+plt.show()
+
+# %% [markdown]
+# ## Draft, verify, commit, roll back
+#
+# What one request went through, taken from a real run. In the first window every guess agreed with the verifying pass, whose
+# own next token comes as a bonus. In the second one a guess did not: the tokens up to it are kept, the pass's choice is
+# committed in its place, and the cache is *cut*: rollback is a smaller length, nothing is copied or undone.
+#
+# Guesses of the model itself rarely fail on a CPU. If none did here, the window shown was guessed with weights rounded to
+# 8 bits, and the title says so. What guesses never changes what is committed.
+
+# %%
+trace = find_rollback(model, prompts[:4], window=4)
+drafted = sum(len(window.drafted) for window in trace.windows)
+accepted = sum(window.accepted for window in trace.windows)
+print(f"{trace.title}: {accepted} of {drafted} guesses accepted in {len(trace.windows)} windows")
+figure = trace_figure(trace)
+figure
+
+# %% [markdown]
+# ## Next
+#
+# * `detspec doctor` certifies the device that it runs on; `detspec bench` measures what determinism costs there.
+# * `detspec generate --prompts in.jsonl --out out.jsonl` writes the same bytes whatever the batch size, and after any restart.
+# * `engine.fingerprint()` names everything that the bits may depend on. It goes with every result:
+
+# %%
+for name, value in engine.fingerprint().items():
+    print(f"{name:<12} {value}")
