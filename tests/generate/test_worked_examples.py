@@ -265,17 +265,6 @@ def test_guess_with_broken_keys_and_values_does_not_touch_the_places_before_it()
     assert guessed.finish.tolist() == without.finish.tolist() == [NOT_FINITE]
 
 
-def test_page_that_held_broken_values_serves_its_next_row():
-    """Slots past a row's length are stale: whatever lies in them, the row's bits are its own."""
-    fresh = state_of(TABLE_CFG, [request()], schedule=SCHEDULE, max_len=MAX_LEN)
-    broken = jax.tree.map(lambda pool: jnp.full_like(pool, jnp.nan), (fresh.cache.k, fresh.cache.v))
-    reused = fresh.replace(cache=fresh.cache.replace(k=broken[0], v=broken[1]))
-    no_guess = (np.zeros((1, MAX_LEN), np.int32), np.zeros(1, np.int32), np.int32(4))
-    states = [generate(table_model(), s, *no_guess, schedule=SCHEDULE, source="recorded") for s in (fresh, reused)]
-    assert committed(states[0]) == committed(states[1]) == [1, 2, 3, 4, 5, 6, 7]
-    assert bits(states[0].logprobs).tolist() == bits(states[1].logprobs).tolist()
-
-
 def test_broken_logits_at_once_commit_nothing():
     state = step([request((BROKEN,))], [[BROKEN, 14, 15]], params=table_model(broken=[BROKEN]))
     assert committed(state) == [BROKEN]

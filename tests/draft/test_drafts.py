@@ -1,0 +1,92 @@
+"""Draft sources on the model that counts up: how many tokens each guesses, and which."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.config import Schedule
+from detspec.draft.draft_fn import draft_limit
+from detspec.draft.none import no_draft
+from detspec.draft.recorded import recorded_draft
+from detspec.draft.self_draft import self_draft
+from detspec.errors import InputError
+from detspec.generate.prefill import prefill
+from detspec.sampling import SamplingParams
+from tests.fakes import TABLE_CFG, TABLE_LOGPROB, Request, state_of, table_model
+
+SCHEDULE = Schedule(rows=8, window=4, page=4)
+
+
+@partial(jax.jit, static_argnames=("schedule",))
+def caught_up(params, state, *, schedule):
+    return prefill(params, TABLE_CFG, state, schedule=schedule)
+
+
+def state_with(*samplings: SamplingParams, prompt=(1, 2, 3)):
+    state = state_of(TABLE_CFG, [Request(prompt, sampling) for sampling in samplings], schedule=SCHEDULE, max_len=16)
+    return caught_up(table_model(), state, schedule=SCHEDULE)
+
+
+def guessed(draft) -> list[list[int]]:
+    return [row[:count] for row, count in zip(draft.tokens.tolist(), draft.count.tolist(), strict=True)]
+
+
+def drafted_by_model(state):
+    return jax.jit(lambda params, state: self_draft(4, SCHEDULE)(params, TABLE_CFG, state))(table_model(), state)
+
+
+def test_self_draft_guesses_up_to_the_window_the_limit_and_the_stop_token():
+    """Limits 9 and 2 new tokens: a verified row guesses one less than it may still gain. Stop token 5 is guessed, no more."""
+    state = state_with(
+        SamplingParams(max_tokens=9), SamplingParams(max_tokens=2), SamplingParams(stop_token_ids=(5,), max_tokens=9)
+    )
+    draft = drafted_by_model(state)
+    assert guessed(draft) == [[4, 5, 6], [4], [4, 5]]
+    assert draft.final.tolist() == [False, False, False]
+
+
+def test_self_draft_of_ordinary_rows_is_final_with_its_log_probabilities():
+    """Nothing is added to it, so that it may guess the last token too."""
+    state = state_with(SamplingParams(max_tokens=2, deterministic=False), SamplingParams(max_tokens=2))
+    draft = drafted_by_model(state)
+    assert guessed(draft) == [[4, 5], [4]]
+    assert draft.final.tolist() == [True, False]
+    # float32 against float64 of 4 - log(e^4 + 15), numbers of size 4.
+    np.testing.assert_allclose(draft.logprobs[0, :2], TABLE_LOGPROB, rtol=0, atol=1e-6)
+
+
+def test_self_draft_of_a_row_that_ended_is_empty():
+    state = state_with(SamplingParams(max_tokens=9), SamplingParams(max_tokens=9))
+    draft = drafted_by_model(state.replace(live=jnp.asarray([False, True])))
+    assert guessed(draft) == [[], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("window", [0, 1])
+def test_self_draft_for_windows_without_room_is_refused(window):
+    with pytest.raises(InputError, match=f"window of at least 2 .* got {window}"):
+        self_draft(window, SCHEDULE)
+
+
+def test_recorded_draft_reads_on_from_the_committed_tokens():
+    state = state_with(*[SamplingParams(max_tokens=9)] * 4)
+    told = np.tile(np.arange(20, 28, dtype=np.int32), (4, 1))
+    draft = recorded_draft(jnp.asarray(told), jnp.asarray([8, 5, 3, 0]), 4)(None, TABLE_CFG, state)
+    assert guessed(draft) == [[23, 24, 25], [23, 24], [], []]
+    assert draft.final.tolist() == [False] * 4
+
+
+def test_no_draft_guesses_nothing():
+    draft = no_draft(None, TABLE_CFG, state_with(SamplingParams(max_tokens=2)))
+    assert guessed(draft) == [[]]
+    assert draft.tokens.shape == (1, 0)
+
+
+def test_draft_limit_leaves_one_token_to_the_pass():
+    """3 committed, window 4: limits 4, 5, 12 leave room for 1, 2, 9 tokens."""
+    state = state_with(*[SamplingParams(max_tokens=n) for n in (1, 2, 9)])
+    assert draft_limit(state, 4, jnp.zeros(3, bool)).tolist() == [0, 1, 3]
+    assert draft_limit(state, 4, jnp.ones(3, bool)).tolist() == [1, 2, 3]
+    assert draft_limit(state.replace(live=jnp.zeros(3, bool)), 4, jnp.zeros(3, bool)).tolist() == [0, 0, 0]

@@ -1,0 +1,100 @@
+"""The decoder: windows over pages and whole sequences are one model; parameters have the shapes a config asks for."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.cache import init_cache
+from detspec.config import ModelConfig, Schedule
+from detspec.model.params import init_params, param_shapes, params_bytes
+from detspec.model.transformer import forward, forward_sequences
+from detspec.state import NO_ROW, Windows
+from tests.fakes import RANDOM_CFG, bits, random_model
+
+F32 = dataclasses.replace(RANDOM_CFG, dtype="float32", tie_embeddings=True)
+LENGTH, PAGE = 24, 16
+TOKENS = np.random.default_rng(0).integers(0, RANDOM_CFG.vocab_size, LENGTH, dtype=np.int32)
+
+
+@partial(jax.jit, static_argnames=("cfg", "schedule"))
+def one_pass(params, cfg, windows, cache, *, schedule):
+    return forward(params, cfg, windows, cache, schedule=schedule)
+
+
+def windows_of(window: int, rows: int, row: int = 0) -> Windows:
+    """TOKENS of cache row `row` in one pass of `rows` token rows, the unused windows padding."""
+    groups, used = rows // window, LENGTH // window
+    tokens = np.zeros((groups, window), np.int32)
+    tokens[:used] = TOKENS.reshape(used, window)
+    index = np.arange(groups, dtype=np.int32)
+    return Windows(
+        tokens=tokens,
+        row=np.where(index < used, row, NO_ROW).astype(np.int32),
+        start=np.where(index < used, index * window, 0).astype(np.int32),
+        count=np.where(index < used, window, 0).astype(np.int32),
+    )
+
+
+def logits_of(cfg: ModelConfig, window: int, rows: int = 32, row: int = 0) -> np.ndarray:
+    cache = init_cache(cfg, max_rows=2, max_len=32, page=PAGE, dtype=jnp.dtype("float32"))
+    schedule = Schedule(rows=rows, window=window, page=PAGE)
+    logits, _ = one_pass(random_model(cfg), cfg, windows_of(window, rows, row), cache, schedule=schedule)
+    return np.asarray(logits).reshape(rows, -1)[:LENGTH]
+
+
+@pytest.mark.parametrize("window", [1, 8])
+def test_forward_over_pages_equals_forward_over_sequences(window):
+    """Several windows of one pass hold consecutive stretches of one sequence: a layer writes before it attends."""
+    whole = forward_sequences(random_model(F32), F32, jnp.asarray(TOKENS[None]))[0]
+    # Two orders of the same float32 sums, of some 64 terms, through 2 layers; logits of size 1.
+    np.testing.assert_allclose(logits_of(F32, window), whole, rtol=0, atol=2e-5)
+
+
+def test_forward_in_any_split_and_row_gives_the_same_bits():
+    expected = bits(logits_of(RANDOM_CFG, 1))
+    for window, row in ((2, 0), (8, 0), (8, 1)):
+        assert (bits(logits_of(RANDOM_CFG, window, row=row)) == expected).all()
+    whole = forward_sequences(random_model(RANDOM_CFG), RANDOM_CFG, jnp.asarray(TOKENS[None]))[0]
+    assert (bits(whole) != expected).any()  # other sums, other bits
+
+
+def test_forward_writes_the_pages_of_its_rows_and_the_scratch_page_only():
+    cache = init_cache(RANDOM_CFG, max_rows=2, max_len=32, page=PAGE, dtype=jnp.dtype("float32"))
+    _, after = one_pass(
+        random_model(RANDOM_CFG), RANDOM_CFG, windows_of(8, 32), cache, schedule=Schedule(rows=32, window=8, page=PAGE)
+    )
+    written = [(np.asarray(pool) != 0).any((1, 3)) for pool in (*after.k, *after.v)]  # [num_pages, page]
+    for slots in written:
+        assert slots[1].all()  # positions 0 .. 15 of row 0
+        assert slots[2].tolist() == [True] * 8 + [False] * 8  # 16 .. 23
+        assert not slots[3:].any()  # row 1
+    assert after.length.tolist() == cache.length.tolist()
+
+
+def test_logits_do_not_depend_on_later_tokens():
+    params = random_model(F32)
+    other = TOKENS.copy()
+    other[-1] += 1
+    first, second = (np.asarray(forward_sequences(params, F32, jnp.asarray(t[None]))[0]) for t in (TOKENS, other))
+    assert (bits(first[:-1]) == bits(second[:-1])).all()
+    assert (bits(first[-1]) != bits(second[-1])).any()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_init_params_has_the_shapes_and_dtype_of_its_config(tied):
+    cfg = dataclasses.replace(RANDOM_CFG, tie_embeddings=tied)
+    params = init_params(cfg, jax.random.key(1))
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
+    assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), param_shapes(cfg))
+    assert ("head" in params) is not tied
+    assert params_bytes(params) == 2 * cfg.num_params
+
+
+def test_init_params_is_a_function_of_its_key():
+    first, again, other = (init_params(RANDOM_CFG, jax.random.key(seed))["embed"].astype(jnp.float32) for seed in (1, 1, 2))
+    assert (bits(first) == bits(again)).all()
+    assert (bits(first) != bits(other)).any()

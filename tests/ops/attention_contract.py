@@ -1,0 +1,234 @@
+"""What every implementation of attention over a paged cache must do; a test class per implementation inherits it."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.config import Schedule
+from detspec.ops.attention.api import paged_attention
+from tests.fakes import bits
+
+TABLE_PAGES = 6  # pages of each sequence; its length decides how many are read
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of one problem; `N = K * Q`."""
+
+    G: int
+    W: int
+    K: int
+    Q: int
+    H: int
+    page: int
+
+
+GQA_SHAPES = tuple(Shape(G=3, W=8, K=2, Q=Q, H=16, page=16) for Q in (1, 2, 3, 8))
+PAGE_SHAPES = (Shape(G=2, W=5, K=1, Q=2, H=32, page=64), Shape(G=4, W=1, K=2, Q=4, H=64, page=16))
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Sequences in scattered pages, and queries at the last `W` positions of each."""
+
+    q: np.ndarray  # [G, W, N, H]
+    k: np.ndarray  # [num_pages, K, page, H]
+    v: np.ndarray
+    page_tables: np.ndarray  # [G, max_pages]
+    positions: np.ndarray  # [G, W]
+
+    def replace(self, **changes) -> "Problem":
+        return dataclasses.replace(self, **changes)
+
+
+def make_problem(shape: Shape, *, seed: int = 0, ends: tuple[int, ...] | None = None) -> Problem:
+    """Sequence `g` ends at `ends[g]`, by default at odd places of different pages."""
+    rng = np.random.default_rng(seed)
+    capacity = TABLE_PAGES * shape.page
+    ends = tuple(min(capacity, shape.W + 13 * g * g + 7) for g in range(shape.G)) if ends is None else ends
+    num_pages = 1 + shape.G * TABLE_PAGES
+    pool = (num_pages, shape.K, shape.page, shape.H)
+    return Problem(
+        q=rng.standard_normal((shape.G, shape.W, shape.K * shape.Q, shape.H), np.float32),
+        k=rng.standard_normal(pool, np.float32),
+        v=rng.standard_normal(pool, np.float32),
+        page_tables=1 + rng.permutation(num_pages - 1).reshape(shape.G, TABLE_PAGES).astype(np.int32),
+        positions=np.stack([np.arange(end - shape.W, end) for end in ends]).astype(np.int32),
+    )
+
+
+@partial(jax.jit, static_argnames=("schedule",))
+def attend(q, k, v, page_tables, positions, *, schedule: Schedule) -> jax.Array:
+    return paged_attention(q, k, v, page_tables, positions, schedule=schedule)
+
+
+def oracle(problem: Problem) -> np.ndarray:
+    """Plain causal attention in float64, one query at a time."""
+    G, W, N, H = problem.q.shape
+    K = problem.k.shape[1]
+    out = np.zeros((G, W, N, H))
+    for g in range(G):
+        k, v = (
+            x[problem.page_tables[g]].transpose(1, 0, 2, 3).reshape(K, -1, H).astype(np.float64) for x in (problem.k, problem.v)
+        )
+        for w in range(W):
+            seen = problem.positions[g, w] + 1
+            for n in range(N):
+                head = n // (N // K)
+                scores = k[head, :seen] @ problem.q[g, w, n].astype(np.float64) / np.sqrt(H)
+                weights = np.exp(scores - scores.max())
+                out[g, w, n] = weights @ v[head, :seen] / weights.sum()
+    return out
+
+
+class AttentionContract:
+    """Inherit, name the implementation, and give its dtype of queries and cache."""
+
+    implementation: str
+    dtype = "float32"
+
+    def schedule(self, shape: Shape, **changes) -> Schedule:
+        # Rows and window of the schedule are those of q; attention takes them from there.
+        values = {"rows": 64, "window": 1, "page": shape.page, "query_tile": 16, "cache_dtype": self.dtype}
+        return Schedule(**{**values, "implementation": self.implementation, **changes})
+
+    def run(self, problem: Problem, schedule: Schedule) -> np.ndarray:
+        q, k, v = (jnp.asarray(x).astype(self.dtype) for x in (problem.q, problem.k, problem.v))
+        return np.asarray(attend(q, k, v, problem.page_tables, problem.positions, schedule=schedule))
+
+    # In value ---------------------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("shape", [*GQA_SHAPES, *PAGE_SHAPES], ids=str)
+    def test_attention_of_grouped_heads_and_odd_lengths_equals_float64(self, shape):
+        problem = make_problem(shape)
+        got = self.run(problem, self.schedule(shape))
+        assert got.dtype == np.float32
+        # Averages of numbers of size 1 by weights that sum to 1: float32 keeps them to some 10 of 2**-24.
+        np.testing.assert_allclose(got, oracle(problem), rtol=0, atol=2e-6)
+
+    @pytest.mark.parametrize("num_splits", [1, 4])
+    @pytest.mark.parametrize("query_tile", [1, 4, 16])
+    def test_attention_in_tiles_and_splits_equals_float64(self, query_tile, num_splits):
+        shape = Shape(G=2, W=7, K=2, Q=2, H=16, page=16)
+        problem = make_problem(shape, ends=(9, 83))  # one row sees a single block: three of its splits see nothing
+        got = self.run(problem, self.schedule(shape, query_tile=query_tile, num_splits=num_splits))
+        np.testing.assert_allclose(got, oracle(problem), rtol=0, atol=2e-6)
+
+    def test_attention_at_the_first_position_returns_its_value(self):
+        shape = Shape(G=1, W=1, K=2, Q=2, H=16, page=16)
+        problem = make_problem(shape, ends=(1,))
+        got = self.run(problem, self.schedule(shape))
+        value = problem.v[problem.page_tables[0, 0], :, 0]
+        np.testing.assert_array_equal(got[0, 0], np.repeat(value, 2, axis=0))
+
+    # In bits ----------------------------------------------------------------------------------------------------------------
+
+    SHAPE = Shape(G=4, W=8, K=2, Q=2, H=16, page=16)
+
+    def base(self) -> tuple[Problem, np.ndarray]:
+        problem = make_problem(self.SHAPE, ends=(8, 21, 47, 90))
+        return problem, bits(self.run(problem, self.schedule(self.SHAPE)))
+
+    def test_bits_with_groups_permuted_are_permuted(self):
+        problem, expected = self.base()
+        order = [2, 0, 3, 1]
+        permuted = problem.replace(
+            q=problem.q[order], page_tables=problem.page_tables[order], positions=problem.positions[order]
+        )
+        assert (bits(self.run(permuted, self.schedule(self.SHAPE))) == expected[order]).all()
+        assert (expected[order] != expected).any()
+
+    @pytest.mark.parametrize("group", range(4))
+    def test_bits_with_other_neighbours_stay(self, group):
+        problem, expected = self.base()
+        other = make_problem(self.SHAPE, seed=1, ends=(96, 9, 33, 12))
+        q, positions, k, v = other.q.copy(), other.positions.copy(), other.k.copy(), other.v.copy()
+        q[group], positions[group] = problem.q[group], problem.positions[group]
+        pages = problem.page_tables[group]
+        k[pages], v[pages] = problem.k[pages], problem.v[pages]
+        mixed = problem.replace(q=q, positions=positions, k=k, v=v)
+        got = bits(self.run(mixed, self.schedule(self.SHAPE)))
+        assert (got[group] == expected[group]).all()
+        others = [g for g in range(4) if g != group]
+        assert (got[others] != expected[others]).any()
+
+    @pytest.mark.parametrize("split", [1, 2, 4, 8])
+    def test_bits_with_windows_cut_shorter_stay(self, split):
+        """32 rows as 4 windows of 8, 8 of 4, 16 of 2, 32 of 1."""
+        problem, expected = self.base()
+        G, W = self.SHAPE.G * 8 // split, split
+        cut = problem.replace(
+            q=problem.q.reshape(G, W, *problem.q.shape[2:]),
+            positions=problem.positions.reshape(G, W),
+            page_tables=np.repeat(problem.page_tables, 8 // split, axis=0),
+        )
+        got = bits(self.run(cut, self.schedule(self.SHAPE)))
+        assert (got.reshape(expected.shape) == expected).all()
+
+    @pytest.mark.parametrize("offset", [1, 3, 7])
+    def test_bits_with_queries_at_another_offset_of_their_window_stay(self, offset):
+        """The window starts `offset` positions earlier: what stood at places 0 .. W-offset stands `offset` places later."""
+        problem, expected = self.base()
+        shape = self.SHAPE
+        earlier = make_problem(shape, seed=2).q
+        q = np.concatenate([earlier[:, :offset], problem.q[:, : shape.W - offset]], axis=1)
+        moved = problem.replace(q=q, positions=np.maximum(problem.positions - offset, 0))
+        got = bits(self.run(moved, self.schedule(shape)))
+        assert (got[1:, offset:] == expected[1:, : shape.W - offset]).all()  # group 0 starts at 0 and cannot move
+        assert (got[1:, :offset] != expected[1:, :offset]).any()
+
+    def test_bits_with_pages_elsewhere_stay(self):
+        problem, expected = self.base()
+        moved = np.random.default_rng(3).permutation(len(problem.k) - 1) + 1  # page p moves to moved[p - 1]
+        k, v = problem.k.copy(), problem.v.copy()
+        k[moved], v[moved] = problem.k[1:], problem.v[1:]
+        elsewhere = problem.replace(k=k, v=v, page_tables=moved[problem.page_tables - 1].astype(np.int32))
+        assert (bits(self.run(elsewhere, self.schedule(self.SHAPE))) == expected).all()
+        forgotten = elsewhere.replace(page_tables=problem.page_tables)
+        assert (bits(self.run(forgotten, self.schedule(self.SHAPE))) != expected).any()
+
+    @pytest.mark.parametrize("size", [1.0, 1e30])
+    def test_bits_with_anything_finite_in_stale_slots_stay(self, size):
+        problem, expected = self.base()
+        k, v = problem.k.copy(), problem.v.copy()
+        rng = np.random.default_rng(4)
+        stale = np.ones((len(k), self.SHAPE.page), bool)
+        for table, positions in zip(problem.page_tables, problem.positions, strict=True):
+            for pos in range(positions[-1] + 1):
+                stale[table[pos // self.SHAPE.page], pos % self.SHAPE.page] = False
+        for pool in (k, v):
+            noise = (size * rng.standard_normal(pool.shape)).astype(np.float32)
+            np.copyto(pool, noise, where=stale[:, None, :, None])
+        assert (bits(self.run(problem.replace(k=k, v=v), self.schedule(self.SHAPE))) == expected).all()
+        k[problem.page_tables[3, 0], :, 0] += 1  # a slot that is not stale
+        assert (bits(self.run(problem.replace(k=k, v=v), self.schedule(self.SHAPE))) != expected).any()
+
+    def test_bits_of_a_short_row_beside_a_longer_neighbour_stay(self):
+        """Blocks past a row's position are run for the neighbour's sake and must be no-ops."""
+        problem, expected = self.base()
+        alone = problem.replace(positions=np.minimum(problem.positions, np.arange(8, dtype=np.int32)))
+        got = bits(self.run(alone, self.schedule(self.SHAPE)))
+        assert (got[0] == expected[0]).all()
+        assert (got[3] != expected[3]).any()
+
+    def test_bits_with_splits_over_the_sequence_differ(self):
+        """Why the canonical pass has none."""
+        problem, expected = self.base()
+        assert (bits(self.run(problem, self.schedule(self.SHAPE, num_splits=4))) != expected).any()
+
+    def test_bits_with_other_pages_differ(self):
+        """The page is the block of the reduction: the same keys and values in pages of 32 add up in another order."""
+        problem, expected = self.base()
+
+        def merged(pool: np.ndarray) -> np.ndarray:
+            pairs = pool[problem.page_tables].reshape(-1, 2, *pool.shape[1:]).transpose(0, 2, 1, 3, 4)
+            return pairs.reshape(len(pairs), pool.shape[1], 2 * self.SHAPE.page, self.SHAPE.H)
+
+        tables = np.arange(self.SHAPE.G * TABLE_PAGES // 2, dtype=np.int32).reshape(self.SHAPE.G, -1)
+        paired = problem.replace(k=merged(problem.k), v=merged(problem.v), page_tables=tables)
+        np.testing.assert_allclose(self.run(paired, self.schedule(self.SHAPE, page=32)), oracle(problem), rtol=0, atol=2e-6)
+        assert (bits(self.run(paired, self.schedule(self.SHAPE, page=32))) != expected).any()

@@ -1,0 +1,150 @@
+"""Norm, rotary embedding and matrix products: right in value, and the same bits for a row beside any others."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.ops.linear import linear, linear_f32
+from detspec.ops.norm import rms_norm
+from detspec.ops.rope import apply_rope, rope_frequencies
+from detspec.ops.row_sum import fixed_sum, native_sum
+from tests.fakes import bits
+
+ROWS = (1, 2, 3, 4, 8, 16, 64, 256)
+EPS = 1e-5
+
+
+@partial(jax.jit, static_argnames=("summed_by",))
+def norm(x, scale, *, summed_by=fixed_sum):
+    return rms_norm(x, scale, EPS, summed_by)
+
+
+@pytest.mark.parametrize("width", [64, 96, 256, 1000])
+def test_rms_norm_equals_float64(width):
+    rng = np.random.default_rng(width)
+    x, scale = rng.standard_normal((5, 3, width), np.float32), rng.standard_normal(width, np.float32)
+    exact = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + EPS) * scale
+    # Four float32 roundings and the sum's: some 10 of 2**-24, relative.
+    np.testing.assert_allclose(norm(x, scale), exact, rtol=1e-6, atol=1e-9)
+
+
+def test_rms_norm_in_bfloat16_rounds_before_the_scale():
+    """As Hugging Face Llama does: normed in float32, rounded to bfloat16, then scaled in bfloat16."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((7, 64)), jnp.bfloat16)
+    scale = jnp.asarray(rng.standard_normal(64), jnp.bfloat16)
+    x64 = np.asarray(x, np.float64)
+    normed = jnp.asarray((x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + EPS)).astype(np.float32)).astype(jnp.bfloat16)
+    got = norm(x, scale)
+    assert got.dtype == jnp.bfloat16
+    # Where float32 and float64 stand on two sides of a rounding border, bfloat16 differs by one unit of 2**-8.
+    np.testing.assert_allclose(got.astype(jnp.float32), (normed * scale[None]).astype(jnp.float32), rtol=2**-7, atol=0)
+    assert (got == normed * scale[None]).mean() > 0.98
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [64, 96, 257, 1000])
+def test_rms_norm_beside_any_number_of_rows_gives_the_same_bits(width, dtype):
+    rng = np.random.default_rng(width)
+    x = jnp.asarray(rng.standard_normal((256, width)), dtype)
+    scale = jnp.asarray(rng.standard_normal(width), dtype)
+    assert len({bits(norm(x[:rows], scale)[:1].astype(jnp.float32)).tobytes() for rows in ROWS}) == 1
+
+
+def test_rms_norm_in_the_backends_own_order_gives_other_bits_somewhere():
+    def variants(width: int) -> int:
+        x = np.random.default_rng(width).standard_normal((256, width), np.float32)
+        return len({bits(norm(x[:rows], np.ones(width, np.float32), summed_by=native_sum)[:1]).tobytes() for rows in ROWS})
+
+    assert max(variants(width) for width in (64, 96, 256, 257, 688, 1000, 2048)) > 1
+
+
+@pytest.mark.parametrize(("head_dim", "theta"), [(2, 1e4), (16, 1e4), (64, 5e5)])
+def test_apply_rope_equals_float64(head_dim, theta):
+    """Half-split layout: component i turns with component i + H/2 by the angle position * theta**(-2i/H)."""
+    rng = np.random.default_rng(head_dim)
+    x = rng.standard_normal((6, 3, head_dim), np.float32)
+    positions = np.asarray([0, 1, 2, 17, 300, 2047], np.int32)
+    got = apply_rope(jnp.asarray(x), jnp.asarray(positions), rope_frequencies(head_dim, theta))
+    angle = positions[:, None, None] * theta ** (-np.arange(0, head_dim, 2) / head_dim)
+    first, second = np.split(x.astype(np.float64), 2, axis=-1)
+    exact = np.concatenate(
+        [first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)], axis=-1
+    )
+    # Angles go up to 2047 in float32 with frequencies good to 2**-23: off by at most 2047 * 2**-22 = 5e-4; times |x| <= 4.
+    np.testing.assert_allclose(got[:3], exact[:3], rtol=0, atol=4e-6)
+    np.testing.assert_allclose(got, exact, rtol=0, atol=2e-3)
+
+
+def test_apply_rope_at_position_zero_changes_no_bit():
+    x = np.random.default_rng(0).standard_normal((4, 2, 16), np.float32)
+    rotated = apply_rope(jnp.asarray(x), jnp.zeros(4, jnp.int32), rope_frequencies(16, 1e4))
+    assert (bits(rotated) == bits(x)).all()
+
+
+def test_apply_rope_keeps_scores_of_equal_distances():
+    """q at p against k at p - 3 is the same product for every p: that is what the rotation is for."""
+    rng = np.random.default_rng(1)
+    q, k = (jnp.asarray(rng.standard_normal((1, 1, 16)), jnp.float32) for _ in range(2))
+    frequencies = rope_frequencies(16, 1e4)
+
+    def score(p: int, distance: int) -> float:
+        turned = [apply_rope(x, jnp.asarray([at], jnp.int32), frequencies) for x, at in ((q, p), (k, p - distance))]
+        return float((turned[0] * turned[1]).sum())
+
+    # Sums of 16 products of size 1, angles up to 100: 100 * 2**-22 each.
+    assert all(abs(score(p, 3) - score(3, 3)) < 4e-4 for p in (4, 10, 100))
+    assert abs(score(10, 3) - score(10, 4)) > 1e-2
+
+
+def test_rotated_row_beside_any_number_of_rows_gives_the_same_bits():
+    x = np.random.default_rng(2).standard_normal((256, 4, 16), np.float32)
+    positions = np.arange(256, dtype=np.int32)[::-1].copy()
+    rotate = jax.jit(lambda x, positions: apply_rope(x, positions, rope_frequencies(16, 1e4)))
+    assert len({bits(rotate(x[:rows], positions[:rows])[:1]).tobytes() for rows in ROWS}) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_linear_equals_float64(dtype):
+    rng = np.random.default_rng(0)
+    x, weight = jnp.asarray(rng.standard_normal((2, 5, 96)), dtype), jnp.asarray(rng.standard_normal((32, 96)), dtype)
+    exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    got = linear_f32(x, weight)
+    assert got.dtype == jnp.float32
+    # 96 products of size 1 added in float32: at most 96 * 2**-24 of the sum of absolute values, about 96 * 0.64.
+    np.testing.assert_allclose(got, exact, rtol=0, atol=96 * 2.0**-24 * 96)
+    assert linear(x, weight).dtype == x.dtype
+    assert (linear(x, weight) == got.astype(x.dtype)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_linear_of_few_rows_equals_that_of_the_rows_it_is_padded_to(dtype, rows):
+    rng = np.random.default_rng(rows)
+    x, weight = jnp.asarray(rng.standard_normal((4, 64)), dtype), jnp.asarray(rng.standard_normal((96, 64)), dtype)
+    product = jax.jit(linear_f32)
+    assert (bits(product(x[:rows], weight)) == bits(product(x, weight))[:rows]).all()
+    assert (bits(product(x[:rows, None], weight))[:, 0] == bits(product(x, weight))[:rows]).all()
+
+
+def test_linear_of_one_bfloat16_row_equals_that_of_many_on_this_cpu():
+    """Certified by device, not promised: on the CPU the bits of a bfloat16 product have not depended on 1 to 64 rows."""
+    rng = np.random.default_rng(5)
+    x, weight = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((64, 64), (96, 64)))
+    product = jax.jit(linear_f32)
+    assert len({bits(product(x[:rows], weight)[:1]).tobytes() for rows in (1, 2, 4, 8, 16, 32, 64)}) == 1
+
+
+def test_product_of_one_row_left_unpadded_gives_other_bits_somewhere():
+    """Why `linear` pads: XLA:CPU has another code path for one row."""
+    product = jax.jit(lambda x, weight: jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32))
+
+    def variants(width: int, dtype: str) -> int:
+        rng = np.random.default_rng(width)
+        x, weight = (jnp.asarray(rng.standard_normal((rows, width)), dtype) for rows in (64, 96))
+        return len({bits(product(x[:rows], weight)[:1]).tobytes() for rows in (1, 4, 64)})
+
+    assert max(variants(width, dtype) for width in (64, 256, 1024) for dtype in ("float32", "bfloat16")) > 1

@@ -1,0 +1,61 @@
+"""Sums over rows: the fixed order gives a row the same bits beside any number of rows, the backend's own does not."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from detspec.config import Schedule
+from detspec.ops.row_sum import fixed_sum, native_sum, sum_fn
+from tests.fakes import bits
+
+ROWS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 100, 256)
+LENGTHS = (1, 5, 16, 64, 97, 211, 256, 688, 2048)
+
+
+@partial(jax.jit, static_argnames=("summed_by",))
+def sum_of_squares(x, *, summed_by):
+    """As norms use it: the sum may be compiled into one loop with what comes before."""
+    return summed_by(x * x)
+
+
+def first_row_bits(summed_by, length: int) -> set[int]:
+    rng = np.random.default_rng(length)
+    x = rng.standard_normal((max(ROWS), length), np.float32)
+    return {int(bits(sum_of_squares(x[:rows], summed_by=summed_by))[0]) for rows in ROWS}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_fixed_sum_beside_any_number_of_rows_gives_the_same_bits(length):
+    assert len(first_row_bits(fixed_sum, length)) == 1
+
+
+def test_native_sum_beside_other_numbers_of_rows_gives_other_bits_somewhere():
+    assert any(len(first_row_bits(native_sum, length)) > 1 for length in LENGTHS)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_fixed_sum_in_groups_gives_the_bits_of_rows(length):
+    x = np.random.default_rng(0).standard_normal((4, 6, length), np.float32)
+    flat = bits(sum_of_squares(x.reshape(24, length), summed_by=fixed_sum))
+    assert (bits(sum_of_squares(x, summed_by=fixed_sum)).reshape(-1) == flat).all()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_fixed_sum_equals_float64(length):
+    x = np.random.default_rng(1).standard_normal((3, length), np.float32)
+    # A tree of log2(2048) = 11 levels errs by at most 11 * 2**-24 of the sum of absolute values.
+    np.testing.assert_array_less(np.abs(fixed_sum(x) - x.astype(np.float64).sum(-1)), 11 * 2.0**-24 * np.abs(x).sum(-1) + 1e-30)
+
+
+def test_fixed_sum_adds_halves():
+    """[a b c d] -> (a + c) + (b + d): 1e8 meets -1e8 first, so that 1 and 2 survive; from left to right 1 would be lost."""
+    assert float(fixed_sum(np.float32([1e8, 1, -1e8, 2]))) == 3.0
+    assert float(np.float32(1e8) + np.float32(1) + np.float32(-1e8) + np.float32(2)) == 2.0
+
+
+def test_sum_fn_takes_the_order_from_the_schedule():
+    assert sum_fn(Schedule()) is fixed_sum
+    assert sum_fn(Schedule(reductions="native")) is native_sum
+    assert sum_fn(Schedule().fast(4)) is native_sum

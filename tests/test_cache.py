@@ -1,0 +1,65 @@
+"""The paged cache: page-table arithmetic, sizes, and writing in place."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.cache import SCRATCH_PAGE, append, cache_bytes, init_cache
+from tests.fakes import TABLE_CFG
+
+
+def make_cache(max_rows=3, max_len=10, page=4, dtype=jnp.float32):
+    return init_cache(TABLE_CFG, max_rows=max_rows, max_len=max_len, page=page, dtype=jnp.dtype(dtype))
+
+
+def test_init_cache_hands_every_page_but_the_scratch_page_to_one_row():
+    cache = make_cache()
+    assert cache.page_table.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert SCRATCH_PAGE == 0
+    assert cache.k[0].shape == cache.v[0].shape == (10, 1, 4, 2)
+    assert len(cache.k) == len(cache.v) == TABLE_CFG.num_layers
+    assert cache.length.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("max_len", "page", "rounded"), [(10, 4, 12), (12, 4, 12), (1, 16, 16), (16, 16, 16), (17, 16, 32)])
+def test_init_cache_rounds_rows_up_to_whole_pages(max_len, page, rounded):
+    cache = make_cache(max_len=max_len, page=page)
+    assert cache.max_len == rounded
+    assert cache.page == page
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_cache_bytes_are_those_of_the_pools(dtype):
+    sizes = {"max_rows": 3, "max_len": 10, "page": 4, "dtype": jnp.dtype(dtype)}
+    cache = init_cache(TABLE_CFG, **sizes)
+    assert cache_bytes(TABLE_CFG, **sizes) == sum(pool.nbytes for pool in (*cache.k, *cache.v))
+
+
+def test_append_writes_position_5_of_pages_3_and_1_to_slot_1_of_page_1():
+    """Page 4, a row with pages [3 1]: position 5 lies in page_table[5 // 4] = 1 at slot 5 % 4 = 1, position 2 in page 3."""
+    table, positions = np.asarray([3, 1]), np.asarray([5, 2])
+    pages = jnp.zeros((4, 2, 4, 3))
+    new = jnp.arange(1, 13, dtype=jnp.float32).reshape(2, 2, 3)
+    written = np.array(append(pages, new, jnp.asarray(table[positions // 4]), jnp.asarray(positions % 4)))
+    assert (written[1, :, 1] == new[0]).all()
+    assert (written[3, :, 2] == new[1]).all()
+    written[1, :, 1] = written[3, :, 2] = 0
+    assert (written == 0).all()
+
+
+def test_append_rounds_to_the_dtype_of_the_pages():
+    pages = jnp.zeros((2, 1, 4, 2), jnp.bfloat16)
+    written = append(pages, jnp.full((1, 1, 2), 1.003, jnp.float32), jnp.asarray([1]), jnp.asarray([0]))
+    assert written.dtype == jnp.bfloat16
+    assert (written[1, 0, 0] == jnp.bfloat16(1.0)).all()  # the next bfloat16 is 1.0078
+
+
+def test_append_to_donated_pages_writes_in_place():
+    pages = jnp.zeros((4, 1, 4, 2))
+    address = pages.unsafe_buffer_pointer()
+    index = jnp.asarray([1])
+    written = jax.jit(append, donate_argnums=0)(pages, jnp.ones((1, 1, 2)), index, index)
+    assert written.unsafe_buffer_pointer() == address
+    kept = jax.jit(append)(written, jnp.ones((1, 1, 2)), index, index)
+    assert kept.unsafe_buffer_pointer() != address
