@@ -14,8 +14,10 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Piece, Request, Stats
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
+from detspec.evals.trace import find_rollback, run_trace
 from detspec.generate.loop import generate
 from detspec.sampling import SamplingParams
+from detspec.viz.trace import save_trace, trace_figure
 
 __all__ = [
     "Completion",
@@ -30,7 +32,11 @@ __all__ = [
     "Schedule",
     "Stats",
     "default_schedule",
+    "find_rollback",
     "fingerprint",
     "generate",
     "load",
+    "run_trace",
+    "save_trace",
+    "trace_figure",
 ]

@@ -76,7 +76,7 @@ class Trace:
 
     Attributes:
         prompt: its tokens as text.
-        windows: all windows in order, the first one opened by the token that prefill chose.
+        windows: all windows in order, the first one opened by the last token of the prompt.
         other_rows: how many other requests were in the batch.
         title: a line over the picture: model, fingerprint.
     """

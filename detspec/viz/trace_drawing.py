@@ -64,8 +64,8 @@ def draw_window(axes: Axes, trace: Trace, index: int, top: float) -> None:
     columns = [MARGIN + i * (COLUMN + GAP) for i in range(4)]
     stages = ["Prefill" if index == 0 else f"Prefill and {_count(index, 'window')}", "Decode", "Verify", _outcome(window)]
     remarks = [
-        "the prompt's K/V and the first token" if index == 0 else "what is final so far",
-        "the fast path guesses ahead",
+        "the prompt's K/V but for its last token T₀" if index == 0 else "what is final so far",
+        "cheap steps guess ahead",
         "one pass of a fixed shape over T₀ and the guesses",
         "a guess differs: the cache is cut" if window.rolled_back else "every guess agrees",
     ]
