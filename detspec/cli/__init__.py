@@ -1,5 +1,5 @@
 """The command line: `detspec --help`."""
 
-from detspec.cli.main import main
+from detspec.cli.commands import main
 
 __all__ = ["main"]

@@ -2,6 +2,6 @@
 
 import sys
 
-from detspec.cli.main import main
+from detspec.cli.commands import main
 
 sys.exit(main())

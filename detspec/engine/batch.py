@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from detspec.engine.engine import Engine
 from detspec.engine.progress import Progress
-from detspec.engine.request import Completion, Request
+from detspec.engine.request import Completion, Request, Stats
 from detspec.errors import InputError
 from detspec.sampling import SamplingParams
 
@@ -154,9 +154,11 @@ def generate_lines(engine: Engine, requests: Sequence[Request], file: BinaryIO, 
         following = next(order, None)
         failed: set[str] = set()
         num_tokens = 0
+        counters = Stats()
         for completion in engine.run(requests, on_segment=progress.segment):
             waiting[completion.id] = completion
             num_tokens += len(completion.token_ids)
+            counters += completion.stats
             progress.finished()
             if completion.finish_reason == "error":
                 failed.add(completion.id)
@@ -175,9 +177,9 @@ def generate_lines(engine: Engine, requests: Sequence[Request], file: BinaryIO, 
         "compile_s": round(prepared - began, 3),
         "generate_s": round(generate_s, 3),
         "tok_per_s": round(num_tokens / generate_s, 1),
-        "mean_acceptance_length": engine.stats.mean_acceptance_length,
-        "draft_acceptance_rate": engine.stats.draft_acceptance_rate,
-        **dataclasses.asdict(engine.stats),
+        "mean_acceptance_length": counters.mean_acceptance_length,
+        "draft_acceptance_rate": counters.draft_acceptance_rate,
+        **dataclasses.asdict(counters),
         "plans": {
             plan.label: {"certified": certificate.equal, "differs": certificate.differs, "step_ms": certificate.step_s * 1e3}
             for plan, certificate in engine.certificates.items()

@@ -1,0 +1,133 @@
+"""Exit codes, one-line errors, help."""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from detspec.cli import commands, options
+from detspec.cli.commands import main
+from detspec.engine.engine_config import METHODS, EngineConfig
+from detspec.errors import InputError
+from detspec.evals import bench
+from detspec.sampling import SamplingParams
+
+COMMANDS = ("demo", "generate", "doctor", "trace", "train", "bench")
+CLI = Path(commands.__file__).parent
+NEEDED = {"generate": ["--prompts", "-", "--out", "-"], "train": ["config.py"]}
+
+
+def parsed(*argv: str):
+    return commands.make_parser().parse_args(argv)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_shows_its_options(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr()
+    assert f"usage: detspec {command}" in shown.out
+    assert shown.err == ""
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(f"    {command}" in shown for command in COMMANDS)
+
+
+@pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.name)
+def test_cli_module_imports_nothing_slow_before_it_runs(path):
+    """Only the standard library, `errors` and itself: what a subcommand runs it imports inside its function."""
+    for node in ast.parse(path.read_text()).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert name.split(".")[0] in sys.stdlib_module_names or name.startswith(("detspec.cli", "detspec.errors"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "required: COMMAND"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["generate", "--prompts", "x"], "required: --out"),
+        (["generate", "--prompts", "x", "--out", "y", "--max-tokens", "many"], "invalid int value: 'many'"),
+        (["generate", "--prompts", "x", "--out", "y", "--method", "magic"], "invalid choice: 'magic'"),
+        (["demo", "--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_bad_option_is_one_line_and_exit_code_2(argv, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("detspec: error: ")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "message"),
+    [
+        (InputError("no such\n  thing: look elsewhere"), 2, "detspec: error: no such thing: look elsewhere\n"),
+        (KeyboardInterrupt(), 130, "detspec: interrupted\n"),
+    ],
+)
+def test_exception_of_a_command_becomes_a_line_and_a_code(raised, code, message, monkeypatch, capsys):
+    def run(args: object) -> int:
+        raise raised
+
+    monkeypatch.setattr("detspec.cli.doctor.run", run)
+    assert main(["doctor"]) == code
+    assert capsys.readouterr().err == message
+
+
+def test_unexpected_exception_keeps_its_traceback(monkeypatch):
+    def run(args: object) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("detspec.cli.doctor.run", run)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["doctor"])
+
+
+def test_defaults_are_those_of_the_library():
+    args = parsed("generate", *NEEDED["generate"])
+    assert options.sampling_of(args) == SamplingParams()
+    assert (args.max_rows, args.method, args.num_speculative_tokens) == (
+        EngineConfig().max_rows,
+        EngineConfig().method,
+        EngineConfig().num_speculative_tokens,
+    )
+    assert options.METHODS == METHODS
+    assert importlib.import_module("detspec.cli.bench").MODES == bench.MODES
+
+
+def test_sampling_options_reach_the_parameters():
+    args = parsed(
+        *("generate", *NEEDED["generate"], "--max-tokens", "5", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9"),
+        *("--min-p", "0.1", "--seed", "7", "--ignore-eos", "--stop-token-ids", "1", "2", "--ordinary"),
+    )
+    assert options.sampling_of(args) == SamplingParams(
+        max_tokens=5,
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        min_p=0.1,
+        seed=7,
+        ignore_eos=True,
+        stop_token_ids=(1, 2),
+        deterministic=False,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_function(command):
+    assert callable(parsed(command, *NEEDED.get(command, [])).run)

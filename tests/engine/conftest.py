@@ -1,0 +1,38 @@
+"""One model and three engines for all tests of this folder: compiling is what takes the time."""
+
+import pytest
+
+from detspec.checkpoint.load import Model
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from tests.engine.byte_model import SCHEDULE, load_folder
+
+MAX_LEN = 64
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_folder(tmp_path_factory.mktemp("model") / "bytes")
+
+
+def make_engine(model: Model, max_rows: int, method: str) -> Engine:
+    config = EngineConfig(max_rows=max_rows, max_len=MAX_LEN, method=method, num_speculative_tokens=3, schedule=SCHEDULE)
+    return Engine(model, config)
+
+
+@pytest.fixture(scope="session")
+def one_row(model: Model) -> Engine:
+    """One canonical row at a time."""
+    return make_engine(model, 1, "none")
+
+
+@pytest.fixture(scope="session")
+def three_rows(model: Model) -> Engine:
+    """Windows of four tokens, drafted by the fast path."""
+    return make_engine(model, 3, "self")
+
+
+@pytest.fixture(scope="session")
+def eight_rows(model: Model) -> Engine:
+    """Whatever is faster."""
+    return make_engine(model, 8, "auto")

@@ -1,0 +1,85 @@
+"""A program whose bits are not the anchor's is found out and not used."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.checkpoint.load import Model
+from detspec.config import Schedule
+from detspec.engine.certify import _first_difference
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import decode_plan, fast_plan, self_plan
+from detspec.errors import InputError
+from detspec.sampling import SamplingParams
+from tests.engine.byte_model import SCHEDULE, facts
+
+
+def engine_of(model: Model, max_len: int, **config) -> Engine:
+    return Engine(model, EngineConfig(max_rows=2, max_len=max_len, num_speculative_tokens=3, schedule=SCHEDULE, **config))
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, *, windows: bool) -> None:
+    """Canonical passes of single rows, and with `windows` of all lengths, sum in the backend's own order."""
+
+    def budget(self: Schedule, rows: int, window: int) -> Schedule:
+        reductions = "native" if windows or window == 1 else "fixed"
+        return dataclasses.replace(self, rows=rows, window=window, reductions=reductions)
+
+    monkeypatch.setattr(Schedule, "budget", budget)
+
+
+# A length of the cache that no other test uses: programs are cached by shape, and spoilt ones must not be met again.
+def test_certify_with_native_sums_in_the_canonical_pass_refuses_the_engine(model, monkeypatch):
+    spoil(monkeypatch, windows=True)
+    engine = engine_of(model, 73, method="none")
+    with pytest.raises(InputError, match=r"does not certify the canonical pass at 2 rows.*detspec doctor"):
+        engine.generate([[1], [2]], SamplingParams(max_tokens=4))
+    certificate = engine.certificates[decode_plan(2)]
+    assert not certificate.equal
+    assert "tokens after the prompt" in certificate.differs
+    assert "the anchor has" in certificate.differs
+
+
+def test_engine_with_one_broken_plan_uses_the_other(model, one_row, monkeypatch):
+    sampling = SamplingParams(max_tokens=8, temperature=0.8, seed=1)
+    expected = [facts(c) for c in one_row.generate([[1, 2, 3], [4]], sampling)]
+    monkeypatch.setattr("detspec.engine.planner.WORTH_DRAFTING", float("inf"))
+    spoil(monkeypatch, windows=False)
+    engine = engine_of(model, 74, method="auto")
+    found = engine.generate([[1, 2, 3], [4]], sampling)
+    assert not engine.certificates[decode_plan(2)].equal
+    assert engine.certificates[self_plan(2, 4, SCHEDULE.rows)].equal
+    assert found[0].stats.num_draft_tokens > 0
+    assert [facts(c) for c in found] == expected
+
+
+def test_certify_of_sound_plans_finds_them_equal_and_times_them(three_rows):
+    three_rows.generate([[1], [2], [3]], SamplingParams(max_tokens=2))
+    canonical = three_rows.certificates[self_plan(3, 4, SCHEDULE.rows)]
+    assert canonical.equal
+    assert canonical.differs == ""
+    assert 0 < canonical.step_s < 10
+    assert not three_rows.certificates[fast_plan(3)].equal  # it promises nothing
+
+
+def test_certify_leaves_no_trace_in_what_follows(model, one_row):
+    """An engine that certifies in between gives what one does that certified before."""
+    one_row.generate([[1]], SamplingParams(max_tokens=1))
+    engine = Engine(model, one_row.config)
+    first = engine.generate([[5, 6]], SamplingParams(max_tokens=6))
+    assert facts(first[0]) == facts(one_row.generate([[5, 6]], SamplingParams(max_tokens=6))[0])
+    assert engine.stats.num_verify_passes == 6  # the made-up requests are not counted
+    assert not bool(jnp.any(engine._state.live))
+
+
+def test_first_difference_names_row_and_position():
+    tokens = np.asarray([[5, 6, 7], [5, 6, 8]], np.int32)
+    logprobs = np.asarray([[0, -1, -2], [0, -1, -2]], np.float32)
+    other = logprobs.copy()
+    assert _first_difference([[5], [5]], tokens, logprobs, tokens, other) == ""
+    other[1, 2] = np.nextafter(np.float32(-2), np.float32(0))
+    found = _first_difference([[5], [5]], tokens, logprobs, tokens, other)
+    assert found.startswith("row 1 at position 2 (1 tokens after the prompt): token 8 and log-probability np.float32(-2.0)")

@@ -1,0 +1,81 @@
+"""Which plan is chosen, worked out by hand."""
+
+import itertools
+
+import pytest
+
+from detspec.engine.policy import Plan, buckets, choose, decode_plan, fast_plan, pow2_ceil, self_plan, step_tokens
+
+
+def windows(batch: int, seconds: dict[int, float]) -> dict[Plan, float]:
+    """Plans of these windows, each with the seconds of its step."""
+    return {decode_plan(batch) if w == 1 else self_plan(batch, w, 64): s for w, s in seconds.items()}
+
+
+@pytest.mark.parametrize(
+    ("plan", "deterministic", "ordinary", "acceptance", "expected"),
+    [
+        (decode_plan(8), 5, 2, 0.5, 7),  # one token each
+        (fast_plan(8), 0, 6, 0.5, 6),
+        (self_plan(1, 4, 64), 1, 0, 1.0, 4),  # three guesses and the bonus
+        (self_plan(1, 4, 64), 1, 0, 0.0, 1),  # the correction alone
+        (self_plan(1, 4, 64), 1, 0, 0.5, 1.875),  # 1 + 1/2 + 1/4 + 1/8
+        (self_plan(4, 4, 64), 2, 2, 0.5, 9.75),  # and three drafted tokens for each ordinary row
+    ],
+)
+def test_step_tokens_of_small_cases(plan, deterministic, ordinary, acceptance, expected):
+    assert step_tokens(plan, deterministic, ordinary, acceptance) == expected
+
+
+def test_choose_with_few_rows_and_cheap_drafts_takes_long_windows():
+    """A decode step of 10 ms against a window of 16 for 40 ms: 16 tokens in four times the time."""
+    plans = windows(1, {1: 0.010, 4: 0.020, 16: 0.040})
+    assert choose(plans, 1, 0, 0.99).window == 16
+
+
+def test_choose_with_many_rows_and_dear_drafts_takes_single_rows():
+    """With the device busy a window of 16 costs 15 steps and a pass, more than 16 decode steps."""
+    plans = windows(32, {1: 0.010, 4: 0.050, 16: 0.200})
+    assert choose(plans, 32, 0, 1.0).window == 1
+
+
+@pytest.mark.parametrize(("acceptance", "window"), [(0.99, 16), (0.6, 4), (0.05, 1)])
+def test_choose_with_lower_acceptance_takes_shorter_windows(acceptance, window):
+    """Tokens a millisecond, by window 1 / 4 / 16: at 0.99 .10 .25 .37; at 0.6 .10 .14 .06; at 0.05 .10 .07 .03."""
+    plans = windows(1, {1: 0.010, 4: 0.016, 16: 0.040})
+    assert choose(plans, 1, 0, acceptance).window == window
+
+
+def test_choose_with_ordinary_rows_weighs_what_they_commit():
+    """Ordinary rows commit every guess: at acceptance 0 a window of 4 gives 1 + 3 n tokens in 20 ms, decoding 1 + n in 10."""
+    plans = windows(8, {1: 0.010, 4: 0.020})
+    assert choose(plans, 1, 0, 0.0).window == 1  # 50 a second against 100
+    assert choose(plans, 1, 7, 0.0).window == 4  # 1100 a second against 800
+
+
+def test_choose_is_a_function_of_its_arguments_alone():
+    plans = windows(4, {1: 0.010, 4: 0.020, 16: 0.040})
+    for order in itertools.permutations(plans):
+        assert choose({plan: plans[plan] for plan in order}, 2, 1, 0.7) == choose(plans, 2, 1, 0.7)
+
+
+@pytest.mark.parametrize("max_rows", range(1, 70))
+def test_buckets_hold_every_number_of_rows(max_rows):
+    sizes = buckets(max_rows)
+    assert sizes[0] == 1
+    assert sizes[-1] == max_rows
+    assert list(sizes) == sorted(set(sizes))
+
+
+@pytest.mark.parametrize(("n", "expected"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (64, 64), (65, 128)])
+def test_pow2_ceil(n, expected):
+    assert pow2_ceil(n) == expected
+
+
+@pytest.mark.parametrize("batch", [1, 3, 5, 16, 33])
+@pytest.mark.parametrize("window", [2, 4, 16, 64])
+def test_self_plan_keeps_to_the_budget_unless_a_window_alone_is_more(batch, window):
+    plan = self_plan(batch, window, 32)
+    assert plan.rows % window == 0
+    assert plan.rows <= max(32, window)
+    assert not plan.fast
