@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from detspec.cli.options import add_model, add_subcommand, load_model
+from detspec.cli.options import add_model, add_subcommand, keep_compiled, load_model
 
 DESCRIPTION = """Measures tokens a second of ordinary and of deterministic generation at several batch sizes and percentages of
 deterministic requests, in turn and repeatedly, after compiling; compares the bits, too. Modes: fast (nothing verified),
@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     from detspec.evals.bench import bench_table, random_model, run_bench
     from detspec.presets import preset
 
-    cfg = preset(args.preset) if hasattr(args, "preset") else None
-    model = load_model(args) if cfg is None else random_model(cfg)
+    keep_compiled(args)
+    model = random_model(preset(args.preset)) if hasattr(args, "preset") else load_model(args)
     with Progress(0, "runs") as progress:
         result = run_bench(
             model,

@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
         report = run_demo(model, max_tokens=args.max_tokens, progress=progress.next_stage)
         progress.next_stage("drawing a window")
         picture = draw(model, report.prompts, Path(args.out))
-    print(report.table())
-    print(picture)
+    print(f"{report.table()}\n\n{picture}")
     if not report.held:
         print("detspec: error: deterministic generation changed bits between batches", file=sys.stderr)
         return 1

@@ -74,11 +74,17 @@ def add_engine(parser: argparse.ArgumentParser, *, max_rows: int = 32) -> None:
 def load_model(args: argparse.Namespace) -> "Model":
     """The model of `--model`, with compiled programs kept for the next start unless that is turned off."""
     from detspec.checkpoint.load import load
+
+    keep_compiled(args)
+    return load(getattr(args, "model", None))
+
+
+def keep_compiled(args: argparse.Namespace) -> None:
+    """Keeps compiled programs for the next start, unless that is turned off; before anything is compiled."""
     from detspec.environment import enable_compile_cache
 
     if not args.no_compile_cache:
         enable_compile_cache()
-    return load(getattr(args, "model", None))
 
 
 def sampling_of(args: argparse.Namespace) -> "SamplingParams":

@@ -12,11 +12,13 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         subcommands,
         "train",
         "train a small model",
-        "Trains what CONFIG describes; a run found in the work folder is continued.",
+        "Trains what FILE describes; a run found in the work folder is continued.",
     )
-    parser.add_argument("config", metavar="CONFIG", help="a Python file with get_config(), such as configs/tiny_python.py")
     parser.add_argument(
-        "--workdir", metavar="DIR", default=argparse.SUPPRESS, help="checkpoints, log, export (default: runs/NAME-OF-CONFIG)"
+        "--config", required=True, metavar="FILE", help="a Python file with get_config(), such as configs/tiny_python.py"
+    )
+    parser.add_argument(
+        "--workdir", metavar="DIR", default=argparse.SUPPRESS, help="checkpoints, log, export (default: runs/NAME-OF-FILE)"
     )
     parser.add_argument("--no-resume", action="store_true", help="refuse a work folder that already holds a run")
     parser.set_defaults(run=run)

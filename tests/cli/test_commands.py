@@ -16,7 +16,7 @@ from detspec.sampling import SamplingParams
 
 COMMANDS = ("demo", "generate", "doctor", "trace", "train", "bench")
 CLI = Path(commands.__file__).parent
-NEEDED = {"generate": ["--prompts", "-", "--out", "-"], "train": ["config.py"]}
+NEEDED = {"generate": ["--prompts", "-", "--out", "-"], "train": ["--config", "config.py"]}
 
 
 def parsed(*argv: str):

@@ -59,7 +59,7 @@ def test_demo_prints_its_table_and_fails_if_the_control_finds_nothing(small, fol
     assert "temperature 0.8, 4 rows, shuffled" in table
     assert "Self draft at temperature 0: " in table
     for kind in demo.KINDS:
-        assert sum(run.kind == kind for run in found.runs) == {"ordinary": 6, "deterministic": 8}[kind]
+        assert sum(run.kind == kind for run in found.runs) == {"ordinary": 12, "deterministic": 14}[kind]
     drafted = next(run for run in found.runs if "self draft" in run.label)
     assert all(completion.stats.num_draft_tokens > 0 for completion in drafted.completions)
 
