@@ -28,7 +28,7 @@ from detspec.train.config import Phase, TrainConfig
 def get_config():
     return TrainConfig(
         model=ModelConfig(
-            vocab_size=300, d_model=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, d_ff=48,
+            vocab_size=300, d_model=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, d_ff=48,
             tie_embeddings=True, max_position=64, dtype="float32",
         ),
         corpus={corpus!r}, holdout_one_in=3, seed={seed},
@@ -82,7 +82,7 @@ def start_in_process(config_path: Path, workdir: Path, stop_after_line: int) -> 
     """Runs in a process of its own and kills it as soon as its log has `stop_after_line` lines."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = subprocess.Popen([sys.executable, "-c", RUN, str(config_path), str(workdir)], env=environment)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(read_log(workdir / "log.jsonl")) < stop_after_line:
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline, "the run wrote no log"
