@@ -97,7 +97,7 @@ def bench_table(result: dict[str, Any]) -> str:
         f"{model['num_params'] / 1e6:.1f} M parameters, {model['dtype']}, {model['bytes'] / 1e6:.0f} MB; "
         f"prompt {settings['prompt_len']}, {settings['new_tokens']} new tokens, greedy, median of {settings['repeats']}",
         f"{result['fingerprint']['device_kind']}, {machine['cpu_count']} cores, load {machine['load_average']:.1f} at first, "
-        f"jax {result['fingerprint']['jax']}; copy {machine['copy_bytes_per_s'] / 1e9:.1f} GB/s, "
+        f"jax {result['fingerprint']['jax']}; weights read at {machine['read_bytes_per_s'] / 1e9:.1f} GB/s, "
         f"matrix product {machine['flop_per_s'] / 1e12:.2f} TFLOP/s",
     ]
     for entry in result["batches"]:

@@ -45,7 +45,7 @@ def test_run_bench_names_versions_model_and_settings(result: dict):
     assert {"jax", "device_kind", "model", "schedule"} <= set(result["fingerprint"])
     assert result["model"]["num_params"] == RANDOM_CFG.num_params
     assert result["settings"]["repeats"] == 3
-    assert result["machine"]["copy_bytes_per_s"] > 0
+    assert result["machine"]["read_bytes_per_s"] > 0
     assert result["machine"]["flop_per_s"] > 0
 
 
@@ -124,17 +124,23 @@ def test_cases_shares_are_rounded_up_and_not_repeated():
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "copy_bytes_per_s", "flop_per_s", "name"),
-    [(1.0, 1e6, 1e15, "memory"), (1.0, 1e15, 1e6, "compute"), (1e9, 1e6, 1e6, "overhead")],
+    ("read_share", "multiply_share", "name"),
+    [(0.8, 0.1, "memory"), (0.1, 0.8, "compute"), (0.1, 0.1, "overhead"), (2.0, 0.1, "overhead")],
+    ids=("reading", "multiplying", "neither", "weights in caches"),
 )
-def test_bound_names_what_explains_the_step(step_ms: float, copy_bytes_per_s: float, flop_per_s: float, name: str):
-    machine = {"copy_bytes_per_s": copy_bytes_per_s, "flop_per_s": flop_per_s}
-    assert bound(RANDOM_CFG, machine, batch=1, context=10, step_ms=step_ms)["name"] == name
+def test_bound_names_what_explains_the_step(read_share: float, multiply_share: float, name: str):
+    needs = bound(RANDOM_CFG, {"read_bytes_per_s": 1.0, "flop_per_s": 1.0}, batch=1, context=10, step_ms=1.0)
+    step_s = 1e-3
+    machine = {
+        "read_bytes_per_s": needs["bytes"] / (read_share * step_s),
+        "flop_per_s": needs["flop"] / (multiply_share * step_s),
+    }
+    assert bound(RANDOM_CFG, machine, batch=1, context=10, step_ms=1e3 * step_s)["name"] == name
 
 
 def test_bound_counts_weights_once_and_keys_and_values_per_row():
     """100.7 M weights less an embedding of 16384 x 768 that is only looked up: 88,099,584."""
-    machine = {"copy_bytes_per_s": 1.0, "flop_per_s": 1.0}
+    machine = {"read_bytes_per_s": 1.0, "flop_per_s": 1.0}
     cfg = preset("random_100m")
     one, two = (bound(cfg, machine, batch=batch, context=100, step_ms=1.0) for batch in (1, 2))
     assert 2 * one["bytes"] - two["bytes"] == 2 * 88_099_584
