@@ -6,7 +6,7 @@ random state.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -46,12 +46,15 @@ class SamplingParams:
     deterministic: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stop_token_ids: Any = self.stop_token_ids
+        if isinstance(stop_token_ids, str) or not isinstance(stop_token_ids, Iterable):
+            raise InputError(f"sampling parameter stop_token_ids must be a list of token ids, got {stop_token_ids!r}")
+        object.__setattr__(self, "stop_token_ids", tuple(stop_token_ids))
         whole, number = (int, np.integer), (int, float, np.integer, np.floating)
         accepted: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
             "max_tokens": (whole, lambda x: x >= 1, "an integer of at least 1"),
-            "temperature": (number, lambda x: 0 <= x < float("inf"), "a finite number of at least 0"),
-            "top_k": (whole, lambda x: x >= 0, "an integer of at least 0 (0 keeps all tokens)"),
+            "temperature": (number, lambda x: 0 <= x <= 1e6, "a number in 0 .. 1e6 (0 is greedy)"),
+            "top_k": (whole, lambda x: 0 <= x < 2**31, "an integer in 0 .. 2**31-1 (0 keeps all tokens)"),
             "top_p": (number, lambda x: 0 < x <= 1, "a number in (0, 1]"),
             "min_p": (number, lambda x: 0 <= x <= 1, "a number in [0, 1]"),
             "seed": (whole, lambda x: 0 <= x < 2**32, "an integer in 0 .. 2**32-1"),
@@ -89,7 +92,7 @@ def sample(logits_f32: jax.Array, position: jax.Array, rows: RowSampling, *, sch
 
     Returns:
         Tokens `[R]` int32 and their raw log-probabilities `[R]` float32: of the model's own distribution, before
-        temperature and filters. A row with a logit that is not finite gets nan.
+        temperature and filters. A row with a nan or +inf logit gets nan.
     """
     with jax.named_scope("sample"):
         random = rows.temperature > 0

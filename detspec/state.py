@@ -92,6 +92,7 @@ class Verified(flax.struct.PyTreeNode):
 
     targets: jax.Array  # [B, W] int32, the choice after each token of the window
     logprobs: jax.Array  # [B, W] float32, raw log-probability of each target
+    guessed: jax.Array  # [B] int32, drafted tokens that were in the window
     accepted: jax.Array  # [B] int32, leading drafted tokens that equal their targets
     verified: jax.Array  # [B] bool, False for rows that were not in the pass
     cache: KVCache

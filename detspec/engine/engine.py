@@ -23,9 +23,8 @@ from detspec.engine.programs import prefill_rows, run_segment
 from detspec.engine.request import FINISH_REASONS, Completion, Piece, Request, Stats, completion_digest
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
-from detspec.generate.insert import all_stop_ids, check_prompt, clear_pages, init_state, insert
+from detspec.generate.insert import all_stop_ids, check_prompt, init_state, insert
 from detspec.sampling import SamplingParams
-from detspec.state import NOT_FINITE
 
 
 class Engine:
@@ -239,9 +238,7 @@ class Engine:
 
     def _retire(self, row: int) -> Stats:
         """Frees `row` and adds what its request did to the engine's counters."""
-        counters, finish = jax.device_get((self._state.counters, self._state.finish))
-        if finish[row] == NOT_FINITE:
-            self._state = clear_pages(self._state, jnp.int32(row))
+        counters = jax.device_get(self._state.counters)
         stats = Stats(**{field.name: int(getattr(counters, field.name)[row]) for field in dataclasses.fields(Stats)})
         self.stats += stats
         self._requests[row] = None

@@ -46,7 +46,7 @@ def commit(state: GenState, draft: Draft, verified: Verified) -> GenState:
         committed=committed,
         live=state.live & (finish == RUNNING),
         finish=finish,
-        counters=_count(state.counters, draft, verified, num_new),
+        counters=_count(state.counters, verified, num_new),
         cache=cache,
     )
 
@@ -56,12 +56,12 @@ def _first(true_at: jax.Array, none: jax.Array) -> jax.Array:
     return jnp.where(true_at.any(1), jnp.argmax(true_at, axis=1).astype(jnp.int32), none)
 
 
-def _count(counters: Counters, draft: Draft, verified: Verified, num_new: jax.Array) -> Counters:
+def _count(counters: Counters, verified: Verified, num_new: jax.Array) -> Counters:
     """A rollback is a guess that was refused inside the committed run; what a stop token made void is none."""
     was_verified = verified.verified.astype(jnp.int32)
-    drafted = draft.count * was_verified
+    drafted = verified.guessed * was_verified
     accepted = jnp.minimum(verified.accepted, num_new) * was_verified
-    rolled_back = verified.verified & (verified.accepted < draft.count) & (num_new == verified.accepted + 1)
+    rolled_back = verified.verified & (verified.accepted < verified.guessed) & (num_new == verified.accepted + 1)
     return Counters(
         num_verify_passes=counters.num_verify_passes + was_verified,
         num_draft_tokens=counters.num_draft_tokens + drafted,

@@ -133,15 +133,6 @@ def _put_requests(
     )
 
 
-@partial(jax.jit, donate_argnames=("state",))
-def clear_pages(state: GenState, row: jax.Array) -> GenState:
-    """Zeroes the pages of `row`. Stale numbers are harmless, stale nan and inf are not: `0 * nan` is nan."""
-    pages = state.cache.page_table[row]
-    k = tuple(pool.at[pages].set(0) for pool in state.cache.k)
-    v = tuple(pool.at[pages].set(0) for pool in state.cache.v)
-    return state.replace(cache=state.cache.replace(k=k, v=v))
-
-
 def take_rows(state: GenState, rows: jax.Array) -> GenState:
     """The state of `rows [b]` alone, over the same page pools."""
     pools = state.cache

@@ -53,7 +53,7 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
         targets, logprobs = (jnp.take_along_axis(x, shift, axis=1) for x in (targets, logprobs))
     agrees = (targets[:, : W - 1] == draft.tokens) & (jnp.arange(W - 1, dtype=jnp.int32)[None, :] < num_guessed[:, None])
     accepted = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(1, dtype=jnp.int32)
-    return Verified(targets=targets, logprobs=logprobs, accepted=accepted, verified=wanted, cache=cache)
+    return Verified(targets=targets, logprobs=logprobs, guessed=num_guessed, accepted=accepted, verified=wanted, cache=cache)
 
 
 def unverified(draft: Draft) -> Verified:
@@ -62,6 +62,7 @@ def unverified(draft: Draft) -> Verified:
     return Verified(
         targets=jnp.zeros(shape, jnp.int32),
         logprobs=jnp.zeros(shape, jnp.float32),
+        guessed=jnp.zeros(shape[0], jnp.int32),
         accepted=jnp.zeros(shape[0], jnp.int32),
         verified=jnp.zeros(shape[0], bool),
         cache=draft.cache,

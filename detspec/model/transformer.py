@@ -40,15 +40,18 @@ def forward(
     frequencies = rope_frequencies(cfg.head_dim, cfg.rope_theta)
     sum_row = sum_fn(schedule)
 
-    x = embed(params, windows.tokens.reshape(-1))  # [R, D]
+    x = lookup(params["embed"], windows.tokens.reshape(-1))  # [R, D]
     k_pools, v_pools = [], []
     for index, layer in enumerate(params["layers"]):
 
         def attend(
             q: jax.Array, k: jax.Array, v: jax.Array, k_pages: jax.Array = cache.k[index], v_pages: jax.Array = cache.v[index]
         ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            k_pages = append(k_pages, k, page_ids, slots)
-            v_pages = append(v_pages, v, page_ids, slots)
+            # A token whose keys or values are not finite breaks whoever attends to it, and nobody else: nan keys are masked
+            # with their scores, but nan values would reach rows that mask them, as `0 * nan`.
+            sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]
+            k_pages = append(k_pages, jnp.where(sound, k, jnp.nan), page_ids, slots)
+            v_pages = append(v_pages, jnp.where(sound, v, jnp.zeros_like(v)), page_ids, slots)
             q = q.reshape(G, W, cfg.num_heads, cfg.head_dim)
             attended = paged_attention(q, k_pages, v_pages, tables, positions, schedule=schedule)
             return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)
@@ -58,6 +61,13 @@ def forward(
         k_pools.append(k_pages)
         v_pools.append(v_pages)
     return logits_f32(params, cfg, x, sum_row).reshape(G, W, -1), cache.replace(k=tuple(k_pools), v=tuple(v_pools))
+
+
+def lookup(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """`table[rows]`, by bit pattern where it has two-byte elements: XLA:CPU converts a whole bf16 table to look up one row."""
+    if table.dtype.itemsize != 2:
+        return table[rows]
+    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(table, jnp.uint16)[rows], table.dtype)
 
 
 def forward_sequences(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
