@@ -1,6 +1,6 @@
 """A small Llama trained on the Python standard library: the model that is shipped with the package.
 
-    detspec train configs/tiny_python.py
+    detspec train --config configs/tiny_python.py
 
 Corpus     .py files of the standard library of CPython 3.11.7, without tests and tables: 577 files, 9.6 MB, 3.0 M tokens to
            train on; 24 files, 336 kB, 102 k tokens held out by a hash of their names. Another Python has another corpus.

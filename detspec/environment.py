@@ -25,14 +25,19 @@ def default_schedule() -> Schedule:
 
 
 def fingerprint() -> dict[str, str]:
-    """What the committed bits may depend on besides model, request and schedule: device kind and compiler versions."""
+    """What the committed bits may depend on besides model, request and schedule: device kind and compiler versions.
+
+    On a CPU the instruction sets count too: XLA compiles for them, and a virtual machine may hide some of its model's.
+    """
     device = jax.devices()[0]
+    on_cpu = device.platform == "cpu"
     return {
         "detspec": version("detspec"),
         "jax": jax.__version__,
         "jaxlib": version("jaxlib"),
         "backend": device.platform,
-        "device_kind": _cpu_model() if device.platform == "cpu" else device.device_kind,
+        "device_kind": _cpu_model() if on_cpu else device.device_kind,
+        "instruction_sets": hashlib.sha256(_cpu_flags().encode()).hexdigest()[:16] if on_cpu else "",
         "compiler": device.client.platform_version.replace("\n", " "),
         "mesh": "1",
     }
@@ -41,13 +46,13 @@ def fingerprint() -> dict[str, str]:
 def enable_compile_cache() -> Path:
     """Keeps compiled programs in the user's cache folder for the next start; call it before anything is compiled.
 
-    One folder for each fingerprint and instruction set: a home folder may be shared by unlike machines. The environment
+    One folder for each fingerprint: a home folder may be shared by unlike machines. The environment
     variable JAX_COMPILATION_CACHE_DIR, if set, is taken as it is. Returns the folder.
     """
     chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    machine = json.dumps([fingerprint(), _cpu_flags()], sort_keys=True)
+    machine = json.dumps(fingerprint(), sort_keys=True)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "detspec" / "xla" / hashlib.sha256(machine.encode()).hexdigest()[:16]
     jax.config.update("jax_compilation_cache_dir", str(folder))
