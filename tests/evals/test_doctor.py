@@ -1,5 +1,7 @@
 """The doctor certifies what holds, and names the axis and layer of what does not."""
 
+import dataclasses
+
 import jax
 import pytest
 
@@ -40,13 +42,16 @@ def test_doctor_canonical_schedule_certified(model: Model) -> None:
     assert plans[decode_plan(2)].equal
 
 
-def test_examine_split_kv_in_canonical_pass_named(model: Model) -> None:
+def test_examine_split_kv_in_canonical_pass_named() -> None:
     # Where the KV sequence is cut then follows the longest neighbour: a doctor that certified this would certify anything.
+    # In float32, because rounding to bfloat16 hides most differences of a model this small.
+    cfg = dataclasses.replace(CFG, dtype="float32")
+    model = Model(cfg, init_params(cfg, jax.random.key(0)), None, (), "random")
     broken = Schedule(rows=8, window=4, page=4, num_splits=4)
     checks, control = examine(model, broken)
     failed = {check.axis: check.differs for check in checks if not check.equal}
-    assert "prefix rebuild" in failed
-    assert "keys of layer 1" in failed["prefix rebuild"]  # layer 0's keys do not depend on attention
+    assert "neighbours" in failed
+    assert all("keys of layer 1" in differs for differs in failed.values())  # layer 0's keys do not depend on attention
     assert "group index" not in failed
     assert not control.equal
 
