@@ -6,6 +6,9 @@ Worked example, page 4, one row of length 6 (two pages, handed out as 3 and 1):
     length[b]     = 6          positions 6 and later are stale: they are masked, never cleared
 
 Page 0 is scratch: rows that pad a pass write there, and nothing that counts reads it.
+
+Keys lie with their slots last and values with their head dimension last, so that both products of the attention,
+`[rows, H] @ [H, page]` and `[rows, page] @ [page, H]`, read their right-hand side as it lies.
 """
 
 import flax.struct
@@ -20,7 +23,7 @@ SCRATCH_PAGE = 0
 class KVCache(flax.struct.PyTreeNode):
     """Keys and values of all rows, in pages shared by one pool a layer."""
 
-    k: tuple[jax.Array, ...]  # L x [num_pages, K, page, H]
+    k: tuple[jax.Array, ...]  # L x [num_pages, K, H, page]
     v: tuple[jax.Array, ...]  # L x [num_pages, K, page, H]
     page_table: jax.Array  # [B, max_pages] int32
     length: jax.Array  # [B] int32, valid slots
@@ -28,7 +31,7 @@ class KVCache(flax.struct.PyTreeNode):
     @property
     def page(self) -> int:
         """Slots in one page, which is also the KV block of the canonical reduction."""
-        return self.k[0].shape[2]
+        return self.v[0].shape[2]
 
     @property
     def max_len(self) -> int:
@@ -40,11 +43,11 @@ def init_cache(cfg: ModelConfig, *, max_rows: int, max_len: int, page: int, dtyp
     """An empty cache of `max_rows` rows of `max_len` positions (rounded up to whole pages) with an identity page table."""
     max_pages = -(-max_len // page)
     num_pages = 1 + max_rows * max_pages
-    shape = (num_pages, cfg.num_kv_heads, page, cfg.head_dim)
+    K, H = cfg.num_kv_heads, cfg.head_dim
     table = 1 + jnp.arange(max_rows * max_pages, dtype=jnp.int32).reshape(max_rows, max_pages)
     return KVCache(
-        k=tuple(jnp.zeros(shape, dtype) for _ in range(cfg.num_layers)),
-        v=tuple(jnp.zeros(shape, dtype) for _ in range(cfg.num_layers)),
+        k=tuple(jnp.zeros((num_pages, K, H, page), dtype) for _ in range(cfg.num_layers)),
+        v=tuple(jnp.zeros((num_pages, K, page, H), dtype) for _ in range(cfg.num_layers)),
         page_table=table,
         length=jnp.zeros(max_rows, jnp.int32),
     )
@@ -56,6 +59,11 @@ def cache_bytes(cfg: ModelConfig, *, max_rows: int, max_len: int, page: int, dty
     return 2 * cfg.num_layers * num_pages * cfg.num_kv_heads * page * cfg.head_dim * jnp.dtype(dtype).itemsize
 
 
-def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array) -> jax.Array:
+def append_keys(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array) -> jax.Array:
+    """Writes `new [R, K, H]` at `(page_ids [R], slots [R])` of `pages [num_pages, K, H, page]`, in place when donated."""
+    return pages.at[page_ids, :, :, slots].set(new.astype(pages.dtype), mode="promise_in_bounds")
+
+
+def append_values(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array) -> jax.Array:
     """Writes `new [R, K, H]` at `(page_ids [R], slots [R])` of `pages [num_pages, K, page, H]`, in place when donated."""
     return pages.at[page_ids, :, slots].set(new.astype(pages.dtype), mode="promise_in_bounds")

@@ -8,8 +8,6 @@ from detspec.errors import InputError
 
 IMPLEMENTATIONS = ("reference",)
 ALIGNMENTS = ("free", "window")
-# KV splits of the fast path by live-batch bucket; 1 where missing. Measured on the CPU: splitting buys nothing with two cores.
-FAST_SPLITS: dict[int, int] = {}
 REDUCTIONS = ("fixed", "native")
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
@@ -81,11 +79,12 @@ class Schedule:
     another value of the same class: `schedule.fast(batch)`.
 
     Attributes:
-        rows: `R`, token rows of a canonical pass; a power of two.
-        window: `W`, consecutive positions of one sequence in one window; a power of two dividing `rows`.
+        rows: `R`, token rows of a canonical pass; a multiple of `window`.
+        window: `W`, consecutive positions of one sequence in one window; a power of two.
         page: slots of one cache page, which is the KV block of the attention's reduction; a power of two.
         query_tile: most query rows that attention handles together; a power of two.
         num_splits: parts that the KV sequence is cut into and merged from; 1 in a canonical pass.
+        fast_splits: `num_splits` of the fast path. 1 was fastest at every batch on two CPU cores.
         reductions: order of the sums in norms, softmax and log-probabilities: "fixed" by the length of a row alone, as a
             canonical pass needs it, or "native", XLA's own, which may depend on how many rows there are.
         cache_dtype: of keys and values in the cache: "float32", "bfloat16" or "float16".
@@ -100,18 +99,19 @@ class Schedule:
     page: int = 64
     query_tile: int = 16
     num_splits: int = 1
+    fast_splits: int = 1
     reductions: str = "fixed"
     cache_dtype: str = "float32"
     alignment: str = "free"
     implementation: str = "reference"
 
     def __post_init__(self) -> None:
-        for field in ("rows", "window", "page", "query_tile", "num_splits"):
+        for field in ("window", "page", "query_tile", "num_splits", "fast_splits"):
             value = getattr(self, field)
             if not isinstance(value, int) or value < 1 or value & (value - 1):
                 raise InputError(f"Schedule.{field} must be a power of two, got {value!r}")
-        if self.window > self.rows:
-            raise InputError(f"Schedule.window ({self.window}) must not exceed Schedule.rows ({self.rows})")
+        if not isinstance(self.rows, int) or self.rows < 1 or self.rows % self.window:
+            raise InputError(f"Schedule.rows must be a positive multiple of Schedule.window ({self.window}), got {self.rows!r}")
         for field, accepted in (
             ("reductions", REDUCTIONS),
             ("cache_dtype", tuple(DTYPES)),
@@ -132,6 +132,6 @@ class Schedule:
 
     def fast(self, batch: int) -> "Schedule":
         """The cheapest decode schedule for `batch` live rows: one-row windows, sums in the backend's own order."""
-        rows = 1 << (batch - 1).bit_length()
-        splits = FAST_SPLITS.get(rows, 1)
-        return dataclasses.replace(self, rows=rows, window=1, alignment="free", num_splits=splits, reductions="native")
+        return dataclasses.replace(
+            self, rows=batch, window=1, alignment="free", num_splits=self.fast_splits, reductions="native"
+        )

@@ -105,8 +105,15 @@ def sample(logits_f32: jax.Array, position: jax.Array, rows: RowSampling, *, sch
             return jnp.where(random[:, None], kept + _gumbel(rows.seed, position, logits.shape[1]), logits)
 
         chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, logits_f32)
-        tokens = jnp.argmax(chosen_by, axis=-1).astype(jnp.int32)
+        tokens = _first_largest(chosen_by)
         return tokens, _raw_logprobs(logits_f32, tokens, sum_fn(schedule))
+
+
+def _first_largest(x: jax.Array) -> jax.Array:
+    """`argmax` of `x [R, V]` over its last axis, V - 1 for a row with a nan; two plain reductions vectorise on the CPU."""
+    V = x.shape[1]
+    index = jnp.arange(V, dtype=jnp.int32)[None, :]
+    return jnp.where(x == x.max(-1, keepdims=True), index, V - 1).min(-1)
 
 
 def _gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.cache import SCRATCH_PAGE, append, cache_bytes, init_cache
+from detspec.cache import SCRATCH_PAGE, append_keys, append_values, cache_bytes, init_cache
 from tests.fakes import TABLE_CFG
 
 
@@ -17,7 +17,8 @@ def test_init_cache_hands_every_page_but_the_scratch_page_to_one_row():
     cache = make_cache()
     assert cache.page_table.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert SCRATCH_PAGE == 0
-    assert cache.k[0].shape == cache.v[0].shape == (10, 1, 4, 2)
+    assert cache.k[0].shape == (10, 1, 2, 4)
+    assert cache.v[0].shape == (10, 1, 4, 2)
     assert len(cache.k) == len(cache.v) == TABLE_CFG.num_layers
     assert cache.length.tolist() == [0, 0, 0]
 
@@ -36,27 +37,39 @@ def test_cache_bytes_are_those_of_the_pools(dtype):
     assert cache_bytes(TABLE_CFG, **sizes) == sum(pool.nbytes for pool in (*cache.k, *cache.v))
 
 
-def test_append_writes_position_5_of_pages_3_and_1_to_slot_1_of_page_1():
+def keys(num_pages, K, page, H, dtype=jnp.float32):
+    """Empty pages of keys, how to write to them, and the axis of their slots brought to the place it has among values."""
+    return jnp.zeros((num_pages, K, H, page), dtype), append_keys, lambda pages: np.array(pages).swapaxes(2, 3)
+
+
+def values(num_pages, K, page, H, dtype=jnp.float32):
+    return jnp.zeros((num_pages, K, page, H), dtype), append_values, np.array
+
+
+@pytest.mark.parametrize("make", [keys, values])
+def test_append_writes_position_5_of_pages_3_and_1_to_slot_1_of_page_1(make):
     """Page 4, a row with pages [3 1]: position 5 lies in page_table[5 // 4] = 1 at slot 5 % 4 = 1, position 2 in page 3."""
     table, positions = np.asarray([3, 1]), np.asarray([5, 2])
-    pages = jnp.zeros((4, 2, 4, 3))
+    pages, append, slots_third = make(num_pages=4, K=2, page=4, H=3)
     new = jnp.arange(1, 13, dtype=jnp.float32).reshape(2, 2, 3)
-    written = np.array(append(pages, new, jnp.asarray(table[positions // 4]), jnp.asarray(positions % 4)))
+    written = slots_third(append(pages, new, jnp.asarray(table[positions // 4]), jnp.asarray(positions % 4)))
     assert (written[1, :, 1] == new[0]).all()
     assert (written[3, :, 2] == new[1]).all()
     written[1, :, 1] = written[3, :, 2] = 0
     assert (written == 0).all()
 
 
-def test_append_rounds_to_the_dtype_of_the_pages():
-    pages = jnp.zeros((2, 1, 4, 2), jnp.bfloat16)
+@pytest.mark.parametrize("make", [keys, values])
+def test_append_rounds_to_the_dtype_of_the_pages(make):
+    pages, append, slots_third = make(num_pages=2, K=1, page=4, H=2, dtype=jnp.bfloat16)
     written = append(pages, jnp.full((1, 1, 2), 1.003, jnp.float32), jnp.asarray([1]), jnp.asarray([0]))
     assert written.dtype == jnp.bfloat16
-    assert (written[1, 0, 0] == jnp.bfloat16(1.0)).all()  # the next bfloat16 is 1.0078
+    assert (slots_third(written)[1, 0, 0] == jnp.bfloat16(1.0)).all()  # the next bfloat16 is 1.0078
 
 
-def test_append_to_donated_pages_writes_in_place():
-    pages = jnp.zeros((4, 1, 4, 2))
+@pytest.mark.parametrize("make", [keys, values])
+def test_append_to_donated_pages_writes_in_place(make):
+    pages, append, _ = make(num_pages=4, K=1, page=4, H=2)
     address = pages.unsafe_buffer_pointer()
     index = jnp.asarray([1])
     written = jax.jit(append, donate_argnums=0)(pages, jnp.ones((1, 1, 2)), index, index)

@@ -52,7 +52,7 @@ def test_model_config_names_dtypes_as_jax_takes_them():
     assert ModelConfig(**SIZES, dtype="float32").jax_dtype == jnp.float32
 
 
-@pytest.mark.parametrize("field", ["rows", "window", "page", "query_tile", "num_splits"])
+@pytest.mark.parametrize("field", ["window", "page", "query_tile", "num_splits", "fast_splits"])
 @pytest.mark.parametrize("value", [0, -4, 3, 48, 8.0, "8"])
 def test_schedule_with_a_size_that_is_no_power_of_two_names_field_and_value(field, value):
     with pytest.raises(InputError, match=f"{field} .*power of two.*{value!r}"):
@@ -73,9 +73,10 @@ def test_schedule_with_an_unknown_name_says_what_is_accepted(field, value, accep
         Schedule(**{field: value})
 
 
-def test_schedule_with_a_window_longer_than_its_rows_is_refused():
-    with pytest.raises(InputError, match=r"window \(32\) must not exceed Schedule.rows \(16\)"):
-        Schedule(rows=16, window=32)
+@pytest.mark.parametrize("rows", [0, -16, 8, 24, 16.0, "16"])
+def test_schedule_with_rows_that_are_no_whole_windows_is_refused(rows):
+    with pytest.raises(InputError, match=rf"rows must be a positive multiple of Schedule.window \(16\), got {rows!r}"):
+        Schedule(rows=rows, window=16)
 
 
 def test_schedule_budget_changes_rows_and_window_only():
@@ -84,11 +85,11 @@ def test_schedule_budget_changes_rows_and_window_only():
     assert schedule.budget(128, 8).groups == 16
 
 
-@pytest.mark.parametrize(("batch", "rows"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (8, 8), (33, 64)])
-def test_fast_schedule_has_one_row_windows_and_rows_rounded_up(batch, rows):
-    fast = Schedule(page=16, alignment="window").fast(batch)
-    assert (fast.rows, fast.window, fast.alignment, fast.reductions) == (rows, 1, "free", "native")
-    assert fast.page == 16
+@pytest.mark.parametrize("batch", [1, 2, 5, 33])
+def test_fast_schedule_has_one_row_windows_and_splits_of_its_own(batch):
+    fast = Schedule(page=16, alignment="window", fast_splits=4).fast(batch)
+    assert (fast.rows, fast.window, fast.alignment, fast.reductions) == (batch, 1, "free", "native")
+    assert (fast.page, fast.num_splits) == (16, 4)
 
 
 def test_equal_schedules_are_one_key():

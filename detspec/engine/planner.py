@@ -4,7 +4,7 @@ from detspec.checkpoint.load import Model
 from detspec.config import Schedule
 from detspec.engine.certify import Certificate, certify
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import Plan, buckets, choose, decode_plan, fast_plan, self_plan
+from detspec.engine.policy import Plan, buckets, canonical_plans, choose, fast_plan
 from detspec.engine.request import Stats
 from detspec.errors import InputError
 from detspec.state import GenState
@@ -32,11 +32,8 @@ class Planner:
             if batch in self._batches:
                 continue
             state = self._certify(state, fast_plan(batch))
-            for plan in self._canonical(batch):
-                if self._config.method == "auto" and plan.window > 1 and not self._draft_can_win(batch):
-                    self.certificates[plan] = Certificate(plan, equal=False, differs=CANNOT_WIN, step_s=float("inf"))
-                else:
-                    state = self._certify(state, plan)
+            for window in self._windows():
+                state = self._certify_window(state, batch, window)
             self._batches = tuple(sorted((*self._batches, batch)))
         return state
 
@@ -60,25 +57,32 @@ class Planner:
         """The next smaller batch that the live rows of `plan` could move to; 0 if there is none."""
         return max((batch for batch in self._batches if batch < plan.batch and (plan.fast or self._usable(batch))), default=0)
 
-    def _canonical(self, batch: int) -> list[Plan]:
-        """The plans that `method` allows."""
+    def _windows(self) -> tuple[int, ...]:
+        """The window sizes that `method` allows."""
         window = self._config.num_speculative_tokens + 1
         if self._schedule.alignment == "window":
-            window = self._schedule.window  # the bits depend on it then
-            return [self_plan(batch, window, self._schedule.rows)]
-        plans = {"none": [decode_plan(batch)], "self": [self_plan(batch, window, self._schedule.rows)]}
-        return plans.get(self._config.method, [*plans["none"], *plans["self"]])
+            return (self._schedule.window,)  # the bits depend on it then
+        return {"none": (1,), "self": (window,)}.get(self._config.method, (1, window))
+
+    def _certify_window(self, state: GenState, batch: int, window: int) -> GenState:
+        """Tries the plans of one window size until one is certified."""
+        for plan in canonical_plans(batch, window, self._schedule.rows):
+            if self._config.method == "auto" and window > 1 and not self._draft_can_win(batch):
+                self.certificates[plan] = Certificate(plan, equal=False, differs=CANNOT_WIN, step_s=float("inf"))
+                break
+            state = self._certify(state, plan)
+            if self.certificates[plan].equal:
+                break
+        return state
 
     def _usable(self, batch: int) -> list[Plan]:
-        """The certified ones among them."""
-        return [plan for plan in self._canonical(batch) if self.certificates[plan].equal]
+        """Certified plans of `batch` rows."""
+        return [plan for plan, certificate in self.certificates.items() if plan.batch == batch and certificate.equal]
 
     def _draft_can_win(self, batch: int) -> bool:
         """A window of W costs W-1 fast steps and a pass at least as dear as a canonical step: it gains only if those differ."""
-        decode = self.certificates.get(decode_plan(batch))
-        if decode is None or not decode.equal:
-            return True
-        return self.certificates[fast_plan(batch)].step_s < WORTH_DRAFTING * decode.step_s
+        decoding = [self.certificates[plan].step_s for plan in self._usable(batch) if plan.window == 1]
+        return not decoding or self.certificates[fast_plan(batch)].step_s < WORTH_DRAFTING * min(decoding)
 
     def _certify(self, state: GenState, plan: Plan) -> GenState:
         certificate, state = certify(self._model.params, self._model.cfg, state, plan, schedule=self._schedule)
@@ -87,10 +91,9 @@ class Planner:
 
     def _refusal(self, num_live: int) -> str:
         found = "; ".join(
-            f"{plan.label}: {self.certificates[plan].differs}"
-            for batch in self._batches
-            if batch >= num_live
-            for plan in self._canonical(batch)
+            f"{plan.label}: {certificate.differs}"
+            for plan, certificate in self.certificates.items()
+            if plan.batch >= num_live and not plan.fast
         )
         return (
             f"this device does not certify the canonical pass at {num_live} rows, so determinism cannot be promised. {found}. "

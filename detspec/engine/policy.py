@@ -28,26 +28,28 @@ def pow2_ceil(n: int) -> int:
 
 
 def buckets(max_rows: int) -> tuple[int, ...]:
-    """Batch sizes that programs are compiled for: powers of four, and `max_rows` itself."""
-    sizes = [1]
-    while sizes[-1] * 4 < max_rows:
+    """Batch sizes that programs are compiled for: powers of four up to half of `max_rows`, and `max_rows` itself."""
+    sizes = [1] if max_rows > 1 else []
+    while sizes and sizes[-1] * 8 <= max_rows:
         sizes.append(sizes[-1] * 4)
-    return tuple(sizes) if sizes[-1] == max_rows else (*sizes, max_rows)
-
-
-def decode_plan(batch: int) -> Plan:
-    """No draft: one canonical row for each row of the batch."""
-    return Plan(batch=batch, rows=pow2_ceil(batch), window=1)
+    return (*sizes, max_rows)
 
 
 def fast_plan(batch: int) -> Plan:
     """Ordinary decoding, one token a step."""
-    return Plan(batch=batch, rows=pow2_ceil(batch), window=1, fast=True)
+    return Plan(batch=batch, rows=batch, window=1, fast=True)
 
 
-def self_plan(batch: int, window: int, rows: int) -> Plan:
-    """The self draft, with as many windows a pass as the batch can fill within `rows`."""
-    return Plan(batch=batch, rows=min(max(rows, window), pow2_ceil(batch) * window), window=window)
+def canonical_plans(batch: int, window: int, rows: int) -> tuple[Plan, ...]:
+    """Plans of one window size in the order in which they are tried, the cheapest first and at last the anchor's `rows`.
+
+        batch 5, window 1, rows 64:     5, 8, 64 rows        batch 5, window 16, rows 64:     64 rows
+
+    `window` 1 is plain canonical decoding; larger ones are filled by the self draft.
+    """
+    anchor = max(rows, window)
+    budgets = [*(min(anchor, count * window) for count in (batch, pow2_ceil(batch))), anchor]
+    return tuple(Plan(batch=batch, rows=budget, window=window) for budget in dict.fromkeys(budgets))
 
 
 def step_tokens(plan: Plan, num_deterministic: int, num_ordinary: int, acceptance: float) -> float:

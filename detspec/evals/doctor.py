@@ -256,16 +256,20 @@ class _Examination:
             table = cache.page_table
             cache = cache.replace(page_table=table[::-1, ::-1])
         if poison:
-            sign = jnp.where(jnp.arange(s.page) % 2 == 0, POISON, -POISON).astype(dtype)[None, None, :, None]
-            cache = cache.replace(k=tuple(x + sign for x in cache.k), v=tuple(x + sign for x in cache.v))
+            sign = jnp.where(jnp.arange(s.page) % 2 == 0, POISON, -POISON).astype(dtype)
+            cache = cache.replace(
+                k=tuple(x + sign[None, None, None, :] for x in cache.k), v=tuple(x + sign[None, None, :, None] for x in cache.v)
+            )
         return cache
 
     def _keys_values(self, cache: KVCache, row: int) -> np.ndarray:
         """`[L, 2, positions, K, H]` of the text."""
         position = np.arange(self.length)
         pages = np.asarray(cache.page_table)[row, position // cache.page]
-        pools = [(np.asarray(k), np.asarray(v)) for k, v in zip(cache.k, cache.v, strict=True)]
-        return np.stack([[x[pages, :, position % cache.page] for x in pair] for pair in pools])
+        slots = position % cache.page
+        keys = [np.asarray(x)[pages, :, :, slots] for x in cache.k]
+        values = [np.asarray(x)[pages, :, slots] for x in cache.v]
+        return np.stack([keys, values], axis=1)
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("cache",))

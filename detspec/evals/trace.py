@@ -15,7 +15,7 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig, Schedule
 from detspec.draft.self_draft import self_draft
-from detspec.engine.policy import self_plan
+from detspec.engine.policy import canonical_plans
 from detspec.engine.programs import prefill_rows
 from detspec.environment import default_schedule
 from detspec.errors import InputError
@@ -169,7 +169,7 @@ def _start(
     max_len = max(max(len(prompt) for prompt in ids) + max_tokens, schedule.window, window)
     if max_len > model.cfg.max_position:
         raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {model.cfg.max_position}")
-    canonical = schedule.budget(self_plan(len(ids), window, schedule.rows).rows, window)
+    canonical = schedule.budget(canonical_plans(len(ids), window, schedule.rows)[0].rows, window)
     state = start_state(model.cfg, ids, each, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
     return prefill_rows(model.params, model.cfg, state, schedule=schedule), each, schedule, canonical
 

@@ -10,7 +10,7 @@ import numpy as np
 from detspec.config import ModelConfig
 from detspec.ops.linear import linear, linear_f32
 from detspec.ops.norm import rms_norm
-from detspec.ops.rope import apply_rope
+from detspec.ops.rope import Rotation, apply_rope
 from detspec.ops.row_sum import SumFn
 
 # (q [..., N, H], k [..., K, H], v [..., K, H]) -> (attended [..., N, H], what the caller threads on)
@@ -21,8 +21,7 @@ def attention(
     layer: dict[str, jax.Array],
     cfg: ModelConfig,
     x: jax.Array,
-    positions: jax.Array,
-    frequencies: np.ndarray,
+    rotation: Rotation,
     attend_fn: AttendFn,
 ) -> tuple[jax.Array, Any]:
     """Projects `x [..., D]` to heads, rotates, attends with `attend_fn`, projects back; returns `([..., D], carry)`."""
@@ -30,8 +29,8 @@ def attention(
     q = linear(x, layer["q"]).reshape(*heads, cfg.num_heads, cfg.head_dim)
     k = linear(x, layer["k"]).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
     v = linear(x, layer["v"]).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
-    q = apply_rope(q, positions, frequencies)
-    k = apply_rope(k, positions, frequencies)
+    q = apply_rope(q, rotation)
+    k = apply_rope(k, rotation)
     attended, carry = attend_fn(q, k, v)
     return linear(attended.reshape(*heads, cfg.num_heads * cfg.head_dim).astype(x.dtype), layer["o"]), carry
 
@@ -47,16 +46,13 @@ def block(
     layer: dict[str, jax.Array],
     cfg: ModelConfig,
     x: jax.Array,
-    positions: jax.Array,
-    frequencies: np.ndarray,
+    rotation: Rotation,
     attend_fn: AttendFn,
     sum_fn: SumFn,
 ) -> tuple[jax.Array, Any]:
     """One pre-norm decoder block over `x [..., D]`."""
     with jax.named_scope("attention"):
-        attended, carry = attention(
-            layer, cfg, rms_norm(x, layer["attn_norm"], cfg.norm_eps, sum_fn), positions, frequencies, attend_fn
-        )
+        attended, carry = attention(layer, cfg, rms_norm(x, layer["attn_norm"], cfg.norm_eps, sum_fn), rotation, attend_fn)
     x = x + attended
     with jax.named_scope("mlp"):
         x = x + mlp(layer, rms_norm(x, layer["mlp_norm"], cfg.norm_eps, sum_fn))

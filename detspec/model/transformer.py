@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from detspec.cache import SCRATCH_PAGE, KVCache, append
+from detspec.cache import SCRATCH_PAGE, KVCache, append_keys, append_values
 from detspec.config import ModelConfig, Schedule
 from detspec.model.layers import attend_sequence, block, embed, logits_f32
 from detspec.model.params import Params
 from detspec.ops.attention.api import paged_attention
-from detspec.ops.rope import rope_frequencies
+from detspec.ops.rope import rope_frequencies, rope_rotation
 from detspec.ops.row_sum import native_sum, sum_fn
 from detspec.state import Windows
 
@@ -37,7 +37,7 @@ def forward(
     pages = jnp.take_along_axis(tables, jnp.minimum(positions // page, max_pages - 1), axis=1)
     page_ids = jnp.where(used, pages, SCRATCH_PAGE).reshape(-1)
     slots = (positions % page).reshape(-1)
-    frequencies = rope_frequencies(cfg.head_dim, cfg.rope_theta)
+    rotation = rope_rotation(positions.reshape(-1), rope_frequencies(cfg.head_dim, cfg.rope_theta))
     sum_row = sum_fn(schedule)
 
     x = lookup(params["embed"], windows.tokens.reshape(-1))  # [R, D]
@@ -50,14 +50,14 @@ def forward(
             # A token whose keys or values are not finite breaks whoever attends to it, and nobody else: nan keys are masked
             # with their scores, but nan values would reach rows that mask them, as `0 * nan`.
             sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]
-            k_pages = append(k_pages, jnp.where(sound, k, jnp.nan), page_ids, slots)
-            v_pages = append(v_pages, jnp.where(sound, v, jnp.zeros_like(v)), page_ids, slots)
+            k_pages = append_keys(k_pages, jnp.where(sound, k, jnp.nan), page_ids, slots)
+            v_pages = append_values(v_pages, jnp.where(sound, v, jnp.zeros_like(v)), page_ids, slots)
             q = q.reshape(G, W, cfg.num_heads, cfg.head_dim)
             attended = paged_attention(q, k_pages, v_pages, tables, positions, schedule=schedule)
             return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)
 
         with jax.named_scope(f"layer_{index}"):
-            x, (k_pages, v_pages) = block(layer, cfg, x, positions.reshape(-1), frequencies, attend, sum_row)
+            x, (k_pages, v_pages) = block(layer, cfg, x, rotation, attend, sum_row)
         k_pools.append(k_pages)
         v_pools.append(v_pages)
     return logits_f32(params, cfg, x, sum_row).reshape(G, W, -1), cache.replace(k=tuple(k_pools), v=tuple(v_pools))
@@ -74,8 +74,8 @@ def forward_sequences(params: Params, cfg: ModelConfig, tokens: jax.Array) -> ja
     """Logits of whole sequences from position 0, differentiable: `tokens [B, T]` int32 -> float32 `[B, T, V]`."""
     B, T = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
-    frequencies = rope_frequencies(cfg.head_dim, cfg.rope_theta)
+    rotation = rope_rotation(positions, rope_frequencies(cfg.head_dim, cfg.rope_theta))
     x = embed(params, tokens)
     for layer in params["layers"]:
-        x, _ = block(layer, cfg, x, positions, frequencies, lambda q, k, v: (attend_sequence(q, k, v), None), native_sum)
+        x, _ = block(layer, cfg, x, rotation, lambda q, k, v: (attend_sequence(q, k, v), None), native_sum)
     return logits_f32(params, cfg, x, native_sum)

@@ -11,7 +11,7 @@ from detspec.config import Schedule
 from detspec.engine.certify import _first_difference
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import decode_plan, fast_plan, self_plan
+from detspec.engine.policy import canonical_plans, fast_plan
 from detspec.errors import InputError
 from detspec.sampling import SamplingParams
 from tests.engine.byte_model import SCHEDULE, facts
@@ -37,10 +37,12 @@ def test_certify_with_native_sums_in_the_canonical_pass_refuses_the_engine(model
     engine = engine_of(model, 73, method="none")
     with pytest.raises(InputError, match=r"does not certify the canonical pass at 2 rows.*detspec doctor"):
         engine.generate([[1], [2]], SamplingParams(max_tokens=4))
-    certificate = engine.certificates[decode_plan(2)]
-    assert not certificate.equal
-    assert "tokens after the prompt" in certificate.differs
-    assert "the anchor has" in certificate.differs
+    tried = [engine.certificates[plan] for plan in canonical_plans(2, 1, SCHEDULE.rows)]
+    assert [certificate.plan.rows for certificate in tried] == [2, SCHEDULE.rows]
+    for certificate in tried:
+        assert not certificate.equal
+        assert "tokens after the prompt" in certificate.differs
+        assert "the anchor has" in certificate.differs
 
 
 def test_engine_with_one_broken_plan_uses_the_other(model, one_row, monkeypatch):
@@ -50,15 +52,15 @@ def test_engine_with_one_broken_plan_uses_the_other(model, one_row, monkeypatch)
     spoil(monkeypatch, windows=False)
     engine = engine_of(model, 74, method="auto")
     found = engine.generate([[1, 2, 3], [4]], sampling)
-    assert not engine.certificates[decode_plan(2)].equal
-    assert engine.certificates[self_plan(2, 4, SCHEDULE.rows)].equal
+    assert not any(engine.certificates[plan].equal for plan in canonical_plans(2, 1, SCHEDULE.rows))
+    assert engine.certificates[canonical_plans(2, 4, SCHEDULE.rows)[0]].equal
     assert found[0].stats.num_draft_tokens > 0
     assert [facts(c) for c in found] == expected
 
 
 def test_certify_of_sound_plans_finds_them_equal_and_times_them(three_rows):
     three_rows.generate([[1], [2], [3]], SamplingParams(max_tokens=2))
-    canonical = three_rows.certificates[self_plan(3, 4, SCHEDULE.rows)]
+    canonical = three_rows.certificates[canonical_plans(3, 4, SCHEDULE.rows)[0]]
     assert canonical.equal
     assert canonical.differs == ""
     assert 0 < canonical.step_s < 10

@@ -4,23 +4,27 @@ import itertools
 
 import pytest
 
-from detspec.engine.policy import Plan, buckets, choose, decode_plan, fast_plan, pow2_ceil, self_plan, step_tokens
+from detspec.engine.policy import Plan, buckets, canonical_plans, choose, fast_plan, pow2_ceil, step_tokens
+
+
+def plan_of(batch: int, window: int, rows: int = 64) -> Plan:
+    return canonical_plans(batch, window, rows)[0]
 
 
 def windows(batch: int, seconds: dict[int, float]) -> dict[Plan, float]:
     """Plans of these windows, each with the seconds of its step."""
-    return {decode_plan(batch) if w == 1 else self_plan(batch, w, 64): s for w, s in seconds.items()}
+    return {plan_of(batch, w): s for w, s in seconds.items()}
 
 
 @pytest.mark.parametrize(
     ("plan", "deterministic", "ordinary", "acceptance", "expected"),
     [
-        (decode_plan(8), 5, 2, 0.5, 7),  # one token each
+        (plan_of(8, 1), 5, 2, 0.5, 7),  # one token each
         (fast_plan(8), 0, 6, 0.5, 6),
-        (self_plan(1, 4, 64), 1, 0, 1.0, 4),  # three guesses and the bonus
-        (self_plan(1, 4, 64), 1, 0, 0.0, 1),  # the correction alone
-        (self_plan(1, 4, 64), 1, 0, 0.5, 1.875),  # 1 + 1/2 + 1/4 + 1/8
-        (self_plan(4, 4, 64), 2, 2, 0.5, 9.75),  # and three drafted tokens for each ordinary row
+        (plan_of(1, 4), 1, 0, 1.0, 4),  # three guesses and the bonus
+        (plan_of(1, 4), 1, 0, 0.0, 1),  # the correction alone
+        (plan_of(1, 4), 1, 0, 0.5, 1.875),  # 1 + 1/2 + 1/4 + 1/8
+        (plan_of(4, 4), 2, 2, 0.5, 9.75),  # and three drafted tokens for each ordinary row
     ],
 )
 def test_step_tokens_of_small_cases(plan, deterministic, ordinary, acceptance, expected):
@@ -60,11 +64,17 @@ def test_choose_is_a_function_of_its_arguments_alone():
 
 
 @pytest.mark.parametrize("max_rows", range(1, 70))
-def test_buckets_hold_every_number_of_rows(max_rows):
+def test_buckets_hold_every_number_of_rows_and_are_well_apart(max_rows):
     sizes = buckets(max_rows)
     assert sizes[0] == 1
     assert sizes[-1] == max_rows
-    assert list(sizes) == sorted(set(sizes))
+    assert all(larger >= 2 * smaller for smaller, larger in itertools.pairwise(sizes))
+    assert all(larger <= 8 * smaller for smaller, larger in itertools.pairwise(sizes))
+
+
+@pytest.mark.parametrize(("max_rows", "expected"), [(1, (1,)), (2, (1, 2)), (5, (1, 5)), (8, (1, 4, 8)), (32, (1, 4, 16, 32))])
+def test_buckets_of_small_cases(max_rows, expected):
+    assert buckets(max_rows) == expected
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (64, 64), (65, 128)])
@@ -72,10 +82,19 @@ def test_pow2_ceil(n, expected):
     assert pow2_ceil(n) == expected
 
 
-@pytest.mark.parametrize("batch", [1, 3, 5, 16, 33])
-@pytest.mark.parametrize("window", [2, 4, 16, 64])
-def test_self_plan_keeps_to_the_budget_unless_a_window_alone_is_more(batch, window):
-    plan = self_plan(batch, window, 32)
-    assert plan.rows % window == 0
-    assert plan.rows <= max(32, window)
-    assert not plan.fast
+@pytest.mark.parametrize(
+    ("batch", "window", "rows", "expected"),
+    [
+        (5, 1, 64, [5, 8, 64]),
+        (8, 1, 64, [8, 64]),
+        (64, 1, 64, [64]),
+        (100, 1, 64, [64]),  # two passes a step
+        (3, 4, 64, [12, 16, 64]),
+        (5, 16, 64, [64]),
+        (1, 16, 8, [16]),  # a window alone is more than the anchor
+    ],
+)
+def test_canonical_plans_go_from_the_batch_alone_to_the_anchor(batch, window, rows, expected):
+    plans = canonical_plans(batch, window, rows)
+    assert [plan.rows for plan in plans] == expected
+    assert all(plan.batch == batch and plan.window == window and not plan.fast for plan in plans)

@@ -7,7 +7,7 @@ import pytest
 
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig, Schedule
-from detspec.engine.policy import decode_plan
+from detspec.engine.policy import canonical_plans
 from detspec.evals.doctor import examine, run_doctor
 from detspec.model.params import init_params
 
@@ -39,7 +39,7 @@ def test_doctor_canonical_schedule_certified(model: Model) -> None:
     }
     assert report.table().splitlines()[-1] == "certified"
     plans = {certificate.plan: certificate for certificate in report.plans}
-    assert plans[decode_plan(2)].equal
+    assert plans[canonical_plans(2, 1, 8)[0]].equal
 
 
 def test_examine_split_kv_in_canonical_pass_named() -> None:

@@ -91,8 +91,8 @@ def compiled_loop(cfg: ModelConfig, schedule: Schedule, *, max_rows: int, max_le
 
 def pool_copies(compiled, shapes) -> list[str]:
     """Copy instructions of the optimised HLO whose result is as large as a page pool."""
-    dims = ",".join(str(size) for size in shapes.cache.k[0].shape)
-    copy = re.compile(rf"= \(?\w+\[{dims}\].*\bcopy(-start)?\(")
+    pools = {",".join(str(size) for size in pool.shape) for pool in (*shapes.cache.k, *shapes.cache.v)}
+    copy = re.compile(rf"= \(?\w+\[({'|'.join(pools)})\].*\bcopy(-start)?\(")
     return [line.strip() for line in compiled.as_text().splitlines() if copy.search(line)]
 
 

@@ -36,8 +36,8 @@ class Problem:
     """Sequences in scattered pages, and queries at the last `W` positions of each."""
 
     q: np.ndarray  # [G, W, N, H]
-    k: np.ndarray  # [num_pages, K, page, H]
-    v: np.ndarray
+    k: np.ndarray  # [num_pages, K, page, H]; `run` lays keys out as the cache does
+    v: np.ndarray  # [num_pages, K, page, H]
     page_tables: np.ndarray  # [G, max_pages]
     positions: np.ndarray  # [G, W]
 
@@ -97,7 +97,7 @@ class AttentionContract:
         return Schedule(**{**values, "implementation": self.implementation, **changes})
 
     def run(self, problem: Problem, schedule: Schedule) -> np.ndarray:
-        q, k, v = (jnp.asarray(x).astype(self.dtype) for x in (problem.q, problem.k, problem.v))
+        q, k, v = (jnp.asarray(x).astype(self.dtype) for x in (problem.q, problem.k.swapaxes(2, 3), problem.v))
         return np.asarray(attend(q, k, v, problem.page_tables, problem.positions, schedule=schedule))
 
     # In value ---------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from detspec.ops.linear import linear, linear_f32
 from detspec.ops.norm import rms_norm
-from detspec.ops.rope import apply_rope, rope_frequencies
+from detspec.ops.rope import apply_rope, rope_frequencies, rope_rotation
 from detspec.ops.row_sum import fixed_sum, native_sum
 from tests.fakes import bits
 
@@ -68,7 +68,7 @@ def test_apply_rope_equals_float64(head_dim, theta):
     rng = np.random.default_rng(head_dim)
     x = rng.standard_normal((6, 3, head_dim), np.float32)
     positions = np.asarray([0, 1, 2, 17, 300, 2047], np.int32)
-    got = apply_rope(jnp.asarray(x), jnp.asarray(positions), rope_frequencies(head_dim, theta))
+    got = apply_rope(jnp.asarray(x), rope_rotation(jnp.asarray(positions), rope_frequencies(head_dim, theta)))
     angle = positions[:, None, None] * theta ** (-np.arange(0, head_dim, 2) / head_dim)
     first, second = np.split(x.astype(np.float64), 2, axis=-1)
     exact = np.concatenate(
@@ -81,7 +81,7 @@ def test_apply_rope_equals_float64(head_dim, theta):
 
 def test_apply_rope_at_position_zero_changes_no_bit():
     x = np.random.default_rng(0).standard_normal((4, 2, 16), np.float32)
-    rotated = apply_rope(jnp.asarray(x), jnp.zeros(4, jnp.int32), rope_frequencies(16, 1e4))
+    rotated = apply_rope(jnp.asarray(x), rope_rotation(jnp.zeros(4, jnp.int32), rope_frequencies(16, 1e4)))
     assert (bits(rotated) == bits(x)).all()
 
 
@@ -92,7 +92,9 @@ def test_apply_rope_keeps_scores_of_equal_distances():
     frequencies = rope_frequencies(16, 1e4)
 
     def score(p: int, distance: int) -> float:
-        turned = [apply_rope(x, jnp.asarray([at], jnp.int32), frequencies) for x, at in ((q, p), (k, p - distance))]
+        turned = [
+            apply_rope(x, rope_rotation(jnp.asarray([at], jnp.int32), frequencies)) for x, at in ((q, p), (k, p - distance))
+        ]
         return float((turned[0] * turned[1]).sum())
 
     # Sums of 16 products of size 1, angles up to 100: 100 * 2**-22 each.
@@ -103,7 +105,7 @@ def test_apply_rope_keeps_scores_of_equal_distances():
 def test_rotated_row_beside_any_number_of_rows_gives_the_same_bits():
     x = np.random.default_rng(2).standard_normal((256, 4, 16), np.float32)
     positions = np.arange(256, dtype=np.int32)[::-1].copy()
-    rotate = jax.jit(lambda x, positions: apply_rope(x, positions, rope_frequencies(16, 1e4)))
+    rotate = jax.jit(lambda x, positions: apply_rope(x, rope_rotation(positions, rope_frequencies(16, 1e4))))
     assert len({bits(rotate(x[:rows], positions[:rows])[:1]).tobytes() for rows in ROWS}) == 1
 
 

@@ -26,7 +26,8 @@ def paged_attention(
 
     Args:
         q: `[G, W, N, H]`, in the activations' dtype.
-        k_pages, v_pages: `[num_pages, K, page, H]`, in the cache's dtype.
+        k_pages: `[num_pages, K, H, page]`, in the cache's dtype.
+        v_pages: `[num_pages, K, page, H]`, in the cache's dtype.
         page_tables: `[G, max_pages]` int32, each window's pages in order.
         positions: `[G, W]` int32.
         schedule: its `query_tile`, `num_splits`, `reductions` and `implementation`; `G` and `W` are those of `q`.

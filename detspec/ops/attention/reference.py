@@ -31,7 +31,7 @@ def paged_attention(
 ) -> jax.Array:
     """See `api.paged_attention`."""
     G, W, N, H = q.shape
-    K, page = k_pages.shape[1], k_pages.shape[2]
+    K, page = v_pages.shape[1], v_pages.shape[2]
     Q = N // K
     tile = max(min(W, query_tile), -(-MIN_TILE_ROWS // Q))
     padded = -(-W // tile) * tile
@@ -72,7 +72,7 @@ def _attend_blocks(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Online softmax over `num_blocks` pages from `first_block`: `m`, `l` `[X, K, rows]` and `o [X, K, rows, H]`."""
     X, K, rows, H = q.shape
-    page, max_pages = k_pages.shape[2], page_tables.shape[1]
+    page, max_pages = v_pages.shape[2], page_tables.shape[1]
     scale = H**-0.5
     slots = jnp.arange(page, dtype=jnp.int32)
 
@@ -80,8 +80,9 @@ def _attend_blocks(
         m_prev, l_prev, o_prev = carry
         block = first_block + step
         page_ids = jnp.take_along_axis(page_tables, jnp.minimum(block, max_pages - 1)[:, None], axis=1)[:, 0]
-        k_block, v_block = k_pages[page_ids], v_pages[page_ids]  # [X, K, page, H]
-        scores = jnp.einsum("xkrh,xkph->xkrp", q, k_block, preferred_element_type=jnp.float32) * scale
+        k_block = k_pages.at[page_ids].get(mode="promise_in_bounds")  # [X, K, H, page]
+        v_block = v_pages.at[page_ids].get(mode="promise_in_bounds")  # [X, K, page, H]
+        scores = jnp.einsum("xkrh,xkhp->xkrp", q, k_block, preferred_element_type=jnp.float32) * scale
         keep = (block * page)[:, None, None] + slots[None, None, :] <= row_position[:, :, None]  # [X, rows, page]
         scores = jnp.where(keep[:, None], scores, MASK_VALUE)
         m_next = jnp.maximum(m_prev, scores.max(-1))
