@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format notebooks pairs clean
+.PHONY: help env demo test parity lint format notebooks pairs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,10 @@ demo: env ## the whole product in one picture: generate, verify, roll back, comp
 	$(BIN)/detspec demo
 
 test: env ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
+
+parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers, live
+	$(BIN)/python -m pytest parity $(ARGS)
 
 lint: env ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
@@ -59,6 +62,11 @@ $(BIN)/python:
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "installing detspec and its tools into $(VENV) (about a minute)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-parity: $(VENV)/.installed
+	@echo "installing torch and transformers"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[parity]'
 	@touch $@
 
 $(VENV)/.installed-notebooks: $(VENV)/.installed

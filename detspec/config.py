@@ -1,6 +1,7 @@
 """Frozen configuration values: the shape of a model and the schedule of its passes."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -9,12 +10,70 @@ from detspec.errors import InputError
 IMPLEMENTATIONS = ("reference",)
 ALIGNMENTS = ("free", "window")
 REDUCTIONS = ("fixed", "native")
+ROPE_SCALINGS = ("linear", "llama3", "yarn")
+ACTIVATIONS = ("silu", "gelu_tanh")
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+
+
+def is_count(value: object) -> bool:
+    """A positive integer, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def is_number(value: object) -> bool:
+    """An int or float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for positions beyond the original training length.
+
+    Attributes:
+        kind: "linear": all frequencies by `1/factor`. "llama3": long wavelengths by `1/factor`, short ones not at all, those
+            between by a blend (Llama 3.1). "yarn": a ramp between both, and attention sharpened by `attention_factor`
+            (Peng et al. 2023, arXiv 2309.00071).
+        factor: of the extension, at least 1.
+        original_max_position: length before the extension, in tokens; "llama3" and "yarn".
+        low_freq_factor, high_freq_factor: the blend of "llama3" lies between wavelengths of `original_max_position` over these.
+        beta_fast, beta_slow: the ramp of "yarn" lies between frequencies that turn this often within `original_max_position`.
+        truncate: the ramp of "yarn" begins and ends at whole dimensions.
+        attention_factor: scale of cosines and sines under "yarn".
+    """
+
+    kind: str
+    factor: float
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROPE_SCALINGS:
+            raise InputError(f"RopeScaling.kind must be one of {ROPE_SCALINGS}, got {self.kind!r}")
+        if not is_number(self.factor) or not self.factor >= 1:
+            raise InputError(f"RopeScaling.factor must be a number of at least 1, got {self.factor!r}")
+        if self.kind != "linear" and not is_count(self.original_max_position):
+            raise InputError(
+                f"RopeScaling.original_max_position must be a positive integer with {self.kind!r}, "
+                f"got {self.original_max_position!r}"
+            )
+        for field in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"):
+            if not is_number(getattr(self, field)) or not getattr(self, field) > 0:
+                raise InputError(f"RopeScaling.{field} must be a positive number, got {getattr(self, field)!r}")
+        if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
+            raise InputError(
+                f"RopeScaling.low_freq_factor ({self.low_freq_factor}) must be less than its high_freq_factor "
+                f"({self.high_freq_factor})"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape of one decoder of the Llama family.
+    """Shape of one decoder; the families (Llama, Mistral, Qwen, Gemma) are values of it.
 
     Attributes:
         vocab_size: `V`, rows of the embedding.
@@ -29,6 +88,20 @@ class ModelConfig:
         tie_embeddings: the output head is the embedding matrix.
         max_position: longest sequence the model was made for, in tokens.
         dtype: of weights and activations: "float32", "bfloat16" or "float16". Reductions are float32 always.
+        rope_scaling: stretches the rotary frequencies; None leaves them.
+        sliding_window: positions that sliding layers attend to, their own included; None without such layers.
+        sliding_layers: for each layer, whether it slides; `()` if none does.
+        sliding_rope_theta: unscaled rotary base of the sliding layers, where it is another (Gemma 3).
+        qkv_bias: projections to queries, keys and values add a bias.
+        o_bias: the attention's output projection adds a bias.
+        qk_norm: queries and keys go through an RMSNorm of each head before they are rotated.
+        post_norms: attention and MLP outputs go through an RMSNorm of their own before they are added (Gemma 2 and 3).
+        norm_plus_one: every RMSNorm multiplies by `1 + w`, in float32 (Gemma).
+        scale_embeddings: embeddings are multiplied by `sqrt(D)` (Gemma).
+        activation: of the MLP's gate: "silu" or "gelu_tanh".
+        score_dim: attention scores are divided by its square root; None is `H`.
+        attn_softcap: scores are squashed into `+-cap` by `cap * tanh(scores / cap)`; None leaves them.
+        logit_softcap: the same for the logits.
     """
 
     vocab_size: int
@@ -43,18 +116,69 @@ class ModelConfig:
     tie_embeddings: bool = False
     max_position: int = 2048
     dtype: str = "bfloat16"
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = ()
+    sliding_rope_theta: float | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    norm_plus_one: bool = False
+    scale_embeddings: bool = False
+    activation: str = "silu"
+    score_dim: float | None = None
+    attn_softcap: float | None = None
+    logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff", "max_position"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"ModelConfig.{field} must be a positive integer, got {value!r}")
+            if not is_count(getattr(self, field)):
+                raise InputError(f"ModelConfig.{field} must be a positive integer, got {getattr(self, field)!r}")
+        for field in ("rope_theta", "norm_eps", "sliding_rope_theta", "score_dim", "attn_softcap", "logit_softcap"):
+            value, optional = getattr(self, field), field not in ("rope_theta", "norm_eps")
+            if not (value is None and optional) and (not is_number(value) or not value > 0):
+                raise InputError(f"ModelConfig.{field} must be a positive number{' or None' * optional}, got {value!r}")
+        for field in ("tie_embeddings", "qkv_bias", "o_bias", "qk_norm", "post_norms", "norm_plus_one", "scale_embeddings"):
+            if not isinstance(getattr(self, field), bool):
+                raise InputError(f"ModelConfig.{field} must be True or False, got {getattr(self, field)!r}")
         if self.num_heads % self.num_kv_heads:
             raise InputError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         if self.head_dim % 2:
             raise InputError(f"head_dim must be even (rotary pairs), got {self.head_dim}")
         if self.dtype not in DTYPES:
             raise InputError(f"dtype must be one of {sorted(DTYPES)}, got {self.dtype!r}")
+        if self.activation not in ACTIVATIONS:
+            raise InputError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}")
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
+            raise InputError(f"rope_scaling must be a RopeScaling or None, got {self.rope_scaling!r}")
+        if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
+            raise InputError(f"sliding_layers must name each of the {self.num_layers} layers, got {len(self.sliding_layers)}")
+        if any(self.sliding_layers) and not is_count(self.sliding_window):
+            raise InputError(f"sliding layers need a sliding_window of at least 1, got {self.sliding_window!r}")
+
+    def window_of(self, layer: int) -> int | None:
+        """Positions that `layer` attends to; None is all."""
+        return self.sliding_window if self.sliding_layers and self.sliding_layers[layer] else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON has them: lists for tuples, an object for `rope_scaling`."""
+        return {**dataclasses.asdict(self), "sliding_layers": list(self.sliding_layers)}
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> "ModelConfig":
+        """The config that `to_json` made `values` of; `TypeError` for a field that there is not."""
+        scaling = values.get("rope_scaling")
+        rebuilt = {
+            "rope_scaling": None if scaling is None else RopeScaling(**scaling),
+            "sliding_layers": tuple(values.get("sliding_layers", ())),
+        }
+        return ModelConfig(**{**values, **rebuilt})
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the attention scores."""
+        return (self.head_dim if self.score_dim is None else self.score_dim) ** -0.5
 
     @property
     def jax_dtype(self) -> jnp.dtype:
@@ -65,7 +189,9 @@ class ModelConfig:
     def num_params(self) -> int:
         """Number of weights, the tied head counted once."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.d_model
-        layer = attention + 3 * self.d_ff * self.d_model + 2 * self.d_model
+        layer = attention + 3 * self.d_ff * self.d_model + (4 if self.post_norms else 2) * self.d_model
+        layer += self.qkv_bias * (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        layer += self.o_bias * self.d_model + self.qk_norm * 2 * self.head_dim
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.d_model
         return embeddings + self.num_layers * layer + self.d_model
 
@@ -108,9 +234,9 @@ class Schedule:
     def __post_init__(self) -> None:
         for field in ("window", "page", "query_tile", "num_splits", "fast_splits"):
             value = getattr(self, field)
-            if not isinstance(value, int) or value < 1 or value & (value - 1):
+            if not is_count(value) or value & (value - 1):
                 raise InputError(f"Schedule.{field} must be a power of two, got {value!r}")
-        if not isinstance(self.rows, int) or self.rows < 1 or self.rows % self.window:
+        if not is_count(self.rows) or self.rows % self.window:
             raise InputError(f"Schedule.rows must be a positive multiple of Schedule.window ({self.window}), got {self.rows!r}")
         for field, accepted in (
             ("reductions", REDUCTIONS),

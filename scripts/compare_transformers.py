@@ -10,7 +10,6 @@ in bfloat16 they part at the first near-tie, after which the texts have nothing 
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import platform
@@ -55,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "python": platform.python_version(),
             **Engine(model, EngineConfig(max_rows=1, max_len=default_schedule().window)).fingerprint(),
         },
-        "model": dataclasses.asdict(model.cfg) | {"num_params": model.cfg.num_params},
+        "model": model.cfg.to_json() | {"num_params": model.cfg.num_params},
         "settings": {
             "prompt_len": args.prompt_len,
             "new_tokens": args.new_tokens,

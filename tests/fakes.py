@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig, RopeScaling, Schedule
 from detspec.draft.draft_fn import DraftFn
 from detspec.draft.none import no_draft
 from detspec.draft.recorded import recorded_draft
@@ -34,6 +34,29 @@ TABLE_LOGPROB = 4 - math.log(math.exp(4) + 15)
 
 # Untied, so that greedy text does not repeat the last token for ever.
 RANDOM_CFG = ModelConfig(vocab_size=211, d_model=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, d_ff=96)
+
+# One value of the config for each family, the same size, sliding windows and rotary lengths shorter than the texts of tests.
+GEMMA = {"norm_plus_one": True, "post_norms": True, "scale_embeddings": True, "activation": "gelu_tanh", "score_dim": 20.0}
+YARN = RopeScaling("yarn", factor=4.0, original_max_position=16, attention_factor=1.14)
+FAMILY_CFGS = {
+    name: dataclasses.replace(RANDOM_CFG, **changes)
+    for name, changes in {
+        "llama": {"rope_scaling": RopeScaling("llama3", factor=8.0, original_max_position=16)},
+        "mistral": {"num_kv_heads": 1, "sliding_window": 11, "sliding_layers": (True, True)},
+        "qwen2": {"qkv_bias": True, "rope_scaling": YARN, "sliding_window": 20, "sliding_layers": (False, True)},
+        "qwen3": {"num_kv_heads": 4, "head_dim": 24, "qk_norm": True, "qkv_bias": True, "o_bias": True},
+        "gemma2": {**GEMMA, "attn_softcap": 5.0, "logit_softcap": 3.0, "sliding_window": 11, "sliding_layers": (True, False)},
+        "gemma3": {
+            **GEMMA,
+            "qk_norm": True,
+            "rope_theta": 1e6,
+            "rope_scaling": RopeScaling("linear", factor=8.0),
+            "sliding_rope_theta": 1e4,
+            "sliding_window": 9,
+            "sliding_layers": (True, False),
+        },
+    }.items()
+}
 
 MAX_STOP_IDS = 24
 
@@ -62,8 +85,14 @@ def table_model(table: Sequence[int] = COUNT_UP, broken: Sequence[int] = ()) -> 
 
 @cache
 def random_model(cfg: ModelConfig) -> Params:
-    """Random weights, the same in every run."""
-    return init_params(cfg, jax.random.key(0))
+    """Random weights, the same in every run; biases too, which training would start from 0."""
+
+    def fill_bias(path: tuple, leaf: jax.Array) -> jax.Array:
+        if not path[-1].key.endswith("_bias"):
+            return leaf
+        return (0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape)).astype(leaf.dtype)
+
+    return jax.tree.map_with_path(fill_bias, init_params(cfg, jax.random.key(0)))
 
 
 def state_of(cfg: ModelConfig, requests: Sequence[Request], *, schedule: Schedule, max_len: int) -> GenState:

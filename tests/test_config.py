@@ -1,6 +1,7 @@
 """Configuration values: what is refused, and what they work out."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from detspec.config import ModelConfig, Schedule
 from detspec.errors import InputError
 from detspec.model.params import param_shapes
+from tests.fakes import FAMILY_CFGS
 
 SIZES = {
     "vocab_size": 211,
@@ -90,6 +92,13 @@ def test_fast_schedule_has_one_row_windows_and_splits_of_its_own(batch):
     fast = Schedule(page=16, alignment="window", fast_splits=4).fast(batch)
     assert (fast.rows, fast.window, fast.alignment, fast.reductions) == (batch, 1, "free", "native")
     assert (fast.page, fast.num_splits) == (16, 4)
+
+
+@pytest.mark.parametrize("cfg", FAMILY_CFGS.values(), ids=FAMILY_CFGS)
+def test_model_config_survives_json(cfg):
+    assert ModelConfig.from_json(json.loads(json.dumps(cfg.to_json()))) == cfg
+    with pytest.raises(TypeError, match="num_experts"):
+        ModelConfig.from_json({**cfg.to_json(), "num_experts": 8})
 
 
 def test_equal_schedules_are_one_key():

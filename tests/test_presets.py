@@ -1,12 +1,17 @@
 """Presets: their sizes, and the refusal of unknown names."""
 
 import dataclasses
+import json
 
+import jax
 import pytest
 
+from detspec.checkpoint.families import describe, family_of, read_fields
 from detspec.checkpoint.hf import load_hf
 from detspec.checkpoint.load import shipped_folder
+from detspec.config import ModelConfig
 from detspec.errors import InputError
+from detspec.model.params import param_shapes
 from detspec.presets import PRESETS, preset
 
 
@@ -19,11 +24,56 @@ def test_preset_tiny_python_has_the_shape_of_the_shipped_model():
     assert dataclasses.replace(preset("tiny_python"), tie_embeddings=True) == shipped
 
 
+# Weights as the models' own safetensors count them, the tied head once; Gemma 3's 4b and 27b without their vision parts.
+PUBLISHED = {
+    "llama3_2_1b": 1_235_814_400,
+    "llama3_1_8b": 8_030_261_248,
+    "llama3_3_70b": 70_553_706_496,
+    "mistral_7b": 7_248_023_552,
+    "qwen2_5_0_5b": 494_032_768,
+    "qwen2_5_7b": 7_615_616_512,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_8b": 8_190_735_360,
+    "gemma2_2b": 2_614_341_888,
+    "gemma3_1b": 999_885_952,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_preset_of_a_published_model_has_its_number_of_weights(name: str):
+    assert preset(name).num_params == PUBLISHED[name]
+
+
 @pytest.mark.parametrize("name", sorted(PRESETS))
+def test_preset_counts_the_weights_of_its_pytree(name: str):
+    assert preset(name).num_params == sum(leaf.size for leaf in jax.tree.leaves(param_shapes(preset(name))))
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_preset_is_what_some_hugging_face_config_says(name: str):
+    """The family's own words say all of it, and are read back."""
+    cfg = preset(name)
+    family = family_of(cfg)
+    problems: list[str] = []
+    described = json.loads(json.dumps(describe(family, cfg)))
+    assert ModelConfig(**read_fields(described, family, problems)) == cfg
+    assert not problems
+    expected = {
+        "llama": "llama",
+        "mistral": "llama",
+        "qwen2": "qwen2",
+        "qwen3": "qwen3",
+        "gemma2": "gemma2",
+        "gemma3": "gemma3_text",
+    }
+    assert family.model_type == expected.get(name.split("_")[0].replace("llama3", "llama"), "llama")
+
+
+@pytest.mark.parametrize("name", ["tiny_python", "random_100m"])
 def test_preset_head_is_untied(name: str):
     assert not preset(name).tie_embeddings
 
 
 def test_preset_unknown_name_is_refused_naming_those_known():
-    with pytest.raises(InputError, match=r"'huge'; there are random_100m, tiny_python"):
+    with pytest.raises(InputError, match=r"'huge'; there are gemma2_2b, .*, random_100m, tiny_python"):
         preset("huge")

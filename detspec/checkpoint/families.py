@@ -7,9 +7,15 @@ conversion there is.
 import dataclasses
 import itertools
 import json
+import math
+from collections.abc import Callable
 from typing import Any
 
-from detspec.config import DTYPES, ModelConfig
+from detspec.config import DTYPES, ModelConfig, RopeScaling, is_number
+from detspec.errors import InputError
+from detspec.model.params import param_shapes
+
+HfConfig = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,70 +25,203 @@ class Family:
     Attributes:
         model_type: value of the config key of that name.
         architecture: the class whose checkpoints these are.
-        fields: config key -> field of `ModelConfig`.
-        defaults: values of config keys that may be left out or null.
-        fixed: config keys that would change the computation, and the values that leave it as it is; missing means the first.
+        fields: config key -> fields of `ModelConfig` that it sets.
+        defaults: values of config keys that may be left out.
+        traits: fields of `ModelConfig` that are the same in every model of the family.
+        fixed: config keys that would change the computation, and the value that leaves it as it is.
+        slides: whether a layer's attention slides, by index, where the config has no `layer_types`.
         names: tensor name -> path in the pytree; `{}` stands for the layer's index.
-        skipped_suffixes: tensors that hold nothing but constants.
+        rope_theta: rotary base where the config has none.
+        sliding_rope_theta: the same for sliding layers, in families that give them a base of their own.
     """
 
     model_type: str
     architecture: str
-    fields: dict[str, str]
+    fields: dict[str, tuple[str, ...]]
     defaults: dict[str, Any]
-    fixed: dict[str, tuple[Any, ...]]
+    traits: dict[str, Any]
+    fixed: dict[str, Any]
+    slides: Callable[[int, HfConfig], bool]
     names: dict[str, tuple[str, ...]]
-    skipped_suffixes: tuple[str, ...]
+    rope_theta: float = 10000.0
+    sliding_rope_theta: float | None = None
+
+
+SIZE_FIELDS = {
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("d_model",),
+    "num_hidden_layers": ("num_layers",),
+    "num_attention_heads": ("num_heads",),
+    "num_key_value_heads": ("num_kv_heads",),
+    "head_dim": ("head_dim",),
+    "intermediate_size": ("d_ff",),
+    "rms_norm_eps": ("norm_eps",),
+    "tie_word_embeddings": ("tie_embeddings",),
+    "max_position_embeddings": ("max_position",),
+}
+GEMMA_FIELDS = {
+    **SIZE_FIELDS,
+    "attention_bias": ("qkv_bias", "o_bias"),
+    "hidden_activation": ("activation",),
+    "query_pre_attn_scalar": ("score_dim",),
+    "final_logit_softcapping": ("logit_softcap",),
+}
+ACTIVATION_KEYS = ("hidden_act", "hidden_activation")
+# Theirs -> ours.
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
+
+FIXED = {
+    "mlp_bias": False,
+    "pretraining_tp": 1,
+    "rope_interleaved": False,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+    "logit_scale": 1.0,
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+    "use_bidirectional_attention": False,
+    "use_mrope": False,
+}
+NO_SLIDING = {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
+NULLABLE = frozenset({"sliding_window", "final_logit_softcapping", "attn_logit_softcapping"})  # elsewhere null is left out
+
+LAYER_NAMES = {
+    "model.layers.{}.self_attn.q_proj.weight": ("layers", "{}", "q"),
+    "model.layers.{}.self_attn.q_proj.bias": ("layers", "{}", "q_bias"),
+    "model.layers.{}.self_attn.k_proj.weight": ("layers", "{}", "k"),
+    "model.layers.{}.self_attn.k_proj.bias": ("layers", "{}", "k_bias"),
+    "model.layers.{}.self_attn.v_proj.weight": ("layers", "{}", "v"),
+    "model.layers.{}.self_attn.v_proj.bias": ("layers", "{}", "v_bias"),
+    "model.layers.{}.self_attn.o_proj.weight": ("layers", "{}", "o"),
+    "model.layers.{}.self_attn.o_proj.bias": ("layers", "{}", "o_bias"),
+    "model.layers.{}.self_attn.q_norm.weight": ("layers", "{}", "q_norm"),
+    "model.layers.{}.self_attn.k_norm.weight": ("layers", "{}", "k_norm"),
+    "model.layers.{}.mlp.gate_proj.weight": ("layers", "{}", "gate"),
+    "model.layers.{}.mlp.up_proj.weight": ("layers", "{}", "up"),
+    "model.layers.{}.mlp.down_proj.weight": ("layers", "{}", "down"),
+}
+# Two norms a layer, both before what they feed; Gemma has two more, and the same name for another one.
+LLAMA_NAMES = {
+    "model.embed_tokens.weight": ("embed",),
+    "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
+    **LAYER_NAMES,
+    "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "mlp_norm"),
+    "model.norm.weight": ("final_norm",),
+    "lm_head.weight": ("head",),
+}
+GEMMA_NAMES = {
+    "model.embed_tokens.weight": ("embed",),
+    "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
+    **LAYER_NAMES,
+    "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "attn_post_norm"),
+    "model.layers.{}.pre_feedforward_layernorm.weight": ("layers", "{}", "mlp_norm"),
+    "model.layers.{}.post_feedforward_layernorm.weight": ("layers", "{}", "mlp_post_norm"),
+    "model.norm.weight": ("final_norm",),
+    "lm_head.weight": ("head",),
+}
+SKIPPED_SUFFIXES = (".self_attn.rotary_emb.inv_freq",)  # tensors that hold nothing but constants
+
+
+def _past_max_window_layers(index: int, hf_config: HfConfig) -> bool:
+    return bool(hf_config.get("use_sliding_window")) and index >= hf_config.get("max_window_layers", 28)
 
 
 LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
-    fields={
-        "vocab_size": "vocab_size",
-        "hidden_size": "d_model",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "num_key_value_heads": "num_kv_heads",
-        "head_dim": "head_dim",
-        "intermediate_size": "d_ff",
-        "rms_norm_eps": "norm_eps",
-        "tie_word_embeddings": "tie_embeddings",
-        "max_position_embeddings": "max_position",
-    },
+    fields={**SIZE_FIELDS, "hidden_act": ("activation",), "attention_bias": ("qkv_bias", "o_bias")},
     defaults={"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048},
-    fixed={
-        "hidden_act": ("silu",),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "pretraining_tp": (1, None),
-        "sliding_window": (None,),
-        "use_sliding_window": (False, None),
-        "rope_interleaved": (False,),
-        "partial_rotary_factor": (1.0, None),
-        "quantization_config": (None,),
-        "logit_scale": (1.0, None),
-        "is_encoder_decoder": (False,),
-        "add_cross_attention": (False,),
+    traits={},
+    fixed={**FIXED, **NO_SLIDING},
+    slides=lambda index, hf_config: False,
+    names=LLAMA_NAMES,
+)
+MISTRAL = Family(
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    fields={**SIZE_FIELDS, "hidden_act": ("activation",)},
+    defaults={
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
     },
-    names={
-        "model.embed_tokens.weight": ("embed",),
-        "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
-        "model.layers.{}.self_attn.q_proj.weight": ("layers", "{}", "q"),
-        "model.layers.{}.self_attn.k_proj.weight": ("layers", "{}", "k"),
-        "model.layers.{}.self_attn.v_proj.weight": ("layers", "{}", "v"),
-        "model.layers.{}.self_attn.o_proj.weight": ("layers", "{}", "o"),
-        "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "mlp_norm"),
-        "model.layers.{}.mlp.gate_proj.weight": ("layers", "{}", "gate"),
-        "model.layers.{}.mlp.up_proj.weight": ("layers", "{}", "up"),
-        "model.layers.{}.mlp.down_proj.weight": ("layers", "{}", "down"),
-        "model.norm.weight": ("final_norm",),
-        "lm_head.weight": ("head",),
+    traits={},
+    fixed={**FIXED, "attention_bias": False, "layer_types": None},
+    slides=lambda index, hf_config: hf_config.get("sliding_window") is not None,
+    names=LLAMA_NAMES,
+)
+QWEN2 = Family(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    fields={**SIZE_FIELDS, "hidden_act": ("activation",)},
+    defaults={"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768},
+    traits={"qkv_bias": True},
+    fixed=FIXED,
+    slides=_past_max_window_layers,
+    names=LLAMA_NAMES,
+)
+QWEN3 = Family(
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    fields={**SIZE_FIELDS, "hidden_act": ("activation",), "attention_bias": ("qkv_bias", "o_bias")},
+    defaults={"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768, "head_dim": 128},
+    traits={"qk_norm": True},
+    fixed=FIXED,
+    slides=_past_max_window_layers,
+    names=LLAMA_NAMES,
+)
+GEMMA2 = Family(
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    fields={**GEMMA_FIELDS, "attn_logit_softcapping": ("attn_softcap",)},
+    defaults={
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 8192,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
     },
-    skipped_suffixes=(".self_attn.rotary_emb.inv_freq",),
+    traits={"post_norms": True, "norm_plus_one": True, "scale_embeddings": True},
+    fixed={**FIXED, "hidden_act": "gelu_pytorch_tanh"},
+    slides=lambda index, hf_config: index % 2 == 0,
+    names=GEMMA_NAMES,
+)
+GEMMA3 = Family(
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    fields=GEMMA_FIELDS,
+    defaults={
+        **GEMMA2.defaults,
+        "max_position_embeddings": 131072,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
+    },
+    traits={**GEMMA2.traits, "qk_norm": True},
+    fixed={**GEMMA2.fixed, "attn_logit_softcapping": None},  # transformers reads it and does not apply it
+    slides=lambda index, hf_config: (index + 1) % sliding_pattern(hf_config) != 0,
+    names=GEMMA_NAMES,
+    rope_theta=1e6,
+    sliding_rope_theta=1e4,
 )
 
-FAMILIES = (LLAMA,)
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3)
+
+SLIDING_KEYS = frozenset(
+    {
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+        "layer_types",
+        "sliding_window_pattern",
+        "_sliding_window_pattern",
+    }
+)
 
 # Keys that say nothing about the computation of logits at inference, in any family.
 HARMLESS_KEYS = frozenset(
@@ -92,6 +231,7 @@ HARMLESS_KEYS = frozenset(
         "architectures",
         "attention_dropout",
         "bos_token_id",
+        "cache_implementation",
         "chunk_size_feed_forward",
         "eos_token_id",
         "id2label",
@@ -112,11 +252,11 @@ HARMLESS_KEYS = frozenset(
         "use_cache",
     ]
 )
-ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
+ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"})
 DTYPE_KEYS = frozenset({"dtype", "torch_dtype"})
 
 
-def find_family(hf_config: dict[str, Any], problems: list[str]) -> Family | None:
+def find_family(hf_config: HfConfig, problems: list[str]) -> Family | None:
     """The family that `model_type` and `architectures` name."""
     model_type = hf_config.get("model_type")
     architectures = hf_config.get("architectures")
@@ -130,59 +270,173 @@ def find_family(hf_config: dict[str, Any], problems: list[str]) -> Family | None
     return None
 
 
-def read_fields(hf_config: dict[str, Any], family: Family, problems: list[str]) -> dict[str, Any] | None:
-    """Fields of `ModelConfig`, as far as the config gives them; None when one of them is missing."""
-    known = {*family.fields, *family.fixed, *HARMLESS_KEYS, *ROPE_KEYS, *DTYPE_KEYS}
+def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[str, Any]:
+    """Fields of `ModelConfig`, as far as the config gives them; what is wrong goes to `problems`."""
+    known = {*family.fields, *family.fixed, *HARMLESS_KEYS, *ROPE_KEYS, *DTYPE_KEYS, *SLIDING_KEYS}
     unknown = {key: value for key, value in hf_config.items() if key not in known}
     if unknown:
         problems.append(f"config.json: unknown keys {json.dumps(unknown)}; they may change the computation")
+    hf_config = {**family.defaults, **{k: v for k, v in hf_config.items() if v is not None or k in NULLABLE}}
     for key, allowed in family.fixed.items():
-        value = hf_config.get(key, allowed[0])
-        if value not in allowed:
-            problems.append(f"config.json: {key} = {json.dumps(value)} is not supported, only {json.dumps(allowed[0])}")
+        if hf_config.get(key, allowed) != allowed:
+            problems.append(f"config.json: {key} = {json.dumps(hf_config[key])} is not supported, only {json.dumps(allowed)}")
 
-    values = {key: hf_config[key] for key in family.fields if hf_config.get(key) is not None}
-    values = {**family.defaults, **values}
+    values = {key: hf_config[key] for key in family.fields if key in hf_config}
     if "num_attention_heads" in values:
         values.setdefault("num_key_value_heads", values["num_attention_heads"])
-    if (
-        "head_dim" not in values
-        and isinstance(values.get("hidden_size"), int)
-        and isinstance(values.get("num_attention_heads"), int)
-    ):
-        values["head_dim"] = values["hidden_size"] // max(1, values["num_attention_heads"])
-    for key in (key for key in family.fields if key not in values):
+        if isinstance(values.get("hidden_size"), int) and isinstance(values["num_attention_heads"], int):
+            values.setdefault("head_dim", values["hidden_size"] // max(1, values["num_attention_heads"]))
+    for key in (key for key in SIZE_FIELDS if key not in values):
         problems.append(f"config.json: {key} is missing")
-    fields = {family.fields[key]: value for key, value in values.items()}
-    fields["rope_theta"] = read_rope_theta(hf_config, problems)
-    fields["dtype"] = read_dtype(hf_config, problems)
-    for name in ("rope_theta", "norm_eps"):
-        if not isinstance(fields[name], int | float) or isinstance(fields[name], bool) or not fields[name] > 0:
-            problems.append(f"config.json: {name} must be a positive number, got {json.dumps(fields[name])}")
-    if not isinstance(fields["tie_embeddings"], bool):
-        problems.append(f"config.json: tie_word_embeddings must be true or false, got {json.dumps(fields['tie_embeddings'])}")
+    fields = {field: value for key, value in values.items() for field in family.fields[key]}
+    for key in (key for key in ACTIVATION_KEYS if key in values and key in family.fields):
+        fields["activation"] = ACTIVATIONS.get(values[key])
+        if values[key] not in ACTIVATIONS:
+            accepted = ", ".join(ACTIVATIONS)
+            problems.append(f"config.json: {key} = {json.dumps(values[key])} is not supported, only {accepted}")
+    return {
+        **family.traits,
+        **fields,
+        **read_rope(hf_config, family, problems),
+        **read_sliding(hf_config, family, fields.get("num_layers"), problems),
+        "dtype": read_dtype(hf_config, problems),
+    }
+
+
+def sliding_pattern(hf_config: HfConfig) -> int:
+    """Every how many layers one of Gemma 3 attends to everything."""
+    return int(hf_config.get("sliding_window_pattern") or hf_config.get("_sliding_window_pattern") or 6)
+
+
+def read_sliding(hf_config: HfConfig, family: Family, num_layers: Any, problems: list[str]) -> dict[str, Any]:
+    """Which layers slide and how far they see: from `layer_types`, else as is the family's way."""
+    if not isinstance(num_layers, int) or "sliding_window" in family.fixed:
+        return {}
+    types = hf_config.get("layer_types")
+    if types is None:
+        layers = tuple(family.slides(index, hf_config) for index in range(num_layers))
+    elif isinstance(types, list) and len(types) == num_layers and all(kind in LAYER_TYPES for kind in types):
+        layers = tuple(LAYER_TYPES[kind] for kind in types)
+    else:
+        problems.append(
+            f"config.json: layer_types must name each of the {num_layers} layers, one of {', '.join(LAYER_TYPES)}, "
+            f"got {json.dumps(types)}"
+        )
+        return {}
+    if not any(layers):
+        return {}
+    switched_off = family.slides is _past_max_window_layers and not hf_config.get("use_sliding_window")
+    return {"sliding_layers": layers, "sliding_window": None if switched_off else hf_config.get("sliding_window")}
+
+
+def read_rope(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[str, Any]:
+    """Rotary bases and scaling, from `rope_theta` and `rope_scaling`, or (transformers 5) from `rope_parameters`."""
+    settings = [hf_config[key] for key in ("rope_parameters", "rope_scaling") if hf_config.get(key) is not None]
+    if not all(isinstance(setting, dict) for setting in settings):
+        problems.append(f"config.json: rope settings {json.dumps(settings)} are no JSON objects")
+        return {}
+    nested = [setting for setting in settings if set(setting) & set(LAYER_TYPES)]
+    flat = [setting for setting in settings if setting not in nested]
+    full = [setting["full_attention"] for setting in nested if setting.get("full_attention") is not None]
+    sliding = [setting["sliding_attention"] for setting in nested if setting.get("sliding_attention") is not None]
+    theta, scaling = read_rope_setting(hf_config, "rope_theta", [*flat, *full], family.rope_theta, problems)
+    fields = {"rope_theta": theta, "rope_scaling": scaling}
+    if family.sliding_rope_theta is not None:
+        base, other = read_rope_setting(hf_config, "rope_local_base_freq", sliding, family.sliding_rope_theta, problems)
+        fields["sliding_rope_theta"] = base
+        if other is not None:
+            problems.append(f"config.json: rope scaling of sliding layers is not supported, got {json.dumps(sliding)}")
+    elif sliding:
+        problems.append(f"config.json: {family.model_type} takes no rope settings by layer type, got {json.dumps(nested)}")
     return fields
 
 
-def read_rope_theta(hf_config: dict[str, Any], problems: list[str]) -> Any:
-    """The rotary base, from `rope_theta` or (transformers 5) from `rope_parameters`; any other rotary setting is a problem."""
-    bases = [hf_config["rope_theta"]] if hf_config.get("rope_theta") is not None else []
-    for key in ("rope_parameters", "rope_scaling"):
-        setting = hf_config.get(key)
-        if setting is None:
-            continue
-        rest = dict(setting) if isinstance(setting, dict) else {"": setting}
-        kinds = {rest.pop("rope_type", "default"), rest.pop("type", "default")} if isinstance(setting, dict) else set()
+def read_rope_setting(
+    hf_config: HfConfig, theta_key: str, settings: list[dict[str, Any]], default: float, problems: list[str]
+) -> tuple[Any, RopeScaling | None]:
+    """Base and scaling of one kind of layers; several places must agree."""
+    bases = [hf_config[theta_key]] if hf_config.get(theta_key) is not None else []
+    scalings = []
+    for setting in settings:
+        rest = dict(setting)
         base = rest.pop("rope_theta", None)
         bases += [base] if base is not None else []
-        if kinds != {"default"} or rest:
-            problems.append(f"config.json: {key} = {json.dumps(setting)} is not supported, only null or rope_type 'default'")
+        scalings.append(read_rope_scaling(rest, hf_config, problems))
     if any(base != bases[0] for base in bases):
-        problems.append(f"config.json: rope_theta is given as {' and '.join(str(base) for base in bases)}")
-    return bases[0] if bases else 10000.0
+        problems.append(f"config.json: {theta_key} is given as {' and '.join(str(base) for base in bases)}")
+    if any(scaling != scalings[0] for scaling in scalings):
+        problems.append(f"config.json: rope settings {json.dumps(settings)} contradict each other")
+    theta = bases[0] if bases else default
+    if not is_number(theta) or not theta > 0:
+        problems.append(f"config.json: {theta_key} must be a positive number, got {json.dumps(theta)}")
+        return default, None
+    return float(theta), scalings[0] if scalings else None
 
 
-def read_dtype(hf_config: dict[str, Any], problems: list[str]) -> str | None:
+# Theirs -> ours, by rope_type; all of them go with `factor`.
+ROPE_SCALING_FIELDS = {
+    "linear": {},
+    "llama3": {
+        "original_max_position_embeddings": "original_max_position",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+    },
+    "yarn": {
+        "original_max_position_embeddings": "original_max_position",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "truncate": "truncate",
+        "attention_factor": "attention_factor",
+    },
+}
+YARN_MSCALES = ("mscale", "mscale_all_dim")
+
+
+def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, problems: list[str]) -> RopeScaling | None:
+    """The scaling that one rope setting, its base left out, asks for."""
+    rest = {key: value for key, value in setting.items() if value is not None}
+    kinds = {rest.pop(key) for key in ("rope_type", "type") if key in rest} or {"default"}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if rest.pop("partial_rotary_factor", 1.0) != 1.0 or (kind != "default" and kind not in ROPE_SCALING_FIELDS):
+        accepted = ", ".join(["default", *ROPE_SCALING_FIELDS])
+        problems.append(f"config.json: rope setting {json.dumps(setting)} is not supported; accepted rope types: {accepted}")
+        return None
+    if kind == "default" and not rest:
+        return None
+    names = ROPE_SCALING_FIELDS.get(kind, {})
+    mscales = [rest.pop(key) for key in YARN_MSCALES if key in rest] if kind == "yarn" else []
+    unknown = {key: value for key, value in rest.items() if key not in names and (key != "factor" or kind == "default")}
+    if unknown:
+        problems.append(f"config.json: rope setting {json.dumps(setting)} has unsupported keys {', '.join(unknown)}")
+        return None
+    missing = [
+        key for key in ("factor", "low_freq_factor", "high_freq_factor") if key not in rest and key in ("factor", *names)
+    ]
+    if missing:
+        problems.append(f"config.json: rope setting {json.dumps(setting)} lacks {', '.join(missing)}")
+        return None
+    fields = {names.get(key, key): value for key, value in rest.items()}
+    if "original_max_position_embeddings" in names:
+        fields.setdefault("original_max_position", hf_config.get("max_position_embeddings"))
+    if kind == "yarn" and is_number(fields.get("factor")):
+        fields.setdefault("attention_factor", yarn_attention_factor(fields["factor"], mscales))
+    try:
+        return RopeScaling(kind=kind, **fields)
+    except (InputError, TypeError) as error:
+        problems.append(f"config.json: rope setting {json.dumps(setting)}: {error}")
+        return None
+
+
+def yarn_attention_factor(factor: float, mscales: list[float]) -> float:
+    """`0.1 ln(factor) + 1`, or the quotient of two of these, weighted, as DeepSeek has it."""
+
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    return mscale(mscales[0]) / mscale(mscales[1]) if len(mscales) == 2 and all(mscales) else mscale(1.0)
+
+
+def read_dtype(hf_config: HfConfig, problems: list[str]) -> str | None:
     """The dtype the config asks for, or None."""
     for key in ("dtype", "torch_dtype"):
         value = hf_config.get(key)
@@ -194,28 +448,73 @@ def read_dtype(hf_config: dict[str, Any], problems: list[str]) -> str | None:
     return None
 
 
-def describe(family: Family, cfg: ModelConfig) -> dict[str, Any]:
-    """The `config.json` of `cfg`, with the rotary base in the words of transformers 4 and of 5."""
-    return {
+def family_of(cfg: ModelConfig) -> Family:
+    """The first family whose `config.json` says all of `cfg`.
+
+    Raises:
+        InputError: there is none.
+    """
+    for family in FAMILIES:
+        problems: list[str] = []
+        fields = read_fields(describe(family, cfg), family, problems)
+        if not problems and ModelConfig(**fields) == cfg:
+            return family
+    accepted = ", ".join(family.model_type for family in FAMILIES)
+    raise InputError(f"no family of Hugging Face ({accepted}) has a model like {cfg}")
+
+
+def describe(family: Family, cfg: ModelConfig) -> HfConfig:
+    """The `config.json` of `cfg`, with the rotary settings in the words of transformers 4 and of 5."""
+    fields = {key: getattr(cfg, names[0]) for key, names in family.fields.items()}
+    for key in ACTIVATION_KEYS:
+        if key in fields:
+            fields[key] = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == fields[key])
+    if fields.get("query_pre_attn_scalar", 0) is None:
+        fields["query_pre_attn_scalar"] = cfg.head_dim
+    rope: dict[str, Any] = {"rope_theta": cfg.rope_theta, "rope_type": "default"}
+    if cfg.rope_scaling is not None:
+        names = ROPE_SCALING_FIELDS[cfg.rope_scaling.kind]
+        scaled = {theirs: getattr(cfg.rope_scaling, ours) for theirs, ours in names.items()}
+        rope |= {"rope_type": cfg.rope_scaling.kind, "factor": cfg.rope_scaling.factor, **scaled}
+    described = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
-        **{key: getattr(cfg, field) for key, field in family.fields.items()},
+        **fields,
         "rope_theta": cfg.rope_theta,
-        "rope_parameters": {"rope_theta": cfg.rope_theta, "rope_type": "default"},
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+        "rope_parameters": rope,
         "dtype": cfg.dtype,
     }
+    if cfg.sliding_rope_theta is not None:
+        local = {"rope_theta": cfg.sliding_rope_theta, "rope_type": "default"}
+        described["rope_local_base_freq"] = cfg.sliding_rope_theta
+        described["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
+    elif cfg.rope_scaling is not None:
+        described["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+    if "sliding_window" not in family.fixed:
+        described |= describe_sliding(family, cfg)
+    return described
+
+
+def describe_sliding(family: Family, cfg: ModelConfig) -> HfConfig:
+    """The keys that say which layers slide."""
+    described: HfConfig = {"sliding_window": cfg.sliding_window}
+    if "layer_types" not in family.fixed:
+        kinds = {slides: kind for kind, slides in LAYER_TYPES.items()}
+        described["layer_types"] = [kinds[slides] for slides in cfg.sliding_layers or (False,) * cfg.num_layers]
+    if family.slides is _past_max_window_layers:
+        described["use_sliding_window"] = any(cfg.sliding_layers)
+    return described
 
 
 def tensor_paths(family: Family, cfg: ModelConfig) -> dict[str, tuple[str | int, ...]]:
     """Tensor name -> path in the pytree, layers in ascending order, for all the tensors `cfg` asks for."""
+    shapes = param_shapes(cfg)
     paths: dict[str, tuple[str | int, ...]] = {}
     for layered, templates in itertools.groupby(family.names.items(), key=lambda item: "{}" in item[0]):
         templates_here = list(templates)
         for index in range(cfg.num_layers) if layered else (0,):
+            leaves = shapes["layers"][index] if layered else shapes
             for name, path in templates_here:
-                if path != ("head",) or not cfg.tie_embeddings:
+                if path[-1] in leaves:
                     paths[name.format(index)] = tuple(index if part == "{}" else part for part in path)
     return paths

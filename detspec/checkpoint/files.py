@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,14 @@ from detspec.errors import InputError
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+# What lies beside the weights and is the same in folders of every kind.
+SIDE_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 MAX_PROBLEMS = 6
 
 
@@ -131,6 +140,13 @@ def split_shards(tensors: dict[str, jax.Array], max_shard_bytes: int | None) -> 
         shard.append(name)
         size += tensor.nbytes
     yield shard
+
+
+def copy_side_files(source: Path, target: Path) -> None:
+    """Copies tokenizer, chat template and generation config, as far as there are any."""
+    for name in SIDE_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -15,13 +15,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from safetensors import safe_open
+from tqdm import tqdm
 
-from detspec.checkpoint.families import LLAMA, Family, describe, find_family, read_fields, tensor_paths
-from detspec.checkpoint.files import FILE_DTYPES, Header, Problems, read_headers, read_json, write_json, write_tensors
+from detspec.checkpoint.families import SKIPPED_SUFFIXES, Family, describe, family_of, find_family, read_fields, tensor_paths
+from detspec.checkpoint.files import (
+    FILE_DTYPES,
+    Header,
+    Problems,
+    copy_side_files,
+    read_headers,
+    read_json,
+    write_json,
+    write_tensors,
+)
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, param_shapes
+
+PATIENCE_S = 2.0  # a progress bar appears when loading takes longer
 
 
 def load_hf(path: str | Path) -> tuple[ModelConfig, Params]:
@@ -61,12 +74,16 @@ def save_hf(
     bos_id: int | None = None,
     eos_ids: Sequence[int] = (),
     max_shard_bytes: int | None = None,
+    side_files_from: str | Path | None = None,
 ) -> None:
     """Writes a folder that `load_hf` and transformers read; an existing model folder is replaced when all of it is on disk.
 
-    Raises `InputError` if `path` exists and is no model folder. With `max_shard_bytes` the weights go to several files.
+    With `max_shard_bytes` the weights go to several files; tokenizer, chat template and generation config are taken along
+    from the folder `side_files_from`. Raises `InputError` if `path` exists and is no model folder, or no family of
+    Hugging Face has a model like `cfg`.
     """
     path = Path(path)
+    family = family_of(cfg)
     if path.exists() and not (path / "config.json").is_file():
         raise InputError(f"{path} exists and holds no config.json; it is not overwritten")
     temporary = path.with_name(path.name + ".tmp")
@@ -76,12 +93,14 @@ def save_hf(
     tokens: dict[str, Any] = {} if bos_id is None else {"bos_token_id": bos_id}
     if eos_ids:
         tokens["eos_token_id"] = list(eos_ids) if len(eos_ids) > 1 else eos_ids[0]
-    write_json(temporary / "config.json", {**describe(LLAMA, cfg), **tokens})
+    write_json(temporary / "config.json", {**describe(family, cfg), **tokens})
     write_json(temporary / "generation_config.json", tokens)
-    write_tensors(temporary, named_tensors(cfg, params), max_shard_bytes)
+    write_tensors(temporary, named_tensors(family, cfg, params), max_shard_bytes)
     if tokenizer_json is not None:
         (temporary / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         write_json(temporary / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    if side_files_from is not None:
+        copy_side_files(Path(side_files_from), temporary)
 
     if path.exists():
         old = path.with_name(path.name + ".old")
@@ -93,9 +112,9 @@ def save_hf(
         os.replace(temporary, path)
 
 
-def named_tensors(cfg: ModelConfig, params: Params) -> dict[str, jax.Array]:
+def named_tensors(family: Family, cfg: ModelConfig, params: Params) -> dict[str, jax.Array]:
     """Every array of `params` under its Hugging Face name, in the order of the name table."""
-    return {name: leaf_at(params, path) for name, path in tensor_paths(LLAMA, cfg).items()}
+    return {name: leaf_at(params, path) for name, path in tensor_paths(family, cfg).items()}
 
 
 def leaf_at(tree: Any, path: Sequence[str | int]) -> Any:
@@ -114,7 +133,7 @@ def build_config(fields: dict[str, Any], tensors: dict[str, Header], problems: P
             return None
         fields = {**fields, "dtype": found[0]}
     try:
-        return ModelConfig(**{**fields, "rope_theta": float(fields["rope_theta"]), "norm_eps": float(fields["norm_eps"])})
+        return ModelConfig(**fields)
     except ValueError as error:
         problems.append(f"config.json: {error}")
         return None
@@ -136,7 +155,7 @@ def check_tensors(
         elif tensors[name].shape != shape:
             problems.append(f"tensor {name} has shape {list(tensors[name].shape)}, the config asks for {list(shape)}")
     for name, header in tensors.items():
-        if name not in wanted and not name.endswith(family.skipped_suffixes) and name != tied_head(family, cfg):
+        if name not in wanted and not name.endswith(SKIPPED_SUFFIXES) and name != tied_head(family, cfg):
             problems.append(
                 f"{header.file}: tensor {name} {list(header.shape)} is not part of the model that the config describes"
             )
@@ -157,17 +176,28 @@ def read_params(
 ) -> Params:
     """Reads the tensors one by one; those with NaN or infinity, and a stored tied head unlike the embedding, are problems."""
     params = param_shapes(cfg)
+    bar = tqdm(total=len(wanted), desc=f"loading {path.name}", unit=" tensors", delay=PATIENCE_S, leave=False)
     for file in sorted({header.file for header in tensors.values()}):
         with safe_open(path / file, "flax") as opened:
             for name in (name for name in wanted if tensors[name].file == file):
+                bar.update()
                 leaf = opened.get_tensor(name).astype(cfg.jax_dtype)
-                if not bool(jnp.isfinite(leaf).all()):
+                if not all_finite(leaf):
                     problems.append(f"tensor {name} holds NaN or infinite weights as {cfg.dtype}")
                 *parents, last = wanted[name]
                 leaf_at(params, parents)[last] = leaf
+    bar.close()
     head = tied_head(family, cfg)
     if head in tensors:
         with safe_open(path / tensors[head].file, "flax") as opened:
             if not bool(jnp.array_equal(opened.get_tensor(head).astype(cfg.jax_dtype), params["embed"])):
                 problems.append(f"tensor {head} differs from the embedding although tie_word_embeddings is true")
     return params
+
+
+def all_finite(leaf: jax.Array) -> bool:
+    """Whether no number in `leaf` is nan or infinite: on the host by bit pattern, ten times as fast as by XLA on a CPU."""
+    infinity = np.asarray(jnp.inf, leaf.dtype)
+    unsigned = np.dtype(f"uint{8 * infinity.itemsize}")
+    magnitudes = np.bitwise_and(np.asarray(leaf).view(unsigned), np.iinfo(unsigned).max >> 1)
+    return bool(magnitudes.max(initial=0) < infinity.view(unsigned))

@@ -1,14 +1,16 @@
-"""A model ready for use: config, weights, tokenizer, and a digest that names exactly these weights."""
+"""A model ready for use: config, weights, tokenizer, chat template, and a digest that names exactly these weights."""
 
 import dataclasses
-import hashlib
 import importlib.resources
-import json
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import jax
 
-from detspec.checkpoint.hf import load_hf, named_tensors
+from detspec.checkpoint.chat import ChatTemplate, read_chat_template
+from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.hf import load_hf
+from detspec.checkpoint.native import is_native, load_native
 from detspec.checkpoint.tokenizer import Tokenizer, read_eos_ids
 from detspec.config import ModelConfig
 from detspec.errors import InputError
@@ -27,6 +29,7 @@ class Model:
         tokenizer: None if the folder has none; then prompts are token ids.
         eos_ids: ids that end a text.
         digest: SHA-256 in hex over the config and the bytes of the weights.
+        chat_template: None if the folder has none; then conversations cannot be rendered.
     """
 
     cfg: ModelConfig
@@ -34,15 +37,38 @@ class Model:
     tokenizer: Tokenizer | None
     eos_ids: tuple[int, ...]
     digest: str
+    chat_template: ChatTemplate | None = None
+
+    def chat_prompt(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
+        """Token ids of a conversation, ready for an answer; `variables` as in `ChatTemplate.render`.
+
+        Raises:
+            InputError: the folder has no chat template or no tokenizer, or the template does not take the conversation.
+        """
+        if self.chat_template is None or self.tokenizer is None:
+            missing = "chat template" if self.chat_template is None else "tokenizer.json"
+            raise InputError(f"the checkpoint has no {missing}, so prompts must be texts or token ids, not conversations")
+        return self.tokenizer.encode(self.chat_template.render(messages, **variables), add_special_tokens=False)
 
 
-def load(path: str | Path | None = None) -> Model:
-    """Loads the Hugging Face folder at `path`, or the small model that comes with the package.
+def load(path: str | Path | None = None, *, sharding: Any = None) -> Model:
+    """Loads the folder at `path`, Hugging Face's or our own, or the small model that comes with the package.
 
-    Raises `InputError` if the folder is unsound (see `load_hf`) or its tokenizer has ids beyond the embedding.
+    Args:
+        path: a folder with a `config.json`, or one that `save_native` wrote.
+        sharding: where the weights go: a `jax.sharding.Sharding` for all, or a pytree of them like the parameters; the first
+            device if None.
+
+    Raises:
+        InputError: the folder is unsound (see `load_hf`, `load_native`) or its tokenizer has ids beyond the embedding.
     """
     folder = shipped_folder() if path is None else Path(path)
-    cfg, params = load_hf(folder)
+    if is_native(folder):
+        cfg, params, digest = load_native(folder, sharding=sharding)
+    else:
+        cfg, params = load_hf(folder)
+        params = params if sharding is None else jax.device_put(params, sharding)
+        digest = digest_model(cfg, params)
     tokenizer_path = folder / "tokenizer.json"
     tokenizer = Tokenizer(tokenizer_path) if tokenizer_path.exists() else None
     if tokenizer is not None and tokenizer.vocab_size > cfg.vocab_size:
@@ -50,18 +76,9 @@ def load(path: str | Path | None = None) -> Model:
     eos_ids = read_eos_ids(folder)
     if any(token >= cfg.vocab_size for token in eos_ids):
         raise InputError(f"{folder}: eos_token_id {list(eos_ids)} lies beyond the embedding's {cfg.vocab_size} rows")
-    return Model(cfg, params, tokenizer, eos_ids, digest_model(cfg, params))
+    return Model(cfg, params, tokenizer, eos_ids, digest, read_chat_template(folder))
 
 
 def shipped_folder() -> Path:
     """Where the small model lies in the installed package."""
     return Path(str(importlib.resources.files("detspec") / "assets" / SHIPPED_MODEL))
-
-
-def digest_model(cfg: ModelConfig, params: Params) -> str:
-    """SHA-256 in hex over the config as sorted JSON, then name, shape, dtype and bytes of each tensor in file order."""
-    digest = hashlib.sha256(json.dumps(dataclasses.asdict(cfg), sort_keys=True).encode())
-    for name, tensor in named_tensors(cfg, params).items():
-        digest.update(f"\n{name} {list(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(np.ascontiguousarray(tensor).view(np.uint8).reshape(-1).data)
-    return digest.hexdigest()

@@ -26,9 +26,12 @@ class Tokenizer:
         """One more than the largest id, added tokens included."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`."""
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; without `add_special_tokens` a beginning-of-text token that the tokenizer would add is left out.
+
+        The text of a special token becomes that token, wherever it stands.
+        """
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens left out; bytes that are not whole characters become U+FFFD."""

@@ -9,10 +9,11 @@ from detspec.cli.options import add_engine, add_model, add_sampling, add_subcomm
 from detspec.errors import InputError
 
 DESCRIPTION = """Completes every line of a JSONL file. A line in: {"id": "a", "prompt": "..."} or {"id": "a",
-"prompt_token_ids": [...]}, optionally "sampling": {...} over the options below. A line out, in the order of the input: id,
-token_ids, text, logprobs, finish_reason, prompt_len, digest. Beside OUT.jsonl it writes OUT.stats.json (timings, counters) and
-OUT.manifest.json (what the bits depend on). All lines are checked before anything is generated, and no output appears under
-its name unless it is whole."""
+"prompt_token_ids": [...]} or {"id": "a", "messages": [{"role": "user", "content": "..."}]}, rendered by the model's chat
+template, with "chat_template_kwargs": {...} for what that reads besides; optionally "sampling": {...} over the options below.
+A line out, in the order of the input: id, token_ids, text, logprobs, finish_reason, prompt_len, digest. Beside OUT.jsonl it
+writes OUT.stats.json (timings, counters) and OUT.manifest.json (what the bits depend on). All lines are checked before anything
+is generated, and no output appears under its name unless it is whole."""
 FAILED = 1
 
 

@@ -24,7 +24,10 @@ def add_subcommand(
 def add_model(parser: argparse.ArgumentParser) -> None:
     """`--model` and `--no-compile-cache`."""
     parser.add_argument(
-        "--model", metavar="DIR", default=argparse.SUPPRESS, help="a Hugging Face folder (default: the small model shipped)"
+        "--model",
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="a model folder, Hugging Face's or our own (default: the small model shipped)",
     )
     parser.add_argument("--no-compile-cache", action="store_true", help="do not keep compiled programs for the next start")
 

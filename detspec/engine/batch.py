@@ -20,13 +20,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.progress import Progress
 from detspec.engine.request import Completion, Request, Stats
 from detspec.errors import InputError
 from detspec.sampling import SamplingParams
 
-LINE_KEYS = ("id", "prompt", "prompt_token_ids", "sampling")
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+LINE_KEYS = ("id", *PROMPT_KEYS, "chat_template_kwargs", "sampling")
 SAMPLING_KEYS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 STDIO = "-"
 
@@ -82,17 +84,28 @@ def parse_request(raw: bytes, engine: Engine, defaults: SamplingParams) -> Reque
     id = line.get("id")
     if not isinstance(id, str) or not id:
         raise InputError(f'needs an "id", a string that is not empty, got {id!r}')
-    if ("prompt" in line) == ("prompt_token_ids" in line):
-        raise InputError(f'needs either "prompt" or "prompt_token_ids" (id {id!r})')
+    if sum(key in line for key in PROMPT_KEYS) != 1:
+        raise InputError(f'needs one of "prompt", "prompt_token_ids" and "messages" (id {id!r})')
     if "prompt" in line and not isinstance(line["prompt"], str):
         raise InputError(f'"prompt" must be a string, got {line["prompt"]!r}; token ids go into "prompt_token_ids"')
     if "prompt_token_ids" in line and not isinstance(line["prompt_token_ids"], list):
         raise InputError(f'"prompt_token_ids" must be a list of token ids, got {line["prompt_token_ids"]!r}')
-    prompt = line["prompt"] if "prompt" in line else line["prompt_token_ids"]
     try:
+        if "messages" in line:
+            prompt = read_chat(line, engine.model)
+        else:
+            prompt = line["prompt"] if "prompt" in line else line["prompt_token_ids"]
         return engine.request(prompt, merge_sampling(line.get("sampling", {}), defaults), id=id)
     except InputError as error:
         raise InputError(f"{error} (id {id!r})") from error
+
+
+def read_chat(line: dict[str, Any], model: Model) -> list[int]:
+    """Token ids of a line's conversation."""
+    variables = line.get("chat_template_kwargs", {})
+    if not isinstance(line["messages"], list) or not isinstance(variables, dict):
+        raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
+    return model.chat_prompt(line["messages"], **variables)
 
 
 def merge_sampling(given: object, defaults: SamplingParams) -> SamplingParams:

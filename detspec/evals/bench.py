@@ -6,7 +6,6 @@
 3. The device's copy bandwidth and its best matrix product say what bounds an ordinary step.
 """
 
-import dataclasses
 import hashlib
 import importlib.resources
 import json
@@ -74,7 +73,7 @@ def run_bench(
         measured.append({"batch": batch, "bound": limits, **entry})
     return {
         "fingerprint": Engine(model, EngineConfig(max_rows=1, max_len=default_schedule().window)).fingerprint(),
-        "model": {**dataclasses.asdict(model.cfg), "num_params": model.cfg.num_params, "bytes": params_bytes(model.params)},
+        "model": {**model.cfg.to_json(), "num_params": model.cfg.num_params, "bytes": params_bytes(model.params)},
         "settings": {
             "batches": list(batches),
             "modes": list(modes),
@@ -129,7 +128,7 @@ def bench_table(result: dict[str, Any]) -> str:
 
 def random_model(cfg: ModelConfig, seed: int = 0) -> Model:
     """Random weights of shape `cfg`; no tokenizer. The digest names config and seed, it does not read the weights."""
-    digest = hashlib.sha256(json.dumps(["random", seed, dataclasses.asdict(cfg)], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(["random", seed, cfg.to_json()], sort_keys=True).encode()).hexdigest()
     return Model(cfg, init_params(cfg, jax.random.key(seed)), tokenizer=None, eos_ids=(), digest=digest)
 
 

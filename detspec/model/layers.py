@@ -1,6 +1,7 @@
 """One decoder block: attention through a callable that knows about caches, and a gated MLP."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,83 +11,110 @@ import numpy as np
 from detspec.config import ModelConfig
 from detspec.ops.linear import linear, linear_f32
 from detspec.ops.norm import rms_norm
-from detspec.ops.rope import Rotation, apply_rope
+from detspec.ops.rope import Rotation, apply_rope, rope_frequencies, rope_rotation
 from detspec.ops.row_sum import SumFn
+from detspec.ops.softcap import softcap
 
 # (q [..., N, H], k [..., K, H], v [..., K, H]) -> (attended [..., N, H], what the caller threads on)
 AttendFn = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+NormFn = Callable[[jax.Array, jax.Array], jax.Array]  # (x [..., D], scale [D]) -> [..., D]
+ACTIVATION_FNS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
+
+
+def norm_fn(cfg: ModelConfig, sum_fn: SumFn) -> NormFn:
+    """The RMSNorm of this model."""
+    return partial(rms_norm, eps=cfg.norm_eps, sum_fn=sum_fn, plus_one=cfg.norm_plus_one)
+
+
+def layer_rotations(cfg: ModelConfig, positions: jax.Array) -> tuple[Rotation, ...]:
+    """Each layer's rotation of `positions [...]`; layers of a kind share one."""
+    factor = 1.0 if cfg.rope_scaling is None else cfg.rope_scaling.attention_factor
+    rotation = rope_rotation(positions, rope_frequencies(cfg.head_dim, cfg.rope_theta, cfg.rope_scaling), factor)
+    if cfg.sliding_rope_theta is None or not any(cfg.sliding_layers):
+        return (rotation,) * cfg.num_layers
+    sliding = rope_rotation(positions, rope_frequencies(cfg.head_dim, cfg.sliding_rope_theta))
+    return tuple(sliding if slides else rotation for slides in cfg.sliding_layers)
 
 
 def attention(
-    layer: dict[str, jax.Array],
-    cfg: ModelConfig,
-    x: jax.Array,
-    rotation: Rotation,
-    attend_fn: AttendFn,
+    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation, attend_fn: AttendFn, norm: NormFn
 ) -> tuple[jax.Array, Any]:
     """Projects `x [..., D]` to heads, rotates, attends with `attend_fn`, projects back; returns `([..., D], carry)`."""
     heads = x.shape[:-1]
-    q = linear(x, layer["q"]).reshape(*heads, cfg.num_heads, cfg.head_dim)
-    k = linear(x, layer["k"]).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
-    v = linear(x, layer["v"]).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
-    q = apply_rope(q, rotation)
-    k = apply_rope(k, rotation)
-    attended, carry = attend_fn(q, k, v)
-    return linear(attended.reshape(*heads, cfg.num_heads * cfg.head_dim).astype(x.dtype), layer["o"]), carry
+    q = linear(x, layer["q"], layer.get("q_bias")).reshape(*heads, cfg.num_heads, cfg.head_dim)
+    k = linear(x, layer["k"], layer.get("k_bias")).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
+    v = linear(x, layer["v"], layer.get("v_bias")).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
+    if cfg.qk_norm:
+        q, k = norm(q, layer["q_norm"]), norm(k, layer["k_norm"])
+    attended, carry = attend_fn(apply_rope(q, rotation), apply_rope(k, rotation), v)
+    attended = attended.reshape(*heads, cfg.num_heads * cfg.head_dim).astype(x.dtype)
+    return linear(attended, layer["o"], layer.get("o_bias")), carry
 
 
-def mlp(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Gated MLP with SiLU: `down(silu(gate(x)) * up(x))`, `x [..., D]`."""
+def mlp(layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array) -> jax.Array:
+    """Gated MLP: `down(activation(gate(x)) * up(x))`, `x [..., D]`."""
     gate_f32 = linear_f32(x, layer["gate"])
     up_f32 = linear_f32(x, layer["up"])
-    return linear((jax.nn.silu(gate_f32) * up_f32).astype(x.dtype), layer["down"])
+    return linear((ACTIVATION_FNS[cfg.activation](gate_f32) * up_f32).astype(x.dtype), layer["down"])
 
 
 def block(
-    layer: dict[str, jax.Array],
-    cfg: ModelConfig,
-    x: jax.Array,
-    rotation: Rotation,
-    attend_fn: AttendFn,
-    sum_fn: SumFn,
+    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation, attend_fn: AttendFn, norm: NormFn
 ) -> tuple[jax.Array, Any]:
-    """One pre-norm decoder block over `x [..., D]`."""
+    """One pre-norm decoder block over `x [..., D]`, with norms after its two halves too if the config asks for them."""
     with jax.named_scope("attention"):
-        attended, carry = attention(layer, cfg, rms_norm(x, layer["attn_norm"], cfg.norm_eps, sum_fn), rotation, attend_fn)
-    x = x + attended
+        attended, carry = attention(layer, cfg, norm(x, layer["attn_norm"]), rotation, attend_fn, norm)
+        x = x + (norm(attended, layer["attn_post_norm"]) if cfg.post_norms else attended)
     with jax.named_scope("mlp"):
-        x = x + mlp(layer, rms_norm(x, layer["mlp_norm"], cfg.norm_eps, sum_fn))
+        transformed = mlp(layer, cfg, norm(x, layer["mlp_norm"]))
+        x = x + (norm(transformed, layer["mlp_post_norm"]) if cfg.post_norms else transformed)
     return x, carry
 
 
-def embed(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
-    """Embedding rows of `tokens [...]` -> `[..., D]`."""
-    return params["embed"][tokens]
+def scale_embeddings(cfg: ModelConfig, x: jax.Array) -> jax.Array:
+    """Embedding rows `x [..., D]` as the first block takes them."""
+    return x * jnp.asarray(cfg.d_model**0.5, x.dtype) if cfg.scale_embeddings else x
 
 
-def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, sum_fn: SumFn) -> jax.Array:
+def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, norm: NormFn) -> jax.Array:
     """Final norm and output head: `x [..., D]` -> float32 `[..., V]`."""
     with jax.named_scope("logits"):
-        normed = rms_norm(x, params["final_norm"], cfg.norm_eps, sum_fn)
-        return linear_f32(normed, params["embed"] if cfg.tie_embeddings else params["head"])
+        normed = norm(x, params["final_norm"])
+        logits = linear_f32(normed, params["embed"] if cfg.tie_embeddings else params["head"])
+        return softcap(logits, cfg.logit_softcap)
 
 
-def attend_sequence(q: jax.Array, k: jax.Array, v: jax.Array, *, query_block: int = 128) -> jax.Array:
+def attend_sequence(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    scale: float,
+    cap: float | None = None,
+    sliding_window: int | None = None,
+    query_block: int = 128,
+) -> jax.Array:
     """Causal attention of whole sequences over themselves, for training: `q [B, T, N, H]`, `k, v [B, T, K, H]`.
 
     Queries go in blocks that meet only the keys up to their own end, so nearly half of the masked products are never made:
 
         query_block 2, T 4:   q 0..1 x k 0..1     q 2..3 x k 0..3
+
+    A query attends to the last `sliding_window` positions up to its own, or to all of them.
     """
     B, T, N, H = q.shape
     K = k.shape[2]
-    q_f32 = q.astype(jnp.float32).reshape(B, T, K, N // K, H) * np.float32(H**-0.5)
+    q_f32 = q.astype(jnp.float32).reshape(B, T, K, N // K, H) * np.float32(scale)
     k_f32, v_f32 = k.astype(jnp.float32), v.astype(jnp.float32)
     attended = []
     for start in range(0, T, query_block):
         end = min(start + query_block, T)
-        scores = jnp.einsum("BTKQH,BSKH->BKQTS", q_f32[:, start:end], k_f32[:, :end])
-        visible = np.arange(end)[None, :] <= np.arange(start, end)[:, None]
+        scores = softcap(jnp.einsum("BTKQH,BSKH->BKQTS", q_f32[:, start:end], k_f32[:, :end]), cap)
+        distance = np.arange(start, end)[:, None] - np.arange(end)[None, :]
+        visible = (distance >= 0) & (distance < (sliding_window or T))
         weights = jax.nn.softmax(jnp.where(visible[None, None, None], scores, -jnp.inf), axis=-1)
         attended.append(jnp.einsum("BKQTS,BSKH->BTKQH", weights, v_f32[:, :end]))
     return jnp.concatenate(attended, axis=1).reshape(B, T, N, H).astype(q.dtype)

@@ -16,7 +16,8 @@ def param_shapes(cfg: ModelConfig) -> Params:
 
     `{"embed": [V, D], "layers": ({"attn_norm": [D], "q": [N*H, D], "k": [K*H, D], "v": [K*H, D], "o": [D, N*H],
     "mlp_norm": [D], "gate": [F, D], "up": [F, D], "down": [D, F]}, ...), "final_norm": [D], "head": [V, D]}`;
-    no `"head"` when the embedding is tied.
+    no `"head"` when the embedding is tied. As the config asks, a layer also has `"q_bias": [N*H]`, `"k_bias", "v_bias": [K*H]`,
+    `"o_bias": [D]`, `"q_norm", "k_norm": [H]`, and `"attn_post_norm", "mlp_post_norm": [D]`.
     """
 
     def weight(*shape: int) -> jax.ShapeDtypeStruct:
@@ -35,6 +36,14 @@ def param_shapes(cfg: ModelConfig) -> Params:
         "up": weight(F, D),
         "down": weight(D, F),
     }
+    if cfg.qkv_bias:
+        layer |= {"q_bias": weight(NH), "k_bias": weight(KH), "v_bias": weight(KH)}
+    if cfg.o_bias:
+        layer |= {"o_bias": weight(D)}
+    if cfg.qk_norm:
+        layer |= {"q_norm": weight(cfg.head_dim), "k_norm": weight(cfg.head_dim)}
+    if cfg.post_norms:
+        layer |= {"attn_post_norm": weight(D), "mlp_post_norm": weight(D)}
     shapes: Params = {
         "embed": weight(V, D),
         "layers": tuple(dict(layer) for _ in range(cfg.num_layers)),
@@ -46,8 +55,9 @@ def param_shapes(cfg: ModelConfig) -> Params:
 
 
 def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
-    """Random weights: norms 1, matrices normal with deviation `1/sqrt(in)`, the two residual outputs divided by `sqrt(2 L)`.
+    """Random weights: norms 1 (or 0 where one is added), biases 0, matrices normal with deviation `1/sqrt(in)`.
 
+    The two residual outputs, `o` and `down`, are divided by `sqrt(2 L)`.
     The embedding's deviation is `1/sqrt(D)` when it is also the head, else 1.
     """
     leaves, treedef = jax.tree.flatten_with_path(param_shapes(cfg))
@@ -56,7 +66,7 @@ def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
     def init(path: Any, leaf: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
         name = path[-1].key
         if len(leaf.shape) == 1:
-            return jnp.ones(leaf.shape, leaf.dtype)
+            return jnp.full(leaf.shape, 0 if name.endswith("_bias") or cfg.norm_plus_one else 1, leaf.dtype)
         deviation = 1.0 if name == "embed" and not cfg.tie_embeddings else leaf.shape[1] ** -0.5
         if name in ("o", "down"):
             deviation /= (2 * cfg.num_layers) ** 0.5

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 
 from detspec.cache import SCRATCH_PAGE, KVCache, append_keys, append_values
 from detspec.config import ModelConfig, Schedule
-from detspec.model.layers import attend_sequence, block, embed, logits_f32
+from detspec.model.layers import attend_sequence, block, layer_rotations, logits_f32, norm_fn, scale_embeddings
 from detspec.model.params import Params
 from detspec.ops.attention.api import paged_attention
-from detspec.ops.rope import rope_frequencies, rope_rotation
 from detspec.ops.row_sum import native_sum, sum_fn
 from detspec.state import Windows
 
@@ -37,30 +36,38 @@ def forward(
     pages = jnp.take_along_axis(tables, jnp.minimum(positions // page, max_pages - 1), axis=1)
     page_ids = jnp.where(used, pages, SCRATCH_PAGE).reshape(-1)
     slots = (positions % page).reshape(-1)
-    rotation = rope_rotation(positions.reshape(-1), rope_frequencies(cfg.head_dim, cfg.rope_theta))
-    sum_row = sum_fn(schedule)
+    # Padding looks where the furthest window does, so that no sliding window starts early for its sake.
+    looking_from = jnp.where(windows.row[:, None] >= 0, positions, jnp.max(positions))
+    rotations = layer_rotations(cfg, positions.reshape(-1))
+    norm = norm_fn(cfg, sum_fn(schedule))
 
-    x = lookup(params["embed"], windows.tokens.reshape(-1))  # [R, D]
+    x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1)))  # [R, D]
     k_pools, v_pools = [], []
     for index, layer in enumerate(params["layers"]):
 
         def attend(
-            q: jax.Array, k: jax.Array, v: jax.Array, k_pages: jax.Array = cache.k[index], v_pages: jax.Array = cache.v[index]
+            q: jax.Array, k: jax.Array, v: jax.Array, layer: int = index
         ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
             # A token whose keys or values are not finite breaks whoever attends to it, and nobody else: nan keys are masked
             # with their scores, but nan values would reach rows that mask them, as `0 * nan`.
             sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]
-            k_pages = append_keys(k_pages, jnp.where(sound, k, jnp.nan), page_ids, slots)
-            v_pages = append_values(v_pages, jnp.where(sound, v, jnp.zeros_like(v)), page_ids, slots)
+            k_pages = append_keys(cache.k[layer], jnp.where(sound, k, jnp.nan), page_ids, slots)
+            v_pages = append_values(cache.v[layer], jnp.where(sound, v, jnp.zeros_like(v)), page_ids, slots)
             q = q.reshape(G, W, cfg.num_heads, cfg.head_dim)
-            attended = paged_attention(q, k_pages, v_pages, tables, positions, schedule=schedule)
+            attended = paged_attention(
+                *(q, k_pages, v_pages, tables, looking_from),
+                scale=cfg.score_scale,
+                cap=cfg.attn_softcap,
+                sliding_window=cfg.window_of(layer),
+                schedule=schedule,
+            )
             return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)
 
         with jax.named_scope(f"layer_{index}"):
-            x, (k_pages, v_pages) = block(layer, cfg, x, rotation, attend, sum_row)
+            x, (k_pages, v_pages) = block(layer, cfg, x, rotations[index], attend, norm)
         k_pools.append(k_pages)
         v_pools.append(v_pages)
-    return logits_f32(params, cfg, x, sum_row).reshape(G, W, -1), cache.replace(k=tuple(k_pools), v=tuple(v_pools))
+    return logits_f32(params, cfg, x, norm).reshape(G, W, -1), cache.replace(k=tuple(k_pools), v=tuple(v_pools))
 
 
 def lookup(table: jax.Array, rows: jax.Array) -> jax.Array:
@@ -74,8 +81,14 @@ def forward_sequences(params: Params, cfg: ModelConfig, tokens: jax.Array) -> ja
     """Logits of whole sequences from position 0, differentiable: `tokens [B, T]` int32 -> float32 `[B, T, V]`."""
     B, T = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
-    rotation = rope_rotation(positions, rope_frequencies(cfg.head_dim, cfg.rope_theta))
-    x = embed(params, tokens)
-    for layer in params["layers"]:
-        x, _ = block(layer, cfg, x, rotation, lambda q, k, v: (attend_sequence(q, k, v), None), native_sum)
-    return logits_f32(params, cfg, x, native_sum)
+    rotations = layer_rotations(cfg, positions)
+    norm = norm_fn(cfg, native_sum)
+    x = scale_embeddings(cfg, params["embed"][tokens])
+    for index, layer in enumerate(params["layers"]):
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer: int = index) -> tuple[jax.Array, None]:
+            window = cfg.window_of(layer)
+            return attend_sequence(q, k, v, scale=cfg.score_scale, cap=cfg.attn_softcap, sliding_window=window), None
+
+        x, _ = block(layer, cfg, x, rotations[index], attend, norm)
+    return logits_f32(params, cfg, x, norm)

@@ -16,6 +16,9 @@ def linear_f32(x: jax.Array, weight: jax.Array) -> jax.Array:
     return y[:rows].reshape(*x.shape[:-1], -1)
 
 
-def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """`linear_f32` brought back to `x`'s dtype."""
-    return linear_f32(x, weight).astype(x.dtype)
+def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """`linear_f32`, plus `bias [out]` if there is one, brought back to `x`'s dtype."""
+    y_f32 = linear_f32(x, weight)
+    if bias is not None:
+        y_f32 += bias.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + bias.shape)
+    return y_f32.astype(x.dtype)

@@ -6,9 +6,15 @@ import jax.numpy as jnp
 from detspec.ops.row_sum import SumFn
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float, sum_fn: SumFn) -> jax.Array:
-    """`x / rms(x) * scale` over the last axis; `x [..., D]`, `scale [D]`, in `x`'s dtype; summed by `sum_fn`."""
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float, sum_fn: SumFn, *, plus_one: bool = False) -> jax.Array:
+    """`x / rms(x) * scale` over the last axis; `x [..., D]`, `scale [D]`, in `x`'s dtype; summed by `sum_fn`.
+
+    With `plus_one` it is `x / rms(x) * (1 + scale)`, multiplied in float32, as Gemma does; else in `x`'s dtype, as Llama does.
+    """
     x_f32 = x.astype(jnp.float32)
     mean_square = sum_fn(x_f32 * x_f32) / x.shape[-1]
     normed_f32 = x_f32 * jax.lax.rsqrt(mean_square + eps)[..., None]
-    return normed_f32.astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
+    scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
+    if plus_one:
+        return (normed_f32 * (1 + scale.astype(jnp.float32))).astype(x.dtype)
+    return normed_f32.astype(x.dtype) * scale

@@ -1,10 +1,13 @@
 """Rotary position embedding (Su et al. 2021, arXiv 2104.09864) in the half-split layout of Hugging Face Llama."""
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from detspec.config import RopeScaling
 
 
 class Rotation(NamedTuple):
@@ -14,14 +17,45 @@ class Rotation(NamedTuple):
     sin: jax.Array  # [..., 1, H/2] float32
 
 
-def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> np.ndarray:
     """Inverse wavelengths `[H/2]`, float32, worked out in float32 as transformers does."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    return (np.float32(1.0) / np.float32(theta) ** exponents).astype(np.float32)
+    frequencies = (np.float32(1.0) / np.float32(theta) ** exponents).astype(np.float32)
+    if scaling is None:
+        return frequencies
+    stretched = frequencies / np.float32(scaling.factor)
+    if scaling.kind == "linear":
+        return stretched
+    if scaling.kind == "llama3":
+        kept = _kept_by_wavelength(frequencies, scaling)
+    else:
+        kept = _kept_by_dimension(head_dim, theta, scaling)
+    return ((1 - kept) * stretched + kept * frequencies).astype(np.float32)
 
 
-def rope_rotation(positions: jax.Array, frequencies: np.ndarray) -> Rotation:
-    """The rotation of absolute `positions [...]` (int32) by `frequencies [H/2]`.
+def _kept_by_wavelength(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+    """Llama 3.1: 1 where the wavelength fits often into the original length, 0 where it hardly does, linear in between."""
+    fits = np.float32(scaling.original_max_position) * frequencies / np.float32(2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    return np.clip((fits - np.float32(scaling.low_freq_factor)) / np.float32(span), 0, 1)
+
+
+def _kept_by_dimension(head_dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
+    """YaRN: 1 up to the dimension that turns `beta_fast` times within the original length, 0 from `beta_slow` turns on."""
+
+    def dimension(turns: float) -> float:
+        return head_dim * math.log(scaling.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = high - low or 0.001
+    return 1 - np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(span), 0, 1)
+
+
+def rope_rotation(positions: jax.Array, frequencies: np.ndarray, attention_factor: float = 1.0) -> Rotation:
+    """The rotation of absolute `positions [...]` (int32) by `frequencies [H/2]`, lengthened by `attention_factor`.
 
     Under a condition that always holds: XLA:CPU fuses nothing through one, else every head of every layer works its cosines
     out anew, a third of a prefill's time.
@@ -29,7 +63,7 @@ def rope_rotation(positions: jax.Array, frequencies: np.ndarray) -> Rotation:
     angle = positions[..., None, None].astype(jnp.float32) * frequencies.reshape((1,) * (positions.ndim + 1) + (-1,))
 
     def rotation(angle: jax.Array) -> Rotation:
-        return Rotation(jnp.cos(angle), jnp.sin(angle))
+        return Rotation(jnp.cos(angle) * attention_factor, jnp.sin(angle) * attention_factor)
 
     return jax.lax.cond(jnp.any(positions >= 0), rotation, lambda angle: Rotation(angle, angle), angle)
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from detspec.checkpoint.families import LLAMA, find_family, read_fields
 from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
-from detspec.config import ModelConfig
+from detspec.config import ModelConfig, RopeScaling
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params
+from tests.fakes import FAMILY_CFGS
 
 TINY = ModelConfig(
     vocab_size=32,
@@ -78,6 +80,98 @@ def test_round_trip_returns_every_bit(tmp_path: Path, dtype: str, tied: bool):
     assert bits(loaded) != bits(init_params(cfg, jax.random.key(4)))
 
 
+@pytest.mark.parametrize("family", FAMILY_CFGS)
+def test_round_trip_of_every_family_returns_every_bit(tmp_path: Path, family: str):
+    cfg = FAMILY_CFGS[family]
+    params = init_params(cfg, jax.random.key(3))
+    save_hf(tmp_path / "model", cfg, params)
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"].removesuffix("_text") == family
+    loaded_cfg, loaded = load_hf(tmp_path / "model")
+    assert loaded_cfg == cfg
+    assert jax.tree.structure(loaded) == jax.tree.structure(params)
+    assert bits(loaded) == bits(params)
+
+
+def test_model_that_no_family_has_is_not_written(tmp_path: Path):
+    cfg = dataclasses.replace(TINY, post_norms=True, activation="silu", qk_norm=False)
+    with pytest.raises(InputError, match="no family of Hugging Face"):
+        save_hf(tmp_path / "model", cfg, init_params(cfg, jax.random.key(0)))
+    assert not (tmp_path / "model").exists()
+
+
+def read(model_type: str, **config: Any) -> tuple[dict[str, Any], list[str]]:
+    """What the words of one `config.json` mean, and what is wrong with them."""
+    problems: list[str] = []
+    sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 8}
+    hf_config = {"model_type": model_type, **sizes, **config}
+    family = find_family(hf_config, problems)
+    assert family is not None
+    return read_fields(hf_config, family, problems), problems
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "layers", "window"),
+    [
+        ("mistral", {"sliding_window": 8}, (True,) * 4, 8),
+        ("mistral", {}, (True,) * 4, 4096),
+        ("mistral", {"sliding_window": None}, None, None),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": False, "max_window_layers": 2}, None, None),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2}, (False, False, True, True), 8),
+        ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 4}, None, None),
+        ("gemma2", {"sliding_window": 8}, (True, False, True, False), 8),
+        ("gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 2}, (True, False, True, False), 8),
+        ("gemma3_text", {"sliding_window": 8}, (True,) * 4, 8),
+        ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention"] * 2}, (False, True) * 2, 4096),
+    ],
+)
+def test_sliding_layers_are_those_of_the_family_or_of_layer_types(model_type, config, layers, window):
+    fields, problems = read(model_type, **config)
+    assert problems == []
+    assert (fields.get("sliding_layers"), fields.get("sliding_window")) == (layers, window)
+
+
+def test_layer_types_that_do_not_fit_are_refused():
+    for types in (["full_attention"] * 3, ["full_attention"] * 3 + ["chunked_attention"], "full_attention"):
+        assert "layer_types must name each of the 4 layers" in read("gemma2", layer_types=types)[1][0]
+
+
+@pytest.mark.parametrize(
+    ("config", "scaling"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, RopeScaling("linear", 2.0)),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            RopeScaling("yarn", 4.0, 32768, attention_factor=1.1386294361119891),
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 99, "attention_factor": 1.5}},
+            RopeScaling("yarn", 4.0, 99, attention_factor=1.5),
+        ),
+        ({"rope_parameters": {"rope_type": "default"}}, None),
+        ({"rope_scaling": None}, None),
+    ],
+)
+def test_rope_scalings_are_read_from_either_key(config, scaling):
+    """YaRN's attention factor is 0.1 ln(4) + 1 where it is not given."""
+    fields, problems = read("qwen2", **config)
+    assert problems == []
+    assert fields["rope_scaling"] == scaling
+    assert fields["rope_theta"] == 10000.0
+
+
+def test_gemma3_has_a_base_for_sliding_layers_and_one_for_the_others():
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    full = {"rope_theta": 5e5, "rope_type": "linear", "factor": 8.0}
+    new = {"rope_parameters": {"full_attention": full, "sliding_attention": {"rope_theta": 2e4, "rope_type": "default"}}}
+    for config in (old, new):
+        fields, problems = read("gemma3_text", **config)
+        assert problems == []
+        assert (fields["rope_theta"], fields["sliding_rope_theta"]) == (5e5, 2e4)
+        assert fields["rope_scaling"] == RopeScaling("linear", 8.0)
+    fields, _ = read("gemma3_text")
+    assert (fields["rope_theta"], fields["sliding_rope_theta"]) == (1e6, 1e4)
+
+
 def test_sharded_folder_loads_the_same_bits(tmp_path: Path):
     params = init_params(TINY, jax.random.key(3))
     save_hf(tmp_path / "single", TINY, params)
@@ -89,7 +183,7 @@ def test_sharded_folder_loads_the_same_bits(tmp_path: Path):
 
 
 def test_every_tensor_has_the_name_that_transformers_gives_it():
-    names = named_tensors(TINY, init_params(TINY, jax.random.key(0)))
+    names = named_tensors(LLAMA, TINY, init_params(TINY, jax.random.key(0)))
     assert list(names)[:2] == ["model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"]
     assert list(names)[-2:] == ["model.norm.weight", "lm_head.weight"]
     assert names["model.layers.1.mlp.down_proj.weight"].shape == (16, 24)
@@ -166,18 +260,23 @@ def test_stored_copy_of_a_tied_head_is_accepted_only_when_it_is_one(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "culprit"),
     [
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 'rope_scaling = {"rope_type": "llama3", "factor": 8.0}'),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
-        ({"rope_parameters": {"rope_theta": 5000.0, "rope_type": "yarn"}}, "rope_parameters"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor, high_freq_factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "contradict each other"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be a number of at least 1, got 0.5"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, '{"type": "dynamic", "factor": 2.0} is not supported'),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 4}}, "unsupported keys beta_fast"),
+        ({"rope_parameters": {"rope_theta": 5000.0, "rope_type": "yarn"}}, "lacks factor"),
+        ({"rope_parameters": {"rope_theta": 5000.0, "partial_rotary_factor": 0.5}}, '"partial_rotary_factor": 0.5'),
+        ({"rope_parameters": 5000.0}, "no JSON objects"),
         ({"rope_parameters": {"rope_theta": 6000.0, "rope_type": "default"}}, "5000.0 and 6000.0"),
-        ({"attention_bias": True}, "attention_bias = true"),
+        ({"attention_bias": True}, "self_attn.q_proj.bias [32] is missing"),
         ({"mlp_bias": True}, "mlp_bias = true"),
-        ({"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
+        ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
         ({"sliding_window": 4096}, "sliding_window = 4096"),
         ({"pretraining_tp": 2}, "pretraining_tp = 2"),
         ({"quantization_config": {"bits": 4}}, 'quantization_config = {"bits": 4}'),
         ({"new_trick": [1]}, 'unknown keys {"new_trick": [1]}'),
-        ({"model_type": "qwen3"}, "'qwen3'"),
+        ({"model_type": "phi3"}, "'phi3'"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"dtype": "int8"}, 'dtype = "int8"'),
         ({"hidden_size": None}, "hidden_size is missing"),
@@ -185,7 +284,7 @@ def test_stored_copy_of_a_tied_head_is_accepted_only_when_it_is_one(tmp_path: Pa
         ({"num_key_value_heads": 3}, "must be a multiple of num_kv_heads (3)"),
         ({"rms_norm_eps": -1}, "norm_eps must be a positive number, got -1"),
         ({"rope_theta": "big", "rope_parameters": None}, 'rope_theta must be a positive number, got "big"'),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
+        ({"tie_word_embeddings": "no"}, "tie_embeddings must be True or False"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 import tokenizers
 
+from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.hf import save_hf
-from detspec.checkpoint.load import digest_model, load, shipped_folder
+from detspec.checkpoint.load import load, shipped_folder
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.config import ModelConfig
 from detspec.errors import InputError

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.hf import save_hf
-from detspec.checkpoint.load import Model, digest_model, load
+from detspec.checkpoint.load import Model, load
 from detspec.config import ModelConfig, Schedule
 from detspec.engine.request import Completion
 from detspec.model.params import Params, init_params

@@ -1,5 +1,6 @@
 """The JSONL job: every line checked first, bytes that do not depend on the batch, no file under its name unless whole."""
 
+import dataclasses
 import json
 import random
 import resource
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from detspec.checkpoint.chat import ChatTemplate
 from detspec.engine.batch import beside, check_out, completion_line, new_files, read_requests, run_job
 from detspec.engine.engine import Engine, EngineConfig
 from detspec.errors import InputError
@@ -54,6 +56,18 @@ def test_output_has_the_order_and_the_keys_it_promises(reference):
     assert all(list(entry) == keys for entry in found)
     assert found[0]["prompt_len"] == len("def f(x):\n    return 'é'".encode())
     assert [len(entry["token_ids"]) for entry in found[:2]] == [8, 8]
+
+
+def test_conversation_is_rendered_and_continued(one_row, reference, monkeypatch):
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ mark }}{% endfor %}", {})
+    monkeypatch.setattr(one_row, "model", dataclasses.replace(one_row.model, chat_template=template))
+    talk = [{"role": "user", "content": "def f(x):"}, {"role": "assistant", "content": "    return 'é'"}]
+    chat = line(id="text", messages=talk, chat_template_kwargs={"mark": "\n"})
+    text = line(id="text", prompt="def f(x):\n    return 'é'\n")
+    requests = [read_requests([one], one_row, DEFAULTS, source="in.jsonl")[0] for one in (chat, text)]
+    assert requests[0] == requests[1]
+    with pytest.raises(InputError, match=r"line 1: the conversation is empty.*\(id 'text'\)"):
+        read_requests([line(id="text", messages=[])], one_row, DEFAULTS, source="in.jsonl")
 
 
 @pytest.mark.parametrize("engine_name", ["three_rows", "eight_rows"])
@@ -143,8 +157,10 @@ SOUND = line(id="sound", prompt_token_ids=[1])
         (line(prompt="x"), 'line 2: needs an "id"'),
         (line(id="", prompt="x"), 'line 2: needs an "id"'),
         (line(id=7, prompt="x"), 'line 2: needs an "id", a string that is not empty, got 7'),
-        (line(id="a"), 'line 2: needs either "prompt" or "prompt_token_ids"'),
-        (line(id="a", prompt="x", prompt_token_ids=[1]), "line 2: needs either"),
+        (line(id="a"), 'line 2: needs one of "prompt", "prompt_token_ids" and "messages"'),
+        (line(id="a", prompt="x", prompt_token_ids=[1]), "line 2: needs one of"),
+        (line(id="a", messages=[{"role": "user", "content": "x"}]), "line 2: the checkpoint has no chat template"),
+        (line(id="a", messages="hi"), 'line 2: "messages" must be a list'),
         (line(id="a", prompt=[1]), '"prompt" must be a string'),
         (line(id="a", prompt_token_ids="x"), '"prompt_token_ids" must be a list'),
         (line(id="a", prompt=""), r"line 2: the prompt is empty.*\(id 'a'\)"),
@@ -155,7 +171,10 @@ SOUND = line(id="sound", prompt_token_ids=[1])
         ),
         (line(id="a", prompt_token_ids=[1.5]), "token id 1.5"),
         (line(id="a", prompt_token_ids=[1] * 60), "line 2: the prompt has 60 tokens .* max_len of 64"),
-        (line(id="a", promt="x"), "line 2: unknown key 'promt'; accepted: id, prompt, prompt_token_ids, sampling"),
+        (
+            line(id="a", promt="x"),
+            "line 2: unknown key 'promt'; accepted: id, prompt, prompt_token_ids, messages, chat_template_kwargs, sampling",
+        ),
         (line(id="a", prompt="x", sampling=[]), '"sampling" must be a JSON object'),
         (line(id="a", prompt="x", sampling={"temp": 1}), "line 2: unknown sampling parameter 'temp'; accepted: max_tokens, "),
         (line(id="a", prompt="x", sampling={"temperature": -1}), "line 2: sampling parameter temperature .* got -1"),

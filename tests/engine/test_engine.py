@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.checkpoint.load import Model, digest_model
+from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.load import Model
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig

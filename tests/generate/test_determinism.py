@@ -20,7 +20,7 @@ from detspec.generate.loop import dvr_step, run
 from detspec.generate.prefill import prefill
 from detspec.sampling import SamplingParams
 from detspec.state import LENGTH, STOP, GenState
-from tests.fakes import RANDOM_CFG, Request, bits, draft_source, random_model, state_of
+from tests.fakes import FAMILY_CFGS, RANDOM_CFG, Request, bits, draft_source, random_model, state_of
 
 MAX_LEN = 48
 MAX_PROMPT, MAX_NEW = 20, 24
@@ -191,6 +191,21 @@ def test_committed_bits_for_any_draft_neighbours_and_places_equal_one_token_at_a
     if case[-1] == "ordinary":  # else the comparison would have shown little
         assert seen["rollbacks"] >= 1
         assert seen["accepted"] >= 1
+
+
+@pytest.mark.parametrize("family", FAMILY_CFGS)
+def test_committed_bits_of_every_family_equal_one_token_at_a_time(family):
+    """Sliding windows, soft caps, biases, norms of heads and rotary scalings, all of which the texts run past."""
+    seen: Counter = Counter()
+
+    @hypothesis.settings(max_examples=6, phases=PHASES)
+    @hypothesis.given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        check_theorem(data, (FAMILY_CFGS[family], 16, 4, 3, "ordinary"), "free", seen)
+
+    check()
+    assert seen["rollbacks"] >= 1
+    assert seen["accepted"] >= 1
 
 
 @pytest.mark.parametrize("case", ALIGNED_CASES, ids=case_name)

@@ -61,12 +61,15 @@ def make_problem(shape: Shape, *, seed: int = 0, ends: tuple[int, ...] | None = 
     )
 
 
-@partial(jax.jit, static_argnames=("schedule",))
-def attend(q, k, v, page_tables, positions, *, schedule: Schedule) -> jax.Array:
-    return paged_attention(q, k, v, page_tables, positions, schedule=schedule)
+@partial(jax.jit, static_argnames=("schedule", "cap", "sliding_window"))
+def attend(q, k, v, page_tables, positions, *, schedule: Schedule, cap=None, sliding_window=None) -> jax.Array:
+    scale = q.shape[-1] ** -0.5
+    return paged_attention(
+        *(q, k, v, page_tables, positions), scale=scale, cap=cap, sliding_window=sliding_window, schedule=schedule
+    )
 
 
-def oracle(problem: Problem) -> np.ndarray:
+def oracle(problem: Problem, *, cap: float | None = None, sliding_window: int | None = None) -> np.ndarray:
     """Plain causal attention in float64, one query at a time."""
     G, W, N, H = problem.q.shape
     K = problem.k.shape[1]
@@ -76,12 +79,13 @@ def oracle(problem: Problem) -> np.ndarray:
             x[problem.page_tables[g]].transpose(1, 0, 2, 3).reshape(K, -1, H).astype(np.float64) for x in (problem.k, problem.v)
         )
         for w in range(W):
-            seen = problem.positions[g, w] + 1
+            seen = slice(max(0, problem.positions[g, w] + 1 - (sliding_window or 10**9)), problem.positions[g, w] + 1)
             for n in range(N):
                 head = n // (N // K)
-                scores = k[head, :seen] @ problem.q[g, w, n].astype(np.float64) / np.sqrt(H)
+                scores = k[head, seen] @ problem.q[g, w, n].astype(np.float64) / np.sqrt(H)
+                scores = scores if cap is None else cap * np.tanh(scores / cap)
                 weights = np.exp(scores - scores.max())
-                out[g, w, n] = weights @ v[head, :seen] / weights.sum()
+                out[g, w, n] = weights @ v[head, seen] / weights.sum()
     return out
 
 
@@ -96,9 +100,9 @@ class AttentionContract:
         values = {"rows": 64, "window": 1, "page": shape.page, "query_tile": 16, "cache_dtype": self.dtype}
         return Schedule(**{**values, "implementation": self.implementation, **changes})
 
-    def run(self, problem: Problem, schedule: Schedule) -> np.ndarray:
+    def run(self, problem: Problem, schedule: Schedule, **rule) -> np.ndarray:
         q, k, v = (jnp.asarray(x).astype(self.dtype) for x in (problem.q, problem.k.swapaxes(2, 3), problem.v))
-        return np.asarray(attend(q, k, v, problem.page_tables, problem.positions, schedule=schedule))
+        return np.asarray(attend(q, k, v, problem.page_tables, problem.positions, schedule=schedule, **rule))
 
     # In value ---------------------------------------------------------------------------------------------------------------
 
@@ -117,6 +121,16 @@ class AttentionContract:
         problem = make_problem(shape, ends=(9, 83))  # one row sees a single block: three of its splits see nothing
         got = self.run(problem, self.schedule(shape, query_tile=query_tile, num_splits=num_splits))
         np.testing.assert_allclose(got, oracle(problem), rtol=0, atol=2e-6)
+
+    @pytest.mark.parametrize("num_splits", [1, 4])
+    @pytest.mark.parametrize("rule", [{"cap": 0.8}, {"sliding_window": 1}, {"sliding_window": 19}, {"sliding_window": 200}])
+    def test_attention_with_soft_caps_and_sliding_windows_equals_float64(self, rule, num_splits):
+        """Windows of less than a page, across pages, and longer than the sequence."""
+        shape = Shape(G=3, W=7, K=2, Q=2, H=16, page=16)
+        problem = make_problem(shape, ends=(9, 83, 96))
+        got = self.run(problem, self.schedule(shape, num_splits=num_splits), **rule)
+        np.testing.assert_allclose(got, oracle(problem, **rule), rtol=0, atol=2e-6)
+        assert (np.abs(got - oracle(problem)) > 1e-3).any() == (rule != {"sliding_window": 200})
 
     def test_attention_at_the_first_position_returns_its_value(self):
         shape = Shape(G=1, W=1, K=2, Q=2, H=16, page=16)
@@ -214,6 +228,20 @@ class AttentionContract:
         got = bits(self.run(alone, self.schedule(self.SHAPE)))
         assert (got[0] == expected[0]).all()
         assert (got[3] != expected[3]).any()
+
+    @pytest.mark.parametrize("group", range(4))
+    def test_bits_of_a_sliding_window_stay_wherever_the_neighbours_windows_begin(self, group):
+        """The loop starts at the first page that anybody needs: pages before a row's window must be no-ops, or not be run."""
+        problem = make_problem(self.SHAPE, ends=(8, 21, 47, 90))
+        together = bits(self.run(problem, self.schedule(self.SHAPE), sliding_window=10))
+        alone = problem.replace(
+            q=problem.q[group : group + 1],
+            page_tables=problem.page_tables[group : group + 1],
+            positions=problem.positions[group : group + 1],
+        )
+        assert (bits(self.run(alone, self.schedule(self.SHAPE), sliding_window=10))[0] == together[group]).all()
+        wider = bits(self.run(problem, self.schedule(self.SHAPE), sliding_window=12))
+        assert (wider[group] != together[group]).any() == (problem.positions[group, -1] >= 10)
 
     def test_bits_with_splits_over_the_sequence_differ(self):
         """Why the canonical pass has none."""

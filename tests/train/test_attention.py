@@ -1,5 +1,7 @@
 """Attention of whole sequences, in query blocks, against the formula in float64."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from detspec.model.layers import attend_sequence
 
-attend = jax.jit(attend_sequence, static_argnames="query_block")
+attend = jax.jit(partial(attend_sequence, scale=8**-0.5), static_argnames=("query_block", "cap", "sliding_window"))
 
 
 def make_qkv(T: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -36,7 +38,9 @@ def test_block_size_changes_no_gradient_beyond_rounding():
     q, k, v = make_qkv(7)
 
     def grads(size: int) -> tuple[jax.Array, ...]:
-        return jax.jit(jax.grad(lambda *qkv: (attend_sequence(*qkv, query_block=size) ** 2).sum(), argnums=(0, 1, 2)))(q, k, v)
+        return jax.jit(
+            jax.grad(lambda *qkv: (attend_sequence(*qkv, scale=8**-0.5, query_block=size) ** 2).sum(), argnums=(0, 1, 2))
+        )(q, k, v)
 
     for blocked, whole in zip(grads(3), grads(7), strict=True):
         np.testing.assert_allclose(blocked, whole, atol=1e-5)  # sums of some ten float32 products, some of size 10

@@ -16,11 +16,15 @@ def paged_attention(
     page_tables: jax.Array,
     positions: jax.Array,
     *,
+    scale: float,
+    cap: float | None = None,
+    sliding_window: int | None = None,
     schedule: Schedule,
 ) -> jax.Array:
     """Causal attention of `G` windows of `W` queries, each over its own sequence in the cache.
 
-    A query at absolute position `p` attends to positions `0 .. p` of its window's sequence, all already written. Its bits
+    A query at absolute position `p` attends to positions `0 .. p` of its window's sequence, all already written, or with
+    a sliding window to the last `sliding_window` of these. Its bits
     depend on those keys and values, on itself and on `schedule` (page, splits, implementation), never on other windows, on
     stale slots with finite contents, on the number of pages a neighbour needs, or on where pages lie.
 
@@ -30,6 +34,9 @@ def paged_attention(
         v_pages: `[num_pages, K, page, H]`, in the cache's dtype.
         page_tables: `[G, max_pages]` int32, each window's pages in order.
         positions: `[G, W]` int32.
+        scale: factor of the scores.
+        cap: scores are squashed into `+-cap`, see `softcap`; None leaves them.
+        sliding_window: positions that a query attends to, its own included; None is all.
         schedule: its `query_tile`, `num_splits`, `reductions` and `implementation`; `G` and `W` are those of `q`.
 
     Returns:
@@ -39,5 +46,8 @@ def paged_attention(
         *(q, k_pages, v_pages, page_tables, positions),
         query_tile=schedule.query_tile,
         num_splits=schedule.num_splits,
+        scale=scale,
+        cap=cap,
+        sliding_window=sliding_window,
         sum_fn=sum_fn(schedule),
     )

@@ -4,15 +4,20 @@
    keys, so a tile is a `[tile * Q, H]` matrix per KV head.
 2. A loop runs over KV blocks of one page, ascending from page 0, as far as the furthest query of the pass needs. A block past a
    row's position is an exact no-op for it: its scores are MASK_VALUE, `exp(MASK_VALUE - m) == 0`, the rescale factor is 1.
+   With a sliding window the loop starts at the first page that any query needs. A block before a row's window is an exact
+   no-op for it too: `m` stays MASK_VALUE, and its probabilities are set to 0.
 3. With `num_splits > 1` (fast decode only) each split runs the loop over its own stretch of pages, and the parts are merged.
 
 Sums over a block go through `sum_fn`, because XLA orders `sum(-1)` by the whole shape.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
 from detspec.ops.row_sum import SumFn
+from detspec.ops.softcap import softcap
 
 MASK_VALUE = -1e30  # finite, so that a fully masked block stays free of nan
 MIN_TILE_ROWS = 2  # a one-row product takes another code path on the CPU, with other bits
@@ -25,6 +30,9 @@ def paged_attention(
     page_tables: jax.Array,
     positions: jax.Array,
     *,
+    scale: float,
+    cap: float | None,
+    sliding_window: int | None,
     query_tile: int,
     num_splits: int,
     sum_fn: SumFn,
@@ -44,16 +52,17 @@ def paged_attention(
     row_position = jnp.repeat(positions.reshape(G * tiles, tile), Q, axis=1)  # [X, tile * Q]
     page_tables = jnp.repeat(page_tables, tiles, axis=0)  # [X, max_pages]
 
-    num_blocks = jnp.max(positions) // page + 1
+    first_block = jnp.int32(0) if sliding_window is None else jnp.maximum(jnp.min(positions) - sliding_window + 1, 0) // page
+    num_blocks = jnp.max(positions) // page + 1 - first_block
+    attend = partial(_attend_blocks, scale=scale, cap=cap, sliding_window=sliding_window, sum_fn=sum_fn)
     if num_splits == 1:
-        m, l, o = _attend_blocks(
-            q, k_pages, v_pages, page_tables, row_position, jnp.zeros((G * tiles,), jnp.int32), num_blocks, sum_fn
-        )
+        first = jnp.broadcast_to(first_block, (G * tiles,))
+        m, l, o = attend(q, k_pages, v_pages, page_tables, row_position, first, num_blocks)
     else:
         blocks_per_split = -(-num_blocks // num_splits)
-        first_block = jnp.tile(jnp.arange(num_splits, dtype=jnp.int32) * blocks_per_split, G * tiles)
+        first = jnp.tile(first_block + jnp.arange(num_splits, dtype=jnp.int32) * blocks_per_split, G * tiles)
         q, page_tables, row_position = (jnp.repeat(x, num_splits, axis=0) for x in (q, page_tables, row_position))
-        m, l, o = _attend_blocks(q, k_pages, v_pages, page_tables, row_position, first_block, blocks_per_split, sum_fn)
+        m, l, o = attend(q, k_pages, v_pages, page_tables, row_position, first, blocks_per_split)
         m, l, o = _merge_splits(*(x.reshape(G * tiles, num_splits, *x.shape[1:]) for x in (m, l, o)))
     attended = o / l[..., None]
     attended = attended.reshape(G, tiles, K, tile, Q, H).transpose(0, 1, 3, 2, 4, 5)
@@ -68,12 +77,15 @@ def _attend_blocks(
     row_position: jax.Array,  # [X, rows]
     first_block: jax.Array,  # [X]
     num_blocks: jax.Array,
+    *,
+    scale: float,
+    cap: float | None,
+    sliding_window: int | None,
     sum_fn: SumFn,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Online softmax over `num_blocks` pages from `first_block`: `m`, `l` `[X, K, rows]` and `o [X, K, rows, H]`."""
     X, K, rows, H = q.shape
     page, max_pages = v_pages.shape[2], page_tables.shape[1]
-    scale = H**-0.5
     slots = jnp.arange(page, dtype=jnp.int32)
 
     def attend_block(step: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -83,11 +95,14 @@ def _attend_blocks(
         k_block = k_pages.at[page_ids].get(mode="promise_in_bounds")  # [X, K, H, page]
         v_block = v_pages.at[page_ids].get(mode="promise_in_bounds")  # [X, K, page, H]
         scores = jnp.einsum("xkrh,xkhp->xkrp", q, k_block, preferred_element_type=jnp.float32) * scale
-        keep = (block * page)[:, None, None] + slots[None, None, :] <= row_position[:, :, None]  # [X, rows, page]
-        scores = jnp.where(keep[:, None], scores, MASK_VALUE)
+        distance = row_position[:, :, None] - ((block * page)[:, None, None] + slots[None, None, :])  # [X, rows, page]
+        keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
+        scores = jnp.where(keep[:, None], softcap(scores, cap), MASK_VALUE)
         m_next = jnp.maximum(m_prev, scores.max(-1))
         rescale = jnp.exp(m_prev - m_next)
         p = jnp.exp(scores - m_next[..., None])
+        if sliding_window is not None:
+            p = jnp.where(keep[:, None], p, 0.0)
         l_next = l_prev * rescale + sum_fn(p)
         pv = jnp.einsum("xkrp,xkph->xkrh", p.astype(v_block.dtype), v_block, preferred_element_type=jnp.float32)
         return m_next, l_next, o_prev * rescale[..., None] + pv

@@ -1,0 +1,150 @@
+"""Our own model folders: weights by orbax, and a manifest that is written last.
+
+    model/
+      weights/           orbax; each host writes what it holds
+      tokenizer.json ... as they came
+      manifest.json      config, digest of the weights, sizes of their files, versions; a folder without it is no model
+
+A folder is written beside its place and moved there when all of it is on disk, so one that is there is whole.
+"""
+
+import json
+import os
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.files import MAX_PROBLEMS, copy_side_files, write_json
+from detspec.config import ModelConfig
+from detspec.environment import fingerprint
+from detspec.errors import InputError
+from detspec.model.params import Params, param_shapes
+
+MANIFEST_NAME = "manifest.json"
+WEIGHTS_FOLDER = "weights"
+FORMAT = 1
+
+
+def save_native(
+    path: str | Path, cfg: ModelConfig, params: Params, *, side_files_from: str | Path | None = None
+) -> Future[Path]:
+    """Writes `params` to the folder `path` in the background; an existing folder of ours is replaced when all is on disk.
+
+    Args:
+        path: where to.
+        cfg, params: the model; arrays are immutable, so generation and training may go on.
+        side_files_from: a folder whose tokenizer, chat template and generation config are taken along.
+
+    Returns:
+        A future of the path; its `result()` waits, and raises what went wrong. The interpreter waits for it at its end.
+
+    Raises:
+        InputError: `path` exists and is no folder of ours.
+    """
+    path = Path(path).resolve()
+    if path.exists() and not (path / MANIFEST_NAME).is_file():
+        raise InputError(f"{path} exists and holds no {MANIFEST_NAME}; it is not overwritten")
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
+    future = executor.submit(_write, path, cfg, params, side_files_from)
+    executor.shutdown(wait=False)
+    return future
+
+
+def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: str | Path | None) -> Path:
+    temporary = path.with_name(f".{path.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(temporary / WEIGHTS_FOLDER, params)
+    if side_files_from is not None:
+        copy_side_files(Path(side_files_from), temporary)
+    manifest = {
+        "format": FORMAT,
+        "config": cfg.to_json(),
+        "digest": digest_model(cfg, params),
+        "files": _file_sizes(temporary / WEIGHTS_FOLDER),
+        "written_with": fingerprint(),
+    }
+    write_json(temporary / MANIFEST_NAME, manifest)
+    old = path.with_name(f".{path.name}.replaced")
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(path, old)
+    os.replace(temporary, path)
+    shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+def load_native(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params, str]:
+    """Reads the folder at `path`: config, weights and their digest, which is checked.
+
+    Args:
+        path: a folder of ours.
+        sharding: where each array goes, straight from disk: one `jax.sharding.Sharding` for all, or a pytree of them like
+            the parameters; the first device if None.
+
+    Raises:
+        InputError: no manifest, a damaged one or one of a later format; weights that are missing, damaged, or not those of
+            the manifest.
+    """
+    path = Path(path).resolve()
+    manifest = _read_manifest(path)
+    try:
+        cfg = ModelConfig.from_json(manifest["config"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path / MANIFEST_NAME}: config is none of this version: {error}") from error
+    _check_files(path / WEIGHTS_FOLDER, manifest.get("files"))
+    shapes = param_shapes(cfg)
+    if sharding is None or isinstance(sharding, jax.sharding.Sharding):
+        place = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        sharding = jax.tree.map(lambda _: place, shapes)
+    target = jax.tree.map(lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, sharding)
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            params = checkpointer.restore(path / WEIGHTS_FOLDER, target)
+    except Exception as error:  # orbax, tensorstore and the file system raise errors of many kinds
+        raise InputError(f"{path / WEIGHTS_FOLDER} cannot be read, it is damaged or incomplete: {error}") from error
+    digest = digest_model(cfg, params)
+    if digest != manifest.get("digest"):
+        raise InputError(f"{path}: the weights have digest {digest}, {MANIFEST_NAME} says {manifest.get('digest')}")
+    return cfg, params, digest
+
+
+def is_native(path: Path) -> bool:
+    """Whether `path` is a whole folder of ours."""
+    return (path / MANIFEST_NAME).is_file()
+
+
+def _file_sizes(folder: Path) -> dict[str, int]:
+    """Bytes of each file under `folder`."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
+def _check_files(folder: Path, expected: Any) -> None:
+    """Raises `InputError` naming each file that is missing or cut short, before orbax stumbles over it."""
+    found = _file_sizes(folder)
+    if not isinstance(expected, dict):
+        raise InputError(f"{folder.parent / MANIFEST_NAME} names no files")
+    wrong = [f"{name} has {found.get(name, 0)} of {size} bytes" for name, size in expected.items() if found.get(name) != size]
+    if wrong:
+        more = [f"and {len(wrong) - MAX_PROBLEMS} more files"] if len(wrong) > MAX_PROBLEMS else []
+        raise InputError(f"{folder} is damaged or incomplete: {'; '.join([*wrong[:MAX_PROBLEMS], *more])}")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / MANIFEST_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path} has no {MANIFEST_NAME}: it is no model folder, or was not written to its end") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path / MANIFEST_NAME} cannot be read: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        raise InputError(f"{path / MANIFEST_NAME}: format {found!r} is not supported, only {FORMAT}")
+    return manifest

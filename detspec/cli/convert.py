@@ -1,0 +1,57 @@
+"""`detspec convert`: model folders of Hugging Face to our own, and back."""
+
+import argparse
+
+from detspec.cli.options import add_subcommand
+
+KINDS = ("hf", "native")
+DESCRIPTION = """Reads a model folder, Hugging Face's or our own (orbax weights and a manifest), and writes the other kind. No
+weight changes a bit, unless --dtype asks for it. Tokenizer, chat template and generation config are taken along. The folder
+appears when all of it is on disk."""
+
+
+def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the subcommand."""
+    parser = add_subcommand(subcommands, "convert", "convert a model folder", DESCRIPTION)
+    parser.add_argument("--model", metavar="DIR", required=True, help="the folder to read")
+    parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
+    parser.add_argument("--to", choices=KINDS, default=argparse.SUPPRESS, help="kind to write (default: the other one)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default=argparse.SUPPRESS,
+        help="of the weights (default: as they are)",
+    )
+    parser.add_argument(
+        "--max-shard-gb", type=float, default=5.0, metavar="GB", help="largest weights file of a Hugging Face folder"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Converts, and prints what was written."""
+    from pathlib import Path
+
+    from detspec.checkpoint.cast import cast_params
+    from detspec.checkpoint.digest import digest_model
+    from detspec.checkpoint.hf import save_hf
+    from detspec.checkpoint.load import load
+    from detspec.checkpoint.native import is_native, save_native
+    from detspec.errors import InputError
+    from detspec.model.params import params_bytes
+
+    if not args.max_shard_gb > 0:
+        raise InputError(f"--max-shard-gb must be a positive number, got {args.max_shard_gb:g}")
+    source, out = Path(args.model), Path(args.out)
+    model = load(source)
+    cfg, params = cast_params(model.cfg, model.params, getattr(args, "dtype", model.cfg.dtype))
+    if getattr(args, "to", "hf" if is_native(source) else "native") == "native":
+        save_native(out, cfg, params, side_files_from=source).result()
+    else:
+        size = params_bytes(params)
+        shard = int(args.max_shard_gb * 1e9)
+        save_hf(
+            out, cfg, params, eos_ids=model.eos_ids, max_shard_bytes=shard if size > shard else None, side_files_from=source
+        )
+    print(f"{out}: {cfg.num_params / 1e6:.1f} M parameters, {cfg.dtype}, digest {digest_model(cfg, params)}")
+    return 0

@@ -1,0 +1,124 @@
+"""Small models of every family with odd shapes, random weights, written by transformers itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+VOCAB_SIZE = 101
+LENGTH = 120  # past every sliding window and original rotary length below
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+# Query heads, KV heads and head dimension; none of them D / N but the first.
+GQA_1, GQA_3, GQA_8 = (
+    {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    for heads, kv_heads, head_dim in ((6, 6, 8), (6, 2, 12), (8, 1, 10))
+)
+ROPE = {"rope_theta": 10000.0}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {**GQA_1, "rope_parameters": {**ROPE, "rope_type": "default"}}),
+    "llama_bias_tied": ("Llama", {**GQA_3, "attention_bias": True, "tie_word_embeddings": True}),
+    "llama_linear": ("Llama", {**GQA_3, "rope_parameters": {**ROPE, "rope_type": "linear", "factor": 3.0}}),
+    "llama_llama3": (
+        "Llama",
+        {
+            **GQA_8,
+            "rope_parameters": {
+                "rope_theta": 500.0,
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "mistral": ("Mistral", {**GQA_8, "sliding_window": 17}),
+    "mistral_full": ("Mistral", {**GQA_3, "sliding_window": None}),
+    "qwen2": ("Qwen2", {**GQA_3, "tie_word_embeddings": True}),
+    "qwen2_sliding": ("Qwen2", {**GQA_1, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+    "qwen2_yarn": (
+        "Qwen2",
+        {
+            **GQA_3,
+            "rope_parameters": {
+                **ROPE,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "qwen3": ("Qwen3", {**GQA_8, "tie_word_embeddings": True}),
+    "qwen3_bias": ("Qwen3", {**GQA_1, "attention_bias": True}),
+    "gemma2": ("Gemma2", {**GQA_3, "query_pre_attn_scalar": 20, "sliding_window": 16, "num_hidden_layers": 4}),
+    "gemma3": ("Gemma3Text", {**GQA_8, "query_pre_attn_scalar": 20, "sliding_window": 16, "num_hidden_layers": 7}),
+    "gemma3_linear": (
+        "Gemma3Text",
+        {
+            **GQA_3,
+            "sliding_window": 9,
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+                "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+            },
+        },
+    ),
+}
+
+
+def build(name: str, **sizes: Any) -> Any:
+    """The transformers model of one case in float32: matrices of deviation `1/sqrt(in)`, vectors away from 0 and 1."""
+    family, changes = CASES[name]
+    if family == "Qwen2":
+        changes = {key: value for key, value in changes.items() if key != "head_dim"}  # Qwen2 has D / N
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes, **sizes})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval().to(torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.2
+            middle = parameter.mean() if parameter.ndim == 1 else 0.0
+            parameter.copy_(middle + spread * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def write(name: str, folder: Path, **sizes: Any) -> Any:
+    """Writes the model of one case to `folder` as transformers does; returns it."""
+    model = build(name, **sizes)
+    model.generation_config = transformers.GenerationConfig(eos_token_id=2)
+    model.save_pretrained(folder)
+    return model
+
+
+def greedy(model: Any, prompt: list[int], num_new: int) -> list[int]:
+    """`num_new` tokens after `prompt`, end of sequence ignored."""
+    with torch.no_grad():
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=num_new, do_sample=False, eos_token_id=None)
+    return out[0, len(prompt) :].tolist()
+
+
+def logits(model: Any, rows: list[list[int]]) -> np.ndarray:
+    """float32 `[B, T, V]`, without a cache."""
+    with torch.no_grad():
+        return model(torch.tensor(rows), use_cache=False).logits.numpy()
+
+
+def token_rows(num_rows: int, length: int = LENGTH) -> Iterator[list[int]]:
+    """Rows of token ids, the same in every process."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(num_rows):
+        yield torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()

@@ -1,0 +1,100 @@
+#!/usr/bin/env python
+"""What loading a checkpoint costs: time against reading its files, peak memory against its weights.
+
+Writes a sharded folder of random weights, then reads its files, then loads it, each in a process of its own.
+
+    python scripts/measure_load.py --gb 1 --folder /tmp/checkpoint
+"""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+CHUNK = 1 << 24
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; exit code 1 if a bound is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gb", type=float, default=1.0, help="weights, in 10^9 bytes")
+    parser.add_argument("--shards", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3, help="the fastest counts")
+    parser.add_argument("--measure", choices=("read", "load"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help="where to write it (default: a temporary folder)")
+    args = parser.parse_args(argv)
+    if args.measure:
+        print(json.dumps({"read": measure_read, "load": measure_load}[args.measure](Path(args.folder))))
+        return 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(args.folder or temporary) / "checkpoint"
+        size = write(folder, args.gb, args.shards)
+        runs = {kind: [run(kind, folder) for _ in range(args.repeats)] for kind in ("read", "load")}
+    read_s, load_s = (min(r["seconds"] for r in runs[kind]) for kind in ("read", "load"))
+    peak = max(r["peak_bytes"] for r in runs["load"])
+    print(f"weights               {size / 1e9:8.2f} GB in {args.shards} files")
+    print(f"reading the files     {read_s:8.2f} s   {size / 1e9 / read_s:.2f} GB/s, files in the page cache")
+    print(f"detspec.load          {load_s:8.2f} s   {load_s / read_s:.2f} x reading")
+    print(f"peak memory of load   {peak / 1e9:8.2f} GB  {peak / size:.2f} x the weights, over what is there before")
+    return int(peak > 1.3 * size or load_s > 2 * read_s)
+
+
+def write(folder: Path, gb: float, shards: int) -> int:
+    """A Llama-like model of about `gb` in bfloat16."""
+    import jax
+
+    from detspec.checkpoint.hf import save_hf
+    from detspec.model.params import init_params, params_bytes
+    from detspec.presets import preset
+
+    base = preset("random_100m")
+    layer = 2 * (base.num_params - 2 * base.vocab_size * base.d_model) / base.num_layers
+    cfg = dataclasses.replace(base, num_layers=max(1, round((gb * 1e9 - 4 * base.vocab_size * base.d_model) / layer)))
+    params = init_params(cfg, jax.random.key(0))
+    save_hf(folder, cfg, params, max_shard_bytes=params_bytes(params) // shards + 1)
+    return params_bytes(params)
+
+
+def run(kind: str, folder: Path) -> dict[str, float]:
+    """One measurement in a fresh process."""
+    command = [sys.executable, __file__, "--measure", kind, "--folder", str(folder)]
+    return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]))
+
+
+def measure_read(folder: Path) -> dict[str, float]:
+    """Reads every byte once."""
+    buffer = bytearray(CHUNK)
+    began = time.perf_counter()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    return {"seconds": time.perf_counter() - began, "peak_bytes": 0}
+
+
+def measure_load(folder: Path) -> dict[str, float]:
+    """Loads the model; peak memory over what jax and the rest take before."""
+    import jax
+
+    from detspec import load
+
+    jax.block_until_ready(jax.numpy.ones(8) + 1)
+    before = memory("VmRSS")
+    began = time.perf_counter()
+    jax.block_until_ready(load(folder).params)
+    return {"seconds": time.perf_counter() - began, "peak_bytes": memory("VmHWM") - before}
+
+
+def memory(key: str) -> int:
+    """Bytes of one line of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(key)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

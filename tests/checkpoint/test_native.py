@@ -1,0 +1,141 @@
+"""Our own folders: every bit comes back, to any sharding; a folder that is not whole or not ours is one clear error."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.hf import save_hf
+from detspec.checkpoint.load import load
+from detspec.checkpoint.native import MANIFEST_NAME, load_native, save_native
+from detspec.cli import main
+from detspec.errors import InputError
+from detspec.model.params import init_params
+from tests.fakes import FAMILY_CFGS, RANDOM_CFG, random_model
+
+CFG = FAMILY_CFGS["gemma3"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_native(tmp_path / "model", CFG, random_model(CFG)).result()
+
+
+def edit_manifest(folder: Path, **changes) -> None:
+    path = folder / MANIFEST_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def load_error(folder: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        load(folder)
+    return str(caught.value)
+
+
+def test_every_bit_and_the_config_come_back(folder):
+    cfg, params, digest = load_native(folder)
+    assert cfg == CFG
+    assert jax.tree.structure(params) == jax.tree.structure(random_model(CFG))
+    assert digest == digest_model(CFG, random_model(CFG)) == digest_model(cfg, params)
+    assert digest != digest_model(CFG, init_params(CFG, jax.random.key(9)))
+
+
+def test_manifest_names_config_digest_and_versions(folder):
+    manifest = json.loads((folder / MANIFEST_NAME).read_text())
+    assert manifest["digest"] == digest_model(CFG, random_model(CFG))
+    assert manifest["config"]["sliding_layers"] == [True, False]
+    assert {"jax", "jaxlib", "device_kind", "compiler"} <= manifest["written_with"].keys()
+
+
+def test_restore_goes_straight_to_the_sharding_that_is_asked_for(folder):
+    mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
+    model = load(folder, sharding=sharding)
+    assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(model.params))
+    assert model.digest == load(folder).digest
+
+
+def test_folder_of_ours_is_replaced_and_nothing_else_is(folder, tmp_path):
+    other = init_params(CFG, jax.random.key(9))
+    save_native(folder, CFG, other).result()
+    assert load(folder).digest == digest_model(CFG, other)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    (tmp_path / "thesis").mkdir()
+    with pytest.raises(InputError, match="not overwritten"):
+        save_native(tmp_path / "thesis", CFG, other)
+
+
+def test_write_that_breaks_off_leaves_the_old_folder(folder, monkeypatch):
+    def full(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("detspec.checkpoint.native.write_json", full)
+    with pytest.raises(OSError, match="disk full"):
+        save_native(folder, CFG, init_params(CFG, jax.random.key(9))).result()
+    assert load(folder).digest == digest_model(CFG, random_model(CFG))
+
+
+def test_folder_without_its_manifest_is_no_model(folder):
+    (folder / MANIFEST_NAME).unlink()
+    assert "config.json is missing" in load_error(folder)
+    with pytest.raises(InputError, match="not written to its end"):
+        load_native(folder)
+
+
+def test_weights_that_are_damaged_or_missing_are_refused(folder):
+    largest = max((path for path in (folder / "weights").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    whole = largest.read_bytes()
+    name = largest.relative_to(folder / "weights").as_posix()
+    largest.write_bytes(whole[: len(whole) // 2])
+    assert f"damaged or incomplete: {name} has {len(whole) // 2} of {len(whole)} bytes" in load_error(folder)
+    largest.unlink()
+    assert f"damaged or incomplete: {name} has 0 of {len(whole)} bytes" in load_error(folder)
+
+
+def test_weights_that_are_not_those_of_the_manifest_are_refused(folder):
+    edit_manifest(folder, digest="0" * 64)
+    assert "manifest.json says 0000" in load_error(folder)
+
+
+def test_manifest_of_another_format_or_config_is_refused(folder):
+    config = json.loads((folder / MANIFEST_NAME).read_text())["config"]
+    edit_manifest(folder, config={**config, "moe_experts": 8})
+    assert "moe_experts" in load_error(folder)
+    edit_manifest(folder, config=config, format=2)
+    assert "format 2 is not supported, only 1" in load_error(folder)
+    (folder / MANIFEST_NAME).write_text("{")
+    assert "cannot be read" in load_error(folder)
+
+
+def test_convert_there_and_back_keeps_every_tensor_and_side_file(tmp_path, capsys):
+    params = random_model(RANDOM_CFG)
+    save_hf(tmp_path / "hf", RANDOM_CFG, params, eos_ids=(3, 4))
+    (tmp_path / "hf" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert main(["convert", "--model", str(tmp_path / "hf"), "--out", str(tmp_path / "ours")]) == 0
+    assert main(["convert", "--model", str(tmp_path / "ours"), "--out", str(tmp_path / "again")]) == 0
+    first, ours, again = (load(tmp_path / name) for name in ("hf", "ours", "again"))
+    assert first.digest == ours.digest == again.digest
+    assert first.digest in capsys.readouterr().out
+    assert ours.eos_ids == again.eos_ids == (3, 4)
+    assert again.chat_template is not None
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (tmp_path / "hf" / "model.safetensors").read_bytes()
+
+
+def test_convert_to_another_dtype_rounds_and_refuses_what_does_not_fit(tmp_path, capsys):
+    cfg = FAMILY_CFGS["qwen3"]
+    params = random_model(cfg)
+    save_native(tmp_path / "model", cfg, params).result()
+    args = ["convert", "--model", str(tmp_path / "model"), "--to", "native", "--out"]
+    assert main([*args, str(tmp_path / "f32"), "--dtype", "float32"]) == 0
+    wide = load(tmp_path / "f32")
+    assert wide.cfg.dtype == "float32"
+    np.testing.assert_array_equal(np.asarray(wide.params["embed"]), np.asarray(params["embed"]).astype(np.float32))
+    huge = {**params, "embed": params["embed"] * 1e30}
+    save_native(tmp_path / "huge", cfg, huge).result()
+    args[2] = str(tmp_path / "huge")
+    assert main([*args, str(tmp_path / "f16"), "--dtype", "float16"]) == 2
+    assert "['embed'] hold numbers too large for float16" in capsys.readouterr().err
+    assert not (tmp_path / "f16").exists()
