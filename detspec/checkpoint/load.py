@@ -9,9 +9,10 @@ import jax
 
 from detspec.checkpoint.chat import ChatTemplate, read_chat_template
 from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.generation_config import read_eos_ids, read_sampling_defaults
 from detspec.checkpoint.hf import load_hf
 from detspec.checkpoint.native import is_native, load_native
-from detspec.checkpoint.tokenizer import Tokenizer, read_eos_ids
+from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params
@@ -30,6 +31,8 @@ class Model:
         eos_ids: ids that end a text.
         digest: SHA-256 in hex over the config and the bytes of the weights.
         chat_template: None if the folder has none; then conversations cannot be rendered.
+        sampling_defaults: how the model's makers would sample: `SamplingParams(**model.sampling_defaults, max_tokens=64)`.
+            Nothing uses it unasked; empty is greedy.
     """
 
     cfg: ModelConfig
@@ -38,6 +41,7 @@ class Model:
     eos_ids: tuple[int, ...]
     digest: str
     chat_template: ChatTemplate | None = None
+    sampling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def chat_prompt(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer; `variables` as in `ChatTemplate.render`.
@@ -76,7 +80,7 @@ def load(path: str | Path | None = None, *, sharding: Any = None) -> Model:
     eos_ids = read_eos_ids(folder)
     if any(token >= cfg.vocab_size for token in eos_ids):
         raise InputError(f"{folder}: eos_token_id {list(eos_ids)} lies beyond the embedding's {cfg.vocab_size} rows")
-    return Model(cfg, params, tokenizer, eos_ids, digest, read_chat_template(folder))
+    return Model(cfg, params, tokenizer, eos_ids, digest, read_chat_template(folder), read_sampling_defaults(folder))
 
 
 def shipped_folder() -> Path:

@@ -1,6 +1,5 @@
 """The tokenizer of a Hugging Face folder."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,21 +35,3 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens left out; bytes that are not whole characters become U+FFFD."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-def read_eos_ids(folder: Path) -> tuple[int, ...]:
-    """Ids that end a text, from `generation_config.json`, else from `config.json`; empty if neither names any."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
-            raise InputError(f"{path} holds no JSON object: {error}") from error
-        if value is not None:
-            ids = value if isinstance(value, list) else [value]
-            if not all(isinstance(token, int) and token >= 0 for token in ids):
-                raise InputError(f"{path}: eos_token_id must be a token id or a list of them, got {value!r}")
-            return tuple(ids)
-    return ()

@@ -16,6 +16,7 @@ from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import init_params
+from detspec.sampling import SamplingParams
 
 TINY = ModelConfig(
     vocab_size=12, d_model=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, max_position=64, dtype="float32"
@@ -68,6 +69,31 @@ def test_eos_ids_come_from_generation_config_first(tmp_path: Path, generation, c
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     assert load(folder).eos_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}, {"temperature": 0.6, "top_p": 0.9}),
+        ({"do_sample": True, "top_k": 20}, {"temperature": 1.0, "top_k": 20}),
+        ({"do_sample": False, "temperature": 0.6}, {}),
+        ({}, {}),
+    ],
+)
+def test_sampling_defaults_are_those_of_generation_config(tmp_path: Path, generation, expected):
+    folder = make_folder(tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    model = load(folder)
+    assert model.sampling_defaults == expected
+    assert SamplingParams(**model.sampling_defaults, max_tokens=3).temperature == expected.get("temperature", 0)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"do_sample": true, "top_p": "high"}'])
+def test_damaged_generation_config_is_named(tmp_path: Path, content: str):
+    folder = make_folder(tmp_path / "model")
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(InputError, match=r"generation_config\.json"):
+        load(folder)
 
 
 def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path):

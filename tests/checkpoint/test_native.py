@@ -1,6 +1,10 @@
 """Our own folders: every bit comes back, to any sharding; a folder that is not whole or not ours is one clear error."""
 
+import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -56,6 +60,29 @@ def test_restore_goes_straight_to_the_sharding_that_is_asked_for(folder):
     model = load(folder, sharding=sharding)
     assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(model.params))
     assert model.digest == load(folder).digest
+
+
+RESTORE_TO_FOUR = """
+import sys, jax
+import detspec as ds
+mesh = jax.make_mesh((4,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
+model = ds.load(sys.argv[1], sharding=rows)
+shards = model.params["embed"].addressable_shards
+assert len(shards) == 4, shards
+assert all(shard.data.shape[0] * 4 == model.cfg.vocab_size for shard in shards)
+print(model.digest)
+"""
+
+
+def test_restore_to_four_devices_cuts_every_array(tmp_path):
+    """212 rows of the embedding, 53 to a device; and the digest is that of one device."""
+    cfg = dataclasses.replace(CFG, vocab_size=212)
+    folder = save_native(tmp_path / "model", cfg, random_model(cfg)).result()
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    command = [sys.executable, "-c", RESTORE_TO_FOUR, str(folder)]
+    found = subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, check=True, capture_output=True, text=True)
+    assert found.stdout.split() == [digest_model(cfg, random_model(cfg))]
 
 
 def test_folder_of_ours_is_replaced_and_nothing_else_is(folder, tmp_path):
