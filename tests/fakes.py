@@ -9,6 +9,7 @@ and the head's row `o` is one-hot at every `t` with `table[t] == o`. Worked exam
 
 import dataclasses
 import math
+import zlib
 from collections.abc import Sequence
 from functools import cache
 
@@ -90,7 +91,8 @@ def random_model(cfg: ModelConfig) -> Params:
     def fill_bias(path: tuple, leaf: jax.Array) -> jax.Array:
         if not path[-1].key.endswith("_bias"):
             return leaf
-        return (0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape)).astype(leaf.dtype)
+        key = jax.random.key(zlib.crc32(jax.tree_util.keystr(path).encode()))  # no two biases alike
+        return (0.3 * jax.random.normal(key, leaf.shape)).astype(leaf.dtype)
 
     return jax.tree.map_with_path(fill_bias, init_params(cfg, jax.random.key(0)))
 

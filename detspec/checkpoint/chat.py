@@ -89,7 +89,7 @@ class ChatTemplate:
                 strftime_now=present.strftime,
                 **{**self._special_tokens, **variables},
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # a stranger's code may raise anything
             raise InputError(f"{self._path} does not take this conversation: {error}") from error
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from detspec.config import DTYPES, ModelConfig, RopeScaling, is_number
+from detspec.config import DTYPES, ModelConfig, RopeScaling, is_count, is_number
 from detspec.errors import InputError
 from detspec.model.params import param_shapes
 
@@ -305,17 +305,21 @@ def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dic
 
 def sliding_pattern(hf_config: HfConfig) -> int:
     """Every how many layers one of Gemma 3 attends to everything."""
-    return int(hf_config.get("sliding_window_pattern") or hf_config.get("_sliding_window_pattern") or 6)
+    return hf_config.get("sliding_window_pattern") or hf_config.get("_sliding_window_pattern") or 6
 
 
 def read_sliding(hf_config: HfConfig, family: Family, num_layers: Any, problems: list[str]) -> dict[str, Any]:
     """Which layers slide and how far they see: from `layer_types`, else as is the family's way."""
     if not isinstance(num_layers, int) or "sliding_window" in family.fixed:
         return {}
+    for key in ("sliding_window_pattern", "_sliding_window_pattern", "max_window_layers"):
+        if key in hf_config and not (is_count(hf_config[key]) or hf_config[key] == 0):
+            problems.append(f"config.json: {key} must be a whole number of at least 0, got {json.dumps(hf_config[key])}")
+            return {}
     types = hf_config.get("layer_types")
     if types is None:
         layers = tuple(family.slides(index, hf_config) for index in range(num_layers))
-    elif isinstance(types, list) and len(types) == num_layers and all(kind in LAYER_TYPES for kind in types):
+    elif isinstance(types, list) and len(types) == num_layers and all(str(kind) in LAYER_TYPES for kind in types):
         layers = tuple(LAYER_TYPES[kind] for kind in types)
     else:
         problems.append(
@@ -337,6 +341,9 @@ def read_rope(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[
         return {}
     nested = [setting for setting in settings if set(setting) & set(LAYER_TYPES)]
     flat = [setting for setting in settings if setting not in nested]
+    if not all(isinstance(setting[kind] or {}, dict) for setting in nested for kind in set(setting) & set(LAYER_TYPES)):
+        problems.append(f"config.json: rope settings {json.dumps(nested)} hold what is no JSON object")
+        return {}
     full = [setting["full_attention"] for setting in nested if setting.get("full_attention") is not None]
     sliding = [setting["sliding_attention"] for setting in nested if setting.get("sliding_attention") is not None]
     theta, scaling = read_rope_setting(hf_config, "rope_theta", [*flat, *full], family.rope_theta, problems)
@@ -395,7 +402,7 @@ YARN_MSCALES = ("mscale", "mscale_all_dim")
 def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, problems: list[str]) -> RopeScaling | None:
     """The scaling that one rope setting, its base left out, asks for."""
     rest = {key: value for key, value in setting.items() if value is not None}
-    kinds = {rest.pop(key) for key in ("rope_type", "type") if key in rest} or {"default"}
+    kinds = {str(rest.pop(key)) for key in ("rope_type", "type") if key in rest} or {"default"}
     kind = kinds.pop() if len(kinds) == 1 else None
     if rest.pop("partial_rotary_factor", 1.0) != 1.0 or (kind != "default" and kind not in ROPE_SCALING_FIELDS):
         accepted = ", ".join(["default", *ROPE_SCALING_FIELDS])
@@ -405,6 +412,9 @@ def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, problems: li
         return None
     names = ROPE_SCALING_FIELDS.get(kind, {})
     mscales = [rest.pop(key) for key in YARN_MSCALES if key in rest] if kind == "yarn" else []
+    if not all(is_number(mscale) for mscale in mscales):
+        problems.append(f"config.json: rope setting {json.dumps(setting)}: {' and '.join(YARN_MSCALES)} must be numbers")
+        return None
     unknown = {key: value for key, value in rest.items() if key not in names and (key != "factor" or kind == "default")}
     if unknown:
         problems.append(f"config.json: rope setting {json.dumps(setting)} has unsupported keys {', '.join(unknown)}")

@@ -105,6 +105,9 @@ def read_chat(line: dict[str, Any], model: Model) -> list[int]:
     variables = line.get("chat_template_kwargs", {})
     if not isinstance(line["messages"], list) or not isinstance(variables, dict):
         raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
+    refused = sorted({"messages", "now"} & variables.keys())
+    if refused:
+        raise InputError(f'"chat_template_kwargs" must not hold {", ".join(refused)}: messages stand beside it, now is no JSON')
     return model.chat_prompt(line["messages"], **variables)
 
 

@@ -51,6 +51,8 @@ def test_date_is_the_callers_if_one_is_given():
         ("{{ raise_exception('roles must alternate') }}", "does not take this conversation: roles must alternate"),
         ("{{ messages.__class__.__mro__ }}", "does not take this conversation"),
         ("{{ messages.append(1) }}", "does not take this conversation"),
+        ("{{ 1 // 0 }}", "does not take this conversation"),
+        ("{{ messages[0].content.no_such.thing }}", "does not take this conversation"),
         ("{{ messages | no_such_filter }}", "is no template that can be read"),
         ("{% for %}", "is no template that can be read"),
     ],

@@ -83,7 +83,10 @@ def test_round_trip_returns_every_bit(tmp_path: Path, dtype: str, tied: bool):
 @pytest.mark.parametrize("family", FAMILY_CFGS)
 def test_round_trip_of_every_family_returns_every_bit(tmp_path: Path, family: str):
     cfg = FAMILY_CFGS[family]
-    params = init_params(cfg, jax.random.key(3))
+    leaves, treedef = jax.tree.flatten(init_params(cfg, jax.random.key(3)))
+    keys = jax.random.split(jax.random.key(4), len(leaves))  # no two leaves alike: norms and biases are, as they come
+    leaves = [jax.random.normal(key, leaf.shape).astype(leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    params = jax.tree.unflatten(treedef, leaves)
     save_hf(tmp_path / "model", cfg, params)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"].removesuffix("_text") == family
     loaded_cfg, loaded = load_hf(tmp_path / "model")
@@ -133,6 +136,25 @@ def test_sliding_layers_are_those_of_the_family_or_of_layer_types(model_type, co
 def test_layer_types_that_do_not_fit_are_refused():
     for types in (["full_attention"] * 3, ["full_attention"] * 3 + ["chunked_attention"], "full_attention"):
         assert "layer_types must name each of the 4 layers" in read("gemma2", layer_types=types)[1][0]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "culprit"),
+    [
+        ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "no JSON object"),
+        (
+            "gemma3_text",
+            {"sliding_window_pattern": "six"},
+            'sliding_window_pattern must be a whole number of at least 0, got "six"',
+        ),
+        ("gemma2", {"layer_types": [["full_attention"]] * 4}, "layer_types must name each"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": "2"}, "max_window_layers must be a whole number"),
+        ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": "1", "mscale_all_dim": 1}}, "must be numbers"),
+        ("qwen2", {"rope_scaling": {"type": ["yarn"], "factor": 2.0}}, "is not supported"),
+    ],
+)
+def test_config_values_of_the_wrong_kind_are_one_clear_problem(model_type, config, culprit):
+    assert culprit in "; ".join(read(model_type, **config)[1])
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,8 @@ SOUND = line(id="sound", prompt_token_ids=[1])
         (line(id="a", prompt="x", prompt_token_ids=[1]), "line 2: needs one of"),
         (line(id="a", messages=[{"role": "user", "content": "x"}]), "line 2: the checkpoint has no chat template"),
         (line(id="a", messages="hi"), 'line 2: "messages" must be a list'),
+        (line(id="a", messages=[], chat_template_kwargs={"messages": []}), "line 2: .* must not hold messages"),
+        (line(id="a", messages=[], chat_template_kwargs={"now": 3}), "line 2: .* must not hold now"),
         (line(id="a", prompt=[1]), '"prompt" must be a string'),
         (line(id="a", prompt_token_ids="x"), '"prompt_token_ids" must be a list'),
         (line(id="a", prompt=""), r"line 2: the prompt is empty.*\(id 'a'\)"),
