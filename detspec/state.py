@@ -61,7 +61,8 @@ class GenState(flax.struct.PyTreeNode):
     """The whole state of a batch between two steps.
 
     Invariant, for every row that is live and prefilled: `cache.length == committed - 1`: the keys and values of all
-    committed tokens but the last are in the cache, and the last one is the next input.
+    committed tokens but the last are in the cache, and the last one is the next input. Rows that lack more are catching
+    up: they commit nothing, and passes take stretches of them along.
     """
 
     tokens: jax.Array  # [B, max_len] int32, prompt and committed tokens, then PAD_ID
@@ -75,6 +76,11 @@ class GenState(flax.struct.PyTreeNode):
     sampling: RowSampling
     counters: Counters
     cache: KVCache
+
+    @property
+    def ready(self) -> jax.Array:
+        """`[B]` bool, live rows that have caught up, so that the last committed token is the next input."""
+        return self.live & (self.cache.length >= self.committed - 1)
 
 
 class Draft(flax.struct.PyTreeNode):

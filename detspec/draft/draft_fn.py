@@ -19,4 +19,4 @@ def draft_limit(state: GenState, window: int, final: jax.Array) -> jax.Array:
     guesses as they are.
     """
     remaining = state.limit - state.committed - (~final).astype(jnp.int32)
-    return jnp.where(state.live, jnp.clip(remaining, 0, window - 1), 0)
+    return jnp.where(state.ready, jnp.clip(remaining, 0, window - 1), 0)

@@ -15,7 +15,7 @@ from detspec.stopping import is_stop
 
 
 def self_draft(window: int, schedule: Schedule) -> DraftFn:
-    """A `draft_fn` that decodes up to `window - 1` tokens a row, one at a time, all live rows in one batch.
+    """A `draft_fn` that decodes up to `window - 1` tokens a row, one at a time, all ready rows in one batch.
 
     Rows stop guessing at a stop token and at their limit. The guesses of ordinary rows are final: `commit` takes them as
     they are.
@@ -47,7 +47,7 @@ def self_draft(window: int, schedule: Schedule) -> DraftFn:
 
         tokens = jnp.zeros((B, window - 1), jnp.int32)
         logprobs = jnp.zeros((B, window - 1), jnp.float32)
-        carry = (last, state.live, tokens, logprobs, jnp.zeros(B, jnp.int32), state.cache)
+        carry = (last, state.ready, tokens, logprobs, jnp.zeros(B, jnp.int32), state.cache)
         with jax.named_scope("draft"):
             _, _, tokens, logprobs, count, cache = jax.lax.fori_loop(0, window - 1, decode, carry)
         return Draft(tokens=tokens, logprobs=logprobs, count=count, final=final, cache=cache)

@@ -14,7 +14,7 @@ from detspec.stopping import is_stop
 
 
 def commit(state: GenState, draft: Draft, verified: Verified) -> GenState:
-    """Appends each live row's new tokens; ends rows at a stop token, at their limit, or where a log-probability is not finite.
+    """Appends each ready row's new tokens; ends rows at a stop token, at their limit, or where a log-probability is not finite.
 
     Everything after the first stop token, and everything past the limit, is void. Ordinary rows take their draft as it is.
     """
@@ -23,7 +23,7 @@ def commit(state: GenState, draft: Draft, verified: Verified) -> GenState:
     tokens = jnp.where(verified.verified[:, None], verified.targets, guesses)  # [B, W]
     logprobs = jnp.where(verified.verified[:, None], verified.logprobs, guess_logprobs)
     offered = jnp.where(verified.verified, verified.accepted + 1, draft.count)
-    offered = jnp.where(state.live, jnp.minimum(offered, state.limit - state.committed), 0)
+    offered = jnp.where(state.ready, jnp.minimum(offered, state.limit - state.committed), 0)
 
     offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     within = offset < offered[:, None]
@@ -38,8 +38,8 @@ def commit(state: GenState, draft: Draft, verified: Verified) -> GenState:
     finish = jnp.where(committed >= state.limit, LENGTH, RUNNING)
     finish = jnp.where(stop_at < jnp.minimum(offered, broken_at), STOP, finish)
     finish = jnp.where(broken_at < jnp.minimum(offered, stop_at + 1), NOT_FINITE, finish)
-    finish = jnp.where(state.live, finish, state.finish).astype(jnp.int32)
-    cache = verified.cache.replace(length=jnp.where(state.live, committed - 1, verified.cache.length))
+    finish = jnp.where(state.ready, finish, state.finish).astype(jnp.int32)
+    cache = verified.cache.replace(length=jnp.where(state.ready, committed - 1, verified.cache.length))
     return state.replace(
         tokens=state.tokens.at[row, place].set(tokens, mode="drop"),
         logprobs=state.logprobs.at[row, place].set(logprobs, mode="drop"),

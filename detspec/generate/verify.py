@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig, Schedule
+from detspec.generate.prefill import caught_up, cut, missing
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampling import sample
@@ -17,17 +18,19 @@ from detspec.state import NO_ROW, Draft, GenState, Verified, Windows
 
 
 def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, schedule: Schedule) -> Verified:
-    """Verifies the draft of every live row that is not `final`, `G` rows to a pass; overwrites the draft's keys and values.
+    """Verifies the draft of every ready row that is not `final`, `G` rows to a pass; overwrites the draft's keys and values.
 
-    The rows to verify are packed together, so the number of passes is `ceil(rows / G)`, none if there are none.
+    The rows to verify are packed together, so the number of passes is `ceil(rows / G)`, none if there are none. Windows that
+    the last of these passes would leave empty take along what rows that are catching up lack.
     """
     B, W, G = state.tokens.shape[0], schedule.window, schedule.groups
-    wanted = state.live & ~draft.final
+    wanted = state.ready & ~draft.final
     order = jnp.argsort(~wanted, stable=True).astype(jnp.int32)  # rows to verify first
     num_wanted = wanted.sum(dtype=jnp.int32)
     # Committed tokens that a window of this row holds before the last one.
     before = state.cache.length % W if schedule.alignment == "window" else jnp.zeros_like(state.cache.length)
     num_guessed = jnp.minimum(draft.count, W - 1 - before)
+    stretches = missing(state, schedule)
 
     def run_pass(
         carry: tuple[jax.Array, jax.Array, jax.Array, KVCache],
@@ -36,7 +39,9 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
         index = done + jnp.arange(G, dtype=jnp.int32)
         row = order[jnp.minimum(index, B - 1)]
         in_pass = index < num_wanted
-        windows = _windows(state, draft, row, in_pass, before[row], num_guessed[row])
+        own = _windows(state, draft, row, in_pass, before[row], num_guessed[row])
+        along = cut(stretches, index - num_wanted, state.tokens, W)
+        windows = jax.tree.map(lambda x, y: jax.vmap(jnp.where)(in_pass, x, y), own, along)
         logits_f32, cache = forward(params, cfg, windows, cache, schedule=schedule)
         rows = jax.tree.map(lambda x: jnp.repeat(x[row], W), state.sampling)
         chosen, logprob = sample(logits_f32.reshape(G * W, -1), windows.positions.reshape(-1) + 1, rows, schedule=schedule)
@@ -47,7 +52,8 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
 
     carry = (jnp.int32(0), jnp.zeros((B, W), jnp.int32), jnp.zeros((B, W), jnp.float32), draft.cache)
     with jax.named_scope("verify"):
-        _, targets, logprobs, cache = jax.lax.while_loop(lambda carry: carry[0] < num_wanted, run_pass, carry)
+        done, targets, logprobs, cache = jax.lax.while_loop(lambda carry: carry[0] < num_wanted, run_pass, carry)
+    cache = cache.replace(length=caught_up(state, stretches, jnp.maximum(done - num_wanted, 0), W))
     if schedule.alignment == "window":  # bring the target after the last committed token to the front
         shift = jnp.minimum(before[:, None] + jnp.arange(W, dtype=jnp.int32)[None, :], W - 1)
         targets, logprobs = (jnp.take_along_axis(x, shift, axis=1) for x in (targets, logprobs))
