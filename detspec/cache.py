@@ -39,12 +39,18 @@ class KVCache(flax.struct.PyTreeNode):
         return self.page_table.shape[1] * self.page
 
 
-def init_cache(cfg: ModelConfig, *, max_rows: int, max_len: int, page: int, dtype: jnp.dtype) -> KVCache:
-    """An empty cache of `max_rows` rows of `max_len` positions (rounded up to whole pages) with an identity page table."""
+def init_cache(
+    cfg: ModelConfig, *, max_rows: int, max_len: int, page: int, dtype: jnp.dtype, num_pages: int | None = None
+) -> KVCache:
+    """An empty cache of `max_rows` rows of `max_len` positions (rounded up to whole pages).
+
+    By default every row has its own pages, in order. With `num_pages`, the scratch page not counted, rows have none, and
+    whoever runs them hands pages out.
+    """
     max_pages = -(-max_len // page)
-    num_pages = 1 + max_rows * max_pages
+    table = identity_table(max_rows, max_pages) if num_pages is None else jnp.zeros((max_rows, max_pages), jnp.int32)
+    num_pages = 1 + (max_rows * max_pages if num_pages is None else num_pages)
     K, H = cfg.num_kv_heads, cfg.head_dim
-    table = 1 + jnp.arange(max_rows * max_pages, dtype=jnp.int32).reshape(max_rows, max_pages)
     return KVCache(
         k=tuple(jnp.zeros((num_pages, K, H, page), dtype) for _ in range(cfg.num_layers)),
         v=tuple(jnp.zeros((num_pages, K, page, H), dtype) for _ in range(cfg.num_layers)),
@@ -53,9 +59,16 @@ def init_cache(cfg: ModelConfig, *, max_rows: int, max_len: int, page: int, dtyp
     )
 
 
-def cache_bytes(cfg: ModelConfig, *, max_rows: int, max_len: int, page: int, dtype: jnp.dtype) -> int:
+def identity_table(max_rows: int, max_pages: int) -> jax.Array:
+    """The page table `[max_rows, max_pages]` of rows that own their pages, one row's after the other's."""
+    return 1 + jnp.arange(max_rows * max_pages, dtype=jnp.int32).reshape(max_rows, max_pages)
+
+
+def cache_bytes(
+    cfg: ModelConfig, *, max_rows: int, max_len: int, page: int, dtype: jnp.dtype, num_pages: int | None = None
+) -> int:
     """Bytes that `init_cache` with the same arguments takes for keys and values."""
-    num_pages = 1 + max_rows * -(-max_len // page)
+    num_pages = 1 + (max_rows * -(-max_len // page) if num_pages is None else num_pages)
     return 2 * cfg.num_layers * num_pages * cfg.num_kv_heads * page * cfg.head_dim * jnp.dtype(dtype).itemsize
 
 
