@@ -1,22 +1,17 @@
-"""Choosing tokens: a pure function of the logits, the row's parameters, its seed and the position.
-
-Gumbel-max: `argmax(logits / temperature + noise)`, where the noise of position `p` is keyed by `fold_in(key(seed), p)`. Draft
-and canonical pass share it, so equal logits give equal tokens at any temperature, and rolling back needs no undo of a
-random state.
-"""
+"""What one request may ask of the sampler, checked, and the same for a batch as per-row arrays."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.config import Schedule
 from detspec.errors import InputError
-from detspec.ops.row_sum import SumFn, sum_fn
-from detspec.state import RowSampling
+from detspec.state import NO_TOKEN, RowSampling
+
+MAX_N = 1024
+MAX_LOGPROBS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,125 +20,187 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most new tokens, at least 1.
+        min_tokens: stop tokens cannot be sampled before that many new tokens, 0 .. `max_tokens`.
+        n: samples of the prompt, 1 .. 1024; sample `i` uses the seed `(seed + i) mod 2**32`.
         temperature: 0 is greedy; else logits are divided by it.
         top_k: keep the `k` likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose probability reaches `p`; 1 keeps all.
         min_p: keep tokens at least `min_p` times as likely as the likeliest; 0 keeps all.
+        repetition_penalty: logits of tokens of the prompt or the new text are divided by it if positive, else multiplied; 1 is
+            off.
+        frequency_penalty: is subtracted from a token's logit once for each time it stands in the new text, -2 .. 2.
+        presence_penalty: is subtracted from the logits of tokens that stand in the new text, -2 .. 2.
+        logit_bias: token ids (strings of digits are taken too) to numbers in -100 .. 100 that are added to their logits; kept
+            as sorted pairs.
         seed: of the request's noise, 0 .. 2**32-1; position and seed decide it, nothing else.
+        stop: a string or several that end the request: the text ends before the string, the token that completed it is the
+            last token, and the finish reason is "stop". Not looked for within the first `min_tokens` new tokens.
         stop_token_ids: tokens that end the request, besides the model's end-of-sequence tokens. The stop token is kept.
         ignore_eos: do not stop at the model's end-of-sequence tokens.
+        logprobs: how many of the likeliest tokens to report at each new position, besides the chosen one, 0 .. 20.
+        prompt_logprobs: the same for the positions of the prompt; None reports nothing of the prompt.
         deterministic: verify canonically before anything is committed. False commits the fast path's tokens as they come.
     """
 
     max_tokens: int = 64
+    min_tokens: int = 0
+    n: int = 1
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
+    stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int = 0
+    prompt_logprobs: int | None = None
     deterministic: bool = True
 
     def __post_init__(self) -> None:
-        stop_token_ids: Any = self.stop_token_ids
-        if isinstance(stop_token_ids, str) or not isinstance(stop_token_ids, Iterable):
-            raise InputError(f"sampling parameter stop_token_ids must be a list of token ids, got {stop_token_ids!r}")
-        object.__setattr__(self, "stop_token_ids", tuple(stop_token_ids))
-        whole, number = (int, np.integer), (int, float, np.integer, np.floating)
-        accepted: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
-            "max_tokens": (whole, lambda x: x >= 1, "an integer of at least 1"),
-            "temperature": (number, lambda x: 0 <= x <= 1e6, "a number in 0 .. 1e6 (0 is greedy)"),
-            "top_k": (whole, lambda x: 0 <= x < 2**31, "an integer in 0 .. 2**31-1 (0 keeps all tokens)"),
-            "top_p": (number, lambda x: 0 < x <= 1, "a number in (0, 1]"),
-            "min_p": (number, lambda x: 0 <= x <= 1, "a number in [0, 1]"),
-            "seed": (whole, lambda x: 0 <= x < 2**32, "an integer in 0 .. 2**32-1"),
+        """Checks every field; numbers become plain `int` and `float`, so that equal requests read equal as JSON."""
+
+        def between(low: float, high: float) -> Callable[[Any], bool]:
+            return lambda x: low <= x <= high
+
+        penalty = (float, between(-2, 2), "a number in -2 .. 2 (0 is off)")
+        accepted: dict[str, tuple[type, Callable[[Any], bool], str]] = {
+            "max_tokens": (int, lambda x: x >= 1, "an integer of at least 1"),
+            "n": (int, between(1, MAX_N), f"an integer in 1 .. {MAX_N}"),
+            "temperature": (float, between(0, 1e6), "a number in 0 .. 1e6 (0 is greedy)"),
+            "top_k": (int, between(0, 2**31 - 1), "an integer in 0 .. 2**31-1 (0 keeps all tokens)"),
+            "top_p": (float, lambda x: 0 < x <= 1, "a number in (0, 1]"),
+            "min_p": (float, between(0, 1), "a number in [0, 1]"),
+            "repetition_penalty": (float, lambda x: 1e-6 <= x <= 1e6, "a number in 1e-6 .. 1e6 (1 is off)"),
+            "frequency_penalty": penalty,
+            "presence_penalty": penalty,
+            "seed": (int, between(0, 2**32 - 1), "an integer in 0 .. 2**32-1"),
             "ignore_eos": (bool, lambda x: True, "true or false"),
+            "logprobs": (int, between(0, MAX_LOGPROBS), f"an integer in 0 .. {MAX_LOGPROBS}"),
             "deterministic": (bool, lambda x: True, "true or false"),
         }
-        for name, (kinds, holds, sentence) in accepted.items():
-            value = getattr(self, name)
-            if (isinstance(value, bool) and kinds is not bool) or not isinstance(value, kinds) or not holds(value):
-                raise InputError(f"sampling parameter {name} must be {sentence}, got {value!r}")
-        for token in self.stop_token_ids:
-            if isinstance(token, bool) or not isinstance(token, whole) or token < 0:
-                raise InputError(f"sampling parameter stop_token_ids must hold integers of at least 0, got {token!r}")
+        for name, (kind, holds, sentence) in accepted.items():
+            self._set(name, _checked(name, getattr(self, name), kind, holds, sentence))
+        most = self.max_tokens
+        self._set(
+            "min_tokens",
+            _checked("min_tokens", self.min_tokens, int, between(0, most), f"an integer in 0 .. max_tokens ({most})"),
+        )
+        if self.prompt_logprobs is not None:
+            sentence = f"None or an integer in 0 .. {MAX_LOGPROBS}"
+            known = _checked("prompt_logprobs", self.prompt_logprobs, int, between(0, MAX_LOGPROBS), sentence)
+            self._set("prompt_logprobs", known)
+        self._set("stop", _checked_stop(self.stop))
+        self._set("stop_token_ids", _checked_ids(self.stop_token_ids))
+        self._set("logit_bias", _checked_bias(self.logit_bias))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
 
-def row_sampling(params: list[SamplingParams]) -> RowSampling:
-    """Stacks the parameters of `B` requests into per-row arrays."""
+def _checked(name: str, value: Any, kind: type, holds: Callable[[Any], bool], sentence: str) -> Any:
+    """`value` as `kind`; a bool is no number."""
+    kinds: dict[type, tuple[type, ...]] = {
+        bool: (bool,),
+        int: (int, np.integer),
+        float: (int, float, np.integer, np.floating),
+    }
+    if (isinstance(value, bool) and kind is not bool) or not isinstance(value, kinds[kind]) or not holds(value):
+        raise InputError(f"sampling parameter {name} must be {sentence}, got {value!r}")
+    return kind(value)
+
+
+def _checked_ids(given: Any) -> tuple[int, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InputError(f"sampling parameter stop_token_ids must be a list of token ids, got {given!r}")
+    ids = tuple(given)
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or token < 0:
+            raise InputError(f"sampling parameter stop_token_ids must hold integers of at least 0, got {token!r}")
+    return tuple(int(token) for token in ids)
+
+
+def _checked_stop(given: Any) -> tuple[str, ...]:
+    strings = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (list, tuple)) else None
+    if strings is None:
+        raise InputError(f"sampling parameter stop must be a string or a list of strings, got {given!r}")
+    for string in strings:
+        if not isinstance(string, str) or not string or "\ufffd" in string:
+            raise InputError(f"sampling parameter stop must hold strings, not empty and without U+FFFD, got {string!r}")
+    return strings
+
+
+def _checked_bias(given: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs sorted by token, of a mapping or of such pairs."""
+    sentence = "a mapping from token ids to numbers in -100 .. 100"
+    items = tuple(given.items()) if isinstance(given, Mapping) else tuple(given) if isinstance(given, (list, tuple)) else None
+    if items is None or not all(isinstance(item, (list, tuple)) and len(item) == 2 for item in items):
+        raise InputError(f"sampling parameter logit_bias must be {sentence}, got {given!r}")
+    bias: dict[int, float] = {}
+    for key, value in items:
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() else key
+        token = _checked("logit_bias", token, int, lambda x: 0 <= x < 2**31, f"{sentence}, token ids in 0 .. 2**31-1")
+        if token in bias:
+            raise InputError(f"sampling parameter logit_bias names token {token} twice")
+        bias[token] = _checked("logit_bias", value, float, lambda x: -100 <= x <= 100, sentence)
+    return tuple(sorted(bias.items()))
+
+
+def all_stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> tuple[int, ...]:
+    """Tokens that end a request: its own, and the model's unless it ignores them."""
+    return tuple(dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else eos_ids))))
+
+
+def row_sampling(
+    params: Sequence[SamplingParams],
+    prompt_lens: Sequence[int] | None = None,
+    *,
+    eos_ids: Sequence[int] = (),
+    max_stop_ids: int | None = None,
+    max_logit_bias: int | None = None,
+) -> RowSampling:
+    """Stacks the parameters of `B` requests into per-row arrays.
+
+    Args:
+        params: one for each row.
+        prompt_lens: tokens of each row's prompt; 0 if None.
+        eos_ids: the model's end-of-sequence tokens.
+        max_stop_ids, max_logit_bias: room for stop tokens and for biased tokens of one row; just enough if None.
+
+    Raises:
+        InputError: a request has more stop tokens or biased tokens than there is room for.
+    """
+    stop_ids = [all_stop_ids(p, eos_ids) for p in params]
+    bias_ids = [[token for token, _ in p.logit_bias] for p in params]
+    bias_values = [[value for _, value in p.logit_bias] for p in params]
+    lens = np.zeros(len(params), np.int32) if prompt_lens is None else np.asarray(prompt_lens, np.int32)
     return RowSampling(
         temperature=jnp.asarray([p.temperature for p in params], jnp.float32),
         top_k=jnp.asarray([p.top_k for p in params], jnp.int32),
         top_p=jnp.asarray([p.top_p for p in params], jnp.float32),
         min_p=jnp.asarray([p.min_p for p in params], jnp.float32),
         seed=jnp.asarray([p.seed for p in params], jnp.uint32),
+        repetition_penalty=jnp.asarray([p.repetition_penalty for p in params], jnp.float32),
+        frequency_penalty=jnp.asarray([p.frequency_penalty for p in params], jnp.float32),
+        presence_penalty=jnp.asarray([p.presence_penalty for p in params], jnp.float32),
+        prompt_len=jnp.asarray(lens),
+        min_len=jnp.asarray(lens + np.asarray([p.min_tokens for p in params], np.int32)),
+        stop_ids=jnp.asarray(_stacked(stop_ids, max_stop_ids, NO_TOKEN, np.int32, "stop tokens")),
+        bias_ids=jnp.asarray(_stacked(bias_ids, max_logit_bias, NO_TOKEN, np.int32, "biased tokens")),
+        bias_values=jnp.asarray(_stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens")),
     )
 
 
-def sample(logits_f32: jax.Array, position: jax.Array, rows: RowSampling, *, schedule: Schedule) -> tuple[jax.Array, jax.Array]:
-    """Chooses one token for each of `R` rows.
-
-    Args:
-        logits_f32: `[R, V]`.
-        position: `[R]` int32, the absolute position that the chosen token will have.
-        rows: parameters of each row, `[R]`.
-        schedule: its `reductions` order the sum of the log-probability.
-
-    Returns:
-        Tokens `[R]` int32 and their raw log-probabilities `[R]` float32: of the model's own distribution, before
-        temperature and filters. A row with a nan or +inf logit gets nan.
-    """
-    with jax.named_scope("sample"):
-        random = rows.temperature > 0
-        filtered = random & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
-
-        def perturb(logits: jax.Array) -> jax.Array:
-            scaled = logits / jnp.where(random, rows.temperature, 1.0)[:, None]
-            floor = jax.lax.cond(jnp.any(filtered), _filter_floor, lambda scaled, rows: scaled.min(-1), scaled, rows)
-            kept = jnp.where(scaled >= jnp.where(filtered, floor, -jnp.inf)[:, None], scaled, -jnp.inf)
-            return jnp.where(random[:, None], kept + _gumbel(rows.seed, position, logits.shape[1]), logits)
-
-        chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, logits_f32)
-        tokens = _first_largest(chosen_by)
-        return tokens, _raw_logprobs(logits_f32, tokens, sum_fn(schedule))
-
-
-def _first_largest(x: jax.Array) -> jax.Array:
-    """`argmax` of `x [R, V]` over its last axis, V - 1 for a row with a nan; two plain reductions vectorise on the CPU."""
-    V = x.shape[1]
-    index = jnp.arange(V, dtype=jnp.int32)[None, :]
-    return jnp.where(x == x.max(-1, keepdims=True), index, V - 1).min(-1)
-
-
-def _gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
-    """Gumbel noise `[R, V]`, each row's from `(seed, position)` alone."""
-
-    def row_noise(seed: jax.Array, position: jax.Array) -> jax.Array:
-        return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), position), (vocab_size,), jnp.float32)
-
-    return jax.vmap(row_noise)(seed, position)
-
-
-def _filter_floor(scaled: jax.Array, rows: RowSampling) -> jax.Array:
-    """The least scaled logit that min_p, then top_k, then top_p keep, `[R]`; ties with it are kept too.
-
-    The cumulative sum is an associative scan, elementwise additions in an order fixed by `V` alone.
-    """
-    V = scaled.shape[1]
-    ranked = -jnp.sort(-scaled, axis=-1)
-    rank = jnp.arange(V, dtype=jnp.int32)[None, :]
-    p = jnp.exp(ranked - ranked[:, :1])
-    keep = p >= rows.min_p[:, None]
-    keep &= (rank < rows.top_k[:, None]) | (rows.top_k == 0)[:, None]
-    p = jnp.where(keep, p, 0.0)
-    reached = jax.lax.associative_scan(jnp.add, p, axis=1)
-    keep &= (reached - p < rows.top_p[:, None] * reached[:, -1:]) | (rows.top_p >= 1)[:, None]
-    return jnp.where(keep | (rank == 0), ranked, jnp.inf).min(-1)
-
-
-def _raw_logprobs(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax.Array:
-    """Log-softmax of `logits_f32 [R, V]` at `tokens [R]`."""
-    largest = logits_f32.max(-1)
-    log_sum = jnp.log(sum_row(jnp.exp(logits_f32 - largest[:, None])))
-    return jnp.take_along_axis(logits_f32, tokens[:, None], axis=1)[:, 0] - largest - log_sum
+def _stacked(lists: Sequence[Sequence[Any]], room: int | None, fill: Any, dtype: Any, what: str) -> np.ndarray:
+    """`lists` as one array `[B, room]`, the rest of each filled up."""
+    longest = max((len(values) for values in lists), default=0)
+    if room is not None and longest > room:
+        raise InputError(f"a request has {longest} {what}, more than the {room} there is room for")
+    stacked = np.full((len(lists), max(1, longest) if room is None else room), fill, dtype)
+    for row, values in enumerate(lists):
+        stacked[row, : len(values)] = values
+    return stacked

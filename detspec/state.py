@@ -8,7 +8,7 @@ from detspec.cache import KVCache
 
 PAD_ID = 0  # fills token buffers past the committed tokens; never read
 NO_ROW = -1  # a window that belongs to no cache row: padding of a pass
-NO_TOKEN = -1  # fills the unused stop tokens of a row
+NO_TOKEN = -1  # fills the unused stop tokens and biased tokens of a row
 
 # Why a row stopped (`GenState.finish`).
 RUNNING, STOP, LENGTH, NOT_FINITE = 0, 1, 2, 3
@@ -38,13 +38,24 @@ class Windows(flax.struct.PyTreeNode):
 
 
 class RowSampling(flax.struct.PyTreeNode):
-    """Sampling parameters as per-row data; `temperature` 0 is greedy, `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
+    """Sampling parameters as per-row data.
+
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0, `repetition_penalty` 1 and the other penalties 0 are off.
+    """
 
     temperature: jax.Array  # [B] float32
     top_k: jax.Array  # [B] int32
     top_p: jax.Array  # [B] float32
     min_p: jax.Array  # [B] float32
     seed: jax.Array  # [B] uint32
+    repetition_penalty: jax.Array  # [B] float32
+    frequency_penalty: jax.Array  # [B] float32
+    presence_penalty: jax.Array  # [B] float32
+    prompt_len: jax.Array  # [B] int32, position of the first new token
+    min_len: jax.Array  # [B] int32, positions before it cannot hold a stop token
+    stop_ids: jax.Array  # [B, max_stop_ids] int32, NO_TOKEN where unused
+    bias_ids: jax.Array  # [B, max_logit_bias] int32, tokens whose logits are shifted, NO_TOKEN where unused
+    bias_values: jax.Array  # [B, max_logit_bias] float32, added to the logits of `bias_ids`
 
 
 class Counters(flax.struct.PyTreeNode):
@@ -72,7 +83,6 @@ class GenState(flax.struct.PyTreeNode):
     live: jax.Array  # [B] bool
     finish: jax.Array  # [B] int32, RUNNING, STOP, LENGTH or NOT_FINITE
     deterministic: jax.Array  # [B] bool, False commits from the fast path unverified
-    stop_ids: jax.Array  # [B, num_stop] int32, NO_TOKEN where unused
     sampling: RowSampling
     counters: Counters
     cache: KVCache

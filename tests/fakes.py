@@ -60,6 +60,7 @@ FAMILY_CFGS = {
 }
 
 MAX_STOP_IDS = 24
+MAX_LOGIT_BIAS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,8 @@ def random_model(cfg: ModelConfig) -> Params:
 def state_of(cfg: ModelConfig, requests: Sequence[Request], *, schedule: Schedule, max_len: int) -> GenState:
     """The state of one row per request, nothing in the cache. Shapes depend on the number of requests and `max_len` alone."""
     B = len(requests)
-    state = init_state(cfg, max_rows=B, max_len=max_len, max_stop_ids=MAX_STOP_IDS, schedule=schedule)
+    room = {"max_len": max_len, "max_stop_ids": MAX_STOP_IDS, "max_logit_bias": MAX_LOGIT_BIAS}
+    state = init_state(cfg, max_rows=B, **room, schedule=schedule)
     return insert(state, range(B), [r.prompt for r in requests], [r.sampling for r in requests], eos_ids=())
 
 

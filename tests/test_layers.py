@@ -17,7 +17,7 @@ TRUNK = (
     ("cache", "state"),
     ("ops",),
     ("model",),
-    ("stopping", "sampling"),
+    ("stopping", "sampling", "sampler"),
     ("draft",),
     ("generate",),
     ("engine",),
@@ -34,7 +34,7 @@ BRANCHES = {
     "train": (("model", "checkpoint"), "evals"),
 }
 
-PURE = ("config", "cache", "state", "ops", "model", "stopping", "sampling", "draft", "generate")
+PURE = ("config", "cache", "state", "ops", "model", "stopping", "sampling", "sampler", "draft", "generate")
 IMPURE_MODULES = {
     "io",
     "json",

@@ -10,7 +10,8 @@ import pytest
 
 from detspec.config import Schedule
 from detspec.errors import InputError
-from detspec.sampling import SamplingParams, row_sampling, sample
+from detspec.sampler import sample
+from detspec.sampling import SamplingParams, row_sampling
 from tests.fakes import bits
 
 SCHEDULE = Schedule()
@@ -18,7 +19,7 @@ SCHEDULE = Schedule()
 
 @partial(jax.jit, static_argnames=("schedule",))
 def choose(logits, position, rows, *, schedule=SCHEDULE):
-    return sample(logits, position, rows, schedule=schedule)
+    return sample(logits, position, rows, lambda: jnp.zeros((1, 1), jnp.int32), schedule=schedule)
 
 
 def positions(count: int, start: int = 0) -> np.ndarray:

@@ -9,7 +9,7 @@ from detspec.draft.draft_fn import DraftFn, draft_limit
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.model.transformer import forward
-from detspec.sampling import sample
+from detspec.sampler import sample
 from detspec.state import Draft, GenState, Windows
 from detspec.stopping import is_stop
 
@@ -39,11 +39,18 @@ def self_draft(window: int, schedule: Schedule) -> DraftFn:
             position = state.cache.length + step
             windows = Windows(tokens=last[:, None], row=row, start=position, count=going.astype(jnp.int32))
             logits_f32, cache = forward(params, cfg, windows, cache, schedule=fast)
-            chosen, logprob = sample(logits_f32[:, 0], position + 1, state.sampling, schedule=fast)
+
+            def texts() -> jax.Array:
+                """Committed tokens and the guesses so far, `[B, max_len]`."""
+                guess = jnp.arange(window - 1, dtype=jnp.int32)[None, :]
+                place = jnp.where(guess < step, state.committed[:, None] + guess, state.tokens.shape[1])
+                return state.tokens.at[row[:, None], place].set(tokens, mode="drop")
+
+            chosen, logprob = sample(logits_f32[:, 0], position + 1, state.sampling, texts, schedule=fast)
             tokens = tokens.at[:, step].set(chosen)
             logprobs = logprobs.at[:, step].set(logprob)
             count += going.astype(jnp.int32)
-            return chosen, going & ~is_stop(chosen[:, None], state.stop_ids)[:, 0], tokens, logprobs, count, cache
+            return chosen, going & ~is_stop(chosen[:, None], state.sampling.stop_ids)[:, 0], tokens, logprobs, count, cache
 
         tokens = jnp.zeros((B, window - 1), jnp.int32)
         logprobs = jnp.zeros((B, window - 1), jnp.float32)

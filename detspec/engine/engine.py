@@ -23,8 +23,8 @@ from detspec.engine.programs import prefill_rows, run_segment
 from detspec.engine.request import FINISH_REASONS, Completion, Piece, Request, Stats, completion_digest
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
-from detspec.generate.insert import all_stop_ids, check_prompt, init_state, insert
-from detspec.sampling import SamplingParams
+from detspec.generate.insert import check_prompt, init_state, insert
+from detspec.sampling import SamplingParams, all_stop_ids
 
 
 class Engine:
@@ -52,6 +52,7 @@ class Engine:
             max_rows=self.config.max_rows,
             max_len=self.config.max_len,
             max_stop_ids=self.config.max_stop_ids,
+            max_logit_bias=self.config.max_logit_bias,
             schedule=self.schedule,
         )
         self._requests: list[Request | None] = [None] * self.config.max_rows
@@ -81,7 +82,8 @@ class Engine:
         """Tokenizes and checks one prompt.
 
         Raises:
-            InputError: the prompt is empty, too long, or holds ids outside the vocabulary; text without a tokenizer.
+            InputError: the prompt is empty, too long, or holds ids outside the vocabulary; text without a tokenizer; more stop
+                tokens or biased tokens than the engine has room for.
         """
         if isinstance(prompt, str):
             if self.model.tokenizer is None:
@@ -92,6 +94,8 @@ class Engine:
         check_prompt(ids, sampling, self.model.cfg, max_len=self.config.max_len)
         if len(all_stop_ids(sampling, self.model.eos_ids)) > self.config.max_stop_ids:
             raise InputError(f"more stop tokens than EngineConfig.max_stop_ids ({self.config.max_stop_ids}) has room for")
+        if len(sampling.logit_bias) > self.config.max_logit_bias:
+            raise InputError(f"more biased tokens than EngineConfig.max_logit_bias ({self.config.max_logit_bias}) has room for")
         return Request(id, ids, sampling)
 
     def generate(

@@ -20,6 +20,7 @@ class EngineConfig:
             second with the rows that are live, from measured times.
         num_speculative_tokens: drafted tokens a window under "self" and "auto"; one less than a power of two.
         max_stop_ids: room for stop tokens of one request.
+        max_logit_bias: room for tokens of one request's `logit_bias`.
         segment_steps: most steps on the device before the host looks.
         schedule: of the canonical pass; the device's default if None.
     """
@@ -29,11 +30,12 @@ class EngineConfig:
     method: str = "auto"
     num_speculative_tokens: int = 15
     max_stop_ids: int = 16
+    max_logit_bias: int = 64
     segment_steps: int = 64
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
-        for field in ("max_rows", "max_len", "num_speculative_tokens", "max_stop_ids", "segment_steps"):
+        for field in ("max_rows", "max_len", "num_speculative_tokens", "max_stop_ids", "max_logit_bias", "segment_steps"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"EngineConfig.{field} must be an integer of at least 1, got {value!r}")

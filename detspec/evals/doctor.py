@@ -25,7 +25,8 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule, fingerprint
 from detspec.model.params import Params
 from detspec.model.transformer import forward
-from detspec.sampling import SamplingParams, row_sampling, sample
+from detspec.sampler import sample
+from detspec.sampling import SamplingParams, row_sampling
 from detspec.state import NO_ROW, RowSampling, Windows
 
 POISON = 1e30  # finite: what a masked slot may hold
@@ -279,9 +280,10 @@ def _pass(
     """One pass: logits `[G, W, V]`, sampled tokens and log-probabilities `[G, W]`, and the cache."""
     G, W = windows.tokens.shape
     logits_f32, cache = forward(params, cfg, windows, cache, schedule=schedule)
-    rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (G * W,)), sampling)
+    rows = jax.tree.map(lambda x: jnp.repeat(x, G * W, axis=0), sampling)
     flat = logits_f32.reshape(G * W, -1)
-    tokens, logprobs = sample(flat, windows.positions.reshape(-1) + 1, rows, schedule=schedule)
+    position = windows.positions.reshape(-1) + 1
+    tokens, logprobs = sample(flat, position, rows, lambda: windows.tokens, schedule=schedule)  # no row has penalties
     return logits_f32, tokens.reshape(G, W), logprobs.reshape(G, W), cache
 
 

@@ -28,7 +28,7 @@ def commit(state: GenState, draft: Draft, verified: Verified) -> GenState:
     offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     within = offset < offered[:, None]
     broken_at = _first(within & ~jnp.isfinite(logprobs), offered)
-    stop_at = _first(within & is_stop(tokens, state.stop_ids), offered)
+    stop_at = _first(within & is_stop(tokens, state.sampling.stop_ids), offered)
     num_new = jnp.minimum(broken_at, jnp.minimum(stop_at + 1, offered))
 
     B, max_len = state.tokens.shape

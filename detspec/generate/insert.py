@@ -10,12 +10,16 @@ import numpy as np
 from detspec.cache import init_cache
 from detspec.config import ModelConfig, Schedule
 from detspec.errors import InputError
-from detspec.sampling import SamplingParams, row_sampling
-from detspec.state import NO_TOKEN, PAD_ID, RUNNING, GenState, RowSampling, init_counters
+from detspec.sampling import SamplingParams, all_stop_ids, row_sampling
+from detspec.state import PAD_ID, RUNNING, GenState, RowSampling, init_counters
 
 
-def init_state(cfg: ModelConfig, *, max_rows: int, max_len: int, max_stop_ids: int, schedule: Schedule) -> GenState:
-    """A state of `max_rows` rows, none of them live, with room for `max_len` positions and `max_stop_ids` stop tokens each.
+def init_state(
+    cfg: ModelConfig, *, max_rows: int, max_len: int, max_stop_ids: int, max_logit_bias: int, schedule: Schedule
+) -> GenState:
+    """A state of `max_rows` rows, none of them live.
+
+    Each has room for `max_len` positions, `max_stop_ids` stop tokens and `max_logit_bias` biased tokens.
 
     Raises:
         InputError: a window of the schedule is longer than `max_len`.
@@ -33,8 +37,7 @@ def init_state(cfg: ModelConfig, *, max_rows: int, max_len: int, max_stop_ids: i
         live=jnp.zeros(max_rows, bool),
         finish=jnp.full(max_rows, RUNNING, jnp.int32),
         deterministic=jnp.ones(max_rows, bool),
-        stop_ids=jnp.full((max_rows, max_stop_ids), NO_TOKEN, jnp.int32),
-        sampling=row_sampling([SamplingParams()] * max_rows),
+        sampling=row_sampling([SamplingParams()] * max_rows, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias),
         counters=init_counters(max_rows),
         cache=init_cache(cfg, max_rows=max_rows, max_len=max_len, page=schedule.page, dtype=dtype),
     )
@@ -53,27 +56,33 @@ def start_state(
     for prompt, params in zip(prompts, sampling, strict=True):
         check_prompt(prompt, params, cfg, max_len=max_len)
     max_stop_ids = max([1, *(len(all_stop_ids(params, eos_ids)) for params in sampling)])
-    state = init_state(cfg, max_rows=len(prompts), max_len=max_len, max_stop_ids=max_stop_ids, schedule=schedule)
+    max_logit_bias = max([1, *(len(params.logit_bias) for params in sampling)])
+    state = init_state(
+        cfg,
+        max_rows=len(prompts),
+        max_len=max_len,
+        max_stop_ids=max_stop_ids,
+        max_logit_bias=max_logit_bias,
+        schedule=schedule,
+    )
     return insert(state, range(len(prompts)), prompts, sampling, eos_ids)
 
 
 def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConfig, *, max_len: int) -> None:
-    """Raises `InputError` if `prompt` is empty, holds ids outside the vocabulary, or does not fit with its new tokens."""
+    """Raises `InputError` if `prompt` is empty, it or the bias holds ids outside the vocabulary, or new tokens do not fit."""
     if len(prompt) == 0:
         raise InputError("the prompt is empty: give at least one token")
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < cfg.vocab_size:
             raise InputError(f"the prompt holds token id {token!r}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
+    for token, _ in sampling.logit_bias:
+        if token >= cfg.vocab_size:
+            raise InputError(f"logit_bias names token id {token}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
     if len(prompt) + sampling.max_tokens > max_len:
         raise InputError(
             f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, together more than the cache's "
             f"max_len of {max_len}: shorten one or raise max_len"
         )
-
-
-def all_stop_ids(sampling: SamplingParams, eos_ids: Sequence[int]) -> tuple[int, ...]:
-    """Tokens that end a request: its own, and the model's unless it ignores them."""
-    return tuple(dict.fromkeys((*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids))))
 
 
 def insert(
@@ -82,26 +91,49 @@ def insert(
     prompts: Sequence[Sequence[int]],
     sampling: Sequence[SamplingParams],
     eos_ids: Sequence[int],
+    *,
+    prompt_lens: Sequence[int] | None = None,
+    logprobs: Sequence[Sequence[float]] | None = None,
 ) -> GenState:
-    """Puts checked requests into `rows`: prompts committed, nothing in the cache, counters at zero."""
+    """Puts checked requests into `rows`: prompts committed, nothing in the cache, counters at zero.
+
+    A request that was taken out half way goes on where it stopped if its new tokens so far are put in with its prompt.
+
+    Args:
+        state: what to put them into.
+        rows: one for each request, all different.
+        prompts: token ids to commit.
+        sampling: of each request.
+        eos_ids: the model's end-of-sequence tokens.
+        prompt_lens: how many tokens of each of `prompts` are its prompt, the rest being new tokens; all if None. New tokens
+            are counted from there.
+        logprobs: of each request, the log-probabilities of the new tokens among `prompts`; 0 if None.
+    """
     max_rows, max_len = state.tokens.shape
     tokens = np.full((max_rows, max_len), PAD_ID, np.int32)
-    stop_ids = np.full(state.stop_ids.shape, NO_TOKEN, np.int32)
+    known_logprobs = np.zeros((max_rows, max_len), np.float32)
     committed = np.ones(max_rows, np.int32)
+    prompt_len = np.ones(max_rows, np.int32)
     params = [SamplingParams()] * max_rows
-    for row, prompt, requested in zip(rows, prompts, sampling, strict=True):
-        stops = all_stop_ids(requested, eos_ids)
-        if len(stops) > stop_ids.shape[1]:
-            raise InputError(f"a request has {len(stops)} stop tokens, more than the {stop_ids.shape[1]} there is room for")
+    for i, (row, prompt, requested) in enumerate(zip(rows, prompts, sampling, strict=True)):
         tokens[row, : len(prompt)] = prompt
-        stop_ids[row, : len(stops)] = stops
         committed[row] = len(prompt)
+        prompt_len[row] = len(prompt) if prompt_lens is None else prompt_lens[i]
+        if logprobs is not None:
+            known_logprobs[row, prompt_len[row] : len(prompt)] = logprobs[i]
         params[row] = requested
     chosen = np.zeros(max_rows, bool)
     chosen[list(rows)] = True
-    limit = committed + np.asarray([p.max_tokens for p in params], np.int32)
+    stacked = row_sampling(
+        params,
+        prompt_len.tolist(),
+        eos_ids=eos_ids,
+        max_stop_ids=state.sampling.stop_ids.shape[1],
+        max_logit_bias=state.sampling.bias_ids.shape[1],
+    )
+    limit = prompt_len + np.asarray([p.max_tokens for p in params], np.int32)
     deterministic = np.asarray([p.deterministic for p in params])
-    return _put_requests(state, chosen, tokens, committed, limit, deterministic, stop_ids, row_sampling(params))
+    return _put_requests(state, chosen, tokens, known_logprobs, committed, limit, deterministic, stacked)
 
 
 @partial(jax.jit, donate_argnames=("state",))
@@ -109,10 +141,10 @@ def _put_requests(
     state: GenState,
     chosen: jax.Array,  # [B] bool
     tokens: jax.Array,
+    logprobs: jax.Array,
     committed: jax.Array,
     limit: jax.Array,
     deterministic: jax.Array,
-    stop_ids: jax.Array,
     sampling: RowSampling,
 ) -> GenState:
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -120,13 +152,12 @@ def _put_requests(
 
     return state.replace(
         tokens=put(state.tokens, tokens),
-        logprobs=put(state.logprobs, jnp.zeros_like(state.logprobs)),
+        logprobs=put(state.logprobs, logprobs),
         committed=put(state.committed, committed),
         limit=put(state.limit, limit),
         live=state.live | chosen,
         finish=put(state.finish, jnp.full_like(state.finish, RUNNING)),
         deterministic=put(state.deterministic, deterministic),
-        stop_ids=put(state.stop_ids, stop_ids),
         sampling=jax.tree.map(put, state.sampling, sampling),
         counters=jax.tree.map(put, state.counters, init_counters(tokens.shape[0])),
         cache=state.cache.replace(length=put(state.cache.length, jnp.zeros_like(state.cache.length))),

@@ -13,7 +13,7 @@ from detspec.config import ModelConfig, Schedule
 from detspec.generate.prefill import caught_up, cut, missing
 from detspec.model.params import Params
 from detspec.model.transformer import forward
-from detspec.sampling import sample
+from detspec.sampler import sample
 from detspec.state import NO_ROW, Draft, GenState, Verified, Windows
 
 
@@ -43,8 +43,15 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
         along = cut(stretches, index - num_wanted, state.tokens, W)
         windows = jax.tree.map(lambda x, y: jax.vmap(jnp.where)(in_pass, x, y), own, along)
         logits_f32, cache = forward(params, cfg, windows, cache, schedule=schedule)
-        rows = jax.tree.map(lambda x: jnp.repeat(x[row], W), state.sampling)
-        chosen, logprob = sample(logits_f32.reshape(G * W, -1), windows.positions.reshape(-1) + 1, rows, schedule=schedule)
+
+        def texts() -> jax.Array:
+            """The rows' committed tokens, and over them what the windows hold, guesses too, `[G, max_len]`."""
+            place = jnp.where(windows.used, windows.positions, state.tokens.shape[1])
+            return state.tokens[row].at[jnp.arange(G, dtype=jnp.int32)[:, None], place].set(windows.tokens, mode="drop")
+
+        rows = jax.tree.map(lambda x: jnp.repeat(x[row], W, axis=0), state.sampling)
+        position = windows.positions.reshape(-1) + 1
+        chosen, logprob = sample(logits_f32.reshape(G * W, -1), position, rows, texts, schedule=schedule)
         place = jnp.where(in_pass, row, B)
         targets = targets.at[place].set(chosen.reshape(G, W), mode="drop")
         logprobs = logprobs.at[place].set(logprob.reshape(G, W), mode="drop")

@@ -85,7 +85,8 @@ def compiled_loop(cfg: ModelConfig, schedule: Schedule, *, max_rows: int, max_le
         state = run(state, step_fn, max_steps=jnp.int32(max_len), min_live=jnp.int32(1))
         return (state, old.k, old.v) if keep_old_cache else state
 
-    shapes = jax.eval_shape(lambda: init_state(cfg, max_rows=max_rows, max_len=max_len, max_stop_ids=2, schedule=schedule))
+    room = {"max_rows": max_rows, "max_len": max_len, "max_stop_ids": 2, "max_logit_bias": 2}
+    shapes = jax.eval_shape(lambda: init_state(cfg, **room, schedule=schedule))
     return jax.jit(program, donate_argnums=1).lower(param_shapes(cfg), shapes).compile(), shapes
 
 
@@ -168,4 +169,4 @@ def test_generate_with_other_numbers_of_prompts_and_parameters_is_refused():
 
 def test_init_state_with_a_window_longer_than_its_rows_is_refused():
     with pytest.raises(InputError, match="window"):
-        init_state(TABLE_CFG, max_rows=1, max_len=8, max_stop_ids=1, schedule=Schedule(rows=16, window=16))
+        init_state(TABLE_CFG, max_rows=1, max_len=8, max_stop_ids=1, max_logit_bias=1, schedule=Schedule(rows=16, window=16))

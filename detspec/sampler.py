@@ -1,0 +1,147 @@
+"""Choosing tokens: a pure function of the logits, the row's parameters, its seed, the position and the text before it.
+
+Gumbel-max: `argmax(processed / temperature + noise)`, where the noise of position `p` is keyed by `fold_in(key(seed), p)`
+and `processed` are the logits after bias, minimum length and penalties, counted anew from the text before `p`. Draft and
+canonical pass share all of it, so equal logits give equal tokens at any temperature, and rolling back needs no undo, neither
+of a random state nor of a count.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from detspec.config import Schedule
+from detspec.ops.row_sum import SumFn, sum_fn
+from detspec.state import NO_TOKEN, RowSampling
+
+
+def sample(
+    logits_f32: jax.Array,
+    position: jax.Array,
+    rows: RowSampling,
+    texts_fn: Callable[[], jax.Array],
+    *,
+    schedule: Schedule,
+) -> tuple[jax.Array, jax.Array]:
+    """Chooses one token for each of `R` rows.
+
+    Args:
+        logits_f32: `[R, V]`.
+        position: `[R]` int32, the absolute position that the chosen token will have.
+        rows: parameters of each row, `[R]`.
+        texts_fn: makes the texts that `process_logits` reads; run only if a row asks for that.
+        schedule: its `reductions` order the sum of the log-probability.
+
+    Returns:
+        Tokens `[R]` int32 and their raw log-probabilities `[R]` float32: of the model's own distribution, before bias,
+        penalties, temperature and filters. A row with a nan or +inf logit gets nan.
+    """
+    with jax.named_scope("sample"):
+        random = rows.temperature > 0
+        filtered = random & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
+
+        def process(logits: jax.Array) -> jax.Array:
+            return process_logits(logits, position, rows, texts_fn())
+
+        def perturb(logits: jax.Array) -> jax.Array:
+            scaled = logits / jnp.where(random, rows.temperature, 1.0)[:, None]
+            floor = jax.lax.cond(jnp.any(filtered), _filter_floor, lambda scaled, rows: scaled.min(-1), scaled, rows)
+            kept = jnp.where(scaled >= jnp.where(filtered, floor, -jnp.inf)[:, None], scaled, -jnp.inf)
+            return jnp.where(random[:, None], kept + _gumbel(rows.seed, position, logits.shape[1]), logits)
+
+        processed = jax.lax.cond(jnp.any(_processes(position, rows)), process, lambda logits: logits, logits_f32)
+        chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, processed)
+        tokens = _first_largest(chosen_by)
+        return tokens, _raw_logprobs(logits_f32, tokens, sum_fn(schedule))
+
+
+def process_logits(logits_f32: jax.Array, position: jax.Array, rows: RowSampling, texts: jax.Array) -> jax.Array:
+    """Logits `[R, V]` after, in this order: bias, the ban of stop tokens, repetition, frequency and presence penalty.
+
+    Args:
+        logits_f32, position, rows: as for `sample`.
+        texts: `[X, T]` int32, whole sequences from position 0. `X` divides `R`: the `W = R / X` rows from `x * W` on are
+            consecutive choices in text `x`, and the choice at position `p` sees its places before `p`. What stands from the
+            last choice's position on is never read.
+    """
+    R, V = logits_f32.shape
+    W = R // texts.shape[0]
+    row = jnp.arange(R, dtype=jnp.int32)[:, None]
+    biased = jnp.where(rows.bias_ids == NO_TOKEN, V, rows.bias_ids)  # V lies outside and is dropped; -1 would be the last token
+    logits = logits_f32.at[row, biased].add(rows.bias_values, mode="drop")
+    bans = (position < rows.min_len)[:, None] & (rows.stop_ids != NO_TOKEN)
+    logits = logits.at[row, jnp.where(bans, rows.stop_ids, V)].set(-jnp.inf, mode="drop")
+
+    first, prompt_len = position[::W], rows.prompt_len[::W]
+    seen = _counts(texts, jnp.zeros_like(prompt_len), first, W, V) > 0
+    penalty = rows.repetition_penalty[:, None]
+    logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+    count = _counts(texts, prompt_len, first, W, V)
+    # Compilers may or may not fuse a product with the sum that follows. Cut in two halves of 12 bits, the penalty's products
+    # with counts up to 4096 are exact, so both give the same bits.
+    high = jax.lax.bitcast_convert_type(rows.frequency_penalty, jnp.uint32) & jnp.uint32(0xFFFFF000)
+    high = jax.lax.bitcast_convert_type(high, jnp.float32)
+    for half in (high, rows.frequency_penalty - high):
+        logits = logits - half[:, None] * count.astype(jnp.float32)
+    return logits - jnp.where(count > 0, rows.presence_penalty[:, None], 0.0)
+
+
+def _processes(position: jax.Array, rows: RowSampling) -> jax.Array:
+    """`[R]` bool, True for rows whose logits `process_logits` may change."""
+    penalised = (rows.repetition_penalty != 1) | (rows.frequency_penalty != 0) | (rows.presence_penalty != 0)
+    return penalised | (position < rows.min_len) | (rows.bias_ids != NO_TOKEN).any(-1)
+
+
+def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int) -> jax.Array:
+    """How often each token stands in the text before each choice, from place `start [X]` on; `[X * W, V]` int32.
+
+    Each place is added to the first of the `W` choices that sees it, and choices add up. Text `a b c ...`, `start` 1, first
+    choice at position 2, `W = 3`: place 1 (b) goes to choice 0, place 2 (c) to choice 1, place 3 to choice 2, the rest nowhere.
+    """
+    X, T = texts.shape
+    place = jnp.arange(T, dtype=jnp.int32)[None, :]
+    choice = jnp.where(place >= start[:, None], jnp.maximum(place - first[:, None] + 1, 0), W)
+    text = jnp.arange(X, dtype=jnp.int32)[:, None]
+    added = jnp.zeros((X, W, V), jnp.int32).at[text, choice, texts].add(1, mode="drop")
+    return jnp.cumsum(added, axis=1, dtype=jnp.int32).reshape(X * W, V)
+
+
+def _first_largest(x: jax.Array) -> jax.Array:
+    """`argmax` of `x [R, V]` over its last axis, V - 1 for a row with a nan; two plain reductions vectorise on the CPU."""
+    V = x.shape[1]
+    index = jnp.arange(V, dtype=jnp.int32)[None, :]
+    return jnp.where(x == x.max(-1, keepdims=True), index, V - 1).min(-1)
+
+
+def _gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
+    """Gumbel noise `[R, V]`, each row's from `(seed, position)` alone."""
+
+    def row_noise(seed: jax.Array, position: jax.Array) -> jax.Array:
+        return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), position), (vocab_size,), jnp.float32)
+
+    return jax.vmap(row_noise)(seed, position)
+
+
+def _filter_floor(scaled: jax.Array, rows: RowSampling) -> jax.Array:
+    """The least scaled logit that min_p, then top_k, then top_p keep, `[R]`; ties with it are kept too.
+
+    The cumulative sum is an associative scan, elementwise additions in an order fixed by `V` alone.
+    """
+    V = scaled.shape[1]
+    ranked = -jnp.sort(-scaled, axis=-1)
+    rank = jnp.arange(V, dtype=jnp.int32)[None, :]
+    p = jnp.exp(ranked - ranked[:, :1])
+    keep = p >= rows.min_p[:, None]
+    keep &= (rank < rows.top_k[:, None]) | (rows.top_k == 0)[:, None]
+    p = jnp.where(keep, p, 0.0)
+    reached = jax.lax.associative_scan(jnp.add, p, axis=1)
+    keep &= (reached - p < rows.top_p[:, None] * reached[:, -1:]) | (rows.top_p >= 1)[:, None]
+    return jnp.where(keep | (rank == 0), ranked, jnp.inf).min(-1)
+
+
+def _raw_logprobs(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax.Array:
+    """Log-softmax of `logits_f32 [R, V]` at `tokens [R]`."""
+    largest = logits_f32.max(-1)
+    log_sum = jnp.log(sum_row(jnp.exp(logits_f32 - largest[:, None])))
+    return jnp.take_along_axis(logits_f32, tokens[:, None], axis=1)[:, 0] - largest - log_sum

@@ -1,0 +1,119 @@
+"""Penalties, bias and minimum length inside windows, on examples worked out by hand.
+
+`table_model`: the next token has logit 4, all others 0; of equal logits the smallest token is chosen. On the table of `LOOP`,
+3 and 4 follow each other, and with a frequency penalty of 2 the prompt [3] goes on as
+
+    4: 4    3: 4 (the prompt's 3 does not count)    4: 4-2    3: 4-2    4: 4-4, equal to all others: token 0    1: 4
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.config import Schedule
+from detspec.generate.insert import insert
+from detspec.generate.loop import dvr_step, run
+from detspec.generate.prefill import prefill
+from detspec.sampling import SamplingParams
+from detspec.state import LENGTH, STOP, GenState
+from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, draft_source, state_of, table_model
+
+MAX_LEN = 16
+SCHEDULE = Schedule(rows=8, window=4, page=4)
+ALIGNED = dataclasses.replace(SCHEDULE, alignment="window")
+LOOP = tuple(3 if t == 4 else up for t, up in enumerate(COUNT_UP))
+
+
+@partial(jax.jit, static_argnames=("schedule", "source"))
+def generate(params, state, recorded, recorded_length, num_steps, *, schedule: Schedule, source: str) -> GenState:
+    state = prefill(params, TABLE_CFG, state, schedule=schedule)
+    draft_fn = draft_source(source, schedule, recorded, recorded_length)
+    step_fn = partial(dvr_step, params, TABLE_CFG, draft_fn=draft_fn, schedule=schedule)
+    return run(state, step_fn, max_steps=num_steps, min_live=jnp.int32(1))
+
+
+def go_on(state: GenState, text=(), *, steps=MAX_LEN, schedule=SCHEDULE, source="recorded", table=COUNT_UP) -> GenState:
+    """Up to `steps` steps of one row, the draft reading `text`."""
+    recorded = np.zeros((1, MAX_LEN), np.int32)
+    recorded[0, : len(text)] = text
+    length = np.asarray([len(text)], np.int32)
+    return generate(table_model(table), state, recorded, length, np.int32(steps), schedule=schedule, source=source)
+
+
+def start(prompt, *, schedule=SCHEDULE, max_tokens=6, **sampling) -> GenState:
+    request = Request(tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling))
+    return state_of(TABLE_CFG, [request], schedule=schedule, max_len=MAX_LEN)
+
+
+def text_of(state: GenState) -> list[int]:
+    return state.tokens[0, : int(state.committed[0])].tolist()
+
+
+# source, schedule, and what the draft believes: nothing; the whole text; guesses that are refused
+WAYS = [
+    ("recorded", SCHEDULE, ()),
+    ("recorded", SCHEDULE, (3, 4, 3, 4, 3, 0, 1)),
+    ("recorded", SCHEDULE, (3, 4, 4, 4, 3, 4, 4)),
+    ("recorded", ALIGNED, (3, 4, 3, 4, 4, 4, 4)),
+    ("self", SCHEDULE, ()),
+]
+
+
+@pytest.mark.parametrize(("source", "schedule", "guesses"), WAYS, ids=["none", "perfect", "refused", "aligned", "self"])
+def test_frequency_penalty_counts_committed_tokens_and_no_refused_guess(source, schedule, guesses):
+    state = start([3], frequency_penalty=2.0, schedule=schedule)
+    state = go_on(state, guesses, schedule=schedule, source=source, table=LOOP)
+    assert text_of(state) == [3, 4, 3, 4, 3, 0, 1]
+    if source == "self" or guesses == WAYS[1][2]:
+        assert state.counters.num_rollbacks.tolist() == [0]  # guesses before a choice are counted, in draft and pass alike
+    if guesses == WAYS[2][2]:
+        assert int(state.counters.num_rollbacks[0]) >= 1
+
+
+def test_counting_the_refused_guesses_would_choose_another_token():
+    """Text [3 4 3] with the guesses 4 4 refused: the next is 4. Had their counts stayed, as in the text [3 4 4 4 3]: 4 - 6."""
+    refused = go_on(start([3], frequency_penalty=2.0), [3, 4, 4, 4], steps=1, table=LOOP)
+    assert text_of(refused) == [3, 4, 3]
+    assert text_of(go_on(refused, steps=1, table=LOOP))[3:] == [4]
+    params = SamplingParams(max_tokens=6, frequency_penalty=2.0)
+    kept = insert(start([3]), [0], [[3, 4, 4, 4, 3]], [params], (), prompt_lens=[1])
+    assert text_of(go_on(kept, steps=1, table=LOOP))[5:] == [0]
+
+
+@pytest.mark.parametrize("source", ["recorded", "self"])
+def test_stop_token_inside_a_window_is_no_choice_before_min_tokens(source):
+    """Stop token 5 would be the second new token; in its place comes 0, the smallest of equals. Later it ends the row."""
+    asked = {"max_tokens": 12, "stop_token_ids": [5]}
+    guesses = [1, 2, 3, 4, 5, 6]
+    without = go_on(start([1, 2, 3], **asked), guesses, source=source)
+    assert (text_of(without), without.finish.tolist()) == ([1, 2, 3, 4, 5], [STOP])
+    state = go_on(start([1, 2, 3], min_tokens=3, **asked), guesses, source=source)
+    assert (text_of(state), state.finish.tolist()) == ([1, 2, 3, 4, 0, 1, 2, 3, 4, 5], [STOP])
+
+
+def test_min_tokens_bans_the_stop_token_up_to_its_last_position():
+    """Stop token 5 is the second new token: one token must come, so it may; two must, so it may not."""
+    texts = {n: text_of(go_on(start([1, 2, 3], min_tokens=n, max_tokens=3, stop_token_ids=[5]))) for n in (1, 2)}
+    assert texts == {1: [1, 2, 3, 4, 5], 2: [1, 2, 3, 4, 0, 1]}
+
+
+@pytest.mark.parametrize("source", ["recorded", "self"])
+def test_bias_forces_a_token_and_leaves_its_raw_log_probability(source):
+    """5 beats the 4 of the table; the log-probability is that of logit 0."""
+    state = go_on(start([1, 2, 3], logit_bias={9: 5.0}, max_tokens=4), [1, 2, 3, 9, 4], source=source)
+    assert (text_of(state), state.finish.tolist()) == ([1, 2, 3, 9, 9, 9, 9], [LENGTH])
+    # float32 against float64, numbers of size 5.
+    np.testing.assert_allclose(state.logprobs[0, 3:7], TABLE_LOGPROB - 4, rtol=0, atol=2e-6)
+    weaker = go_on(start([1, 2, 3], logit_bias={9: 3.9}, max_tokens=4), [1, 2, 3, 9, 4], source=source)
+    assert text_of(weaker) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_repetition_penalty_counts_the_prompt():
+    """Token 9 has 3: more than 4 / 2 of a token that was seen, less than the 4 of one that was not."""
+    asked = {"logit_bias": {9: 3.0}, "repetition_penalty": 2.0, "max_tokens": 1}
+    assert text_of(go_on(start([4, 1, 2, 3], **asked))) == [4, 1, 2, 3, 9]
+    assert text_of(go_on(start([1, 2, 3], **asked))) == [1, 2, 3, 4]

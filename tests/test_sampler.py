@@ -1,0 +1,110 @@
+"""Bias, minimum length and penalties: what they do to logits, counted from the text before each choice alone."""
+
+from collections import Counter
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.config import Schedule
+from detspec.sampler import process_logits, sample
+from detspec.sampling import SamplingParams, row_sampling
+from tests.fakes import bits
+
+V, T, EOS = 37, 24, 5
+ASKS = (
+    {"repetition_penalty": 1.7, "frequency_penalty": 0.3, "presence_penalty": -1.1},
+    {"logit_bias": {EOS: 9.5, 0: -3.25, V - 1: 0.1}, "min_tokens": 4, "stop_token_ids": [0, V - 1]},
+    {},
+    {"repetition_penalty": 0.6, "min_tokens": 2, "ignore_eos": True},
+    {"frequency_penalty": -2.0},
+    {"presence_penalty": 1.3, "logit_bias": {3: 100.0}},
+)
+PARAMS = [SamplingParams(**ask) for ask in ASKS]
+
+
+def processed_by_hand(logits: np.ndarray, params: SamplingParams, text: list[int], prompt_len: int) -> np.ndarray:
+    """One row's logits, token after token; `text` is all that stands before the choice."""
+    x = logits.astype(np.float64)
+    for token, bias in params.logit_bias:
+        x[token] += bias
+    if len(text) < prompt_len + params.min_tokens:
+        x[[*params.stop_token_ids, *([] if params.ignore_eos else [EOS])]] = -np.inf
+    for token in set(text):
+        x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+    for token, count in Counter(text[prompt_len:]).items():
+        x[token] -= count * params.frequency_penalty + params.presence_penalty
+    return x
+
+
+def example(W: int, seed: int):
+    """`X` texts with `W` choices each: logits, positions, rows, texts, prompt lengths."""
+    rng = np.random.default_rng(seed)
+    X = len(PARAMS)
+    prompt_lens = rng.integers(1, 12, X)
+    first = prompt_lens + rng.integers(0, 8, X)  # 0: nothing is new yet
+    first[0] = T - W + 1  # the last choice of this text sees all of it
+    texts = rng.integers(0, 9, (X, T)).astype(np.int32)  # few tokens, so that they repeat
+    position = (first[:, None] + np.arange(W)).astype(np.int32).reshape(-1)
+    rows = row_sampling(PARAMS, prompt_lens.tolist(), eos_ids=[EOS])
+    rows = jax.tree.map(lambda x: jnp.repeat(x, W, axis=0), rows)
+    logits = (3 * rng.standard_normal((X * W, V))).astype(np.float32)
+    return logits, position, rows, texts, prompt_lens
+
+
+@pytest.mark.parametrize("W", [1, 4])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_processed_logits_equal_those_worked_out_token_by_token(W, seed):
+    logits, position, rows, texts, prompt_lens = example(W, seed)
+    found = np.asarray(jax.jit(process_logits)(logits, position, rows, texts))
+    for r, at in enumerate(position):
+        x = r // W
+        expected = processed_by_hand(logits[r], PARAMS[x], texts[x, :at].tolist(), int(prompt_lens[x]))
+        # Numbers up to 128 in float32 against float64, a few operations each: 4 * 128 * 2**-24 = 3e-5.
+        np.testing.assert_allclose(found[r], expected, rtol=0, atol=3e-5)
+        if ASKS[x]:
+            assert not np.array_equal(found[r], logits[r])
+        else:
+            assert (bits(found[r]) == bits(logits[r])).all()
+
+
+def test_processed_logits_of_windows_have_the_bits_of_one_choice_at_a_time():
+    logits, position, rows, texts, _ = example(4, 2)
+    process = jax.jit(process_logits)
+    windows = process(logits, position, rows, texts)
+    each = process(logits, position, rows, np.repeat(texts, 4, axis=0))
+    assert (bits(windows) == bits(each)).all()
+
+
+@pytest.mark.parametrize("W", [1, 4])
+def test_choice_sees_the_places_before_it_and_none_after(W):
+    logits, position, rows, texts, _ = example(W, 3)
+    process = jax.jit(process_logits)
+    clean = process(logits, position, rows, texts)
+    last = position.reshape(-1, W)[:, -1]
+    place = np.arange(T)[None, :]
+    spoilt = np.where(place >= last[:, None], V - 2, texts)  # what a refused guess or an earlier request left behind
+    assert (bits(process(logits, position, rows, spoilt)) == bits(clean)).all()
+    nearer = np.where(place >= last[:, None] - 1, V - 2, texts)
+    differs = (bits(process(logits, position, rows, nearer)) != bits(clean)).any(1).reshape(-1, W)
+    assert differs[:, -1].tolist() == [True, False, False, True, True, True]
+    assert not differs[:, :-1].any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_sampled_tokens_are_those_of_the_processed_logits_and_log_probabilities_of_the_raw_ones(temperature):
+    logits, position, rows, texts, _ = example(1, 4)
+    rows = rows.replace(temperature=jnp.full(len(PARAMS), temperature))
+    choose = jax.jit(partial(sample, schedule=Schedule()), static_argnums=3)
+    neutral = row_sampling([SamplingParams(temperature=temperature)] * len(PARAMS))
+    tokens, logprobs = choose(logits, position, rows, lambda: jnp.asarray(texts))
+    processed = jax.jit(process_logits)(logits, position, rows, texts)
+    expected = choose(processed, position, neutral, lambda: jnp.asarray(texts))[0]
+    plain = choose(logits, position, neutral, lambda: jnp.asarray(texts))[0]
+    assert tokens.tolist() == expected.tolist()
+    assert tokens.tolist() != plain.tolist()
+    x = logits.astype(np.float64)
+    exact = x[np.arange(len(x)), np.asarray(tokens)] - np.log(np.exp(x).sum(-1))
+    np.testing.assert_allclose(logprobs, exact, rtol=0, atol=4e-6)  # as in test_sampling.py
