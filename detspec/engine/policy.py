@@ -1,7 +1,7 @@
-"""How a step spends its rows: a pure function of what is live and of measured pass times."""
+"""How passes spend their rows, and how long the device runs on its own: pure functions of what is live and of measured times."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,3 +72,94 @@ def choose(plans: Mapping[Plan, float], num_deterministic: int, num_ordinary: in
         acceptance: chance that a drafted token agrees, 0 to 1.
     """
     return max(plans, key=lambda plan: step_tokens(plan, num_deterministic, num_ordinary, acceptance) / plans[plan])
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What is in the rows when a segment is planned.
+
+    Attributes:
+        num_deterministic, num_ordinary: rows in use of each kind.
+        behind: for each row that is catching up, the tokens that it lacks in the cache.
+        ready_deterministic, num_ready: rows that can go on decoding at once; the rest are `behind`.
+        waiting: more requests wait for a row.
+    """
+
+    num_deterministic: int
+    num_ordinary: int
+    behind: tuple[int, ...]
+    ready_deterministic: int
+    num_ready: int
+    waiting: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """What is run before the host looks again: `rounds` times `prefill_passes`, then up to `steps` steps of the plan.
+
+    Attributes:
+        max_idle: it ends early once rows that ended on the way have idled for so many steps, added up.
+        min_live: it ends early once fewer rows than this are live.
+    """
+
+    rounds: int
+    prefill_passes: int
+    steps: int
+    max_idle: int
+    min_live: int
+
+
+NEVER = 2**30
+MAX_ROUNDS = 8
+
+
+def num_windows(behind: Sequence[int], window: int) -> int:
+    """Windows of `window` that stretches of so many tokens are cut into."""
+    return sum(-(-tokens // window) for tokens in behind)
+
+
+def plan_segment(
+    load: Load,
+    plan: Plan,
+    *,
+    step_s: float,
+    visit_s: float,
+    segment_steps: int,
+    prefill_rows: int,
+    prefill_window: int,
+    smaller_batch: int,
+) -> Segment:
+    """How long to run `plan`, and how the prompts of rows that are behind get their share of the passes.
+
+    While some rows decode, nobody of them waits for more than one pass over prompts: passes over prompts and steps take
+    turns, but for stretches that fit into the windows which the step's own pass leaves empty.
+
+    A row that ended idles until the host looks; looking costs everybody `visit_s`. So the host looks when idling has cost as much
+    as looking will, which is at most twice what the best moment would have cost.
+
+    Args:
+        load: what is in the rows.
+        plan: what steps them.
+        step_s: seconds of one step with the batch full.
+        visit_s: seconds that the device idles when the host looks.
+        segment_steps: most tokens a row may gain before the host looks.
+        prefill_rows, prefill_window: the budget of a pass over prompts and its windows.
+        smaller_batch: rows that the next cheaper batch holds, 0 if there is none.
+    """
+    steps = max(1, segment_steps // plan.window)
+    if load.waiting:
+        max_idle, min_live = max(1, round(visit_s * plan.batch / max(step_s, 1e-9))), 1
+    else:
+        max_idle, min_live = NEVER, smaller_batch + 1
+    passes = -(-num_windows(load.behind, prefill_window) * prefill_window // prefill_rows)
+    if load.num_ready == 0:
+        return Segment(1, passes, steps, max_idle, min_live)
+    if num_windows(load.behind, plan.window) <= empty_windows(plan, load):
+        return Segment(1, 0, steps, max_idle, min_live)
+    return Segment(min(passes, MAX_ROUNDS), 1, 1, max_idle, min_live)
+
+
+def empty_windows(plan: Plan, load: Load) -> int:
+    """Windows of a step's last pass that verify nothing."""
+    verified = 0 if plan.fast else load.num_ready if plan.window == 1 else load.ready_deterministic
+    return -verified % (plan.rows // plan.window) if not plan.fast else 0

@@ -1,7 +1,11 @@
-"""The engine's compiled programs: prefill, segments of steps over some rows, and the audit of what rows hold."""
+"""The engine's compiled programs: prefill, segments of steps over some rows, copies of pages, and the audit of what rows hold.
+
+The host owns the page table and knows which rows are in use; every program is given both.
+"""
 
 from functools import partial
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -12,13 +16,30 @@ from detspec.generate.insert import put_rows, take_rows
 from detspec.generate.loop import default_draft, dvr_step, fast_step, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params
-from detspec.state import GenState
+from detspec.state import Counters, GenState
+
+
+class Report(flax.struct.PyTreeNode):
+    """What the host reads after a segment, of the `b` rows that it stepped; copies, so that the state can go on."""
+
+    progress: jax.Array  # [4 + counters, b] int32: committed, cache length, live, finish, counters
+    tokens: jax.Array  # [b, max_len] int32
+    logprobs: jax.Array  # [b, max_len] float32
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
-def prefill_rows(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
-    """Catches up all live rows."""
-    return prefill(params, cfg, state, schedule=schedule)
+def prefill_rows(
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    in_use: jax.Array,
+    page_table: jax.Array,
+    max_passes: jax.Array,
+    *,
+    schedule: Schedule,
+) -> GenState:
+    """Catches up the rows `in_use [B]` bool, as far as `max_passes` passes reach."""
+    return prefill(params, cfg, _arranged(state, in_use, page_table), schedule=schedule, max_passes=max_passes)
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule", "plan"), donate_argnames=("state",))
@@ -26,21 +47,38 @@ def run_segment(
     params: Params,
     cfg: ModelConfig,
     state: GenState,
+    in_use: jax.Array,
+    page_table: jax.Array,
     rows: jax.Array,
     max_steps: jax.Array,
     min_live: jax.Array,
+    max_idle: jax.Array,
     *,
     schedule: Schedule,
     plan: Plan,
-) -> GenState:
-    """Steps `rows [plan.batch]` (all different) by `plan`, until `max_steps` or fewer than `min_live` of them are live."""
+) -> tuple[GenState, Report]:
+    """Steps `rows [plan.batch]` (all different) by `plan`.
+
+    Ends after `max_steps`, when fewer than `min_live` of the rows are live, or when rows that ended on the way have
+    idled for `max_idle` steps, added up.
+    """
     canonical = schedule.budget(plan.rows, plan.window)
     if plan.fast:
         step_fn = partial(fast_step, params, cfg, schedule=schedule)
     else:
         step_fn = partial(dvr_step, params, cfg, draft_fn=default_draft(canonical), schedule=canonical)
-    part = run(take_rows(state, rows), step_fn, max_steps=max_steps, min_live=min_live)
-    return put_rows(state, rows, part)
+    part = take_rows(_arranged(state, in_use, page_table), rows)
+    part = run(part, step_fn, max_steps=max_steps, min_live=min_live, max_idle=max_idle)
+    progress = [part.committed, part.cache.length, part.live.astype(jnp.int32), part.finish, *jax.tree.leaves(part.counters)]
+    return put_rows(state, rows, part), Report(jnp.stack(progress), part.tokens, part.logprobs)
+
+
+@partial(jax.jit, donate_argnames=("state",))
+def copy_pages(state: GenState, source: jax.Array, target: jax.Array) -> GenState:
+    """Copies pages `source [n]` over pages `target [n]`, in all layers; scratch over scratch where there is nothing to copy."""
+    cache = state.cache
+    k, v = (tuple(pages.at[target].set(pages[source]) for pages in pools) for pools in (cache.k, cache.v))
+    return state.replace(cache=cache.replace(k=k, v=v))
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
@@ -51,3 +89,8 @@ def replay_rows(
     draft_fn = recorded_draft(tokens, length, schedule.window)
     step_fn = partial(dvr_step, params, cfg, draft_fn=draft_fn, schedule=schedule)
     return run(state, step_fn, max_steps=jnp.int32(tokens.shape[1]), min_live=jnp.int32(1))
+
+
+def _arranged(state: GenState, in_use: jax.Array, page_table: jax.Array) -> GenState:
+    """`state` with the host's page table, and no row live that the host has taken out."""
+    return state.replace(live=state.live & in_use, cache=state.cache.replace(page_table=page_table))

@@ -15,11 +15,19 @@ from detspec.state import PAD_ID, RUNNING, GenState, RowSampling, init_counters
 
 
 def init_state(
-    cfg: ModelConfig, *, max_rows: int, max_len: int, max_stop_ids: int, max_logit_bias: int, schedule: Schedule
+    cfg: ModelConfig,
+    *,
+    max_rows: int,
+    max_len: int,
+    max_stop_ids: int,
+    max_logit_bias: int,
+    schedule: Schedule,
+    num_pages: int | None = None,
 ) -> GenState:
     """A state of `max_rows` rows, none of them live.
 
-    Each has room for `max_len` positions, `max_stop_ids` stop tokens and `max_logit_bias` biased tokens.
+    Each has room for `max_len` positions, `max_stop_ids` stop tokens and `max_logit_bias` biased tokens, and pages of its
+    own unless `num_pages` says how many there are to hand out, see `init_cache`.
 
     Raises:
         InputError: a window of the schedule is longer than `max_len`.
@@ -39,7 +47,7 @@ def init_state(
         deterministic=jnp.ones(max_rows, bool),
         sampling=row_sampling([SamplingParams()] * max_rows, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias),
         counters=init_counters(max_rows),
-        cache=init_cache(cfg, max_rows=max_rows, max_len=max_len, page=schedule.page, dtype=dtype),
+        cache=init_cache(cfg, max_rows=max_rows, max_len=max_len, page=schedule.page, dtype=dtype, num_pages=num_pages),
     )
 
 
@@ -94,8 +102,9 @@ def insert(
     *,
     prompt_lens: Sequence[int] | None = None,
     logprobs: Sequence[Sequence[float]] | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> GenState:
-    """Puts checked requests into `rows`: prompts committed, nothing in the cache, counters at zero.
+    """Puts checked requests into `rows`: prompts committed, counters at zero.
 
     A request that was taken out half way goes on where it stopped if its new tokens so far are put in with its prompt.
 
@@ -108,12 +117,14 @@ def insert(
         prompt_lens: how many tokens of each of `prompts` are its prompt, the rest being new tokens; all if None. New tokens
             are counted from there.
         logprobs: of each request, the log-probabilities of the new tokens among `prompts`; 0 if None.
+        lengths: how many positions of each request its pages hold already, less than it has tokens; none if None.
     """
     max_rows, max_len = state.tokens.shape
     tokens = np.full((max_rows, max_len), PAD_ID, np.int32)
     known_logprobs = np.zeros((max_rows, max_len), np.float32)
     committed = np.ones(max_rows, np.int32)
     prompt_len = np.ones(max_rows, np.int32)
+    length = np.zeros(max_rows, np.int32)
     params = [SamplingParams()] * max_rows
     for i, (row, prompt, requested) in enumerate(zip(rows, prompts, sampling, strict=True)):
         tokens[row, : len(prompt)] = prompt
@@ -121,6 +132,8 @@ def insert(
         prompt_len[row] = len(prompt) if prompt_lens is None else prompt_lens[i]
         if logprobs is not None:
             known_logprobs[row, prompt_len[row] : len(prompt)] = logprobs[i]
+        if lengths is not None:
+            length[row] = lengths[i]
         params[row] = requested
     chosen = np.zeros(max_rows, bool)
     chosen[list(rows)] = True
@@ -133,7 +146,7 @@ def insert(
     )
     limit = prompt_len + np.asarray([p.max_tokens for p in params], np.int32)
     deterministic = np.asarray([p.deterministic for p in params])
-    return _put_requests(state, chosen, tokens, known_logprobs, committed, limit, deterministic, stacked)
+    return _put_requests(state, chosen, tokens, known_logprobs, committed, length, limit, deterministic, stacked)
 
 
 @partial(jax.jit, donate_argnames=("state",))
@@ -143,6 +156,7 @@ def _put_requests(
     tokens: jax.Array,
     logprobs: jax.Array,
     committed: jax.Array,
+    length: jax.Array,
     limit: jax.Array,
     deterministic: jax.Array,
     sampling: RowSampling,
@@ -160,7 +174,7 @@ def _put_requests(
         deterministic=put(state.deterministic, deterministic),
         sampling=jax.tree.map(put, state.sampling, sampling),
         counters=jax.tree.map(put, state.counters, init_counters(tokens.shape[0])),
-        cache=state.cache.replace(length=put(state.cache.length, jnp.zeros_like(state.cache.length))),
+        cache=state.cache.replace(length=put(state.cache.length, length)),
     )
 
 

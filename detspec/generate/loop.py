@@ -39,18 +39,31 @@ def default_draft(schedule: Schedule) -> DraftFn:
     return no_draft if schedule.window == 1 else self_draft(schedule.window, schedule)
 
 
-def run(state: GenState, step_fn: Callable[[GenState], GenState], *, max_steps: jax.Array, min_live: jax.Array) -> GenState:
-    """Steps under `lax.while_loop`, up to `max_steps` times, for as long as at least `min_live` (>= 1) rows are live."""
+def run(
+    state: GenState,
+    step_fn: Callable[[GenState], GenState],
+    *,
+    max_steps: jax.Array,
+    min_live: jax.Array,
+    max_idle: jax.Array | None = None,
+) -> GenState:
+    """Steps under `lax.while_loop`, up to `max_steps` times, for as long as at least `min_live` (>= 1) rows are live.
 
-    def going(carry: tuple[jax.Array, GenState]) -> jax.Array:
-        step, state = carry
-        return (step < max_steps) & (state.live.sum(dtype=jnp.int32) >= min_live)
+    With `max_idle` it also ends when the rows that ended on the way have idled for so many steps, added up.
+    """
+    num_live = state.live.sum(dtype=jnp.int32)
 
-    def body(carry: tuple[jax.Array, GenState]) -> tuple[jax.Array, GenState]:
-        step, state = carry
-        return step + 1, step_fn(state)
+    def going(carry: tuple[jax.Array, jax.Array, GenState]) -> jax.Array:
+        step, idle, state = carry
+        more = (step < max_steps) & (state.live.sum(dtype=jnp.int32) >= min_live)
+        return more if max_idle is None else more & (idle < max_idle)
 
-    _, state = jax.lax.while_loop(going, body, (jnp.int32(0), state))
+    def body(carry: tuple[jax.Array, jax.Array, GenState]) -> tuple[jax.Array, jax.Array, GenState]:
+        step, idle, state = carry
+        state = step_fn(state)
+        return step + 1, idle + num_live - state.live.sum(dtype=jnp.int32), state
+
+    _, _, state = jax.lax.while_loop(going, body, (jnp.int32(0), jnp.int32(0), state))
     return state
 
 

@@ -1,0 +1,73 @@
+"""One sample of a request on its way: what is committed of it, and the pages that it holds."""
+
+import dataclasses
+
+import numpy as np
+
+from detspec.engine.request import Request, Stats
+
+
+@dataclasses.dataclass(eq=False)
+class Sequence:
+    """The host's view of one row, or of a request that waits for one.
+
+    Attributes:
+        request: what is asked for; one sample of it.
+        tokens: prompt and new tokens, as far as the host has read them. All committed ones while it waits.
+        logprobs: of the new tokens among `tokens`.
+        stats: counters of earlier stays in a row, before it was preempted.
+        committed, length: as in `GenState`, when the host last looked.
+        canonical: positions that the canonical pass has written or will write before any other does.
+        row: where it is, None while it waits.
+        pages: its pages in order; `shared` of them were found with their contents.
+        keys: of the pages of what it had to catch up with: `num_whole` whole ones, and behind them one for the partial page.
+        registered: how many of `keys` have been written.
+    """
+
+    request: Request
+    tokens: list[int]
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    stats: Stats = dataclasses.field(default_factory=Stats)
+    committed: int = 0
+    length: int = 0
+    canonical: int = 0
+    row: int | None = None
+    pages: list[int] = dataclasses.field(default_factory=list)
+    keys: list[bytes] = dataclasses.field(default_factory=list)
+    num_whole: int = 0
+    registered: int = 0
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def limit(self) -> int:
+        """`committed` at which it ends."""
+        return self.prompt_len + self.request.sampling.max_tokens
+
+    @property
+    def new_tokens(self) -> tuple[int, ...]:
+        """Those after the prompt."""
+        return tuple(self.tokens[self.prompt_len :])
+
+    @property
+    def behind(self) -> int:
+        """Committed tokens but the last that the cache lacks."""
+        return max(0, self.committed - 1 - self.length)
+
+    def read(self, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """Takes over committed tokens from its row's arrays `[max_len]`."""
+        new = slice(len(self.tokens), self.committed)
+        self.tokens.extend(tokens[new].tolist())
+        self.logprobs.extend(logprobs[new].tolist())
+
+    def cut(self, num_new: int) -> None:
+        """Drops all but the first `num_new` new tokens."""
+        del self.tokens[self.prompt_len + num_new :], self.logprobs[num_new:]
+
+
+def first_sequence(request: Request) -> Sequence:
+    """A request that nothing is known of but its prompt."""
+    return Sequence(request, list(request.prompt_token_ids), committed=len(request.prompt_token_ids))

@@ -1,0 +1,44 @@
+"""Text of committed tokens: what may be shown of it, and where a stop string ends it."""
+
+from collections.abc import Callable, Sequence
+
+UNFINISHED = "\ufffd"  # what a character decodes to of which not all bytes are there yet
+DecodeFn = Callable[[Sequence[int]], str]
+
+
+def find_stop(decode_fn: DecodeFn, ids: Sequence[int], stop: Sequence[str], *, first: int, begin: int) -> tuple[int, str] | None:
+    """The fewest tokens of `ids`, at least `first`, whose text holds a string of `stop`, and the text before that string.
+
+    What is found depends on `ids` alone: text only ever grows at its end, so whether the first `n` tokens hold a string is
+    monotone in `n`.
+
+    Args:
+        decode_fn: tokens to text.
+        ids: new tokens.
+        stop: strings.
+        first: most tokens known not to end the text, plus one.
+        begin: tokens whose text is not looked at, those of `min_tokens`.
+    """
+    ignored = len(decode_fn(ids[:begin]).rstrip(UNFINISHED)) if begin else 0
+
+    def place(number: int) -> int:
+        found = [at for at in (decode_fn(ids[:number]).find(string, ignored) for string in stop) if at >= 0]
+        return min(found, default=-1)
+
+    if place(len(ids)) < 0:
+        return None
+    low, high = max(first, 1), len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if place(middle) >= 0 else (middle + 1, high)
+    return low, decode_fn(ids[:low])[: place(low)]
+
+
+def showable(text: str, stop: Sequence[str]) -> str:
+    """What of an unfinished `text` will stay: no half characters, and no end that a stop string may begin with."""
+    text = text.rstrip(UNFINISHED)
+    longest = max((len(string) for string in stop), default=0)
+    for start in range(max(0, len(text) - longest + 1), len(text)):
+        if any(string.startswith(text[start:]) for string in stop):
+            return text[:start]
+    return text
