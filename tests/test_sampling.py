@@ -1,5 +1,7 @@
 """Choosing tokens: filters keep the right sets, noise has the right distribution, and a row's choice is its own."""
 
+import dataclasses
+import json
 import math
 from functools import partial
 
@@ -12,6 +14,7 @@ from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.sampler import sample
 from detspec.sampling import SamplingParams, row_sampling
+from detspec.state import NO_TOKEN
 from tests.fakes import bits
 
 SCHEDULE = Schedule()
@@ -255,6 +258,15 @@ def test_logprob_of_a_row_with_a_broken_logit_is_nan_and_of_its_neighbour_not(ba
         ("ignore_eos", [1, "yes", None]),
         ("deterministic", [0, None]),
         ("stop_token_ids", [(-1,), (1.0,), (True,), ("a",)]),
+        ("n", [0, 1025, 1.0, True, "2"]),
+        ("min_tokens", [-1, 65, 1.0, True]),  # max_tokens is 64
+        ("logprobs", [-1, 21, None, True]),
+        ("prompt_logprobs", [-1, 21, 1.0, False]),
+        ("repetition_penalty", [0, -1.0, math.inf, math.nan, True, None]),
+        ("frequency_penalty", [-2.1, 2.1, math.nan, "1"]),
+        ("presence_penalty", [-2.1, 2.1, math.nan, True]),
+        ("stop", ["", 3, ("",), ("a\ufffd",), (3,), None, {"a": 1}]),
+        ("logit_bias", [3, "3", [1], [(1, 2, 3)], None]),
     ],
 )
 def test_sampling_params_with_a_bad_value_name_the_parameter_and_the_value(name, values):
@@ -268,6 +280,52 @@ def test_sampling_params_take_numpy_numbers_and_lists():
     params = SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(2), stop_token_ids=[1, 2])
     assert params.stop_token_ids == (1, 2)
     assert hash(params) == hash(SamplingParams(max_tokens=3, temperature=0.5, top_k=2, stop_token_ids=(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        ({-1: 1.0}, "logit_bias .* got -1"),
+        ({"+1": 1.0}, r"logit_bias .* got '\+1'"),
+        ({True: 1.0}, "logit_bias .* got True"),
+        ({2**31: 1.0}, "logit_bias .* got 2147483648"),
+        ({1: 100.5}, "logit_bias .* got 100.5"),
+        ({1: math.nan}, "logit_bias .* got nan"),
+        ({1: "2"}, "logit_bias .* got '2'"),
+        ({1: 2.0, "1": 2.0}, "names token 1 twice"),
+    ],
+)
+def test_logit_bias_with_a_bad_token_or_value_is_refused(bias, message):
+    with pytest.raises(InputError, match=message):
+        SamplingParams(logit_bias=bias)
+
+
+def test_sampling_params_read_from_json_are_those_of_python_and_survive_the_way_back():
+    given = json.loads('{"logit_bias": {"12": 1, "3": -2.5}, "stop": "end", "temperature": 1, "stop_token_ids": [4]}')
+    params = dataclasses.replace(SamplingParams(), **given)
+    assert params == SamplingParams(logit_bias=((3, -2.5), (12, 1.0)), stop=["end"], temperature=1.0, stop_token_ids=(4,))
+    assert hash(params) == hash(
+        SamplingParams(logit_bias={12: 1.0, 3: -2.5}, stop=("end",), temperature=1.0, stop_token_ids=[4])
+    )
+    facts = json.dumps(dataclasses.asdict(params), sort_keys=True)
+    same = SamplingParams(logit_bias={np.int64(12): np.float32(1), 3: -2.5}, stop="end", temperature=1.0, stop_token_ids=[4])
+    assert json.dumps(dataclasses.asdict(same), sort_keys=True) == facts  # what a digest is made of
+    assert SamplingParams(**json.loads(facts)) == params
+    assert dataclasses.replace(params, seed=1).logit_bias == params.logit_bias
+    assert dataclasses.replace(params, logit_bias={}) != params
+
+
+def test_row_sampling_fills_up_the_lists_of_each_row():
+    """Row 0 asks for nothing but has the model's stop token 7; row 1 ignores it."""
+    asks = SamplingParams(logit_bias={5: 1.5, 2: -1.0}, stop_token_ids=(3,), ignore_eos=True, min_tokens=4)
+    rows = row_sampling([SamplingParams(), asks], [2, 3], eos_ids=[7], max_stop_ids=2, max_logit_bias=3)
+    assert rows.stop_ids.tolist() == [[7, NO_TOKEN], [3, NO_TOKEN]]
+    assert rows.bias_ids.tolist() == [[NO_TOKEN] * 3, [2, 5, NO_TOKEN]]
+    assert rows.bias_values.tolist() == [[0.0] * 3, [-1.0, 1.5, 0.0]]
+    assert (rows.prompt_len.tolist(), rows.min_len.tolist()) == ([2, 3], [2, 7])
+    for room in ({"max_stop_ids": 0}, {"max_logit_bias": 1}):
+        with pytest.raises(InputError, match="there is room for"):
+            row_sampling([SamplingParams(), asks], **room)
 
 
 def test_row_sampling_stacks_one_value_per_row():

@@ -166,7 +166,8 @@ def test_stream_abandoned_half_way_leaves_the_engine_usable(one_row, alone):
     ("changes", "message"),
     [
         *(({field: 0}, f"EngineConfig.{field} must be an integer of at least 1, got 0") for field in ("max_rows", "max_len")),
-        *(({field: -1}, f"{field} must be") for field in ("num_speculative_tokens", "max_stop_ids", "segment_steps")),
+        *(({field: -1}, f"{field} must be") for field in ("max_stop_ids", "max_logit_bias", "segment_steps")),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens must be"),
         ({"max_rows": True}, "max_rows must be an integer of at least 1, got True"),
         ({"max_rows": 2.0}, "max_rows must be an integer of at least 1, got 2.0"),
         ({"method": "magic"}, r"method must be one of .*, got 'magic'"),
@@ -202,6 +203,8 @@ def test_engine_of_a_config_that_does_not_suit_the_model_is_refused(config, mess
         ([1.0], {}, "token id 1.0"),
         ([1] * 60, {"max_tokens": 5}, "60 tokens and max_tokens is 5, together more than the cache's max_len of 64"),
         ([1], {"stop_token_ids": range(17)}, "more stop tokens than EngineConfig.max_stop_ids"),
+        ([1], {"logit_bias": dict.fromkeys(range(65), 1.0)}, "more biased tokens than EngineConfig.max_logit_bias"),
+        ([1], {"logit_bias": {2048: 1.0}}, r"logit_bias names token id 2048; accepted are integers in 0 \.\. 2047"),
     ],
 )
 def test_request_that_cannot_be_is_refused(prompt, sampling, message, one_row):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from detspec.config import ModelConfig, Schedule
+from detspec.generate.insert import insert
 from detspec.generate.loop import dvr_step, run
 from detspec.generate.prefill import prefill
 from detspec.sampling import SamplingParams
@@ -120,8 +121,25 @@ def poisoned(pools: tuple[jax.Array, ...], rng: np.random.Generator) -> tuple[ja
     return tuple(jnp.asarray(noise).astype(pool.dtype) for pool in pools)
 
 
+# What reads the text before each choice, so that it must not see a refused guess.
+PROCESSING = (
+    {},
+    {},
+    {"repetition_penalty": 1.4},
+    {"frequency_penalty": 0.7, "presence_penalty": -0.3, "min_tokens": 6},
+    {"repetition_penalty": 0.8, "frequency_penalty": -0.9, "logit_bias": {9: 4.0, 18: 3.5, V - 1: -2.0}},
+)
+
+
+def asking(processing: dict, *, max_tokens: int, **others) -> SamplingParams:
+    """Sampling parameters with `processing`, its minimum length cut to `max_tokens`."""
+    processing = {**processing, "min_tokens": min(processing.get("min_tokens", 0), max_tokens)}
+    return SamplingParams(max_tokens=max_tokens, **processing, **others)
+
+
 samplings = st.builds(
-    SamplingParams,
+    asking,
+    st.sampled_from(PROCESSING),
     max_tokens=st.integers(1, MAX_NEW),
     temperature=st.sampled_from([0.0, 0.0, 0.7, 1.3]),
     top_k=st.sampled_from([0, 0, 1, 5, 40]),
@@ -312,6 +330,44 @@ def test_row_order_permuted_with_its_requests_permutes_the_results():
     )
     assert results(permuted) == [straight[i] for i in order]
     assert len(set(straight)) == len(straight)  # else any order would do
+
+
+# Requests that were taken out half way ---------------------------------------------------------------------------------------
+
+PENALISED = [
+    Request(r.prompt, dataclasses.replace(r.sampling, **processing))
+    for r, processing in zip(FIXED, itertools.islice(itertools.cycle(PROCESSING[2:]), len(FIXED)), strict=True)
+]
+
+
+def test_request_put_in_again_with_its_new_tokens_goes_on_with_the_same_bits():
+    """Two steps, then prompts and new tokens put into a fresh state, which runs to the end."""
+    schedule = make_schedule(64, 4)
+    expected = [one_at_a_time(request) for request in PENALISED]
+    told = [guesses("partly right", r, one_at_a_time(r)[0], np.random.default_rng(i)) for i, r in enumerate(PENALISED)]
+    recorded = np.stack([tokens for tokens, _ in told])
+    lengths = np.full(len(PENALISED), MAX_LEN, np.int32)
+
+    def steps(state: GenState, number: int) -> GenState:
+        steps = np.int32(number)
+        return generate(random_model(BF16), BF16, state, recorded, lengths, steps, schedule=schedule, source="ordinary")
+
+    state = steps(state_of(BF16, PENALISED, schedule=schedule, max_len=MAX_LEN), 2)
+    assert state.live.all()
+    tokens, logprobs, committed = jax.device_get((state.tokens, state.logprobs, state.committed))
+    prompt_lens = [len(request.prompt) for request in PENALISED]
+    state = insert(
+        state_of(BF16, FIXED, schedule=schedule, max_len=MAX_LEN),
+        range(len(PENALISED)),
+        [row[:n].tolist() for row, n in zip(tokens, committed, strict=True)],
+        [request.sampling for request in PENALISED],
+        eos_ids=(),
+        prompt_lens=prompt_lens,
+        logprobs=[row[start:n].tolist() for row, start, n in zip(logprobs, prompt_lens, committed, strict=True)],
+    )
+    assert results(steps(state, MAX_LEN)) == expected
+    # The penalties did something; that they would do another thing without `prompt_lens` is shown in test_processing.py.
+    assert all(answer[0] != one_at_a_time(plain)[0] for answer, plain in zip(expected, FIXED, strict=True))
 
 
 # Inverse control ------------------------------------------------------------------------------------------------------------

@@ -75,13 +75,17 @@ def test_frequency_penalty_counts_committed_tokens_and_no_refused_guess(source, 
 
 
 def test_counting_the_refused_guesses_would_choose_another_token():
-    """Text [3 4 3] with the guesses 4 4 refused: the next is 4. Had their counts stayed, as in the text [3 4 4 4 3]: 4 - 6."""
+    """Text [3 4 3] with the guesses 4 4 refused: the next is 4. Had their counts stayed, as in the text [3 4 4 4 3]: 4 - 6.
+
+    The same text as one prompt holds no new token: 4 again.
+    """
     refused = go_on(start([3], frequency_penalty=2.0), [3, 4, 4, 4], steps=1, table=LOOP)
     assert text_of(refused) == [3, 4, 3]
     assert text_of(go_on(refused, steps=1, table=LOOP))[3:] == [4]
     params = SamplingParams(max_tokens=6, frequency_penalty=2.0)
-    kept = insert(start([3]), [0], [[3, 4, 4, 4, 3]], [params], (), prompt_lens=[1])
-    assert text_of(go_on(kept, steps=1, table=LOOP))[5:] == [0]
+    for prompt_lens, following in (([1], 0), (None, 4)):
+        state = insert(start([3]), [0], [[3, 4, 4, 4, 3]], [params], (), prompt_lens=prompt_lens)
+        assert text_of(go_on(state, steps=1, table=LOOP))[5:] == [following]
 
 
 @pytest.mark.parametrize("source", ["recorded", "self"])
