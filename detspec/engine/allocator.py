@@ -1,6 +1,6 @@
-"""The page tables of the rows: pages on demand, shared where two sequences begin with the same tokens.
+"""The page tables of the rows: pages on demand, shared where two samples begin with the same tokens.
 
-A sequence of 150 prompt tokens with pages of 64: two whole pages, and 21 of the 22 tokens left in a partial one (the last
+A sample of 150 prompt tokens with pages of 64: two whole pages, and 21 of the 22 tokens left in a partial one (the last
 token of all is the first decoding step's):
 
     keys    [0 64) [64 128) [128 149)      another sample of this prompt holds the first two pages too, and copies the third
@@ -10,11 +10,11 @@ import numpy as np
 
 from detspec.cache import SCRATCH_PAGE
 from detspec.engine.pages import PagePool, partial_key, prefix_keys
-from detspec.engine.sequence import Sequence
+from detspec.engine.sample import Sample
 
 
 class Allocator:
-    """Hands pages to sequences and writes them into `page_table [max_rows, max_pages]`."""
+    """Hands pages to samples and writes them into `page_table [max_rows, max_pages]`."""
 
     def __init__(self, pool: PagePool, *, page: int, max_rows: int, max_pages: int, sharing: bool) -> None:
         """No row has pages."""
@@ -22,25 +22,25 @@ class Allocator:
         self.page = page
         self.page_table = np.full((max_rows, max_pages), SCRATCH_PAGE, np.int32)
         self._sharing = sharing
-        self._filling: dict[bytes, Sequence] = {}  # keys of pages that a row is about to fill
+        self._filling: dict[bytes, Sample] = {}  # keys of pages that a row is about to fill
 
     def pages_for(self, num_positions: int) -> int:
         """Pages that so many positions take."""
         return -(-num_positions // self.page)
 
-    def awaits(self, sequence: Sequence, context: bytes) -> bool:
-        """Whether a row is just filling a page that `sequence` could share, so that it had better come a little later."""
+    def awaits(self, sample: Sample, context: bytes) -> bool:
+        """Whether a row is just filling a page that `sample` could share, so that it had better come a little later."""
         if not self._sharing:
             return False
-        keys = self._keys(sequence, context)
+        keys = self._keys(sample, context)
         missing = next((key for key in keys if self.pool.find(key) is None), None)
         return missing in self._filling
 
-    def admit(self, sequence: Sequence, row: int, context: bytes, *, num_positions: int, headroom: int) -> tuple[int, int] | None:
-        """Gives `sequence` pages for `num_positions`, shared ones first, and sets its `length` to what they hold.
+    def admit(self, sample: Sample, row: int, context: bytes, *, num_positions: int, headroom: int) -> tuple[int, int] | None:
+        """Gives `sample` pages for `num_positions`, shared ones first, and sets its `length` to what they hold.
 
         Args:
-            sequence: one that waits.
+            sample: one that waits.
             row: a free row.
             context: digest of all that keys and values depend on besides tokens.
             num_positions: positions that it needs at once.
@@ -50,8 +50,8 @@ class Allocator:
             Which page to copy over which before anything else, the scratch page over itself for none; None, with nothing
             changed, if there are too few pages.
         """
-        keys = self._keys(sequence, context) if self._sharing else []
-        whole = (len(sequence.tokens) - 1) // self.page
+        keys = self._keys(sample, context) if self._sharing else []
+        whole = (len(sample.tokens) - 1) // self.page
         shared: list[int] = []
         for key in keys[:whole]:
             page = self.pool.share(key)
@@ -64,65 +64,65 @@ class Allocator:
             return None
         length, copy = len(shared) * self.page, (SCRATCH_PAGE, SCRATCH_PAGE)
         source = self.pool.find(keys[whole]) if len(shared) == whole < len(keys) else None
-        sequence.pages = [*shared, *(self.pool.allocate() for _ in range(num_new))]
+        sample.pages = [*shared, *(self.pool.allocate() for _ in range(num_new))]
         if source is not None:
             # Held or not, the page keeps its contents until after the copy: whatever overwrites it is started later.
-            length, copy = sequence.prompt_len - 1, (source, sequence.pages[whole])
-        sequence.row, sequence.length = row, length
-        sequence.keys, sequence.num_whole, sequence.registered = keys, whole, 0
-        self._write(sequence)
+            length, copy = sample.prompt_len - 1, (source, sample.pages[whole])
+        sample.row, sample.length = row, length
+        sample.keys, sample.num_whole, sample.registered = keys, whole, 0
+        self._write(sample)
         for key in keys:
             if self.pool.find(key) is None:
-                self._filling.setdefault(key, sequence)
-        self.register(sequence)
+                self._filling.setdefault(key, sample)
+        self.register(sample)
         return copy
 
-    def num_missing(self, sequence: Sequence, num_positions: int) -> int:
-        """Pages that `sequence` lacks for `num_positions`."""
-        return max(0, self.pages_for(num_positions) - len(sequence.pages))
+    def num_missing(self, sample: Sample, num_positions: int) -> int:
+        """Pages that `sample` lacks for `num_positions`."""
+        return max(0, self.pages_for(num_positions) - len(sample.pages))
 
-    def grow(self, sequence: Sequence, num_positions: int) -> None:
-        """Gives `sequence` the pages that it lacks for `num_positions`; they must be available."""
-        missing = self.num_missing(sequence, num_positions)
+    def grow(self, sample: Sample, num_positions: int) -> None:
+        """Gives `sample` the pages that it lacks for `num_positions`; they must be available."""
+        missing = self.num_missing(sample, num_positions)
         if missing:
-            sequence.pages.extend(self.pool.allocate() for _ in range(missing))
-            self._write(sequence)
+            sample.pages.extend(self.pool.allocate() for _ in range(missing))
+            self._write(sample)
 
-    def register(self, sequence: Sequence) -> None:
+    def register(self, sample: Sample) -> None:
         """Lets others share what the canonical pass has written of the prompt."""
-        while sequence.registered < len(sequence.keys):
-            index = sequence.registered
-            if sequence.length < (self.page * (index + 1) if index < sequence.num_whole else sequence.prompt_len - 1):
+        while sample.registered < len(sample.keys):
+            index = sample.registered
+            if sample.length < (self.page * (index + 1) if index < sample.num_whole else sample.prompt_len - 1):
                 return
-            self._settle(sequence, sequence.keys[index], sequence.pages[index])
-            sequence.registered += 1
+            self._settle(sample, sample.keys[index], sample.pages[index])
+            sample.registered += 1
 
-    def free(self, sequence: Sequence, context: bytes, *, keep: bool) -> None:
-        """Takes the pages from `sequence`; with `keep`, whole ones that the canonical pass wrote stay known by their contents."""
+    def free(self, sample: Sample, context: bytes, *, keep: bool) -> None:
+        """Takes the pages from `sample`; with `keep`, whole ones that the canonical pass wrote stay known by their contents."""
         if keep and self._sharing:
-            known = min(sequence.canonical, sequence.length, len(sequence.tokens))
-            for key, page in zip(prefix_keys(context, sequence.tokens[:known], self.page), sequence.pages, strict=False):
+            known = min(sample.canonical, sample.length, len(sample.tokens))
+            for key, page in zip(prefix_keys(context, sample.tokens[:known], self.page), sample.pages, strict=False):
                 self.pool.register(key, page)
-        for key in sequence.keys:
-            if self._filling.get(key) is sequence:
+        for key in sample.keys:
+            if self._filling.get(key) is sample:
                 del self._filling[key]
-        self.pool.release(sequence.pages)
-        self.page_table[sequence.row] = SCRATCH_PAGE
-        sequence.row, sequence.pages, sequence.length, sequence.keys = None, [], 0, []
+        self.pool.release(sample.pages)
+        self.page_table[sample.row] = SCRATCH_PAGE
+        sample.row, sample.pages, sample.length, sample.keys = None, [], 0, []
 
-    def _keys(self, sequence: Sequence, context: bytes) -> list[bytes]:
+    def _keys(self, sample: Sample, context: bytes) -> list[bytes]:
         """Keys of the whole pages; and of the partial one, if there is one and it is the prompt's."""
-        needed = sequence.tokens[:-1]
+        needed = sample.tokens[:-1]
         keys = prefix_keys(context, needed, self.page)
         tail = needed[len(keys) * self.page :]
-        if tail and len(sequence.tokens) == sequence.prompt_len:
+        if tail and len(sample.tokens) == sample.prompt_len:
             keys.append(partial_key(keys[-1] if keys else context, tail))
         return keys
 
-    def _settle(self, sequence: Sequence, key: bytes, page: int) -> None:
+    def _settle(self, sample: Sample, key: bytes, page: int) -> None:
         self.pool.register(key, page)
-        if self._filling.get(key) is sequence:
+        if self._filling.get(key) is sample:
             del self._filling[key]
 
-    def _write(self, sequence: Sequence) -> None:
-        self.page_table[sequence.row, : len(sequence.pages)] = sequence.pages
+    def _write(self, sample: Sample) -> None:
+        self.page_table[sample.row, : len(sample.pages)] = sample.pages

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.cache import SCRATCH_PAGE, identity_table
 from detspec.config import ModelConfig, Schedule
-from detspec.engine.policy import Plan
+from detspec.engine.policy import NEVER, Plan
 from detspec.engine.programs import prefill_rows, replay_rows, run_segment
 from detspec.generate.insert import insert
 from detspec.model.params import Params
@@ -42,21 +43,28 @@ class Certificate:
 
 
 def certify(
-    params: Params, cfg: ModelConfig, state: GenState, plan: Plan, *, schedule: Schedule
+    params: Params, cfg: ModelConfig, state: GenState, plan: Plan, *, num_pages: int, schedule: Schedule
 ) -> tuple[Certificate, GenState]:
-    """Runs `plan` on made-up requests in the rows of `state`, all of them free, and replays the result through the anchor."""
+    """Runs `plan` on made-up requests in the rows of `state`, and replays the result through the anchor.
+
+    All rows must be free, and all `num_pages` pages are written over.
+    """
     max_rows, max_len = state.tokens.shape
-    rows = jnp.arange(plan.batch, dtype=jnp.int32)
-    prompts, sampling = _probes(cfg, plan.batch, max_len, deterministic=not plan.fast)
-    never = jnp.int32(1)
+    pages_each = min(num_pages // plan.batch, state.cache.page_table.shape[1])
+    prompts, sampling = _probes(cfg, plan.batch, min(max_len, pages_each * schedule.page), deterministic=not plan.fast)
+    rows = np.arange(plan.batch, dtype=np.int32)
+    in_use = np.arange(max_rows) < plan.batch
+    table = np.full(state.cache.page_table.shape, SCRATCH_PAGE, np.int32)
+    table[: plan.batch, :pages_each] = identity_table(plan.batch, pages_each)
 
     def start(state: GenState, deterministic: bool) -> GenState:
         requested = [dataclasses.replace(s, deterministic=deterministic) for s in sampling]
         state = insert(state, range(plan.batch), prompts, requested, ())
-        return prefill_rows(params, cfg, state, schedule=schedule)
+        return prefill_rows(params, cfg, state, in_use, table, np.int32(max_len), schedule=schedule)
 
     def segment(state: GenState, steps: int) -> GenState:
-        return run_segment(params, cfg, state, rows, jnp.int32(steps), never, schedule=schedule, plan=plan)
+        limits = np.int32(steps), np.int32(1), np.int32(NEVER)
+        return run_segment(params, cfg, state, in_use, table, rows, *limits, schedule=schedule, plan=plan)[0]
 
     state = segment(start(state, not plan.fast), 1)  # compiles
     state = jax.block_until_ready(segment(state, max_len))

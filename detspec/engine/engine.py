@@ -1,30 +1,48 @@
 """The engine: the life of a request.
 
-1. `admit` puts waiting requests into free rows; `prefill_rows` writes their prompts' keys and values canonically.
-2. `_step` lets the policy choose a plan for the live rows and runs a segment of steps on the device.
-3. `_collect` takes finished rows out as completions, and their rows are free again.
+1. `_admit` gives waiting requests rows and pages, shared ones where their tokens are known.
+2. `_step` lets the policy choose a plan that the pages last for, and starts a segment on the device.
+3. While the segment runs, the completions of the one before go out.
+4. `_collect` waits for it and takes out what has finished; rows and pages are free again.
 """
 
 import dataclasses
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from detspec.cache import SCRATCH_PAGE
+from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
+from detspec.engine.allocator import Allocator
 from detspec.engine.certify import Certificate
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Plan
-from detspec.engine.programs import prefill_rows, run_segment
-from detspec.engine.request import FINISH_REASONS, Completion, Piece, Request, Stats, completion_digest
+from detspec.engine.policy import Plan, Segment, plan_segment
+from detspec.engine.programs import Report, copy_pages, prefill_rows, run_segment
+from detspec.engine.request import ABORTED, FINISH_REASONS, Completion, Piece, Request, Stats, completion_digest
+from detspec.engine.sample import Sample
+from detspec.engine.scheduler import Scheduler
+from detspec.engine.text import find_stop, showable
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
 from detspec.generate.insert import check_prompt, init_state, insert
+from detspec.model.params import Params, check_params
 from detspec.sampling import SamplingParams, all_stop_ids
+from detspec.state import NOT_FINITE, RUNNING, STOP
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A sample that has ended, its row free again; `text` is given where a stop string cut it."""
+
+    sample: Sample
+    reason: str
+    text: str | None = None
 
 
 class Engine:
@@ -34,6 +52,10 @@ class Engine:
 
         engine = ds.Engine(ds.load(), ds.EngineConfig(max_rows=8))
         completions = engine.generate(["def fib(n):"], ds.SamplingParams(max_tokens=64))
+
+    Attributes:
+        stats: what speculation did for all requests so far.
+        busy_s, idle_s: seconds that the device had a segment to run, and that it waited for the host between two segments.
     """
 
     def __init__(self, model: Model, config: EngineConfig | None = None) -> None:
@@ -41,89 +63,159 @@ class Engine:
         self.model = model
         self.config = config or EngineConfig()
         self.schedule = self.config.schedule or default_schedule()
-        if self.config.max_len > model.cfg.max_position:
-            raise InputError(
-                f"max_len {self.config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
-            )
-        self.planner = Planner(model, self.schedule, self.config)
         self.stats = Stats()
+        self.busy_s = self.idle_s = 0.0
+        max_rows, max_len, page = self.config.max_rows, self.config.max_len, self.schedule.page
+        if max_len > model.cfg.max_position:
+            raise InputError(f"max_len {max_len} exceeds the {model.cfg.max_position} positions that the model was made for")
+        max_pages = -(-max_len // page)
+        num_pages = max_rows * max_pages if self.config.num_pages is None else self.config.num_pages
+        if num_pages < max_rows:
+            raise InputError(f"num_pages ({num_pages}) must be at least max_rows ({max_rows}): a page for every row")
         self._state = init_state(
             model.cfg,
-            max_rows=self.config.max_rows,
-            max_len=self.config.max_len,
+            max_rows=max_rows,
+            max_len=max_len,
             max_stop_ids=self.config.max_stop_ids,
             max_logit_bias=self.config.max_logit_bias,
             schedule=self.schedule,
+            num_pages=num_pages,
         )
-        self._requests: list[Request | None] = [None] * self.config.max_rows
-        self._emitted = np.zeros(self.config.max_rows, np.int32)  # tokens of each row already handed out by `stream`
-        self._context = hashlib.sha256(json.dumps(self.fingerprint(), sort_keys=True).encode()).hexdigest()
+        self.planner = Planner(model, self.schedule, self.config, num_pages=num_pages)
+        self._pool = PagePool(num_pages)
+        sharing = self.config.prefix_sharing
+        allocator = Allocator(self._pool, page=page, max_rows=max_rows, max_pages=max_pages, sharing=sharing)
+        self._scheduler = Scheduler(allocator, max_rows=max_rows, window=self.schedule.window)
+        self._weight_version: str | None = None
+        self._read_fingerprint()
+        self._running = False
+        self._report: tuple[Report, tuple[Sample, ...]] | None = None
+        self._aborted: list[Sample] = []
+        self._started_at = self._looked_at = 0.0
+        self._visit_s = 1e-3  # what a look of the host costs the device, until measured
 
     def fingerprint(self) -> dict[str, object]:
         """Everything but the request that committed bits may depend on."""
-        return {**fingerprint(), "model": self.model.digest, "schedule": dataclasses.asdict(self.schedule)}
+        version = {} if self._weight_version is None else {"weight_version": self._weight_version}
+        schedule = dataclasses.asdict(self.schedule)
+        return {**fingerprint(), "model": self.model.digest, **version, "schedule": schedule}
 
     @property
     def certificates(self) -> dict[Plan, Certificate]:
         """What is known of each program so far."""
         return self.planner.certificates
 
-    def prepare(self, num_requests: int) -> tuple[Certificate, ...]:
+    @property
+    def num_preemptions(self) -> int:
+        """How often a row gave its pages back to be caught up with later."""
+        return self._scheduler.num_preemptions
+
+    @property
+    def num_pages_held(self) -> int:
+        """Cache pages that rows hold now."""
+        return self._pool.num_held
+
+    def prepare(self, num_requests: int, *, deterministic: bool = True) -> tuple[Certificate, ...]:
         """Compiles, certifies and times the programs that a run of `num_requests` needs; runs do it by themselves.
+
+        Args:
+            num_requests: samples, that is: `n` of a request count `n` times.
+            deterministic: whether there are deterministic ones among them.
 
         Raises:
             InputError: the engine is in the middle of a run.
         """
         self._check_idle()
-        self._state = self.planner.prepare(self._state, num_requests)
+        if self.planner.lacks(num_requests, deterministic):
+            self._pool.clear()  # the trial runs write over all pages
+            self._state = self.planner.prepare(self._state, num_requests, deterministic)
         return tuple(self.certificates.values())
+
+    def update_params(self, params: Params, weight_version: str | None = None) -> None:
+        """Goes on with other weights of the same shapes; what pages hold is forgotten, nothing is compiled anew.
+
+        Args:
+            params: the new weights.
+            weight_version: names them in fingerprints and digests. By default they are named by a digest of all weights, which
+                takes as long as reading them.
+
+        Raises:
+            InputError: the engine is in the middle of a run, or a weight has another shape or dtype than before.
+        """
+        self._check_idle()
+        check_params(self.model.cfg, params)
+        digest = digest_model(self.model.cfg, params) if weight_version is None else ""
+        self.model = dataclasses.replace(self.model, params=params, digest=digest)
+        self.planner.model = self.model
+        self._weight_version = weight_version
+        self._pool.clear()
+        self._read_fingerprint()
 
     def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0") -> Request:
         """Tokenizes and checks one prompt.
 
         Raises:
-            InputError: the prompt is empty, too long, or holds ids outside the vocabulary; text without a tokenizer; more stop
-                tokens or biased tokens than the engine has room for.
+            InputError: the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary;
+                text or stop strings without a tokenizer.
         """
+        tokenizer = self.model.tokenizer
         if isinstance(prompt, str):
-            if self.model.tokenizer is None:
+            if tokenizer is None:
                 raise InputError("the checkpoint has no tokenizer.json, so prompts must be token ids, not text")
-            ids = tuple(self.model.tokenizer.encode(prompt))
+            ids = tuple(tokenizer.encode(prompt))
         else:
             ids = tuple(prompt)
         check_prompt(ids, sampling, self.model.cfg, max_len=self.config.max_len)
+        if sampling.stop and tokenizer is None:
+            raise InputError("the checkpoint has no tokenizer.json, so there is no text to look for stop strings in")
         if len(all_stop_ids(sampling, self.model.eos_ids)) > self.config.max_stop_ids:
             raise InputError(f"more stop tokens than EngineConfig.max_stop_ids ({self.config.max_stop_ids}) has room for")
         if len(sampling.logit_bias) > self.config.max_logit_bias:
             raise InputError(f"more biased tokens than EngineConfig.max_logit_bias ({self.config.max_logit_bias}) has room for")
+        needed = self._scheduler.allocator.pages_for(len(ids) + sampling.max_tokens)
+        if needed > self._pool.num_pages:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}: {needed} pages of "
+                f"{self.schedule.page}, more than num_pages ({self._pool.num_pages}): shorten one or raise num_pages"
+            )
         return Request(id, ids, sampling)
 
     def generate(
         self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
     ) -> list[Completion]:
-        """Completes all `prompts` (texts or token ids); `sampling` for all of them or one each. Results in input order."""
+        """Completes all `prompts` (texts or token ids); `sampling` for all of them or one each.
+
+        Returns:
+            Completions in input order; the `n` samples of a prompt stand side by side.
+        """
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         if len(each) != len(prompts):
             raise InputError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one for all, or one each")
         requests = [self.request(p, s, id=str(i)) for i, (p, s) in enumerate(zip(prompts, each, strict=True))]
-        done = {completion.id: completion for completion in self.run(requests)}
-        return [done[request.id] for request in requests]
+        return sorted(self.run(requests), key=lambda completion: (int(completion.id), completion.index))
 
     def stream(self, prompt: str | Sequence[int], sampling: SamplingParams) -> Iterator[Piece]:
-        """Yields pieces of one completion as they are committed; only final tokens ever leave."""
+        """Yields pieces of one completion as they are committed; only final tokens and final text ever leave.
+
+        Raises:
+            InputError: the prompt is unsound, or more than one sample is asked for.
+        """
+        if sampling.n != 1:
+            raise InputError(f"a stream is of one sample, got n = {sampling.n}: stream each with its seed, or use generate")
         request = self.request(prompt, sampling)
-        ids: list[int] = []
-        shown = ""
-        for _ in self._rounds(iter([request]), num_requests=1, segment_steps=1):
-            for row, token_ids, logprobs, last in self._new_tokens():
-                ids.extend(token_ids)
-                text = self._decode(ids)
-                whole = text if last else text.rstrip("\ufffd")
-                piece = whole[len(shown) :] if whole.startswith(shown) else ""
-                shown += piece
-                if last:
-                    self._retire(row)
-                yield Piece(token_ids, logprobs, piece)
+        sent, shown = 0, ""
+        for brought in self._rounds([request], segment_steps=1, watch=True):
+            for sample, end in brought:
+                text = self._decode(sample.new_tokens)
+                if end is None:
+                    text = showable(text, sampling.stop)
+                elif end.text is not None:
+                    text = end.text
+                piece = text[len(shown) :] if text.startswith(shown) else ""
+                token_ids, logprobs = sample.new_tokens[sent:], tuple(sample.logprobs[sent:])
+                sent, shown = sent + len(token_ids), shown + piece
+                if token_ids or piece:
+                    yield Piece(token_ids, logprobs, piece)
 
     def run(self, requests: Iterable[Request], *, on_segment: Callable[[int, int], None] | None = None) -> Iterator[Completion]:
         """Yields completions as they finish; asks `requests` for more only when a row is free.
@@ -131,122 +223,213 @@ class Engine:
         Args:
             requests: checked requests, their ids all different.
             on_segment: called after each segment with tokens committed since the last call and live rows, for progress bars.
+                What it raises ends the run, after the completions of the segment before have gone out.
         """
-        num_requests = len(requests) if isinstance(requests, Sequence) else self.config.max_rows + 1
-        committed = 0
-        for tokens, num_live in self._rounds(iter(requests), num_requests, self.config.segment_steps):
-            if on_segment is not None:
-                on_segment(tokens - committed, num_live)
-            committed = tokens
-            yield from self._collect()
+        for brought in self._rounds(requests, self.config.segment_steps, on_segment=on_segment):
+            for _, end in brought:
+                if end is not None:
+                    yield self._complete(end)
 
-    def _rounds(self, waiting: Iterator[Request], num_requests: int, segment_steps: int) -> Iterator[tuple[int, int]]:
-        """Admit, step, let the caller collect; until nothing waits and no row is in use."""
+    def abort(self, id: str) -> int:
+        """Ends a request in the middle of a run, all its samples; its rows and pages are free at once.
+
+        What was committed goes out as completions with finish reason "abort". Returns how many samples were in flight.
+        """
+        found = self._scheduler.abort(id, self._context)
+        self._aborted.extend(found)
+        return len(found)
+
+    def _rounds(
+        self,
+        requests: Iterable[Request],
+        segment_steps: int,
+        *,
+        watch: bool = False,
+        on_segment: Callable[[int, int], None] | None = None,
+    ) -> Iterator[list[tuple[Sample, Finished | None]]]:
+        """Admit, step, hand out, collect; until nobody waits and no row is in use.
+
+        Yields what each segment brought, once the next one runs: samples that ended, and with `watch` those that got on.
+        """
         self._check_idle()
+        if isinstance(requests, Sequence):
+            num_samples = sum(request.sampling.n for request in requests)
+            self.prepare(num_samples, deterministic=any(request.sampling.deterministic for request in requests))
+        else:
+            self.prepare(self.config.max_rows + 1)
+        self._running = True
         try:
-            self.prepare(num_requests)
-            more, total = True, 0
+            self._scheduler.feed(iter(requests))
+            brought: list[tuple[Sample, Finished | None]] = []
             while True:
-                more = self._admit(waiting) if more else False
-                rows = [row for row, request in enumerate(self._requests) if request is not None]
-                if not rows:
+                self._admit()
+                running = bool(self._scheduler.samples)
+                if running:
+                    self._step(segment_steps)
+                yield brought
+                if not running and not self._aborted:
                     return
-                total += self._step(rows, more, segment_steps)
-                yield total, len(rows)
+                brought = self._collect(watch, on_segment) if running else []
+                for sample in self._aborted:
+                    self._read(sample)
+                    brought.append((sample, Finished(sample, ABORTED)))
+                self._aborted.clear()
         finally:
-            self._requests = [None] * self.config.max_rows
-            self._state = self._state.replace(live=jnp.zeros_like(self._state.live))
+            self._scheduler.clear(self._context)
+            self._aborted.clear()
+            self._report, self._running = None, False
 
-    def _admit(self, waiting: Iterator[Request]) -> bool:
-        """Fills free rows; False once `waiting` is exhausted."""
-        free = [row for row, request in enumerate(self._requests) if request is None]
-        admitted: list[tuple[int, Request]] = []
-        for row in free:
-            request = next(waiting, None)
-            if request is None:
-                break
-            admitted.append((row, request))
-        if not admitted:
-            return not free
-        for row, request in admitted:
-            self._requests[row] = request
-            self._emitted[row] = len(request.prompt_token_ids)
-        rows, requests = zip(*admitted, strict=True)
-        prompts = [request.prompt_token_ids for request in requests]
-        self._state = insert(self._state, rows, prompts, [request.sampling for request in requests], self.model.eos_ids)
-        self._state = prefill_rows(self.model.params, self.model.cfg, self._state, schedule=self.schedule)
-        return len(admitted) == len(free)
-
-    def _step(self, rows: list[int], more: bool, segment_steps: int) -> int:
-        """Runs one segment over the live `rows`; returns how many tokens it committed.
-
-        It ends early as soon as a row can be refilled, or as soon as the live rows fit a smaller batch.
-        """
-        requests = [self._requests[row] for row in rows]
-        num_deterministic = sum(request.sampling.deterministic for request in requests if request is not None)
-        plan = self.planner.choose(num_deterministic, len(rows) - num_deterministic, self.stats)
-        min_live = len(rows) if more else self.planner.smaller_batch(plan) + 1
-        free = [row for row in range(self.config.max_rows) if self._requests[row] is None]
-        taken = jnp.asarray(rows + free[: plan.batch - len(rows)], jnp.int32)
-        steps = jnp.int32(max(1, segment_steps // plan.window))
-        before = self._committed()
-        self._state = run_segment(
-            *(self.model.params, self.model.cfg, self._state, taken, steps, jnp.int32(min_live)),
-            schedule=self.schedule,
-            plan=plan,
-        )
-        return int((self._committed() - before)[rows].sum())
-
-    def _check_idle(self) -> None:
-        if any(request is not None for request in self._requests):
-            raise InputError("this engine is in the middle of another run: finish it first, or make a second engine")
-
-    def _committed(self) -> np.ndarray:
-        return np.asarray(self._state.committed)
-
-    def _new_tokens(self) -> Iterator[tuple[int, tuple[int, ...], tuple[float, ...], bool]]:
-        """Row, tokens committed since the last call, their log-probabilities, and whether they are the last."""
-        committed, live = jax.device_get((self._state.committed, self._state.live))
-        for row, request in enumerate(self._requests):
-            if request is not None and (committed[row] > self._emitted[row] or not live[row]):
-                new = slice(int(self._emitted[row]), int(committed[row]))
-                tokens, logprobs = jax.device_get((self._state.tokens[row], self._state.logprobs[row]))
-                self._emitted[row] = committed[row]
-                yield row, tuple(tokens[new].tolist()), tuple(logprobs[new].tolist()), not live[row]
-
-    def _collect(self) -> Iterator[Completion]:
-        """Takes finished rows out."""
-        live = np.asarray(self._state.live)
-        finished = [row for row, request in enumerate(self._requests) if request is not None and not live[row]]
-        if not finished:
+    def _admit(self) -> None:
+        """Puts those who wait into free rows."""
+        admitted = self._scheduler.admit(self._context)
+        if not admitted.samples:
             return
-        tokens, logprobs, committed, finish = jax.device_get(
-            (self._state.tokens, self._state.logprobs, self._state.committed, self._state.finish)
+        copies = [(source, target) for source, target in admitted.copies if source != SCRATCH_PAGE]
+        if copies:
+            copies += [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_rows - len(copies))
+            source, target = np.asarray(copies, np.int32).T
+            self._state = copy_pages(self._state, source, target)
+        samples = admitted.samples
+        for sample in samples:
+            sample.canonical = len(sample.tokens) - 1 if not sample.request.sampling.deterministic else sample.limit
+        self._state = insert(
+            self._state,
+            [sample.row for sample in samples if sample.row is not None],
+            [sample.tokens for sample in samples],
+            [sample.request.sampling for sample in samples],
+            self.model.eos_ids,
+            prompt_lens=[sample.prompt_len for sample in samples],
+            logprobs=[sample.logprobs for sample in samples],
+            lengths=[sample.length for sample in samples],
         )
-        for row in finished:
-            request = self._requests[row]
-            assert request is not None
-            new = slice(len(request.prompt_token_ids), int(committed[row]))
-            token_ids = tuple(tokens[row, new].tolist())
-            stats = self._retire(row)
-            yield Completion(
-                id=request.id,
-                prompt_token_ids=request.prompt_token_ids,
-                token_ids=token_ids,
-                logprobs=tuple(logprobs[row, new].tolist()),
-                text=self._decode(token_ids),
-                finish_reason=FINISH_REASONS[int(finish[row])],
-                digest=completion_digest(request, token_ids, logprobs[row, new], self._context),
-                stats=stats,
-            )
 
-    def _retire(self, row: int) -> Stats:
-        """Frees `row` and adds what its request did to the engine's counters."""
-        counters = jax.device_get(self._state.counters)
-        stats = Stats(**{field.name: int(getattr(counters, field.name)[row]) for field in dataclasses.fields(Stats)})
-        self.stats += stats
-        self._requests[row] = None
-        return stats
+    def _step(self, segment_steps: int) -> None:
+        """Starts one segment over all rows in use, and does not wait for it."""
+        plan, segment = self._plan(segment_steps)
+        samples = tuple(self._scheduler.samples)
+        rows = [sample.row for sample in samples if sample.row is not None]
+        in_use = np.zeros(self.config.max_rows, bool)
+        in_use[rows] = True
+        free = np.flatnonzero(~in_use)
+        taken = np.asarray([*rows, *free[: plan.batch - len(rows)]], np.int32)
+        table = self._scheduler.allocator.page_table.copy()  # the device may read it while the host goes on
+        params, cfg = self.model.params, self.model.cfg
+        report: Report | None = None
+        if self._looked_at:
+            waited = time.perf_counter() - self._looked_at
+            self.idle_s += waited
+            self._visit_s += 0.1 * (waited - self._visit_s)
+        self._started_at = time.perf_counter()
+        for _ in range(segment.rounds):
+            if segment.prefill_passes:
+                passes = np.int32(segment.prefill_passes)
+                self._state = prefill_rows(params, cfg, self._state, in_use, table, passes, schedule=self.schedule)
+            self._state, report = run_segment(
+                *(params, cfg, self._state, in_use, table, taken),
+                *(np.int32(segment.steps), np.int32(segment.min_live), np.int32(segment.max_idle)),
+                schedule=self.schedule,
+                plan=plan,
+            )
+        assert report is not None
+        self._report = report, samples
+
+    def _plan(self, segment_steps: int) -> tuple[Plan, Segment]:
+        """The next plan and how long to run it, with pages reserved for it; rows that they do not last for are preempted."""
+        while True:
+            load = self._scheduler.load()
+            plan = self.planner.choose(load.num_deterministic, load.num_ordinary, self.stats)
+            segment = plan_segment(
+                load,
+                plan,
+                step_s=self.certificates[plan].step_s,
+                visit_s=self._visit_s,
+                segment_steps=segment_steps,
+                prefill_rows=self.schedule.rows,
+                prefill_window=self.schedule.window,
+                smaller_batch=self.planner.smaller_batch(plan),
+            )
+            num_steps = self._scheduler.affordable(segment.num_steps, plan.window)
+            if num_steps:
+                self._scheduler.reserve(num_steps * plan.window)
+                return plan, segment.shortened(num_steps)
+            youngest = self._scheduler.samples[-1]
+            self._read(youngest)
+            self._scheduler.preempt(self._context)
+
+    def _collect(self, watch: bool, on_segment: Callable[[int, int], None] | None) -> list[tuple[Sample, Finished | None]]:
+        """Waits for the segment and takes finished samples out of their rows."""
+        assert self._report is not None
+        report, samples = self._report
+        progress = np.asarray(report.progress)
+        self._looked_at = time.perf_counter()
+        self.busy_s += self._looked_at - self._started_at
+        brought: list[tuple[Sample, Finished | None]] = []
+        num_tokens = 0
+        num_live = len(samples)
+        for place, sample in enumerate(samples):
+            if sample.row is None:
+                continue  # aborted meanwhile
+            committed, length, finish, *counters = progress[:, place].tolist()
+            num_tokens += committed - sample.committed
+            sample.committed, sample.length, sample.stay = committed, length, Stats(*counters)
+            self._scheduler.allocator.register(sample)
+            end = None if finish == RUNNING else Finished(sample, FINISH_REASONS[finish])
+            if end is not None or watch or sample.request.sampling.stop:
+                first = len(sample.new_tokens) + 1
+                self._read(sample)
+                end = self._stopped(sample, first) or end
+            if end is not None:
+                num_live -= 1
+                self._scheduler.remove(sample, self._context, keep=finish != NOT_FINITE)
+                self.stats += sample.stats
+            if end is not None or watch:
+                brought.append((sample, end))
+        if on_segment is not None:
+            on_segment(num_tokens, num_live)
+        return brought
+
+    def _read(self, sample: Sample) -> None:
+        """Brings the tokens that the host knows of `sample` up to what was committed when it last looked."""
+        assert self._report is not None
+        report, samples = self._report
+        if sample in samples:
+            place = samples.index(sample)
+            sample.read(np.asarray(report.tokens)[place], np.asarray(report.logprobs)[place])
+
+    def _stopped(self, sample: Sample, first: int) -> Finished | None:
+        """How `sample` ends if a stop string is in its text, completed by the new token number `first` or a later one."""
+        sampling = sample.request.sampling
+        if not sampling.stop or len(sample.new_tokens) < first:
+            return None
+        found = find_stop(self._decode, sample.new_tokens, sampling.stop, first=first, begin=sampling.min_tokens)
+        if found is None:
+            return None
+        num_tokens, text = found
+        sample.cut(num_tokens)
+        return Finished(sample, FINISH_REASONS[STOP], text)
+
+    def _complete(self, end: Finished) -> Completion:
+        request, token_ids = end.sample.request, end.sample.new_tokens
+        return Completion(
+            id=request.id,
+            index=request.index,
+            prompt_token_ids=request.prompt_token_ids,
+            token_ids=token_ids,
+            logprobs=tuple(end.sample.logprobs),
+            text=self._decode(token_ids) if end.text is None else end.text,
+            finish_reason=end.reason,
+            digest=completion_digest(request, token_ids, np.asarray(end.sample.logprobs, np.float32), self._digest),
+            stats=end.sample.stats,
+        )
 
     def _decode(self, ids: Sequence[int]) -> str:
         return "" if self.model.tokenizer is None else self.model.tokenizer.decode(ids)
+
+    def _check_idle(self) -> None:
+        if self._running:
+            raise InputError("this engine is in the middle of another run: finish it first, or make a second engine")
+
+    def _read_fingerprint(self) -> None:
+        """Digests of what the bits depend on: in hex for completions, as bytes for the contents of pages."""
+        self._digest = hashlib.sha256(json.dumps(self.fingerprint(), sort_keys=True).encode()).hexdigest()
+        self._context = bytes.fromhex(self._digest)

@@ -15,18 +15,23 @@ class EngineConfig:
     Attributes:
         max_rows: most requests in flight.
         max_len: positions a request may take, prompt and new tokens together.
+        num_pages: cache pages that rows share, of `Schedule.page` positions each; enough for `max_rows` of `max_len` if None.
+            With fewer, requests wait, or start over when pages run out; their bits stay what they are.
+        prefix_sharing: requests that begin with the same tokens share the pages that hold them.
         method: what fills the row budget of deterministic requests. "none": one canonical row each, no draft. "self": the
             model's own fast path drafts, windows of `num_speculative_tokens + 1`. "auto": whichever commits more tokens per
             second with the rows that are live, from measured times.
         num_speculative_tokens: drafted tokens a window under "self" and "auto"; one less than a power of two.
         max_stop_ids: room for stop tokens of one request.
         max_logit_bias: room for tokens of one request's `logit_bias`.
-        segment_steps: most steps on the device before the host looks.
+        segment_steps: most tokens a row gains before the host looks.
         schedule: of the canonical pass; the device's default if None.
     """
 
     max_rows: int = 32
     max_len: int = 1024
+    num_pages: int | None = None
+    prefix_sharing: bool = True
     method: str = "auto"
     num_speculative_tokens: int = 15
     max_stop_ids: int = 16

@@ -18,23 +18,28 @@ CANNOT_WIN = "not tried: a fast step costs as much as a canonical one, so drafti
 class Planner:
     """Compiles, certifies and times plans when they are first needed, and chooses among them by what is live."""
 
-    def __init__(self, model: Model, schedule: Schedule, config: EngineConfig) -> None:
+    def __init__(self, model: Model, schedule: Schedule, config: EngineConfig, *, num_pages: int) -> None:
         """Knows no plan yet."""
+        self.model = model
         self.certificates: dict[Plan, Certificate] = {}
-        self._model, self._schedule, self._config = model, schedule, config
+        self._schedule, self._config, self._num_pages = schedule, config, num_pages
         self._batches: tuple[int, ...] = ()
+        self._examined: set[int] = set()  # batches whose canonical plans are known
 
-    def prepare(self, state: GenState, num_requests: int) -> GenState:
-        """Makes the plans for a run of `num_requests` in `state`, all rows free; of smaller batches only if rows refill."""
-        sizes, max_rows = buckets(self._config.max_rows), self._config.max_rows
-        top = min(size for size in sizes if size >= min(num_requests, max_rows))
-        for batch in sizes if num_requests > max_rows else (top,):
-            if batch in self._batches:
-                continue
-            state = self._certify(state, fast_plan(batch))
-            for window in self._windows():
-                state = self._certify_window(state, batch, window)
-            self._batches = tuple(sorted((*self._batches, batch)))
+    def lacks(self, num_requests: int, deterministic: bool) -> bool:
+        """Whether `prepare` has something to do."""
+        return any(b not in (self._examined if deterministic else self._batches) for b in self._sizes(num_requests))
+
+    def prepare(self, state: GenState, num_requests: int, deterministic: bool) -> GenState:
+        """Makes the plans for a run of `num_requests` in `state`, all rows free; canonical ones only if they are needed."""
+        for batch in self._sizes(num_requests):
+            if batch not in self._batches:
+                state = self._certify(state, fast_plan(batch))
+                self._batches = tuple(sorted((*self._batches, batch)))
+            if deterministic and batch not in self._examined:
+                for window in self._windows():
+                    state = self._certify_window(state, batch, window)
+                self._examined.add(batch)
         return state
 
     def choose(self, num_deterministic: int, num_ordinary: int, stats: Stats) -> Plan:
@@ -56,6 +61,11 @@ class Planner:
     def smaller_batch(self, plan: Plan) -> int:
         """The next smaller batch that the live rows of `plan` could move to; 0 if there is none."""
         return max((batch for batch in self._batches if batch < plan.batch and (plan.fast or self._usable(batch))), default=0)
+
+    def _sizes(self, num_requests: int) -> tuple[int, ...]:
+        """Batches that a run of `num_requests` needs; smaller ones only if rows refill."""
+        sizes, max_rows = buckets(self._config.max_rows), self._config.max_rows
+        return sizes if num_requests > max_rows else (min(size for size in sizes if size >= num_requests),)
 
     def _windows(self) -> tuple[int, ...]:
         """The window sizes that `method` allows."""
@@ -85,7 +95,9 @@ class Planner:
         return not decoding or self.certificates[fast_plan(batch)].step_s < WORTH_DRAFTING * min(decoding)
 
     def _certify(self, state: GenState, plan: Plan) -> GenState:
-        certificate, state = certify(self._model.params, self._model.cfg, state, plan, schedule=self._schedule)
+        certificate, state = certify(
+            *(self.model.params, self.model.cfg, state, plan), num_pages=self._num_pages, schedule=self._schedule
+        )
         self.certificates[plan] = certificate
         return state
 

@@ -1,4 +1,4 @@
-"""How passes spend their rows, and how long the device runs on its own: pure functions of what is live and of measured times."""
+"""How passes spend their rows, and how long the device runs on its own: pure functions of the load and of measured times."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -108,6 +108,17 @@ class Segment:
     max_idle: int
     min_live: int
 
+    @property
+    def num_steps(self) -> int:
+        """Most steps of all rounds together."""
+        return self.rounds * self.steps
+
+    def shortened(self, num_steps: int) -> "Segment":
+        """The same with at most `num_steps` steps, at least 1."""
+        if self.rounds > 1:  # of one step each
+            return dataclasses.replace(self, rounds=num_steps)
+        return dataclasses.replace(self, steps=num_steps)
+
 
 NEVER = 2**30
 MAX_ROUNDS = 8
@@ -134,8 +145,8 @@ def plan_segment(
     While some rows decode, nobody of them waits for more than one pass over prompts: passes over prompts and steps take
     turns, but for stretches that fit into the windows which the step's own pass leaves empty.
 
-    A row that ended idles until the host looks; looking costs everybody `visit_s`. So the host looks when idling has cost as much
-    as looking will, which is at most twice what the best moment would have cost.
+    A row that ended idles until the host looks, and looking costs everybody `visit_s`. So the host looks when idling has
+    cost as much as looking will, which is at most twice what the best moment would have cost.
 
     Args:
         load: what is in the rows.

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,15 +11,26 @@ from detspec.sampling import SamplingParams
 from detspec.state import LENGTH, NOT_FINITE, STOP
 
 FINISH_REASONS = {STOP: "stop", LENGTH: "length", NOT_FINITE: "error"}
+ABORTED = "abort"
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One prompt as token ids, and how to continue it; `id` names it in outputs and errors."""
+    """One prompt as token ids, and how to continue it; `id` names it in outputs and errors.
+
+    `index` is the sample's number, once a request of several samples has been parted into them.
+    """
 
     id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
+    index: int = 0
+
+    def samples(self) -> "Iterator[Request]":
+        """The `n` samples that it asks for, as requests of one sample each: sample `i` has the seed `seed + i`."""
+        for index in range(self.sampling.n):
+            seed = (self.sampling.seed + index) % 2**32
+            yield Request(self.id, self.prompt_token_ids, dataclasses.replace(self.sampling, n=1, seed=seed), index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +63,12 @@ class Completion:
 
     Attributes:
         id: the request's.
+        index: number of the sample, 0 .. n-1.
         prompt_token_ids: the prompt.
         token_ids: new tokens, a stop token included.
         logprobs: raw float32 log-probability of each new token; from the canonical pass if the request was deterministic.
         text: the new tokens as text, special tokens left out; "" without a tokenizer.
-        finish_reason: "stop", "length", or "error" (a logit was not finite).
+        finish_reason: "stop", "length", "abort", or "error" (a logit was not finite).
         digest: sha256 over prompt, sampling, tokens, log-probability bits, model, schedule and fingerprint.
         stats: what speculation did.
     """
@@ -68,6 +81,7 @@ class Completion:
     finish_reason: str
     digest: str
     stats: Stats
+    index: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,9 @@ UNFINISHED = "\ufffd"  # what a character decodes to of which not all bytes are 
 DecodeFn = Callable[[Sequence[int]], str]
 
 
-def find_stop(decode_fn: DecodeFn, ids: Sequence[int], stop: Sequence[str], *, first: int, begin: int) -> tuple[int, str] | None:
+def find_stop(
+    decode_fn: DecodeFn, ids: Sequence[int], stop: Sequence[str], *, first: int, begin: int
+) -> tuple[int, str] | None:
     """The fewest tokens of `ids`, at least `first`, whose text holds a string of `stop`, and the text before that string.
 
     What is found depends on `ids` alone: text only ever grows at its end, so whether the first `n` tokens hold a string is
@@ -17,13 +19,14 @@ def find_stop(decode_fn: DecodeFn, ids: Sequence[int], stop: Sequence[str], *, f
         ids: new tokens.
         stop: strings.
         first: most tokens known not to end the text, plus one.
-        begin: tokens whose text is not looked at, those of `min_tokens`.
+        begin: tokens within which no string ends the text, those of `min_tokens`.
     """
     ignored = len(decode_fn(ids[:begin]).rstrip(UNFINISHED)) if begin else 0
 
     def place(number: int) -> int:
-        found = [at for at in (decode_fn(ids[:number]).find(string, ignored) for string in stop) if at >= 0]
-        return min(found, default=-1)
+        text = decode_fn(ids[:number])
+        found = (text.find(string, max(0, ignored - len(string) + 1)) for string in stop)
+        return min((at for at in found if at >= 0), default=-1)
 
     if place(len(ids)) < 0:
         return None

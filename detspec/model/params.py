@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig
+from detspec.errors import InputError
 
 Params = dict[str, Any]
 
@@ -78,3 +79,16 @@ def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
 def params_bytes(params: Params) -> int:
     """Bytes of all arrays in `params`."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+
+
+def check_params(cfg: ModelConfig, params: Params) -> None:
+    """Raises `InputError` unless `params` have the tree, shapes and dtypes of the weights of `cfg`."""
+    expected, given = param_shapes(cfg), params
+    if jax.tree.structure(expected) != jax.tree.structure(given):
+        raise InputError(f"the weights are not a tree of the model's: {jax.tree.structure(given)}")
+    for (path, like), leaf in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(given), strict=True):
+        if (like.shape, like.dtype) != (leaf.shape, leaf.dtype):
+            raise InputError(
+                f"weight {jax.tree_util.keystr(path)} has shape {leaf.shape} and dtype {leaf.dtype}, the model's has "
+                f"{like.shape} and {like.dtype}"
+            )

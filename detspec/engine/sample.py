@@ -8,18 +8,18 @@ from detspec.engine.request import Request, Stats
 
 
 @dataclasses.dataclass(eq=False)
-class Sequence:
+class Sample:
     """The host's view of one row, or of a request that waits for one.
 
     Attributes:
         request: what is asked for; one sample of it.
         tokens: prompt and new tokens, as far as the host has read them. All committed ones while it waits.
         logprobs: of the new tokens among `tokens`.
-        stats: counters of earlier stays in a row, before it was preempted.
+        stay: counters of this stay in a row; `earlier` those of stays before it was preempted.
         committed, length: as in `GenState`, when the host last looked.
         canonical: positions that the canonical pass has written or will write before any other does.
         row: where it is, None while it waits.
-        pages: its pages in order; `shared` of them were found with their contents.
+        pages: its pages in order.
         keys: of the pages of what it had to catch up with: `num_whole` whole ones, and behind them one for the partial page.
         registered: how many of `keys` have been written.
     """
@@ -27,7 +27,8 @@ class Sequence:
     request: Request
     tokens: list[int]
     logprobs: list[float] = dataclasses.field(default_factory=list)
-    stats: Stats = dataclasses.field(default_factory=Stats)
+    stay: Stats = dataclasses.field(default_factory=Stats)
+    earlier: Stats = dataclasses.field(default_factory=Stats)
     committed: int = 0
     length: int = 0
     canonical: int = 0
@@ -53,6 +54,11 @@ class Sequence:
         return tuple(self.tokens[self.prompt_len :])
 
     @property
+    def stats(self) -> Stats:
+        """What speculation did for it."""
+        return self.earlier + self.stay
+
+    @property
     def behind(self) -> int:
         """Committed tokens but the last that the cache lacks."""
         return max(0, self.committed - 1 - self.length)
@@ -68,6 +74,6 @@ class Sequence:
         del self.tokens[self.prompt_len + num_new :], self.logprobs[num_new:]
 
 
-def first_sequence(request: Request) -> Sequence:
+def first_sample(request: Request) -> Sample:
     """A request that nothing is known of but its prompt."""
-    return Sequence(request, list(request.prompt_token_ids), committed=len(request.prompt_token_ids))
+    return Sample(request, list(request.prompt_token_ids), committed=len(request.prompt_token_ids))
