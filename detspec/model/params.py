@@ -83,10 +83,13 @@ def params_bytes(params: Params) -> int:
 
 def check_params(cfg: ModelConfig, params: Params) -> None:
     """Raises `InputError` unless `params` have the tree, shapes and dtypes of the weights of `cfg`."""
-    expected, given = param_shapes(cfg), params
-    if jax.tree.structure(expected) != jax.tree.structure(given):
-        raise InputError(f"the weights are not a tree of the model's: {jax.tree.structure(given)}")
-    for (path, like), leaf in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(given), strict=True):
+    expected = dict(jax.tree.leaves_with_path(param_shapes(cfg)))
+    given = dict(jax.tree.leaves_with_path(params))
+    odd = sorted(map(jax.tree_util.keystr, expected.keys() ^ given.keys()))
+    if odd:
+        raise InputError(f"the weights are not those of the model: {odd[0]} is in one of them alone")
+    for path, like in expected.items():
+        leaf = given[path]
         if (like.shape, like.dtype) != (leaf.shape, leaf.dtype):
             raise InputError(
                 f"weight {jax.tree_util.keystr(path)} has shape {leaf.shape} and dtype {leaf.dtype}, the model's has "
