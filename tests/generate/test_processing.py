@@ -1,9 +1,9 @@
 """Penalties, bias and minimum length inside windows, on examples worked out by hand.
 
 `table_model`: the next token has logit 4, all others 0; of equal logits the smallest token is chosen. On the table of `LOOP`,
-3 and 4 follow each other, and with a frequency penalty of 2 the prompt [3] goes on as
+3 follows 3, and with a frequency penalty of 2 the prompt [3] goes on with
 
-    4: 4    3: 4 (the prompt's 3 does not count)    4: 4-2    3: 4-2    4: 4-4, equal to all others: token 0    1: 4
+    3: 4 (the prompt's 3 does not count)    3: 4-2    0: 3 has 4-4 as all others    1: 4    2: 4    3: 4-4, but 0 1 2 have -2
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, draft_sourc
 MAX_LEN = 16
 SCHEDULE = Schedule(rows=8, window=4, page=4)
 ALIGNED = dataclasses.replace(SCHEDULE, alignment="window")
-LOOP = tuple(3 if t == 4 else up for t, up in enumerate(COUNT_UP))
+LOOP = tuple(3 if t == 3 else up for t, up in enumerate(COUNT_UP))
 
 
 @partial(jax.jit, static_argnames=("schedule", "source"))
@@ -56,9 +56,9 @@ def text_of(state: GenState) -> list[int]:
 # source, schedule, and what the draft believes: nothing; the whole text; guesses that are refused
 WAYS = [
     ("recorded", SCHEDULE, ()),
-    ("recorded", SCHEDULE, (3, 4, 3, 4, 3, 0, 1)),
-    ("recorded", SCHEDULE, (3, 4, 4, 4, 3, 4, 4)),
-    ("recorded", ALIGNED, (3, 4, 3, 4, 4, 4, 4)),
+    ("recorded", SCHEDULE, (3, 3, 3, 0, 1, 2, 3)),
+    ("recorded", SCHEDULE, (3, 4, 3, 3, 3, 3, 3)),
+    ("recorded", ALIGNED, (3, 3, 3, 3, 3, 3, 3)),
     ("self", SCHEDULE, ()),
 ]
 
@@ -67,7 +67,7 @@ WAYS = [
 def test_frequency_penalty_counts_committed_tokens_and_no_refused_guess(source, schedule, guesses):
     state = start([3], frequency_penalty=2.0, schedule=schedule)
     state = go_on(state, guesses, schedule=schedule, source=source, table=LOOP)
-    assert text_of(state) == [3, 4, 3, 4, 3, 0, 1]
+    assert text_of(state) == [3, 3, 3, 0, 1, 2, 3]
     if source == "self" or guesses == WAYS[1][2]:
         assert state.counters.num_rollbacks.tolist() == [0]  # guesses before a choice are counted, in draft and pass alike
     if guesses == WAYS[2][2]:
@@ -75,16 +75,16 @@ def test_frequency_penalty_counts_committed_tokens_and_no_refused_guess(source, 
 
 
 def test_counting_the_refused_guesses_would_choose_another_token():
-    """Text [3 4 3] with the guesses 4 4 refused: the next is 4. Had their counts stayed, as in the text [3 4 4 4 3]: 4 - 6.
+    """Text [3 3] with the guesses 4 3 3 refused: the next is 3. Had their counts stayed, as in the text [3 4 3 3 3]: 4 - 6.
 
-    The same text as one prompt holds no new token: 4 again.
+    The same text as one prompt holds no new token: 3 again.
     """
-    refused = go_on(start([3], frequency_penalty=2.0), [3, 4, 4, 4], steps=1, table=LOOP)
-    assert text_of(refused) == [3, 4, 3]
-    assert text_of(go_on(refused, steps=1, table=LOOP))[3:] == [4]
+    refused = go_on(start([3], frequency_penalty=2.0), [3, 4, 3, 3], steps=1, table=LOOP)
+    assert text_of(refused) == [3, 3]
+    assert text_of(go_on(refused, steps=1, table=LOOP))[2:] == [3]
     params = SamplingParams(max_tokens=6, frequency_penalty=2.0)
-    for prompt_lens, following in (([1], 0), (None, 4)):
-        state = insert(start([3]), [0], [[3, 4, 4, 4, 3]], [params], (), prompt_lens=prompt_lens)
+    for prompt_lens, following in (([1], 0), (None, 3)):
+        state = insert(start([3]), [0], [[3, 4, 3, 3, 3]], [params], (), prompt_lens=prompt_lens)
         assert text_of(go_on(state, steps=1, table=LOOP))[5:] == [following]
 
 
