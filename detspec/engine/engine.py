@@ -9,12 +9,10 @@
 import dataclasses
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from detspec.cache import SCRATCH_PAGE
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
 from detspec.engine.allocator import Allocator
@@ -23,14 +21,14 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Plan, Segment, plan_segment
-from detspec.engine.programs import Report, copy_pages, prefill_rows, run_segment
 from detspec.engine.request import ABORTED, FINISH_REASONS, Completion, Piece, Request, Stats, completion_digest
+from detspec.engine.runner import Runner
 from detspec.engine.sample import Sample
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.text import find_stop, showable
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
-from detspec.generate.insert import check_prompt, init_state, insert
+from detspec.generate.insert import check_prompt
 from detspec.model.params import Params, check_params
 from detspec.sampling import SamplingParams, all_stop_ids
 from detspec.state import NOT_FINITE, RUNNING, STOP
@@ -54,8 +52,8 @@ class Engine:
         completions = engine.generate(["def fib(n):"], ds.SamplingParams(max_tokens=64))
 
     Attributes:
+        model, config, schedule: what it runs, and how.
         stats: what speculation did for all requests so far.
-        busy_s, idle_s: seconds that the device had a segment to run, and that it waited for the host between two segments.
     """
 
     def __init__(self, model: Model, config: EngineConfig | None = None) -> None:
@@ -64,7 +62,6 @@ class Engine:
         self.config = config or EngineConfig()
         self.schedule = self.config.schedule or default_schedule()
         self.stats = Stats()
-        self.busy_s = self.idle_s = 0.0
         max_rows, max_len, page = self.config.max_rows, self.config.max_len, self.schedule.page
         if max_len > model.cfg.max_position:
             raise InputError(f"max_len {max_len} exceeds the {model.cfg.max_position} positions that the model was made for")
@@ -72,15 +69,7 @@ class Engine:
         num_pages = max_rows * max_pages if self.config.num_pages is None else self.config.num_pages
         if num_pages < max_rows:
             raise InputError(f"num_pages ({num_pages}) must be at least max_rows ({max_rows}): a page for every row")
-        self._state = init_state(
-            model.cfg,
-            max_rows=max_rows,
-            max_len=max_len,
-            max_stop_ids=self.config.max_stop_ids,
-            max_logit_bias=self.config.max_logit_bias,
-            schedule=self.schedule,
-            num_pages=num_pages,
-        )
+        self._runner = Runner(model, self.schedule, self.config, num_pages=num_pages)
         self.planner = Planner(model, self.schedule, self.config, num_pages=num_pages)
         self._pool = PagePool(num_pages)
         sharing = self.config.prefix_sharing
@@ -89,10 +78,7 @@ class Engine:
         self._weight_version: str | None = None
         self._read_fingerprint()
         self._running = False
-        self._report: tuple[Report, tuple[Sample, ...]] | None = None
         self._aborted: list[Sample] = []
-        self._started_at = self._looked_at = 0.0
-        self._visit_s = 1e-3  # what a look of the host costs the device, until measured
 
     def fingerprint(self) -> dict[str, object]:
         """Everything but the request that committed bits may depend on."""
@@ -115,6 +101,16 @@ class Engine:
         """Cache pages that rows hold now."""
         return self._pool.num_held
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the device had a segment to run."""
+        return self._runner.busy_s
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds that the device waited for the host between two segments."""
+        return self._runner.idle_s
+
     def prepare(self, num_requests: int, *, deterministic: bool = True) -> tuple[Certificate, ...]:
         """Compiles, certifies and times the programs that a run of `num_requests` needs; runs do it by themselves.
 
@@ -128,7 +124,7 @@ class Engine:
         self._check_idle()
         if self.planner.lacks(num_requests, deterministic):
             self._pool.clear()  # the trial runs write over all pages
-            self._state = self.planner.prepare(self._state, num_requests, deterministic)
+            self._runner.state = self.planner.prepare(self._runner.state, num_requests, deterministic)
         return tuple(self.certificates.values())
 
     def update_params(self, params: Params, weight_version: str | None = None) -> None:
@@ -146,7 +142,7 @@ class Engine:
         check_params(self.model.cfg, params)
         digest = digest_model(self.model.cfg, params) if weight_version is None else ""
         self.model = dataclasses.replace(self.model, params=params, digest=digest)
-        self.planner.model = self.model
+        self.planner.model = self._runner.model = self.model
         self._weight_version = weight_version
         self._pool.clear()
         self._read_fingerprint()
@@ -271,67 +267,25 @@ class Engine:
                     return
                 brought = self._collect(watch, on_segment) if running else []
                 for sample in self._aborted:
-                    self._read(sample)
+                    self._runner.read(sample)
                     brought.append((sample, Finished(sample, ABORTED)))
                 self._aborted.clear()
         finally:
             self._scheduler.clear(self._context)
             self._aborted.clear()
-            self._report, self._running = None, False
+            self._runner.rest()
+            self._running = False
 
     def _admit(self) -> None:
         """Puts those who wait into free rows."""
         admitted = self._scheduler.admit(self._context)
-        if not admitted.samples:
-            return
-        copies = [(source, target) for source, target in admitted.copies if source != SCRATCH_PAGE]
-        if copies:
-            copies += [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_rows - len(copies))
-            source, target = np.asarray(copies, np.int32).T
-            self._state = copy_pages(self._state, source, target)
-        samples = admitted.samples
-        for sample in samples:
-            sample.canonical = len(sample.tokens) - 1 if not sample.request.sampling.deterministic else sample.limit
-        self._state = insert(
-            self._state,
-            [sample.row for sample in samples if sample.row is not None],
-            [sample.tokens for sample in samples],
-            [sample.request.sampling for sample in samples],
-            self.model.eos_ids,
-            prompt_lens=[sample.prompt_len for sample in samples],
-            logprobs=[sample.logprobs for sample in samples],
-            lengths=[sample.length for sample in samples],
-        )
+        if admitted.samples:
+            self._runner.admit(admitted)
 
     def _step(self, segment_steps: int) -> None:
         """Starts one segment over all rows in use, and does not wait for it."""
         plan, segment = self._plan(segment_steps)
-        samples = tuple(self._scheduler.samples)
-        rows = [sample.row for sample in samples if sample.row is not None]
-        in_use = np.zeros(self.config.max_rows, bool)
-        in_use[rows] = True
-        free = np.flatnonzero(~in_use)
-        taken = np.asarray([*rows, *free[: plan.batch - len(rows)]], np.int32)
-        table = self._scheduler.allocator.page_table.copy()  # the device may read it while the host goes on
-        params, cfg = self.model.params, self.model.cfg
-        report: Report | None = None
-        if self._looked_at:
-            waited = time.perf_counter() - self._looked_at
-            self.idle_s += waited
-            self._visit_s += 0.1 * (waited - self._visit_s)
-        self._started_at = time.perf_counter()
-        for _ in range(segment.rounds):
-            if segment.prefill_passes:
-                passes = np.int32(segment.prefill_passes)
-                self._state = prefill_rows(params, cfg, self._state, in_use, table, passes, schedule=self.schedule)
-            self._state, report = run_segment(
-                *(params, cfg, self._state, in_use, table, taken),
-                *(np.int32(segment.steps), np.int32(segment.min_live), np.int32(segment.max_idle)),
-                schedule=self.schedule,
-                plan=plan,
-            )
-        assert report is not None
-        self._report = report, samples
+        self._runner.start(plan, segment, self._scheduler.samples, self._scheduler.allocator.page_table)
 
     def _plan(self, segment_steps: int) -> tuple[Plan, Segment]:
         """The next plan and how long to run it, with pages reserved for it; rows that they do not last for are preempted."""
@@ -342,7 +296,7 @@ class Engine:
                 load,
                 plan,
                 step_s=self.certificates[plan].step_s,
-                visit_s=self._visit_s,
+                visit_s=self._runner.visit_s,
                 segment_steps=segment_steps,
                 prefill_rows=self.schedule.rows,
                 prefill_window=self.schedule.window,
@@ -352,34 +306,27 @@ class Engine:
             if num_steps:
                 self._scheduler.reserve(num_steps * plan.window)
                 return plan, segment.shortened(num_steps)
-            youngest = self._scheduler.samples[-1]
-            self._read(youngest)
+            self._runner.read(self._scheduler.samples[-1])
             self._scheduler.preempt(self._context)
 
     def _collect(self, watch: bool, on_segment: Callable[[int, int], None] | None) -> list[tuple[Sample, Finished | None]]:
         """Waits for the segment and takes finished samples out of their rows."""
-        assert self._report is not None
-        report, samples = self._report
-        progress = np.asarray(report.progress)
-        self._looked_at = time.perf_counter()
-        self.busy_s += self._looked_at - self._started_at
         brought: list[tuple[Sample, Finished | None]] = []
-        num_tokens = 0
-        num_live = len(samples)
-        for place, sample in enumerate(samples):
+        num_tokens = num_live = 0
+        for sample, (committed, length, finish, *counters) in self._runner.wait():
             if sample.row is None:
                 continue  # aborted meanwhile
-            committed, length, finish, *counters = progress[:, place].tolist()
             num_tokens += committed - sample.committed
             sample.committed, sample.length, sample.stay = committed, length, Stats(*counters)
             self._scheduler.allocator.register(sample)
             end = None if finish == RUNNING else Finished(sample, FINISH_REASONS[finish])
             if end is not None or watch or sample.request.sampling.stop:
                 first = len(sample.new_tokens) + 1
-                self._read(sample)
+                self._runner.read(sample)
                 end = self._stopped(sample, first) or end
-            if end is not None:
-                num_live -= 1
+            if end is None:
+                num_live += 1
+            else:
                 self._scheduler.remove(sample, self._context, keep=finish != NOT_FINITE)
                 self.stats += sample.stats
             if end is not None or watch:
@@ -387,14 +334,6 @@ class Engine:
         if on_segment is not None:
             on_segment(num_tokens, num_live)
         return brought
-
-    def _read(self, sample: Sample) -> None:
-        """Brings the tokens that the host knows of `sample` up to what was committed when it last looked."""
-        assert self._report is not None
-        report, samples = self._report
-        if sample in samples:
-            place = samples.index(sample)
-            sample.read(np.asarray(report.tokens)[place], np.asarray(report.logprobs)[place])
 
     def _stopped(self, sample: Sample, first: int) -> Finished | None:
         """How `sample` ends if a stop string is in its text, completed by the new token number `first` or a later one."""

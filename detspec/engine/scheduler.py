@@ -67,6 +67,8 @@ class Scheduler:
             )
             if copy is None:
                 break
+            # An ordinary row's new tokens come from the fast path; what it has to catch up with does not.
+            sample.canonical = sample.limit if sample.request.sampling.deterministic else sample.committed - 1
             del self._queue[place]
             self._free_rows.pop()
             self.samples.append(sample)

@@ -67,7 +67,6 @@ class Life(RuleBasedStateMachine):
     def admit(self):
         admitted = self.scheduler.admit(CONTEXT)
         for sample, (source, target) in zip(admitted.samples, admitted.copies, strict=True):
-            sample.canonical = sample.limit if sample.request.sampling.deterministic else len(sample.tokens) - 1
             if source != SCRATCH_PAGE:
                 self.written[target] = list(self.written[source])
             for position in range(sample.length):  # what it takes for known is there
@@ -190,7 +189,6 @@ def test_whole_pages_of_canonical_tokens_are_found_again_and_ordinary_ones_are_n
         scheduler = scheduler_of(num_pages=20)
         scheduler.feed(iter([request_of("a", [1, 2, 3, 4, 5], 7, deterministic=deterministic)]))
         (sample,) = scheduler.admit(CONTEXT).samples
-        sample.canonical = sample.limit if deterministic else 4
         sample.tokens += [6, 7, 8, 9, 10]
         sample.committed, sample.length = 10, 9
         scheduler.remove(sample, CONTEXT, keep=True)
@@ -231,7 +229,7 @@ def test_preempted_sample_goes_first_and_finds_its_pages():
     a, b, *_ = scheduler.admit(CONTEXT).samples
     run_prefill(scheduler)
     b.tokens += [9, 9, 9]
-    b.committed, b.length, b.canonical = 9, 8, b.limit
+    b.committed, b.length = 9, 8
     while scheduler.samples[-1] is not b:
         scheduler.remove(scheduler.samples[-1], CONTEXT, keep=False)
     assert scheduler.affordable(8, 1) < 8

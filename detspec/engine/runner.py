@@ -1,0 +1,114 @@
+"""The device's side of the engine: its state, the programs that are started on it, and the clock of both sides."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from detspec.cache import SCRATCH_PAGE
+from detspec.checkpoint.load import Model
+from detspec.config import Schedule
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Plan, Segment
+from detspec.engine.programs import Report, copy_pages, prefill_rows, run_segment
+from detspec.engine.sample import Sample
+from detspec.engine.scheduler import Admitted
+from detspec.generate.insert import init_state, insert
+
+
+class Runner:
+    """Starts one segment after another and waits for each.
+
+    Attributes:
+        model: the weights that it runs.
+        state: of the device; every program takes it and gives the next one.
+        busy_s, idle_s: seconds that the device had a segment to run, and that it waited for the host between two.
+        visit_s: seconds that it waits when the host looks, a running mean.
+    """
+
+    def __init__(self, model: Model, schedule: Schedule, config: EngineConfig, *, num_pages: int) -> None:
+        """Allocates the cache."""
+        self.model = model
+        self.state = init_state(
+            model.cfg,
+            max_rows=config.max_rows,
+            max_len=config.max_len,
+            max_stop_ids=config.max_stop_ids,
+            max_logit_bias=config.max_logit_bias,
+            schedule=schedule,
+            num_pages=num_pages,
+        )
+        self.busy_s = self.idle_s = 0.0
+        self.visit_s = 1e-3  # until measured
+        self._schedule, self._max_rows = schedule, config.max_rows
+        self._report: tuple[Report, tuple[Sample, ...]] | None = None
+        self._started_at = self._waited_at = 0.0
+
+    def admit(self, admitted: Admitted) -> None:
+        """Puts samples into their rows, with the contents of the pages that they copy."""
+        copies = [(source, target) for source, target in admitted.copies if source != SCRATCH_PAGE]
+        if copies:
+            copies += [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self._max_rows - len(copies))
+            source, target = np.asarray(copies, np.int32).T
+            self.state = copy_pages(self.state, source, target)
+        samples = admitted.samples
+        self.state = insert(
+            self.state,
+            [sample.row for sample in samples if sample.row is not None],
+            [sample.tokens for sample in samples],
+            [sample.request.sampling for sample in samples],
+            self.model.eos_ids,
+            prompt_lens=[sample.prompt_len for sample in samples],
+            logprobs=[sample.logprobs for sample in samples],
+            lengths=[sample.length for sample in samples],
+        )
+
+    def start(self, plan: Plan, segment: Segment, samples: Sequence[Sample], page_table: np.ndarray) -> None:
+        """Starts a segment over the rows of `samples`, all that are in use, and does not wait for it."""
+        rows = [sample.row for sample in samples if sample.row is not None]
+        in_use = np.zeros(self._max_rows, bool)
+        in_use[rows] = True
+        free = np.flatnonzero(~in_use)[: plan.batch - len(rows)]
+        taken = np.asarray([*rows, *free], np.int32)
+        table = page_table.copy()  # the device may read it while the host goes on
+        if self._waited_at:
+            waited = time.perf_counter() - self._waited_at
+            self.idle_s += waited
+            self.visit_s += 0.1 * (waited - self.visit_s)
+        self._started_at = time.perf_counter()
+        params, cfg, report = self.model.params, self.model.cfg, None
+        limits = (np.int32(limit) for limit in (segment.steps, segment.min_live, segment.max_idle))
+        steps, min_live, max_idle = limits
+        for _ in range(segment.rounds):
+            if segment.prefill_passes:
+                passes = np.int32(segment.prefill_passes)
+                self.state = prefill_rows(params, cfg, self.state, in_use, table, passes, schedule=self._schedule)
+            self.state, report = run_segment(
+                *(params, cfg, self.state, in_use, table, taken),
+                *(steps, min_live, max_idle),
+                schedule=self._schedule,
+                plan=plan,
+            )
+        assert report is not None
+        self._report = report, tuple(samples)
+
+    def wait(self) -> list[tuple[Sample, list[int]]]:
+        """What the segment that was started last says of each of its rows, once it has ended: see `Report.progress`."""
+        assert self._report is not None
+        report, samples = self._report
+        progress = np.asarray(report.progress).T.tolist()
+        self._waited_at = time.perf_counter()
+        self.busy_s += self._waited_at - self._started_at
+        return list(zip(samples, progress, strict=False))  # rows that only filled the batch up say nothing
+
+    def read(self, sample: Sample) -> None:
+        """Brings the tokens that `sample` knows of itself up to what it has committed."""
+        if self._report is None or sample not in self._report[1]:
+            return
+        report, samples = self._report
+        place = samples.index(sample)
+        sample.read(np.asarray(report.tokens)[place], np.asarray(report.logprobs)[place])
+
+    def rest(self) -> None:
+        """The run is over: the time until the next one is nobody's."""
+        self._report, self._waited_at = None, 0.0
