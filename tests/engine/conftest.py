@@ -15,9 +15,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_folder(tmp_path_factory.mktemp("model") / "bytes")
 
 
-def make_engine(model: Model, max_rows: int, method: str) -> Engine:
-    config = EngineConfig(max_rows=max_rows, max_len=MAX_LEN, method=method, num_speculative_tokens=3, schedule=SCHEDULE)
-    return Engine(model, config)
+def make_engine(model: Model, max_rows: int, method: str, **changes) -> Engine:
+    """Engines of the same shapes share their compiled programs."""
+    shape = {"max_rows": max_rows, "max_len": MAX_LEN, "method": method, "num_speculative_tokens": 3, "schedule": SCHEDULE}
+    return Engine(model, EngineConfig(**shape, **changes))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,235 @@
+"""Pages, prefixes and preemption change no bit: requests of all kinds in engines of all shapes against each one by itself."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from detspec.checkpoint.load import Model
+from detspec.engine.engine import Engine
+from detspec.engine.request import Completion
+from detspec.errors import InputError
+from detspec.model.params import init_params
+from detspec.sampling import SamplingParams
+from tests.engine.byte_model import BYTE_CFG, facts, ordinary, some_prompts, some_sampling
+from tests.engine.conftest import make_engine
+
+PREFIX = list(range(100, 135))  # two pages of 16 and 3 tokens
+NUM = 12
+SHUFFLED = [7, 2, 11, 0, 9, 4, 1, 10, 3, 6, 8, 5]
+
+
+def mixed_requests(number: int = NUM) -> list[tuple[list[int], SamplingParams]]:
+    """Some with a common prefix, two of them the same prompt; greedy, sampled, with penalties; some stop early."""
+    prompts = [PREFIX + prompt[:5] if i % 3 == 0 else prompt for i, prompt in enumerate(some_prompts(number))]
+    prompts[6] = prompts[3]
+    sampling = some_sampling(number)
+    sampling[1] = dataclasses.replace(sampling[1], repetition_penalty=1.3, presence_penalty=0.5)
+    sampling[4] = dataclasses.replace(sampling[4], stop_token_ids=(7, 8, 9), logit_bias={7: 4, 8: 4, 9: 4})
+    sampling[9] = dataclasses.replace(sampling[9], n=3, seed=50, temperature=0.9)
+    lengths = [min(16 + 20 * (i % 2), 60 - len(prompt)) for i, prompt in enumerate(prompts)]
+    return [(p, dataclasses.replace(s, max_tokens=n)) for p, s, n in zip(prompts, sampling, lengths, strict=True)]
+
+
+def run(engine: Engine, order=range(NUM), change=lambda sampling: sampling) -> list:
+    """Facts by request and sample, whatever the order they came in."""
+    requests = mixed_requests()
+    made = [engine.request(requests[i][0], change(requests[i][1]), id=str(i)) for i in order]
+    completions = sorted(engine.run(iter(made)), key=lambda c: (int(c.id), c.index))
+    assert engine.num_pages_held == 0
+    return [(c.id, c.index, *facts(c), c.digest) for c in completions]
+
+
+@pytest.fixture(scope="module")
+def alone(one_row: Engine) -> list:
+    return run(one_row)
+
+
+@pytest.fixture(scope="module")
+def small_pool(model: Model) -> Engine:
+    """Eight rows of up to four pages each, and pages for two of them."""
+    return make_engine(model, 8, "none", num_pages=8)
+
+
+def test_order_and_rows_change_nothing(alone, three_rows, eight_rows):
+    assert run(eight_rows) == alone
+    assert run(eight_rows, SHUFFLED) == alone
+    assert run(three_rows, SHUFFLED[::-1]) == alone
+
+
+def test_too_few_pages_preempt_and_change_nothing(alone, small_pool):
+    assert run(small_pool) == alone
+    assert run(small_pool, SHUFFLED) == alone
+    assert small_pool.num_preemptions > 0
+
+
+def test_without_prefix_sharing_nothing_changes(alone, model):
+    assert run(make_engine(model, 8, "auto", prefix_sharing=False), SHUFFLED) == alone
+
+
+def test_ordinary_requests_in_other_engines_get_other_bits(one_row, eight_rows, small_pool):
+    """The inverse control."""
+    found = [run(engine, change=ordinary) for engine in (one_row, eight_rows, small_pool)]
+    assert any(found[0] != other for other in found[1:])
+
+
+def test_known_prefix_is_not_computed_again(eight_rows):
+    """The second time only what lies behind the last whole page is caught up with, and the same bits come out."""
+    prompt, sampling = list(range(300, 345)), SamplingParams(max_tokens=4)
+    first = eight_rows.generate([prompt], sampling)
+    lengths = []
+    admit = eight_rows._runner.admit
+    try:
+        eight_rows._runner.admit = lambda admitted: lengths.extend(s.length for s in admitted.samples) or admit(admitted)
+        again = eight_rows.generate([prompt], sampling)
+    finally:
+        del eight_rows._runner.admit
+    assert [facts(c) for c in again] == [facts(c) for c in first]
+    assert lengths == [44]  # all but the last token: two whole pages and the copy of a partial one
+
+
+def test_samples_equal_requests_of_their_seeds(eight_rows, three_rows):
+    prompt, sampling = PREFIX, SamplingParams(max_tokens=8, temperature=1.0, seed=2**32 - 2, n=4)
+    samples = eight_rows.generate([prompt, [5]], sampling)
+    assert [(c.id, c.index) for c in samples] == [(id, index) for id in "01" for index in range(4)]
+    for sample in samples[:4]:
+        seed = (2**32 - 2 + sample.index) % 2**32
+        (single,) = three_rows.generate([prompt], dataclasses.replace(sampling, n=1, seed=seed))
+        assert (facts(single), single.digest) == (facts(sample), sample.digest)
+    assert len({sample.token_ids for sample in samples}) == 8
+
+
+def test_samples_of_one_prompt_prefill_once(eight_rows):
+    lengths = []
+    admit = eight_rows._runner.admit
+    try:
+        eight_rows._runner.admit = lambda admitted: lengths.extend(s.length for s in admitted.samples) or admit(admitted)
+        eight_rows.generate([list(range(400, 440))], SamplingParams(max_tokens=4, temperature=1.0, n=6))
+    finally:
+        del eight_rows._runner.admit
+    assert lengths == [0, 39, 39, 39, 39, 39]
+
+
+# Stop strings ---------------------------------------------------------------------------------------------------------------
+
+
+def stop_case(engine: Engine) -> tuple[Completion, str]:
+    """A completion, and a string that its text holds first somewhere in the middle."""
+    (whole,) = engine.generate(["def "], SamplingParams(max_tokens=24, temperature=1.2, seed=3))
+    places = [i for i in range(4, len(whole.text) - 3) if "\ufffd" not in whole.text[i : i + 2]]
+    return whole, next(whole.text[i : i + 2] for i in places if whole.text.find(whole.text[i : i + 2]) == i)
+
+
+@pytest.mark.parametrize("engine_name", ["one_row", "three_rows", "eight_rows"])
+def test_stop_string_ends_the_text_at_the_token_that_completes_it(engine_name, one_row, request, model):
+    whole, stop = stop_case(one_row)
+    engine = request.getfixturevalue(engine_name)
+    (ended,) = engine.generate(["def "], SamplingParams(max_tokens=24, temperature=1.2, seed=3, stop=stop))
+    assert ended.finish_reason == "stop"
+    assert ended.text == whole.text[: whole.text.index(stop)]
+    assert ended.token_ids == whole.token_ids[: len(ended.token_ids)]
+    assert stop in model.tokenizer.decode(ended.token_ids)
+    assert stop not in model.tokenizer.decode(ended.token_ids[:-1])
+    assert ended.logprobs == whole.logprobs[: len(ended.token_ids)]
+
+
+def test_stop_string_within_min_tokens_is_not_looked_at(one_row):
+    whole, stop = stop_case(one_row)
+    sampling = SamplingParams(max_tokens=24, temperature=1.2, seed=3, stop=stop, min_tokens=24, ignore_eos=True)
+    (ended,) = one_row.generate(["def "], sampling)
+    assert (ended.text, ended.finish_reason) == (whole.text, "length")
+
+
+def test_stream_with_a_stop_string_shows_nothing_of_it(three_rows):
+    _, stop = stop_case(three_rows)
+    sampling = SamplingParams(max_tokens=24, temperature=1.2, seed=3, stop=stop)
+    (ended,) = three_rows.generate(["def "], sampling)
+    pieces = list(three_rows.stream("def ", sampling))
+    assert "".join(piece.text for piece in pieces) == ended.text
+    assert sum((piece.token_ids for piece in pieces), ()) == ended.token_ids
+    shown = ""
+    for piece in pieces:
+        shown += piece.text
+        assert ended.text.startswith(shown)
+
+
+# Leaving early --------------------------------------------------------------------------------------------------------------
+
+
+def test_abort_frees_pages_at_once_and_leaves_the_others_their_bits(alone, eight_rows):
+    requests = mixed_requests()
+    made = [eight_rows.request(prompt, sampling, id=str(i)) for i, (prompt, sampling) in enumerate(requests)]
+    endless = eight_rows.request([3], SamplingParams(max_tokens=60, ignore_eos=True), id="endless")
+    made.insert(0, endless)
+    completions, held = [], []
+    for completion in eight_rows.run(iter(made)):
+        completions.append(completion)
+        if len(completions) == 1:
+            held.append(eight_rows.num_pages_held)
+            assert eight_rows.abort("endless") == 1
+            held.append(eight_rows.num_pages_held)
+            assert eight_rows.abort("endless") == 0
+    assert held[1] < held[0]
+    aborted = [c for c in completions if c.finish_reason == "abort"]
+    assert [c.id for c in aborted] == ["endless"]
+    (whole,) = eight_rows.generate([[3]], SamplingParams(max_tokens=60, ignore_eos=True))
+    assert 0 < len(aborted[0].token_ids) < 60
+    assert aborted[0].token_ids == whole.token_ids[: len(aborted[0].token_ids)]
+    others = sorted((c for c in completions if c.id != "endless"), key=lambda c: (int(c.id), c.index))
+    assert [(c.id, c.index, *facts(c), c.digest) for c in others] == alone
+
+
+def test_abort_of_a_waiting_request_takes_its_unborn_samples_along(one_row):
+    made = [one_row.request([3], SamplingParams(max_tokens=4), id="a")]
+    made.append(one_row.request([4], SamplingParams(max_tokens=4, n=5), id="b"))
+    made.append(one_row.request([5], SamplingParams(max_tokens=4), id="c"))
+    ended = []
+    for completion in one_row.run(iter(made)):
+        if not ended:
+            one_row.abort("b")
+        ended.append((completion.id, completion.finish_reason))
+    assert ended[0] == ("a", "length")
+    assert ended[-1] == ("c", "length")
+    assert set(ended[1:-1]) <= {("b", "abort")}
+
+
+def test_run_that_is_left_in_the_middle_frees_everything(alone, eight_rows):
+    for _ in eight_rows.run(iter([eight_rows.request([3], SamplingParams(max_tokens=9))])):
+        break
+    assert eight_rows.num_pages_held == 0
+    assert run(eight_rows) == alone
+
+
+def test_request_that_can_never_fit_is_refused(model):
+    engine = make_engine(model, 2, "none", num_pages=2)
+    with pytest.raises(InputError, match=r"3 pages of 16, more than num_pages \(2\)"):
+        engine.request([1] * 20, SamplingParams(max_tokens=20))
+    with pytest.raises(InputError, match="num_pages \\(1\\) must be at least max_rows \\(2\\)"):
+        make_engine(model, 2, "none", num_pages=1)
+
+
+# Other weights --------------------------------------------------------------------------------------------------------------
+
+
+def test_other_weights_forget_the_pages_of_the_old_ones(model):
+    engine, other = make_engine(model, 1, "none"), init_params(BYTE_CFG, jax.random.key(2))
+    sampling = SamplingParams(max_tokens=8)
+    before = engine.generate([PREFIX], sampling)[0]
+    engine.update_params(other, "step 2")
+    assert engine.fingerprint()["weight_version"] == "step 2"
+    after = engine.generate([PREFIX], sampling)[0]
+    fresh = make_engine(dataclasses.replace(model, params=other), 1, "none").generate([PREFIX], sampling)[0]
+    assert facts(after) == facts(fresh) != facts(before)
+    assert after.digest != before.digest
+    engine.update_params(model.params)  # named by a digest of the weights, as they were at first
+    back = engine.generate([PREFIX], sampling)[0]
+    assert (facts(back), back.digest) == (facts(before), before.digest)
+
+
+def test_other_weights_of_another_shape_are_refused(one_row):
+    params = jax.tree.map(np.asarray, one_row.model.params)
+    with pytest.raises(InputError, match=r"weight \['final_norm'\] has shape \(3,\)"):
+        one_row.update_params({**params, "final_norm": np.zeros(3, np.float32)})
+    with pytest.raises(InputError, match=r"\['head'\] is in one of them alone"):
+        one_row.update_params({key: value for key, value in params.items() if key != "head"})
