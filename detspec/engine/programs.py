@@ -1,4 +1,4 @@
-"""The engine's compiled programs: prefill, segments of steps over some rows, and the audit of what rows hold."""
+"""The engine's compiled programs: prefill, segments of steps over some rows, and the replay of given texts."""
 
 from functools import partial
 
@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from detspec.config import ModelConfig, Schedule
-from detspec.draft.recorded import recorded_draft
 from detspec.engine.policy import Plan
 from detspec.generate.insert import put_rows, take_rows
 from detspec.generate.loop import default_draft, dvr_step, fast_step, run
 from detspec.generate.prefill import prefill
+from detspec.generate.score import Replayed, replay
 from detspec.model.params import Params
 from detspec.state import GenState
 
@@ -46,8 +46,6 @@ def run_segment(
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 def replay_rows(
     params: Params, cfg: ModelConfig, state: GenState, tokens: jax.Array, length: jax.Array, *, schedule: Schedule
-) -> GenState:
-    """Generates all live rows, prefilled, anew, with `tokens [B, max_len]` as the draft, `length [B]` of them in use."""
-    draft_fn = recorded_draft(tokens, length, schedule.window)
-    step_fn = partial(dvr_step, params, cfg, draft_fn=draft_fn, schedule=schedule)
-    return run(state, step_fn, max_steps=jnp.int32(tokens.shape[1]), min_live=jnp.int32(1))
+) -> tuple[Replayed, GenState]:
+    """Reads the continuations of all live rows, prefilled: `tokens [B, max_len]` are the whole texts, `length [B]` long."""
+    return replay(params, cfg, state.replace(tokens=tokens, committed=length), schedule=schedule)
