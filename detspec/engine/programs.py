@@ -3,7 +3,6 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 
 from detspec.config import ModelConfig, Schedule
 from detspec.engine.policy import Plan

@@ -56,8 +56,8 @@ class Replayer:
         """
         if max_rows < 1 or not 1 <= max_len <= model.cfg.max_position:
             raise InputError(
-                f"max_rows must be at least 1, got {max_rows}, and max_len in 1 .. {model.cfg.max_position} (the model's limit), "
-                f"got {max_len}"
+                f"max_rows must be at least 1, got {max_rows}, and max_len in 1 .. {model.cfg.max_position} (positions "
+                f"that the model was made for), got {max_len}"
             )
         self._model, self._max_rows, self._max_len = model, max_rows, max_len
         self.schedule = schedule or default_schedule()

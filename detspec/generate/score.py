@@ -62,15 +62,15 @@ def score(
     max_len = max_len or max(schedule.window, *(len(text) + 1 for text in sequences))
     sampling = [SamplingParams(max_tokens=1)] * len(sequences)
     state = start_state(cfg, sequences, sampling, eos_ids=(), max_len=max_len, schedule=schedule)
-    logprobs = np.array(_logprobs(params, cfg, state, schedule=schedule))
+    replayed, _ = _score_rows(params, cfg, state, schedule=schedule)
+    logprobs = np.array(replayed.logprobs)
     logprobs[:, 0] = np.nan
     return [row[: len(text)] for row, text in zip(logprobs, sequences, strict=True)]
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
-def _logprobs(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> jax.Array:
-    replayed, _ = replay(params, cfg, state, schedule=schedule, choose=False)
-    return replayed.logprobs
+def _score_rows(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> tuple[Replayed, GenState]:
+    return replay(params, cfg, state, schedule=schedule, choose=False)
 
 
 def replay(
