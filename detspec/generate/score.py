@@ -105,9 +105,9 @@ def replay(
     def read(logits_f32: jax.Array, row: jax.Array, position: jax.Array) -> Replayed:
         """All about the tokens at `position [R]` of `row [R]`, from the logits `[R, V]` of the positions before."""
         given = state.tokens[row, jnp.minimum(position, T - 1)]
-        logprobs = _raw_logprobs(logits_f32, given, sum_fn(schedule))
+        logprobs_of = partial(_raw_logprobs, logits_f32, sum_row=sum_fn(schedule))
+        logprobs = logprobs_of(given)
         _, top_ids = jax.lax.top_k(logits_f32, top_k)
-        top_logprobs = [_raw_logprobs(logits_f32, top_ids[:, k], sum_fn(schedule)) for k in range(top_k)]
         targets = target_logprobs = None
         if choose:
             sampling = jax.tree.map(lambda x: x[row], state.sampling)
@@ -115,7 +115,7 @@ def replay(
         return Replayed(
             logprobs=jnp.where(position < state.committed[row], logprobs, 0.0),
             top_ids=top_ids.astype(jnp.int32),
-            top_logprobs=jnp.stack(top_logprobs, axis=1) if top_k else jnp.zeros((R, 0), jnp.float32),
+            top_logprobs=jax.vmap(logprobs_of, in_axes=1, out_axes=1)(top_ids) if top_k else jnp.zeros((R, 0), jnp.float32),
             targets=targets,
             target_logprobs=target_logprobs,
         )

@@ -108,18 +108,18 @@ def replayed(state: GenState, texts: jax.Array, length: jax.Array, start: jax.Ar
     return replay(params, CFG, state, schedule=schedule, top_k=top_k, start=None if prefilled else start)
 
 
-def given(alignment: str = "free") -> tuple[GenState, np.ndarray, np.ndarray]:
-    """A state of all prompts, and the generated texts as arrays."""
+def given() -> tuple[GenState, np.ndarray, np.ndarray]:
+    """A state of all prompts, and the generated texts without their last tokens, as arrays."""
     requests = [Request(tuple(p), s) for p, s in zip(PROMPTS, SAMPLING, strict=True)]
-    state = state_of(CFG, requests, schedule=schedule_of(4, alignment), max_len=MAX_LEN)
+    state = state_of(CFG, requests, schedule=schedule_of(4), max_len=MAX_LEN)
     texts = np.zeros((4, MAX_LEN), np.int32)
-    for b, (text, _) in enumerate(generated(alignment=alignment)):
-        texts[b, : len(text)] = text
-    return state, texts, np.asarray([len(text) for text, _ in generated(alignment=alignment)], np.int32)
+    for b, (text, _) in enumerate(generated()):
+        texts[b, : len(text) - 1] = text[:-1]
+    return state, texts, np.asarray([len(text) - 1 for text, _ in generated()], np.int32)
 
 
 @pytest.mark.parametrize("prefilled", [True, False])
-def test_replay_chooses_the_recorded_tokens_with_their_bits(prefilled):
+def test_replay_chooses_the_recorded_tokens_and_the_next_one_with_their_bits(prefilled):
     state, texts, length = given()
     found, after = replayed(state, texts, length, jnp.zeros(4, jnp.int32), schedule=schedule_of(4), prefilled=prefilled)
     assert after.cache.length.tolist() == (length - 1).tolist()
@@ -127,16 +127,8 @@ def test_replay_chooses_the_recorded_tokens_with_their_bits(prefilled):
         new = slice(len(PROMPTS[b]), len(text))
         assert found.targets[b, new].tolist() == text[new]
         assert bits(found.target_logprobs[b, new]).tolist() == logprob_bits.tolist()
-        assert bits(found.logprobs[b, new]).tolist() == logprob_bits.tolist()
-        assert found.targets[b, len(text)] == next_token(b)
-        assert not found.logprobs[b, len(text) :].any()
-
-
-def next_token(b: int) -> int:
-    """What request `b` commits if it may go on for one token more."""
-    sampling = dataclasses.replace(SAMPLING[b], max_tokens=SAMPLING[b].max_tokens + 1)
-    state = generate(random_model(CFG), CFG, [PROMPTS[b]], sampling, schedule=schedule_of(4), max_len=MAX_LEN)
-    return int(state.tokens[0, state.committed[0] - 1])
+        assert bits(found.logprobs[b, new])[:-1].tolist() == logprob_bits[:-1].tolist()
+        assert not found.logprobs[b, length[b] :].any()  # the next token was not given
 
 
 def test_replay_of_a_changed_token_finds_it_and_nothing_before():
