@@ -16,6 +16,7 @@ from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
 from detspec.evals.trace import find_rollback, run_trace
 from detspec.generate.loop import generate
+from detspec.generate.score import score
 from detspec.sampling import SamplingParams
 from detspec.viz.trace import save_trace, trace_figure
 
@@ -38,5 +39,6 @@ __all__ = [
     "load",
     "run_trace",
     "save_trace",
+    "score",
     "trace_figure",
 ]

@@ -53,7 +53,7 @@ def sample(
         processed = jax.lax.cond(jnp.any(_processes(position, rows)), process, lambda logits: logits, logits_f32)
         chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, processed)
         tokens = _first_largest(chosen_by)
-        return tokens, _raw_logprobs(logits_f32, tokens, sum_fn(schedule))
+        return tokens, raw_logprobs(logits_f32, tokens, sum_fn(schedule))
 
 
 def process_logits(logits_f32: jax.Array, position: jax.Array, rows: RowSampling, texts: jax.Array) -> jax.Array:
@@ -140,7 +140,7 @@ def _filter_floor(scaled: jax.Array, rows: RowSampling) -> jax.Array:
     return jnp.where(keep | (rank == 0), ranked, jnp.inf).min(-1)
 
 
-def _raw_logprobs(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax.Array:
+def raw_logprobs(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax.Array:
     """Log-softmax of `logits_f32 [R, V]` at `tokens [R]`."""
     largest = logits_f32.max(-1)
     log_sum = jnp.log(sum_row(jnp.exp(logits_f32 - largest[:, None])))

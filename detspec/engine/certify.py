@@ -1,7 +1,8 @@
 """Certification of a plan on the device at hand, on its whole compiled program, as part of which it is timed.
 
 A program is certified if the tokens and log-probability bits that it commits, for a batch of made-up requests, are those of
-the anchor: the canonical pass of `Schedule.rows` rows in windows of `Schedule.window`, replaying what the program committed.
+the anchor: the canonical pass of `Schedule.rows` rows in windows of `Schedule.window`, reading what the program committed. At
+the first token that the anchor would not have chosen, its target differs.
 Plans that differ from the anchor are not used; only the anchor itself failing is an error.
 """
 
@@ -60,7 +61,7 @@ def certify(
     def start(state: GenState, deterministic: bool) -> GenState:
         requested = [dataclasses.replace(s, deterministic=deterministic) for s in sampling]
         state = insert(state, range(plan.batch), prompts, requested, ())
-        return prefill_rows(params, cfg, state, in_use, table, np.int32(max_len), schedule=schedule)
+        return prefill_rows(params, cfg, state, in_use, table, np.int32(NEVER), schedule=schedule)
 
     def segment(state: GenState, steps: int) -> GenState:
         limits = np.int32(steps), np.int32(1), np.int32(NEVER)
@@ -76,9 +77,9 @@ def certify(
     state = start(state, True)
     length = jnp.zeros(max_rows, jnp.int32).at[rows].set(committed)
     recorded = jnp.zeros((max_rows, max_len), jnp.int32).at[rows].set(tokens)
-    state = replay_rows(params, cfg, state, recorded, length, schedule=schedule)
-    anchor_tokens, anchor_logprobs = (np.asarray(x[: plan.batch]) for x in (state.tokens, state.logprobs))
-    differs = _first_difference(prompts, tokens, logprobs, anchor_tokens, anchor_logprobs)
+    replayed, state = replay_rows(params, cfg, state, recorded, length, schedule=schedule)
+    anchor_tokens, anchor_logprobs = (np.asarray(x[: plan.batch]) for x in (replayed.targets, replayed.target_logprobs))
+    differs = _first_difference(prompts, committed, tokens, logprobs, anchor_tokens, anchor_logprobs)
     return Certificate(plan, equal=not differs, differs=differs, step_s=step_s), _free(state)
 
 
@@ -113,15 +114,23 @@ def _free(state: GenState) -> GenState:
 
 
 def _first_difference(
-    prompts: list[list[int]], tokens: np.ndarray, logprobs: np.ndarray, other_tokens: np.ndarray, other: np.ndarray
+    prompts: list[list[int]],
+    committed: np.ndarray,
+    tokens: np.ndarray,
+    logprobs: np.ndarray,
+    anchor_tokens: np.ndarray,
+    anchor_logprobs: np.ndarray,
 ) -> str:
-    """The first row and position where tokens or log-probability bits differ, as a sentence; "" if nowhere."""
-    differs = (tokens != other_tokens) | (logprobs.view(np.uint32) != other.view(np.uint32))
-    if not differs.any():
+    """The first row and new position where tokens or log-probability bits differ, as a sentence; "" if nowhere."""
+    position = np.arange(tokens.shape[1])[None, :]
+    prompt_len = np.asarray([len(prompt) for prompt in prompts])
+    new = (position >= prompt_len[:, None]) & (position < committed[:, None])
+    differs = (tokens != anchor_tokens) | (logprobs.view(np.uint32) != anchor_logprobs.view(np.uint32))
+    if not (differs & new).any():
         return ""
-    row, position = np.argwhere(differs)[0]
+    row, position = np.argwhere(differs & new)[0]
     return (
-        f"row {row} at position {position} ({position - len(prompts[row])} tokens after the prompt): "
+        f"row {row} at position {position} ({position - prompt_len[row]} tokens after the prompt): "
         f"token {tokens[row, position]} and log-probability {logprobs[row, position]!r}, "
-        f"the anchor has {other_tokens[row, position]} and {other[row, position]!r}"
+        f"the anchor has {anchor_tokens[row, position]} and {anchor_logprobs[row, position]!r}"
     )

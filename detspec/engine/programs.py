@@ -1,4 +1,4 @@
-"""The engine's compiled programs: prefill, segments of steps over some rows, copies of pages, and the audit of what rows hold.
+"""The engine's compiled programs: prefill, segments of steps over some rows, copies of pages, and the replay of given texts.
 
 The host owns the page table and knows which rows are in use; every program is given both.
 """
@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from detspec.config import ModelConfig, Schedule
-from detspec.draft.recorded import recorded_draft
 from detspec.engine.policy import Plan
 from detspec.generate.insert import put_rows, take_rows
 from detspec.generate.loop import default_draft, dvr_step, fast_step, run
 from detspec.generate.prefill import prefill
+from detspec.generate.score import Replayed, replay
 from detspec.model.params import Params
 from detspec.state import GenState
 
@@ -84,11 +84,27 @@ def copy_pages(state: GenState, source: jax.Array, target: jax.Array) -> GenStat
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 def replay_rows(
     params: Params, cfg: ModelConfig, state: GenState, tokens: jax.Array, length: jax.Array, *, schedule: Schedule
-) -> GenState:
-    """Generates all live rows, prefilled, anew, with `tokens [B, max_len]` as the draft, `length [B]` of them in use."""
-    draft_fn = recorded_draft(tokens, length, schedule.window)
-    step_fn = partial(dvr_step, params, cfg, draft_fn=draft_fn, schedule=schedule)
-    return run(state, step_fn, max_steps=jnp.int32(tokens.shape[1]), min_live=jnp.int32(1))
+) -> tuple[Replayed, GenState]:
+    """Reads the continuations of all live rows, prefilled: `tokens [B, max_len]` are the whole texts, `length [B]` long."""
+    return replay(params, cfg, state.replace(tokens=tokens, committed=length), schedule=schedule)
+
+
+@partial(jax.jit, static_argnames=("cfg", "schedule", "top_k"), donate_argnames=("state",))
+def score_rows(
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    chosen: jax.Array,
+    page_table: jax.Array,
+    start: jax.Array,
+    *,
+    schedule: Schedule,
+    top_k: int,
+) -> tuple[Replayed, GenState]:
+    """Reads what rows `chosen [B]` bool have committed once more, from `start [B]` on, for the likeliest tokens everywhere."""
+    state = state.replace(cache=state.cache.replace(page_table=page_table))
+    replayed, after = replay(params, cfg, state.replace(live=chosen), schedule=schedule, choose=False, top_k=top_k, start=start)
+    return replayed, state.replace(cache=after.cache.replace(length=state.cache.length))
 
 
 def _arranged(state: GenState, in_use: jax.Array, page_table: jax.Array) -> GenState:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig, Schedule
-from detspec.generate.prefill import caught_up, cut, missing
+from detspec.generate.passes import cut, missing, reached
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampler import sample
@@ -30,7 +30,7 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
     # Committed tokens that a window of this row holds before the last one.
     before = state.cache.length % W if schedule.alignment == "window" else jnp.zeros_like(state.cache.length)
     num_guessed = jnp.minimum(draft.count, W - 1 - before)
-    stretches = missing(state, schedule)
+    lacking = missing(state, schedule)
 
     def run_pass(
         carry: tuple[jax.Array, jax.Array, jax.Array, KVCache],
@@ -40,7 +40,7 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
         row = order[jnp.minimum(index, B - 1)]
         in_pass = index < num_wanted
         own = _windows(state, draft, row, in_pass, before[row], num_guessed[row])
-        along = cut(stretches, index - num_wanted, state.tokens, W)
+        along = cut(lacking, index - num_wanted, state.tokens, W)
         windows = jax.tree.map(lambda x, y: jax.vmap(jnp.where)(in_pass, x, y), own, along)
         logits_f32, cache = forward(params, cfg, windows, cache, schedule=schedule)
 
@@ -60,7 +60,8 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
     carry = (jnp.int32(0), jnp.zeros((B, W), jnp.int32), jnp.zeros((B, W), jnp.float32), draft.cache)
     with jax.named_scope("verify"):
         done, targets, logprobs, cache = jax.lax.while_loop(lambda carry: carry[0] < num_wanted, run_pass, carry)
-    cache = cache.replace(length=caught_up(state, stretches, jnp.maximum(done - num_wanted, 0), W))
+    taken_along = reached(lacking, jnp.maximum(done - num_wanted, 0), W)
+    cache = cache.replace(length=jnp.maximum(cache.length, taken_along))
     if schedule.alignment == "window":  # bring the target after the last committed token to the front
         shift = jnp.minimum(before[:, None] + jnp.arange(W, dtype=jnp.int32)[None, :], W - 1)
         targets, logprobs = (jnp.take_along_axis(x, shift, axis=1) for x in (targets, logprobs))

@@ -81,7 +81,10 @@ def test_first_difference_names_row_and_position():
     tokens = np.asarray([[5, 6, 7], [5, 6, 8]], np.int32)
     logprobs = np.asarray([[0, -1, -2], [0, -1, -2]], np.float32)
     other = logprobs.copy()
-    assert _first_difference([[5], [5]], tokens, logprobs, tokens, other) == ""
+    committed = np.asarray([3, 3])
+    other[:, 0] = 9  # of the prompts nothing was chosen
+    assert _first_difference([[5], [5]], committed, tokens, logprobs, tokens, other) == ""
     other[1, 2] = np.nextafter(np.float32(-2), np.float32(0))
-    found = _first_difference([[5], [5]], tokens, logprobs, tokens, other)
+    assert _first_difference([[5], [5]], committed - 1, tokens, logprobs, tokens, other) == ""
+    found = _first_difference([[5], [5]], committed, tokens, logprobs, tokens, other)
     assert found.startswith("row 1 at position 2 (1 tokens after the prompt): token 8 and log-probability np.float32(-2.0)")

@@ -1,0 +1,175 @@
+"""Replays recorded completions, many at a time, through the canonical pass that decides their bits.
+
+1. Texts are taken `max_rows` at a time; a batch is put together while the device works on the one before.
+2. `prefill_rows` writes the keys and values of the prompts, `replay_rows` reads the recorded tokens after them.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.checkpoint.load import Model
+from detspec.config import Schedule
+from detspec.engine.policy import NEVER
+from detspec.engine.programs import prefill_rows, replay_rows
+from detspec.engine.request import Request
+from detspec.environment import default_schedule
+from detspec.errors import InputError
+from detspec.generate.insert import check_prompt, init_state, insert
+from detspec.generate.score import Replayed
+from detspec.sampling import SamplingParams
+from detspec.state import PAD_ID
+
+LARGE_ROWS = 512  # more token rows a pass make larger products
+PROBE_TOKENS = 48
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replay:
+    """What the canonical pass says of one recorded completion of `n` tokens, and of the token that would follow them.
+
+    Attributes:
+        targets: int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills
+            `max_len`.
+        logprobs: float32, raw log-probabilities of the targets.
+    """
+
+    targets: np.ndarray
+    logprobs: np.ndarray
+
+
+class Replayer:
+    """Replays any number of completions; one program for texts of all lengths.
+
+    Attributes:
+        schedule: of its passes: large ones if this device certifies that their bits are those of the schedule asked for.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        schedule: Schedule | None = None,
+        max_rows: int = 32,
+        max_len: int = 1024,
+        max_stop_ids: int = 16,
+        max_logit_bias: int = 64,
+    ) -> None:
+        """Allocates a cache of `max_rows` rows of `max_len` positions, prompt and new tokens together.
+
+        The last two are the room for stop tokens and biased tokens of one request, as in `EngineConfig`.
+
+        Raises:
+            InputError: `max_rows` or `max_len` is not positive, or `max_len` is more than the model was made for.
+        """
+        if max_rows < 1 or not 1 <= max_len <= model.cfg.max_position:
+            raise InputError(
+                f"max_rows must be at least 1, got {max_rows}, and max_len in 1 .. {model.cfg.max_position} (positions "
+                f"that the model was made for), got {max_len}"
+            )
+        self._model, self._max_rows, self._max_len = model, max_rows, max_len
+        self.schedule = schedule or default_schedule()
+        self._state = init_state(
+            model.cfg,
+            max_rows=max_rows,
+            max_len=max_len,
+            max_stop_ids=max_stop_ids,
+            max_logit_bias=max_logit_bias,
+            schedule=self.schedule,
+        )
+        self._page_table = np.array(self._state.cache.page_table)
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Compiles, and tries larger passes on made-up texts; `run` does it by itself."""
+        if self._prepared:
+            return
+        asked, large = self.schedule, large_passes(self.schedule, self._max_len)
+        if large != asked:
+            probes = _probes(self._model.cfg.vocab_size, self._max_rows, self._max_len)
+            found = []
+            for self.schedule in (asked, large):
+                replayed = self._dispatch(probes)[1]
+                found.append([np.asarray(x).view(np.uint32) for x in (replayed.targets, replayed.target_logprobs)])
+            if not all(np.array_equal(*pair) for pair in zip(*found, strict=True)):
+                self.schedule = asked
+        self._prepared = True
+
+    def run(self, records: Iterable[tuple[Request, Sequence[int]]]) -> Iterator[Replay]:
+        """Yields what each request and its recorded tokens give, in their order; looks at most two batches ahead.
+
+        Raises:
+            InputError: a text does not fit `max_len`, or holds ids outside the vocabulary.
+        """
+        self.prepare()
+        waiting = iter(records)
+        running: tuple[list[slice], Replayed] | None = None
+        while batch := list(itertools.islice(waiting, self._max_rows)):
+            dispatched = self._dispatch(batch)
+            if running is not None:
+                yield from _unpack(*running)
+            running = dispatched
+        if running is not None:
+            yield from _unpack(*running)
+
+    def _dispatch(self, batch: Sequence[tuple[Request, Sequence[int]]]) -> tuple[list[slice], Replayed]:
+        """Starts the passes over one batch; returns where each row's new tokens lie, and what will be known of them."""
+        tokens = np.full((self._max_rows, self._max_len), PAD_ID, np.int32)
+        length = np.ones(self._max_rows, np.int32)
+        places = []
+        for row, (request, token_ids) in enumerate(batch):
+            text = (*request.prompt_token_ids, *token_ids)
+            self._check(request, text)
+            tokens[row, : len(text)] = text
+            length[row] = len(text)
+            places.append(slice(len(request.prompt_token_ids), len(text) + 1))
+        prompts = [request.prompt_token_ids for request, _ in batch]
+        sampling = [request.sampling for request, _ in batch]
+        idle = self._state.replace(live=jnp.zeros(self._max_rows, bool))
+        params, cfg = self._model.params, self._model.cfg
+        state = insert(idle, range(len(batch)), prompts, sampling, self._model.eos_ids)
+        in_use, passes = np.arange(self._max_rows) < len(batch), np.int32(NEVER)
+        state = prefill_rows(params, cfg, state, in_use, self._page_table, passes, schedule=self.schedule)
+        replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self.schedule)
+        return places, replayed
+
+    def _check(self, request: Request, text: tuple[int, ...]) -> None:
+        if len(text) > self._max_len:
+            raise InputError(
+                f"{request.id!r} has {len(text)} tokens with its prompt, more than the replayer's max_len of {self._max_len}"
+            )
+        try:
+            check_prompt(text, SamplingParams(max_tokens=1), self._model.cfg, max_len=self._max_len + 1)
+        except InputError as error:
+            raise InputError(f"{request.id!r}: {error}") from error
+
+
+def large_passes(schedule: Schedule, max_len: int) -> Schedule:
+    """The same schedule with passes of more rows and windows of a query tile at least; aligned windows keep their length."""
+    window = schedule.window
+    if schedule.alignment == "free":
+        window = max(window, schedule.query_tile)
+    return schedule.budget(max(schedule.rows, LARGE_ROWS, window), window) if window <= max_len else schedule
+
+
+def _probes(vocab_size: int, number: int, max_len: int) -> list[tuple[Request, list[int]]]:
+    """Made-up texts of mixed lengths, greedy and sampled."""
+    rng = np.random.default_rng(0)
+    probes = []
+    for b in range(number):
+        text = rng.integers(0, vocab_size, 2 + (11 * b + max_len // 2) % max(1, min(max_len - 1, 2 * PROBE_TOKENS))).tolist()
+        sampling = SamplingParams(temperature=float(b % 2), seed=b)
+        cut = max(1, len(text) // 3)
+        probes.append((Request(f"probe {b}", tuple(text[:cut]), sampling), text[cut:]))
+    return probes
+
+
+def _unpack(places: list[slice], replayed: Replayed) -> Iterator[Replay]:
+    """The part of each row that is about its new tokens."""
+    targets, logprobs = jax.device_get((replayed.targets, replayed.target_logprobs))
+    for row, place in enumerate(places):
+        yield Replay(targets[row, place], logprobs[row, place])

@@ -1,0 +1,146 @@
+"""Given text through the canonical pass: what it says of every token, and what it would have chosen instead."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.cache import KVCache
+from detspec.config import ModelConfig, Schedule
+from detspec.environment import default_schedule
+from detspec.generate.insert import start_state
+from detspec.generate.passes import run_passes, stretches
+from detspec.model.params import Params
+from detspec.model.transformer import forward
+from detspec.ops.row_sum import sum_fn
+from detspec.sampler import raw_logprobs, sample
+from detspec.sampling import SamplingParams
+from detspec.state import GenState, Windows
+
+
+class Replayed(flax.struct.PyTreeNode):
+    """What the canonical pass says of given text. Entry `p` is about the token at position `p`, read at position `p - 1`.
+
+    Entries that no pass has read are 0: position 0, and positions up to the start of the replay.
+    """
+
+    logprobs: jax.Array  # [B, T] float32, raw log-probability of the given token
+    top_ids: jax.Array  # [B, T, k] int32, likeliest tokens of the raw distribution, the lower id first among equals
+    top_logprobs: jax.Array  # [B, T, k] float32
+    targets: jax.Array | None  # [B, T] int32, the token chosen by the row's sampling parameters; None if not asked for
+    target_logprobs: jax.Array | None  # [B, T] float32, raw log-probability of the target
+
+
+def score(
+    params: Params,
+    cfg: ModelConfig,
+    sequences: Sequence[Sequence[int]],
+    *,
+    schedule: Schedule | None = None,
+    max_len: int | None = None,
+) -> list[np.ndarray]:
+    """Log-probabilities of given texts, the very bits that generation reports for the tokens it commits.
+
+    Args:
+        params, cfg: the model.
+        sequences: token ids of `B` texts of any lengths; the bits do not depend on which texts stand together.
+        schedule: of the canonical pass; the device's default if None.
+        max_len: positions a row can hold, at least one more than the longest text; by default just enough. Calls with equal
+            `B` and `max_len` share one compiled program.
+
+    Returns:
+        For each text float32 `[len(text)]`: the raw log-probability of each token given those before it, nan for the first.
+
+    Raises:
+        InputError: a text is empty, holds an id outside the vocabulary, or does not fit `max_len`.
+    """
+    if not sequences:
+        return []
+    schedule = schedule or default_schedule()
+    max_len = max_len or max(schedule.window, *(len(text) + 1 for text in sequences))
+    sampling = [SamplingParams(max_tokens=1)] * len(sequences)
+    state = start_state(cfg, sequences, sampling, eos_ids=(), max_len=max_len, schedule=schedule)
+    replayed, _ = _score_rows(params, cfg, state, schedule=schedule)
+    logprobs = np.array(replayed.logprobs)
+    logprobs[:, 0] = np.nan
+    return [row[: len(text)] for row, text in zip(logprobs, sequences, strict=True)]
+
+
+@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
+def _score_rows(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> tuple[Replayed, GenState]:
+    return replay(params, cfg, state, schedule=schedule, choose=False)
+
+
+def replay(
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    *,
+    schedule: Schedule,
+    choose: bool = True,
+    top_k: int = 0,
+    start: jax.Array | None = None,
+) -> tuple[Replayed, GenState]:
+    """Reads the committed tokens of every live row as given text, teacher-forced, all rows and windows packed into passes.
+
+    Args:
+        params, cfg: the model.
+        state: keys and values before each row's start must be in its cache.
+        schedule: of the canonical pass.
+        choose: whether targets are wanted: their noise costs.
+        top_k: how many of the likeliest tokens are wanted at every position.
+        start: `[B]` int32, first position to feed; by default `cache.length`, 0 for rows that were just inserted.
+
+    Returns:
+        What the passes say of positions `start + 1 .. committed`, the last of which is about the next token: it has a target,
+        but no log-probability of a given token. And the state with `cache.length == committed - 1`.
+    """
+    B, T = state.tokens.shape
+    W, R = schedule.window, schedule.rows
+    first = state.cache.length if start is None else start
+    end = jnp.where(state.live, state.committed, 0)
+
+    def read(logits_f32: jax.Array, rows_of_windows: jax.Array, position: jax.Array) -> Replayed:
+        """All about the tokens at `position [R]` of rows `[G]`, from the logits `[R, V]` of the positions before."""
+        row = jnp.repeat(rows_of_windows, W)
+        given = state.tokens[row, jnp.minimum(position, T - 1)]
+        logprobs_of = partial(raw_logprobs, logits_f32, sum_row=sum_fn(schedule))
+        logprobs = logprobs_of(given)
+        _, top_ids = jax.lax.top_k(logits_f32, top_k)
+        targets = target_logprobs = None
+        if choose:
+            sampling = jax.tree.map(lambda x: x[row], state.sampling)
+            texts_fn = lambda: state.tokens[rows_of_windows]  # noqa: E731
+            targets, target_logprobs = sample(logits_f32, position, sampling, texts_fn, schedule=schedule)
+        return Replayed(
+            logprobs=jnp.where(position < state.committed[row], logprobs, 0.0),
+            top_ids=top_ids.astype(jnp.int32),
+            top_logprobs=jax.vmap(logprobs_of, in_axes=1, out_axes=1)(top_ids) if top_k else jnp.zeros((R, 0), jnp.float32),
+            targets=targets,
+            target_logprobs=target_logprobs,
+        )
+
+    def run_pass(windows: Windows, carry: tuple[Replayed, KVCache]) -> tuple[Replayed, KVCache]:
+        replayed, cache = carry
+        logits_f32, cache = forward(params, cfg, windows, cache, schedule=schedule)
+        row = jnp.maximum(windows.row, 0)
+        position = windows.positions.reshape(-1) + 1
+        found = read(logits_f32.reshape(R, -1), row, position)
+        place = jnp.where(windows.used.reshape(-1), position, T)
+        return jax.tree.map(lambda all, new: all.at[jnp.repeat(row, W), place].set(new, mode="drop"), replayed, found), cache
+
+    empty = Replayed(
+        logprobs=jnp.zeros((B, T), jnp.float32),
+        top_ids=jnp.zeros((B, T, top_k), jnp.int32),
+        top_logprobs=jnp.zeros((B, T, top_k), jnp.float32),
+        targets=jnp.zeros((B, T), jnp.int32) if choose else None,
+        target_logprobs=jnp.zeros((B, T), jnp.float32) if choose else None,
+    )
+    with jax.named_scope("replay"):
+        given = stretches(first, end, schedule)
+        _, (replayed, cache) = run_passes(run_pass, (empty, state.cache), state.tokens, given, schedule=schedule)
+    length = jnp.where(state.live, state.committed - 1, state.cache.length)
+    return replayed, state.replace(cache=cache.replace(length=length))

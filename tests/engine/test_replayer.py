@@ -1,0 +1,81 @@
+"""Recorded completions replay to the bits that the engine gave, in any number of rows and in large passes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from detspec.config import Schedule
+from detspec.engine.replayer import Replayer, large_passes
+from detspec.engine.request import Request
+from detspec.errors import InputError
+from detspec.sampling import SamplingParams
+from tests.engine.byte_model import SCHEDULE, ordinary, some_prompts, some_sampling
+
+MAX_LEN = 64
+
+
+@pytest.fixture(scope="module")
+def replayer(model) -> Replayer:
+    return Replayer(model, schedule=SCHEDULE, max_rows=3, max_len=MAX_LEN)
+
+
+def records(completions) -> list[tuple[Request, tuple[int, ...]]]:
+    each = zip(completions, some_sampling(), strict=True)
+    return [(Request(c.id, c.prompt_token_ids, sampling), c.token_ids) for c, sampling in each]
+
+
+def agreeing(replays, completions) -> list[bool]:
+    """Whether each completion has the tokens and the bits that its replay says."""
+    return [
+        replay.targets[: len(c.token_ids)].tolist() == list(c.token_ids)
+        and replay.logprobs[: len(c.token_ids)].tobytes() == np.asarray(c.logprobs, np.float32).tobytes()
+        for replay, c in zip(replays, completions, strict=True)
+    ]
+
+
+def test_replay_of_completions_has_their_tokens_and_bits(three_rows, replayer):
+    """Eight records go through three rows in three batches, in passes of 512 rows."""
+    completions = three_rows.generate(some_prompts(), some_sampling())
+    replays = list(replayer.run(iter(records(completions))))
+    assert replayer.schedule.rows == 512
+    assert agreeing(replays, completions) == [True] * 8
+    assert [len(replay.targets) for replay in replays] == [len(c.token_ids) + 1 for c in completions]
+
+
+def test_replay_of_ordinary_completions_differs(three_rows, one_row, replayer):
+    """The inverse control."""
+    found = []
+    for engine in (three_rows, one_row):
+        completions = engine.generate(some_prompts(), [ordinary(sampling) for sampling in some_sampling()])
+        found += agreeing(replayer.run(records(completions)), completions)
+    assert not all(found)
+
+
+def test_replayer_stays_at_the_schedule_asked_for_where_larger_passes_differ(model, three_rows, monkeypatch):
+    def budget(self: Schedule, rows: int, window: int) -> Schedule:
+        return dataclasses.replace(self, rows=rows, window=window, reductions="native")
+
+    completions = three_rows.generate(some_prompts(), some_sampling())
+    monkeypatch.setattr(Schedule, "budget", budget)
+    replayer = Replayer(model, schedule=SCHEDULE, max_rows=2, max_len=MAX_LEN)
+    assert all(agreeing(replayer.run(records(completions)), completions))
+    assert replayer.schedule == SCHEDULE
+
+
+def test_large_passes_keep_aligned_windows_and_short_caches():
+    assert large_passes(SCHEDULE, 64) == dataclasses.replace(SCHEDULE, rows=512, window=16)
+    aligned = dataclasses.replace(SCHEDULE, alignment="window")
+    assert large_passes(aligned, 64) == dataclasses.replace(aligned, rows=512)
+    assert large_passes(SCHEDULE, 8) == SCHEDULE
+
+
+def test_texts_that_do_not_fit_and_unknown_tokens_are_refused(model, replayer):
+    request = Request("a", (1, 2), SamplingParams())
+    for token_ids, message in [([3] * 63, "'a' has 65 tokens with its prompt"), ([2048], "'a': .*token id 2048")]:
+        with pytest.raises(InputError, match=message):
+            list(replayer.run([(request, token_ids)]))
+    assert len(next(replayer.run([(request, [3] * 62)])).targets) == 62  # the text fills the row: nothing can follow
+    for keywords in ({"max_rows": 0}, {"max_len": 129}):
+        with pytest.raises(InputError, match="max_rows must be at least 1"):
+            Replayer(model, schedule=SCHEDULE, **keywords)

@@ -1,0 +1,248 @@
+"""The audit: sound records reproduce, and each kind of tampering is found where it was done."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from detspec.engine.batch import read_requests, run_job
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.replayer import Replayer
+from detspec.errors import InputError
+from detspec.jobs.audit import AuditReport, run_audit
+from detspec.sampling import SamplingParams
+from tests.engine.byte_model import SCHEDULE, broken_params, some_prompts, some_sampling, without_tokenizer
+
+DEFAULTS = SamplingParams(max_tokens=9, temperature=0.5)
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def one_program(monkeypatch) -> None:
+    """Passes as the schedule has them: compiling larger ones takes time, and the replayer's tests have them."""
+    monkeypatch.setattr(Replayer, "prepare", lambda self: None)
+
+
+def read_lines(path: Path) -> Lines:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_lines(path: Path, lines: Lines) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def prompt_lines(number: int = 6) -> Lines:
+    lines: Lines = [{"id": "text", "prompt": "def f(x):\n    return 'é'"}]
+    for i, (prompt, sampling) in enumerate(zip(some_prompts(number), some_sampling(number), strict=True)):
+        chosen = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "top_p": sampling.top_p, "seed": i}
+        lines.append({"id": f"r{i}", "prompt_token_ids": prompt, "sampling": chosen})
+    return lines
+
+
+def make_job(engine: Engine, folder: Path, lines: Lines) -> Path:
+    """Runs the job of `lines` in `folder`; returns its output."""
+    write_lines(folder / "in.jsonl", lines)
+    raw = (folder / "in.jsonl").read_bytes().splitlines()
+    run_job(engine, read_requests(raw, engine, DEFAULTS, source="in.jsonl"), str(folder / "out.jsonl"), defaults=DEFAULTS)
+    return folder / "out.jsonl"
+
+
+@pytest.fixture(scope="module")
+def job(one_row, tmp_path_factory) -> Path:
+    """The folder of a job whose fourth record is ended by a stop token."""
+    folder = tmp_path_factory.mktemp("job")
+    lines = prompt_lines()
+    stop = read_lines(make_job(one_row, folder, lines))[3]["token_ids"][4]
+    lines[3]["sampling"]["stop_token_ids"] = [stop]
+    record = read_lines(make_job(one_row, folder, lines))[3]
+    assert record["finish_reason"] == "stop"
+    assert record["token_ids"][-1] == stop
+    return folder
+
+
+def audit(model, folder: Path, **keywords: Any) -> AuditReport:
+    return run_audit(model, folder / "out.jsonl", prompts=folder / "in.jsonl", max_rows=3, **keywords)
+
+
+def copy(job: Path, folder: Path, name: str, change: Callable[[Lines], Any]) -> Path:
+    """The files of `job` in `folder`, with the lines of the file `name` changed."""
+    for file in ("in.jsonl", "out.jsonl", "out.manifest.json"):
+        (folder / file).write_bytes((job / file).read_bytes())
+    lines = read_lines(folder / name)
+    change(lines)
+    write_lines(folder / name, lines)
+    return folder
+
+
+def test_sound_records_reproduce(model, job):
+    report = audit(model, job)
+    assert report.reproduced
+    assert (report.num_records, report.num_ordinary, report.differences, report.machine) == (7, 0, [], [])
+    assert report.num_tokens == sum(len(line["token_ids"]) for line in read_lines(job / "out.jsonl"))
+
+
+def set_token(line: dict[str, Any]) -> None:
+    line["token_ids"][2] = (line["token_ids"][2] + 1) % 2048
+
+
+def set_last_bit(line: dict[str, Any]) -> None:
+    line["logprobs"][3] = float(np.nextafter(np.float32(line["logprobs"][3]), np.float32(0)))
+
+
+def set_beyond_float32(line: dict[str, Any]) -> None:
+    line["logprobs"][3] = float(np.nextafter(line["logprobs"][3], 0))
+
+
+def drop_token(line: dict[str, Any]) -> None:
+    del line["token_ids"][-1], line["logprobs"][-1]
+
+
+def drop_logprob(line: dict[str, Any]) -> None:
+    del line["logprobs"][-1]
+
+
+def add_token(line: dict[str, Any]) -> None:
+    line["token_ids"].append(7)
+    line["logprobs"].append(-1.0)
+
+
+TAMPERING = {
+    "token": (set_token, 2, "token: recorded"),
+    "last bit of a log-probability": (set_last_bit, 3, "log-probability: recorded"),
+    "digits that float32 does not hold": (set_beyond_float32, 3, "log-probability: recorded"),
+    "missing token": (drop_token, -1, "the canonical text goes on with"),
+    "missing log-probability": (drop_logprob, -1, "log-probability: recorded"),
+    "extra token": (add_token, 0, "the canonical text ends before it"),
+    "digest": (lambda line: line.update(digest="0" * 64), None, "digest: recorded '000"),
+    "text": (lambda line: line.update(text=line["text"] + " "), None, "text: recorded"),
+    "finish reason": (lambda line: line.update(finish_reason="error"), None, "finish_reason: recorded 'error', canonical"),
+    "prompt length": (lambda line: line.update(prompt_len=99), None, "prompt_len: recorded 99, canonical"),
+}
+
+
+@pytest.mark.parametrize("index", [3, 5], ids=["stopped", "full length"])
+@pytest.mark.parametrize("kind", TAMPERING)
+def test_tampering_with_a_record_is_found_at_its_place(model, job, tmp_path, kind, index):
+    change, position, what = TAMPERING[kind]
+    folder = copy(job, tmp_path, "out.jsonl", lambda lines: change(lines[index]))
+    length = len(read_lines(job / "out.jsonl")[index]["token_ids"])
+    report = audit(model, folder)
+    assert [found.id for found in report.differences] == [f"r{index - 1}"]
+    expected = position if position is None or position > 0 else length + position
+    assert report.differences[0].position == expected
+    assert what in report.differences[0].what
+    assert (f"token {expected}" if expected is not None else "record") in report.table()
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"), [({"seed": 77}, "token: "), ({"max_tokens": 40}, "goes on with"), ({"ignore_eos": True}, "digest: ")]
+)
+def test_changed_sampling_is_found(model, job, tmp_path, changed, what):
+    folder = copy(job, tmp_path, "in.jsonl", lambda lines: lines[2]["sampling"].update(changed))
+    report = audit(model, folder)
+    assert [found.id for found in report.differences] == ["r1"]
+    assert what in report.differences[0].what
+
+
+def test_ordinary_records_are_counted_apart_and_caught_when_they_claim_to_be_deterministic(model, one_row, tmp_path):
+    """The inverse control: ordinary generation does not pass. Which batches differ depends on the device."""
+    lines = prompt_lines(8)
+    for line in lines:
+        line.setdefault("sampling", {})["deterministic"] = False
+    config = EngineConfig(max_rows=3, max_len=64, method="none", schedule=SCHEDULE)
+    for engine in (one_row, Engine(model, config)):
+        make_job(engine, tmp_path, lines)
+        report = audit(model, tmp_path)
+        assert report.reproduced
+        assert (report.num_records, report.num_ordinary) == (0, 9)
+        write_lines(tmp_path / "in.jsonl", [{**x, "sampling": {**x["sampling"], "deterministic": True}} for x in lines])
+        claimed = audit(model, tmp_path)
+        assert len(claimed.differences) == 9
+        # The others' bits are canonical by chance; their digest is of another request.
+        with_other_bits = [found for found in claimed.differences if found.position is not None]
+        assert len(with_other_bits) == 9 - report.num_ordinary_reproduced
+        if with_other_bits:
+            return
+    pytest.fail("ordinary generation gave the canonical bits in every batch: the comparisons of this file show nothing")
+
+
+def test_record_that_ended_in_an_error_reproduces(tmp_path):
+    model = without_tokenizer(broken_params(200))
+    engine = Engine(model, EngineConfig(max_rows=1, max_len=64, method="none", schedule=SCHEDULE))
+    make_job(engine, tmp_path, [{"id": "a", "prompt_token_ids": [1]}, {"id": "broken", "prompt_token_ids": [1, 200]}])
+    assert read_lines(tmp_path / "out.jsonl")[1]["finish_reason"] == "error"
+    assert audit(model, tmp_path).reproduced
+    (tmp_path / "tampered").mkdir()
+    folder = copy(tmp_path, tmp_path / "tampered", "out.jsonl", lambda lines: lines[1].update(finish_reason="length"))
+    assert [found.what for found in audit(model, folder).differences] == ["finish_reason: recorded 'length', canonical 'error'"]
+
+
+def test_another_machine_is_named_first(model, job, monkeypatch):
+    here = {"detspec": "1", "jaxlib": "0.0.1"}
+    monkeypatch.setattr("detspec.jobs.audit.fingerprint", lambda: here)
+    report = audit(model, job)
+    assert report.reproduced  # digests are those of the machine that the manifest names
+    assert report.table().splitlines()[1].startswith("another machine: jaxlib is '0.0.1', the records' was '")
+
+
+def test_prompts_are_found_through_the_manifest_and_their_hash_is_checked(model, job, tmp_path):
+    folder = copy(job, tmp_path, "out.jsonl", lambda lines: None)
+    path = folder / "out.manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["prompts"] = {"source": str(folder / "in.jsonl"), "sha256": "0" * 64}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="but the job read prompts of SHA-256 0000"):
+        run_audit(model, folder / "out.jsonl", max_rows=3)
+    manifest["prompts"]["sha256"] = None
+    path.write_text(json.dumps(manifest))
+    assert run_audit(model, folder / "out.jsonl", max_rows=3).reproduced
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = folder / "out.manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+BAD_INPUT = {
+    "no line with the id 'stranger'": lambda f: add_line(f, lambda line: line.update(id="stranger")),
+    "the id 'r0' occurs twice": lambda f: add_line(f, lambda line: None),
+    "line 8: unknown key 'extra'": lambda f: add_line(f, lambda line: line.update(extra=1)),
+    "line 8: lacks digest": lambda f: add_line(f, lambda line: line.pop("digest")),
+    'line 8: "token_ids" must hold .*2047, got -1': lambda f: add_line(f, lambda line: line.update(token_ids=[-1])),
+    'line 8: "logprobs" must hold finite numbers, got nan': lambda f: add_line(f, lambda line: line.update(logprobs=[np.nan])),
+    "line 1: is not JSON": lambda f: (f / "out.jsonl").write_text("{"),
+    "holds no records": lambda f: (f / "out.jsonl").write_text("\n"),
+    "out.manifest.json: No such file": lambda f: (f / "out.manifest.json").unlink(),
+    "its digest .* is not that of its fingerprint": lambda f: edit_manifest(f, lambda m: m["fingerprint"].update(jaxlib="9")),
+    "is no manifest of a job": lambda f: edit_manifest(f, lambda m: m.pop("sampling")),
+    "in.jsonl: No such file .*--prompts": lambda f: (f / "in.jsonl").unlink(),
+}
+
+
+def add_line(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """One record more, a changed copy of the second."""
+    lines = read_lines(folder / "out.jsonl")
+    line = {**lines[1]}
+    change(line)
+    write_lines(folder / "out.jsonl", [*lines, line])
+
+
+@pytest.mark.parametrize("message", BAD_INPUT)
+def test_bad_input_is_refused_and_named(model, job, tmp_path, message):
+    folder = copy(job, tmp_path, "out.jsonl", lambda lines: None)
+    BAD_INPUT[message](folder)
+    with pytest.raises(InputError, match=message):
+        audit(model, folder)
+
+
+def test_another_model_is_refused_with_both_digests(model, job):
+    other = dataclasses.replace(model, digest="1" * 64)
+    with pytest.raises(InputError, match=f"digest {model.digest}, but this one's is 1111"):
+        audit(other, job)
