@@ -23,7 +23,7 @@ from detspec.engine.planner import Planner
 from detspec.engine.policy import Plan, Segment, plan_segment
 from detspec.engine.request import ABORTED, FINISH_REASONS, Completion, Piece, Request, Stats, completion_digest
 from detspec.engine.runner import Runner
-from detspec.engine.sample import Sample
+from detspec.engine.sample import Sample, asked_logprobs
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.text import find_stop, showable
 from detspec.environment import default_schedule, fingerprint
@@ -36,11 +36,12 @@ from detspec.state import NOT_FINITE, RUNNING, STOP
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A sample that has ended, its row free again; `text` is given where a stop string cut it."""
+    """A sample that has ended; `text` is given where a stop string cut it. `keep`: its keys and values are sound."""
 
     sample: Sample
     reason: str
     text: str | None = None
+    keep: bool = True
 
 
 class Engine:
@@ -312,27 +313,29 @@ class Engine:
     def _collect(self, watch: bool, on_segment: Callable[[int, int], None] | None) -> list[tuple[Sample, Finished | None]]:
         """Waits for the segment and takes finished samples out of their rows."""
         brought: list[tuple[Sample, Finished | None]] = []
-        num_tokens = num_live = 0
+        num_tokens = 0
         for sample, (committed, length, finish, *counters) in self._runner.wait():
             if sample.row is None:
                 continue  # aborted meanwhile
             num_tokens += committed - sample.committed
             sample.committed, sample.length, sample.stay = committed, length, Stats(*counters)
             self._scheduler.allocator.register(sample)
-            end = None if finish == RUNNING else Finished(sample, FINISH_REASONS[finish])
+            end = None if finish == RUNNING else Finished(sample, FINISH_REASONS[finish], keep=finish != NOT_FINITE)
             if end is not None or watch or sample.request.sampling.stop:
                 first = len(sample.new_tokens) + 1
                 self._runner.read(sample)
                 end = self._stopped(sample, first) or end
-            if end is None:
-                num_live += 1
-            else:
-                self._scheduler.remove(sample, self._context, keep=finish != NOT_FINITE)
-                self.stats += sample.stats
             if end is not None or watch:
                 brought.append((sample, end))
+        ended = [end for _, end in brought if end is not None]
+        to_replay = [end.sample for end in ended if end.sample.wants_replay]
+        if to_replay:
+            self._runner.replay(to_replay, self._scheduler.allocator.page_table)
+        for end in ended:
+            self._scheduler.remove(end.sample, self._context, keep=end.keep)
+            self.stats += end.sample.stats
         if on_segment is not None:
-            on_segment(num_tokens, num_live)
+            on_segment(num_tokens, len(self._scheduler.samples))
         return brought
 
     def _stopped(self, sample: Sample, first: int) -> Finished | None:
@@ -349,6 +352,7 @@ class Engine:
 
     def _complete(self, end: Finished) -> Completion:
         request, token_ids = end.sample.request, end.sample.new_tokens
+        top_logprobs, prompt_logprobs, prompt_top_logprobs = asked_logprobs(end.sample)
         return Completion(
             id=request.id,
             index=request.index,
@@ -359,6 +363,9 @@ class Engine:
             finish_reason=end.reason,
             digest=completion_digest(request, token_ids, np.asarray(end.sample.logprobs, np.float32), self._digest),
             stats=end.sample.stats,
+            top_logprobs=top_logprobs,
+            prompt_logprobs=prompt_logprobs,
+            prompt_top_logprobs=prompt_top_logprobs,
         )
 
     def _decode(self, ids: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from detspec.state import LENGTH, NOT_FINITE, STOP
 
 FINISH_REASONS = {STOP: "stop", LENGTH: "length", NOT_FINITE: "error"}
 ABORTED = "abort"
+TopLogprobs = tuple[tuple[int, float], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,10 @@ class Completion:
         logprobs: raw float32 log-probability of each new token; from the canonical pass if the request was deterministic.
         text: the new tokens as text, special tokens left out; "" without a tokenizer.
         finish_reason: "stop", "length", "abort", or "error" (a logit was not finite).
+        top_logprobs: the `logprobs` likeliest tokens at each new position with their raw log-probabilities in the canonical
+            pass, the likeliest first, the lower id first among equals; () if none were asked for, or on "abort".
+        prompt_logprobs: raw log-probability of each prompt token, None for the first; () if they were not asked for.
+        prompt_top_logprobs: the `prompt_logprobs` likeliest tokens at each position of the prompt, none at the first.
         digest: sha256 over prompt, sampling, tokens, log-probability bits, model, schedule and fingerprint.
         stats: what speculation did.
     """
@@ -82,6 +87,9 @@ class Completion:
     digest: str
     stats: Stats
     index: int = 0
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    prompt_logprobs: tuple[float | None, ...] = ()
+    prompt_top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

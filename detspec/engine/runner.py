@@ -10,10 +10,11 @@ from detspec.checkpoint.load import Model
 from detspec.config import Schedule
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan, Segment
-from detspec.engine.programs import Report, copy_pages, prefill_rows, run_segment
+from detspec.engine.programs import Report, copy_pages, prefill_rows, run_segment, score_rows
 from detspec.engine.sample import Sample
 from detspec.engine.scheduler import Admitted
 from detspec.generate.insert import init_state, insert
+from detspec.sampling import MAX_LOGPROBS
 
 
 class Runner:
@@ -74,7 +75,7 @@ class Runner:
         if self._waited_at:
             waited = time.perf_counter() - self._waited_at
             self.idle_s += waited
-            self.visit_s += 0.1 * (waited - self.visit_s)
+            self.visit_s += 0.1 * (min(waited, 2 * self.visit_s) - self.visit_s)  # a compilation is no visit
         self._started_at = time.perf_counter()
         params, cfg, report = self.model.params, self.model.cfg, None
         limits = (np.int32(limit) for limit in (segment.steps, segment.min_live, segment.max_idle))
@@ -108,6 +109,23 @@ class Runner:
         report, samples = self._report
         place = samples.index(sample)
         sample.read(np.asarray(report.tokens)[place], np.asarray(report.logprobs)[place])
+
+    def replay(self, samples: Sequence[Sample], page_table: np.ndarray) -> None:
+        """Reads the texts of `samples`, still in their rows, once more: for the likeliest tokens, or the prompt's."""
+        rows = [sample.row for sample in samples if sample.row is not None]
+        chosen = np.zeros(self._max_rows, bool)
+        chosen[rows] = True
+        start = np.zeros(self._max_rows, np.int32)
+        start[rows] = [0 if s.request.sampling.prompt_logprobs is not None else s.prompt_len - 1 for s in samples]
+        top_k = min(MAX_LOGPROBS, self.model.cfg.vocab_size)
+        found, self.state = score_rows(
+            *(self.model.params, self.model.cfg, self.state, chosen, page_table.copy(), start),
+            schedule=self._schedule,
+            top_k=top_k,
+        )
+        logprobs, top_ids, top_logprobs = (np.asarray(x) for x in (found.logprobs, found.top_ids, found.top_logprobs))
+        for sample, row in zip(samples, rows, strict=True):
+            sample.replayed = logprobs[row], top_ids[row], top_logprobs[row]
 
     def rest(self) -> None:
         """The run is over: the time until the next one is nobody's."""

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from detspec.engine.request import Request, Stats
+from detspec.engine.request import Request, Stats, TopLogprobs
 
 
 @dataclasses.dataclass(eq=False)
@@ -21,6 +21,8 @@ class Sample:
         row: where it is, None while it waits.
         pages: its pages in order.
         keys: of the pages of what it had to catch up with: `num_whole` whole ones, and behind them one for the partial page.
+        replayed: what the canonical pass says of its text, entry `p` about the token at position `p`: log-probability of the
+            token, likeliest ids, their log-probabilities. Read once it has ended, if it was asked for.
         registered: how many of `keys` have been written.
     """
 
@@ -37,6 +39,7 @@ class Sample:
     keys: list[bytes] = dataclasses.field(default_factory=list)
     num_whole: int = 0
     registered: int = 0
+    replayed: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     @property
     def prompt_len(self) -> int:
@@ -52,6 +55,12 @@ class Sample:
     def new_tokens(self) -> tuple[int, ...]:
         """Those after the prompt."""
         return tuple(self.tokens[self.prompt_len :])
+
+    @property
+    def wants_replay(self) -> bool:
+        """Whether log-probabilities are asked for besides those of the new tokens."""
+        sampling = self.request.sampling
+        return sampling.logprobs > 0 or sampling.prompt_logprobs is not None
 
     @property
     def stats(self) -> Stats:
@@ -77,3 +86,22 @@ class Sample:
 def first_sample(request: Request) -> Sample:
     """A request that nothing is known of but its prompt."""
     return Sample(request, list(request.prompt_token_ids), committed=len(request.prompt_token_ids))
+
+
+def asked_logprobs(sample: Sample) -> tuple[tuple[TopLogprobs, ...], tuple[float | None, ...], tuple[TopLogprobs, ...]]:
+    """What `sample` asks for of its `replayed` text: see `Completion`, the attributes that end in `logprobs`."""
+    if sample.replayed is None:
+        return (), (), ()
+    logprobs, top_ids, top_logprobs = sample.replayed
+
+    def likeliest(position: int, number: int) -> TopLogprobs:
+        pairs = zip(top_ids[position].tolist(), top_logprobs[position].tolist(), strict=True)
+        return tuple(pairs)[: number if position else 0]
+
+    sampling, prompt_len = sample.request.sampling, sample.prompt_len
+    number, prompt_number = sampling.logprobs, sampling.prompt_logprobs
+    new = tuple(likeliest(p, number) for p in range(prompt_len, len(sample.tokens))) if number else ()
+    if prompt_number is None:
+        return new, (), ()
+    of_prompt = tuple(None if p == 0 else float(logprobs[p]) for p in range(prompt_len))
+    return new, of_prompt, tuple(likeliest(p, prompt_number) for p in range(prompt_len)) if prompt_number else ()

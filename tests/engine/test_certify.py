@@ -74,7 +74,7 @@ def test_certify_leaves_no_trace_in_what_follows(model, one_row):
     first = engine.generate([[5, 6]], SamplingParams(max_tokens=6))
     assert facts(first[0]) == facts(one_row.generate([[5, 6]], SamplingParams(max_tokens=6))[0])
     assert engine.stats.num_verify_passes == 6  # the made-up requests are not counted
-    assert not bool(jnp.any(engine._state.live))
+    assert not bool(jnp.any(engine._runner.state.live))
 
 
 def test_first_difference_names_row_and_position():

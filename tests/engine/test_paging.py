@@ -10,9 +10,10 @@ from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.request import Completion
 from detspec.errors import InputError
+from detspec.generate.score import score
 from detspec.model.params import init_params
 from detspec.sampling import SamplingParams
-from tests.engine.byte_model import BYTE_CFG, facts, ordinary, some_prompts, some_sampling
+from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, ordinary, some_prompts, some_sampling
 from tests.engine.conftest import make_engine
 
 PREFIX = list(range(100, 135))  # two pages of 16 and 3 tokens
@@ -152,6 +153,33 @@ def test_stream_with_a_stop_string_shows_nothing_of_it(three_rows):
     for piece in pieces:
         shown += piece.text
         assert ended.text.startswith(shown)
+
+
+# Log-probabilities ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine_name", ["one_row", "small_pool", "eight_rows"])
+def test_likeliest_tokens_and_prompt_logprobs_are_those_of_score(engine_name, request):
+    """Greedy: the likeliest token is the chosen one, with the bits that were reported for it."""
+    engine = request.getfixturevalue(engine_name)
+    prompts = [PREFIX, [5], PREFIX[:20]]
+    sampling = SamplingParams(max_tokens=9, logprobs=3, prompt_logprobs=2)
+    completions = engine.generate(prompts, sampling)
+    scored = score(
+        byte_params(), BYTE_CFG, [[*p, *c.token_ids] for p, c in zip(prompts, completions, strict=True)], schedule=SCHEDULE
+    )
+    for prompt, completion, logprobs in zip(prompts, completions, scored, strict=True):
+        assert [top[0] for top in completion.top_logprobs] == list(zip(completion.token_ids, completion.logprobs, strict=True))
+        assert all(len(top) == 3 and top == tuple(sorted(top, key=lambda pair: -pair[1])) for top in completion.top_logprobs)
+        assert completion.prompt_logprobs[0] is None
+        assert list(completion.prompt_logprobs[1:]) == logprobs[1 : len(prompt)].tolist()
+        assert list(completion.logprobs) == logprobs[len(prompt) :].tolist()
+        assert [len(top) for top in completion.prompt_top_logprobs] == [0] + [2] * (len(prompt) - 1)
+
+
+def test_asking_for_logprobs_changes_nothing_else(alone, eight_rows):
+    found = run(eight_rows, change=lambda sampling: dataclasses.replace(sampling, logprobs=1))
+    assert [one[:-1] for one in found] == [one[:-1] for one in alone]  # the digest is of the parameters, too
 
 
 # Leaving early --------------------------------------------------------------------------------------------------------------
