@@ -185,23 +185,24 @@ def test_asking_for_logprobs_changes_nothing_else(alone, eight_rows):
 # Leaving early --------------------------------------------------------------------------------------------------------------
 
 
-def test_abort_frees_pages_at_once_and_leaves_the_others_their_bits(alone, eight_rows):
+def test_abort_frees_pages_at_once_and_leaves_the_others_their_bits(alone, model):
+    engine = make_engine(model, 8, "auto", segment_steps=4)  # the host looks often enough to abort it in the middle
     requests = mixed_requests()
-    made = [eight_rows.request(prompt, sampling, id=str(i)) for i, (prompt, sampling) in enumerate(requests)]
-    endless = eight_rows.request([3], SamplingParams(max_tokens=60, ignore_eos=True), id="endless")
+    made = [engine.request(prompt, sampling, id=str(i)) for i, (prompt, sampling) in enumerate(requests)]
+    endless = engine.request([3], SamplingParams(max_tokens=60, ignore_eos=True), id="endless")
     made.insert(0, endless)
     completions, held = [], []
-    for completion in eight_rows.run(iter(made)):
+    for completion in engine.run(iter(made)):
         completions.append(completion)
         if len(completions) == 1:
-            held.append(eight_rows.num_pages_held)
-            assert eight_rows.abort("endless") == 1
-            held.append(eight_rows.num_pages_held)
-            assert eight_rows.abort("endless") == 0
+            held.append(engine.num_pages_held)
+            assert engine.abort("endless") == 1
+            held.append(engine.num_pages_held)
+            assert engine.abort("endless") == 0
     assert held[1] < held[0]
     aborted = [c for c in completions if c.finish_reason == "abort"]
     assert [c.id for c in aborted] == ["endless"]
-    (whole,) = eight_rows.generate([[3]], SamplingParams(max_tokens=60, ignore_eos=True))
+    (whole,) = engine.generate([[3]], SamplingParams(max_tokens=60, ignore_eos=True))
     assert 0 < len(aborted[0].token_ids) < 60
     assert aborted[0].token_ids == whole.token_ids[: len(aborted[0].token_ids)]
     others = sorted((c for c in completions if c.id != "endless"), key=lambda c: (int(c.id), c.index))
