@@ -21,6 +21,7 @@ TRUNK = (
     ("draft",),
     ("generate",),
     ("engine",),
+    ("jobs",),
     ("viz",),
     ("evals",),
     ("__init__",),

@@ -14,9 +14,9 @@ from detspec.errors import InputError
 from detspec.evals import bench
 from detspec.sampling import SamplingParams
 
-COMMANDS = ("demo", "generate", "doctor", "trace", "train", "bench")
+COMMANDS = ("demo", "generate", "merge", "doctor", "trace", "train", "bench")
 CLI = Path(commands.__file__).parent
-NEEDED = {"generate": ["--prompts", "-", "--out", "-"], "train": ["--config", "config.py"]}
+NEEDED = {"merge": ["--out", "out.jsonl"], "generate": ["--prompts", "-", "--out", "-"], "train": ["--config", "config.py"]}
 
 
 def parsed(*argv: str):

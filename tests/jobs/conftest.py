@@ -1,0 +1,24 @@
+"""One model and two engines for all tests of this folder: compiling is what takes the time."""
+
+import pytest
+
+from detspec.checkpoint.load import Model
+from detspec.engine.engine import Engine
+from tests.engine.byte_model import load_folder, make_engine
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_folder(tmp_path_factory.mktemp("model") / "bytes")
+
+
+@pytest.fixture(scope="session")
+def one_row(model: Model) -> Engine:
+    """One canonical row at a time."""
+    return make_engine(model, 1, "none")
+
+
+@pytest.fixture(scope="session")
+def eight_rows(model: Model) -> Engine:
+    """Whatever is faster; refilled, it moves to batches of one and of eight."""
+    return make_engine(model, 8, "auto")
