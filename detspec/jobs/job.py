@@ -106,6 +106,7 @@ def run_job(
             try:
                 stats = fill(journal, engine, prompts, defaults, found, signals or StopSignals())
             finally:
+                journal.sync()
                 kept = f"{journal.num_kept} of {found.num_completions} completions"
             times = {"load_s": round(load_s, 3), "scan_s": round(scan_s, 3)}
             result = put_together(journal, out, engine, prompts, found, header, {"num_resumed": num_resumed, **times, **stats})
@@ -178,9 +179,7 @@ def fill(
         journal.add(number, 0, num_tokens=num_tokens, finish_reason=reason, line=completion_line(completion))
 
     with Progress(found.num_completions, "requests", done=journal.num_kept) as progress:
-        stats = generate(engine, todo, num_todo, keep, journal.flush, progress, signals)
-    journal.sync()
-    return stats
+        return generate(engine, todo, num_todo, keep, journal.flush, progress, signals)
 
 
 def generate(

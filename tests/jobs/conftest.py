@@ -19,6 +19,6 @@ def one_row(model: Model) -> Engine:
 
 
 @pytest.fixture(scope="session")
-def eight_rows(model: Model) -> Engine:
-    """Whatever is faster; refilled, it moves to batches of one and of eight."""
-    return make_engine(model, 8, "auto")
+def three_rows(model: Model) -> Engine:
+    """Windows of four tokens, drafted by the fast path, in batches of three and of one."""
+    return make_engine(model, 3, "self")

@@ -168,12 +168,15 @@ def test_failed_write_keeps_what_was_written_before_and_tears_nothing_else(path,
         if size < len(raw):
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space"), open_journal(path, HEADER) as journal:
+    fill(path, [])
+    monkeypatch.setattr("detspec.jobs.journal._write", write)
+    with open_journal(path, HEADER) as journal:
         journal.load(10, COUNTS)
-        monkeypatch.setattr("detspec.jobs.journal._write", write)
         for key in LINES:
             journal.add(*key, num_tokens=1, finish_reason="stop", line=LINES[key])
-        journal.flush()
+        with pytest.raises(OSError, match="No space"):
+            journal.flush()
+        journal.sync()
     monkeypatch.undo()
     with open_journal(path, HEADER) as journal:
         journal.load(10, COUNTS)

@@ -144,7 +144,7 @@ def test_scan_counts_what_a_job_will_take(one_row, write):
 def test_shards_are_blocks_that_cover_the_file_once(count, one_row, write):
     lines = [text for i in range(10) for text in (line(id=f"r{i}", prompt="x"), b"")]
     found = [[r.id for r in read(write(lines), one_row, shard=(index, count))] for index in range(count)]
-    assert sum(found, []) == [f"r{i}" for i in range(10)]
+    assert [id for part in found for id in part] == [f"r{i}" for i in range(10)]
     assert {len(part) for part in found} <= {10 // count, 10 // count + 1}
     assert block(10, 1, 4) == (2, 5)
 
