@@ -183,6 +183,8 @@ def open_journal(path: Path, header: Mapping[str, Any], *, fresh: bool = False) 
             yield journal
         except BaseException:
             journal.sync()
+            if os.fstat(file.fileno()).st_size == end:  # nothing to resume from
+                journal.remove()
             raise
 
 
@@ -216,14 +218,17 @@ def _locked(path: Path) -> Iterator[FileIO]:
 
 
 def _header_end(path: Path, header: Mapping[str, Any]) -> int:
-    """Where the header ends; 0 if the file is empty or its header was torn while it was written."""
+    """Where the header ends; 0 if it is missing, was torn while it was written, or is another job's that kept nothing."""
     with path.open("rb") as file:
         raw = file.readline()
         if not _is_sound(raw):
             if file.read(1):
                 raise InputError(f"{path} is damaged in its first line: start over with --fresh")
             return 0
+        nothing_kept = not file.read(1)
     found = json.loads(raw).get("header")
+    if found != header and nothing_kept:
+        return 0
     if found != header:
         parts = "; ".join(differences(found, header, them="journal"))
         raise InputError(

@@ -428,7 +428,7 @@ def test_plan_of_a_job_says_what_it_takes_and_writes_nothing(three_rows, tmp_pat
     assert plan["kept"] == f"{kept} of 8 completions"
     assert "0 of 8 completions" in fresh
     assert plan["requests"] == "8 of 8 lines (shard 0/1)"
-    num_bytes = sum(leaf.nbytes for leaf in (*three_rows._state.cache.k, *three_rows._state.cache.v))
-    assert plan["cache"].startswith(f"{num_bytes:,} bytes, 32 pages of 16 slots")
+    num_bytes = 2 * 1 * (1 + 12) * 16 * 2 * 16 * 4  # keys and values, layers, pages, slots, heads, head dimension, float32
+    assert plan["cache"].startswith(f"{num_bytes:,} bytes, 12 pages of 16 slots")
     num_new = 16 + sum(sampling.max_tokens for sampling in some_sampling(6))
     assert plan["new tokens"] == f"at most {num_new}, at most 29 each"

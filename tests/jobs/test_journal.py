@@ -93,6 +93,19 @@ def test_damage_in_the_middle_is_refused_and_leaves_the_file(entry, path):
     assert path.read_bytes() == content
 
 
+def test_journal_that_kept_nothing_stands_in_no_ones_way(path):
+    with pytest.raises(KeyboardInterrupt), open_journal(path, HEADER):
+        raise KeyboardInterrupt
+    assert not path.exists()
+    fill(path, [])  # as a kill leaves it
+    with open_journal(path, {"another": "job"}) as journal:
+        journal.load(0, [1])
+    fill(path, [(10, 0)])
+    with pytest.raises(KeyboardInterrupt), open_journal(path, HEADER):
+        raise KeyboardInterrupt
+    assert path.exists()
+
+
 def test_header_that_is_torn_is_written_anew_and_a_damaged_one_refused(path):
     fill(path, [])
     header = path.read_bytes()
@@ -110,7 +123,7 @@ def test_journal_of_another_job_is_refused_naming_what_differs(path):
     fill(path, [(10, 0)])
     other = {"fingerprint": {"model": "xyz", "jax": "1"}, "sampling": {"temperature": 0.8, "n": 2}, "shard": [1, 2]}
     with pytest.raises(InputError) as caught, open_journal(path, other):
-        pass
+        raise AssertionError("never reached")
     assert (
         'belongs to another job: fingerprint.model: journal has "abc", this job has "xyz"; '
         "sampling.temperature: journal has 0.0, this job has 0.8; sampling.n: journal has null, this job has 2; "
