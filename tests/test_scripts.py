@@ -1,5 +1,6 @@
 """Job files for clusters: their syntax, and that the commands in them are commands of ours."""
 
+import argparse
 import re
 import shlex
 import subprocess
@@ -12,13 +13,12 @@ from detspec.cli.commands import make_parser
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-def parse_command(text: str, variables: dict[str, str]) -> object:
+def parse_command(text: str, variables: dict[str, str]) -> argparse.Namespace:
     """The arguments of the `exec detspec ...` in a shell text."""
-    command = re.search(r"exec detspec ((?:[^\n]*\\\n)*[^\n#]*)", text)
+    command = text[text.index("exec detspec ") :].replace("\\\n", " ").splitlines()[0]
     for name, value in variables.items():
-        text = command[1].replace(f"${{{name}}}", value)
-        command = re.match(r"([\s\S]*)", text)
-    return make_parser().parse_args(shlex.split(command[1]))
+        command = command.replace(f"${{{name}}}", value)
+    return make_parser().parse_args(shlex.split(command, comments=True)[2:])
 
 
 def test_slurm_file_is_bash_and_runs_one_shard_a_task():
