@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            print(f"detspec: error: cannot write the input's copy or the output: {error.strerror}", file=sys.stderr)
+            print(f"detspec: error: cannot write the copy of the input, or the output: {error.strerror}", file=sys.stderr)
             return NO_ROOM_CODE
 
 

@@ -13,14 +13,14 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from detspec.engine.engine import Engine
 from detspec.engine.progress import Progress
-from detspec.engine.request import Completion, Request, Stats
+from detspec.engine.request import Completion
 from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, beside, journal_path, new_files, pretty_json
+from detspec.jobs.generation import generate
 from detspec.jobs.journal import Journal, open_journal
 from detspec.jobs.lines import completion_line
 from detspec.jobs.manifest import complete_manifest, job_header, job_manifest
@@ -180,69 +180,6 @@ def fill(
 
     with Progress(found.num_completions, "requests", done=journal.num_kept) as progress:
         return generate(engine, todo, num_todo, keep, journal.flush, progress, signals)
-
-
-def generate(
-    engine: Engine,
-    todo: Iterator[tuple[int, Request]],
-    num_todo: int,
-    keep: Callable[[int, Completion], None],
-    flush: Callable[[], None],
-    progress: Progress,
-    signals: StopSignals,
-) -> dict[str, Any]:
-    """Hands each completion to `keep` with its request's number, calls `flush` after each segment; returns statistics.
-
-    Raises:
-        Stopped: after the segment that was running when a signal came.
-    """
-    number_of: dict[str, int] = {}
-    num_tokens = 0
-    counters = Stats()
-    stopping = False
-
-    def waiting() -> Iterator[Request]:
-        for number, request in todo:
-            signals.check()
-            number_of[request.id] = number
-            yield request
-
-    def on_segment(tokens: int, num_live: int) -> None:
-        nonlocal stopping
-        flush()
-        progress.segment(tokens, num_live)
-        if stopping:
-            signals.check()
-        stopping = signals.received  # completions of the segment that was running are yet to come
-
-    began = time.perf_counter()
-    if num_todo:
-        progress.stage("compiling and certifying")
-        engine.prepare(num_todo)
-    prepared = time.perf_counter()
-    progress.stage("generating")
-    with signals.deferred():
-        few = num_todo <= engine.config.max_rows  # a list tells the engine so
-        for completion in engine.run(list(waiting()) if few else waiting(), on_segment=on_segment) if num_todo else ():
-            keep(number_of.pop(completion.id), completion)
-            num_tokens += len(completion.token_ids)
-            counters += completion.stats
-            progress.finished(acceptance=counters.draft_acceptance_rate)
-        flush()
-    generate_s = time.perf_counter() - prepared
-    return {
-        "compile_s": round(prepared - began, 3),
-        "generate_s": round(generate_s, 3),
-        "tok_per_s": round(num_tokens / generate_s, 1),
-        "mean_acceptance_length": counters.mean_acceptance_length,
-        "draft_acceptance_rate": counters.draft_acceptance_rate,
-        **dataclasses.asdict(counters),
-        "plans": {
-            plan.label: {"certified": certificate.equal, "differs": certificate.differs, "step_ms": certificate.step_s * 1e3}
-            for plan, certificate in engine.certificates.items()
-            if certificate.step_s < float("inf")
-        },
-    }
 
 
 def put_together(

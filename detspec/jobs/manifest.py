@@ -55,18 +55,19 @@ def job_manifest(
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:
-    """The manifest beside `out`; None if there is none or it is no JSON object."""
+    """The manifest beside `out`; None if there is none or it is no job's."""
     try:
         value = json.loads(beside(out, "manifest").read_bytes())
     except (FileNotFoundError, ValueError):
         return None
-    return value if isinstance(value, dict) else None
+    parts = [value.get(key) for key in ("prompts", "output")] if isinstance(value, dict) else []
+    return value if parts and all(isinstance(part, dict) and "sha256" in part for part in parts) else None
 
 
 def header_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The header in a manifest, as far as it is there."""
     header = {key: manifest[key] for key in HEADER_KEYS if key in manifest}
-    return {**header, "prompts": header["prompts"]["sha256"]} if "prompts" in header else header
+    return {**header, "prompts": manifest["prompts"]["sha256"]}
 
 
 def complete_manifest(out: Path, header: Mapping[str, Any]) -> dict[str, Any] | None:

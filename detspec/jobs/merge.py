@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,8 @@ def merge(out: Path, shards: Sequence[Path] = ()) -> dict[str, Any]:
             out_file.write(line)
             digest.update(line)
         for path in rejects:
-            rejects_file[0].write(path.read_bytes())
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, rejects_file[0])
         merged["output"] = {"sha256": digest.hexdigest(), **merged["output"]}
         stats_file.write(pretty_json(stats))
         manifest_file.write(pretty_json(merged))
@@ -64,8 +66,12 @@ def _finished_manifest(path: Path) -> dict[str, Any]:
     if journal_path(path).exists():
         raise InputError(f"{path} is not finished, {journal_path(path)} is there: start its job again")
     manifest = read_manifest(path)
-    if manifest is None or not path.is_file() or {"shard", "output", "prompts"} - manifest.keys():
-        raise InputError(f"{path} is no finished shard: there must be the file and {beside(path, 'manifest')} of a job")
+    needed = [path, beside(path, "stats")]
+    if manifest is not None and manifest["prompts"]["num_rejected"]:
+        needed.append(beside(path, "rejects"))
+    if manifest is None or not all(file.is_file() for file in needed):
+        names = ", ".join(map(str, (beside(path, "manifest"), *needed)))
+        raise InputError(f"{path} is no finished shard: there must be {names}, as the job wrote them")
     return manifest
 
 
