@@ -5,6 +5,7 @@ tokens and what the caller passes, nothing else.
 """
 
 import datetime
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,11 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """The template of one folder, compiled."""
+    """The template of one folder, compiled.
+
+    Attributes:
+        digest: SHA-256 of its source and the special tokens, in hex.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, path: str | Path = "chat template") -> None:
         """Compiles `source`; `path` names it in errors.
@@ -43,6 +48,7 @@ class ChatTemplate:
         """
         self._path = path
         self._special_tokens = dict(special_tokens)
+        self.digest = hashlib.sha256(json.dumps([source, self._special_tokens], sort_keys=True).encode()).hexdigest()
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )

@@ -1,5 +1,6 @@
 """The tokenizer of a Hugging Face folder."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,11 @@ from detspec.errors import InputError
 
 
 class Tokenizer:
-    """Text to token ids and back, as the folder's `tokenizer.json` says, its own beginning-of-text token included."""
+    """Text to token ids and back, as the folder's `tokenizer.json` says, its own beginning-of-text token included.
+
+    Attributes:
+        digest: SHA-256 of the file, in hex.
+    """
 
     def __init__(self, path: str | Path) -> None:
         """Reads a `tokenizer.json`; `InputError` if it is missing or damaged."""
@@ -19,6 +24,7 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise InputError(f"{path} is no tokenizer that can be read: {error}") from error
+        self.digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
     @property
     def vocab_size(self) -> int:

@@ -4,17 +4,27 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from detspec.cli.options import add_engine, add_model, add_sampling, add_subcommand, engine_config_of, load_model, sampling_of
 from detspec.errors import InputError
+
+if TYPE_CHECKING:
+    from detspec.jobs.job import JobResult
+    from detspec.jobs.signals import StopSignals
 
 DESCRIPTION = """Completes every line of a JSONL file. A line in: {"id": "a", "prompt": "..."} or {"id": "a",
 "prompt_token_ids": [...]} or {"id": "a", "messages": [{"role": "user", "content": "..."}]}, rendered by the model's chat
 template, with "chat_template_kwargs": {...} for what that reads besides; optionally "sampling": {...} over the options below.
 A line out, in the order of the input: id, token_ids, text, logprobs, finish_reason, prompt_len, digest. Beside OUT.jsonl it
 writes OUT.stats.json (timings, counters) and OUT.manifest.json (what the bits depend on). All lines are checked before anything
-is generated, and no output appears under its name unless it is whole."""
+is generated, and no output appears under its name unless it is whole: until then, finished completions are kept in
+OUT.jsonl.journal. After a kill, a full disk or a failure the same command resumes and gives the same bytes; an output that is
+complete already is left as it is, one of another job is overwritten. SIGTERM and SIGINT end the running segment, keep what is
+finished and exit; a second one kills. Exit codes: 0 success; 1 requests failed or lines were rejected, the rest is written;
+2 bad input; 3 the disk is full; 130 and 143 after SIGINT and SIGTERM."""
 FAILED = 1
+ON_ERROR = ("stop", "reject")
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -22,45 +32,115 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser = add_subcommand(subcommands, "generate", "complete a file of prompts", DESCRIPTION)
     parser.add_argument("--prompts", required=True, metavar="IN.jsonl", help='"-" reads the standard input')
     parser.add_argument(
-        "--out", required=True, metavar="OUT.jsonl", help='"-" writes the standard output, and nothing beside it'
+        "--out",
+        required=True,
+        metavar="OUT.jsonl",
+        help='"-" writes the standard output as lines get done, nothing beside it and no journal',
     )
+    parser.add_argument(
+        "--shard",
+        type=parse_shard,
+        metavar="I/N",
+        default=argparse.SUPPRESS,
+        help="block I (from 0) of N of the lines, into OUT.0000I-of-0000N.jsonl; `detspec merge` puts all together",
+    )
+    parser.add_argument(
+        "--on-error",
+        choices=ON_ERROR,
+        default=ON_ERROR[0],
+        help="what to do with malformed lines: stop before generating, or write them to OUT.rejects.jsonl and exit with 1",
+    )
+    parser.add_argument("--fresh", action="store_true", help="begin anew, whatever journal or output is there")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, generate and write nothing")
     add_model(parser)
     add_sampling(parser)
     add_engine(parser)
     parser.set_defaults(run=run)
 
 
+def parse_shard(text: str) -> tuple[int, int]:
+    """`2/4` -> `(2, 4)`."""
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count) <= 99999):
+        raise argparse.ArgumentTypeError(f"must be I/N with 0 <= I < N <= 99999, such as 0/4, got {text!r}")
+    return int(index), int(count)
+
+
 def run(args: argparse.Namespace) -> int:
-    """Returns 0, or 1 if requests ended with finish reason "error"."""
-    from detspec.engine.batch import check_out, read_requests, run_job
+    """Returns 0, or 1 if requests ended with finish reason "error" or lines were rejected, or what `Unfinished` says."""
+    from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE
+    from detspec.jobs.job import Unfinished
+    from detspec.jobs.signals import Stopped, StopSignals
+
+    with StopSignals() as signals:
+        try:
+            return generate(args, signals)
+        except Unfinished as unfinished:
+            print(f"detspec: {unfinished}", file=sys.stderr)
+            return unfinished.exit_code
+        except Stopped as stopped:
+            print(f"detspec: {stopped}", file=sys.stderr)
+            return stopped.exit_code
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            print(f"detspec: error: cannot write the copy of the input, or the output: {error.strerror}", file=sys.stderr)
+            return NO_ROOM_CODE
+
+
+def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
+    """The job itself."""
     from detspec.engine.engine import Engine
+    from detspec.jobs.files import STDIO, check_out, shard_path
+    from detspec.jobs.job import UNSHARDED, run_job, stream_job
+    from detspec.jobs.plan import plan_job
+    from detspec.jobs.prompts import Prompts
 
     sampling = sampling_of(args)
-    check_out(args.out, args.prompts)
-    lines = read_lines(args.prompts)
-    began = time.perf_counter()
-    model = load_model(args)
-    engine = Engine(model, engine_config_of(args, model))
-    requests = read_requests(lines, engine, sampling, source="stdin" if args.prompts == "-" else args.prompts)
-    result = run_job(engine, requests, args.out, defaults=sampling, load_s=time.perf_counter() - began)
+    shard = getattr(args, "shard", UNSHARDED)
+    out = str(shard_path(Path(args.out), *shard)) if hasattr(args, "shard") and args.out != STDIO else args.out
+    check_out(out, args.prompts)
+    if out == STDIO and args.on_error != "stop":
+        raise InputError("--on-error reject needs --out FILE: rejected lines are written beside it")
+    with Prompts(args.prompts) as prompts:
+        began = time.perf_counter()
+        model = load_model(args)
+        engine = Engine(model, engine_config_of(args, model))
+        if args.dry_run:
+            journaled = None if out == STDIO or args.fresh else Path(out)
+            print(plan_job(engine, prompts, journaled, defaults=sampling, shard=shard, on_error=args.on_error))
+            return 0
+        if out == STDIO:
+            result = stream_job(engine, prompts, sys.stdout.buffer, defaults=sampling, shard=shard, signals=signals)
+        else:
+            result = run_job(
+                *(engine, prompts, Path(out)),
+                defaults=sampling,
+                shard=shard,
+                on_error=args.on_error,
+                fresh=args.fresh,
+                load_s=time.perf_counter() - began,
+                signals=signals,
+            )
+    return report(result, out)
+
+
+def report(result: "JobResult", out: str) -> int:
+    """Says what came of the job; returns the exit code."""
+    from detspec.jobs.files import beside
 
     stats = result.stats
-    print(
-        f"detspec: {stats['num_requests']} requests, {stats['num_tokens']} tokens in {stats['generate_s']:.1f} s "
-        f"({stats['tok_per_s']:,.0f} tok/s; compiled and certified in {stats['compile_s']:.1f} s)",
-        file=sys.stderr,
-    )
-    if result.failed:
-        print(f"detspec: error: the model gave logits that are not finite for: {', '.join(result.failed)}", file=sys.stderr)
-        return FAILED
-    return 0
-
-
-def read_lines(prompts: str) -> list[bytes]:
-    """The lines of a file or of the standard input."""
-    if prompts == "-":
-        return sys.stdin.buffer.read().split(b"\n")
-    try:
-        return Path(prompts).read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"--prompts {prompts}: {error.strerror}") from error
+    if not stats:
+        print(f"detspec: {out} is already complete; --fresh generates it anew", file=sys.stderr)
+    else:
+        resumed = f", {stats['num_resumed']} of them before" if stats["num_resumed"] else ""
+        speed = f"{stats['tok_per_s']:,.0f} tok/s; compiled and certified in {stats['compile_s']:.1f} s"
+        seconds = f"{stats['generate_s']:.1f} s ({speed})"
+        print(f"detspec: {stats['num_requests']} requests, {stats['num_tokens']} tokens in {seconds}{resumed}", file=sys.stderr)
+    if result.num_rejected:
+        print(f"detspec: error: {result.num_rejected} lines were rejected, see {beside(Path(out), 'rejects')}", file=sys.stderr)
+    if result.num_failed:
+        more = result.num_failed - len(result.failed)
+        names = ", ".join([*result.failed, *([f"{more} more"] if result.failed and more else [])])
+        print(f"detspec: error: the model gave logits that are not finite for: {names or f'{more} requests'}", file=sys.stderr)
+    return FAILED if result.num_rejected or result.num_failed else 0

@@ -78,7 +78,7 @@ class Engine:
         self._scheduler = Scheduler(allocator, max_rows=max_rows, window=self.schedule.window)
         self._weight_version: str | None = None
         self._read_fingerprint()
-        self._running = False
+        self._running = self._stopping = False
         self._aborted: list[Sample] = []
 
     def fingerprint(self) -> dict[str, object]:
@@ -96,6 +96,11 @@ class Engine:
     def num_preemptions(self) -> int:
         """How often a row gave its pages back to be caught up with later."""
         return self._scheduler.num_preemptions
+
+    @property
+    def num_pages(self) -> int:
+        """Cache pages that rows share."""
+        return self._pool.num_pages
 
     @property
     def num_pages_held(self) -> int:
@@ -220,7 +225,7 @@ class Engine:
         Args:
             requests: checked requests, their ids all different.
             on_segment: called after each segment with tokens committed since the last call and live rows, for progress bars.
-                What it raises ends the run, after the completions of the segment before have gone out.
+                It may call `stop`; what it raises ends the run at once, without the completions of that segment.
         """
         for brought in self._rounds(requests, self.config.segment_steps, on_segment=on_segment):
             for _, end in brought:
@@ -235,6 +240,10 @@ class Engine:
         found = self._scheduler.abort(id, self._context)
         self._aborted.extend(found)
         return len(found)
+
+    def stop(self) -> None:
+        """Ends the run after the segment on the device, when its completions are out; a signal handler may call it."""
+        self._stopping = True
 
     def _rounds(
         self,
@@ -254,13 +263,14 @@ class Engine:
             self.prepare(num_samples, deterministic=any(request.sampling.deterministic for request in requests))
         else:
             self.prepare(self.config.max_rows + 1)
-        self._running = True
+        self._running, self._stopping = True, False
         try:
             self._scheduler.feed(iter(requests))
             brought: list[tuple[Sample, Finished | None]] = []
             while True:
-                self._admit()
-                running = bool(self._scheduler.samples)
+                if not self._stopping:
+                    self._admit()
+                running = bool(self._scheduler.samples) and not self._stopping
                 if running:
                     self._step(segment_steps)
                 yield brought

@@ -12,12 +12,15 @@ SECONDS_BETWEEN_LINES = 10.0
 class Progress:
     """Counts finished things of `total`, and tokens on the way; a context manager."""
 
-    def __init__(self, total: int, unit: str) -> None:
+    def __init__(self, total: int, unit: str, *, done: int = 0) -> None:
+        """`done` of `total` were done before."""
         self.total = total
         self.unit = unit
-        self._bar = tqdm(total=total, unit=f" {unit}", desc="compiling", disable=not sys.stderr.isatty(), leave=False)
+        shown = sys.stderr.isatty()
+        self._bar = tqdm(total=total, initial=done, unit=f" {unit}", desc="compiling", disable=not shown, leave=False)
         self._staged = False
-        self._done = 0
+        self._done = self._done_before = done
+        self._acceptance = ""
         self._tokens = 0
         self._began = self._said = self._started = time.perf_counter()
 
@@ -47,9 +50,11 @@ class Progress:
         self.finished(done - self._done)
         self.stage(name)
 
-    def finished(self, number: int = 1) -> None:
-        """So many more are done."""
+    def finished(self, number: int = 1, *, acceptance: float | None = None) -> None:
+        """So many more are done; `acceptance` is the share of drafted tokens that were accepted so far."""
         self._done += number
+        if acceptance is not None:
+            self._acceptance = f", {acceptance:.1%} accepted"
         self._bar.update(number)
 
     def segment(self, tokens: int, num_live: int) -> None:
@@ -57,9 +62,18 @@ class Progress:
         self._tokens += tokens
         now = time.perf_counter()
         tok_per_s = self._tokens / max(now - self._began, 1e-9)
-        self._bar.set_postfix_str(f"{tok_per_s:,.0f} tok/s, {num_live} live")
+        state = f"{tok_per_s:,.0f} tok/s, {num_live} live{self._acceptance}"
+        self._bar.set_postfix_str(state)
         if self._bar.disable and now - self._said >= SECONDS_BETWEEN_LINES:
-            self._say(f"{self._done} of {self.total} {self.unit}, {tok_per_s:,.0f} tok/s, {num_live} live")
+            self._say(f"{self._done} of {self.total} {self.unit}, {state}{self._left(now)}")
+
+    def _left(self, now: float) -> str:
+        """How long the rest will take at the pace so far; the bar says it by itself."""
+        done = self._done - self._done_before
+        if not done:
+            return ""
+        minutes, seconds = divmod(round((self.total - self._done) * (now - self._began) / done), 60)
+        return f", {minutes // 60}:{minutes % 60:02}:{seconds:02} left"
 
     def _say(self, line: str) -> None:
         self._said = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Jobs over files of requests and completions."""
+"""Batch jobs: prompts in, completions out, and a journal between them that survives anything."""

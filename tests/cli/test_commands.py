@@ -14,9 +14,9 @@ from detspec.errors import InputError
 from detspec.evals import bench
 from detspec.sampling import SamplingParams
 
-COMMANDS = ("demo", "generate", "doctor", "trace", "train", "bench")
+COMMANDS = ("demo", "generate", "merge", "doctor", "trace", "train", "bench")
 CLI = Path(commands.__file__).parent
-NEEDED = {"generate": ["--prompts", "-", "--out", "-"], "train": ["--config", "config.py"]}
+NEEDED = {"merge": ["--out", "out.jsonl"], "generate": ["--prompts", "-", "--out", "-"], "train": ["--config", "config.py"]}
 
 
 def parsed(*argv: str):
@@ -59,6 +59,8 @@ def test_cli_module_imports_nothing_slow_before_it_runs(path):
         (["generate", "--prompts", "x"], "required: --out"),
         (["generate", "--prompts", "x", "--out", "y", "--max-tokens", "many"], "invalid int value: 'many'"),
         (["generate", "--prompts", "x", "--out", "y", "--method", "magic"], "invalid choice: 'magic'"),
+        (["generate", "--prompts", "x", "--out", "y", "--shard", "4/4"], "must be I/N with 0 <= I < N <= 99999"),
+        (["generate", "--prompts", "x", "--out", "y", "--shard", "1"], "such as 0/4, got '1'"),
         (["demo", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )

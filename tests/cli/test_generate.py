@@ -1,7 +1,6 @@
 """`detspec generate` as users run it."""
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -13,6 +12,9 @@ from detspec.cli.commands import main
 from tests.engine.byte_model import broken_params, some_prompts, write_folder
 
 OPTIONS = ("--max-tokens", "12", "--max-len", "64", "--max-rows", "2", "--method", "none", "--temperature", "0.7")
+
+
+NUM_LINES = 400
 
 
 def write_lines(path: Path, lines: list[dict]) -> Path:
@@ -76,43 +78,46 @@ def test_generate_from_stdin_to_stdout_gives_the_same_bytes(generated, detspec, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_generate_killed_half_way_leaves_no_output_and_the_old_one_whole(command, environment, folder, tmp_path):
-    prompts = write_lines(tmp_path / "in.jsonl", some_lines(4000))
-    out = tmp_path / "out.jsonl"
+def test_generate_resumes_after_every_signal_and_gives_the_same_bytes(command, environment, folder, tmp_path):
+    prompts = write_lines(tmp_path / "in.jsonl", some_lines(NUM_LINES))
+    out, journal = tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
     out.write_text("old\n")
     argv = [*command, "generate", "--model", folder, "--prompts", prompts, "--out", out, *OPTIONS]
-    process = subprocess.Popen(list(map(str, argv)), env=environment, stderr=subprocess.PIPE)
-    try:
-        deadline = time.monotonic() + 120
-        while not any(path.stat().st_size for path in tmp_path.glob(".out.jsonl.*.tmp")):
-            assert process.poll() is None, process.communicate()[1].decode()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert out.read_text() == "old\n"
-    assert not (tmp_path / "out.stats.json").exists()
+    kept = 0
+    for number, code in [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]:
+        process = subprocess.Popen(list(map(str, argv)), env=environment, stderr=subprocess.PIPE)
+        try:
+            deadline = time.monotonic() + 120
+            while num_kept(journal) < kept + 20:
+                assert process.poll() is None, process.communicate()[1].decode()
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            process.send_signal(number)
+            shown = process.communicate(timeout=60)[1].decode()
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode == code
+        assert out.read_text() == "old\n"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.journal"]
+        kept = num_kept(journal)
+        if number != signal.SIGKILL:
+            expected = f"detspec: stopped by {number.name}: {kept} of {NUM_LINES} completions are kept in {journal}, "
+            assert shown.splitlines()[-1] == f"{expected}and the same command resumes"
+    done = subprocess.run(list(map(str, argv)), env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert f"{NUM_LINES} requests, " in done.stderr
+    assert f", {kept} of them before" in done.stderr
+    assert json.loads((tmp_path / "out.stats.json").read_text())["num_resumed"] == kept
+    assert not journal.exists()
+    resumed = out.read_bytes()
+    for extra, same in (((), True), (("--temperature", "0.6"), False)):  # the second is the inverse control
+        subprocess.run(list(map(str, (*argv, "--fresh", *extra))), env=environment, timeout=120, check=True)
+        assert (out.read_bytes() == resumed) is same
 
 
-def test_generate_interrupted_cleans_up_and_exits_130(command, environment, folder, tmp_path):
-    prompts = write_lines(tmp_path / "in.jsonl", some_lines(4000))
-    argv = [*command, "generate", "--model", folder, "--prompts", prompts, "--out", tmp_path / "out.jsonl", *OPTIONS]
-    process = subprocess.Popen(list(map(str, argv)), env=environment, stderr=subprocess.PIPE)
-    try:
-        deadline = time.monotonic() + 120
-        while not any(path.stat().st_size for path in tmp_path.glob(".out.jsonl.*.tmp")):
-            assert process.poll() is None, process.communicate()[1].decode()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        shown = process.communicate(timeout=60)[1].decode()
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert shown.splitlines()[-1] == "detspec: interrupted"
-    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+def num_kept(journal: Path) -> int:
+    """Whole entries in a journal."""
+    return max(0, journal.read_bytes().count(b"\n") - 1) if journal.exists() else 0
 
 
 # In this process ------------------------------------------------------------------------------------------------------------
@@ -174,3 +179,43 @@ def test_files_and_folders_that_are_not_there_are_refused(folder, prompts, tmp_p
         assert message in shown
         assert shown.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_generate_that_is_complete_already_says_so(generated, folder, prompts, capsys):
+    before = {path: path.read_bytes() for path in generated.parent.iterdir()}
+    assert generate(folder, prompts, generated) == 0
+    assert capsys.readouterr().err == f"detspec: {generated} is already complete; --fresh generates it anew\n"
+    assert {path: path.read_bytes() for path in generated.parent.iterdir()} == before
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(folder, prompts, tmp_path, capsys):
+    assert generate(folder, prompts, tmp_path / "out.jsonl", "--dry-run", "--shard", "1/2") == 0
+    shown = capsys.readouterr()
+    assert "2 of 4 lines (shard 1/2)" in shown.out
+    assert "0 of 2 completions" in shown.out
+    assert shown.err == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rejected_lines_exit_with_1_and_are_counted(folder, tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_text("{\n")
+    assert generate(folder, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--on-error", "reject") == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"detspec: error: 1 lines were rejected, see {tmp_path / 'out.rejects.jsonl'}"
+    )
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+    assert json.loads((tmp_path / "out.rejects.jsonl").read_text())["raw"] == "{"
+    assert generate(folder, tmp_path / "in.jsonl", "-", "--on-error", "reject") == 2
+    assert "needs --out FILE" in capsys.readouterr().err
+
+
+def test_merge_of_shards_is_the_output(folder, prompts, tmp_path, capsys):
+    """Shards of no requests, because those need no compiling: what is merged is tested with the jobs."""
+    (tmp_path / "in.jsonl").write_text("{\n[\n")
+    assert main(["merge", "--out", str(tmp_path / "out.jsonl")]) == 2
+    assert "there are no shards of" in capsys.readouterr().err
+    for shard in ("0/2", "1/2"):
+        assert generate(folder, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--on-error", "reject", "--shard", shard) == 1
+    assert main(["merge", "--out", str(tmp_path / "out.jsonl")]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "detspec: 0 requests, 0 tokens of 2 shards, 2 lines rejected"
+    assert len((tmp_path / "out.rejects.jsonl").read_text().splitlines()) == 2

@@ -13,6 +13,8 @@ from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.hf import save_hf
 from detspec.checkpoint.load import Model, load
 from detspec.config import ModelConfig, Schedule
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion
 from detspec.model.params import Params, init_params
 from detspec.sampling import SamplingParams
@@ -23,6 +25,7 @@ BYTE_CFG = ModelConfig(
     vocab_size=2048, d_model=64, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16, d_ff=96, max_position=128
 )
 SCHEDULE = Schedule(rows=16, window=4, page=16)
+MAX_LEN = 64
 
 
 def byte_tokenizer(characters: Sequence[str] | None = None) -> Tokenizer:
@@ -63,6 +66,12 @@ def write_folder(path: Path, params: Params | None = None) -> Path:
 def load_folder(path: Path) -> Model:
     """The model, through a folder."""
     return load(write_folder(path))
+
+
+def make_engine(model: Model, max_rows: int, method: str, **changes) -> Engine:
+    """An engine with room for requests of `MAX_LEN` tokens. Those of one shape share their compiled programs."""
+    shape = {"max_rows": max_rows, "max_len": MAX_LEN, "method": method, "num_speculative_tokens": 3, "schedule": SCHEDULE}
+    return Engine(model, EngineConfig(**shape, **changes))
 
 
 def without_tokenizer(params: Params) -> Model:

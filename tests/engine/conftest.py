@@ -4,21 +4,12 @@ import pytest
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
-from detspec.engine.engine_config import EngineConfig
-from tests.engine.byte_model import SCHEDULE, load_folder
-
-MAX_LEN = 64
+from tests.engine.byte_model import load_folder, make_engine
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_folder(tmp_path_factory.mktemp("model") / "bytes")
-
-
-def make_engine(model: Model, max_rows: int, method: str, **changes) -> Engine:
-    """Engines of the same shapes share their compiled programs."""
-    shape = {"max_rows": max_rows, "max_len": MAX_LEN, "method": method, "num_speculative_tokens": 3, "schedule": SCHEDULE}
-    return Engine(model, EngineConfig(**shape, **changes))
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,10 @@
-"""One model and one engine for all tests of this folder: compiling is what takes the time."""
+"""One model and two engines for all tests of this folder: compiling is what takes the time."""
 
 import pytest
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
-from tests.engine.byte_model import load_folder
-from tests.engine.conftest import make_engine
+from tests.engine.byte_model import load_folder, make_engine
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +16,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def one_row(model: Model) -> Engine:
     """One canonical row at a time."""
     return make_engine(model, 1, "none")
+
+
+@pytest.fixture(scope="session")
+def three_rows(model: Model) -> Engine:
+    """Windows of four tokens, drafted by the fast path, in batches of three and of one."""
+    return make_engine(model, 3, "self")

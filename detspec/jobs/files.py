@@ -1,0 +1,97 @@
+"""The files of a job: how they are named after its output, and how they appear whole or not at all."""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from detspec.errors import InputError
+
+STDIO = "-"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM_CODE = 3  # exit code
+SHARD_SUFFIX = re.compile(r"\.(\d{5})-of-(\d{5})$")
+
+
+def beside(out: Path, what: str) -> Path:
+    """`out.jsonl` -> `out.stats.json`; also `manifest`, and `rejects` as JSON lines."""
+    return out.with_name(f"{_stem(out)}.{what}.{'jsonl' if what == 'rejects' else 'json'}")
+
+
+def journal_path(out: Path) -> Path:
+    """`out.jsonl` -> `out.jsonl.journal`."""
+    return out.with_name(f"{out.name}.journal")
+
+
+def shard_path(out: Path, index: int, count: int) -> Path:
+    """Shard 2 of 4: `out.jsonl` -> `out.00002-of-00004.jsonl`."""
+    stem = _stem(out)
+    return out.with_name(f"{stem}.{index:05}-of-{count:05}{out.name[len(stem) :]}")
+
+
+def find_shards(out: Path) -> dict[tuple[int, int], Path]:
+    """The shards of `out` that lie beside it, by (index, count)."""
+    stem = _stem(out)
+    found = {}
+    for path in sorted(out.parent.glob("*" + out.name[len(stem) :])):
+        match = SHARD_SUFFIX.search(_stem(path))
+        if match and path == shard_path(out, *(key := (int(match[1]), int(match[2])))):
+            found[key] = path
+    return found
+
+
+def check_out(out: str, prompts: str) -> None:
+    """Raises `InputError` if files cannot be put beside `out`, or if `out` is a folder or the input itself."""
+    if out == STDIO:
+        return
+    folder = Path(out).parent
+    if Path(out).is_dir():
+        raise InputError(f"--out {out} is a folder: name a file in it")
+    if not folder.is_dir():
+        raise InputError(f"--out {out}: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out}: the folder {folder} is not writable")
+    if prompts != STDIO and Path(out).exists() and Path(prompts).exists() and os.path.samefile(out, prompts):
+        raise InputError(f"--out {out} is the file that the prompts are read from")
+
+
+def pretty_json(value: object) -> bytes:
+    """`value` for people, with a newline at its end."""
+    return json.dumps(value, indent=2).encode() + b"\n"
+
+
+@contextlib.contextmanager
+def new_files(*paths: Path) -> Iterator[Sequence[BinaryIO]]:
+    """Files that get the names `paths` only once all are whole and on disk, the first path last; removed on any exception."""
+    temporary = [path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp") for path in paths]
+    try:
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(path.open("xb")) for path in temporary]
+            yield files
+            for file in files:
+                file.flush()
+                os.fsync(file.fileno())
+        for old, new in reversed(list(zip(temporary, paths, strict=True))):
+            os.replace(old, new)
+        sync_folder(paths[0].parent)
+    finally:
+        for path in temporary:
+            path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts new names in `folder` on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _stem(out: Path) -> str:
+    return out.name.removesuffix(".jsonl").removesuffix(".json")

@@ -1,0 +1,73 @@
+"""Generating the requests of a job: what an engine does with them, until a signal comes, and how fast."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from detspec.engine.engine import Engine
+from detspec.engine.progress import Progress
+from detspec.engine.request import Completion, Request, Stats
+from detspec.jobs.signals import StopSignals
+
+
+def generate(
+    engine: Engine,
+    todo: Iterator[tuple[int, Request]],
+    num_todo: int,
+    keep: Callable[[int, Request, Completion], None],
+    progress: Progress,
+    signals: StopSignals,
+) -> dict[str, Any]:
+    """Hands each completion to `keep`, with its request and that one's number; returns statistics.
+
+    Raises:
+        Stopped: after the segment that was running when a signal came, and its completions.
+    """
+    running: dict[str, list[Any]] = {}  # id: number, request, samples to come
+    num_tokens = 0
+    counters = Stats()
+
+    def waiting() -> Iterator[Request]:
+        for number, request in todo:
+            if signals.received:
+                return
+            running[request.id] = [number, request, request.sampling.n]
+            yield request
+
+    def on_segment(tokens: int, num_live: int) -> None:
+        progress.segment(tokens, num_live)
+        if signals.received:
+            engine.stop()
+
+    began = time.perf_counter()
+    if num_todo:
+        progress.stage("compiling and certifying")
+        engine.prepare(num_todo)
+    prepared = time.perf_counter()
+    progress.stage("generating")
+    with signals.deferred():
+        few = num_todo <= engine.config.max_rows  # a list tells the engine so
+        for completion in engine.run(list(waiting()) if few else waiting(), on_segment=on_segment) if num_todo else ():
+            number, request, _ = running[completion.id]
+            keep(number, request, completion)
+            running[completion.id][2] -= 1
+            if not running[completion.id][2]:
+                del running[completion.id]
+            num_tokens += len(completion.token_ids)
+            counters += completion.stats
+            progress.finished(acceptance=counters.draft_acceptance_rate)
+    generate_s = time.perf_counter() - prepared
+    return {
+        "compile_s": round(prepared - began, 3),
+        "generate_s": round(generate_s, 3),
+        "tok_per_s": round(num_tokens / generate_s, 1),
+        "mean_acceptance_length": counters.mean_acceptance_length,
+        "draft_acceptance_rate": counters.draft_acceptance_rate,
+        **dataclasses.asdict(counters),
+        "plans": {
+            plan.label: {"certified": certificate.equal, "differs": certificate.differs, "step_ms": certificate.step_s * 1e3}
+            for plan, certificate in engine.certificates.items()
+            if certificate.step_s < float("inf")
+        },
+    }

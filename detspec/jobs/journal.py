@@ -1,0 +1,258 @@
+"""The journal of a job: finished completions in the order they finish, appended to a file beside the output.
+
+The first line is the job's header, then one line for each completion; each ends in a checksum of what stands before it:
+
+    {"number": 7, "index": 0, "num_tokens": 3, "finish_reason": "stop", "line": {"id": "h", ...}, "crc32": "0f3a99c1"}
+
+`number` is the request's place among the lines of input, `index` tells its completions apart, `line` is the line of output.
+A last line that is torn (the process was killed, the power or the disk's room ran out) is cut off; anything else that is
+unsound is an error. In memory there is one offset a completion.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import sys
+import time
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from detspec.errors import InputError
+from detspec.jobs.files import sync_folder
+from detspec.jobs.manifest import differences
+
+SECONDS_BETWEEN_SYNCS = 1.0
+ENTRY = re.compile(rb'\{"number": (\d+), "index": (\d+), "num_tokens": (\d+), "finish_reason": "(\w+)", "line": ')
+CHECKSUM = b', "crc32": "%08x"}\n'
+CHECKSUM_BYTES = len(CHECKSUM % 0)
+NOWHERE = -1
+
+
+class Journal:
+    """The completions of one shard that are kept so far; made by `open_journal` or `read_journal`.
+
+    Attributes:
+        path: where it lies.
+        num_kept: completions in the file.
+        num_tokens: tokens of them.
+    """
+
+    def __init__(self, path: Path, end: int, file: FileIO | None) -> None:
+        """A journal whose header ends at byte `end`; `file` is what is written to."""
+        self.path = path
+        self.num_kept = self.num_tokens = 0
+        self._file = file
+        self._end = end
+        self._pending: list[bytes] = []
+        self._first = 0
+        self._starts = array("Q", [0])  # place in the output of each request's first completion, and of the end
+        self._offsets = array("q")  # byte of the file at which the entry of each place begins
+        self._failed = bytearray()  # 1 at places with finish reason "error"
+        self._synced = time.monotonic()
+        self._unsynced = False
+
+    def load(self, first: int, counts: Sequence[int]) -> None:
+        """Reads the entries of requests `first, first + 1, ...`, which have `counts` completions; those beyond are passed over.
+
+        Raises:
+            InputError: an entry is damaged, and sound ones follow.
+        """
+        self._first = first
+        for count in counts:
+            self._starts.append(self._starts[-1] + count)
+        self._offsets.extend(NOWHERE for _ in range(self._starts[-1]))
+        self._failed.extend(bytes(self._starts[-1]))
+        torn = 0
+        with self.path.open("rb") as file:
+            file.seek(self._end)
+            for raw in file:
+                if not _is_sound(raw):
+                    torn += len(raw)
+                elif torn:
+                    raise InputError(
+                        f"{self.path} is damaged at byte {self._end}, and sound again after that: start over with --fresh, or "
+                        f"keep what stands before by `truncate --size {self._end} {self.path}`"
+                    )
+                else:
+                    self._note(raw)
+        if self._file is not None:
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
+
+    def has(self, number: int) -> bool:
+        """Whether all completions of request `number` are in the file."""
+        start, end = self._places(number)
+        return NOWHERE not in self._offsets[start:end]
+
+    @property
+    def failed(self) -> set[int]:
+        """Places in the output of completions with finish reason "error"."""
+        return {place for place, failed in enumerate(self._failed) if failed}
+
+    def add(self, number: int, index: int, *, num_tokens: int, finish_reason: str, line: bytes) -> None:
+        """Takes in one completion, unless it is here; it is in the file after the next `flush`."""
+        if self._offsets[self._places(number)[0] + index] == NOWHERE:
+            entry = b'{"number": %d, "index": %d, "num_tokens": %d, "finish_reason": "%s", "line": %s'
+            self._pending.append(_checked(entry % (number, index, num_tokens, finish_reason.encode(), line)))
+
+    def flush(self) -> None:
+        """Hands everything to the operating system, and at most once a second to the disk.
+
+        Raises:
+            OSError: the disk is full; what was written before is kept.
+        """
+        pending, self._pending = self._pending, []  # after a torn entry nothing more may be written
+        for raw in pending:
+            _write(_writable(self._file), raw)
+            self._note(raw)
+            self._unsynced = True
+        if self._unsynced and time.monotonic() - self._synced >= SECONDS_BETWEEN_SYNCS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Puts everything on disk."""
+        if self._pending:
+            self.flush()
+        os.fsync(_writable(self._file))
+        self._synced, self._unsynced = time.monotonic(), False
+
+    def lines(self) -> Iterator[bytes]:
+        """All lines of output, in the order of the input; everything must be here.
+
+        Raises:
+            InputError: an entry was damaged meanwhile.
+        """
+        with self.path.open("rb") as file:
+            for offset in self._offsets:
+                file.seek(offset)
+                raw = file.readline()
+                entry = ENTRY.match(raw)
+                if entry is None or not _is_sound(raw):
+                    raise InputError(f"{self.path} was damaged at byte {offset}: start over with --fresh")
+                yield raw[entry.end() : -CHECKSUM_BYTES] + b"\n"
+
+    def remove(self) -> None:
+        """Deletes the file."""
+        self.path.unlink()
+        sync_folder(self.path.parent)
+
+    def _places(self, number: int) -> tuple[int, int]:
+        """Where the completions of a request begin in the output, and where they end."""
+        return self._starts[number - self._first], self._starts[number - self._first + 1]
+
+    def _note(self, raw: bytes) -> None:
+        """Remembers where a sound entry lies, which is at the end of those before."""
+        entry = ENTRY.match(raw)
+        if entry is None or not 0 <= int(entry[1]) - self._first < len(self._starts) - 1:
+            raise InputError(f"{self.path} holds an entry of another job at byte {self._end}: start over with --fresh")
+        start, end = self._places(int(entry[1]))
+        place = start + int(entry[2])
+        if place < end and self._offsets[place] == NOWHERE:
+            self._offsets[place] = self._end
+            self._failed[place] = entry[4] == b"error"
+            self.num_kept += 1
+            self.num_tokens += int(entry[3])
+        self._end += len(raw)
+
+
+@contextlib.contextmanager
+def open_journal(path: Path, header: Mapping[str, Any], *, fresh: bool = False) -> Iterator[Journal]:
+    """The journal of the job of `header`, made if there is none, and locked against other processes.
+
+    Whatever ends the block, what was added is on disk then, as far as there is room.
+
+    Raises:
+        InputError: another process uses it, or it belongs to another job; `fresh` empties it instead.
+    """
+    with _locked(path) as file:
+        end = 0 if fresh else _header_end(path, header)
+        if not end:
+            file.truncate(0)
+            _write(file, _checked(b'{"header": ' + json.dumps(header).encode()))
+            os.fsync(file)
+            sync_folder(path.parent)
+            end = file.tell()
+        journal = Journal(path, end, file)
+        try:
+            yield journal
+        except BaseException:
+            journal.sync()
+            if os.fstat(file.fileno()).st_size == end:  # nothing to resume from
+                journal.remove()
+            raise
+
+
+def read_journal(path: Path, header: Mapping[str, Any]) -> Journal | None:
+    """The journal as it lies there, to be looked at only; None if there is none.
+
+    Raises:
+        InputError: it belongs to another job.
+    """
+    end = _header_end(path, header) if path.exists() else 0
+    return Journal(path, end, None) if end else None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[FileIO]:
+    """The file at `path`, made if there is none, and locked where the file system has locks."""
+    while True:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(f"{path} is in use: another process runs this job") from error
+            except OSError as error:
+                message = f"{path} cannot be locked ({error.strerror}): let no other process run this job"
+                print(f"detspec: warning: {message}", file=sys.stderr)
+            if path.exists() and os.path.samestat(
+                os.fstat(file.fileno()), path.stat()
+            ):  # else just removed by a job that ended
+                yield file
+                return
+
+
+def _header_end(path: Path, header: Mapping[str, Any]) -> int:
+    """Where the header ends; 0 if it is missing, was torn while it was written, or is another job's that kept nothing."""
+    with path.open("rb") as file:
+        raw = file.readline()
+        if not _is_sound(raw):
+            if file.read(1):
+                raise InputError(f"{path} is damaged in its first line: start over with --fresh")
+            return 0
+        nothing_kept = not file.read(1)
+    found = json.loads(raw).get("header")
+    if found != header and nothing_kept:
+        return 0
+    if found != header:
+        parts = "; ".join(differences(found, header, them="journal"))
+        raise InputError(
+            f"{path} belongs to another job: {parts}. Repeat the command as it was, or name another --out, or use --fresh"
+        )
+    return len(raw)
+
+
+def _checked(body: bytes) -> bytes:
+    """A whole line: `body` lacks the closing brace."""
+    return body + CHECKSUM % zlib.crc32(body)
+
+
+def _is_sound(raw: bytes) -> bool:
+    """Whether a line ends in its checksum."""
+    return raw[-CHECKSUM_BYTES:] == CHECKSUM % zlib.crc32(raw[:-CHECKSUM_BYTES])
+
+
+def _writable(file: FileIO | None) -> FileIO:
+    assert file is not None, "a journal of read_journal is only looked at"
+    return file
+
+
+def _write(file: FileIO, raw: bytes) -> None:
+    """Writes all of `raw`."""
+    while raw:
+        raw = raw[file.write(raw) :]

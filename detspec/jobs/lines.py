@@ -1,0 +1,116 @@
+"""One line of input as a checked request, one completion as a line of output."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from detspec.checkpoint.load import Model
+from detspec.engine.engine import Engine
+from detspec.engine.request import Completion, Request
+from detspec.errors import InputError
+from detspec.sampling import SamplingParams
+
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+LINE_KEYS = ("id", *PROMPT_KEYS, "chat_template_kwargs", "sampling")
+SAMPLING_KEYS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+LOGPROB_KEYS = ("top_logprobs", "prompt_logprobs", "prompt_top_logprobs")
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse_request(raw: bytes, engine: Engine, defaults: SamplingParams) -> Request:
+    """One line as a checked request; `InputError` says what is wrong with it."""
+    line = parse_line(raw)
+    id = line["id"]
+    refuse_unknown(line, LINE_KEYS, "key")
+    if sum(key in line for key in PROMPT_KEYS) != 1:
+        raise InputError(f'needs one of "prompt", "prompt_token_ids" and "messages" (id {id!r})')
+    if "prompt" in line and not isinstance(line["prompt"], str):
+        raise InputError(f'"prompt" must be a string, got {line["prompt"]!r}; token ids go into "prompt_token_ids"')
+    if "prompt_token_ids" in line and not isinstance(line["prompt_token_ids"], list):
+        raise InputError(f'"prompt_token_ids" must be a list of token ids, got {line["prompt_token_ids"]!r}')
+    try:
+        if "messages" in line:
+            prompt = read_chat(line, engine.model)
+        else:
+            prompt = line["prompt"] if "prompt" in line else line["prompt_token_ids"]
+        return engine.request(prompt, merge_sampling(line.get("sampling", {}), defaults), id=id)
+    except InputError as error:
+        raise InputError(f"{error} (id {id!r})") from error
+
+
+def parse_line(raw: bytes) -> dict[str, Any]:
+    """One line of input as a JSON object with an id; no more of it is checked."""
+    try:
+        line = json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"is not UTF-8 (byte {error.start + 1})") from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"is not JSON: {error.msg} (column {error.colno})") from error
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"is JSON that cannot be read: {error}") from error
+    if not isinstance(line, dict):
+        raise InputError(f"must be a JSON object, got {type(line).__name__}")
+    id = line.get("id")
+    if not isinstance(id, str) or not id:
+        raise InputError(f'needs an "id", a string that is not empty, got {id!r}')
+    if SURROGATE.search(raw):
+        try:
+            json.dumps(line, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise InputError("holds one half of a surrogate pair, which is no text") from error
+    return line
+
+
+def read_chat(line: dict[str, Any], model: Model) -> list[int]:
+    """Token ids of a line's conversation."""
+    variables = line.get("chat_template_kwargs", {})
+    if not isinstance(line["messages"], list) or not isinstance(variables, dict):
+        raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
+    refused = sorted({"messages", "now"} & variables.keys())
+    if refused:
+        raise InputError(f'"chat_template_kwargs" must not hold {", ".join(refused)}: messages stand beside it, now is no JSON')
+    return model.chat_prompt(line["messages"], **variables)
+
+
+def merge_sampling(given: object, defaults: SamplingParams) -> SamplingParams:
+    """`defaults` with what a line gives put over them."""
+    if not isinstance(given, dict):
+        raise InputError(f'"sampling" must be a JSON object, got {given!r}')
+    refuse_unknown(given, SAMPLING_KEYS, "sampling parameter")
+    if not isinstance(given.get("stop_token_ids", []), list):
+        raise InputError(f"sampling parameter stop_token_ids must be a list of token ids, got {given['stop_token_ids']!r}")
+    return dataclasses.replace(defaults, **given)
+
+
+def refuse_unknown(given: dict[str, object], accepted: Sequence[str], what: str) -> None:
+    """Raises `InputError` naming the keys of `given` that are not `accepted`."""
+    unknown = sorted(set(given) - set(accepted))
+    if unknown:
+        raise InputError(f"unknown {what} {', '.join(map(repr, unknown))}; accepted: {', '.join(accepted)}")
+
+
+def completion_line(completion: Completion, num_samples: int) -> bytes:
+    """One line of output, without its newline: deterministic facts alone. `num_samples` is the `n` of its request.
+
+    A log-probability is written as the shortest decimal that reads back as the same float64, of which float32 values are a
+    part, so its bits survive.
+    """
+    line = {
+        "id": completion.id,
+        **({"index": completion.index} if num_samples > 1 else {}),
+        "token_ids": completion.token_ids,
+        "text": completion.text,
+        "logprobs": completion.logprobs,
+        "finish_reason": completion.finish_reason,
+        "prompt_len": len(completion.prompt_token_ids),
+        "digest": completion.digest,
+    }
+    asked = {key: getattr(completion, key) for key in LOGPROB_KEYS if getattr(completion, key)}
+    return json.dumps({**line, **asked}, allow_nan=False).encode()
+
+
+def reject_line(number: int, error: str, raw: bytes) -> bytes:
+    """One line of `*.rejects.jsonl`: line `number` of the input, counted from 1, what is wrong with it, and the line itself."""
+    return json.dumps({"line": number, "error": error, "raw": raw.decode("utf-8", "backslashreplace")}).encode() + b"\n"

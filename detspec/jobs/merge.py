@@ -1,0 +1,135 @@
+"""The outputs of all shards as the output of one job, byte for byte."""
+
+import hashlib
+import json
+import shutil
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from detspec.engine.request import Stats
+from detspec.errors import InputError
+from detspec.jobs.files import beside, find_shards, journal_path, new_files, pretty_json, shard_path
+from detspec.jobs.manifest import differences, header_of, read_manifest
+from detspec.jobs.scan import hash_id, repeated_hashes
+
+
+def merge(out: Path, shards: Sequence[Path] = ()) -> dict[str, Any]:
+    """Writes `out`, its statistics, its manifest and its rejected lines from those of `shards`; returns the statistics.
+
+    Args:
+        out: what a job without shards would write.
+        shards: outputs of all shards, in any order; those beside `out` if there are none.
+
+    Raises:
+        InputError: a shard is missing, unfinished or was changed, or they are not of one job.
+    """
+    paths = list(shards) or _beside(out)
+    ordered = _in_order(paths, [_finished_manifest(path) for path in paths])
+    manifests = list(ordered.values())
+    merged = _merge_manifests(manifests)
+    rejects = [beside(path, "rejects") for path, manifest in ordered.items() if manifest["prompts"]["num_rejected"]]
+    stats = _add_stats([json.loads(beside(path, "stats").read_bytes()) for path in ordered])
+    names = (out, *([beside(out, "rejects")] if rejects else []), beside(out, "stats"), beside(out, "manifest"))
+    with new_files(*names) as (out_file, *rejects_file, stats_file, manifest_file):
+        digest = hashlib.sha256()
+        for line in _checked_lines(ordered):
+            out_file.write(line)
+            digest.update(line)
+        for path in rejects:
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, rejects_file[0])
+        merged["output"] = {"sha256": digest.hexdigest(), **merged["output"]}
+        stats_file.write(pretty_json(stats))
+        manifest_file.write(pretty_json(merged))
+    if not rejects:
+        beside(out, "rejects").unlink(missing_ok=True)  # of an earlier job
+    return stats
+
+
+def _beside(out: Path) -> list[Path]:
+    """The shards of `out` in its folder, all of one job."""
+    found = find_shards(out)
+    counts = sorted({count for _, count in found})
+    if not counts:
+        raise InputError(f"there are no shards of {out}: expected files like {shard_path(out, 0, 4)}")
+    if len(counts) > 1:
+        raise InputError(
+            f"{out} has shards of {' and of '.join(map(str, counts))}: remove those of one job, or name the others"
+        )
+    return list(found.values())
+
+
+def _finished_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a shard that is whole."""
+    if journal_path(path).exists():
+        raise InputError(f"{path} is not finished, {journal_path(path)} is there: start its job again")
+    manifest = read_manifest(path)
+    needed = [path, beside(path, "stats")]
+    if manifest is not None and manifest["prompts"]["num_rejected"]:
+        needed.append(beside(path, "rejects"))
+    if manifest is None or not all(file.is_file() for file in needed):
+        names = ", ".join(map(str, (beside(path, "manifest"), *needed)))
+        raise InputError(f"{path} is no finished shard: there must be {names}, as the job wrote them")
+    return manifest
+
+
+def _in_order(paths: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> dict[Path, dict[str, Any]]:
+    """Shards by index, all of them there once and of one job."""
+    first = manifests[0]
+    for path, manifest in zip(paths, manifests, strict=True):
+        here, there = ({**header_of(m), "shard": m["shard"][1]} for m in (manifest, first))
+        if parts := differences(there, here, them=str(paths[0]), us=str(path)):
+            raise InputError(f"the shards are not of one job: {'; '.join(parts)}")
+    count = first["shard"][1]
+    by_index = {manifest["shard"][0]: (path, manifest) for path, manifest in zip(paths, manifests, strict=True)}
+    if len(by_index) < len(paths):
+        raise InputError(f"two of the files are the same shard: {', '.join(map(str, paths))}")
+    if missing := [str(index) for index in range(count) if index not in by_index]:
+        raise InputError(f"shards {', '.join(missing)} of {count} are missing: run them with --shard {missing[0]}/{count}, ...")
+    return dict(by_index[index] for index in range(count))
+
+
+def _checked_lines(shards: Mapping[Path, Mapping[str, Any]]) -> Iterator[bytes]:
+    """All lines of all shards, each shard as its manifest says and no completion twice."""
+    seen = array("Q")
+    for path, manifest in shards.items():
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            for line in file:
+                digest.update(line)
+                completion = json.loads(line)
+                seen.append(hash_id(json.dumps([completion["id"], completion.get("index", 0)])))
+                yield line
+        if digest.hexdigest() != manifest["output"]["sha256"]:
+            raise InputError(f"{path} was changed since its job wrote it (sha256): generate it again")
+    if repeated_hashes(seen):
+        raise InputError("an id is in the shards twice: they are not of one job")
+
+
+def _merge_manifests(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The manifest of the job without shards, but for the digest of its output."""
+
+    def total(part: str, key: str) -> int:
+        return sum(manifest[part][key] for manifest in manifests)
+
+    counts = {key: total("prompts", key) for key in ("num_requests", "num_rejected")}
+    output = {key: total("output", key) for key in ("bytes", "num_failed")}
+    first = manifests[0]
+    return {**first, "shard": [0, 1], "prompts": {**first["prompts"], **counts}, "output": output}
+
+
+def _add_stats(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums of counts and of seconds; speed and acceptance over all of them."""
+    counted = {key for key, value in each[0].items() if key.startswith("num_") or (key.endswith("_s") and key != "tok_per_s")}
+    sums = {key: sum(stats[key] for stats in each) for key in each[0] if key in counted}
+    counters = Stats(**{key: sums[key] for key in Stats.__dataclass_fields__})
+    generated_s = sum(stats["tok_per_s"] * stats["generate_s"] for stats in each)
+    return {
+        "num_shards": len(each),
+        **sums,
+        "tok_per_s": round(generated_s / sums["generate_s"], 1) if sums["generate_s"] else 0.0,
+        "mean_acceptance_length": counters.mean_acceptance_length,
+        "draft_acceptance_rate": counters.draft_acceptance_rate,
+    }

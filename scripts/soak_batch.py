@@ -1,0 +1,225 @@
+"""One batch job in many ways, as subprocesses of the command line: every way must give the same bytes.
+
+    python scripts/soak_batch.py --workdir out/soak --json out/soak.json
+
+Writes 500 mixed requests for the shipped model, runs each of `VARIANTS` over them, and compares the outputs with the first
+one's: the whole file by sha256, permuted input id by id. Ordinary generation is the inverse control: two of its runs must
+differ. Exit code 0 if all is as it should be.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import inspect
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import detspec as ds
+
+COMMAND = (sys.executable, "-m", "detspec.cli")
+MAX_LEN = 1024
+MOST_NEW_TOKENS = 96
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One way to run the job.
+
+    Attributes:
+        name: for the table.
+        arguments: of `detspec generate`, besides model, prompts and output.
+        order: of the input: "file", "reversed" or "shuffled".
+        shards: run as so many jobs, and merged.
+        signals: sent at random moments, one a start, before the job is left to finish.
+        like: name of the variant whose bytes it must have; None for none.
+        unlike: name of the variant whose bytes it must not have.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    order: str = "file"
+    shards: int = 1
+    signals: tuple[signal.Signals, ...] = ()
+    like: str | None = "32 rows"
+    unlike: str | None = None
+
+
+VARIANTS = (
+    Variant("32 rows", ("--max-rows", "32"), like=None),
+    Variant("8 rows", ("--max-rows", "8")),
+    Variant("3 rows", ("--max-rows", "3")),
+    Variant("1 row", ("--max-rows", "1")),
+    Variant("8 rows, self draft", ("--max-rows", "8", "--method", "self", "--num-speculative-tokens", "7")),
+    Variant("shuffled", ("--max-rows", "32"), order="shuffled"),
+    Variant("reversed", ("--max-rows", "8"), order="reversed"),
+    Variant("4 shards, merged", ("--max-rows", "8"), shards=4),
+    Variant("killed", ("--max-rows", "8"), signals=(signal.SIGKILL,) * 10 + (signal.SIGTERM,) * 3),
+    Variant("ordinary, 32 rows", ("--max-rows", "32", "--ordinary"), like=None),
+    Variant("ordinary, 3 rows", ("--max-rows", "3", "--ordinary"), like=None, unlike="ordinary, 32 rows"),
+)
+
+
+def main() -> int:
+    """Runs the variants and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workdir", type=Path, required=True, help="outputs and compiled programs; kept")
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants, and what they are compared with")
+    parser.add_argument("--json", type=Path, help="write what was found there, too")
+    args = parser.parse_args()
+    args.workdir.mkdir(parents=True, exist_ok=True)
+    lines = some_lines(args.requests)
+    found: dict[str, dict] = {}
+    for variant in chosen(args.only):
+        found[variant.name] = run(variant, lines, args.workdir.resolve())
+        judge(variant, found)
+        print(row(variant.name, found[variant.name]), flush=True)
+    sound = all(entry["sound"] for entry in found.values())
+    if args.json:
+        shown = {name: {key: value for key, value in entry.items() if key != "by_id"} for name, entry in found.items()}
+        report = {"requests": args.requests, "fingerprint": ds.fingerprint(), "sound": sound, "variants": shown}
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    print("all as it should be" if sound else "NOT AS IT SHOULD BE")
+    return 0 if sound else 1
+
+
+def chosen(names: list[str] | None) -> list[Variant]:
+    """The variants named and those they are compared with, in the order of the list."""
+    wanted = [variant for variant in VARIANTS if names is None or variant.name in names]
+    needed = {name for variant in wanted for name in (variant.name, variant.like, variant.unlike)}
+    return [variant for variant in VARIANTS if variant.name in needed]
+
+
+def some_lines(number: int) -> list[str]:
+    """Requests of 1 to 600 tokens of Python, greedy and sampled, some with a long prefix in common, some stopping early."""
+    rng = np.random.default_rng(0)
+    tokenizer = ds.load().tokenizer
+    text = [tokenizer.encode(inspect.getsource(module)) for module in (argparse, dataclasses, json)]
+    prefixes = [ids[: int(length)] for ids, length in zip(text, (450, 300, 200), strict=True)]
+    common = sorted({token for ids in text for token in ids}, key=lambda token: -sum(ids.count(token) for ids in text))
+    lines = []
+    for i in range(number):
+        ids = text[int(rng.integers(3))]
+        length = 1 + int(600 * rng.random() ** 3)
+        begin = int(rng.integers(max(1, len(ids) - length)))
+        prompt = ids[begin : begin + length]
+        if i % 3 == 0:
+            prompt = (prefixes[int(rng.integers(3))] + prompt)[:600]
+        sampling: dict[str, object] = {"max_tokens": int(rng.integers(4, MOST_NEW_TOKENS + 1)), "seed": i}
+        if i % 2:
+            sampling["temperature"] = float(rng.choice([0.3, 0.8, 1.2]))
+            sampling |= [{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}][int(rng.integers(4))]
+        if i % 5 == 0:
+            sampling["stop_token_ids"] = common[:2]
+        lines.append(json.dumps({"id": f"r{i}", "prompt_token_ids": prompt, "sampling": sampling}))
+    return lines
+
+
+def run(variant: Variant, lines: list[str], workdir: Path) -> dict:
+    """What one variant gave."""
+    order = list(lines)
+    if variant.order == "reversed":
+        order.reverse()
+    if variant.order == "shuffled":
+        random.Random(1).shuffle(order)
+    folder = workdir / variant.name.replace(",", "").replace(" ", "_")
+    folder.mkdir(exist_ok=True)
+    (folder / "in.jsonl").write_text("\n".join(order) + "\n")
+    out = folder / "out.jsonl"
+    base = ("generate", "--prompts", str(folder / "in.jsonl"), "--out", str(out), "--max-len", str(MAX_LEN))
+    began = time.perf_counter()
+    sent = 0
+    if variant.shards > 1:
+        for index in range(variant.shards):
+            start(workdir, *base, *variant.arguments, "--fresh", "--shard", f"{index}/{variant.shards}")
+        start(workdir, "merge", "--out", str(out))
+    elif variant.signals:
+        sent = start_and_signal(variant, workdir, out, base)
+    else:
+        start(workdir, *base, *variant.arguments, "--fresh")
+    stats = json.loads((folder / "out.stats.json").read_text())
+    content = out.read_bytes()
+    by_id = {json.loads(line)["id"]: hashlib.sha256(line).hexdigest() for line in content.splitlines()}
+    assert len(by_id) == len(lines), f"{variant.name}: {len(by_id)} of {len(lines)} requests came back"
+    return {
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "by_id": by_id,
+        "in_order": variant.order == "file",
+        "signals": sent,
+        "wall_s": round(time.perf_counter() - began, 1),
+        **{key: stats[key] for key in ("compile_s", "generate_s", "num_tokens", "num_resumed", "tok_per_s", "num_rollbacks")},
+    }
+
+
+def start(workdir: Path, *arguments: str) -> None:
+    """One process of the command line, left to finish."""
+    subprocess.run([*COMMAND, *arguments], env=environment(workdir), stderr=subprocess.DEVNULL, check=True)
+
+
+def environment(workdir: Path) -> dict[str, str]:
+    """Compiled programs are kept in the work folder: a job that is started anew soon goes on."""
+    return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(workdir / "xla"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
+def start_and_signal(variant: Variant, workdir: Path, out: Path, base: tuple[str, ...]) -> int:
+    """A start of the job for each signal, sent at a random moment, and one that is left to finish; counts the signals."""
+    rng = random.Random(2)
+    signals = list(variant.signals)
+    rng.shuffle(signals)
+    for path in out.parent.glob("out.*"):
+        path.unlink()
+    sent, startup_s = 0, 0.0
+    for number in signals:
+        began = time.perf_counter()
+        process = subprocess.Popen([*COMMAND, *base, *variant.arguments], env=environment(workdir), stderr=subprocess.DEVNULL)
+        journal = out.with_name(out.name + ".journal")
+        size = journal.stat().st_size if journal.exists() else 0
+        if not startup_s:  # the first time, it waits for the first completion
+            while process.poll() is None and not (journal.exists() and journal.stat().st_size > size + 5000):
+                time.sleep(0.01)
+            startup_s = time.perf_counter() - began
+        try:
+            process.wait(timeout=rng.uniform(0.0, 1.4) * startup_s)
+            raise SystemExit(f"{variant.name}: the job ended with {process.returncode} before {number.name} was sent")
+        except subprocess.TimeoutExpired:
+            process.send_signal(number)
+        code = process.wait()
+        assert code in (-number, 128 + number), f"{variant.name}: exit code {code} after {number.name}"
+        sent += 1
+    start(workdir, *base, *variant.arguments)
+    return sent
+
+
+def judge(variant: Variant, found: dict[str, dict]) -> None:
+    """Compares a variant with those it must and must not equal."""
+    entry = found[variant.name]
+    entry["differ"] = None
+    entry["sound"] = True
+    for name, same in ((variant.like, True), (variant.unlike, False)):
+        if name is not None:
+            other = found[name]
+            entry["differ"] = sum(other["by_id"][id] != digest for id, digest in entry["by_id"].items())
+            equal = entry["sha256"] == other["sha256"] if entry["in_order"] else entry["differ"] == 0
+            entry["sound"] = equal is same
+
+
+def row(name: str, entry: dict) -> str:
+    """One line of the table."""
+    differ = "" if entry["differ"] is None else f"{entry['differ']} differ"
+    return (
+        f"{name:20} {entry['sha256'][:16]}  {differ:12} {'ok' if entry['sound'] else 'WRONG':5} {entry['signals']:3} signals "
+        f"{entry['num_resumed']:4} resumed  {entry['num_tokens']:6} tokens  {entry['num_rollbacks']:4} rollbacks  "
+        f"generate {entry['generate_s']:6.1f} s  wall {entry['wall_s']:6.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,434 @@
+"""The JSONL job: bytes that do not depend on the batch, on shards, or on how often the job was killed."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import random
+import resource
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from detspec.checkpoint.chat import ChatTemplate
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.progress import Progress
+from detspec.errors import InputError
+from detspec.jobs import job as jobs
+from detspec.jobs.files import beside, journal_path, shard_path
+from detspec.jobs.job import JobResult, Unfinished, run_job, stream_job
+from detspec.jobs.lines import completion_line, parse_request
+from detspec.jobs.merge import merge
+from detspec.jobs.plan import plan_job
+from detspec.jobs.prompts import Prompts
+from detspec.jobs.signals import StopSignals
+from detspec.sampling import SamplingParams
+from tests.engine.byte_model import SCHEDULE, broken_params, some_prompts, some_sampling, without_tokenizer
+
+DEFAULTS = SamplingParams(max_tokens=8)
+
+
+def line(**keys: object) -> bytes:
+    return json.dumps(keys).encode()
+
+
+def some_lines(*, deterministic: bool = True) -> list[bytes]:
+    """Eight requests, a text among them, with sampling parameters of their own."""
+    lines = [line(id="text", prompt="def f(x):\n    return 'é'"), line(id="default", prompt_token_ids=[1, 2, 3])]
+    for i, (prompt, sampling) in enumerate(zip(some_prompts(6), some_sampling(6), strict=True)):
+        chosen = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "seed": i}
+        lines.append(line(id=f"r{i}", prompt_token_ids=prompt, sampling={**chosen, "deterministic": deterministic}))
+    return lines
+
+
+def start(engine: Engine, lines: list[bytes], out: Path, *, defaults: SamplingParams = DEFAULTS, **keywords) -> JobResult:
+    """One start of a job, which may end early."""
+    source = out.parent / "in.jsonl"
+    if not source.exists() or source.read_bytes() != b"\n".join(lines):
+        source.write_bytes(b"\n".join(lines))
+    with Prompts(str(source)) as prompts:
+        return run_job(engine, prompts, out, defaults=defaults, **keywords)
+
+
+def job(engine: Engine, lines: list[bytes], out: Path, **keywords) -> list[bytes]:
+    """The output of a job, done anew."""
+    start(engine, lines, out, fresh=True, **keywords)
+    return out.read_bytes().splitlines()
+
+
+def by_id(lines: list[bytes]) -> dict[str, bytes]:
+    return {json.loads(text)["id"]: text for text in lines}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+WHOLE = ["in.jsonl", "out.jsonl", "out.manifest.json", "out.stats.json"]
+
+
+@pytest.fixture(scope="module")
+def reference(one_row, tmp_path_factory) -> list[bytes]:
+    """The output of one row at a time."""
+    return job(one_row, some_lines(), tmp_path_factory.mktemp("job") / "out.jsonl")
+
+
+def test_output_has_the_order_and_the_keys_it_promises(reference):
+    found = [json.loads(text) for text in reference]
+    assert [entry["id"] for entry in found] == [json.loads(text)["id"] for text in some_lines()]
+    keys = ["id", "token_ids", "text", "logprobs", "finish_reason", "prompt_len", "digest"]
+    assert all(list(entry) == keys for entry in found)
+    assert found[0]["prompt_len"] == len("def f(x):\n    return 'é'".encode())
+    assert [len(entry["token_ids"]) for entry in found[:2]] == [8, 8]
+
+
+def test_conversation_is_rendered_and_continued(one_row, monkeypatch):
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ mark }}{% endfor %}", {})
+    monkeypatch.setattr(one_row, "model", dataclasses.replace(one_row.model, chat_template=template))
+    talk = [{"role": "user", "content": "def f(x):"}, {"role": "assistant", "content": "    return 'é'"}]
+    chat = line(id="text", messages=talk, chat_template_kwargs={"mark": "\n"})
+    text = line(id="text", prompt="def f(x):\n    return 'é'\n")
+    assert parse_request(chat, one_row, DEFAULTS) == parse_request(text, one_row, DEFAULTS)
+    with pytest.raises(InputError, match=r"the conversation is empty.*\(id 'text'\)"):
+        parse_request(line(id="text", messages=[]), one_row, DEFAULTS)
+
+
+def test_output_is_the_same_bytes_on_more_rows(three_rows, reference, tmp_path):
+    assert job(three_rows, some_lines(), tmp_path / "out.jsonl") == reference
+
+
+@pytest.mark.parametrize("engine_name", ["one_row", "three_rows"])
+def test_output_of_shuffled_input_is_the_same_bytes_by_id(engine_name, reference, tmp_path, request):
+    lines = some_lines()
+    random.Random(3).shuffle(lines)
+    found = job(request.getfixturevalue(engine_name), lines, tmp_path / "out.jsonl")
+    assert by_id(found) == by_id(reference)
+    assert found != reference
+
+
+def test_output_of_ordinary_requests_differs_between_row_counts(one_row, three_rows, tmp_path):
+    """The inverse control."""
+    found = [job(engine, some_lines(deterministic=False), tmp_path / "out.jsonl") for engine in (one_row, three_rows)]
+    assert found[0] != found[1]
+
+
+def test_logprobs_in_the_output_keep_every_bit(one_row, reference):
+    completions = one_row.generate([[1, 2, 3]], DEFAULTS)
+    written = json.loads(reference[1])["logprobs"]
+    assert np.asarray(written, np.float32).tobytes() == np.asarray(completions[0].logprobs, np.float32).tobytes()
+    assert json.loads(completion_line(completions[0]))["logprobs"] == written
+
+
+def test_statistics_and_manifest_lie_beside_the_output(three_rows, tmp_path):
+    job(three_rows, some_lines(), tmp_path / "out.jsonl")
+    assert names(tmp_path) == WHOLE
+    stats = json.loads((tmp_path / "out.stats.json").read_text())
+    assert stats["num_requests"] == 8
+    assert stats["num_tokens"] == 16 + sum(sampling.max_tokens for sampling in some_sampling(6))
+    assert stats["num_draft_tokens"] >= stats["num_accepted_draft_tokens"] > 0
+    assert stats["tok_per_s"] > 0
+    speculation = (
+        "mean_acceptance_length",
+        "draft_acceptance_rate",
+        "num_verify_passes",
+        "num_rollbacks",
+        "num_recomputed_tokens",
+    )
+    assert set(speculation) < set(stats)
+    manifest = json.loads((tmp_path / "out.manifest.json").read_text())
+    assert manifest["fingerprint"] == three_rows.fingerprint()
+    assert manifest["sampling"]["max_tokens"] == 8
+    assert manifest["engine"]["schedule"]["rows"] == SCHEDULE.rows
+    assert manifest["prompts"]["source"] == str(tmp_path / "in.jsonl")
+    assert (manifest["prompts"]["num_requests"], manifest["shard"]) == (8, [0, 1])
+    assert manifest["output"]["bytes"] == (tmp_path / "out.jsonl").stat().st_size
+
+
+def test_statistics_count_this_job_alone(three_rows, tmp_path):
+    counts = []
+    for name in ("a.jsonl", "b.jsonl"):
+        job(three_rows, some_lines()[:2], tmp_path / name)
+        counts.append(json.loads(beside(tmp_path / name, "stats").read_text())["num_verify_passes"])
+    assert counts[0] == counts[1]
+
+
+def test_request_with_logits_that_are_no_numbers_ends_in_error_and_spares_the_others(tmp_path):
+    config = EngineConfig(max_rows=3, max_len=64, method="none", schedule=SCHEDULE)
+    engine = Engine(without_tokenizer(broken_params(200)), config)
+    prompts = {"a": [1, 2], "broken": [1, 2, 200], "b": [7], "c": [3] * 20, "broken too": [200], "d": [9]}
+
+    def run(ids: list[str]) -> tuple[dict[str, bytes], tuple[str, ...]]:
+        result = start(engine, [line(id=id, prompt_token_ids=prompts[id]) for id in ids], tmp_path / "out.jsonl")
+        return by_id((tmp_path / "out.jsonl").read_bytes().splitlines()), result.failed
+
+    sound, failed = run([id for id in prompts if "broken" not in id])
+    assert failed == ()
+    beside_broken, failed = run(list(prompts))
+    assert failed == ("broken", "broken too")
+    assert {id: text for id, text in beside_broken.items() if id in sound} == sound
+    errors = [json.loads(beside_broken[id]) for id in failed]
+    assert [(entry["finish_reason"], entry["token_ids"], entry["logprobs"]) for entry in errors] == [("error", [], [])] * 2
+    result = start(engine, [line(id=id, prompt_token_ids=prompts[id]) for id in prompts], tmp_path / "out.jsonl")
+    assert (result.stats, result.num_failed) == ({}, 2)  # complete already, and still not a success
+
+
+def test_stream_gives_the_same_bytes_and_leaves_nothing(three_rows, reference, tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join(some_lines()))
+    file = io.BytesIO()
+    with Prompts(str(tmp_path / "in.jsonl")) as prompts:
+        stream_job(three_rows, prompts, file, defaults=DEFAULTS)
+    assert file.getvalue().splitlines() == reference
+    assert names(tmp_path) == ["in.jsonl"]
+
+
+# Ended early, and started again ---------------------------------------------------------------------------------------------
+
+
+class Crash(Exception):
+    """Stands for whatever ends a process."""
+
+
+def crash_at_segment(monkeypatch, segment: int) -> None:
+    """Every start of a job crashes in this segment, counted from 1."""
+    count = {"segments": 0}
+    stage, shown = Progress.stage, Progress.segment
+
+    def restart(self, name):
+        count["segments"] = 0
+        stage(self, name)
+
+    def counted(self, tokens, num_live):
+        count["segments"] += 1
+        if count["segments"] == segment:
+            raise Crash
+        shown(self, tokens, num_live)
+
+    monkeypatch.setattr(Progress, "stage", restart)
+    monkeypatch.setattr(Progress, "segment", counted)
+
+
+@pytest.mark.parametrize(("engine_name", "segment"), [("one_row", 2), ("one_row", 5), ("three_rows", 2), ("three_rows", 3)])
+def test_job_that_crashes_again_and_again_gives_the_same_bytes(engine_name, segment, reference, tmp_path, monkeypatch, request):
+    engine = request.getfixturevalue(engine_name)
+    crash_at_segment(monkeypatch, segment)
+    kept = [0]
+    for _ in range(9):
+        try:
+            result = start(engine, some_lines(), tmp_path / "out.jsonl")
+            break
+        except Crash:
+            assert not (tmp_path / "out.jsonl").exists()
+            kept.append(journal_path(tmp_path / "out.jsonl").read_bytes().count(b"\n") - 1)
+            assert kept[-1] > kept[-2]
+    assert (tmp_path / "out.jsonl").read_bytes().splitlines() == reference
+    assert result.stats["num_resumed"] == kept[-1] > 0
+    assert result.stats["num_tokens"] == sum(len(json.loads(text)["token_ids"]) for text in reference)
+    assert names(tmp_path) == WHOLE
+
+
+def test_job_resumes_on_another_number_of_rows_and_refuses_other_sampling(
+    one_row, three_rows, reference, tmp_path, monkeypatch
+):
+    out = tmp_path / "out.jsonl"
+    crash_at_segment(monkeypatch, 4)
+    with pytest.raises(Crash):
+        start(one_row, some_lines(), out)
+    monkeypatch.undo()
+    other = dataclasses.replace(DEFAULTS, seed=1)
+    with pytest.raises(InputError, match=r"another job: sampling\.seed: journal has 0, this job has 1"):
+        start(three_rows, some_lines(), out, defaults=other)
+    with pytest.raises(InputError, match="another job: prompts: journal has"):
+        start(three_rows, some_lines()[:4], out)
+    result = start(three_rows, some_lines(), out)
+    assert result.stats["num_resumed"] > 0
+    assert out.read_bytes().splitlines() == reference
+    sampled = dataclasses.replace(DEFAULTS, temperature=1.0)
+    found = [job(three_rows, some_lines()[:2], out, defaults=dataclasses.replace(sampled, seed=seed)) for seed in (0, 1)]
+    assert found[0] != found[1]  # the inverse control
+
+
+def test_job_that_is_complete_is_left_as_it_is(three_rows, tmp_path, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    expected = job(three_rows, some_lines()[:2], out)
+    before = out.stat().st_mtime_ns
+    monkeypatch.setattr(Engine, "prepare", None)  # nothing is compiled
+    assert start(three_rows, some_lines()[:2], out).stats == {}
+    assert out.stat().st_mtime_ns == before
+    monkeypatch.undo()
+    out.write_bytes(out.read_bytes()[:-2] + b"!\n")
+    assert start(three_rows, some_lines()[:2], out).stats["num_resumed"] == 0
+    assert out.read_bytes().splitlines() == expected
+
+
+def test_job_killed_before_its_last_act_removes_the_journal_when_started_again(three_rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("detspec.jobs.journal.Journal.remove", lambda journal: None)
+    job(three_rows, some_lines()[:2], tmp_path / "out.jsonl")
+    assert "out.jsonl.journal" in names(tmp_path)
+    monkeypatch.undo()
+    assert start(three_rows, some_lines()[:2], tmp_path / "out.jsonl").stats == {}
+    assert names(tmp_path) == WHOLE
+
+
+def test_signal_ends_the_job_after_its_segment_and_the_same_command_resumes(three_rows, reference, tmp_path, monkeypatch):
+    shown = Progress.segment
+
+    def send(self, tokens, num_live):
+        shown(self, tokens, num_live)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Progress, "segment", send)
+    with StopSignals() as signals, pytest.raises(Unfinished) as caught:
+        start(three_rows, some_lines(), tmp_path / "out.jsonl", signals=signals)
+    monkeypatch.undo()
+    assert caught.value.exit_code == 143
+    kept = journal_path(tmp_path / "out.jsonl").read_bytes().count(b"\n") - 1
+    assert f"stopped by SIGTERM: {kept} of 8 completions are kept in {tmp_path}/out.jsonl.journal" in str(caught.value)
+    assert start(three_rows, some_lines(), tmp_path / "out.jsonl").stats["num_resumed"] == kept > 0
+    assert (tmp_path / "out.jsonl").read_bytes().splitlines() == reference
+
+
+@contextlib.contextmanager
+def full_disk(num_bytes: int):
+    """No file may be larger than that."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_full_disk_ends_the_job_and_nothing_finished_is_lost(three_rows, reference, tmp_path, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    with full_disk(4000), pytest.raises(Unfinished) as caught:
+        start(three_rows, some_lines(), out)
+    kept = sum(entry.endswith(b"}\n") for entry in journal_path(out).read_bytes().splitlines(keepends=True)) - 1
+    assert 0 < kept < 8
+    assert f"cannot write {out}: File too large: {kept} of 8 completions are kept in {out}.journal" in str(caught.value)
+    assert caught.value.exit_code == 3
+
+    put_together = jobs.put_together
+
+    def put_together_on_a_full_disk(*args):
+        with full_disk(1000):
+            return put_together(*args)
+
+    monkeypatch.setattr(jobs, "put_together", put_together_on_a_full_disk)
+    with pytest.raises(Unfinished, match="8 of 8 completions are kept"):
+        start(three_rows, some_lines(), out)
+    assert names(tmp_path) == ["in.jsonl", "out.jsonl.journal"]
+    monkeypatch.undo()
+    assert start(three_rows, some_lines(), out).stats["num_resumed"] == 8
+    assert out.read_bytes().splitlines() == reference
+
+
+# Lines that are rejected, shards, plans -------------------------------------------------------------------------------------
+
+
+def some_lines_and_bad_ones() -> list[bytes]:
+    lines = some_lines()
+    return [lines[0], b"{", *lines[1:6], line(id="long", prompt_token_ids=[1] * 60), b"", lines[2], *lines[6:]]
+
+
+def test_rejected_lines_lie_beside_the_output_and_change_nothing_else(three_rows, reference, tmp_path):
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(InputError, match="line 2: is not JSON"):
+        start(three_rows, some_lines_and_bad_ones(), out)
+    assert "out.jsonl" not in names(tmp_path)
+    result = start(three_rows, some_lines_and_bad_ones(), out, on_error="reject", fresh=True)
+    assert result.num_rejected == result.stats["num_rejected"] == 3
+    assert out.read_bytes().splitlines() == reference
+    rejected = [json.loads(text) for text in beside(out, "rejects").read_bytes().splitlines()]
+    assert [entry["line"] for entry in rejected] == [2, 8, 10]
+    again = start(three_rows, some_lines_and_bad_ones(), out, on_error="reject")
+    assert (again.stats, again.num_rejected) == ({}, 3)
+    job(three_rows, some_lines(), out)
+    assert not beside(out, "rejects").exists()
+
+
+def test_merged_shards_are_the_files_of_one_job(three_rows, tmp_path):
+    out, single = tmp_path / "out.jsonl", tmp_path / "single.jsonl"
+    start(three_rows, some_lines_and_bad_ones(), single, on_error="reject")
+    paths = [shard_path(out, index, 4) for index in range(4)]
+    for index in (2, 0, 3, 1):
+        start(three_rows, some_lines_and_bad_ones(), paths[index], on_error="reject", shard=(index, 4))
+    expected = {what: beside(single, what).read_bytes() for what in ("manifest", "rejects")}
+    for shards in ((), paths[::-1]):
+        stats = merge(out, shards)
+        assert out.read_bytes() == single.read_bytes()
+        assert {what: beside(out, what).read_bytes() for what in expected} == expected
+    whole = json.loads(beside(single, "stats").read_text())
+    names_of_facts = ("num_requests", "num_rejected", "num_prompt_tokens", "num_tokens", "num_failed")
+    assert {name: stats[name] for name in names_of_facts} == {name: whole[name] for name in names_of_facts}
+    assert stats["num_shards"] == 4
+    assert stats["num_verify_passes"] > 0
+    assert stats == json.loads(beside(out, "stats").read_text())
+    for path in (*paths, *(beside(path, "manifest") for path in paths)):
+        assert path.exists()  # merging leaves the shards
+
+    # What is wrong with shards: each of these is put right before the next.
+    def refused(message: str, shards: tuple[Path, ...] = ()) -> None:
+        with pytest.raises(InputError, match=message):
+            merge(out, shards)
+        assert out.read_bytes() == single.read_bytes()
+
+    content = paths[1].read_bytes()
+    paths[1].write_bytes(content.replace(b"length", b"lengty", 1))
+    refused("00001-of-00004.jsonl was changed since")
+    paths[1].unlink()
+    refused(r"shards 1 of 4 are missing: run them with --shard 1/4")
+    refused("is no finished shard", (paths[0], paths[1]))
+    paths[1].write_bytes(content)
+    refused("two of the files are the same shard", (*paths, paths[0]))
+    journal_path(paths[3]).touch()
+    refused("00003-of-00004.jsonl is not finished, ")
+    journal_path(paths[3]).unlink()
+    shard_path(out, 0, 2).touch()
+    refused("has shards of 2 and of 4: remove")
+    refused("00000-of-00002.jsonl is no finished shard", (shard_path(out, 0, 2),))
+    start(three_rows, some_lines(), shard_path(out, 0, 2), shard=(0, 2), defaults=dataclasses.replace(DEFAULTS, seed=1))
+    refused(
+        "not of one job: sampling.seed: .*4.jsonl has 0, .*2.jsonl has 1; on_error: .*; prompts: .*; shard: .* has 4, .* has 2",
+        (paths[0], shard_path(out, 0, 2)),
+    )
+    with pytest.raises(
+        InputError, match=r"there are no shards of .*none.jsonl: expected files like .*none.00000-of-00004.jsonl"
+    ):
+        merge(tmp_path / "none.jsonl")
+
+
+def test_shard_without_lines_is_an_empty_output(three_rows, tmp_path):
+    paths = [shard_path(tmp_path / "out.jsonl", index, 3) for index in range(3)]
+    for index, path in enumerate(paths):
+        assert start(three_rows, some_lines()[:2], path, shard=(index, 3)).num_failed == 0
+    assert [path.read_bytes().count(b"\n") for path in paths] == [0, 1, 1]
+    assert merge(tmp_path / "out.jsonl")["num_requests"] == 2
+
+
+def test_plan_of_a_job_says_what_it_takes_and_writes_nothing(three_rows, tmp_path, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    crash_at_segment(monkeypatch, 3)
+    with pytest.raises(Crash):
+        start(three_rows, some_lines(), out)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    kept = before[journal_path(out)].count(b"\n") - 1
+    with Prompts(str(tmp_path / "in.jsonl")) as prompts:
+        keywords = {"defaults": DEFAULTS, "shard": (0, 1), "on_error": "stop"}
+        plan = dict(text.split("  ", 1) for text in plan_job(three_rows, prompts, out, **keywords).splitlines())
+        plan = {name.strip(): value.strip() for name, value in plan.items()}
+        fresh = plan_job(three_rows, prompts, None, **keywords)
+        with pytest.raises(InputError, match="another job: on_error"):
+            plan_job(three_rows, prompts, out, **{**keywords, "on_error": "reject"})
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert plan["kept"] == f"{kept} of 8 completions"
+    assert "0 of 8 completions" in fresh
+    assert plan["requests"] == "8 of 8 lines (shard 0/1)"
+    num_bytes = 2 * 1 * (1 + 12) * 16 * 2 * 16 * 4  # keys and values, layers, pages, slots, heads, head dimension, float32
+    assert plan["cache"].startswith(f"{num_bytes:,} bytes, 12 pages of 16 slots")
+    num_new = 16 + sum(sampling.max_tokens for sampling in some_sampling(6))
+    assert plan["new tokens"] == f"at most {num_new}, at most 29 each"
