@@ -36,10 +36,15 @@ def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int = 64) -> No
     """What a request asks for; names and meanings are vLLM's."""
     group = parser.add_argument_group("sampling")
     group.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N", help="most new tokens of a request")
+    group.add_argument("--min-tokens", type=int, default=0, metavar="N", help="no stop token before so many new tokens")
+    group.add_argument("--n", type=int, default=1, metavar="N", help="samples of each prompt; seeds SEED, SEED + 1, ...")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
     group.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens up to probability P")
     group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="keep tokens P times as likely as the likeliest")
+    group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="of tokens in the text; 1 is off")
+    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="of tokens in the new text; 0 is off")
+    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="each time they are in it; 0 is off")
     group.add_argument("--seed", type=int, default=0, help="of the noise; a request's noise depends on seed and position alone")
     group.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end-of-text tokens")
     group.add_argument(
@@ -49,6 +54,11 @@ def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int = 64) -> No
         default=argparse.SUPPRESS,
         metavar="ID",
         help="further tokens that end a request",
+    )
+    group.add_argument("--stop", nargs="+", default=argparse.SUPPRESS, metavar="TEXT", help="strings that end a request")
+    group.add_argument("--logprobs", type=int, default=0, metavar="K", help="report the K likeliest tokens at new positions")
+    group.add_argument(
+        "--prompt-logprobs", type=int, default=argparse.SUPPRESS, metavar="K", help="the same for the prompt, and its tokens'"
     )
     group.add_argument(
         "--ordinary", action="store_true", help="ordinary generation: nothing verified, bits depend on the batch"
@@ -66,6 +76,14 @@ def add_engine(parser: argparse.ArgumentParser, *, max_rows: int = 32) -> None:
         metavar="S",
         help=f"most tokens of a request, prompt included (default: {MAX_LEN}, or the model's limit)",
     )
+    group.add_argument(
+        "--num-pages",
+        type=int,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="cache pages that the rows share (default: enough for all rows at --max-len)",
+    )
+    group.add_argument("--no-prefix-sharing", action="store_true", help="compute every prompt by itself")
     group.add_argument(
         "--method", choices=METHODS, default="auto", help="what drafts: the fast path itself, nothing, or what is faster"
     )
@@ -96,6 +114,14 @@ def sampling_of(args: argparse.Namespace) -> "SamplingParams":
 
     return SamplingParams(
         max_tokens=args.max_tokens,
+        min_tokens=args.min_tokens,
+        n=args.n,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        stop=getattr(args, "stop", ()),
+        logprobs=args.logprobs,
+        prompt_logprobs=getattr(args, "prompt_logprobs", None),
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
@@ -114,6 +140,8 @@ def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig"
     return EngineConfig(
         max_rows=args.max_rows,
         max_len=getattr(args, "max_len", min(MAX_LEN, model.cfg.max_position)),
+        num_pages=getattr(args, "num_pages", None),
+        prefix_sharing=not args.no_prefix_sharing,
         method=args.method,
         num_speculative_tokens=args.num_speculative_tokens,
     )

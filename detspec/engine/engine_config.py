@@ -44,6 +44,8 @@ class EngineConfig:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"EngineConfig.{field} must be an integer of at least 1, got {value!r}")
+        if self.num_pages is not None and (not isinstance(self.num_pages, int) or self.num_pages < 1):
+            raise InputError(f"EngineConfig.num_pages must be an integer of at least 1, or None, got {self.num_pages!r}")
         if self.method not in METHODS:
             raise InputError(f"EngineConfig.method must be one of {METHODS}, got {self.method!r}")
         window = self.num_speculative_tokens + 1
