@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from detspec.errors import InputError
@@ -12,6 +11,17 @@ from detspec.state import NO_TOKEN, RowSampling
 
 MAX_N = 1024
 MAX_LOGPROBS = 20
+# What stands in a row of its own for each request as it is.
+ROW_FIELDS = {
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "min_p": np.float32,
+    "seed": np.uint32,
+    "repetition_penalty": np.float32,
+    "frequency_penalty": np.float32,
+    "presence_penalty": np.float32,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +173,7 @@ def row_sampling(
     max_stop_ids: int | None = None,
     max_logit_bias: int | None = None,
 ) -> RowSampling:
-    """Stacks the parameters of `B` requests into per-row arrays.
+    """Stacks the parameters of `B` requests into per-row arrays of numpy, which programs take as they are.
 
     Args:
         params: one for each row.
@@ -178,21 +188,15 @@ def row_sampling(
     bias_ids = [[token for token, _ in p.logit_bias] for p in params]
     bias_values = [[value for _, value in p.logit_bias] for p in params]
     lens = np.zeros(len(params), np.int32) if prompt_lens is None else np.asarray(prompt_lens, np.int32)
-    return RowSampling(
-        temperature=jnp.asarray([p.temperature for p in params], jnp.float32),
-        top_k=jnp.asarray([p.top_k for p in params], jnp.int32),
-        top_p=jnp.asarray([p.top_p for p in params], jnp.float32),
-        min_p=jnp.asarray([p.min_p for p in params], jnp.float32),
-        seed=jnp.asarray([p.seed for p in params], jnp.uint32),
-        repetition_penalty=jnp.asarray([p.repetition_penalty for p in params], jnp.float32),
-        frequency_penalty=jnp.asarray([p.frequency_penalty for p in params], jnp.float32),
-        presence_penalty=jnp.asarray([p.presence_penalty for p in params], jnp.float32),
-        prompt_len=jnp.asarray(lens),
-        min_len=jnp.asarray(lens + np.asarray([p.min_tokens for p in params], np.int32)),
-        stop_ids=jnp.asarray(_stacked(stop_ids, max_stop_ids, NO_TOKEN, np.int32, "stop tokens")),
-        bias_ids=jnp.asarray(_stacked(bias_ids, max_logit_bias, NO_TOKEN, np.int32, "biased tokens")),
-        bias_values=jnp.asarray(_stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens")),
-    )
+    fields: dict[str, Any] = {name: np.asarray([getattr(p, name) for p in params], dtype) for name, dtype in ROW_FIELDS.items()}
+    fields |= {
+        "prompt_len": lens,
+        "min_len": lens + np.asarray([p.min_tokens for p in params], np.int32),
+        "stop_ids": _stacked(stop_ids, max_stop_ids, NO_TOKEN, np.int32, "stop tokens"),
+        "bias_ids": _stacked(bias_ids, max_logit_bias, NO_TOKEN, np.int32, "biased tokens"),
+        "bias_values": _stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens"),
+    }
+    return RowSampling(**fields)
 
 
 def _stacked(lists: Sequence[Sequence[Any]], room: int | None, fill: Any, dtype: Any, what: str) -> np.ndarray:

@@ -110,12 +110,12 @@ class Engine:
     @property
     def busy_s(self) -> float:
         """Seconds that the device had a segment to run."""
-        return self._runner.busy_s
+        return self._runner.clock.busy_s
 
     @property
     def idle_s(self) -> float:
         """Seconds that the device waited for the host between two segments."""
-        return self._runner.idle_s
+        return self._runner.clock.idle_s
 
     def prepare(self, num_requests: int, *, deterministic: bool = True) -> tuple[Certificate, ...]:
         """Compiles, certifies and times the programs that a run of `num_requests` needs; runs do it by themselves.
@@ -220,7 +220,7 @@ class Engine:
                     yield Piece(token_ids, logprobs, piece)
 
     def run(self, requests: Iterable[Request], *, on_segment: Callable[[int, int], None] | None = None) -> Iterator[Completion]:
-        """Yields completions as they finish; asks `requests` for more only when a row is free.
+        """Yields completions as they finish; asks `requests` for at most one round of rows more.
 
         Args:
             requests: checked requests, their ids all different.
@@ -297,6 +297,7 @@ class Engine:
         """Starts one segment over all rows in use, and does not wait for it."""
         plan, segment = self._plan(segment_steps)
         self._runner.start(plan, segment, self._scheduler.samples, self._scheduler.allocator.page_table)
+        self._scheduler.look_ahead()  # reads what is to come while the device works
 
     def _plan(self, segment_steps: int) -> tuple[Plan, Segment]:
         """The next plan and how long to run it, with pages reserved for it; rows that they do not last for are preempted."""
@@ -307,7 +308,7 @@ class Engine:
                 load,
                 plan,
                 step_s=self.certificates[plan].step_s,
-                visit_s=self._runner.visit_s,
+                visit_s=self._runner.clock.visit_s,
                 segment_steps=segment_steps,
                 prefill_rows=self.schedule.rows,
                 prefill_window=self.schedule.window,

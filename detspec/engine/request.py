@@ -55,7 +55,10 @@ class Stats:
         return 1 + self.num_accepted_draft_tokens / self.num_verify_passes if self.num_verify_passes else 1.0
 
     def __add__(self, other: "Stats") -> "Stats":
-        return Stats(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+        return Stats(*(getattr(self, name) + getattr(other, name) for name in STATS_FIELDS))
+
+
+STATS_FIELDS = tuple(field.name for field in dataclasses.fields(Stats))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
-"""The device's side of the engine: its state, the programs that are started on it, and the clock of both sides."""
+"""The device's side of the engine: its state, the programs that are started on it, and the clock."""
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,6 +7,7 @@ import numpy as np
 from detspec.cache import SCRATCH_PAGE
 from detspec.checkpoint.load import Model
 from detspec.config import Schedule
+from detspec.engine.clock import Clock
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan, Segment
 from detspec.engine.programs import Report, copy_pages, prefill_rows, run_segment, score_rows
@@ -23,8 +23,7 @@ class Runner:
     Attributes:
         model: the weights that it runs.
         state: of the device; every program takes it and gives the next one.
-        busy_s, idle_s: seconds that the device had a segment to run, and that it waited for the host between two.
-        visit_s: seconds that it waits when the host looks, a running mean.
+        clock: how long it worked, and waited for the host.
     """
 
     def __init__(self, model: Model, schedule: Schedule, config: EngineConfig, *, num_pages: int) -> None:
@@ -39,11 +38,9 @@ class Runner:
             schedule=schedule,
             num_pages=num_pages,
         )
-        self.busy_s = self.idle_s = 0.0
-        self.visit_s = 1e-3  # until measured
+        self.clock = Clock()
         self._schedule, self._max_rows = schedule, config.max_rows
         self._report: tuple[Report, tuple[Sample, ...]] | None = None
-        self._started_at = self._waited_at = 0.0
 
     def admit(self, admitted: Admitted) -> None:
         """Puts samples into their rows, with the contents of the pages that they copy."""
@@ -72,24 +69,20 @@ class Runner:
         free = np.flatnonzero(~in_use)[: plan.batch - len(rows)]
         taken = np.asarray([*rows, *free], np.int32)
         table = page_table.copy()  # the device may read it while the host goes on
-        if self._waited_at:
-            waited = time.perf_counter() - self._waited_at
-            self.idle_s += waited
-            self.visit_s += 0.1 * (min(waited, 2 * self.visit_s) - self.visit_s)  # a compilation is no visit
-        self._started_at = time.perf_counter()
         params, cfg, report = self.model.params, self.model.cfg, None
-        limits = (np.int32(limit) for limit in (segment.steps, segment.min_live, segment.max_idle))
-        steps, min_live, max_idle = limits
+        limits = [np.int32(limit) for limit in (segment.steps, segment.min_live, segment.max_idle)]
         for _ in range(segment.rounds):
             if segment.prefill_passes:
                 passes = np.int32(segment.prefill_passes)
                 self.state = prefill_rows(params, cfg, self.state, in_use, table, passes, schedule=self._schedule)
+                self.clock.work()
             self.state, report = run_segment(
                 *(params, cfg, self.state, in_use, table, taken),
-                *(steps, min_live, max_idle),
+                *limits,
                 schedule=self._schedule,
                 plan=plan,
             )
+            self.clock.work()
         assert report is not None
         self._report = report, tuple(samples)
 
@@ -98,8 +91,7 @@ class Runner:
         assert self._report is not None
         report, samples = self._report
         progress = np.asarray(report.progress).T.tolist()
-        self._waited_at = time.perf_counter()
-        self.busy_s += self._waited_at - self._started_at
+        self.clock.free()
         return list(zip(samples, progress, strict=False))  # rows that only filled the batch up say nothing
 
     def read(self, sample: Sample) -> None:
@@ -123,10 +115,13 @@ class Runner:
             schedule=self._schedule,
             top_k=top_k,
         )
+        self.clock.work()
         logprobs, top_ids, top_logprobs = (np.asarray(x) for x in (found.logprobs, found.top_ids, found.top_logprobs))
+        self.clock.free()
         for sample, row in zip(samples, rows, strict=True):
             sample.replayed = logprobs[row], top_ids[row], top_logprobs[row]
 
     def rest(self) -> None:
         """The run is over: the time until the next one is nobody's."""
-        self._report, self._waited_at = None, 0.0
+        self._report = None
+        self.clock.stop()

@@ -43,9 +43,13 @@ class Scheduler:
         return self._peek(0)
 
     def feed(self, requests: Iterator[Request]) -> None:
-        """The requests to come; more of them are taken only as rows get free."""
+        """The requests to come; they are asked for as rows get free, and at most a round of rows ahead."""
         self._source = (first_sample(one) for request in requests for one in request.samples())
         self._aborted.clear()
+
+    def look_ahead(self) -> None:
+        """Asks for requests of one more round of rows, so that they are at hand when rows get free."""
+        self._peek(self._max_rows - 1)
 
     def admit(self, context: bytes) -> Admitted:
         """Gives rows and pages to those who wait, as far as there are any.

@@ -1,0 +1,42 @@
+"""How long the device worked, and how long it waited for the host."""
+
+import time
+
+
+class Clock:
+    """Told when the device gets work and when it has none, within a run.
+
+    Attributes:
+        busy_s, idle_s: seconds with and without work.
+        visit_s: seconds without work each time that the host looks, a running mean.
+    """
+
+    def __init__(self) -> None:
+        """Stands still."""
+        self.busy_s = self.idle_s = 0.0
+        self.visit_s = 1e-3  # until measured
+        self._busy = False
+        self._since: float | None = None
+
+    def work(self) -> None:
+        """The device has work."""
+        if self._busy:
+            return
+        now = time.perf_counter()
+        if self._since is not None:
+            waited = now - self._since
+            self.idle_s += waited
+            self.visit_s += 0.1 * (min(waited, 2 * self.visit_s) - self.visit_s)  # a compilation is no visit
+        self._since, self._busy = now, True
+
+    def free(self) -> None:
+        """The device has nothing to do."""
+        if self._busy and self._since is not None:
+            now = time.perf_counter()
+            self.busy_s += now - self._since
+            self._since, self._busy = now, False
+
+    def stop(self) -> None:
+        """The run is over: the time until the next one is nobody's."""
+        self.free()
+        self._since = None
