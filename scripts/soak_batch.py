@@ -3,8 +3,8 @@
     python scripts/soak_batch.py --workdir out/soak --json out/soak.json
 
 Writes 500 mixed requests for the shipped model, runs each of `VARIANTS` over them, and compares the outputs with the first
-one's: the whole file by sha256, permuted input id by id. Ordinary generation is the inverse control: two of its runs must
-differ. Exit code 0 if all is as it should be.
+one's: the whole file by sha256, permuted input line by line. Then the output is audited, scored (`ds.score`) and streamed.
+Ordinary generation is the inverse control: two of its runs must differ. Exit code 0 if all is as it should be.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,8 @@ VARIANTS = (
     Variant("3 rows", ("--max-rows", "3")),
     Variant("1 row", ("--max-rows", "1")),
     Variant("8 rows, self draft", ("--max-rows", "8", "--method", "self", "--num-speculative-tokens", "7")),
+    Variant("no prefix sharing", ("--max-rows", "32", "--no-prefix-sharing")),
+    Variant("few pages", ("--max-rows", "32", "--num-pages", "36")),
     Variant("shuffled", ("--max-rows", "32"), order="shuffled"),
     Variant("reversed", ("--max-rows", "8"), order="reversed"),
     Variant("4 shards, merged", ("--max-rows", "8"), shards=4),
@@ -82,10 +85,19 @@ def main() -> int:
         found[variant.name] = run(variant, lines, args.workdir.resolve())
         judge(variant, found)
         print(row(variant.name, found[variant.name]), flush=True)
-    sound = all(entry["sound"] for entry in found.values())
+    checks = {} if args.only else {name: check(args.workdir.resolve()) for name, check in CHECKS.items()}
+    for name, (problems, seconds) in checks.items():
+        print(f"{name:20} {'ok' if not problems else 'WRONG: ' + '; '.join(problems[:3])}  ({seconds:.1f} s)", flush=True)
+    sound = all(entry["sound"] for entry in found.values()) and not any(problems for problems, _ in checks.values())
     if args.json:
         shown = {name: {key: value for key, value in entry.items() if key != "by_id"} for name, entry in found.items()}
-        report = {"requests": args.requests, "fingerprint": ds.fingerprint(), "sound": sound, "variants": shown}
+        report = {
+            "requests": args.requests,
+            "fingerprint": ds.fingerprint(),
+            "sound": sound,
+            "variants": shown,
+            "checks": checks,
+        }
         args.json.write_text(json.dumps(report, indent=2) + "\n")
     print("all as it should be" if sound else "NOT AS IT SHOULD BE")
     return 0 if sound else 1
@@ -119,6 +131,17 @@ def some_lines(number: int) -> list[str]:
             sampling |= [{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}][int(rng.integers(4))]
         if i % 5 == 0:
             sampling["stop_token_ids"] = common[:2]
+        if i % 7 == 0:
+            sampling |= {
+                "repetition_penalty": 1.2,
+                "frequency_penalty": 0.3,
+                "logit_bias": {str(common[5]): 2.0},
+                "min_tokens": 3,
+            }
+        if i % 11 == 0:
+            sampling["stop"] = ["\n\n", "return"]
+        if i % 25 == 1:
+            sampling["n"] = 3
         lines.append(json.dumps({"id": f"r{i}", "prompt_token_ids": prompt, "sampling": sampling}))
     return lines
 
@@ -147,8 +170,9 @@ def run(variant: Variant, lines: list[str], workdir: Path) -> dict:
         start(workdir, *base, *variant.arguments, "--fresh")
     stats = json.loads((folder / "out.stats.json").read_text())
     content = out.read_bytes()
-    by_id = {json.loads(line)["id"]: hashlib.sha256(line).hexdigest() for line in content.splitlines()}
-    assert len(by_id) == len(lines), f"{variant.name}: {len(by_id)} of {len(lines)} requests came back"
+    by_id = {name_of(json.loads(line)): hashlib.sha256(line).hexdigest() for line in content.splitlines()}
+    expected = sum(json.loads(line)["sampling"].get("n", 1) for line in lines)
+    assert len(by_id) == expected, f"{variant.name}: {len(by_id)} of {expected} completions came back"
     return {
         "sha256": hashlib.sha256(content).hexdigest(),
         "by_id": by_id,
@@ -157,6 +181,11 @@ def run(variant: Variant, lines: list[str], workdir: Path) -> dict:
         "wall_s": round(time.perf_counter() - began, 1),
         **{key: stats[key] for key in ("compile_s", "generate_s", "num_tokens", "num_resumed", "tok_per_s", "num_rollbacks")},
     }
+
+
+def name_of(record: dict) -> str:
+    """Id and number of a sample."""
+    return f"{record['id']}/{record.get('index', 0)}"
 
 
 def start(workdir: Path, *arguments: str) -> None:
@@ -196,6 +225,56 @@ def start_and_signal(variant: Variant, workdir: Path, out: Path, base: tuple[str
         sent += 1
     start(workdir, *base, *variant.arguments)
     return sent
+
+
+def audited(workdir: Path) -> tuple[list[str], float]:
+    """What `detspec audit` finds wrong with the first variant's output, and how long it took."""
+    began = time.perf_counter()
+    records = workdir / VARIANTS[0].name.replace(" ", "_") / "out.jsonl"
+    command = [*COMMAND, "audit", "--records", str(records)]
+    done = subprocess.run(command, env=environment(workdir), capture_output=True, text=True, check=False)
+    return [] if done.returncode == 0 else [done.stdout.strip() or done.stderr.strip()], time.perf_counter() - began
+
+
+def scored(workdir: Path) -> tuple[list[str], float]:
+    """Where `ds.score` of prompts and recorded tokens gives other bits than the output holds."""
+    began = time.perf_counter()
+    model, pairs = ds.load(), list(requests_and_records(workdir))
+    problems = []
+    for start in range(0, len(pairs), 16):
+        batch = pairs[start : start + 16]
+        texts = [[*line["prompt_token_ids"], *record["token_ids"]] for line, record in batch]
+        for (line, record), logprobs in zip(batch, ds.score(model.params, model.cfg, texts, max_len=MAX_LEN), strict=True):
+            if logprobs[len(line["prompt_token_ids"]) :].tolist() != record["logprobs"]:
+                problems.append(name_of(record))
+    return problems, time.perf_counter() - began
+
+
+def streamed(workdir: Path) -> tuple[list[str], float]:
+    """Where streams of the requests join to something else than the output holds."""
+    began = time.perf_counter()
+    engine = ds.Engine(ds.load(), ds.EngineConfig(max_rows=1, max_len=MAX_LEN))
+    problems = []
+    for line, record in requests_and_records(workdir):
+        asked = {**line["sampling"], "n": 1, "seed": line["sampling"]["seed"] + record.get("index", 0)}
+        pieces = list(engine.stream(line["prompt_token_ids"], ds.SamplingParams(**asked)))
+        tokens = [token for piece in pieces for token in piece.token_ids]
+        logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
+        text = "".join(piece.text for piece in pieces)
+        if (tokens, logprobs, text) != (record["token_ids"], record["logprobs"], record["text"]):
+            problems.append(name_of(record))
+    return problems, time.perf_counter() - began
+
+
+CHECKS = {"audit": audited, "score": scored, "stream": streamed}
+
+
+def requests_and_records(workdir: Path) -> Iterator[tuple[dict, dict]]:
+    """Lines of input and output of the first variant that belong together."""
+    folder = workdir / VARIANTS[0].name.replace(" ", "_")
+    lines = {line["id"]: line for line in map(json.loads, (folder / "in.jsonl").read_text().splitlines())}
+    for record in map(json.loads, (folder / "out.jsonl").read_text().splitlines()):
+        yield lines[record["id"]], record
 
 
 def judge(variant: Variant, found: dict[str, dict]) -> None:
