@@ -4,7 +4,21 @@ import itertools
 
 import pytest
 
-from detspec.engine.policy import Plan, buckets, canonical_plans, choose, fast_plan, pow2_ceil, step_tokens
+from detspec.engine.policy import (
+    MAX_ROUNDS,
+    NEVER,
+    Load,
+    Plan,
+    Segment,
+    buckets,
+    canonical_plans,
+    choose,
+    empty_windows,
+    fast_plan,
+    plan_segment,
+    pow2_ceil,
+    step_tokens,
+)
 
 
 def plan_of(batch: int, window: int, rows: int = 64) -> Plan:
@@ -98,3 +112,57 @@ def test_canonical_plans_go_from_the_batch_alone_to_the_anchor(batch, window, ro
     plans = canonical_plans(batch, window, rows)
     assert [plan.rows for plan in plans] == expected
     assert all(plan.batch == batch and plan.window == window and not plan.fast for plan in plans)
+
+
+# Segments -------------------------------------------------------------------------------------------------------------------
+
+
+def segment_of(plan: Plan, *, behind: tuple[int, ...] = (), ready: int = 8, waiting: bool = True, **changes) -> Segment:
+    """A segment of 8 rows, all deterministic; a step takes 4 ms and a look of the host 1."""
+    load = Load(ready + len(behind), 0, behind, ready_deterministic=ready, num_ready=ready, waiting=waiting)
+    measured = {"step_s": 0.004, "visit_s": 0.001, "segment_steps": 64, "prefill_rows": 64, "prefill_window": 16}
+    return plan_segment(load, plan, **{**measured, "smaller_batch": 4, **changes})
+
+
+def test_segment_with_nobody_behind_is_steps_alone():
+    assert segment_of(plan_of(8, 1)) == Segment(rounds=1, prefill_passes=0, steps=64, max_idle=2, min_live=1)
+    assert segment_of(plan_of(8, 16)).steps == 4  # 64 tokens in windows of 16
+
+
+def test_segment_of_prompts_alone_prefills_all_of_them_first():
+    """100 and 30 tokens: 7 and 2 windows of 16, three passes of 4 windows; nobody waits for them."""
+    segment = segment_of(fast_plan(8), behind=(100, 30), ready=0)
+    assert (segment.rounds, segment.prefill_passes, segment.steps) == (1, 3, 64)
+
+
+def test_segment_with_prompts_beside_decoding_rows_takes_turns():
+    """Nobody who decodes waits for more than one pass: three times a pass and a step."""
+    segment = segment_of(plan_of(8, 1), behind=(100, 30), ready=6)
+    assert (segment.rounds, segment.prefill_passes, segment.steps, segment.num_steps) == (3, 1, 1, 3)
+    assert segment_of(plan_of(8, 1), behind=(10_000,), ready=6).rounds == MAX_ROUNDS
+
+
+def test_segment_whose_own_windows_are_enough_for_the_prompts_needs_no_pass_for_them():
+    """Two of four windows of 16 verify: 32 tokens ride along, 33 do not."""
+    plan = Plan(batch=8, rows=64, window=16)
+    assert empty_windows(plan, Load(2, 0, (32,), ready_deterministic=2, num_ready=2, waiting=True)) == 2
+    assert segment_of(plan, behind=(32,), ready=2).prefill_passes == 0
+    assert segment_of(plan, behind=(33,), ready=2).prefill_passes == 1
+    assert segment_of(fast_plan(8), behind=(1,), ready=2).prefill_passes == 1  # ordinary steps have no canonical pass
+
+
+def test_segment_ends_when_idling_has_cost_as_much_as_looking():
+    """A look costs 8 rows 1 ms, an idle row a step's 4 ms: after two idle row-steps both are even. With 3 ms a look, six."""
+    assert segment_of(plan_of(8, 1)).max_idle == 2
+    assert segment_of(plan_of(8, 1), visit_s=0.003).max_idle == 6
+    assert segment_of(plan_of(8, 1), visit_s=0.0).max_idle == 1
+
+
+def test_segment_with_nobody_waiting_ends_where_a_smaller_batch_will_do():
+    segment = segment_of(plan_of(8, 1), waiting=False)
+    assert (segment.min_live, segment.max_idle) == (5, NEVER)
+
+
+def test_shortened_segment_has_fewer_rounds_or_fewer_steps():
+    assert segment_of(plan_of(8, 1), behind=(100, 30), ready=6).shortened(2).rounds == 2
+    assert segment_of(plan_of(8, 1)).shortened(7).steps == 7

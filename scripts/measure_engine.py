@@ -1,0 +1,99 @@
+"""How long the device waits for the host, and whether memory stays flat over many requests.
+
+    python scripts/measure_engine.py --requests 10000 --max-rows 32
+
+Runs short requests of mixed lengths through one engine, rows refilled all the time, and prints at every tenth of them: tokens a
+second, the share of time in which the device had nothing to do because the host was busy between two segments, pages that rows
+hold, and the memory of the process (resident set) beside that after the first tenth.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import detspec as ds
+from detspec.environment import enable_compile_cache
+
+BYTES_A_PAGE = 4096
+
+
+def main() -> int:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--max-rows", type=int, default=32)
+    parser.add_argument("--new-tokens", type=int, default=48, help="at most; uniformly from an eighth of it on")
+    parser.add_argument("--ordinary", action="store_true", help="requests that are not deterministic")
+    parser.add_argument("--json", type=Path, help="write the table there, too")
+    args = parser.parse_args()
+    enable_compile_cache()
+    engine = ds.Engine(ds.load(), ds.EngineConfig(max_rows=args.max_rows, max_len=512))
+    engine.prepare(args.max_rows + 1, deterministic=not args.ordinary)
+    print(f"{'requests':>8} {'tok/s':>8} {'idle':>7} {'pages':>6} {'memory MB':>10} {'growth MB':>10}")
+    rows = [show(row) for row in measure(engine, args.requests, args.new_tokens, deterministic=not args.ordinary)]
+    if args.json:
+        args.json.write_text(json.dumps({"fingerprint": ds.fingerprint(), "rows": rows}, indent=2) + "\n")
+    return 0
+
+
+def show(row: dict[str, float]) -> dict[str, float]:
+    """Prints a row of the table, and hands it on."""
+    print(
+        f"{row['requests']:8} {row['tok_per_s']:8.0f} {row['idle']:7.1%} {row['pages']:6} {row['memory_mb']:10.1f} "
+        f"{row['growth_mb']:10.1f}",
+        flush=True,
+    )
+    return row
+
+
+def measure(engine: ds.Engine, number: int, new_tokens: int, *, deterministic: bool) -> Iterator[dict[str, float]]:
+    """A row at every tenth of the requests, about that tenth."""
+    tenth, done, tokens, base = max(1, number // 10), 0, 0, None
+    busy_s, idle_s, began = engine.busy_s, engine.idle_s, time.perf_counter()
+    for completion in engine.run(some_requests(engine, number, new_tokens, deterministic=deterministic)):
+        done, tokens = done + 1, tokens + len(completion.token_ids)
+        if done % tenth:
+            continue
+        now, memory_mb = time.perf_counter(), resident_mb()
+        base = base or memory_mb
+        busy, idle = engine.busy_s - busy_s, engine.idle_s - idle_s
+        yield {
+            "requests": done,
+            "tok_per_s": tokens / (now - began),
+            "idle": idle / (busy + idle),
+            "pages": engine.num_pages_held,
+            "memory_mb": memory_mb,
+            "growth_mb": memory_mb - base,
+        }
+        busy_s, idle_s, began, tokens = engine.busy_s, engine.idle_s, now, 0
+
+
+def some_requests(engine: ds.Engine, number: int, new_tokens: int, *, deterministic: bool) -> Iterator[ds.Request]:
+    """Requests made when they are asked for: prompts of 4 to 100 tokens, half of them sampled."""
+    rng = np.random.default_rng(0)
+    vocab_size = engine.model.cfg.vocab_size
+    for i in range(number):
+        prompt = rng.integers(0, vocab_size, int(rng.integers(4, 100))).tolist()
+        sampling = ds.SamplingParams(
+            max_tokens=int(rng.integers(max(1, new_tokens // 8), new_tokens + 1)),
+            temperature=0.8 * (i % 2),
+            seed=i,
+            ignore_eos=True,
+            deterministic=deterministic,
+        )
+        yield engine.request(prompt, sampling, id=str(i))
+
+
+def resident_mb() -> float:
+    """The memory that this process holds, in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * BYTES_A_PAGE / 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Windows of stretches on small arrays, and prompts that ride along with the verification of other rows."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.config import Schedule
+from detspec.draft.self_draft import self_draft
+from detspec.generate.loop import dvr_step
+from detspec.generate.passes import Stretches, cut, reached, stretches
+from detspec.generate.prefill import prefill
+from detspec.sampling import SamplingParams
+from detspec.state import NO_ROW
+from tests.fakes import RANDOM_CFG, Request, bits, random_model, state_of
+
+SCHEDULE = Schedule(rows=16, window=4, page=16)
+MAX_LEN = 48
+prefilled = jax.jit(partial(prefill, cfg=RANDOM_CFG, schedule=SCHEDULE))
+
+
+def test_cut_of_two_rows_packs_their_windows_side_by_side():
+    """Rows of 5 and 9 positions, W = 4: windows [0 4) [4 5) of row 0, [2 6) [6 10) [10 11) of row 1, then padding."""
+    tokens = jnp.arange(24, dtype=jnp.int32).reshape(2, 12)
+    lacking = Stretches(start=jnp.int32([0, 2]), end=jnp.int32([5, 11]))
+    windows = cut(lacking, jnp.arange(-1, 6, dtype=jnp.int32), tokens, 4)
+    assert windows.row.tolist() == [NO_ROW, 0, 0, 1, 1, 1, NO_ROW]
+    assert windows.start.tolist() == [0, 0, 4, 2, 6, 10, 0]
+    assert windows.count.tolist() == [0, 4, 1, 4, 4, 1, 0]
+    assert windows.tokens[1].tolist() == [0, 1, 2, 3]
+    assert windows.tokens[3].tolist() == [14, 15, 16, 17]
+
+
+def test_reached_after_each_window_of_two_rows():
+    lacking = Stretches(start=jnp.int32([0, 2]), end=jnp.int32([5, 11]))
+    found = [reached(lacking, jnp.int32(done), 4).tolist() for done in range(7)]
+    assert found == [[0, 0], [4, 0], [5, 0], [5, 6], [5, 10], [5, 11], [5, 11]]
+
+
+def test_aligned_stretches_begin_with_the_window_of_their_first_position():
+    aligned = dataclasses.replace(SCHEDULE, alignment="window")
+    found = stretches(jnp.int32([6, 6]), jnp.int32([9, 6]), aligned)
+    assert found.start.tolist() == [4, 6]  # a row that lacks nothing begins nowhere
+
+
+def test_prefill_of_some_passes_goes_on_where_it_stopped_to_the_same_bits():
+    """40 tokens in windows of 4, 4 to a pass: 39 positions are 10 windows, three passes."""
+    params, request = random_model(RANDOM_CFG), Request(tuple(range(40)), SamplingParams(max_tokens=4))
+    whole = prefilled(params, state=state_of(RANDOM_CFG, [request], schedule=SCHEDULE, max_len=MAX_LEN))
+    state, lengths = state_of(RANDOM_CFG, [request], schedule=SCHEDULE, max_len=MAX_LEN), []
+    for _ in range(3):
+        state = prefilled(params, state=state, max_passes=jnp.int32(1))
+        lengths.append(int(state.cache.length[0]))
+    assert lengths == [16, 32, 39]
+    for ours, theirs in zip(state.cache.k + state.cache.v, whole.cache.k + whole.cache.v, strict=True):
+        np.testing.assert_array_equal(bits(ours[1:]), bits(theirs[1:]))  # all but the scratch page
+
+
+def test_prompt_rides_along_with_verification_and_disturbs_nobody():
+    """One row verifies in one of four windows; 12 tokens of the other's 20 take the other three."""
+    params = random_model(RANDOM_CFG)
+    requests = [Request((5, 7, 11), SamplingParams(max_tokens=9)), Request(tuple(range(60, 80)), SamplingParams(max_tokens=9))]
+    step = jax.jit(partial(dvr_step, params, RANDOM_CFG, draft_fn=self_draft(4, SCHEDULE), schedule=SCHEDULE))
+
+    def started(live):
+        state = state_of(RANDOM_CFG, requests, schedule=SCHEDULE, max_len=MAX_LEN)
+        return prefilled(params, state=state.replace(live=jnp.array(live)))
+
+    alone = step(started([True, False]))
+    both = step(started([True, False]).replace(live=jnp.array([True, True])))
+    assert both.cache.length.tolist()[1] == 12
+    assert both.committed.tolist() == [int(alone.committed[0]), 20]  # whoever catches up commits nothing
+    np.testing.assert_array_equal(both.tokens[0], alone.tokens[0])
+    np.testing.assert_array_equal(bits(both.logprobs[0]), bits(alone.logprobs[0]))
+    caught_up, whole = prefilled(params, state=both), started([False, True])
+    first_page = int(whole.cache.page_table[1, 0])  # 16 of the 19 positions
+    for ours, theirs in zip(caught_up.cache.v, whole.cache.v, strict=True):
+        np.testing.assert_array_equal(bits(ours[first_page]), bits(theirs[first_page]))
+        assert bits(theirs[first_page]).all()  # something was written everywhere
