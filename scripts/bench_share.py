@@ -162,9 +162,8 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
     # Later runs would find the prompts of earlier ones in shared pages, and skip work that is to be timed.
     config = EngineConfig(max_len=max(longest, default_schedule().window, 16), prefix_sharing=False)
     cells = [cell for workload in workloads for rows in args.rows for cell in cells_of(workload, rows, args.shares)]
-    engines = {
-        (cell.rows, cell.ordinary_engine): Engine(model, dataclasses.replace(config, max_rows=cell.rows)) for cell in cells
-    }
+    kinds = dict.fromkeys((cell.rows, cell.ordinary_engine) for cell in cells)
+    engines = {kind: Engine(model, dataclasses.replace(config, max_rows=kind[0])) for kind in kinds}
     variants = {workload.name: Variants(len(requests[workload.name])) for workload in workloads}
     samples: dict[Cell, list[dict[str, float]]] = {cell: [] for cell in cells}
     progress, load_average = RunProgress(len(cells) * (args.repeats + 1), on_progress), os.getloadavg()[0]
