@@ -321,21 +321,23 @@ def draw(result: dict[str, Any], path: str) -> None:
     all_axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(all_axes, names, strict=True):
         axes.axhline(1, color="0.6", linewidth=0.8)
-        axes.plot(*zip(*TARGETS.items(), strict=True), "_", color="0.3", markersize=18, markeredgewidth=1.5, label="target")
-        for row, colour in zip(rows, colours, strict=True):
-            cells = [
-                c
-                for c in result["cells"]
-                if (c["workload"], c["rows"]) == (name, row) and not c["ordinary_engine"] and c["share"]
-            ]
-            x = [0.0, *(100 * cell["num_deterministic"] / cell["num_requests"] for cell in cells)]
+        targets = np.array(list(TARGETS.items())).T
+        axes.plot(targets[0] ** 0.5, targets[1], "_", color="0.3", markersize=18, markeredgewidth=1.5, label="target")
+        for i, (row, colour) in enumerate(zip(rows, colours, strict=True)):
+            shared = [cell for cell in result["cells"] if cell["share"]]
+            cells = [cell for cell in shared if (cell["workload"], cell["rows"]) == (name, row)]
+            aside = 0.1 * (i - (len(rows) - 1) / 2)  # so that bars at one share do not cover each other
+            x = [0.0, *((100 * cell["num_deterministic"] / cell["num_requests"]) ** 0.5 + aside for cell in cells)]
             y = np.array([1.0, *(cell["ratio"] for cell in cells)])
             low = [1.0, *(min(cell["ratios"]) for cell in cells)]
             high = [1.0, *(max(cell["ratios"]) for cell in cells)]
-            axes.errorbar(x, y, (y - low, high - y), color=colour, marker="o", markersize=4, capsize=2, label=f"{row} rows")
-        axes.set(title=name, xlabel="deterministic requests [%]", xticks=[0, 10, 20, 50, 100])
+            bars = axes.errorbar(x, y, (y - low, high - y), color=colour, elinewidth=1, label=f"{row} rows")
+            bars.lines[0].set(marker="o", markersize=4)
+        ticks = (0, 2, 10, 20, 50, 100)  # a scale of square roots: small shares are what mixed traffic is about
+        axes.set(title=name, xlabel="deterministic requests [%], square-root scale")
+        axes.set_xticks(np.sqrt(ticks), [str(tick) for tick in ticks])
         axes.spines[["top", "right"]].set_visible(False)
-    all_axes[0].set_ylabel("throughput / throughput at 0 %")
+    all_axes[0].set_ylabel("throughput / throughput at 0 %\nmedian, lowest and highest round")
     all_axes[-1].legend(frameon=False)
     figure.savefig(path, dpi=150)
 
