@@ -310,14 +310,14 @@ def judged(name: str, target: float, cells: list[dict[str, Any]]) -> list[str]:
 
 
 def draw(result: dict[str, Any], path: str) -> None:
-    """Ratio over share: a panel for each workload, a line for each number of rows, bars from lowest to highest."""
+    """Ratio over share: a panel for each workload, a line for each number of rows, bars from quartile to quartile."""
     import matplotlib
     from matplotlib.figure import Figure
 
     names = [workload["name"] for workload in result["workloads"]]
     rows = result["settings"]["rows"]
     colours = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.8, len(rows)))
-    figure = Figure(figsize=(1 + 5 * len(names), 4.2), layout="constrained")
+    figure = Figure(figsize=(2 + 5 * len(names), 4.2), layout="constrained")
     all_axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(all_axes, names, strict=True):
         axes.axhline(1, color="0.6", linewidth=0.8)
@@ -329,16 +329,15 @@ def draw(result: dict[str, Any], path: str) -> None:
             aside = 0.1 * (i - (len(rows) - 1) / 2)  # so that bars at one share do not cover each other
             x = [0.0, *((100 * cell["num_deterministic"] / cell["num_requests"]) ** 0.5 + aside for cell in cells)]
             y = np.array([1.0, *(cell["ratio"] for cell in cells)])
-            low = [1.0, *(min(cell["ratios"]) for cell in cells)]
-            high = [1.0, *(max(cell["ratios"]) for cell in cells)]
+            low, high = np.transpose([(1.0, 1.0), *(np.percentile(cell["ratios"], (25, 75)) for cell in cells)])
             bars = axes.errorbar(x, y, (y - low, high - y), color=colour, elinewidth=1, label=f"{row} rows")
             bars.lines[0].set(marker="o", markersize=4)
         ticks = (0, 2, 10, 20, 50, 100)  # a scale of square roots: small shares are what mixed traffic is about
         axes.set(title=name, xlabel="deterministic requests [%], square-root scale")
         axes.set_xticks(np.sqrt(ticks), [str(tick) for tick in ticks])
         axes.spines[["top", "right"]].set_visible(False)
-    all_axes[0].set_ylabel("throughput / throughput at 0 %\nmedian, lowest and highest round")
-    all_axes[-1].legend(frameon=False)
+    all_axes[0].set_ylabel("throughput / throughput at 0 %\nmedian and quartiles of rounds")
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     figure.savefig(path, dpi=150)
 
 

@@ -77,7 +77,7 @@ def test_main_writes_table_json_and_plot(
     assert len({len(line) for line in lines}) == 1
     for target in ("10 % deterministic / 0 % >= 0.98", "100 % deterministic / 0 % >= 0.95", "0 % / ordinary engine >= 0.99"):
         assert f"target {target}: m" in table
-    assert matplotlib.image.imread(tmp_path / "new" / "share.png").shape[:2] == (630, 1650)
+    assert matplotlib.image.imread(tmp_path / "new" / "share.png").shape[:2] == (630, 1800)
 
 
 class FakeEngine:
