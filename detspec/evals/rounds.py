@@ -73,7 +73,7 @@ def measure(
     engines: dict[tuple[str, int], Engine] = {}
     refused: dict[Case, str] = {}
     samples: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
-    variants = _Variants(len(prompts))
+    variants = Variants(len(prompts))
     for case in cases:
         progress.next(f"batch {len(prompts)}, {case.label}: compiling and certifying")
         key = (METHODS[case.mode], case.window)
@@ -109,7 +109,7 @@ def _engine(model: Model, case: Case, prompts: list[tuple[int, ...]], new_tokens
 
 
 def _run_once(
-    engine: Engine, case: Case, prompts: list[tuple[int, ...]], new_tokens: int, variants: "_Variants"
+    engine: Engine, case: Case, prompts: list[tuple[int, ...]], new_tokens: int, variants: "Variants"
 ) -> dict[str, Any]:
     """One timed run; what the engine counted in it."""
     requests = [
@@ -154,7 +154,7 @@ def _summary(case: Case, samples: list[dict[str, Any]], fast: list[float], refus
     }
 
 
-class _Variants:
+class Variants:
     """The different results, bit for bit, that each request gave, deterministic and ordinary ones apart."""
 
     def __init__(self, num_requests: int) -> None:
