@@ -1,7 +1,9 @@
 """Replays recorded completions, many at a time, through the canonical pass that decides their bits.
 
-1. Texts are taken `max_rows` at a time; a batch is put together while the device works on the one before.
-2. `prefill_rows` writes the keys and values of the prompts, `replay_rows` reads the recorded tokens after them.
+1. Texts are taken `max_rows` at a time, of a few times as many that are put in order first; a batch is put together while the
+   device works on the one before.
+2. `prefill_rows` writes the keys and values of the prompts, once where they begin alike; `replay_rows` reads the recorded
+   tokens after them.
 """
 
 import dataclasses
@@ -27,6 +29,7 @@ from detspec.state import PAD_ID
 
 LARGE_ROWS = 512  # more token rows a pass make larger products
 PROBE_TOKENS = 48
+LOOKAHEAD = 4  # batches that are put in order together
 Batch = Sequence[tuple[Request, Sequence[int]]]
 
 
@@ -104,7 +107,7 @@ class Replayer:
         self._prepared = True
 
     def run(self, records: Iterable[tuple[Request, Sequence[int]]]) -> Iterator[Replay]:
-        """Yields what each request and its recorded tokens give, in their order; looks at most two batches ahead.
+        """Yields what each request and its recorded tokens give, in their order; looks a few batches ahead.
 
         Requests are of one sample each.
 
@@ -112,10 +115,19 @@ class Replayer:
             InputError: a text does not fit `max_len`, or holds ids outside the vocabulary.
         """
         self.prepare()
-        waiting = iter(records)
-        running: tuple[Batch, Replayed] | None = None
-        while batch := list(itertools.islice(waiting, self._max_rows)):
-            dispatched = batch, self._dispatch(batch)
+        found: dict[int, Replay] = {}
+        following = 0
+        for number, replay in self._replays(records):
+            found[number] = replay
+            while following in found:
+                yield found.pop(following)
+                following += 1
+
+    def _replays(self, records: Iterable[tuple[Request, Sequence[int]]]) -> Iterator[tuple[int, Replay]]:
+        """Replays with the numbers of their records; the device has a batch to work on while one is handed out."""
+        running: tuple[list[int], Batch, Replayed] | None = None
+        for numbers, batch in _batches(records, self._max_rows):
+            dispatched = numbers, batch, self._dispatch(batch)
             if running is not None:
                 yield from _unpack(*running)
             running = dispatched
@@ -133,16 +145,25 @@ class Replayer:
             length[row] = len(text)
         prompts = [request.prompt_token_ids for request, _ in batch]
         sampling = [request.sampling for request, _ in batch]
-        idle = self._state.replace(live=jnp.zeros(self._max_rows, bool))
+        likeliest = any(_wants_likeliest(request) for request, _ in batch)
+        page, table = self._asked.page, self._page_table.copy()
+        # Prompts are read in the order of rows, so what a row shares with the one before is in the cache when it is needed.
+        shared = [0] * len(batch) if likeliest else shared_pages(prompts, page)
+        for row, number in enumerate(shared):
+            table[row, :number] = table[row - 1, :number]
+        idle = self._state.replace(
+            live=jnp.zeros(self._max_rows, bool), cache=self._state.cache.replace(page_table=jnp.asarray(table))
+        )
+        lengths = [number * page for number in shared]
         params, cfg = self._model.params, self._model.cfg
-        state = insert(idle, range(len(batch)), prompts, sampling, self._model.eos_ids)
-        if any(_wants_likeliest(request) for request, _ in batch):
+        state = insert(idle, range(len(batch)), prompts, sampling, self._model.eos_ids, lengths=lengths)
+        if likeliest:
             # As the engine reads them: prompts too, in passes that need no certificate.
             top_k = min(MAX_LOGPROBS, cfg.vocab_size)
             replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self._asked, top_k=top_k)
             return replayed
         in_use, passes = np.arange(self._max_rows) < len(batch), np.int32(NEVER)
-        state = prefill_rows(params, cfg, state, in_use, self._page_table, passes, schedule=self.schedule)
+        state = prefill_rows(params, cfg, state, in_use, table, passes, schedule=self.schedule)
         replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self.schedule)
         return replayed
 
@@ -165,6 +186,34 @@ def large_passes(schedule: Schedule, max_len: int) -> Schedule:
     return schedule.budget(max(schedule.rows, LARGE_ROWS, window), window) if window <= max_len else schedule
 
 
+def shared_pages(prompts: Sequence[Sequence[int]], page: int) -> list[int]:
+    """Whole pages that each prompt has in common with the one before it, of those that both fill before their last tokens.
+
+    Pages of 2: `abcde, abcdx, abcx, xb` share 0, 2, 1 and 0.
+    """
+    shared = [0] * len(prompts)
+    for row in range(1, len(prompts)):
+        before, prompt = prompts[row - 1], prompts[row]
+        most = (min(len(before), len(prompt)) - 1) // page
+        while shared[row] < most and all(before[p] == prompt[p] for p in range(shared[row] * page, shared[row] * page + page)):
+            shared[row] += 1
+    return shared
+
+
+def _batches(records: Iterable[tuple[Request, Sequence[int]]], max_rows: int) -> Iterator[tuple[list[int], Batch]]:
+    """Numbers and texts, `max_rows` at a time: greedy ones, which need no noise, apart; like prompts together."""
+
+    def likeness(numbered: tuple[int, tuple[Request, Sequence[int]]]) -> tuple[bool, tuple[int, ...]]:
+        request, _ = numbered[1]
+        return request.sampling.temperature > 0, request.prompt_token_ids
+
+    waiting = enumerate(records)
+    while ahead := sorted(itertools.islice(waiting, LOOKAHEAD * max_rows), key=likeness):
+        for first in range(0, len(ahead), max_rows):
+            numbers, batch = zip(*ahead[first : first + max_rows], strict=True)
+            yield list(numbers), batch
+
+
 def _probes(vocab_size: int, number: int, max_len: int) -> Batch:
     """Made-up texts of mixed lengths, greedy and sampled."""
     rng = np.random.default_rng(0)
@@ -177,15 +226,15 @@ def _probes(vocab_size: int, number: int, max_len: int) -> Batch:
     return probes
 
 
-def _unpack(batch: Batch, replayed: Replayed) -> Iterator[Replay]:
+def _unpack(numbers: Sequence[int], batch: Batch, replayed: Replayed) -> Iterator[tuple[int, Replay]]:
     """The part of each row that is about its new tokens."""
     found = jax.device_get(replayed)
-    for row, (request, token_ids) in enumerate(batch):
+    for row, (number, (request, token_ids)) in enumerate(zip(numbers, batch, strict=True)):
         prompt_len = len(request.prompt_token_ids)
         new = slice(prompt_len, prompt_len + len(token_ids) + 1)
         likeliest = found.logprobs[row], found.top_ids[row], found.top_logprobs[row]
         wanted = likeliest if _wants_likeliest(request) else None
-        yield Replay(found.targets[row, new], found.target_logprobs[row, new], wanted)
+        yield number, Replay(found.targets[row, new], found.target_logprobs[row, new], wanted)
 
 
 def _wants_likeliest(request: Request) -> bool:

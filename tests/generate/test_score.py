@@ -50,7 +50,7 @@ def scored(texts: list[list[int]], window: int, alignment: str = "free") -> list
 # Score ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("window", "order"), [(1, [0, 1, 2, 3]), (4, [3, 1]), (16, [2, 0, 3, 1]), (16, [1])])
+@pytest.mark.parametrize(("window", "order"), [(1, [0, 1, 2, 3]), (4, [3, 1]), (16, [1])])
 def test_score_of_generated_text_has_the_bits_that_generation_reported(window, order):
     texts = generated()
     found = scored([texts[b][0] for b in order], window)
