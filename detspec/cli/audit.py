@@ -9,9 +9,10 @@ from detspec.cli.options import add_model, add_subcommand, load_model
 from detspec.errors import InputError
 
 DESCRIPTION = """Replays every line that `detspec generate` wrote through the canonical pass, teacher-forced and many at a time,
-and compares tokens, bits of log-probabilities, reason of ending, text and digest with what the request gets. Names each record
-that differs and its first differing token. Records of ordinary requests promise nothing and are counted apart. Reads the
-manifest beside the records. Exit codes: 0 all deterministic records reproduce; 1 some do not; 2 bad input."""
+and compares tokens, bits of all log-probabilities, reason of ending, text and digest with what the request, or its sample of
+that index, gets. Names each record that differs and its first differing token. Records of ordinary requests promise nothing and
+are counted apart. Reads the manifest beside the records. Exit codes: 0 all deterministic records reproduce; 1 some do not;
+2 bad input."""
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

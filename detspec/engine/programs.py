@@ -81,12 +81,19 @@ def copy_pages(state: GenState, source: jax.Array, target: jax.Array) -> GenStat
     return state.replace(cache=cache.replace(k=k, v=v))
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("cfg", "schedule", "top_k"), donate_argnames=("state",))
 def replay_rows(
-    params: Params, cfg: ModelConfig, state: GenState, tokens: jax.Array, length: jax.Array, *, schedule: Schedule
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    tokens: jax.Array,
+    length: jax.Array,
+    *,
+    schedule: Schedule,
+    top_k: int = 0,
 ) -> tuple[Replayed, GenState]:
-    """Reads the continuations of all live rows, prefilled: `tokens [B, max_len]` are the whole texts, `length [B]` long."""
-    return replay(params, cfg, state.replace(tokens=tokens, committed=length), schedule=schedule)
+    """Reads all live rows from where they are in the cache: `tokens [B, max_len]` are the whole texts, `length [B]` long."""
+    return replay(params, cfg, state.replace(tokens=tokens, committed=length), schedule=schedule, top_k=top_k)
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule", "top_k"), donate_argnames=("state",))

@@ -1,7 +1,9 @@
 """Replays recorded completions, many at a time, through the canonical pass that decides their bits.
 
-1. Texts are taken `max_rows` at a time; a batch is put together while the device works on the one before.
-2. `prefill_rows` writes the keys and values of the prompts, `replay_rows` reads the recorded tokens after them.
+1. Texts are taken `max_rows` at a time, of a few times as many that are put in order first; a batch is put together while the
+   device works on the one before.
+2. `prefill_rows` writes the keys and values of the prompts, once where they begin alike; `replay_rows` reads the recorded
+   tokens after them.
 """
 
 import dataclasses
@@ -17,15 +19,18 @@ from detspec.config import Schedule
 from detspec.engine.policy import NEVER
 from detspec.engine.programs import prefill_rows, replay_rows
 from detspec.engine.request import Request
+from detspec.engine.sample import first_sample
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.generate.insert import check_prompt, init_state, insert
 from detspec.generate.score import Replayed
-from detspec.sampling import SamplingParams
+from detspec.sampling import MAX_LOGPROBS, SamplingParams
 from detspec.state import PAD_ID
 
 LARGE_ROWS = 512  # more token rows a pass make larger products
 PROBE_TOKENS = 48
+LOOKAHEAD = 4  # batches that are put in order together
+Batch = Sequence[tuple[Request, Sequence[int]]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,10 +41,12 @@ class Replay:
         targets: int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills
             `max_len`.
         logprobs: float32, raw log-probabilities of the targets.
+        likeliest: of the whole text, as in `Sample.replayed`; None if the request asks for no such log-probabilities.
     """
 
     targets: np.ndarray
     logprobs: np.ndarray
+    likeliest: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
 class Replayer:
@@ -72,7 +79,7 @@ class Replayer:
                 f"that the model was made for), got {max_len}"
             )
         self._model, self._max_rows, self._max_len = model, max_rows, max_len
-        self.schedule = schedule or default_schedule()
+        self.schedule = self._asked = schedule or default_schedule()
         self._state = init_state(
             model.cfg,
             max_rows=max_rows,
@@ -88,54 +95,77 @@ class Replayer:
         """Compiles, and tries larger passes on made-up texts; `run` does it by itself."""
         if self._prepared:
             return
-        asked, large = self.schedule, large_passes(self.schedule, self._max_len)
+        asked, large = self._asked, large_passes(self._asked, self._max_len)
         if large != asked:
             probes = _probes(self._model.cfg.vocab_size, self._max_rows, self._max_len)
             found = []
             for self.schedule in (asked, large):
-                replayed = self._dispatch(probes)[1]
+                replayed = self._dispatch(probes)
                 found.append([np.asarray(x).view(np.uint32) for x in (replayed.targets, replayed.target_logprobs)])
             if not all(np.array_equal(*pair) for pair in zip(*found, strict=True)):
                 self.schedule = asked
         self._prepared = True
 
     def run(self, records: Iterable[tuple[Request, Sequence[int]]]) -> Iterator[Replay]:
-        """Yields what each request and its recorded tokens give, in their order; looks at most two batches ahead.
+        """Yields what each request and its recorded tokens give, in their order; looks a few batches ahead.
+
+        Requests are of one sample each.
 
         Raises:
             InputError: a text does not fit `max_len`, or holds ids outside the vocabulary.
         """
         self.prepare()
-        waiting = iter(records)
-        running: tuple[list[slice], Replayed] | None = None
-        while batch := list(itertools.islice(waiting, self._max_rows)):
-            dispatched = self._dispatch(batch)
+        found: dict[int, Replay] = {}
+        following = 0
+        for number, replay in self._replays(records):
+            found[number] = replay
+            while following in found:
+                yield found.pop(following)
+                following += 1
+
+    def _replays(self, records: Iterable[tuple[Request, Sequence[int]]]) -> Iterator[tuple[int, Replay]]:
+        """Replays with the numbers of their records; the device has a batch to work on while one is handed out."""
+        running: tuple[list[int], Batch, Replayed] | None = None
+        for numbers, batch in _batches(records, self._max_rows):
+            dispatched = numbers, batch, self._dispatch(batch)
             if running is not None:
                 yield from _unpack(*running)
             running = dispatched
         if running is not None:
             yield from _unpack(*running)
 
-    def _dispatch(self, batch: Sequence[tuple[Request, Sequence[int]]]) -> tuple[list[slice], Replayed]:
-        """Starts the passes over one batch; returns where each row's new tokens lie, and what will be known of them."""
+    def _dispatch(self, batch: Batch) -> Replayed:
+        """Starts the passes over one batch; returns what will be known of its texts."""
         tokens = np.full((self._max_rows, self._max_len), PAD_ID, np.int32)
         length = np.ones(self._max_rows, np.int32)
-        places = []
         for row, (request, token_ids) in enumerate(batch):
             text = (*request.prompt_token_ids, *token_ids)
             self._check(request, text)
             tokens[row, : len(text)] = text
             length[row] = len(text)
-            places.append(slice(len(request.prompt_token_ids), len(text) + 1))
         prompts = [request.prompt_token_ids for request, _ in batch]
         sampling = [request.sampling for request, _ in batch]
-        idle = self._state.replace(live=jnp.zeros(self._max_rows, bool))
+        likeliest = any(_wants_likeliest(request) for request, _ in batch)
+        page, table = self._asked.page, self._page_table.copy()
+        # Prompts are read in the order of rows, so what a row shares with the one before is in the cache when it is needed.
+        shared = [0] * len(batch) if likeliest else shared_pages(prompts, page)
+        for row, number in enumerate(shared):
+            table[row, :number] = table[row - 1, :number]
+        idle = self._state.replace(
+            live=jnp.zeros(self._max_rows, bool), cache=self._state.cache.replace(page_table=jnp.asarray(table))
+        )
+        lengths = [number * page for number in shared]
         params, cfg = self._model.params, self._model.cfg
-        state = insert(idle, range(len(batch)), prompts, sampling, self._model.eos_ids)
+        state = insert(idle, range(len(batch)), prompts, sampling, self._model.eos_ids, lengths=lengths)
+        if likeliest:
+            # As the engine reads them: prompts too, in passes that need no certificate.
+            top_k = min(MAX_LOGPROBS, cfg.vocab_size)
+            replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self._asked, top_k=top_k)
+            return replayed
         in_use, passes = np.arange(self._max_rows) < len(batch), np.int32(NEVER)
-        state = prefill_rows(params, cfg, state, in_use, self._page_table, passes, schedule=self.schedule)
+        state = prefill_rows(params, cfg, state, in_use, table, passes, schedule=self.schedule)
         replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self.schedule)
-        return places, replayed
+        return replayed
 
     def _check(self, request: Request, text: tuple[int, ...]) -> None:
         if len(text) > self._max_len:
@@ -156,7 +186,35 @@ def large_passes(schedule: Schedule, max_len: int) -> Schedule:
     return schedule.budget(max(schedule.rows, LARGE_ROWS, window), window) if window <= max_len else schedule
 
 
-def _probes(vocab_size: int, number: int, max_len: int) -> list[tuple[Request, list[int]]]:
+def shared_pages(prompts: Sequence[Sequence[int]], page: int) -> list[int]:
+    """Whole pages that each prompt has in common with the one before it, of those that both fill before their last tokens.
+
+    Pages of 2: `abcde, abcdx, abcx, xb` share 0, 2, 1 and 0.
+    """
+    shared = [0] * len(prompts)
+    for row in range(1, len(prompts)):
+        before, prompt = prompts[row - 1], prompts[row]
+        most = (min(len(before), len(prompt)) - 1) // page
+        while shared[row] < most and all(before[p] == prompt[p] for p in range(shared[row] * page, shared[row] * page + page)):
+            shared[row] += 1
+    return shared
+
+
+def _batches(records: Iterable[tuple[Request, Sequence[int]]], max_rows: int) -> Iterator[tuple[list[int], Batch]]:
+    """Numbers and texts, `max_rows` at a time: greedy ones, which need no noise, apart; like prompts together."""
+
+    def likeness(numbered: tuple[int, tuple[Request, Sequence[int]]]) -> tuple[bool, tuple[int, ...]]:
+        request, _ = numbered[1]
+        return request.sampling.temperature > 0, request.prompt_token_ids
+
+    waiting = enumerate(records)
+    while ahead := sorted(itertools.islice(waiting, LOOKAHEAD * max_rows), key=likeness):
+        for first in range(0, len(ahead), max_rows):
+            numbers, batch = zip(*ahead[first : first + max_rows], strict=True)
+            yield list(numbers), batch
+
+
+def _probes(vocab_size: int, number: int, max_len: int) -> Batch:
     """Made-up texts of mixed lengths, greedy and sampled."""
     rng = np.random.default_rng(0)
     probes = []
@@ -168,8 +226,16 @@ def _probes(vocab_size: int, number: int, max_len: int) -> list[tuple[Request, l
     return probes
 
 
-def _unpack(places: list[slice], replayed: Replayed) -> Iterator[Replay]:
+def _unpack(numbers: Sequence[int], batch: Batch, replayed: Replayed) -> Iterator[tuple[int, Replay]]:
     """The part of each row that is about its new tokens."""
-    targets, logprobs = jax.device_get((replayed.targets, replayed.target_logprobs))
-    for row, place in enumerate(places):
-        yield Replay(targets[row, place], logprobs[row, place])
+    found = jax.device_get(replayed)
+    for row, (number, (request, token_ids)) in enumerate(zip(numbers, batch, strict=True)):
+        prompt_len = len(request.prompt_token_ids)
+        new = slice(prompt_len, prompt_len + len(token_ids) + 1)
+        likeliest = found.logprobs[row], found.top_ids[row], found.top_logprobs[row]
+        wanted = likeliest if _wants_likeliest(request) else None
+        yield number, Replay(found.targets[row, new], found.target_logprobs[row, new], wanted)
+
+
+def _wants_likeliest(request: Request) -> bool:
+    return first_sample(request).wants_replay

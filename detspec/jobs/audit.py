@@ -4,10 +4,13 @@
 2. The replayer reads the recorded tokens, teacher-forced: at each it says what the request gets there.
 3. `first_difference` works out from that how the completion must read, and names where the record first parts from it.
 
-Up to the first difference the record is the canonical text, so nothing has to be generated.
+Up to the first difference the record is the canonical text, so nothing has to be generated. A record that was aborted holds
+fewer tokens than its request gets, and differs where they end.
 """
 
 import dataclasses
+import itertools
+import json
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -18,13 +21,17 @@ import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
-from detspec.engine.engine_config import EngineConfig
 from detspec.engine.progress import Progress
 from detspec.engine.replayer import Replay, Replayer
 from detspec.engine.request import Request, completion_digest
+from detspec.engine.sample import Sample, asked_logprobs
+from detspec.engine.text import find_stop
 from detspec.environment import fingerprint
 from detspec.errors import InputError
-from detspec.jobs.records import Manifest, PromptsById, Record, read_manifest, read_records
+from detspec.jobs.files import STDIO
+from detspec.jobs.lines import LOGPROB_KEYS
+from detspec.jobs.manifest import differences, text_facts
+from detspec.jobs.records import Origin, PromptsById, Record, read_origin, read_records
 from detspec.sampling import all_stop_ids
 
 MOST_SHOWN = 20
@@ -35,12 +42,12 @@ class Difference:
     """Where a record first parts from what its request gets.
 
     Attributes:
-        id: of the record.
+        record: its id, with the number of the sample behind it if its request asks for several: `a[2]`.
         position: index in `token_ids`, 0 being the first token after the prompt; None for facts about the whole record.
         what: what is recorded there, and what is canonical.
     """
 
-    id: str
+    record: str
     position: int | None
     what: str
 
@@ -87,7 +94,7 @@ class AuditReport:
             lines += ["", "first difference of each record; tokens are counted from 0 after the prompt"]
             for found in self.differences[:MOST_SHOWN]:
                 where = "record" if found.position is None else f"token {found.position}"
-                lines.append(f"  {found.id:24} {where:10} {found.what}")
+                lines.append(f"  {found.record:24} {where:10} {found.what}")
             if len(self.differences) > MOST_SHOWN:
                 lines.append(f"  and {len(self.differences) - MOST_SHOWN} more")
         return "\n".join(lines)
@@ -109,27 +116,36 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
     Raises:
         InputError: files are missing or malformed, a record has no prompt, or `model` is not the one of the manifest.
     """
-    manifest = read_manifest(records)
-    if manifest.fingerprint["model"] != model.digest:
+    origin = read_origin(records)
+    if origin.fingerprint["model"] != model.digest:
         raise InputError(
-            f"the records are of the model with digest {manifest.fingerprint['model']}, but this one's is {model.digest}: "
+            f"the records are of the model with digest {origin.fingerprint['model']}, but this one's is {model.digest}: "
             "name the right folder with --model"
         )
+    if parts := differences(origin.text, text_facts(model), them="the records' model", us="this one"):
+        raise InputError(f"the model's tokens mean other text than the records': {'; '.join(parts)}")
     if prompts is None:
-        if manifest.source in (None, "-"):
-            raise InputError("the manifest does not name a file of prompts: name it with --prompts")
-        prompts = Path(str(manifest.source))
-    report = AuditReport(machine=machine_differences(manifest))
-    replayer = Replayer(model, schedule=manifest.schedule, max_rows=max_rows, max_len=manifest.max_len)
+        if origin.source == STDIO:
+            raise InputError("the job read its prompts from the standard input: name a file of them with --prompts")
+        prompts = Path(origin.source)
+    report = AuditReport(machine=machine_differences(origin))
+    replayer = Replayer(
+        model,
+        schedule=origin.schedule,
+        max_rows=max_rows,
+        max_len=origin.engine.max_len,
+        max_stop_ids=origin.engine.max_stop_ids,
+        max_logit_bias=origin.engine.max_logit_bias,
+    )
     waiting: deque[tuple[Record, Request]] = deque()
-    with PromptsById(prompts, manifest.sha256) as asked, Progress(_count_lines(records), "records") as progress:
+    with PromptsById(prompts, origin.sha256) as asked, Progress(_count_lines(records), "records") as progress:
         progress.stage("compiling and certifying")
         replayer.prepare()
         progress.stage("replaying")
         began = time.perf_counter()
-        for replay in replayer.run(_to_replay(model, records, asked, manifest, waiting)):
+        for replay in replayer.run(_to_replay(model, records, asked, origin, waiting)):
             record, request = waiting.popleft()
-            found = first_difference(record, request, replay, model, manifest.digest)
+            found = first_difference(record, request, replay, model, origin.digest)
             report.num_tokens += len(record.token_ids)
             if not request.sampling.deterministic:
                 report.num_ordinary += 1
@@ -145,36 +161,49 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
     return report
 
 
-def machine_differences(manifest: Manifest) -> list[str]:
+def machine_differences(origin: Origin) -> list[str]:
     """Where this machine is not the one that the manifest names."""
     return [
-        f"{name} is {here!r}, the records' was {manifest.fingerprint.get(name)!r}"
+        f"{name} is {here!r}, the records' was {origin.fingerprint.get(name)!r}"
         for name, here in fingerprint().items()
-        if manifest.fingerprint.get(name) != here
+        if origin.fingerprint.get(name) != here
     ]
 
 
 def _to_replay(
-    model: Model, records: Path, prompts: PromptsById, manifest: Manifest, waiting: deque[tuple[Record, Request]]
+    model: Model, records: Path, prompts: PromptsById, origin: Origin, waiting: deque[tuple[Record, Request]]
 ) -> Iterator[tuple[Request, Sequence[int]]]:
     """Requests and tokens for the replayer; `waiting` gets the records that belong to them."""
-    config = EngineConfig(
-        max_rows=1, max_len=manifest.max_len, method="none", num_speculative_tokens=1, schedule=manifest.schedule
-    )
-    reader = Engine(model, config)  # reads requests as the job's engine did
+    # Reads requests as the job's engine did; one row is all it needs for that.
+    reader = Engine(model, dataclasses.replace(origin.engine, max_rows=1, num_pages=None))
     seen: set[str] = set()
     for record in read_records(records, model.cfg.vocab_size):
-        if record.id in seen:
-            raise InputError(f"{records}: the id {record.id!r} occurs twice")
-        seen.add(record.id)
-        request = prompts.request(record.id, reader, manifest.sampling)
+        if record.name in seen:
+            raise InputError(f"{records}: the record {record.name!r} occurs twice")
+        seen.add(record.name)
+        request = _sample_of(prompts.request(record.id, reader, origin.sampling), record)
         waiting.append((record, request))
         yield request, record.token_ids[: request.sampling.max_tokens]
 
 
+def _sample_of(request: Request, record: Record) -> Request:
+    """The sample of `request` that `record` says it is; `InputError` if there is none."""
+    n = request.sampling.n
+    numbers = (None,) if n == 1 else range(n)
+    if record.index not in numbers:
+        accepted = "no index" if n == 1 else f"an index in 0 .. {n - 1}"
+        raise InputError(
+            f"the record {record.id!r} has index {record.index}, but n = {n} in its request: accepted is {accepted}"
+        )
+    return next(itertools.islice(request.samples(), record.index or 0, None))
+
+
 def first_difference(record: Record, request: Request, replay: Replay, model: Model, context: str) -> Difference | None:
-    """Where `record` first parts from what `request` gets; None if nowhere. `context` is the manifest's digest."""
-    length, finish_reason = _ending(record, request, replay, model)
+    """Where `record` first parts from what `request`, of one sample, gets; None if nowhere.
+
+    `context` is the digest of everything else that the bits depend on.
+    """
+    length, finish_reason, text = _ending(record, request, replay, model)
     recorded = record.token_ids
     shared = min(len(recorded), len(record.logprobs), length)
     targets, logprobs = replay.targets[:shared], replay.logprobs[:shared]
@@ -184,40 +213,62 @@ def first_difference(record: Record, request: Request, replay: Replay, model: Mo
     if differs.any():
         at = int(np.argmax(differs))
         if targets[at] != recorded[at]:
-            return Difference(record.id, at, f"token: recorded {recorded[at]}, canonical {targets[at]}")
+            return Difference(record.name, at, f"token: recorded {recorded[at]}, canonical {targets[at]}")
         what = f"log-probability: recorded {float(record.logprobs[at])!r}, canonical {float(logprobs[at])!r}"
-        return Difference(record.id, at, what)
+        return Difference(record.name, at, what)
     if len(recorded) > length:
         what = f"token: recorded {recorded[length]}, but the canonical text ends before it ({finish_reason})"
-        return Difference(record.id, length, what)
+        return Difference(record.name, length, what)
     if finish_reason is None:
         what = f"token: the record ends, but the canonical text goes on with {replay.targets[length]}"
-        return Difference(record.id, length, what)
+        return Difference(record.name, length, what)
     if len(record.logprobs) != length:
-        return Difference(record.id, shared, f"log-probability: recorded {len(record.logprobs)} for {length} tokens")
+        return Difference(record.name, shared, f"log-probability: recorded {len(record.logprobs)} for {length} tokens")
     facts = {
         "finish_reason": (record.finish_reason, finish_reason),
         "prompt_len": (record.prompt_len, len(request.prompt_token_ids)),
-        "text": (record.text, "" if model.tokenizer is None else model.tokenizer.decode(recorded)),
+        "text": (record.text, text),
         "digest": (record.digest, completion_digest(request, recorded, logprobs, context)),
     }
     for name, (found, canonical) in facts.items():
         if found != canonical:
-            return Difference(record.id, None, f"{name}: recorded {found!r}, canonical {canonical!r}")
-    return None
+            return Difference(record.name, None, f"{name}: recorded {found!r}, canonical {canonical!r}")
+    return _first_asked_difference(record, request, replay)
 
 
-def _ending(record: Record, request: Request, replay: Replay, model: Model) -> tuple[int, str | None]:
-    """How many tokens the recorded text may have, and why it ends there; as far as it is recorded, and None, if it goes on."""
-    stops = all_stop_ids(request.sampling, model.eos_ids)
-    n, max_tokens = len(record.token_ids), request.sampling.max_tokens
-    broken = ~np.isfinite(replay.logprobs[:max_tokens])  # that of the token after the last ends a text, too
-    stopped = np.isin(replay.targets[: min(n, max_tokens)], stops)
+def _ending(record: Record, request: Request, replay: Replay, model: Model) -> tuple[int, str | None, str]:
+    """How many of its tokens the recorded text may have, why it ends there, None if it goes on, and how it then reads."""
+    sampling, n = request.sampling, len(record.token_ids)
+    stops = all_stop_ids(sampling, model.eos_ids)
+    broken = ~np.isfinite(replay.logprobs[: sampling.max_tokens])  # that of the token after the last ends a text, too
+    stopped = np.isin(replay.targets[: min(n, sampling.max_tokens)], stops)
+    length, finish_reason = (sampling.max_tokens, "length") if n >= sampling.max_tokens else (n, None)
     if broken.any() and not stopped[: np.argmax(broken)].any():
-        return int(np.argmax(broken)), "error"
-    if stopped.any():
-        return int(np.argmax(stopped)) + 1, "stop"
-    return (max_tokens, "length") if n >= max_tokens else (n, None)
+        length, finish_reason = int(np.argmax(broken)), "error"
+    elif stopped.any():
+        length, finish_reason = int(np.argmax(stopped)) + 1, "stop"
+    if model.tokenizer is None:
+        return length, finish_reason, ""
+    ids = record.token_ids[:length]
+    found = find_stop(model.tokenizer.decode, ids, sampling.stop, first=1, begin=sampling.min_tokens) if sampling.stop else None
+    if found is not None:
+        return found[0], "stop", found[1]
+    return length, finish_reason, model.tokenizer.decode(ids)
+
+
+def _first_asked_difference(record: Record, request: Request, replay: Replay) -> Difference | None:
+    """Where log-probabilities that the request asks for besides those of the new tokens first part from the recorded ones."""
+    sample = Sample(request, [*request.prompt_token_ids, *record.token_ids], replayed=replay.likeliest)
+    for key, canonical in zip(LOGPROB_KEYS, asked_logprobs(sample), strict=True):
+        recorded = [json.dumps(entry) for entry in record.asked.get(key, ())]  # as text, in which -0.0 is not 0.0
+        pairs = itertools.zip_longest(recorded, map(json.dumps, canonical), fillvalue="nothing")
+        for position, (found, entry) in enumerate(pairs):
+            if found != entry:
+                what = f"recorded {found}, canonical {entry}"
+                if key == "top_logprobs":
+                    return Difference(record.name, position, f"{key}: {what}")
+                return Difference(record.name, None, f"{key}: token {position} of the prompt: {what}")
+    return None
 
 
 def _count_lines(path: Path) -> int:

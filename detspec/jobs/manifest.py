@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.jobs.files import beside
 from detspec.jobs.prompts import Prompts, hash_file
@@ -20,20 +21,24 @@ def job_header(
     engine: Engine, prompts: Prompts, defaults: SamplingParams, *, shard: tuple[int, int], on_error: str
 ) -> dict[str, Any]:
     """Everything that the output's bytes depend on, as JSON gives it back; two jobs of one header have one output."""
-    model = engine.model
     header = {
         "fingerprint": engine.fingerprint(),
-        "text": {
-            "tokenizer": model.tokenizer.digest if model.tokenizer else None,
-            "chat_template": model.chat_template.digest if model.chat_template else None,
-            "eos_token_ids": model.eos_ids,
-        },
+        "text": text_facts(engine.model),
         "sampling": dataclasses.asdict(defaults),
         "on_error": on_error,
         "prompts": prompts.sha256,
         "shard": shard,
     }
     return json.loads(json.dumps(header))  # type: ignore[no-any-return]
+
+
+def text_facts(model: Model) -> dict[str, Any]:
+    """What decides which tokens a text is, which text tokens are, and where it ends by itself."""
+    return {
+        "tokenizer": model.tokenizer.digest if model.tokenizer else None,
+        "chat_template": model.chat_template.digest if model.chat_template else None,
+        "eos_token_ids": list(model.eos_ids),
+    }
 
 
 def job_manifest(

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from detspec.config import Schedule, is_count
-from detspec.engine.batch import beside, parse_request, refuse_unknown
+from detspec.config import Schedule
 from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.errors import InputError
+from detspec.jobs.files import beside
+from detspec.jobs.lines import LOGPROB_KEYS, parse_request, refuse_unknown
+from detspec.jobs.manifest import read_manifest
 from detspec.sampling import SamplingParams
 
 RECORD_KEYS = ("id", "token_ids", "text", "logprobs", "finish_reason", "prompt_len", "digest")
@@ -26,32 +29,41 @@ class Record:
     """One line of output as it stands in the file, believed in nothing but its form."""
 
     id: str
+    index: int | None  # of the sample; None where the line names none, which is right where its request asks for one
     token_ids: tuple[int, ...]
     text: str
     logprobs: np.ndarray  # float64, as the decimals read
     finish_reason: str
     prompt_len: int
     digest: str
+    asked: dict[str, Any]  # those of `LOGPROB_KEYS` that the line has
+
+    @property
+    def name(self) -> str:
+        """Names the line in reports: `a`, or `a[2]` if it is one of several samples."""
+        return self.id if self.index is None else f"{self.id}[{self.index}]"
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
-    """What a job says its bits depend on.
+class Origin:
+    """What a job says that its records came from: the part of its manifest that an audit needs.
 
     Attributes:
         digest: of the fingerprint; part of each completion's digest.
         fingerprint: device kind, versions, model, schedule.
+        text: digests of what made tokens of text and text of tokens, and the model's end-of-sequence tokens.
         sampling: what prompts did not give themselves.
-        max_len: positions that a request could take.
-        source, sha256: of the file of prompts; None in manifests that do not name it.
+        engine: its settings, of which capacities decide what was a sound request.
+        source, sha256: of the file of prompts.
     """
 
     digest: str
     fingerprint: dict[str, Any]
+    text: dict[str, Any]
     sampling: SamplingParams
-    max_len: int
-    source: str | None
-    sha256: str | None
+    engine: EngineConfig
+    source: str
+    sha256: str
 
     @property
     def schedule(self) -> Schedule:
@@ -59,37 +71,32 @@ class Manifest:
         return Schedule(**self.fingerprint["schedule"])
 
 
-def read_manifest(records: Path) -> Manifest:
-    """The manifest beside `records`.
+def read_origin(records: Path) -> Origin:
+    """What the manifest beside `records` says of them.
 
     Raises:
-        InputError: it is not there, is no manifest, or its digest is not that of its fingerprint.
+        InputError: there is none, it cannot be read, or its digest is not that of its fingerprint.
     """
     path = beside(records, "manifest")
+    manifest = read_manifest(records)
+    if manifest is None:
+        raise InputError(f"{path} is no manifest of a job: an audit needs the one that the job wrote beside its output")
     try:
-        found = json.loads(path.read_bytes())
-        prompts = found.get("prompts", {})
-        fingerprint = found["fingerprint"]
-        manifest = Manifest(
-            digest=found["digest"],
+        fingerprint = manifest["fingerprint"]
+        origin = Origin(
+            digest=manifest["digest"],
             fingerprint=fingerprint,
-            sampling=SamplingParams(**found["sampling"]),
-            max_len=found["engine"]["max_len"],
-            source=prompts.get("source"),
-            sha256=prompts.get("sha256"),
+            text=dict(manifest["text"]),
+            sampling=SamplingParams(**manifest["sampling"]),
+            engine=EngineConfig(**{**manifest["engine"], "schedule": Schedule(**fingerprint["schedule"])}),
+            source=manifest["prompts"]["source"],
+            sha256=manifest["prompts"]["sha256"],
         )
-        if not is_count(manifest.max_len) or not isinstance(fingerprint["model"], str):
-            raise ValueError("max_len or model")
-        _ = manifest.schedule
-    except OSError as error:
-        raise InputError(
-            f"{path}: {error.strerror}; an audit needs the manifest that the job wrote beside its output"
-        ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no manifest of a job that this version can read: {error!r}") from error
-    if hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest() != manifest.digest:
-        raise InputError(f"{path}: its digest {manifest.digest} is not that of its fingerprint: the file was changed")
-    return manifest
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no manifest that this version can read: {error!r}") from error
+    if hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest() != origin.digest:
+        raise InputError(f"{path}: its digest {origin.digest} is not that of its fingerprint: the file was changed")
+    return origin
 
 
 def read_records(path: Path, vocab_size: int) -> Iterator[Record]:
@@ -115,15 +122,17 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
         raise InputError(f"is not JSON: {error}") from error
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
-    refuse_unknown(line, RECORD_KEYS, "key")
+    refuse_unknown(line, (*RECORD_KEYS, "index", *LOGPROB_KEYS), "key")
     missing = [key for key in RECORD_KEYS if key not in line]
     if missing:
         raise InputError(f"lacks {', '.join(missing)}: records are lines that `detspec generate` wrote")
     for key in ("id", "text", "finish_reason", "digest"):
         if not isinstance(line[key], str):
             raise InputError(f'"{key}" must be a string, got {line[key]!r}')
-    for key in ("token_ids", "logprobs"):
-        if not isinstance(line[key], list):
+    if "index" in line and type(line["index"]) is not int:
+        raise InputError(f'"index" must be an integer, got {line["index"]!r}')
+    for key in ("token_ids", "logprobs", *LOGPROB_KEYS):
+        if not isinstance(line.get(key, []), list):
             raise InputError(f'"{key}" must be a list, got {line[key]!r}')
     for token in line["token_ids"]:
         if type(token) is not int or not 0 <= token < vocab_size:
@@ -132,13 +141,14 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
         if type(logprob) not in (int, float) or not math.isfinite(logprob):
             raise InputError(f'"logprobs" must hold finite numbers, got {logprob!r} (id {line["id"]!r})')
     logprobs = np.asarray(line["logprobs"], np.float64)
-    return Record(**{**line, "token_ids": tuple(line["token_ids"]), "logprobs": logprobs})
+    asked = {key: line.pop(key) for key in LOGPROB_KEYS if key in line}
+    return Record(**{"index": None, **line, "token_ids": tuple(line["token_ids"]), "logprobs": logprobs, "asked": asked})
 
 
 class PromptsById:
     """The file that the records' prompts stand in; of it, ids and places alone are held. A context manager."""
 
-    def __init__(self, path: Path, sha256: str | None) -> None:
+    def __init__(self, path: Path, sha256: str) -> None:
         """Opens `path`, hashes it and notes where each id stands.
 
         Raises:
@@ -150,6 +160,7 @@ class PromptsById:
             raise InputError(f"{path}: {error.strerror}; name the file of prompts with --prompts") from error
         self._path = path
         self._place: dict[str, int] = {}
+        self._last: Request | None = None
         whole, place = hashlib.sha256(), 0
         for raw in self._file:
             whole.update(raw)
@@ -157,7 +168,7 @@ class PromptsById:
             if id is not None:
                 self._place.setdefault(id, place)
             place += len(raw)
-        if sha256 is not None and whole.hexdigest() != sha256:
+        if whole.hexdigest() != sha256:
             self._file.close()
             raise InputError(f"{path} has SHA-256 {whole.hexdigest()}, but the job read prompts of SHA-256 {sha256}")
 
@@ -168,18 +179,21 @@ class PromptsById:
         self._file.close()
 
     def request(self, id: str, engine: Engine, defaults: SamplingParams) -> Request:
-        """The request of that id.
+        """The request of that id; samples of one request follow each other, so the last one is kept.
 
         Raises:
             InputError: there is no such line, or it is no sound request.
         """
+        if self._last is not None and self._last.id == id:
+            return self._last
         if id not in self._place:
             raise InputError(f"{self._path} has no line with the id {id!r}, which is among the records")
         self._file.seek(self._place[id])
         try:
-            return parse_request(self._file.readline(), engine, defaults)
+            self._last = parse_request(self._file.readline(), engine, defaults)
         except InputError as error:
             raise InputError(f"{self._path}: {error}") from error
+        return self._last
 
 
 def _id_of(raw: bytes) -> str | None:

@@ -1,6 +1,7 @@
 """The audit: sound records reproduce, and each kind of tampering is found where it was done."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detspec.engine.batch import read_requests, run_job
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.replayer import Replayer
 from detspec.errors import InputError
 from detspec.jobs.audit import AuditReport, run_audit
+from detspec.jobs.job import run_job
+from detspec.jobs.prompts import Prompts
 from detspec.sampling import SamplingParams
 from tests.engine.byte_model import SCHEDULE, broken_params, some_prompts, some_sampling, without_tokenizer
 
@@ -44,11 +46,11 @@ def prompt_lines(number: int = 6) -> Lines:
     return lines
 
 
-def make_job(engine: Engine, folder: Path, lines: Lines) -> Path:
+def make_job(engine: Engine, folder: Path, lines: Lines, defaults: SamplingParams = DEFAULTS) -> Path:
     """Runs the job of `lines` in `folder`; returns its output."""
     write_lines(folder / "in.jsonl", lines)
-    raw = (folder / "in.jsonl").read_bytes().splitlines()
-    run_job(engine, read_requests(raw, engine, DEFAULTS, source="in.jsonl"), str(folder / "out.jsonl"), defaults=DEFAULTS)
+    with Prompts(str(folder / "in.jsonl")) as prompts:
+        run_job(engine, prompts, folder / "out.jsonl", defaults=defaults, fresh=True)
     return folder / "out.jsonl"
 
 
@@ -76,7 +78,22 @@ def copy(job: Path, folder: Path, name: str, change: Callable[[Lines], Any]) -> 
     lines = read_lines(folder / name)
     change(lines)
     write_lines(folder / name, lines)
+    if name == "in.jsonl":
+        rename_prompts(folder)
     return folder
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = folder / "out.manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def rename_prompts(folder: Path) -> None:
+    """Lets the manifest name the prompts that are in `folder` now."""
+    digest = hashlib.sha256((folder / "in.jsonl").read_bytes()).hexdigest()
+    edit_manifest(folder, lambda manifest: manifest["prompts"].update(sha256=digest))
 
 
 def test_sound_records_reproduce(model, job):
@@ -132,7 +149,7 @@ def test_tampering_with_a_record_is_found_at_its_place(model, job, tmp_path, kin
     folder = copy(job, tmp_path, "out.jsonl", lambda lines: change(lines[index]))
     length = len(read_lines(job / "out.jsonl")[index]["token_ids"])
     report = audit(model, folder)
-    assert [found.id for found in report.differences] == [f"r{index - 1}"]
+    assert [found.record for found in report.differences] == [f"r{index - 1}"]
     expected = position if position is None or position > 0 else length + position
     assert report.differences[0].position == expected
     assert what in report.differences[0].what
@@ -145,7 +162,7 @@ def test_tampering_with_a_record_is_found_at_its_place(model, job, tmp_path, kin
 def test_changed_sampling_is_found(model, job, tmp_path, changed, what):
     folder = copy(job, tmp_path, "in.jsonl", lambda lines: lines[2]["sampling"].update(changed))
     report = audit(model, folder)
-    assert [found.id for found in report.differences] == ["r1"]
+    assert [found.record for found in report.differences] == ["r1"]
     assert what in report.differences[0].what
 
 
@@ -161,6 +178,7 @@ def test_ordinary_records_are_counted_apart_and_caught_when_they_claim_to_be_det
         assert report.reproduced
         assert (report.num_records, report.num_ordinary) == (0, 9)
         write_lines(tmp_path / "in.jsonl", [{**x, "sampling": {**x["sampling"], "deterministic": True}} for x in lines])
+        rename_prompts(tmp_path)
         claimed = audit(model, tmp_path)
         assert len(claimed.differences) == 9
         # The others' bits are canonical by chance; their digest is of another request.
@@ -182,6 +200,98 @@ def test_record_that_ended_in_an_error_reproduces(tmp_path):
     assert [found.what for found in audit(model, folder).differences] == ["finish_reason: recorded 'length', canonical 'error'"]
 
 
+# Samples, stop strings, further log-probabilities ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rich(one_row, tmp_path_factory) -> Path:
+    """The folder of a job of two samples, a text cut by a stop string, and further log-probabilities; biased by default."""
+    folder = tmp_path_factory.mktemp("rich")
+    defaults = dataclasses.replace(DEFAULTS, logit_bias=((7, 1.5), (9, -2.0)))
+    sampling = {"max_tokens": 12, "temperature": 1.0, "seed": 3}
+    lines = [
+        {"id": "two", "prompt": "a", "sampling": {**sampling, "n": 2}},
+        {"id": "cut", "prompt": "a", "sampling": {**sampling, "max_tokens": 24, "seed": 5}},
+        {"id": "likely", "prompt": "def", "sampling": {**sampling, "logprobs": 2, "prompt_logprobs": 1}},
+    ]
+    text = read_lines(make_job(one_row, folder, lines, defaults))[2]["text"]
+    lines[1]["sampling"]["stop"] = [text[9:11]]
+    found = read_lines(make_job(one_row, folder, lines, defaults))
+    assert [line.get("index") for line in found] == [0, 1, None, None]
+    assert found[0]["token_ids"] != found[1]["token_ids"]
+    assert (found[2]["finish_reason"], found[2]["text"]) == ("stop", text[: text.index(text[9:11])])
+    assert len(found[3]["top_logprobs"]) == 12
+    return folder
+
+
+def test_samples_stop_strings_and_further_logprobs_reproduce(model, rich):
+    report = audit(model, rich)
+    assert report.reproduced
+    assert report.num_records == 4
+
+
+def swap_samples(lines: Lines) -> None:
+    lines[0]["index"], lines[1]["index"] = 1, 0
+
+
+def go_on(lines: Lines) -> None:
+    """Takes a token more than the stop string leaves, as if it had not been there."""
+    lines[2]["token_ids"].append(7)
+    lines[2]["logprobs"].append(-1.0)
+
+
+def lose_last(lines: Lines) -> None:
+    del lines[2]["token_ids"][-1], lines[2]["logprobs"][-1]
+
+
+def abort(lines: Lines) -> None:
+    lose_last(lines)
+    lines[2]["finish_reason"] = "abort"
+
+
+def set_likeliest(lines: Lines) -> None:
+    lines[3]["top_logprobs"][4][1][1] = float(np.nextafter(np.float32(lines[3]["top_logprobs"][4][1][1]), np.float32(0)))
+
+
+def set_prompt_logprob(lines: Lines) -> None:
+    lines[3]["prompt_logprobs"][2] = -1.0
+
+
+RICH_TAMPERING = {
+    "samples swapped": (swap_samples, ["two[1]", "two[0]"], "token: recorded"),
+    "token after the stop string": (go_on, ["cut"], "the canonical text ends before it (stop)"),
+    "token that completes the stop string": (lose_last, ["cut"], "the canonical text goes on with"),
+    "aborted": (abort, ["cut"], "the canonical text goes on with"),
+    "text with the stop string": (lambda lines: lines[2].update(text=lines[2]["text"] + "x"), ["cut"], "text: recorded"),
+    "likeliest": (set_likeliest, ["likely"], "top_logprobs: recorded"),
+    "no likeliest": (lambda lines: lines[3].pop("top_logprobs"), ["likely"], "top_logprobs: recorded nothing"),
+    "prompt": (set_prompt_logprob, ["likely"], "prompt_logprobs: token 2 of the prompt: recorded -1.0"),
+    "not asked for": (lambda lines: lines[2].update(prompt_logprobs=[None]), ["cut"], "prompt_logprobs: token 0"),
+}
+
+
+@pytest.mark.parametrize("kind", RICH_TAMPERING)
+def test_tampering_with_what_was_asked_for_besides_is_found(model, rich, tmp_path, kind):
+    change, records, what = RICH_TAMPERING[kind]
+    folder = copy(rich, tmp_path, "out.jsonl", change)
+    report = audit(model, folder)
+    assert [found.record for found in report.differences] == records
+    assert all(what in found.what for found in report.differences)
+    cut = len(read_lines(rich / "out.jsonl")[2]["token_ids"])
+    expected = {"token after the stop string": cut, "aborted": cut - 1, "likeliest": 4}
+    assert report.differences[0].position == expected.get(kind, report.differences[0].position)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [(2, "'two' has index 2, but n = 2 in its request: accepted is an index in 0 .. 1"), (0, r"'two\[0\]' occurs twice")],
+)
+def test_samples_that_were_not_asked_for_are_refused(model, rich, tmp_path, index, message):
+    folder = copy(rich, tmp_path, "out.jsonl", lambda lines: lines[1].update(index=index))
+    with pytest.raises(InputError, match=message):
+        audit(model, folder)
+
+
 def test_another_machine_is_named_first(model, job, monkeypatch):
     here = {"detspec": "1", "jaxlib": "0.0.1"}
     monkeypatch.setattr("detspec.jobs.audit.fingerprint", lambda: here)
@@ -191,37 +301,34 @@ def test_another_machine_is_named_first(model, job, monkeypatch):
 
 
 def test_prompts_are_found_through_the_manifest_and_their_hash_is_checked(model, job, tmp_path):
+    assert run_audit(model, job / "out.jsonl", max_rows=3).reproduced
     folder = copy(job, tmp_path, "out.jsonl", lambda lines: None)
-    path = folder / "out.manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["prompts"] = {"source": str(folder / "in.jsonl"), "sha256": "0" * 64}
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match="but the job read prompts of SHA-256 0000"):
+    with (folder / "in.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(InputError, match="but the job read prompts of SHA-256"):
+        audit(model, folder)
+    edit_manifest(folder, lambda manifest: manifest["prompts"].update(source="-"))
+    with pytest.raises(InputError, match="from the standard input: name a file of them with --prompts"):
         run_audit(model, folder / "out.jsonl", max_rows=3)
-    manifest["prompts"]["sha256"] = None
-    path.write_text(json.dumps(manifest))
-    assert run_audit(model, folder / "out.jsonl", max_rows=3).reproduced
-
-
-def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    path = folder / "out.manifest.json"
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    path.write_text(json.dumps(manifest))
 
 
 BAD_INPUT = {
     "no line with the id 'stranger'": lambda f: add_line(f, lambda line: line.update(id="stranger")),
-    "the id 'r0' occurs twice": lambda f: add_line(f, lambda line: None),
+    "the record 'r0' occurs twice": lambda f: add_line(f, lambda line: None),
     "line 8: unknown key 'extra'": lambda f: add_line(f, lambda line: line.update(extra=1)),
     "line 8: lacks digest": lambda f: add_line(f, lambda line: line.pop("digest")),
     'line 8: "token_ids" must hold .*2047, got -1': lambda f: add_line(f, lambda line: line.update(token_ids=[-1])),
     'line 8: "logprobs" must hold finite numbers, got nan': lambda f: add_line(f, lambda line: line.update(logprobs=[np.nan])),
     "line 1: is not JSON": lambda f: (f / "out.jsonl").write_text("{"),
     "holds no records": lambda f: (f / "out.jsonl").write_text("\n"),
-    "out.manifest.json: No such file": lambda f: (f / "out.manifest.json").unlink(),
+    "out.manifest.json is no manifest of a job": lambda f: (f / "out.manifest.json").unlink(),
     "its digest .* is not that of its fingerprint": lambda f: edit_manifest(f, lambda m: m["fingerprint"].update(jaxlib="9")),
-    "is no manifest of a job": lambda f: edit_manifest(f, lambda m: m.pop("sampling")),
+    'tokenizer: the records\' model has "0", this one has': lambda f: edit_manifest(
+        f, lambda m: m["text"].update(tokenizer="0")
+    ),
+    "record 'r0' has index 0, but n = 1 .* no index": lambda f: add_line(f, lambda line: line.update(index=0)),
+    "line 8: \"index\" must be an integer, got '0'": lambda f: add_line(f, lambda line: line.update(index="0")),
+    "is no manifest that this version can read: KeyError": lambda f: edit_manifest(f, lambda m: m.pop("sampling")),
     "in.jsonl: No such file .*--prompts": lambda f: (f / "in.jsonl").unlink(),
 }
 

@@ -1,0 +1,90 @@
+#!/usr/bin/env python
+"""How much faster an audit replays completions than they were generated: the same requests, in one process, in turn.
+
+python scripts/measure_audit.py --repeats 5 --json audit.json
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from detspec.checkpoint.load import load
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.replayer import Replayer
+from detspec.engine.request import Request
+from detspec.sampling import SamplingParams
+
+KINDS = {"greedy": (0.0,), "sampled": (0.8,), "mixed": (0.0, 0.8)}  # temperatures, by turns
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; exit code 1 if a completion does not replay to its bits."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", metavar="DIR", default=None, help="a model folder (default: the small model shipped)")
+    parser.add_argument("--requests", type=int, default=128, help="prompts of 80 to 120 tokens, 130 to 170 new ones")
+    parser.add_argument("--max-rows", type=int, default=32, help="of the engine and of the replayer")
+    parser.add_argument("--max-len", type=int, default=512, help="of the engine and of the replayer")
+    parser.add_argument("--repeats", type=int, default=5, help="of each, one after the other")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
+    args = parser.parse_args(argv)
+    model = load(args.model)
+    engine = Engine(model, EngineConfig(max_rows=args.max_rows, max_len=args.max_len))
+    replayer = Replayer(model, schedule=engine.schedule, max_rows=args.max_rows, max_len=args.max_len)
+    engine.prepare(args.requests)
+    replayer.prepare()
+    figures = {}
+    print(f"requests {args.requests}, rows {args.max_rows}, passes of the replay {replayer.schedule}")
+    print(f"{'':10}{'generate':>20}{'replay':>20}{'ratio':>18}")
+    print(f"{'':10}{'tok/s':>20}{'tok/s':>20}{'least':>9}{'median':>9}")
+    for kind, temperatures in KINDS.items():
+        asked = requests(model.cfg.vocab_size, args.requests, temperatures)
+        rounds = [measure(engine, replayer, asked) for _ in range(args.repeats + 1)][1:]  # the first warms up
+        speeds = {what: [number / seconds[what] for number, seconds in rounds] for what in ("generate", "replay")}
+        ratios = [seconds["generate"] / seconds["replay"] for _, seconds in rounds]
+        figures[kind] = {"tok_per_s": speeds, "ratio": {"least": min(ratios), "median": median(ratios)}}
+        medians = "".join(f"{median(speeds[what]):20,.0f}" for what in speeds)
+        print(f"{kind:10}{medians}{min(ratios):9.2f}{median(ratios):9.2f}")
+    if args.json:
+        Path(args.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def requests(vocab_size: int, number: int, temperatures: Sequence[float]) -> list[Request]:
+    """Random prompts; texts of the lengths that are asked for."""
+    rng = np.random.default_rng(0)
+    made = []
+    for i in range(number):
+        prompt = rng.integers(0, vocab_size, rng.integers(80, 121)).tolist()
+        temperature = temperatures[i % len(temperatures)]
+        sampling = SamplingParams(
+            max_tokens=int(rng.integers(130, 171)), temperature=temperature, seed=i, ignore_eos=True, deterministic=True
+        )
+        made.append(Request(str(i), tuple(prompt), sampling))
+    return made
+
+
+def measure(engine: Engine, replayer: Replayer, asked: Sequence[Request]) -> tuple[int, dict[str, float]]:
+    """New tokens, and the seconds of generating and of replaying them."""
+    began = time.perf_counter()
+    completions = {completion.id: completion for completion in engine.run(list(asked))}
+    generated = time.perf_counter()
+    replays = list(replayer.run((request, completions[request.id].token_ids) for request in asked))
+    replayed = time.perf_counter()
+    for request, replay in zip(asked, replays, strict=True):
+        completion = completions[request.id]
+        n = len(completion.token_ids)
+        bits = np.asarray(completion.logprobs, np.float32).tobytes()
+        if replay.targets[:n].tolist() != list(completion.token_ids) or replay.logprobs[:n].tobytes() != bits:
+            raise SystemExit(f"request {request.id} does not replay to its bits")
+    num_tokens = sum(len(completion.token_ids) for completion in completions.values())
+    return num_tokens, {"generate": generated - began, "replay": replayed - generated}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
