@@ -16,11 +16,11 @@ from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig, Schedule
 from detspec.draft.self_draft import self_draft
 from detspec.engine.policy import canonical_plans
-from detspec.engine.programs import prefill_rows
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.generate.commit import commit
 from detspec.generate.insert import start_state
+from detspec.generate.prefill import prefill
 from detspec.generate.verify import verify
 from detspec.model.params import Params
 from detspec.sampling import SamplingParams
@@ -171,7 +171,10 @@ def _start(
         raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {model.cfg.max_position}")
     canonical = schedule.budget(canonical_plans(len(ids), window, schedule.rows)[0].rows, window)
     state = start_state(model.cfg, ids, each, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
-    return prefill_rows(model.params, model.cfg, state, schedule=schedule), each, schedule, canonical
+    return _prefilled(model.params, model.cfg, state, schedule=schedule), each, schedule, canonical
+
+
+_prefilled = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))(prefill)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -107,8 +108,15 @@ def completion_line(completion: Completion, num_samples: int) -> bytes:
         "prompt_len": len(completion.prompt_token_ids),
         "digest": completion.digest,
     }
-    asked = {key: getattr(completion, key) for key in LOGPROB_KEYS if getattr(completion, key)}
+    asked = {key: _finite(getattr(completion, key)) for key in LOGPROB_KEYS if getattr(completion, key)}
     return json.dumps({**line, **asked}, allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    """`value` with null for numbers that JSON has not: of texts whose logits are not finite."""
+    if isinstance(value, tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def reject_line(number: int, error: str, raw: bytes) -> bytes:

@@ -233,4 +233,4 @@ def test_no_prompts_give_no_completions(one_row):
 
 def test_state_after_runs_holds_nobody(one_row):
     one_row.generate(PROMPTS[:1], SAMPLING[0])
-    assert not bool(jnp.any(one_row._state.live))
+    assert not bool(jnp.any(one_row._runner.state.live))

@@ -119,7 +119,7 @@ def test_logprobs_in_the_output_keep_every_bit(one_row, reference):
     completions = one_row.generate([[1, 2, 3]], DEFAULTS)
     written = json.loads(reference[1])["logprobs"]
     assert np.asarray(written, np.float32).tobytes() == np.asarray(completions[0].logprobs, np.float32).tobytes()
-    assert json.loads(completion_line(completions[0]))["logprobs"] == written
+    assert json.loads(completion_line(completions[0], 1))["logprobs"] == written
 
 
 def test_statistics_and_manifest_lie_beside_the_output(three_rows, tmp_path):
@@ -192,7 +192,7 @@ class Crash(Exception):
 
 
 def crash_at_segment(monkeypatch, segment: int) -> None:
-    """Every start of a job crashes in this segment, counted from 1."""
+    """Every start of a job crashes after this segment, counted from 1, before its completions are out."""
     count = {"segments": 0}
     stage, shown = Progress.stage, Progress.segment
 
@@ -210,7 +210,7 @@ def crash_at_segment(monkeypatch, segment: int) -> None:
     monkeypatch.setattr(Progress, "segment", counted)
 
 
-@pytest.mark.parametrize(("engine_name", "segment"), [("one_row", 2), ("one_row", 5), ("three_rows", 2), ("three_rows", 3)])
+@pytest.mark.parametrize(("engine_name", "segment"), [("one_row", 2), ("one_row", 5), ("three_rows", 4), ("three_rows", 6)])
 def test_job_that_crashes_again_and_again_gives_the_same_bytes(engine_name, segment, reference, tmp_path, monkeypatch, request):
     engine = request.getfixturevalue(engine_name)
     crash_at_segment(monkeypatch, segment)
