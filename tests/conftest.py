@@ -5,10 +5,19 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported; JAX_PLATFORMS=cuda runs the same tests on a GPU
 
 import gc
+import shutil
+import tempfile
+from pathlib import Path
 
 import hypothesis
 import jax
 import pytest
+
+# The processes of one run share what they compile, and what is dropped between folders is found again.
+RUN = os.environ.setdefault("DETSPEC_TEST_RUN", str(os.getpid()))  # the first process is the others' parent
+COMPILED = Path(tempfile.gettempdir()) / f"detspec-test-{RUN}"
+jax.config.update("jax_compilation_cache_dir", str(COMPILED))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -28,3 +37,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is not None and nextitem.path.parent != item.path.parent:
         jax.clear_caches()
         gc.collect()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes what was compiled, once the other processes have ended."""
+    if str(os.getpid()) == RUN:
+        shutil.rmtree(COMPILED, ignore_errors=True)

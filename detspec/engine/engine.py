@@ -259,6 +259,8 @@ class Engine:
         """
         self._check_idle()
         if isinstance(requests, Sequence):
+            if not requests:
+                return
             num_samples = sum(request.sampling.n for request in requests)
             self.prepare(num_samples, deterministic=any(request.sampling.deterministic for request in requests))
         else:

@@ -120,6 +120,16 @@ def test_samples_of_one_prompt_prefill_once(eight_rows):
     assert lengths == [0, 39, 39, 39, 39, 39]
 
 
+def test_engine_of_ordinary_requests_alone_certifies_nothing(model):
+    engine = make_engine(model, 1, "none")
+    assert engine.generate([], SamplingParams()) == []
+    assert not engine.certificates
+    engine.generate([[3]], SamplingParams(max_tokens=4, deterministic=False))
+    assert all(plan.fast for plan in engine.certificates)
+    engine.generate([[3]], SamplingParams(max_tokens=4))
+    assert not all(plan.fast for plan in engine.certificates)
+
+
 # Stop strings ---------------------------------------------------------------------------------------------------------------
 
 
