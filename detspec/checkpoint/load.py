@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.resources
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ class Model:
     digest: str
     chat_template: ChatTemplate | None = None
     sampling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids`, special tokens left out; "" without a tokenizer."""
+        return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)
 
     def chat_prompt(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer; `variables` as in `ChatTemplate.render`.

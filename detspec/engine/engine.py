@@ -11,37 +11,26 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import numpy as np
-
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
 from detspec.engine.allocator import Allocator
 from detspec.engine.certify import Certificate
+from detspec.engine.ending import Finished, complete, stopped
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Plan, Segment, plan_segment
-from detspec.engine.request import ABORTED, FINISH_REASONS, Completion, Piece, Request, Stats, completion_digest
+from detspec.engine.request import ABORTED, FINISH_REASONS, Completion, Piece, Request, Stats
 from detspec.engine.runner import Runner
-from detspec.engine.sample import Sample, asked_logprobs
+from detspec.engine.sample import Sample
 from detspec.engine.scheduler import Scheduler
-from detspec.engine.text import find_stop, showable
+from detspec.engine.text import showable
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
 from detspec.generate.insert import check_prompt
 from detspec.model.params import Params, check_params
 from detspec.sampling import SamplingParams, all_stop_ids
-from detspec.state import NOT_FINITE, RUNNING, STOP
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """A sample that has ended; `text` is given where a stop string cut it. `keep`: its keys and values are sound."""
-
-    sample: Sample
-    reason: str
-    text: str | None = None
-    keep: bool = True
+from detspec.state import NOT_FINITE, RUNNING
 
 
 class Engine:
@@ -208,7 +197,7 @@ class Engine:
         sent, shown = 0, ""
         for brought in self._rounds([request], segment_steps=1, watch=True):
             for sample, end in brought:
-                text = self._decode(sample.new_tokens)
+                text = self.model.decode(sample.new_tokens)
                 if end is None:
                     text = showable(text, sampling.stop)
                 elif end.text is not None:
@@ -230,7 +219,7 @@ class Engine:
         for brought in self._rounds(requests, self.config.segment_steps, on_segment=on_segment):
             for _, end in brought:
                 if end is not None:
-                    yield self._complete(end)
+                    yield complete(end, self.model, self._digest)
 
     def abort(self, id: str) -> int:
         """Ends a request in the middle of a run, all its samples; its rows and pages are free at once.
@@ -337,7 +326,7 @@ class Engine:
             if end is not None or watch or sample.request.sampling.stop:
                 first = len(sample.new_tokens) + 1
                 self._runner.read(sample)
-                end = self._stopped(sample, first) or end
+                end = stopped(sample, first, self.model) or end
             if end is not None or watch:
                 brought.append((sample, end))
         ended = [end for _, end in brought if end is not None]
@@ -350,39 +339,6 @@ class Engine:
         if on_segment is not None:
             on_segment(num_tokens, len(self._scheduler.samples))
         return brought
-
-    def _stopped(self, sample: Sample, first: int) -> Finished | None:
-        """How `sample` ends if a stop string is in its text, completed by the new token number `first` or a later one."""
-        sampling = sample.request.sampling
-        if not sampling.stop or len(sample.new_tokens) < first:
-            return None
-        found = find_stop(self._decode, sample.new_tokens, sampling.stop, first=first, begin=sampling.min_tokens)
-        if found is None:
-            return None
-        num_tokens, text = found
-        sample.cut(num_tokens)
-        return Finished(sample, FINISH_REASONS[STOP], text)
-
-    def _complete(self, end: Finished) -> Completion:
-        request, token_ids = end.sample.request, end.sample.new_tokens
-        top_logprobs, prompt_logprobs, prompt_top_logprobs = asked_logprobs(end.sample)
-        return Completion(
-            id=request.id,
-            index=request.index,
-            prompt_token_ids=request.prompt_token_ids,
-            token_ids=token_ids,
-            logprobs=tuple(end.sample.logprobs),
-            text=self._decode(token_ids) if end.text is None else end.text,
-            finish_reason=end.reason,
-            digest=completion_digest(request, token_ids, np.asarray(end.sample.logprobs, np.float32), self._digest),
-            stats=end.sample.stats,
-            top_logprobs=top_logprobs,
-            prompt_logprobs=prompt_logprobs,
-            prompt_top_logprobs=prompt_top_logprobs,
-        )
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return "" if self.model.tokenizer is None else self.model.tokenizer.decode(ids)
 
     def _check_idle(self) -> None:
         if self._running:

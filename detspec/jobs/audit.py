@@ -29,7 +29,7 @@ from detspec.engine.text import find_stop
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.jobs.files import STDIO
-from detspec.jobs.lines import LOGPROB_KEYS
+from detspec.jobs.lines import LOGPROB_KEYS, as_json
 from detspec.jobs.manifest import differences, text_facts
 from detspec.jobs.records import Origin, PromptsById, Record, read_origin, read_records
 from detspec.sampling import all_stop_ids
@@ -261,7 +261,7 @@ def _first_asked_difference(record: Record, request: Request, replay: Replay) ->
     sample = Sample(request, [*request.prompt_token_ids, *record.token_ids], replayed=replay.likeliest)
     for key, canonical in zip(LOGPROB_KEYS, asked_logprobs(sample), strict=True):
         recorded = [json.dumps(entry) for entry in record.asked.get(key, ())]  # as text, in which -0.0 is not 0.0
-        pairs = itertools.zip_longest(recorded, map(json.dumps, canonical), fillvalue="nothing")
+        pairs = itertools.zip_longest(recorded, map(json.dumps, as_json(canonical)), fillvalue="nothing")
         for position, (found, entry) in enumerate(pairs):
             if found != entry:
                 what = f"recorded {found}, canonical {entry}"

@@ -108,14 +108,14 @@ def completion_line(completion: Completion, num_samples: int) -> bytes:
         "prompt_len": len(completion.prompt_token_ids),
         "digest": completion.digest,
     }
-    asked = {key: _finite(getattr(completion, key)) for key in LOGPROB_KEYS if getattr(completion, key)}
+    asked = {key: as_json(getattr(completion, key)) for key in LOGPROB_KEYS if getattr(completion, key)}
     return json.dumps({**line, **asked}, allow_nan=False).encode()
 
 
-def _finite(value: Any) -> Any:
-    """`value` with null for numbers that JSON has not: of texts whose logits are not finite."""
+def as_json(value: Any) -> Any:
+    """`value` with None for numbers that JSON has not: of texts whose logits are not finite."""
     if isinstance(value, tuple):
-        return [_finite(part) for part in value]
+        return [as_json(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
