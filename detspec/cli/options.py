@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from detspec.sampling import SamplingParams
 
 METHODS = ("auto", "self", "none")
+JOB_PREFILL_PASSES = 16  # nobody waits for the tokens of a job
 MAX_LEN = 1024
 
 
@@ -142,6 +143,7 @@ def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig"
         max_len=getattr(args, "max_len", min(MAX_LEN, model.cfg.max_position)),
         num_pages=getattr(args, "num_pages", None),
         prefix_sharing=not args.no_prefix_sharing,
+        max_prefill_passes=JOB_PREFILL_PASSES,
         method=args.method,
         num_speculative_tokens=args.num_speculative_tokens,
     )

@@ -301,6 +301,7 @@ class Engine:
                 step_s=self.certificates[plan].step_s,
                 visit_s=self._runner.clock.visit_s,
                 segment_steps=segment_steps,
+                max_prefill_passes=self.config.max_prefill_passes,
                 prefill_rows=self.schedule.rows,
                 prefill_window=self.schedule.window,
                 smaller_batch=self.planner.smaller_batch(plan),

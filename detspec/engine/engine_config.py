@@ -25,6 +25,8 @@ class EngineConfig:
         max_stop_ids: room for stop tokens of one request.
         max_logit_bias: room for tokens of one request's `logit_bias`.
         segment_steps: most tokens a row gains before the host looks.
+        max_prefill_passes: most canonical passes over prompts that decoding rows wait for between two steps. 1 is best for
+            whoever waits for tokens; more are better for throughput, because rows decode together sooner.
         schedule: of the canonical pass; the device's default if None.
     """
 
@@ -37,10 +39,19 @@ class EngineConfig:
     max_stop_ids: int = 16
     max_logit_bias: int = 64
     segment_steps: int = 64
+    max_prefill_passes: int = 1
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
-        for field in ("max_rows", "max_len", "num_speculative_tokens", "max_stop_ids", "max_logit_bias", "segment_steps"):
+        for field in (
+            "max_rows",
+            "max_len",
+            "num_speculative_tokens",
+            "max_stop_ids",
+            "max_logit_bias",
+            "segment_steps",
+            "max_prefill_passes",
+        ):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"EngineConfig.{field} must be an integer of at least 1, got {value!r}")

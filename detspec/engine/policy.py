@@ -136,13 +136,14 @@ def plan_segment(
     step_s: float,
     visit_s: float,
     segment_steps: int,
+    max_prefill_passes: int,
     prefill_rows: int,
     prefill_window: int,
     smaller_batch: int,
 ) -> Segment:
     """How long to run `plan`, and how the prompts of rows that are behind get their share of the passes.
 
-    While some rows decode, nobody of them waits for more than one pass over prompts: passes over prompts and steps take
+    While some rows decode, nobody of them waits for more than `max_prefill_passes` passes over prompts: these and steps take
     turns, but for stretches that fit into the windows which the step's own pass leaves empty.
 
     A row that ended idles until the host looks, and looking costs everybody `visit_s`. So the host looks when idling has
@@ -154,6 +155,7 @@ def plan_segment(
         step_s: seconds of one step with the batch full.
         visit_s: seconds that the device idles when the host looks.
         segment_steps: most tokens a row may gain before the host looks.
+        max_prefill_passes: most passes over prompts between two steps.
         prefill_rows, prefill_window: the budget of a pass over prompts and its windows.
         smaller_batch: rows that the next cheaper batch holds, 0 if there is none.
     """
@@ -167,7 +169,8 @@ def plan_segment(
         return Segment(1, passes, steps, max_idle, min_live)
     if num_windows(load.behind, plan.window) <= empty_windows(plan, load):
         return Segment(1, 0, steps, max_idle, min_live)
-    return Segment(min(passes, MAX_ROUNDS), 1, 1, max_idle, min_live)
+    at_once = min(passes, max_prefill_passes)
+    return Segment(min(-(-passes // at_once), MAX_ROUNDS), at_once, 1, max_idle, min_live)
 
 
 def empty_windows(plan: Plan, load: Load) -> int:

@@ -120,7 +120,14 @@ def test_canonical_plans_go_from_the_batch_alone_to_the_anchor(batch, window, ro
 def segment_of(plan: Plan, *, behind: tuple[int, ...] = (), ready: int = 8, waiting: bool = True, **changes) -> Segment:
     """A segment of 8 rows, all deterministic; a step takes 4 ms and a look of the host 1."""
     load = Load(ready + len(behind), 0, behind, ready_deterministic=ready, num_ready=ready, waiting=waiting)
-    measured = {"step_s": 0.004, "visit_s": 0.001, "segment_steps": 64, "prefill_rows": 64, "prefill_window": 16}
+    measured = {
+        "step_s": 0.004,
+        "visit_s": 0.001,
+        "segment_steps": 64,
+        "max_prefill_passes": 1,
+        "prefill_rows": 64,
+        "prefill_window": 16,
+    }
     return plan_segment(load, plan, **{**measured, "smaller_batch": 4, **changes})
 
 
@@ -140,6 +147,8 @@ def test_segment_with_prompts_beside_decoding_rows_takes_turns():
     segment = segment_of(plan_of(8, 1), behind=(100, 30), ready=6)
     assert (segment.rounds, segment.prefill_passes, segment.steps, segment.num_steps) == (3, 1, 1, 3)
     assert segment_of(plan_of(8, 1), behind=(10_000,), ready=6).rounds == MAX_ROUNDS
+    patient = segment_of(plan_of(8, 1), behind=(100, 30), ready=6, max_prefill_passes=2)
+    assert (patient.rounds, patient.prefill_passes) == (2, 2)
 
 
 def test_segment_whose_own_windows_are_enough_for_the_prompts_needs_no_pass_for_them():
