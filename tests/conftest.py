@@ -17,7 +17,7 @@ import pytest
 RUN = os.environ.setdefault("DETSPEC_TEST_RUN", str(os.getpid()))  # the first process is the others' parent
 COMPILED = Path(tempfile.gettempdir()) / f"detspec-test-{RUN}"
 jax.config.update("jax_compilation_cache_dir", str(COMPILED))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
