@@ -1,4 +1,4 @@
-"""Guesses read from given text: a recorded completion that is audited, or any text at all."""
+"""Guesses read from given text: a recorded completion, or any text at all."""
 
 import jax
 import jax.numpy as jnp
