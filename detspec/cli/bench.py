@@ -35,8 +35,11 @@ def run(args: argparse.Namespace) -> int:
     from detspec.evals.bench import bench_table, random_model, run_bench
     from detspec.presets import preset
 
-    keep_compiled(args)
-    model = random_model(preset(args.preset)) if hasattr(args, "preset") else load_model(args)
+    if hasattr(args, "preset"):
+        keep_compiled(args)
+        model = random_model(preset(args.preset))
+    else:
+        model = load_model(args)
     with Progress(0, "runs") as progress:
         result = run_bench(
             model,

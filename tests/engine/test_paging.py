@@ -244,7 +244,7 @@ def test_abort_of_a_waiting_request_takes_its_unborn_samples_along(one_row):
         ended.append((completion.id, completion.finish_reason))
     assert ended[0] == ("a", "length")
     assert ended[-1] == ("c", "length")
-    assert set(ended[1:-1]) <= {("b", "abort")}
+    assert set(ended[1:-1]) == {("b", "abort")}  # those in flight are reported, the others never come
 
 
 def test_run_that_is_left_in_the_middle_frees_everything(alone, eight_rows):
