@@ -29,12 +29,15 @@ class Clock:
             self.visit_s += 0.1 * (min(waited, 2 * self.visit_s) - self.visit_s)  # a compilation is no visit
         self._since, self._busy = now, True
 
-    def free(self) -> None:
-        """The device has nothing to do."""
-        if self._busy and self._since is not None:
-            now = time.perf_counter()
-            self.busy_s += now - self._since
-            self._since, self._busy = now, False
+    def free(self) -> float:
+        """The device has nothing to do; returns the seconds that it has worked since it got something."""
+        if not self._busy or self._since is None:
+            return 0.0
+        now = time.perf_counter()
+        worked = now - self._since
+        self.busy_s += worked
+        self._since, self._busy = now, False
+        return worked
 
     def stop(self) -> None:
         """The run is over: the time until the next one is nobody's."""

@@ -32,6 +32,8 @@ from detspec.model.params import Params, check_params
 from detspec.sampling import SamplingParams, all_stop_ids
 from detspec.state import NOT_FINITE, RUNNING
 
+TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by now
+
 
 class Engine:
     """Generates for many requests at once, rows refilled as they finish.
@@ -59,8 +61,8 @@ class Engine:
         num_pages = max_rows * max_pages if self.config.num_pages is None else self.config.num_pages
         if num_pages < max_rows:
             raise InputError(f"num_pages ({num_pages}) must be at least max_rows ({max_rows}): a page for every row")
-        self._runner = Runner(model, self.schedule, self.config, num_pages=num_pages)
         self.planner = Planner(model, self.schedule, self.config, num_pages=num_pages)
+        self._runner = Runner(model, self.schedule, self.config, self.planner.step_times, num_pages=num_pages)
         self._pool = PagePool(num_pages)
         sharing = self.config.prefix_sharing
         allocator = Allocator(self._pool, page=page, max_rows=max_rows, max_pages=max_pages, sharing=sharing)
@@ -294,13 +296,13 @@ class Engine:
         """The next plan and how long to run it, with pages reserved for it; rows that they do not last for are preempted."""
         while True:
             load = self._scheduler.load()
-            plan = self.planner.choose(load.num_deterministic, load.num_ordinary, self.stats)
+            plan, trying = self.planner.choose(load.num_deterministic, load.num_ordinary, self.stats)
             segment = plan_segment(
                 load,
                 plan,
-                step_s=self.certificates[plan].step_s,
+                step_s=self.planner.step_times.known(plan),
                 visit_s=self._runner.clock.visit_s,
-                segment_steps=segment_steps,
+                segment_steps=min(segment_steps, TRIED_STEPS * plan.window) if trying else segment_steps,
                 max_prefill_passes=self.config.max_prefill_passes,
                 prefill_rows=self.schedule.rows,
                 prefill_window=self.schedule.window,

@@ -1,11 +1,18 @@
 """Which plans an engine has, which of them it may use, and which it uses next."""
 
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
 from detspec.checkpoint.load import Model
 from detspec.config import Schedule
 from detspec.engine.certify import Certificate, certify
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan, buckets, canonical_plans, choose, fast_plan
 from detspec.engine.request import Stats
+from detspec.engine.step_times import StepTimes
+from detspec.engine.trial import Trial, time_plans
 from detspec.errors import InputError
 from detspec.state import GenState
 
@@ -22,6 +29,7 @@ class Planner:
         """Knows no plan yet."""
         self.model = model
         self.certificates: dict[Plan, Certificate] = {}
+        self.step_times = StepTimes()
         self._schedule, self._config, self._num_pages = schedule, config, num_pages
         self._batches: tuple[int, ...] = ()
         self._examined: set[int] = set()  # batches whose canonical plans are known
@@ -35,6 +43,7 @@ class Planner:
         for batch in self._sizes(num_requests):
             if batch not in self._batches:
                 state = self._certify(state, fast_plan(batch))
+                state = self._time(state, [fast_plan(batch)])
                 self._batches = tuple(sorted((*self._batches, batch)))
             if deterministic and batch not in self._examined:
                 for window in self._windows():
@@ -42,21 +51,31 @@ class Planner:
                 self._examined.add(batch)
         return state
 
-    def choose(self, num_deterministic: int, num_ordinary: int, stats: Stats) -> Plan:
+    def choose(self, num_deterministic: int, num_ordinary: int, stats: Stats) -> tuple[Plan, bool]:
         """The plan for the next segment: the smallest batch that fits, filled the way that commits most tokens per second.
+
+        Returns:
+            The plan, and whether it is merely to be tried for a few steps, because it has not run for long.
 
         Raises:
             InputError: a deterministic request is live, and this device certified no plan that is large enough.
         """
         num_live = num_deterministic + num_ordinary
         if num_deterministic == 0:
-            return fast_plan(min(batch for batch in self._batches if batch >= num_live))
+            return fast_plan(min(batch for batch in self._batches if batch >= num_live)), False
         batches = [batch for batch in self._batches if batch >= num_live and self._usable(batch)]
         if not batches:
             raise InputError(self._refusal(num_live))
-        plans = {plan: self.certificates[plan].step_s for plan in self._usable(min(batches))}
+        plans = self._usable(min(batches))
         accepted = stats.num_accepted_draft_tokens + PRIOR_ACCEPTANCE * PRIOR_TOKENS
-        return choose(plans, num_deterministic, num_ordinary, accepted / (stats.num_draft_tokens + PRIOR_TOKENS))
+        acceptance = accepted / (stats.num_draft_tokens + PRIOR_TOKENS)
+        times = self.step_times
+        best, chosen = (
+            choose({plan: step_s(plan) for plan in plans}, num_deterministic, num_ordinary, acceptance)
+            for step_s in (times.known, times.hoped)
+        )
+        times.passed_over(plan for plan in plans if plan != chosen)
+        return chosen, chosen != best
 
     def smaller_batch(self, plan: Plan) -> int:
         """The next smaller batch that the live rows of `plan` could move to; 0 if there is none."""
@@ -75,13 +94,14 @@ class Planner:
         return {"none": (1,), "self": (window,)}.get(self._config.method, (1, window))
 
     def _certify_window(self, state: GenState, batch: int, window: int) -> GenState:
-        """Tries the plans of one window size until one is certified."""
+        """Tries the plans of one window size until one is certified, and times it beside the others of its batch."""
         for plan in canonical_plans(batch, window, self._schedule.rows):
             if self._config.method == "auto" and window > 1 and not self._draft_can_win(batch):
-                self.certificates[plan] = Certificate(plan, equal=False, differs=CANNOT_WIN, step_s=float("inf"))
+                self.certificates[plan] = Certificate(plan, equal=False, differs=CANNOT_WIN)
                 break
             state = self._certify(state, plan)
             if self.certificates[plan].equal:
+                state = self._time(state, [fast_plan(batch), *self._usable(batch)])
                 break
         return state
 
@@ -95,11 +115,19 @@ class Planner:
         return not decoding or self.certificates[fast_plan(batch)].step_s < WORTH_DRAFTING * min(decoding)
 
     def _certify(self, state: GenState, plan: Plan) -> GenState:
-        certificate, state = certify(
-            *(self.model.params, self.model.cfg, state, plan), num_pages=self._num_pages, schedule=self._schedule
-        )
-        self.certificates[plan] = certificate
-        return state
+        trial = self._trial(state, plan)
+        self.certificates[plan], state = certify(self.model.params, self.model.cfg, state, trial, schedule=self._schedule)
+        return _free(state)
+
+    def _time(self, state: GenState, plans: Sequence[Plan]) -> GenState:
+        seconds, state = time_plans([self._trial(state, plan) for plan in plans], state)
+        self.step_times.measured(seconds)
+        for plan in plans:
+            self.certificates[plan] = dataclasses.replace(self.certificates[plan], step_s=seconds[plan])
+        return _free(state)
+
+    def _trial(self, state: GenState, plan: Plan) -> Trial:
+        return Trial(self.model.params, self.model.cfg, state, plan, num_pages=self._num_pages, schedule=self._schedule)
 
     def _refusal(self, num_live: int) -> str:
         found = "; ".join(
@@ -111,3 +139,8 @@ class Planner:
             f"this device does not certify the canonical pass at {num_live} rows, so determinism cannot be promised. {found}. "
             'Run `detspec doctor`; if only window offsets fail there, use Schedule(alignment="window")'
         )
+
+
+def _free(state: GenState) -> GenState:
+    """`state` with no row live."""
+    return state.replace(live=jnp.zeros_like(state.live))

@@ -22,7 +22,7 @@ from detspec.state import GenState
 class Report(flax.struct.PyTreeNode):
     """What the host reads after a segment, of the `b` rows that it stepped; copies, so that the state can go on."""
 
-    progress: jax.Array  # [3 + counters, b] int32: committed, cache length, finish, counters
+    progress: jax.Array  # [4 + counters, b] int32: steps of the segment, committed, cache length, finish, counters
     tokens: jax.Array  # [b, max_len] int32
     logprobs: jax.Array  # [b, max_len] float32
 
@@ -68,8 +68,9 @@ def run_segment(
     else:
         step_fn = partial(dvr_step, params, cfg, draft_fn=default_draft(canonical), schedule=canonical)
     part = take_rows(_arranged(state, in_use, page_table), rows)
-    part = run(part, step_fn, max_steps=max_steps, min_live=min_live, max_idle=max_idle)
-    progress = [part.committed, part.cache.length, part.finish, *jax.tree.leaves(part.counters)]
+    part, steps = run(part, step_fn, max_steps=max_steps, min_live=min_live, max_idle=max_idle)
+    steps = jnp.full_like(part.committed, steps)
+    progress = [steps, part.committed, part.cache.length, part.finish, *jax.tree.leaves(part.counters)]
     return put_rows(state, rows, part), Report(jnp.stack(progress), part.tokens, part.logprobs)
 
 

@@ -13,6 +13,7 @@ from detspec.engine.policy import Plan, Segment
 from detspec.engine.programs import Report, copy_pages, prefill_rows, run_segment, score_rows
 from detspec.engine.sample import Sample
 from detspec.engine.scheduler import Admitted
+from detspec.engine.step_times import StepTimes
 from detspec.generate.insert import init_state, insert
 from detspec.sampling import MAX_LOGPROBS
 
@@ -26,8 +27,10 @@ class Runner:
         clock: how long it worked, and waited for the host.
     """
 
-    def __init__(self, model: Model, schedule: Schedule, config: EngineConfig, *, num_pages: int) -> None:
-        """Allocates the cache."""
+    def __init__(
+        self, model: Model, schedule: Schedule, config: EngineConfig, step_times: StepTimes, *, num_pages: int
+    ) -> None:
+        """Allocates the cache; tells `step_times` what segments take."""
         self.model = model
         self.state = init_state(
             model.cfg,
@@ -39,8 +42,9 @@ class Runner:
             num_pages=num_pages,
         )
         self.clock = Clock()
-        self._schedule, self._max_rows = schedule, config.max_rows
+        self._schedule, self._max_rows, self._step_times = schedule, config.max_rows, step_times
         self._report: tuple[Report, tuple[Sample, ...]] | None = None
+        self._stepped: Plan | None = None  # by the segment on the device, if it does nothing else
 
     def admit(self, admitted: Admitted) -> None:
         """Puts samples into their rows, with the contents of the pages that they copy."""
@@ -85,14 +89,19 @@ class Runner:
             self.clock.work()
         assert report is not None
         self._report = report, tuple(samples)
+        self._stepped = None if segment.prefill_passes else plan
 
     def wait(self) -> list[tuple[Sample, list[int]]]:
         """What the segment that was started last says of each of its rows, once it has ended: see `Report.progress`."""
         assert self._report is not None
         report, samples = self._report
-        progress = np.asarray(report.progress).T.tolist()
-        self.clock.free()
-        return list(zip(samples, progress, strict=False))  # rows that only filled the batch up say nothing
+        ended_unseen = report.progress.is_ready()  # type: ignore[attr-defined]  # missing in jax's stub
+        steps, *progress = np.asarray(report.progress)
+        worked = self.clock.free()
+        if self._stepped is not None and not ended_unseen:
+            self._step_times.observed(self._stepped, worked / max(int(steps[0]), 1))
+        rows = np.stack(progress, axis=1).tolist()
+        return list(zip(samples, rows, strict=False))  # rows that only filled the batch up say nothing
 
     def read(self, sample: Sample) -> None:
         """Brings the tokens that `sample` knows of itself up to what it has committed."""

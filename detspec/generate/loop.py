@@ -46,10 +46,13 @@ def run(
     max_steps: jax.Array,
     min_live: jax.Array,
     max_idle: jax.Array | None = None,
-) -> GenState:
+) -> tuple[GenState, jax.Array]:
     """Steps under `lax.while_loop`, up to `max_steps` times, for as long as at least `min_live` (>= 1) rows are live.
 
     With `max_idle` it also ends when the rows that ended on the way have idled for so many steps, added up.
+
+    Returns:
+        The state, and how many steps there were, int32.
     """
     num_live = state.live.sum(dtype=jnp.int32)
 
@@ -63,8 +66,8 @@ def run(
         state = step_fn(state)
         return step + 1, idle + num_live - state.live.sum(dtype=jnp.int32), state
 
-    _, _, state = jax.lax.while_loop(going, body, (jnp.int32(0), jnp.int32(0), state))
-    return state
+    steps, _, state = jax.lax.while_loop(going, body, (jnp.int32(0), jnp.int32(0), state))
+    return state, steps
 
 
 def generate(
@@ -111,4 +114,5 @@ def generate_state(
     """Prefills and runs `state` until no row is live: the functional core as one program."""
     state = prefill(params, cfg, state, schedule=schedule)
     step_fn = partial(dvr_step, params, cfg, draft_fn=draft_fn or default_draft(schedule), schedule=schedule)
-    return run(state, step_fn, max_steps=jnp.int32(state.tokens.shape[1]), min_live=jnp.int32(1))
+    state, _ = run(state, step_fn, max_steps=jnp.int32(state.tokens.shape[1]), min_live=jnp.int32(1))
+    return state

@@ -53,7 +53,7 @@ def generate(params, cfg, state, recorded, recorded_length, num_steps, *, schedu
     state = prefill(params, cfg, state, schedule=schedule)
     draft_fn = draft_source(source, schedule, recorded, recorded_length)
     step_fn = partial(dvr_step, params, cfg, draft_fn=draft_fn, schedule=schedule)
-    return run(state, step_fn, max_steps=num_steps, min_live=jnp.int32(1))
+    return run(state, step_fn, max_steps=num_steps, min_live=jnp.int32(1))[0]
 
 
 def results(state: GenState) -> list[tuple]:

@@ -43,7 +43,7 @@ def test_program_is_traced_once_for_all_prompts_rollbacks_and_endings():
         state = prefill(params, RANDOM_CFG, state, schedule=schedule)
         draft_fn = draft_source("ordinary", schedule, recorded, recorded_length)
         step_fn = partial(dvr_step, params, RANDOM_CFG, draft_fn=draft_fn, schedule=schedule)
-        return run(state, step_fn, max_steps=jnp.int32(MAX_LEN), min_live=jnp.int32(1))
+        return run(state, step_fn, max_steps=jnp.int32(MAX_LEN), min_live=jnp.int32(1))[0]
 
     def generated(batch, seed):
         state = state_of(RANDOM_CFG, random_requests(batch, seed), schedule=SCHEDULE, max_len=MAX_LEN)
@@ -82,7 +82,7 @@ def compiled_loop(cfg: ModelConfig, schedule: Schedule, *, max_rows: int, max_le
         old = state.cache
         state = prefill(params, cfg, state, schedule=schedule)
         step_fn = partial(dvr_step, params, cfg, draft_fn=default_draft(schedule), schedule=schedule)
-        state = run(state, step_fn, max_steps=jnp.int32(max_len), min_live=jnp.int32(1))
+        state, _ = run(state, step_fn, max_steps=jnp.int32(max_len), min_live=jnp.int32(1))
         return (state, old.k, old.v) if keep_old_cache else state
 
     room = {"max_rows": max_rows, "max_len": max_len, "max_stop_ids": 2, "max_logit_bias": 2}

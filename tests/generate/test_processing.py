@@ -33,7 +33,7 @@ def generate(params, state, recorded, recorded_length, num_steps, *, schedule: S
     state = prefill(params, TABLE_CFG, state, schedule=schedule)
     draft_fn = draft_source(source, schedule, recorded, recorded_length)
     step_fn = partial(dvr_step, params, TABLE_CFG, draft_fn=draft_fn, schedule=schedule)
-    return run(state, step_fn, max_steps=num_steps, min_live=jnp.int32(1))
+    return run(state, step_fn, max_steps=num_steps, min_live=jnp.int32(1))[0]
 
 
 def go_on(state: GenState, text=(), *, steps=MAX_LEN, schedule=SCHEDULE, source="recorded", table=COUNT_UP) -> GenState:
