@@ -22,7 +22,7 @@ from detspec.draft.draft_fn import DraftFn
 from detspec.draft.none import no_draft
 from detspec.draft.recorded import recorded_draft
 from detspec.draft.self_draft import self_draft
-from detspec.generate.insert import init_state, insert
+from detspec.generate.insert import init_state, insert, pack_requests
 from detspec.model.params import Params, init_params, param_shapes
 from detspec.sampling import SamplingParams
 from detspec.state import Draft, GenState
@@ -103,7 +103,7 @@ def state_of(cfg: ModelConfig, requests: Sequence[Request], *, schedule: Schedul
     B = len(requests)
     room = {"max_len": max_len, "max_stop_ids": MAX_STOP_IDS, "max_logit_bias": MAX_LOGIT_BIAS}
     state = init_state(cfg, max_rows=B, **room, schedule=schedule)
-    return insert(state, range(B), [r.prompt for r in requests], [r.sampling for r in requests], eos_ids=())
+    return insert(state, pack_requests(state, range(B), [r.prompt for r in requests], [r.sampling for r in requests], ()))
 
 
 def draft_source(source: str, schedule: Schedule, recorded: jax.Array, recorded_length: jax.Array) -> DraftFn:

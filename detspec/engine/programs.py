@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from detspec.config import ModelConfig, Schedule
 from detspec.engine.policy import Plan
-from detspec.generate.insert import put_rows, take_rows
+from detspec.generate.insert import Requests, put_requests, put_rows, take_rows
 from detspec.generate.loop import default_draft, dvr_step, fast_step, run
 from detspec.generate.prefill import prefill
 from detspec.generate.score import Replayed, replay
@@ -32,14 +32,16 @@ def prefill_rows(
     params: Params,
     cfg: ModelConfig,
     state: GenState,
+    requests: Requests,
     in_use: jax.Array,
     page_table: jax.Array,
     max_passes: jax.Array,
     *,
     schedule: Schedule,
 ) -> GenState:
-    """Catches up the rows `in_use [B]` bool, as far as `max_passes` passes reach."""
-    return prefill(params, cfg, _arranged(state, in_use, page_table), schedule=schedule, max_passes=max_passes)
+    """Puts `requests` into their rows, and catches up the rows `in_use [B]` bool as far as `max_passes` passes reach."""
+    state = _arranged(put_requests(state, requests), in_use, page_table)
+    return prefill(params, cfg, state, schedule=schedule, max_passes=max_passes)
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule", "plan"), donate_argnames=("state",))

@@ -22,7 +22,7 @@ from detspec.engine.request import Request
 from detspec.engine.sample import first_sample
 from detspec.environment import default_schedule
 from detspec.errors import InputError
-from detspec.generate.insert import check_prompt, init_state, insert
+from detspec.generate.insert import check_prompt, init_state, insert, pack_requests
 from detspec.generate.score import Replayed
 from detspec.sampling import MAX_LOGPROBS, SamplingParams
 from detspec.state import PAD_ID
@@ -156,14 +156,15 @@ class Replayer:
         )
         lengths = [number * page for number in shared]
         params, cfg = self._model.params, self._model.cfg
-        state = insert(idle, range(len(batch)), prompts, sampling, self._model.eos_ids, lengths=lengths)
+        requests = pack_requests(idle, range(len(batch)), prompts, sampling, self._model.eos_ids, lengths=lengths)
         if likeliest:
             # As the engine reads them: prompts too, in passes that need no certificate.
             top_k = min(MAX_LOGPROBS, cfg.vocab_size)
+            state = insert(idle, requests)
             replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self._asked, top_k=top_k)
             return replayed
         in_use, passes = np.arange(self._max_rows) < len(batch), np.int32(NEVER)
-        state = prefill_rows(params, cfg, state, in_use, table, passes, schedule=self.schedule)
+        state = prefill_rows(params, cfg, idle, requests, in_use, table, passes, schedule=self.schedule)
         replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self.schedule)
         return replayed
 

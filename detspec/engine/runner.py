@@ -14,7 +14,7 @@ from detspec.engine.programs import Report, copy_pages, prefill_rows, run_segmen
 from detspec.engine.sample import Sample
 from detspec.engine.scheduler import Admitted
 from detspec.engine.step_times import StepTimes
-from detspec.generate.insert import init_state, insert
+from detspec.generate.insert import init_state, no_requests, pack_requests
 from detspec.sampling import MAX_LOGPROBS
 
 
@@ -42,19 +42,20 @@ class Runner:
             num_pages=num_pages,
         )
         self.clock = Clock()
+        self._nobody = self._requests = no_requests(self.state)
         self._schedule, self._max_rows, self._step_times = schedule, config.max_rows, step_times
         self._report: tuple[Report, tuple[Sample, ...]] | None = None
         self._stepped: Plan | None = None  # by the segment on the device, if it does nothing else
 
     def admit(self, admitted: Admitted) -> None:
-        """Puts samples into their rows, with the contents of the pages that they copy."""
+        """Copies the pages that samples begin with, and puts them into their rows when the next segment starts."""
         copies = [(source, target) for source, target in admitted.copies if source != SCRATCH_PAGE]
         if copies:
             copies += [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self._max_rows - len(copies))
             source, target = np.asarray(copies, np.int32).T
             self.state = copy_pages(self.state, source, target)
         samples = admitted.samples
-        self.state = insert(
+        self._requests = pack_requests(
             self.state,
             [sample.row for sample in samples if sample.row is not None],
             [sample.tokens for sample in samples],
@@ -75,11 +76,14 @@ class Runner:
         table = page_table.copy()  # the device may read it while the host goes on
         params, cfg, report = self.model.params, self.model.cfg, None
         limits = [np.int32(limit) for limit in (segment.steps, segment.min_live, segment.max_idle)]
+        requests, self._requests = self._requests, self._nobody
+        self._stepped = plan if requests is self._nobody and not segment.prefill_passes else None
         for _ in range(segment.rounds):
-            if segment.prefill_passes:
+            if segment.prefill_passes or requests is not self._nobody:
                 passes = np.int32(segment.prefill_passes)
-                self.state = prefill_rows(params, cfg, self.state, in_use, table, passes, schedule=self._schedule)
+                self.state = prefill_rows(params, cfg, self.state, requests, in_use, table, passes, schedule=self._schedule)
                 self.clock.work()
+                requests = self._nobody
             self.state, report = run_segment(
                 *(params, cfg, self.state, in_use, table, taken),
                 *limits,
@@ -89,7 +93,6 @@ class Runner:
             self.clock.work()
         assert report is not None
         self._report = report, tuple(samples)
-        self._stepped = None if segment.prefill_passes else plan
 
     def wait(self) -> list[tuple[Sample, list[int]]]:
         """What the segment that was started last says of each of its rows, once it has ended: see `Report.progress`."""
@@ -132,5 +135,5 @@ class Runner:
 
     def rest(self) -> None:
         """The run is over: the time until the next one is nobody's."""
-        self._report = None
+        self._report, self._requests = None, self._nobody
         self.clock.stop()

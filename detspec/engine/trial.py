@@ -10,7 +10,7 @@ from detspec.cache import SCRATCH_PAGE, identity_table
 from detspec.config import ModelConfig, Schedule
 from detspec.engine.policy import NEVER, Plan
 from detspec.engine.programs import prefill_rows, run_segment
-from detspec.generate.insert import insert
+from detspec.generate.insert import pack_requests
 from detspec.model.params import Params
 from detspec.sampling import SamplingParams
 from detspec.state import GenState
@@ -56,9 +56,11 @@ class Trial:
             )
             for b in range(self.plan.batch)
         ]
-        state = insert(state, range(self.plan.batch), self.prompts, sampling, ())
+        requests = pack_requests(state, range(self.plan.batch), self.prompts, sampling, ())
         passes = np.int32(NEVER)
-        return prefill_rows(self._params, self._cfg, state, self._in_use, self._table, passes, schedule=self._schedule)
+        return prefill_rows(
+            *(self._params, self._cfg, state, requests, self._in_use, self._table, passes), schedule=self._schedule
+        )
 
     def step(self, state: GenState, steps: int) -> GenState:
         """At most `steps` steps of the plan."""

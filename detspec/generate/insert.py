@@ -1,8 +1,8 @@
 """States without rows, and putting requests into rows."""
 
 from collections.abc import Sequence
-from functools import partial
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +10,11 @@ import numpy as np
 from detspec.cache import init_cache
 from detspec.config import ModelConfig, Schedule
 from detspec.errors import InputError
+from detspec.generate.packing import pack_rows, unpack_rows
 from detspec.sampling import SamplingParams, all_stop_ids, row_sampling
 from detspec.state import PAD_ID, RUNNING, GenState, RowSampling, init_counters
+
+Array = jax.Array | np.ndarray
 
 
 def init_state(
@@ -74,7 +77,7 @@ def start_state(
         max_logit_bias=max_logit_bias,
         schedule=schedule,
     )
-    return insert(state, range(len(prompts)), prompts, sampling, eos_ids)
+    return insert(state, pack_requests(state, range(len(prompts)), prompts, sampling, eos_ids))
 
 
 def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConfig, *, max_len: int) -> None:
@@ -94,7 +97,26 @@ def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConf
         )
 
 
-def insert(
+class Requests(flax.struct.PyTreeNode):
+    """Requests for some of `B` rows, in two arrays, so that programs take them fast."""
+
+    chosen: Array  # [B] bool, rows that get one
+    packed: Array  # [B, X] int32, `_Asked` of each row
+
+
+class _Asked(flax.struct.PyTreeNode):
+    """What a row is given by its request; fields as in `GenState`, `length` as in its cache."""
+
+    tokens: Array
+    logprobs: Array
+    committed: Array
+    length: Array
+    limit: Array
+    deterministic: Array
+    sampling: RowSampling
+
+
+def pack_requests(
     state: GenState,
     rows: Sequence[int],
     prompts: Sequence[Sequence[int]],
@@ -104,13 +126,13 @@ def insert(
     prompt_lens: Sequence[int] | None = None,
     logprobs: Sequence[Sequence[float]] | None = None,
     lengths: Sequence[int] | None = None,
-) -> GenState:
-    """Puts checked requests into `rows`: prompts committed, counters at zero.
+) -> Requests:
+    """Checked requests for `rows` of states like `state`.
 
     A request that was taken out half way goes on where it stopped if its new tokens so far are put in with its prompt.
 
     Args:
-        state: what to put them into.
+        state: its shapes are read, nothing else.
         rows: one for each request, all different.
         prompts: token ids to commit.
         sampling: of each request.
@@ -121,62 +143,65 @@ def insert(
         lengths: how many positions of each request its pages hold already, less than it has tokens; none if None.
     """
     max_rows, max_len = state.tokens.shape
-    tokens = np.full((max_rows, max_len), PAD_ID, np.int32)
-    known_logprobs = np.zeros((max_rows, max_len), np.float32)
-    committed = np.ones(max_rows, np.int32)
-    prompt_len = np.ones(max_rows, np.int32)
-    length = np.zeros(max_rows, np.int32)
-    params = [SamplingParams()] * max_rows
-    for i, (row, prompt, requested) in enumerate(zip(rows, prompts, sampling, strict=True)):
-        tokens[row, : len(prompt)] = prompt
-        committed[row] = len(prompt)
-        prompt_len[row] = len(prompt) if prompt_lens is None else prompt_lens[i]
+    number = len(prompts)
+    prompt_len = np.asarray([len(prompt) for prompt in prompts] if prompt_lens is None else prompt_lens, np.int32)
+    tokens = np.full((number, max_len), PAD_ID, np.int32)
+    known_logprobs = np.zeros((number, max_len), np.float32)
+    for i, prompt in enumerate(prompts):
+        tokens[i, : len(prompt)] = prompt
         if logprobs is not None:
-            known_logprobs[row, prompt_len[row] : len(prompt)] = logprobs[i]
-        if lengths is not None:
-            length[row] = lengths[i]
-        params[row] = requested
+            known_logprobs[i, prompt_len[i] : len(prompt)] = logprobs[i]
+    asked = _Asked(
+        tokens=tokens,
+        logprobs=known_logprobs,
+        committed=np.asarray([len(prompt) for prompt in prompts], np.int32),
+        length=np.zeros(number, np.int32) if lengths is None else np.asarray(lengths, np.int32),
+        limit=prompt_len + np.asarray([params.max_tokens for params in sampling], np.int32),
+        deterministic=np.asarray([params.deterministic for params in sampling]),
+        sampling=row_sampling(
+            sampling,
+            prompt_len.tolist(),
+            eos_ids=eos_ids,
+            max_stop_ids=state.sampling.stop_ids.shape[1],
+            max_logit_bias=state.sampling.bias_ids.shape[1],
+        ),
+    )
     chosen = np.zeros(max_rows, bool)
     chosen[list(rows)] = True
-    stacked = row_sampling(
-        params,
-        prompt_len.tolist(),
-        eos_ids=eos_ids,
-        max_stop_ids=state.sampling.stop_ids.shape[1],
-        max_logit_bias=state.sampling.bias_ids.shape[1],
-    )
-    limit = prompt_len + np.asarray([p.max_tokens for p in params], np.int32)
-    deterministic = np.asarray([p.deterministic for p in params])
-    return _put_requests(state, chosen, tokens, known_logprobs, committed, length, limit, deterministic, stacked)
+    return Requests(chosen=chosen, packed=pack_rows(asked, rows, max_rows))
 
 
-@partial(jax.jit, donate_argnames=("state",))
-def _put_requests(
-    state: GenState,
-    chosen: jax.Array,  # [B] bool
-    tokens: jax.Array,
-    logprobs: jax.Array,
-    committed: jax.Array,
-    length: jax.Array,
-    limit: jax.Array,
-    deterministic: jax.Array,
-    sampling: RowSampling,
-) -> GenState:
+def no_requests(state: GenState) -> Requests:
+    """Requests for no row, on the device."""
+    return jax.tree.map(jnp.asarray, pack_requests(state, (), (), (), ()))
+
+
+def put_requests(state: GenState, requests: Requests) -> GenState:
+    """`state` with `requests` in their rows: prompts committed, counters at zero."""
+    chosen = jnp.asarray(requests.chosen)
+
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return jnp.where(chosen.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
 
+    before = _Asked(
+        *(state.tokens, state.logprobs, state.committed, state.cache.length, state.limit, state.deterministic, state.sampling)
+    )
+    after = jax.tree.map(put, before, unpack_rows(jnp.asarray(requests.packed), before))
     return state.replace(
-        tokens=put(state.tokens, tokens),
-        logprobs=put(state.logprobs, logprobs),
-        committed=put(state.committed, committed),
-        limit=put(state.limit, limit),
+        tokens=after.tokens,
+        logprobs=after.logprobs,
+        committed=after.committed,
+        limit=after.limit,
         live=state.live | chosen,
         finish=put(state.finish, jnp.full_like(state.finish, RUNNING)),
-        deterministic=put(state.deterministic, deterministic),
-        sampling=jax.tree.map(put, state.sampling, sampling),
-        counters=jax.tree.map(put, state.counters, init_counters(tokens.shape[0])),
-        cache=state.cache.replace(length=put(state.cache.length, length)),
+        deterministic=after.deterministic,
+        sampling=after.sampling,
+        counters=jax.tree.map(put, state.counters, init_counters(chosen.shape[0])),
+        cache=state.cache.replace(length=after.length),
     )
+
+
+insert = jax.jit(put_requests, donate_argnames=("state",))
 
 
 def take_rows(state: GenState, rows: jax.Array) -> GenState:

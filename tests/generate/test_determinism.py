@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from detspec.config import ModelConfig, Schedule
-from detspec.generate.insert import insert
+from detspec.generate.insert import insert, pack_requests
 from detspec.generate.loop import dvr_step, run
 from detspec.generate.prefill import prefill
 from detspec.sampling import SamplingParams
@@ -356,8 +356,9 @@ def test_request_put_in_again_with_its_new_tokens_goes_on_with_the_same_bits():
     assert state.live.all()
     tokens, logprobs, committed = jax.device_get((state.tokens, state.logprobs, state.committed))
     prompt_lens = [len(request.prompt) for request in PENALISED]
-    state = insert(
-        state_of(BF16, FIXED, schedule=schedule, max_len=MAX_LEN),
+    fresh = state_of(BF16, FIXED, schedule=schedule, max_len=MAX_LEN)
+    requests = pack_requests(
+        fresh,
         range(len(PENALISED)),
         [row[:n].tolist() for row, n in zip(tokens, committed, strict=True)],
         [request.sampling for request in PENALISED],
@@ -365,6 +366,7 @@ def test_request_put_in_again_with_its_new_tokens_goes_on_with_the_same_bits():
         prompt_lens=prompt_lens,
         logprobs=[row[start:n].tolist() for row, start, n in zip(logprobs, prompt_lens, committed, strict=True)],
     )
+    state = insert(fresh, requests)
     assert results(steps(state, MAX_LEN)) == expected
     # The penalties did something; that they would do another thing without `prompt_lens` is shown in test_processing.py.
     assert all(answer[0] != one_at_a_time(plain)[0] for answer, plain in zip(expected, FIXED, strict=True))

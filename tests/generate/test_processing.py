@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from detspec.config import Schedule
-from detspec.generate.insert import insert
+from detspec.generate.insert import insert, pack_requests
 from detspec.generate.loop import dvr_step, run
 from detspec.generate.prefill import prefill
 from detspec.sampling import SamplingParams
@@ -84,7 +84,8 @@ def test_counting_the_refused_guesses_would_choose_another_token():
     assert text_of(go_on(refused, steps=1, table=LOOP))[2:] == [3]
     params = SamplingParams(max_tokens=6, frequency_penalty=2.0)
     for prompt_lens, following in (([1], 0), (None, 3)):
-        state = insert(start([3]), [0], [[3, 4, 3, 3, 3]], [params], (), prompt_lens=prompt_lens)
+        state = start([3])
+        state = insert(state, pack_requests(state, [0], [[3, 4, 3, 3, 3]], [params], (), prompt_lens=prompt_lens))
         assert text_of(go_on(state, steps=1, table=LOOP))[5:] == [following]
 
 
