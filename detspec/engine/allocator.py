@@ -69,7 +69,7 @@ class Allocator:
             # Held or not, the page keeps its contents until after the copy: whatever overwrites it is started later.
             length, copy = sample.prompt_len - 1, (source, sample.pages[whole])
         sample.row, sample.length = row, length
-        sample.keys, sample.num_whole, sample.registered = keys, whole, 0
+        sample.num_whole, sample.registered = whole, 0
         self._write(sample)
         for key in keys:
             if self.pool.find(key) is None:
@@ -112,12 +112,13 @@ class Allocator:
 
     def _keys(self, sample: Sample, context: bytes) -> list[bytes]:
         """Keys of the whole pages; and of the partial one, if there is one and it is the prompt's."""
-        needed = sample.tokens[:-1]
-        keys = prefix_keys(context, needed, self.page)
-        tail = needed[len(keys) * self.page :]
-        if tail and len(sample.tokens) == sample.prompt_len:
-            keys.append(partial_key(keys[-1] if keys else context, tail))
-        return keys
+        if not sample.keys:
+            needed = sample.tokens[:-1]
+            sample.keys = prefix_keys(context, needed, self.page)
+            tail = needed[len(sample.keys) * self.page :]
+            if tail and len(sample.tokens) == sample.prompt_len:
+                sample.keys.append(partial_key(sample.keys[-1] if sample.keys else context, tail))
+        return sample.keys
 
     def _settle(self, sample: Sample, key: bytes, page: int) -> None:
         self.pool.register(key, page)

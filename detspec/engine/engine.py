@@ -122,6 +122,8 @@ class Engine:
         if self.planner.lacks(num_requests, deterministic):
             self._pool.clear()  # the trial runs write over all pages
             self._runner.state = self.planner.prepare(self._runner.state, num_requests, deterministic)
+            if self.config.prefix_sharing:
+                self._runner.prepare()
         return tuple(self.certificates.values())
 
     def update_params(self, params: Params, weight_version: str | None = None) -> None:

@@ -51,9 +51,7 @@ class Runner:
         """Copies the pages that samples begin with, and puts them into their rows when the next segment starts."""
         copies = [(source, target) for source, target in admitted.copies if source != SCRATCH_PAGE]
         if copies:
-            copies += [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self._max_rows - len(copies))
-            source, target = np.asarray(copies, np.int32).T
-            self.state = copy_pages(self.state, source, target)
+            self._copy_pages(copies)
         samples = admitted.samples
         self._requests = pack_requests(
             self.state,
@@ -65,6 +63,10 @@ class Runner:
             logprobs=[sample.logprobs for sample in samples],
             lengths=[sample.length for sample in samples],
         )
+
+    def prepare(self) -> None:
+        """Compiles what is not a plan's, so that no compilation falls into a run."""
+        self._copy_pages([])
 
     def start(self, plan: Plan, segment: Segment, samples: Sequence[Sample], page_table: np.ndarray) -> None:
         """Starts a segment over the rows of `samples`, all that are in use, and does not wait for it."""
@@ -137,3 +139,9 @@ class Runner:
         """The run is over: the time until the next one is nobody's."""
         self._report, self._requests = None, self._nobody
         self.clock.stop()
+
+    def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies pages `(source, target)`, at most one a row."""
+        nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self._max_rows - len(copies))
+        source, target = np.asarray([*copies, *nothing], np.int32).T
+        self.state = copy_pages(self.state, source, target)

@@ -20,7 +20,8 @@ class Sample:
         canonical: positions that the canonical pass has written or will write before any other does.
         row: where it is, None while it waits.
         pages: its pages in order.
-        keys: of the pages of what it had to catch up with: `num_whole` whole ones, and behind them one for the partial page.
+        keys: of the pages of what it has to catch up with: `num_whole` whole ones, and behind them one for the partial page.
+            Worked out when they are first asked for, and forgotten with the pages.
         replayed: what the canonical pass says of its text, entry `p` about the token at position `p`: log-probability of the
             token, likeliest ids, their log-probabilities. Read once it has ended, if it was asked for.
         registered: how many of `keys` have been written.
