@@ -226,6 +226,7 @@ def first_difference(record: Record, request: Request, replay: Replay, model: Mo
         return Difference(record.name, shared, f"log-probability: recorded {len(record.logprobs)} for {length} tokens")
     facts = {
         "finish_reason": (record.finish_reason, finish_reason),
+        "logprobs_mode": (record.logprobs_mode, request.sampling.logprobs_mode),
         "prompt_len": (record.prompt_len, len(request.prompt_token_ids)),
         "text": (record.text, text),
         "digest": (record.digest, completion_digest(request, recorded, logprobs, context)),

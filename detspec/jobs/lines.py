@@ -108,12 +108,13 @@ def completion_line(completion: Completion, num_samples: int) -> bytes:
         "prompt_len": len(completion.prompt_token_ids),
         "digest": completion.digest,
     }
+    mode = {} if completion.logprobs_mode == "raw" else {"logprobs_mode": completion.logprobs_mode}
     asked = {key: as_json(getattr(completion, key)) for key in LOGPROB_KEYS if getattr(completion, key)}
-    return json.dumps({**line, **asked}, allow_nan=False).encode()
+    return json.dumps({**line, **mode, **asked}, allow_nan=False).encode()
 
 
 def as_json(value: Any) -> Any:
-    """`value` with None for numbers that JSON has not: of texts whose logits are not finite."""
+    """`value` with None for numbers that JSON has not: of tokens left out, and of texts whose logits are not finite."""
     if isinstance(value, tuple):
         return [as_json(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

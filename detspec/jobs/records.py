@@ -36,6 +36,7 @@ class Record:
     finish_reason: str
     prompt_len: int
     digest: str
+    logprobs_mode: str  # "raw" where the line names none
     asked: dict[str, Any]  # those of `LOGPROB_KEYS` that the line has
 
     @property
@@ -122,7 +123,7 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
         raise InputError(f"is not JSON: {error}") from error
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
-    refuse_unknown(line, (*RECORD_KEYS, "index", *LOGPROB_KEYS), "key")
+    refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", *LOGPROB_KEYS), "key")
     missing = [key for key in RECORD_KEYS if key not in line]
     if missing:
         raise InputError(f"lacks {', '.join(missing)}: records are lines that `detspec generate` wrote")
@@ -142,7 +143,8 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
             raise InputError(f'"logprobs" must hold finite numbers, got {logprob!r} (id {line["id"]!r})')
     logprobs = np.asarray(line["logprobs"], np.float64)
     asked = {key: line.pop(key) for key in LOGPROB_KEYS if key in line}
-    return Record(**{"index": None, **line, "token_ids": tuple(line["token_ids"]), "logprobs": logprobs, "asked": asked})
+    read = {"token_ids": tuple(line["token_ids"]), "logprobs": logprobs, "asked": asked}
+    return Record(**{"index": None, "logprobs_mode": "raw", **line, **read})
 
 
 class PromptsById:
