@@ -20,6 +20,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Plan, Segment, plan_segment
+from detspec.engine.reading import read_request
 from detspec.engine.request import ABORTED, FINISH_REASONS, Completion, Piece, Request, Stats
 from detspec.engine.runner import Runner
 from detspec.engine.sample import Sample
@@ -27,9 +28,8 @@ from detspec.engine.scheduler import Scheduler
 from detspec.engine.text import showable
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
-from detspec.generate.insert import check_prompt
 from detspec.model.params import Params, check_params
-from detspec.sampling import SamplingParams, all_stop_ids
+from detspec.sampling import SamplingParams
 from detspec.state import NOT_FINITE, RUNNING
 
 
@@ -143,33 +143,8 @@ class Engine:
         self._read_fingerprint()
 
     def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0") -> Request:
-        """Tokenizes and checks one prompt.
-
-        Raises:
-            InputError: the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary;
-                text or stop strings without a tokenizer.
-        """
-        tokenizer = self.model.tokenizer
-        if isinstance(prompt, str):
-            if tokenizer is None:
-                raise InputError("the checkpoint has no tokenizer.json, so prompts must be token ids, not text")
-            ids = tuple(tokenizer.encode(prompt))
-        else:
-            ids = tuple(prompt)
-        check_prompt(ids, sampling, self.model.cfg, max_len=self.config.max_len)
-        if sampling.stop and tokenizer is None:
-            raise InputError("the checkpoint has no tokenizer.json, so there is no text to look for stop strings in")
-        if len(all_stop_ids(sampling, self.model.eos_ids)) > self.config.max_stop_ids:
-            raise InputError(f"more stop tokens than EngineConfig.max_stop_ids ({self.config.max_stop_ids}) has room for")
-        if len(sampling.logit_bias) > self.config.max_logit_bias:
-            raise InputError(f"more biased tokens than EngineConfig.max_logit_bias ({self.config.max_logit_bias}) has room for")
-        needed = self._scheduler.allocator.pages_for(len(ids) + sampling.max_tokens)
-        if needed > self._pool.num_pages:
-            raise InputError(
-                f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}: {needed} pages of "
-                f"{self.schedule.page}, more than num_pages ({self._pool.num_pages}): shorten one or raise num_pages"
-            )
-        return Request(id, ids, sampling)
+        """Tokenizes and checks one prompt; raises `InputError` as `read_request` does."""
+        return read_request(self.model, self.config, prompt, sampling, id=id)
 
     def generate(
         self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]

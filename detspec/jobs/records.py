@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from detspec.checkpoint.load import Model
 from detspec.config import Schedule
-from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.errors import InputError
@@ -180,7 +180,7 @@ class PromptsById:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
 
-    def request(self, id: str, engine: Engine, defaults: SamplingParams) -> Request:
+    def request(self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
         """The request of that id; samples of one request follow each other, so the last one is kept.
 
         Raises:
@@ -192,7 +192,7 @@ class PromptsById:
             raise InputError(f"{self._path} has no line with the id {id!r}, which is among the records")
         self._file.seek(self._place[id])
         try:
-            self._last = parse_request(self._file.readline(), engine, defaults)
+            self._last = parse_request(self._file.readline(), model, config, defaults)
         except InputError as error:
             raise InputError(f"{self._path}: {error}") from error
         return self._last

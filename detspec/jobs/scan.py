@@ -69,7 +69,7 @@ def scan(
 
     Args:
         prompts: the file.
-        engine: checks requests.
+        engine: what requests are checked for.
         defaults: sampling parameters that lines do not give.
         shard: index and number of shards; a shard is a contiguous block of the lines.
         reject: takes a line about each malformed line, instead of an exception.
@@ -93,7 +93,7 @@ def scan(
         try:
             if number in repeated:
                 raise InputError(repeated[number])
-            request = parse_request(raw, engine, defaults)
+            request = parse_request(raw, engine.model, engine.config, defaults)
         except InputError as error:
             if reject is None:
                 raise InputError(f"{prompts.name} line {place}: {error}") from error
@@ -116,7 +116,7 @@ def requests(
         if number >= found.first + len(found.counts):
             break
         if number >= found.first and found.counts[number - found.first] and not is_done(number):
-            yield number, parse_request(raw, engine, defaults)
+            yield number, parse_request(raw, engine.model, engine.config, defaults)
 
 
 def block(num_lines: int, index: int, count: int) -> tuple[int, int]:

@@ -91,9 +91,13 @@ def test_conversation_is_rendered_and_continued(one_row, monkeypatch):
     talk = [{"role": "user", "content": "def f(x):"}, {"role": "assistant", "content": "    return 'é'"}]
     chat = line(id="text", messages=talk, chat_template_kwargs={"mark": "\n"})
     text = line(id="text", prompt="def f(x):\n    return 'é'\n")
-    assert parse_request(chat, one_row, DEFAULTS) == parse_request(text, one_row, DEFAULTS)
+
+    def read(raw):
+        return parse_request(raw, one_row.model, one_row.config, DEFAULTS)
+
+    assert read(chat) == read(text)
     with pytest.raises(InputError, match=r"the conversation is empty.*\(id 'text'\)"):
-        parse_request(line(id="text", messages=[]), one_row, DEFAULTS)
+        read(line(id="text", messages=[]))
 
 
 def test_output_is_the_same_bytes_on_more_rows(three_rows, reference, tmp_path):
