@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from detspec.cache import cache_bytes
 from detspec.engine.engine import Engine
-from detspec.engine.policy import buckets, canonical_plans, fast_plan
+from detspec.engine.policy import needed_plans
 from detspec.jobs.files import journal_path
 from detspec.jobs.journal import read_journal
 from detspec.jobs.manifest import complete_manifest, job_header
@@ -46,7 +46,7 @@ def plan_job(
         dtype=jnp.dtype(schedule.cache_dtype),
         num_pages=engine.num_pages,
     )
-    programs = planned_programs(engine, found.num_completions - num_kept)
+    plans = needed_plans(config, schedule, found.num_completions - num_kept, deterministic=True)
     lines = {
         "model": f"{cfg.num_params:,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
         "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {schedule.page} slots, {schedule.cache_dtype}",
@@ -57,23 +57,11 @@ def plan_job(
         "prompt tokens": f"{found.num_prompt_tokens:,}, at most {found.longest_prompt:,} each",
         "new tokens": f"at most {found.num_new_tokens:,}, at most {found.most_new_tokens:,} each",
         "kept": f"{num_kept:,} of {found.num_completions:,} completions",
-        "programs": f"{len(programs)} to compile at most: {', '.join(programs) or 'none'}",
+        "programs": f"{len(plans)} to compile at most: {', '.join(plan.label for plan in plans) or 'none'}",
         "passes": f"at least {least_passes(engine, found):,} if nothing stops early and nothing is kept",
     }
     width = max(map(len, lines))
     return "\n".join(f"{name:{width}}  {value}" for name, value in lines.items())
-
-
-def planned_programs(engine: Engine, num_requests: int) -> list[str]:
-    """Labels of the plans that a run may compile; none if there is nothing to do."""
-    config, schedule = engine.config, engine.schedule
-    sizes = buckets(config.max_rows)
-    if num_requests <= config.max_rows:
-        sizes = tuple(size for size in sizes if size >= num_requests)[:1] if num_requests else ()
-    speculative = config.num_speculative_tokens + 1
-    windows = {"none": (1,), "self": (speculative,)}.get(config.method, (1, speculative))
-    canonical = [plan for size in sizes for window in windows for plan in canonical_plans(size, window, schedule.rows)]
-    return [plan.label for plan in (*map(fast_plan, sizes), *canonical)]
 
 
 def least_passes(engine: Engine, found: Scan) -> int:
