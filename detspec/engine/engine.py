@@ -20,7 +20,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Plan, Segment, plan_segment
-from detspec.engine.reading import read_request
+from detspec.engine.reading import check_ordinary, read_request
 from detspec.engine.request import ABORTED, FINISH_REASONS, Completion, Piece, Request, Stats
 from detspec.engine.runner import Runner
 from detspec.engine.sample import Sample
@@ -183,15 +183,29 @@ class Engine:
                 if token_ids or piece:
                     yield Piece(token_ids, logprobs, piece)
 
-    def run(self, requests: Iterable[Request], *, on_segment: Callable[[int, int], None] | None = None) -> Iterator[Completion]:
+    def run(
+        self,
+        requests: Iterable[Request],
+        *,
+        deterministic: bool = True,
+        on_segment: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Completion]:
         """Yields completions as they finish; asks `requests` for at most one round of rows more.
 
         Args:
             requests: checked requests, their ids all different.
+            deterministic: whether deterministic ones may come. False spares their programs, which cannot be made in the middle
+                of a run; a sequence is looked through for them.
             on_segment: called after each segment with tokens committed since the last call and live rows, for progress bars.
                 It may call `stop`; what it raises ends the run at once, without the completions of that segment.
+
+        Raises:
+            InputError: the engine is in the middle of a run, or a request is deterministic where none was to come.
         """
-        for brought in self._rounds(requests, self.config.segment_steps, on_segment=on_segment):
+        if not deterministic:
+            checked = map(check_ordinary, requests)
+            requests = list(checked) if isinstance(requests, Sequence) else checked
+        for brought in self._rounds(requests, self.config.segment_steps, deterministic=deterministic, on_segment=on_segment):
             for _, end in brought:
                 if end is not None:
                     yield complete(end, self.model, self._digest)
@@ -214,6 +228,7 @@ class Engine:
         requests: Iterable[Request],
         segment_steps: int,
         *,
+        deterministic: bool = True,
         watch: bool = False,
         on_segment: Callable[[int, int], None] | None = None,
     ) -> Iterator[list[tuple[Sample, Finished | None]]]:
@@ -228,7 +243,7 @@ class Engine:
             num_samples = sum(request.sampling.n for request in requests)
             self.prepare(num_samples, deterministic=any(request.sampling.deterministic for request in requests))
         else:
-            self.prepare(self.config.max_rows + 1)
+            self.prepare(self.config.max_rows + 1, deterministic=deterministic)
         self._running, self._stopping = True, False
         try:
             self._scheduler.feed(iter(requests))

@@ -42,3 +42,12 @@ def read_request(
                 f"than num_pages ({config.num_pages}): shorten one or raise num_pages"
             )
     return Request(id, ids, sampling)
+
+
+def check_ordinary(request: Request) -> Request:
+    """`request` as it is; raises `InputError` if it is deterministic."""
+    if request.sampling.deterministic:
+        raise InputError(
+            f"request {request.id!r} is deterministic, but the run was started with deterministic=False: start it without"
+        )
+    return request

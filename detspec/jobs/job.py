@@ -151,7 +151,9 @@ def stream_job(
 
     with Progress(found.num_completions, "requests") as progress:
         todo = requests(prompts, engine, defaults, found)
-        stats = generate(engine, todo, found.num_completions, write, progress, signals or StopSignals())
+        stats = generate(
+            *(engine, todo, found.num_completions, write, progress, signals or StopSignals()), deterministic=found.deterministic
+        )
     stats = {"num_requests": found.num_requests, "num_tokens": num_tokens, "num_resumed": 0, **stats}
     return JobResult(stats, len(failed), tuple(failed[:MOST_NAMED]), 0)
 
@@ -181,7 +183,7 @@ def fill(
         journal.flush()
 
     with Progress(found.num_completions, "requests", done=journal.num_kept) as progress:
-        return generate(engine, todo, num_todo, keep, progress, signals)
+        return generate(engine, todo, num_todo, keep, progress, signals, deterministic=found.deterministic)
 
 
 def put_together(

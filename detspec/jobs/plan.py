@@ -46,7 +46,7 @@ def plan_job(
         dtype=jnp.dtype(schedule.cache_dtype),
         num_pages=engine.num_pages,
     )
-    plans = needed_plans(config, schedule, found.num_completions - num_kept, deterministic=True)
+    plans = needed_plans(config, schedule, found.num_completions - num_kept, deterministic=found.deterministic)
     lines = {
         "model": f"{cfg.num_params:,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
         "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {schedule.page} slots, {schedule.cache_dtype}",

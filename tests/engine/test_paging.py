@@ -136,6 +136,19 @@ def test_engine_of_ordinary_requests_alone_certifies_nothing(model):
     assert not all(plan.fast for plan in engine.certificates)
 
 
+@pytest.mark.parametrize("given", [list, iter])
+def test_run_told_of_no_deterministic_requests_certifies_nothing_and_refuses_one(given, model, one_row):
+    engine = make_engine(model, 1, "none")
+    made = [engine.request([3], SamplingParams(max_tokens=4, deterministic=False), id=str(i)) for i in range(3)]
+    assert len(list(engine.run(given(made), deterministic=False))) == 3
+    made.append(engine.request([3], SamplingParams(max_tokens=4), id="strict"))
+    with pytest.raises(InputError, match="request 'strict' is deterministic, but the run was started with deterministic=False"):
+        list(engine.run(given(made), deterministic=False))
+    assert all(plan.fast for plan in engine.certificates)
+    found = {completion.id: completion for completion in engine.run(given(made))}
+    assert facts(found["strict"]) == facts(one_row.generate([[3]], SamplingParams(max_tokens=4))[0])
+
+
 # Stop strings ---------------------------------------------------------------------------------------------------------------
 
 

@@ -119,6 +119,19 @@ def test_output_of_ordinary_requests_differs_between_row_counts(one_row, three_r
     assert found[0] != found[1]
 
 
+def test_job_of_ordinary_requests_certifies_nothing_until_one_is_not(one_row, tmp_path):
+    engine = Engine(one_row.model, one_row.config)
+    lines = [line(id=str(i), prompt_token_ids=[i], sampling={"deterministic": False}) for i in range(3)]
+    job(engine, lines, tmp_path / "out.jsonl")
+    assert [plan.label for plan in engine.certificates] == ["fast[1]"]
+    with Prompts(str(tmp_path / "in.jsonl")) as prompts:
+        assert "1 to compile at most: fast[1]" in plan_job(
+            engine, prompts, None, defaults=DEFAULTS, shard=(0, 1), on_error="stop"
+        )
+    job(engine, [*lines, line(id="strict", prompt_token_ids=[1])], tmp_path / "out.jsonl")
+    assert len(engine.certificates) > 1
+
+
 def test_logprobs_in_the_output_keep_every_bit(one_row, reference):
     completions = one_row.generate([[1, 2, 3]], DEFAULTS)
     written = json.loads(reference[1])["logprobs"]
