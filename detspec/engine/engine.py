@@ -43,7 +43,7 @@ class Engine:
 
     Attributes:
         model, config, schedule: what it runs, and how.
-        stats: what speculation did for all requests so far.
+        stats: what speculation did for all requests that have ended so far, aborted ones too.
     """
 
     def __init__(self, model: Model, config: EngineConfig | None = None) -> None:
@@ -260,6 +260,7 @@ class Engine:
                 brought = self._collect(watch, on_segment) if running else []
                 for sample in self._aborted:
                     self._runner.read(sample)
+                    self.stats += sample.stats
                     brought.append((sample, Finished(sample, ABORTED)))
                 self._aborted.clear()
         finally:

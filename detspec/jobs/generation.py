@@ -71,6 +71,7 @@ def generate(
             progress.finished(acceptance=counters.draft_acceptance_rate)
     generate_s = time.perf_counter() - prepared
     return {
+        "num_tokens": num_tokens,
         "compile_s": round(prepared - began, 3),
         "generate_s": round(generate_s, 3),
         "tok_per_s": round(num_tokens / generate_s, 1),

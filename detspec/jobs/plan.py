@@ -31,12 +31,12 @@ def plan_job(
     """
     found = scan(prompts, engine, defaults, shard=shard, reject=None if on_error == "stop" else lambda _: None)
     header = job_header(engine, prompts, defaults, shard=shard, on_error=on_error)
-    num_kept = 0
+    num_kept, num_todo = 0, found.num_completions
     if out is not None and complete_manifest(out, header):
-        num_kept = found.num_completions
+        num_kept, num_todo = found.num_completions, 0
     elif out is not None and (journal := read_journal(journal_path(out), header)):
         journal.load(found.first, found.counts)
-        num_kept = journal.num_kept
+        num_kept, num_todo = journal.num_kept, journal.num_todo
     cfg, config, schedule = engine.model.cfg, engine.config, engine.schedule
     cache = cache_bytes(
         cfg,
@@ -46,7 +46,7 @@ def plan_job(
         dtype=jnp.dtype(schedule.cache_dtype),
         num_pages=engine.num_pages,
     )
-    plans = needed_plans(config, schedule, found.num_completions - num_kept, deterministic=found.deterministic)
+    plans = needed_plans(config, schedule, num_todo, deterministic=found.deterministic)
     lines = {
         "model": f"{cfg.num_params:,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
         "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {schedule.page} slots, {schedule.cache_dtype}",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from detspec.engine.engine import Engine
-from detspec.engine.request import Completion
+from detspec.engine.request import Completion, Stats
 from detspec.errors import InputError
 from detspec.generate.score import score
 from detspec.model.params import init_params
@@ -239,6 +239,8 @@ def test_abort_frees_pages_at_once_and_leaves_the_others_their_bits(alone, model
     assert held[1] < held[0]
     aborted = [c for c in completions if c.finish_reason == "abort"]
     assert [c.id for c in aborted] == ["endless"]
+    assert aborted[0].stats.num_verify_passes > 0
+    assert engine.stats == sum((c.stats for c in completions), Stats())
     (whole,) = engine.generate([[3]], SamplingParams(max_tokens=60, ignore_eos=True))
     assert 0 < len(aborted[0].token_ids) < 60
     assert aborted[0].token_ids == whole.token_ids[: len(aborted[0].token_ids)]
