@@ -34,26 +34,44 @@ def sample(
         schedule: its `reductions` order the sum of the log-probability.
 
     Returns:
-        Tokens `[R]` int32 and their raw log-probabilities `[R]` float32: of the model's own distribution, before bias,
-        penalties, temperature and filters. A row with a nan or +inf logit gets nan.
+        Tokens `[R]` int32 and their log-probabilities `[R]` float32: raw ones, of the model's own distribution, or where
+        `processed_logprobs` asks for it those of the distribution that the token is drawn from. Either way a row with a nan
+        or +inf logit gets nan.
     """
     with jax.named_scope("sample"):
         random = rows.temperature > 0
-        filtered = random & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
-
-        def process(logits: jax.Array) -> jax.Array:
-            return process_logits(logits, position, rows, texts_fn())
 
         def perturb(logits: jax.Array) -> jax.Array:
-            scaled = logits / jnp.where(random, rows.temperature, 1.0)[:, None]
-            floor = jax.lax.cond(jnp.any(filtered), _filter_floor, lambda scaled, rows: scaled.min(-1), scaled, rows)
-            kept = jnp.where(scaled >= jnp.where(filtered, floor, -jnp.inf)[:, None], scaled, -jnp.inf)
-            return jnp.where(random[:, None], kept + _gumbel(rows.seed, position, logits.shape[1]), logits)
+            noise = _gumbel(rows.seed, position, logits.shape[1])
+            return jnp.where(random[:, None], _narrow(logits, rows) + noise, logits)
 
-        processed = jax.lax.cond(jnp.any(_processes(position, rows)), process, lambda logits: logits, logits_f32)
+        processed = _process_if_asked(logits_f32, position, rows, texts_fn)
         chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, processed)
         tokens = _first_largest(chosen_by)
-        return tokens, raw_logprobs(logits_f32, tokens, sum_fn(schedule))
+        raw = logprobs_at(logits_f32, tokens, sum_fn(schedule))
+
+        def report() -> jax.Array:
+            drawn_with = logprobs_at(_narrow(processed, rows), tokens, sum_fn(schedule))
+            # A bias or a filter may hide a logit that is not finite; the row is to end nevertheless.
+            return jnp.where(rows.processed_logprobs & jnp.isfinite(raw), drawn_with, raw)
+
+        return tokens, jax.lax.cond(jnp.any(rows.processed_logprobs), report, lambda: raw)
+
+
+def reported_logits(
+    logits_f32: jax.Array, position: jax.Array, rows: RowSampling, texts_fn: Callable[[], jax.Array]
+) -> jax.Array:
+    """The logits `[R, V]` whose log-softmax is reported: processed ones at new positions of rows that ask for it, else raw.
+
+    Arguments are those of `sample`.
+    """
+    asked = rows.processed_logprobs & (position >= rows.prompt_len)
+
+    def process(logits: jax.Array) -> jax.Array:
+        drawn_from = _narrow(_process_if_asked(logits, position, rows, texts_fn), rows)
+        return jnp.where(asked[:, None], drawn_from, logits)
+
+    return jax.lax.cond(jnp.any(asked), process, lambda logits: logits, logits_f32)
 
 
 def process_logits(logits_f32: jax.Array, position: jax.Array, rows: RowSampling, texts: jax.Array) -> jax.Array:
@@ -87,10 +105,17 @@ def process_logits(logits_f32: jax.Array, position: jax.Array, rows: RowSampling
     return logits - jnp.where(count > 0, rows.presence_penalty[:, None], 0.0)
 
 
-def _processes(position: jax.Array, rows: RowSampling) -> jax.Array:
-    """`[R]` bool, True for rows whose logits `process_logits` may change."""
+def _process_if_asked(
+    logits_f32: jax.Array, position: jax.Array, rows: RowSampling, texts_fn: Callable[[], jax.Array]
+) -> jax.Array:
+    """`process_logits`, run only if it may change a row."""
     penalised = (rows.repetition_penalty != 1) | (rows.frequency_penalty != 0) | (rows.presence_penalty != 0)
-    return penalised | (position < rows.min_len) | (rows.bias_ids != NO_TOKEN).any(-1)
+    changes = penalised | (position < rows.min_len) | (rows.bias_ids != NO_TOKEN).any(-1)
+
+    def process(logits: jax.Array) -> jax.Array:
+        return process_logits(logits, position, rows, texts_fn())
+
+    return jax.lax.cond(jnp.any(changes), process, lambda logits: logits, logits_f32)
 
 
 def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int) -> jax.Array:
@@ -123,6 +148,15 @@ def _gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
     return jax.vmap(row_noise)(seed, position)
 
 
+def _narrow(logits: jax.Array, rows: RowSampling) -> jax.Array:
+    """`logits [R, V]` over the temperature, those that the filters leave out at -inf; greedy rows' as they are."""
+    random = rows.temperature > 0
+    filtered = random & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
+    scaled = logits / jnp.where(random, rows.temperature, 1.0)[:, None]
+    floor = jax.lax.cond(jnp.any(filtered), _filter_floor, lambda scaled, rows: scaled.min(-1), scaled, rows)
+    return jnp.where(scaled >= jnp.where(filtered, floor, -jnp.inf)[:, None], scaled, -jnp.inf)
+
+
 def _filter_floor(scaled: jax.Array, rows: RowSampling) -> jax.Array:
     """The least scaled logit that min_p, then top_k, then top_p keep, `[R]`; ties with it are kept too.
 
@@ -140,7 +174,7 @@ def _filter_floor(scaled: jax.Array, rows: RowSampling) -> jax.Array:
     return jnp.where(keep | (rank == 0), ranked, jnp.inf).min(-1)
 
 
-def raw_logprobs(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax.Array:
+def logprobs_at(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax.Array:
     """Log-softmax of `logits_f32 [R, V]` at `tokens [R]`."""
     largest = logits_f32.max(-1)
     log_sum = jnp.log(sum_row(jnp.exp(logits_f32 - largest[:, None])))

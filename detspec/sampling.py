@@ -11,6 +11,7 @@ from detspec.state import NO_TOKEN, RowSampling
 
 MAX_N = 1024
 MAX_LOGPROBS = 20
+LOGPROBS_MODES = ("raw", "processed")
 # What stands in a row of its own for each request as it is.
 ROW_FIELDS = {
     "temperature": np.float32,
@@ -49,6 +50,10 @@ class SamplingParams:
         ignore_eos: do not stop at the model's end-of-sequence tokens.
         logprobs: how many of the likeliest tokens to report at each new position, besides the chosen one, 0 .. 20.
         prompt_logprobs: the same for the positions of the prompt; None reports nothing of the prompt.
+        logprobs_mode: which distribution the log-probabilities of new positions are of, the chosen and the likeliest tokens'.
+            "raw": the model's own. "processed": the one that the token is drawn from, after bias, minimum length, penalties and
+            (unless greedy) temperature, min_p, top_k and top_p; tokens left out have -inf. Those of the prompt are always raw.
+            No token depends on it.
         deterministic: verify canonically before anything is committed. False commits the fast path's tokens as they come.
     """
 
@@ -69,6 +74,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int = 0
     prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw"
     deterministic: bool = True
 
     def __post_init__(self) -> None:
@@ -91,6 +97,7 @@ class SamplingParams:
             "seed": (int, between(0, 2**32 - 1), "an integer in 0 .. 2**32-1"),
             "ignore_eos": (bool, lambda x: True, "true or false"),
             "logprobs": (int, between(0, MAX_LOGPROBS), f"an integer in 0 .. {MAX_LOGPROBS}"),
+            "logprobs_mode": (str, lambda x: x in LOGPROBS_MODES, f"one of {LOGPROBS_MODES}"),
             "deterministic": (bool, lambda x: True, "true or false"),
         }
         for name, (kind, holds, sentence) in accepted.items():
@@ -116,6 +123,7 @@ def _checked(name: str, value: Any, kind: type, holds: Callable[[Any], bool], se
     """`value` as `kind`; a bool is no number."""
     kinds: dict[type, tuple[type, ...]] = {
         bool: (bool,),
+        str: (str,),
         int: (int, np.integer),
         float: (int, float, np.integer, np.floating),
     }
@@ -195,6 +203,7 @@ def row_sampling(
         "stop_ids": _stacked(stop_ids, max_stop_ids, NO_TOKEN, np.int32, "stop tokens"),
         "bias_ids": _stacked(bias_ids, max_logit_bias, NO_TOKEN, np.int32, "biased tokens"),
         "bias_values": _stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens"),
+        "processed_logprobs": np.asarray([p.logprobs_mode == "processed" for p in params]),
     }
     return RowSampling(**fields)
 

@@ -56,6 +56,7 @@ class RowSampling(flax.struct.PyTreeNode):
     stop_ids: jax.Array  # [B, max_stop_ids] int32, NO_TOKEN where unused
     bias_ids: jax.Array  # [B, max_logit_bias] int32, tokens whose logits are shifted, NO_TOKEN where unused
     bias_values: jax.Array  # [B, max_logit_bias] float32, added to the logits of `bias_ids`
+    processed_logprobs: jax.Array  # [B] bool, log-probabilities of new tokens are those they were drawn with, not raw ones
 
 
 class Counters(flax.struct.PyTreeNode):
@@ -107,7 +108,7 @@ class Verified(flax.struct.PyTreeNode):
     """What the canonical pass says of each row's window: its own choice at every place."""
 
     targets: jax.Array  # [B, W] int32, the choice after each token of the window
-    logprobs: jax.Array  # [B, W] float32, raw log-probability of each target
+    logprobs: jax.Array  # [B, W] float32, log-probability of each target, raw or processed as its row asks
     guessed: jax.Array  # [B] int32, drafted tokens that were in the window
     accepted: jax.Array  # [B] int32, leading drafted tokens that equal their targets
     verified: jax.Array  # [B] bool, False for rows that were not in the pass

@@ -55,7 +55,8 @@ def measure(engine: ds.Engine, number: int, new_tokens: int, *, deterministic: b
     """A row at every tenth of the requests, about that tenth."""
     tenth, done, tokens, base = max(1, number // 10), 0, 0, None
     busy_s, idle_s, began = engine.busy_s, engine.idle_s, time.perf_counter()
-    for completion in engine.run(some_requests(engine, number, new_tokens, deterministic=deterministic)):
+    requests = some_requests(engine, number, new_tokens, deterministic=deterministic)
+    for completion in engine.run(requests, deterministic=deterministic):
         done, tokens = done + 1, tokens + len(completion.token_ids)
         if done % tenth:
             continue

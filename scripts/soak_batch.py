@@ -179,7 +179,8 @@ def run(variant: Variant, lines: list[str], workdir: Path) -> dict:
         "in_order": variant.order == "file",
         "signals": sent,
         "wall_s": round(time.perf_counter() - began, 1),
-        **{key: stats[key] for key in ("compile_s", "generate_s", "num_tokens", "num_resumed", "tok_per_s", "num_rollbacks")},
+        **{key: stats[key] for key in ("num_tokens", "num_resumed")},
+        **{key: stats["last_start"][key] for key in ("compile_s", "generate_s", "tok_per_s", "num_rollbacks")},
     }
 
 

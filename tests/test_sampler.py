@@ -108,3 +108,24 @@ def test_sampled_tokens_are_those_of_the_processed_logits_and_log_probabilities_
     x = logits.astype(np.float64)
     exact = x[np.arange(len(x)), np.asarray(tokens)] - np.log(np.exp(x).sum(-1))
     np.testing.assert_allclose(logprobs, exact, rtol=0, atol=4e-6)  # as in test_sampling.py
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_processed_logprobs_equal_those_worked_out_token_by_token(temperature):
+    logits, position, rows, texts, prompt_lens = example(4, 5)
+    num_rows = len(position)
+    rows = rows.replace(temperature=jnp.full(num_rows, temperature), processed_logprobs=jnp.ones(num_rows, bool))
+    choose = jax.jit(partial(sample, schedule=Schedule()), static_argnums=3)
+    tokens, logprobs = choose(logits, position, rows, lambda: jnp.asarray(texts))
+    raw = choose(logits, position, rows.replace(processed_logprobs=jnp.zeros(num_rows, bool)), lambda: jnp.asarray(texts))
+    assert raw[0].tolist() == tokens.tolist()
+    for r, at in enumerate(position):
+        params = PARAMS[r // 4]
+        x = processed_by_hand(logits[r], params, texts[r // 4, :at].tolist(), int(prompt_lens[r // 4]))
+        x /= temperature or 1
+        x -= x.max()
+        # The logits' error of 3e-5, over the temperature; the sum's own is smaller.
+        np.testing.assert_allclose(logprobs[r], x[int(tokens[r])] - np.log(np.exp(x).sum()), rtol=0, atol=5e-5)
+    unasked = np.repeat([not ask for ask in ASKS], 4)
+    assert (bits(raw[1]) == bits(logprobs))[unasked].all() == (temperature == 0)
+    assert not (bits(raw[1]) == bits(logprobs))[~unasked].all()

@@ -214,6 +214,27 @@ def test_logprobs_are_of_the_raw_distribution(temperature, reductions):
     np.testing.assert_allclose(logprobs, exact[np.arange(32), np.asarray(tokens)], rtol=0, atol=4e-6)
 
 
+@pytest.mark.parametrize("changes", [*FILTERS, {"temperature": 0.0, "top_k": 2}, {"temperature": 1e-3}], ids=str)
+def test_processed_logprobs_are_of_the_distribution_that_tokens_are_drawn_from(changes):
+    """Scaled, and renormalised over what the filters keep; greedy rows are neither scaled nor filtered."""
+    params = SamplingParams(**{"temperature": 1.0, "seed": 5, "logprobs_mode": "processed", **changes})
+    logits_row = np.random.default_rng(3).permutation(np.log(0.75) * np.arange(12)).astype(np.float32)
+    logits = np.tile(logits_row, (64, 1))
+    tokens, logprobs = choose(logits, positions(64), row_sampling([params] * 64))
+    greedy = params.temperature == 0
+    kept = sorted(range(12) if greedy else kept_set(logits_row, params))
+    exact = np.full(12, -np.inf)
+    exact[kept] = np.log(softmax(logits_row[kept].astype(np.float64) / (params.temperature or 1)))
+    # Numbers of size 3 / T in float32, subtracted twice: 3 * 3 * 2**-24 = 5e-7 / T.
+    np.testing.assert_allclose(logprobs, exact[np.asarray(tokens)], rtol=0, atol=1e-6 / (params.temperature or 1))
+    plain = [dataclasses.replace(params, logprobs_mode="raw")] * 63
+    beside = choose(logits, positions(64), row_sampling([params, *plain]))
+    assert beside[0].tolist() == tokens.tolist()
+    assert bits(beside[1])[0] == bits(logprobs)[0]
+    same = greedy or (params.temperature == 1 and len(kept) == 12)
+    assert (bits(beside[1])[1:] == bits(logprobs)[1:]).all() == same
+
+
 def logprob_variants(vocab: int, schedule: Schedule) -> int:
     """How many answers a row gets beside 0, 7 and 63 others."""
     logits = logits_of(64, vocab)
@@ -233,12 +254,18 @@ def test_logprobs_summed_in_the_backends_own_order_have_other_bits_somewhere():
     assert any(logprob_variants(vocab, Schedule(reductions="native")) > 1 for vocab in (1000, 256, 688, 97))
 
 
+HIDING = {"logprobs_mode": "processed", "min_tokens": 9, "stop_token_ids": [7], "temperature": 0.5, "top_k": 3}
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logprob_of_a_row_with_a_broken_logit_is_nan_and_of_its_neighbour_not(bad):
+@pytest.mark.parametrize("changes", [{}, HIDING], ids=["raw", "banned and processed"])
+def test_logprob_of_a_row_with_a_broken_logit_is_nan_and_of_its_neighbour_not(changes, bad):
     logits = logits_of(2, 211)
-    clean = choose(logits, positions(2), row_sampling([SamplingParams()] * 2))[1]
+    rows = row_sampling([SamplingParams(**changes)] * 2)
+    clean = choose(logits, positions(2), rows)[1]
+    assert np.isfinite(clean).all()
     logits[0, 7] = bad
-    logprobs = choose(logits, positions(2), row_sampling([SamplingParams()] * 2))[1]
+    logprobs = choose(logits, positions(2), rows)[1]
     assert np.isnan(logprobs[0])
     assert bits(logprobs)[1] == bits(clean)[1]
 
@@ -257,6 +284,7 @@ def test_logprob_of_a_row_with_a_broken_logit_is_nan_and_of_its_neighbour_not(ba
         ("seed", [-1, 2**32, 0.0, None]),
         ("ignore_eos", [1, "yes", None]),
         ("deterministic", [0, None]),
+        ("logprobs_mode", ["raw_logprobs", True, None, 1]),
         ("stop_token_ids", [(-1,), (1.0,), (True,), ("a",)]),
         ("n", [0, 1025, 1.0, True, "2"]),
         ("min_tokens", [-1, 65, 1.0, True]),  # max_tokens is 64

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Completes every line of a JSONL file. A line in: {"id": "a", "prompt": "..."} or {"id": "a",
 "prompt_token_ids": [...]} or {"id": "a", "messages": [{"role": "user", "content": "..."}]}, rendered by the model's chat
-template, with "chat_template_kwargs": {...} for what that reads besides; optionally "sampling": {...} over the options below.
-A line out, in the order of the input: id, token_ids, text, logprobs, finish_reason, prompt_len, digest. Beside OUT.jsonl it
-writes OUT.stats.json (timings, counters) and OUT.manifest.json (what the bits depend on). All lines are checked before anything
-is generated, and no output appears under its name unless it is whole: until then, finished completions are kept in
-OUT.jsonl.journal. After a kill, a full disk or a failure the same command resumes and gives the same bytes; an output that is
-complete already is left as it is, one of another job is overwritten. SIGTERM and SIGINT end the running segment, keep what is
-finished and exit; a second one kills. Exit codes: 0 success; 1 requests failed or lines were rejected, the rest is written;
-2 bad input; 3 the disk is full; 130 and 143 after SIGINT and SIGTERM."""
+template, with "chat_template_kwargs": {...} for what that reads besides; optionally "sampling": {...} over the options below. A
+line out, in the order of the input: id, token_ids, text, logprobs, finish_reason, prompt_len, digest, and what its sampling
+asks for besides: index, logprobs_mode, top_logprobs, prompt_logprobs, prompt_top_logprobs. Beside OUT.jsonl it writes
+OUT.stats.json (timings and counters; those under last_start are of the start that finished the job) and OUT.manifest.json (what
+the bits depend on). All lines are checked before anything is generated, and no output appears under its name unless it is
+whole: until then, finished completions are kept in OUT.jsonl.journal. After a kill, a full disk or a failure the same command
+resumes and gives the same bytes; an output that is complete already is left as it is, one of another job is overwritten.
+SIGTERM and SIGINT end the running segment, keep what is finished and exit; a second one kills. Exit codes: 0 success; 1
+requests failed or lines were rejected, the rest is written; 2 bad input; 3 the disk is full; 130 and 143 after SIGINT and
+SIGTERM."""
 FAILED = 1
 ON_ERROR = ("stop", "reject")
 
@@ -134,8 +136,9 @@ def report(result: "JobResult", out: str) -> int:
         print(f"detspec: {out} is already complete; --fresh generates it anew", file=sys.stderr)
     else:
         resumed = f", {stats['num_resumed']} of them before" if stats["num_resumed"] else ""
-        speed = f"{stats['tok_per_s']:,.0f} tok/s; compiled and certified in {stats['compile_s']:.1f} s"
-        seconds = f"{stats['generate_s']:.1f} s ({speed})"
+        last = stats["last_start"]
+        speed = f"{last['tok_per_s']:,.0f} tok/s; compiled and certified in {last['compile_s']:.1f} s"
+        seconds = f"{last['generate_s']:.1f} s ({speed})"
         print(f"detspec: {stats['num_requests']} requests, {stats['num_tokens']} tokens in {seconds}{resumed}", file=sys.stderr)
     if result.num_rejected:
         print(f"detspec: error: {result.num_rejected} lines were rejected, see {beside(Path(out), 'rejects')}", file=sys.stderr)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from detspec.sampling import SamplingParams
 
 METHODS = ("auto", "self", "none")
+LOGPROBS_MODES = ("raw", "processed")
 JOB_PREFILL_PASSES = 16  # nobody waits for the tokens of a job
 MAX_LEN = 1024
 
@@ -60,6 +61,12 @@ def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int = 64) -> No
     group.add_argument("--logprobs", type=int, default=0, metavar="K", help="report the K likeliest tokens at new positions")
     group.add_argument(
         "--prompt-logprobs", type=int, default=argparse.SUPPRESS, metavar="K", help="the same for the prompt, and its tokens'"
+    )
+    group.add_argument(
+        "--logprobs-mode",
+        choices=LOGPROBS_MODES,
+        default=LOGPROBS_MODES[0],
+        help="log-probabilities of new positions: the model's own, or after penalties, temperature and filters",
     )
     group.add_argument(
         "--ordinary", action="store_true", help="ordinary generation: nothing verified, bits depend on the batch"
@@ -123,6 +130,7 @@ def sampling_of(args: argparse.Namespace) -> "SamplingParams":
         stop=getattr(args, "stop", ()),
         logprobs=args.logprobs,
         prompt_logprobs=getattr(args, "prompt_logprobs", None),
+        logprobs_mode=args.logprobs_mode,
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,

@@ -51,6 +51,7 @@ def complete(end: Finished, model: Model, context: str) -> Completion:
         finish_reason=end.reason,
         digest=completion_digest(request, token_ids, np.asarray(end.sample.logprobs, np.float32), context),
         stats=end.sample.stats,
+        logprobs_mode=request.sampling.logprobs_mode,
         top_logprobs=top_logprobs,
         prompt_logprobs=prompt_logprobs,
         prompt_top_logprobs=prompt_top_logprobs,

@@ -20,6 +20,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Plan, Segment, plan_segment
+from detspec.engine.reading import check_ordinary, read_request
 from detspec.engine.request import ABORTED, FINISH_REASONS, Completion, Piece, Request, Stats
 from detspec.engine.runner import Runner
 from detspec.engine.sample import Sample
@@ -27,9 +28,8 @@ from detspec.engine.scheduler import Scheduler
 from detspec.engine.text import showable
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
-from detspec.generate.insert import check_prompt
 from detspec.model.params import Params, check_params
-from detspec.sampling import SamplingParams, all_stop_ids
+from detspec.sampling import SamplingParams
 from detspec.state import NOT_FINITE, RUNNING
 
 TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by now
@@ -45,7 +45,7 @@ class Engine:
 
     Attributes:
         model, config, schedule: what it runs, and how.
-        stats: what speculation did for all requests so far.
+        stats: what speculation did for all requests that have ended so far, aborted ones too.
     """
 
     def __init__(self, model: Model, config: EngineConfig | None = None) -> None:
@@ -147,33 +147,8 @@ class Engine:
         self._read_fingerprint()
 
     def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0") -> Request:
-        """Tokenizes and checks one prompt.
-
-        Raises:
-            InputError: the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary;
-                text or stop strings without a tokenizer.
-        """
-        tokenizer = self.model.tokenizer
-        if isinstance(prompt, str):
-            if tokenizer is None:
-                raise InputError("the checkpoint has no tokenizer.json, so prompts must be token ids, not text")
-            ids = tuple(tokenizer.encode(prompt))
-        else:
-            ids = tuple(prompt)
-        check_prompt(ids, sampling, self.model.cfg, max_len=self.config.max_len)
-        if sampling.stop and tokenizer is None:
-            raise InputError("the checkpoint has no tokenizer.json, so there is no text to look for stop strings in")
-        if len(all_stop_ids(sampling, self.model.eos_ids)) > self.config.max_stop_ids:
-            raise InputError(f"more stop tokens than EngineConfig.max_stop_ids ({self.config.max_stop_ids}) has room for")
-        if len(sampling.logit_bias) > self.config.max_logit_bias:
-            raise InputError(f"more biased tokens than EngineConfig.max_logit_bias ({self.config.max_logit_bias}) has room for")
-        needed = self._scheduler.allocator.pages_for(len(ids) + sampling.max_tokens)
-        if needed > self._pool.num_pages:
-            raise InputError(
-                f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}: {needed} pages of "
-                f"{self.schedule.page}, more than num_pages ({self._pool.num_pages}): shorten one or raise num_pages"
-            )
-        return Request(id, ids, sampling)
+        """Tokenizes and checks one prompt; raises `InputError` as `read_request` does."""
+        return read_request(self.model, self.config, prompt, sampling, id=id)
 
     def generate(
         self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
@@ -212,15 +187,29 @@ class Engine:
                 if token_ids or piece:
                     yield Piece(token_ids, logprobs, piece)
 
-    def run(self, requests: Iterable[Request], *, on_segment: Callable[[int, int], None] | None = None) -> Iterator[Completion]:
+    def run(
+        self,
+        requests: Iterable[Request],
+        *,
+        deterministic: bool = True,
+        on_segment: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Completion]:
         """Yields completions as they finish; asks `requests` for at most one round of rows more.
 
         Args:
             requests: checked requests, their ids all different.
+            deterministic: whether deterministic ones may come. False spares their programs, which cannot be made in the middle
+                of a run; a sequence is looked through for them.
             on_segment: called after each segment with tokens committed since the last call and live rows, for progress bars.
                 It may call `stop`; what it raises ends the run at once, without the completions of that segment.
+
+        Raises:
+            InputError: the engine is in the middle of a run, or a request is deterministic where none was to come.
         """
-        for brought in self._rounds(requests, self.config.segment_steps, on_segment=on_segment):
+        if not deterministic:
+            checked = map(check_ordinary, requests)
+            requests = list(checked) if isinstance(requests, Sequence) else checked
+        for brought in self._rounds(requests, self.config.segment_steps, deterministic=deterministic, on_segment=on_segment):
             for _, end in brought:
                 if end is not None:
                     yield complete(end, self.model, self._digest)
@@ -243,6 +232,7 @@ class Engine:
         requests: Iterable[Request],
         segment_steps: int,
         *,
+        deterministic: bool = True,
         watch: bool = False,
         on_segment: Callable[[int, int], None] | None = None,
     ) -> Iterator[list[tuple[Sample, Finished | None]]]:
@@ -257,7 +247,7 @@ class Engine:
             num_samples = sum(request.sampling.n for request in requests)
             self.prepare(num_samples, deterministic=any(request.sampling.deterministic for request in requests))
         else:
-            self.prepare(self.config.max_rows + 1)
+            self.prepare(self.config.max_rows + 1, deterministic=deterministic)
         self._running, self._stopping = True, False
         try:
             self._scheduler.feed(iter(requests))
@@ -274,6 +264,7 @@ class Engine:
                 brought = self._collect(watch, on_segment) if running else []
                 for sample in self._aborted:
                     self._runner.read(sample)
+                    self.stats += sample.stats
                     brought.append((sample, Finished(sample, ABORTED)))
                 self._aborted.clear()
         finally:

@@ -9,7 +9,7 @@ from detspec.checkpoint.load import Model
 from detspec.config import Schedule
 from detspec.engine.certify import Certificate, certify
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import Plan, buckets, canonical_plans, choose, fast_plan
+from detspec.engine.policy import Plan, allowed_windows, canonical_plans, choose, fast_plan, needed_batches
 from detspec.engine.request import Stats
 from detspec.engine.step_times import StepTimes
 from detspec.engine.trial import Trial, time_plans
@@ -36,17 +36,18 @@ class Planner:
 
     def lacks(self, num_requests: int, deterministic: bool) -> bool:
         """Whether `prepare` has something to do."""
-        return any(b not in (self._examined if deterministic else self._batches) for b in self._sizes(num_requests))
+        known = self._examined if deterministic else self._batches
+        return any(batch not in known for batch in needed_batches(self._config, num_requests))
 
     def prepare(self, state: GenState, num_requests: int, deterministic: bool) -> GenState:
         """Makes the plans for a run of `num_requests` in `state`, all rows free; canonical ones only if they are needed."""
-        for batch in self._sizes(num_requests):
+        for batch in needed_batches(self._config, num_requests):
             if batch not in self._batches:
                 state = self._certify(state, fast_plan(batch))
                 state = self._time(state, [fast_plan(batch)])
                 self._batches = tuple(sorted((*self._batches, batch)))
             if deterministic and batch not in self._examined:
-                for window in self._windows():
+                for window in allowed_windows(self._config, self._schedule):
                     state = self._certify_window(state, batch, window)
                 self._examined.add(batch)
         return state
@@ -80,18 +81,6 @@ class Planner:
     def smaller_batch(self, plan: Plan) -> int:
         """The next smaller batch that the live rows of `plan` could move to; 0 if there is none."""
         return max((batch for batch in self._batches if batch < plan.batch and (plan.fast or self._usable(batch))), default=0)
-
-    def _sizes(self, num_requests: int) -> tuple[int, ...]:
-        """Batches that a run of `num_requests` needs; smaller ones only if rows refill."""
-        sizes, max_rows = buckets(self._config.max_rows), self._config.max_rows
-        return sizes if num_requests > max_rows else (min(size for size in sizes if size >= num_requests),)
-
-    def _windows(self) -> tuple[int, ...]:
-        """The window sizes that `method` allows."""
-        window = self._config.num_speculative_tokens + 1
-        if self._schedule.alignment == "window":
-            return (self._schedule.window,)  # the bits depend on it then
-        return {"none": (1,), "self": (window,)}.get(self._config.method, (1, window))
 
     def _certify_window(self, state: GenState, batch: int, window: int) -> GenState:
         """Tries the plans of one window size until one is certified, and times it beside the others of its batch."""

@@ -3,6 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from detspec.config import Schedule
+from detspec.engine.engine_config import EngineConfig
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -50,6 +53,33 @@ def canonical_plans(batch: int, window: int, rows: int) -> tuple[Plan, ...]:
     anchor = max(rows, window)
     budgets = [*(min(anchor, count * window) for count in (batch, pow2_ceil(batch))), anchor]
     return tuple(Plan(batch=batch, rows=budget, window=window) for budget in dict.fromkeys(budgets))
+
+
+def needed_batches(config: EngineConfig, num_requests: int) -> tuple[int, ...]:
+    """Batches that a run of `num_requests` needs: none for none, and several only if rows refill."""
+    sizes = buckets(config.max_rows)
+    return sizes if num_requests > config.max_rows else tuple(size for size in sizes if size >= num_requests > 0)[:1]
+
+
+def allowed_windows(config: EngineConfig, schedule: Schedule) -> tuple[int, ...]:
+    """The window sizes that the method allows; aligned windows keep the schedule's, because the bits depend on it."""
+    if schedule.alignment == "window":
+        return (schedule.window,)
+    speculative = config.num_speculative_tokens + 1
+    return {"none": (1,), "self": (speculative,)}.get(config.method, (1, speculative))
+
+
+def needed_plans(config: EngineConfig, schedule: Schedule, num_requests: int, *, deterministic: bool) -> tuple[Plan, ...]:
+    """The plans that an engine compiles at most for a run of `num_requests`; canonical ones if some are deterministic.
+
+    It tries those of one batch and window in this order until one is certified, and no drafts that cannot win.
+    """
+    plans: list[Plan] = []
+    for batch in needed_batches(config, num_requests):
+        plans.append(fast_plan(batch))
+        for window in allowed_windows(config, schedule) if deterministic else ():
+            plans += canonical_plans(batch, window, schedule.rows)
+    return tuple(plans)
 
 
 def step_tokens(plan: Plan, num_deterministic: int, num_ordinary: int, acceptance: float) -> float:

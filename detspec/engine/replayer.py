@@ -40,7 +40,7 @@ class Replay:
     Attributes:
         targets: int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills
             `max_len`.
-        logprobs: float32, raw log-probabilities of the targets.
+        logprobs: float32, log-probabilities of the targets, raw or processed as the request asks.
         likeliest: of the whole text, as in `Sample.replayed`; None if the request asks for no such log-probabilities.
     """
 

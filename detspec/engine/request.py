@@ -70,11 +70,12 @@ class Completion:
         index: number of the sample, 0 .. n-1.
         prompt_token_ids: the prompt.
         token_ids: new tokens, a stop token included.
-        logprobs: raw float32 log-probability of each new token; from the canonical pass if the request was deterministic.
+        logprobs: float32 log-probability of each new token; from the canonical pass if the request was deterministic.
         text: the new tokens as text, special tokens left out; "" without a tokenizer.
         finish_reason: "stop", "length", "abort", or "error" (a logit was not finite).
-        top_logprobs: the `logprobs` likeliest tokens at each new position with their raw log-probabilities in the canonical
-            pass, the likeliest first, the lower id first among equals; () if none were asked for, or on "abort".
+        logprobs_mode: whether `logprobs` and `top_logprobs` are "raw" or "processed", see `SamplingParams`.
+        top_logprobs: the `logprobs` likeliest tokens at each new position with their log-probabilities in the canonical pass,
+            the likeliest first, the lower id first among equals; () if none were asked for, or on "abort".
         prompt_logprobs: raw log-probability of each prompt token, None for the first; () if they were not asked for.
         prompt_top_logprobs: the `prompt_logprobs` likeliest tokens at each position of the prompt, none at the first.
         digest: sha256 over prompt, sampling, tokens, log-probability bits, model, schedule and fingerprint.
@@ -90,6 +91,7 @@ class Completion:
     digest: str
     stats: Stats
     index: int = 0
+    logprobs_mode: str = "raw"
     top_logprobs: tuple[TopLogprobs, ...] = ()
     prompt_logprobs: tuple[float | None, ...] = ()
     prompt_top_logprobs: tuple[TopLogprobs, ...] = ()

@@ -16,7 +16,7 @@ from detspec.generate.passes import run_passes, stretches
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.ops.row_sum import sum_fn
-from detspec.sampler import raw_logprobs, sample
+from detspec.sampler import logprobs_at, reported_logits, sample
 from detspec.sampling import SamplingParams
 from detspec.state import GenState, Windows
 
@@ -28,10 +28,10 @@ class Replayed(flax.struct.PyTreeNode):
     """
 
     logprobs: jax.Array  # [B, T] float32, raw log-probability of the given token
-    top_ids: jax.Array  # [B, T, k] int32, likeliest tokens of the raw distribution, the lower id first among equals
+    top_ids: jax.Array  # [B, T, k] int32, likeliest tokens of what the row reports, the lower id first among equals
     top_logprobs: jax.Array  # [B, T, k] float32
     targets: jax.Array | None  # [B, T] int32, the token chosen by the row's sampling parameters; None if not asked for
-    target_logprobs: jax.Array | None  # [B, T] float32, raw log-probability of the target
+    target_logprobs: jax.Array | None  # [B, T] float32, log-probability of the target, raw or processed as its row asks
 
 
 def score(
@@ -107,18 +107,19 @@ def replay(
         """All about the tokens at `position [R]` of rows `[G]`, from the logits `[R, V]` of the positions before."""
         row = jnp.repeat(rows_of_windows, W)
         given = state.tokens[row, jnp.minimum(position, T - 1)]
-        logprobs_of = partial(raw_logprobs, logits_f32, sum_row=sum_fn(schedule))
-        logprobs = logprobs_of(given)
-        _, top_ids = jax.lax.top_k(logits_f32, top_k)
+        logprobs = logprobs_at(logits_f32, given, sum_fn(schedule))
+        sampling = jax.tree.map(lambda x: x[row], state.sampling)
+        texts_fn = lambda: state.tokens[rows_of_windows]  # noqa: E731
+        reported = reported_logits(logits_f32, position, sampling, texts_fn) if top_k else logits_f32
+        _, top_ids = jax.lax.top_k(reported, top_k)
+        top_logprobs_of = partial(logprobs_at, reported, sum_row=sum_fn(schedule))
         targets = target_logprobs = None
         if choose:
-            sampling = jax.tree.map(lambda x: x[row], state.sampling)
-            texts_fn = lambda: state.tokens[rows_of_windows]  # noqa: E731
             targets, target_logprobs = sample(logits_f32, position, sampling, texts_fn, schedule=schedule)
         return Replayed(
             logprobs=jnp.where(position < state.committed[row], logprobs, 0.0),
             top_ids=top_ids.astype(jnp.int32),
-            top_logprobs=jax.vmap(logprobs_of, in_axes=1, out_axes=1)(top_ids) if top_k else jnp.zeros((R, 0), jnp.float32),
+            top_logprobs=jax.vmap(top_logprobs_of, in_axes=1, out_axes=1)(top_ids) if top_k else jnp.zeros((R, 0), jnp.float32),
             targets=targets,
             target_logprobs=target_logprobs,
         )

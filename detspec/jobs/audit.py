@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.engine.engine import Engine
 from detspec.engine.progress import Progress
 from detspec.engine.replayer import Replay, Replayer
 from detspec.engine.request import Request, completion_digest
@@ -174,14 +173,12 @@ def _to_replay(
     model: Model, records: Path, prompts: PromptsById, origin: Origin, waiting: deque[tuple[Record, Request]]
 ) -> Iterator[tuple[Request, Sequence[int]]]:
     """Requests and tokens for the replayer; `waiting` gets the records that belong to them."""
-    # Reads requests as the job's engine did; one row is all it needs for that.
-    reader = Engine(model, dataclasses.replace(origin.engine, max_rows=1, num_pages=None))
     seen: set[str] = set()
     for record in read_records(records, model.cfg.vocab_size):
         if record.name in seen:
             raise InputError(f"{records}: the record {record.name!r} occurs twice")
         seen.add(record.name)
-        request = _sample_of(prompts.request(record.id, reader, origin.sampling), record)
+        request = _sample_of(prompts.request(record.id, model, origin.engine, origin.sampling), record)
         waiting.append((record, request))
         yield request, record.token_ids[: request.sampling.max_tokens]
 
@@ -226,6 +223,7 @@ def first_difference(record: Record, request: Request, replay: Replay, model: Mo
         return Difference(record.name, shared, f"log-probability: recorded {len(record.logprobs)} for {length} tokens")
     facts = {
         "finish_reason": (record.finish_reason, finish_reason),
+        "logprobs_mode": (record.logprobs_mode, request.sampling.logprobs_mode),
         "prompt_len": (record.prompt_len, len(request.prompt_token_ids)),
         "text": (record.text, text),
         "digest": (record.digest, completion_digest(request, recorded, logprobs, context)),

@@ -18,8 +18,19 @@ def generate(
     keep: Callable[[int, Request, Completion], None],
     progress: Progress,
     signals: StopSignals,
+    *,
+    deterministic: bool,
 ) -> dict[str, Any]:
     """Hands each completion to `keep`, with its request and that one's number; returns statistics.
+
+    Args:
+        engine: generates.
+        todo: numbered requests.
+        num_todo: completions that they come to.
+        keep: takes a completion.
+        progress: shows how far it is.
+        signals: end it early.
+        deterministic: whether some of `todo` are.
 
     Raises:
         Stopped: after the segment that was running when a signal came, and its completions.
@@ -43,12 +54,13 @@ def generate(
     began = time.perf_counter()
     if num_todo:
         progress.stage("compiling and certifying")
-        engine.prepare(num_todo)
+        engine.prepare(num_todo, deterministic=deterministic)
     prepared = time.perf_counter()
     progress.stage("generating")
     with signals.deferred():
         few = num_todo <= engine.config.max_rows  # a list tells the engine so
-        for completion in engine.run(list(waiting()) if few else waiting(), on_segment=on_segment) if num_todo else ():
+        requests = list(waiting()) if few else waiting()
+        for completion in engine.run(requests, deterministic=deterministic, on_segment=on_segment) if num_todo else ():
             number, request, _ = running[completion.id]
             keep(number, request, completion)
             running[completion.id][2] -= 1
@@ -59,6 +71,7 @@ def generate(
             progress.finished(acceptance=counters.draft_acceptance_rate)
     generate_s = time.perf_counter() - prepared
     return {
+        "num_tokens": num_tokens,
         "compile_s": round(prepared - began, 3),
         "generate_s": round(generate_s, 3),
         "tok_per_s": round(num_tokens / generate_s, 1),

@@ -38,7 +38,8 @@ class JobResult:
     """What a job came to.
 
     Attributes:
-        stats: what `*.stats.json` holds; empty if there was nothing to do.
+        stats: what `*.stats.json` holds: counts of the whole job, completions that earlier starts had kept (`num_resumed`), and
+            under `last_start` times and counters of the start that finished it; empty if there was nothing to do.
         num_failed: completions with finish reason "error".
         failed: ids of the first of them.
         num_rejected: lines that are no requests.
@@ -108,8 +109,9 @@ def run_job(
             finally:
                 journal.sync()
                 kept = f"{journal.num_kept} of {found.num_completions} completions"
-            times = {"load_s": round(load_s, 3), "scan_s": round(scan_s, 3)}
-            result = put_together(journal, out, engine, prompts, found, header, {"num_resumed": num_resumed, **times, **stats})
+            last_start = {"load_s": round(load_s, 3), "scan_s": round(scan_s, 3), **stats}
+            stats = {"num_resumed": num_resumed, "last_start": last_start}
+            result = put_together(journal, out, engine, prompts, found, header, stats)
             journal.remove()
             return result
     except Stopped as stopped:
@@ -151,8 +153,10 @@ def stream_job(
 
     with Progress(found.num_completions, "requests") as progress:
         todo = requests(prompts, engine, defaults, found)
-        stats = generate(engine, todo, found.num_completions, write, progress, signals or StopSignals())
-    stats = {"num_requests": found.num_requests, "num_tokens": num_tokens, "num_resumed": 0, **stats}
+        stats = generate(
+            *(engine, todo, found.num_completions, write, progress, signals or StopSignals()), deterministic=found.deterministic
+        )
+    stats = {"num_requests": found.num_requests, "num_tokens": num_tokens, "num_resumed": 0, "last_start": stats}
     return JobResult(stats, len(failed), tuple(failed[:MOST_NAMED]), 0)
 
 
@@ -170,8 +174,7 @@ def scan_into(
 def fill(
     journal: Journal, engine: Engine, prompts: Prompts, defaults: SamplingParams, found: Scan, signals: StopSignals
 ) -> dict[str, Any]:
-    """Generates what is not in the journal; returns statistics."""
-    num_todo = sum(number for place, number in enumerate(found.counts) if not journal.has(found.first + place))
+    """Generates what is not in the journal; returns statistics of doing so."""
     todo = requests(prompts, engine, defaults, found, is_done=journal.has)
 
     def keep(number: int, request: Request, completion: Completion) -> None:
@@ -180,8 +183,9 @@ def fill(
         journal.add(number, completion.index, num_tokens=num_tokens, finish_reason=reason, line=line)
         journal.flush()
 
-    with Progress(found.num_completions, "requests", done=journal.num_kept) as progress:
-        return generate(engine, todo, num_todo, keep, progress, signals)
+    num_todo = journal.num_todo
+    with Progress(found.num_completions, "requests", done=found.num_completions - num_todo) as progress:
+        return generate(engine, todo, num_todo, keep, progress, signals, deterministic=found.deterministic)
 
 
 def put_together(

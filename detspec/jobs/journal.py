@@ -91,6 +91,12 @@ class Journal:
         return NOWHERE not in self._offsets[start:end]
 
     @property
+    def num_todo(self) -> int:
+        """Completions that are to be generated: all of a request of which one is not in the file."""
+        numbers = range(self._first, self._first + len(self._starts) - 1)
+        return sum(end - start for number in numbers if not self.has(number) for start, end in [self._places(number)])
+
+    @property
     def failed(self) -> set[int]:
         """Places in the output of completions with finish reason "error"."""
         return {place for place, failed in enumerate(self._failed) if failed}

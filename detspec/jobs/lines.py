@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from detspec.checkpoint.load import Model
-from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.reading import read_request
 from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
 from detspec.sampling import SamplingParams
@@ -20,8 +21,8 @@ LOGPROB_KEYS = ("top_logprobs", "prompt_logprobs", "prompt_top_logprobs")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def parse_request(raw: bytes, engine: Engine, defaults: SamplingParams) -> Request:
-    """One line as a checked request; `InputError` says what is wrong with it."""
+def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
+    """One line as a request checked for engines of `model` and `config`; `InputError` says what is wrong with it."""
     line = parse_line(raw)
     id = line["id"]
     refuse_unknown(line, LINE_KEYS, "key")
@@ -33,10 +34,10 @@ def parse_request(raw: bytes, engine: Engine, defaults: SamplingParams) -> Reque
         raise InputError(f'"prompt_token_ids" must be a list of token ids, got {line["prompt_token_ids"]!r}')
     try:
         if "messages" in line:
-            prompt = read_chat(line, engine.model)
+            prompt = read_chat(line, model)
         else:
             prompt = line["prompt"] if "prompt" in line else line["prompt_token_ids"]
-        return engine.request(prompt, merge_sampling(line.get("sampling", {}), defaults), id=id)
+        return read_request(model, config, prompt, merge_sampling(line.get("sampling", {}), defaults), id=id)
     except InputError as error:
         raise InputError(f"{error} (id {id!r})") from error
 
@@ -108,12 +109,13 @@ def completion_line(completion: Completion, num_samples: int) -> bytes:
         "prompt_len": len(completion.prompt_token_ids),
         "digest": completion.digest,
     }
+    mode = {} if completion.logprobs_mode == "raw" else {"logprobs_mode": completion.logprobs_mode}
     asked = {key: as_json(getattr(completion, key)) for key in LOGPROB_KEYS if getattr(completion, key)}
-    return json.dumps({**line, **asked}, allow_nan=False).encode()
+    return json.dumps({**line, **mode, **asked}, allow_nan=False).encode()
 
 
 def as_json(value: Any) -> Any:
-    """`value` with None for numbers that JSON has not: of texts whose logits are not finite."""
+    """`value` with None for numbers that JSON has not: of tokens left out, and of texts whose logits are not finite."""
     if isinstance(value, tuple):
         return [as_json(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

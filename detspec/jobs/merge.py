@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from detspec.engine.request import Stats
+from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.errors import InputError
 from detspec.jobs.files import beside, find_shards, journal_path, new_files, pretty_json, shard_path
 from detspec.jobs.manifest import differences, header_of, read_manifest
@@ -121,15 +121,19 @@ def _merge_manifests(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _add_stats(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums of counts and of seconds; speed and acceptance over all of them."""
-    counted = {key for key, value in each[0].items() if key.startswith("num_") or (key.endswith("_s") and key != "tok_per_s")}
-    sums = {key: sum(stats[key] for stats in each) for key in each[0] if key in counted}
-    counters = Stats(**{key: sums[key] for key in Stats.__dataclass_fields__})
-    generated_s = sum(stats["tok_per_s"] * stats["generate_s"] for stats in each)
-    return {
-        "num_shards": len(each),
-        **sums,
-        "tok_per_s": round(generated_s / sums["generate_s"], 1) if sums["generate_s"] else 0.0,
+    """Sums of counts and of seconds, also of the shards' last starts; speed and acceptance over all of those."""
+    last_start = _sums([stats["last_start"] for stats in each])
+    counters = Stats(**{key: last_start[key] for key in STATS_FIELDS})
+    speed = last_start["num_tokens"] / last_start["generate_s"] if last_start["generate_s"] else 0.0
+    last_start |= {
+        "tok_per_s": round(speed, 1),
         "mean_acceptance_length": counters.mean_acceptance_length,
         "draft_acceptance_rate": counters.draft_acceptance_rate,
     }
+    return {"num_shards": len(each), **_sums(each), "last_start": last_start}
+
+
+def _sums(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of what counts things or seconds."""
+    counted = [key for key in each[0] if key.startswith("num_") or (key.endswith("_s") and key != "tok_per_s")]
+    return {key: sum(stats[key] for stats in each) for key in counted}

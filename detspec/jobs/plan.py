@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from detspec.cache import cache_bytes
 from detspec.engine.engine import Engine
-from detspec.engine.policy import buckets, canonical_plans, fast_plan
+from detspec.engine.policy import needed_plans
 from detspec.jobs.files import journal_path
 from detspec.jobs.journal import read_journal
 from detspec.jobs.manifest import complete_manifest, job_header
@@ -31,12 +31,12 @@ def plan_job(
     """
     found = scan(prompts, engine, defaults, shard=shard, reject=None if on_error == "stop" else lambda _: None)
     header = job_header(engine, prompts, defaults, shard=shard, on_error=on_error)
-    num_kept = 0
+    num_kept, num_todo = 0, found.num_completions
     if out is not None and complete_manifest(out, header):
-        num_kept = found.num_completions
+        num_kept, num_todo = found.num_completions, 0
     elif out is not None and (journal := read_journal(journal_path(out), header)):
         journal.load(found.first, found.counts)
-        num_kept = journal.num_kept
+        num_kept, num_todo = journal.num_kept, journal.num_todo
     cfg, config, schedule = engine.model.cfg, engine.config, engine.schedule
     cache = cache_bytes(
         cfg,
@@ -46,7 +46,7 @@ def plan_job(
         dtype=jnp.dtype(schedule.cache_dtype),
         num_pages=engine.num_pages,
     )
-    programs = planned_programs(engine, found.num_completions - num_kept)
+    plans = needed_plans(config, schedule, num_todo, deterministic=found.deterministic)
     lines = {
         "model": f"{cfg.num_params:,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
         "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {schedule.page} slots, {schedule.cache_dtype}",
@@ -57,23 +57,11 @@ def plan_job(
         "prompt tokens": f"{found.num_prompt_tokens:,}, at most {found.longest_prompt:,} each",
         "new tokens": f"at most {found.num_new_tokens:,}, at most {found.most_new_tokens:,} each",
         "kept": f"{num_kept:,} of {found.num_completions:,} completions",
-        "programs": f"{len(programs)} to compile at most: {', '.join(programs) or 'none'}",
+        "programs": f"{len(plans)} to compile at most: {', '.join(plan.label for plan in plans) or 'none'}",
         "passes": f"at least {least_passes(engine, found):,} if nothing stops early and nothing is kept",
     }
     width = max(map(len, lines))
     return "\n".join(f"{name:{width}}  {value}" for name, value in lines.items())
-
-
-def planned_programs(engine: Engine, num_requests: int) -> list[str]:
-    """Labels of the plans that a run may compile; none if there is nothing to do."""
-    config, schedule = engine.config, engine.schedule
-    sizes = buckets(config.max_rows)
-    if num_requests <= config.max_rows:
-        sizes = tuple(size for size in sizes if size >= num_requests)[:1] if num_requests else ()
-    speculative = config.num_speculative_tokens + 1
-    windows = {"none": (1,), "self": (speculative,)}.get(config.method, (1, speculative))
-    canonical = [plan for size in sizes for window in windows for plan in canonical_plans(size, window, schedule.rows)]
-    return [plan.label for plan in (*map(fast_plan, sizes), *canonical)]
 
 
 def least_passes(engine: Engine, found: Scan) -> int:

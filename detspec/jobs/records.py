@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from detspec.checkpoint.load import Model
 from detspec.config import Schedule
-from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.errors import InputError
@@ -36,6 +36,7 @@ class Record:
     finish_reason: str
     prompt_len: int
     digest: str
+    logprobs_mode: str  # "raw" where the line names none
     asked: dict[str, Any]  # those of `LOGPROB_KEYS` that the line has
 
     @property
@@ -122,7 +123,7 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
         raise InputError(f"is not JSON: {error}") from error
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
-    refuse_unknown(line, (*RECORD_KEYS, "index", *LOGPROB_KEYS), "key")
+    refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", *LOGPROB_KEYS), "key")
     missing = [key for key in RECORD_KEYS if key not in line]
     if missing:
         raise InputError(f"lacks {', '.join(missing)}: records are lines that `detspec generate` wrote")
@@ -142,7 +143,8 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
             raise InputError(f'"logprobs" must hold finite numbers, got {logprob!r} (id {line["id"]!r})')
     logprobs = np.asarray(line["logprobs"], np.float64)
     asked = {key: line.pop(key) for key in LOGPROB_KEYS if key in line}
-    return Record(**{"index": None, **line, "token_ids": tuple(line["token_ids"]), "logprobs": logprobs, "asked": asked})
+    read = {"token_ids": tuple(line["token_ids"]), "logprobs": logprobs, "asked": asked}
+    return Record(**{"index": None, "logprobs_mode": "raw", **line, **read})
 
 
 class PromptsById:
@@ -178,7 +180,7 @@ class PromptsById:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
 
-    def request(self, id: str, engine: Engine, defaults: SamplingParams) -> Request:
+    def request(self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
         """The request of that id; samples of one request follow each other, so the last one is kept.
 
         Raises:
@@ -190,7 +192,7 @@ class PromptsById:
             raise InputError(f"{self._path} has no line with the id {id!r}, which is among the records")
         self._file.seek(self._place[id])
         try:
-            self._last = parse_request(self._file.readline(), engine, defaults)
+            self._last = parse_request(self._file.readline(), model, config, defaults)
         except InputError as error:
             raise InputError(f"{self._path}: {error}") from error
         return self._last

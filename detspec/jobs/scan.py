@@ -31,6 +31,7 @@ class Scan:
         counts: completions of each of this shard's lines; 0 if the line was rejected.
         num_prompt_tokens, longest_prompt: tokens of this shard's prompts, in all and of the longest.
         num_new_tokens, most_new_tokens: tokens that this shard's requests may at most generate, in all and in one sample.
+        deterministic: whether some of this shard's requests are.
     """
 
     num_lines: int
@@ -40,6 +41,7 @@ class Scan:
     longest_prompt: int
     num_new_tokens: int
     most_new_tokens: int
+    deterministic: bool
 
     @property
     def num_requests(self) -> int:
@@ -69,7 +71,7 @@ def scan(
 
     Args:
         prompts: the file.
-        engine: checks requests.
+        engine: what requests are checked for.
         defaults: sampling parameters that lines do not give.
         shard: index and number of shards; a shard is a contiguous block of the lines.
         reject: takes a line about each malformed line, instead of an exception.
@@ -85,6 +87,7 @@ def scan(
     first, end = block(num_lines, *shard)
     counts = array("I")
     prompt_tokens = longest_prompt = new_tokens = most_new_tokens = 0
+    deterministic = False
     for number, place, raw in prompts.lines():
         if number >= end:
             break
@@ -93,7 +96,7 @@ def scan(
         try:
             if number in repeated:
                 raise InputError(repeated[number])
-            request = parse_request(raw, engine, defaults)
+            request = parse_request(raw, engine.model, engine.config, defaults)
         except InputError as error:
             if reject is None:
                 raise InputError(f"{prompts.name} line {place}: {error}") from error
@@ -105,7 +108,8 @@ def scan(
         longest_prompt = max(longest_prompt, len(request.prompt_token_ids))
         new_tokens += request.sampling.n * request.sampling.max_tokens
         most_new_tokens = max(most_new_tokens, request.sampling.max_tokens)
-    return Scan(num_lines, first, counts, prompt_tokens, longest_prompt, new_tokens, most_new_tokens)
+        deterministic |= request.sampling.deterministic
+    return Scan(num_lines, first, counts, prompt_tokens, longest_prompt, new_tokens, most_new_tokens, deterministic)
 
 
 def requests(
@@ -116,7 +120,7 @@ def requests(
         if number >= found.first + len(found.counts):
             break
         if number >= found.first and found.counts[number - found.first] and not is_done(number):
-            yield number, parse_request(raw, engine, defaults)
+            yield number, parse_request(raw, engine.model, engine.config, defaults)
 
 
 def block(num_lines: int, index: int, count: int) -> tuple[int, int]:

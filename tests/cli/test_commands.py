@@ -12,7 +12,7 @@ from detspec.cli.commands import main
 from detspec.engine.engine_config import METHODS, EngineConfig
 from detspec.errors import InputError
 from detspec.evals import bench
-from detspec.sampling import SamplingParams
+from detspec.sampling import LOGPROBS_MODES, SamplingParams
 
 COMMANDS = ("demo", "generate", "merge", "doctor", "trace", "train", "bench")
 CLI = Path(commands.__file__).parent
@@ -109,6 +109,7 @@ def test_defaults_are_those_of_the_library():
         EngineConfig().num_speculative_tokens,
     )
     assert options.METHODS == METHODS
+    assert options.LOGPROBS_MODES == LOGPROBS_MODES
     assert importlib.import_module("detspec.cli.bench").MODES == bench.MODES
 
 
@@ -116,6 +117,7 @@ def test_sampling_options_reach_the_parameters():
     args = parsed(
         *("generate", *NEEDED["generate"], "--max-tokens", "5", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9"),
         *("--min-p", "0.1", "--seed", "7", "--ignore-eos", "--stop-token-ids", "1", "2", "--ordinary"),
+        *("--logprobs-mode", "processed"),
     )
     assert options.sampling_of(args) == SamplingParams(
         max_tokens=5,
@@ -126,6 +128,7 @@ def test_sampling_options_reach_the_parameters():
         seed=7,
         ignore_eos=True,
         stop_token_ids=(1, 2),
+        logprobs_mode="processed",
         deterministic=False,
     )
 

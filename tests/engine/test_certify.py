@@ -11,7 +11,7 @@ from detspec.config import Schedule
 from detspec.engine.certify import _first_difference
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import canonical_plans, fast_plan
+from detspec.engine.policy import canonical_plans, fast_plan, needed_plans
 from detspec.errors import InputError
 from detspec.sampling import SamplingParams
 from tests.engine.byte_model import SCHEDULE, facts
@@ -65,6 +65,8 @@ def test_certify_of_sound_plans_finds_them_equal_and_times_them(three_rows):
     assert canonical.differs == ""
     assert 0 < canonical.step_s < 10
     assert not three_rows.certificates[fast_plan(3)].equal  # it promises nothing
+    needed = needed_plans(three_rows.config, three_rows.schedule, 4, deterministic=True)
+    assert set(three_rows.certificates) <= set(needed)
 
 
 def test_certify_leaves_no_trace_in_what_follows(model, one_row):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from detspec.engine.engine import Engine
-from detspec.engine.request import Completion
+from detspec.engine.request import Completion, Stats
 from detspec.errors import InputError
 from detspec.generate.score import score
 from detspec.model.params import init_params
@@ -136,6 +136,19 @@ def test_engine_of_ordinary_requests_alone_certifies_nothing(model):
     assert not all(plan.fast for plan in engine.certificates)
 
 
+@pytest.mark.parametrize("given", [list, iter])
+def test_run_told_of_no_deterministic_requests_certifies_nothing_and_refuses_one(given, model, one_row):
+    engine = make_engine(model, 1, "none")
+    made = [engine.request([3], SamplingParams(max_tokens=4, deterministic=False), id=str(i)) for i in range(3)]
+    assert len(list(engine.run(given(made), deterministic=False))) == 3
+    made.append(engine.request([3], SamplingParams(max_tokens=4), id="strict"))
+    with pytest.raises(InputError, match="request 'strict' is deterministic, but the run was started with deterministic=False"):
+        list(engine.run(given(made), deterministic=False))
+    assert all(plan.fast for plan in engine.certificates)
+    found = {completion.id: completion for completion in engine.run(given(made))}
+    assert facts(found["strict"]) == facts(one_row.generate([[3]], SamplingParams(max_tokens=4))[0])
+
+
 # Stop strings ---------------------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +239,8 @@ def test_abort_frees_pages_at_once_and_leaves_the_others_their_bits(alone, model
     assert held[1] < held[0]
     aborted = [c for c in completions if c.finish_reason == "abort"]
     assert [c.id for c in aborted] == ["endless"]
+    assert aborted[0].stats.num_verify_passes > 0
+    assert engine.stats == sum((c.stats for c in completions), Stats())
     (whole,) = engine.generate([[3]], SamplingParams(max_tokens=60, ignore_eos=True))
     assert 0 < len(aborted[0].token_ids) < 60
     assert aborted[0].token_ids == whole.token_ids[: len(aborted[0].token_ids)]

@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 
+from detspec.config import Schedule
+from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import (
     MAX_ROUNDS,
     NEVER,
@@ -15,6 +17,7 @@ from detspec.engine.policy import (
     choose,
     empty_windows,
     fast_plan,
+    needed_plans,
     plan_segment,
     pow2_ceil,
     step_tokens,
@@ -112,6 +115,30 @@ def test_canonical_plans_go_from_the_batch_alone_to_the_anchor(batch, window, ro
     plans = canonical_plans(batch, window, rows)
     assert [plan.rows for plan in plans] == expected
     assert all(plan.batch == batch and plan.window == window and not plan.fast for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "deterministic", "changes", "expected"),
+    [
+        (0, True, {}, ""),
+        (9, False, {}, "fast[1] fast[4] fast[8]"),
+        (8, False, {}, "fast[8]"),
+        (2, True, {"method": "none"}, "fast[4] 4x1[4] 64x1[4]"),
+        (3, True, {"method": "self"}, "fast[4] 4x16[4]"),
+        (1, True, {}, "fast[1] 1x1[1] 64x1[1] 1x16[1] 4x16[1]"),
+        (9, True, {"method": "none", "max_rows": 2}, "fast[1] 1x1[1] 64x1[1] fast[2] 2x1[2] 64x1[2]"),
+    ],
+)
+def test_needed_plans_of_small_cases(num_requests, deterministic, changes, expected):
+    config = EngineConfig(**{"max_rows": 8, **changes})
+    plans = needed_plans(config, Schedule(rows=64), num_requests, deterministic=deterministic)
+    assert " ".join(plan.label for plan in plans) == expected
+
+
+def test_needed_plans_of_aligned_windows_keep_the_schedules_window():
+    schedule = Schedule(rows=64, window=32, alignment="window")
+    plans = needed_plans(EngineConfig(max_rows=1), schedule, 1, deterministic=True)
+    assert [plan.label for plan in plans] == ["fast[1]", "1x32[1]", "2x32[1]"]
 
 
 # Segments -------------------------------------------------------------------------------------------------------------------

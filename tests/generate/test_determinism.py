@@ -147,6 +147,7 @@ samplings = st.builds(
     min_p=st.sampled_from([0.0, 0.0, 0.05]),
     seed=st.integers(0, 2**32 - 1),
     stop_token_ids=st.sampled_from([(), tuple(range(0, V, 9))]),  # 24 of 211 tokens stop, or none
+    logprobs_mode=st.sampled_from(["raw", "raw", "processed"]),
     deterministic=st.sampled_from([True, True, True, False]),
 )
 prompts = st.lists(st.integers(0, V - 1), min_size=1, max_size=MAX_PROMPT).map(tuple)

@@ -205,7 +205,7 @@ def test_record_that_ended_in_an_error_reproduces(tmp_path):
 
 @pytest.fixture(scope="module")
 def rich(one_row, tmp_path_factory) -> Path:
-    """The folder of a job of two samples, a text cut by a stop string, and further log-probabilities; biased by default."""
+    """The folder of a biased job: two samples, a text cut by a stop string, further log-probabilities, processed ones."""
     folder = tmp_path_factory.mktemp("rich")
     defaults = dataclasses.replace(DEFAULTS, logit_bias=((7, 1.5), (9, -2.0)))
     sampling = {"max_tokens": 12, "temperature": 1.0, "seed": 3}
@@ -213,21 +213,32 @@ def rich(one_row, tmp_path_factory) -> Path:
         {"id": "two", "prompt": "a", "sampling": {**sampling, "n": 2}},
         {"id": "cut", "prompt": "a", "sampling": {**sampling, "max_tokens": 24, "seed": 5}},
         {"id": "likely", "prompt": "def", "sampling": {**sampling, "logprobs": 2, "prompt_logprobs": 1}},
+        {"id": "processed", "prompt": "def", "sampling": {**sampling, "logprobs": 3, "top_k": 2, "logprobs_mode": "processed"}},
     ]
     text = read_lines(make_job(one_row, folder, lines, defaults))[2]["text"]
     lines[1]["sampling"]["stop"] = [text[9:11]]
     found = read_lines(make_job(one_row, folder, lines, defaults))
-    assert [line.get("index") for line in found] == [0, 1, None, None]
+    assert [line.get("index") for line in found] == [0, 1, None, None, None]
     assert found[0]["token_ids"] != found[1]["token_ids"]
     assert (found[2]["finish_reason"], found[2]["text"]) == ("stop", text[: text.index(text[9:11])])
     assert len(found[3]["top_logprobs"]) == 12
+    assert [line.get("logprobs_mode") for line in found] == [None] * 4 + ["processed"]
+    assert {top[2][1] for top in found[4]["top_logprobs"]} == {None}  # top_k left it out
     return folder
 
 
 def test_samples_stop_strings_and_further_logprobs_reproduce(model, rich):
     report = audit(model, rich)
     assert report.reproduced
-    assert report.num_records == 4
+    assert report.num_records == 5
+
+
+def test_processed_records_differ_from_those_of_a_request_for_raw_ones(model, rich, tmp_path):
+    """The inverse control."""
+    folder = copy(rich, tmp_path, "in.jsonl", lambda lines: lines[3]["sampling"].update(logprobs_mode="raw"))
+    (found,) = audit(model, folder).differences
+    assert (found.record, found.position) == ("processed", 0)
+    assert found.what.startswith("log-probability: recorded ")
 
 
 def swap_samples(lines: Lines) -> None:
@@ -266,6 +277,11 @@ RICH_TAMPERING = {
     "likeliest": (set_likeliest, ["likely"], "top_logprobs: recorded"),
     "no likeliest": (lambda lines: lines[3].pop("top_logprobs"), ["likely"], "top_logprobs: recorded nothing"),
     "prompt": (set_prompt_logprob, ["likely"], "prompt_logprobs: token 2 of the prompt: recorded -1.0"),
+    "mode": (
+        lambda lines: lines[4].pop("logprobs_mode"),
+        ["processed"],
+        "logprobs_mode: recorded 'raw', canonical 'processed'",
+    ),
     "not asked for": (lambda lines: lines[2].update(prompt_logprobs=[None]), ["cut"], "prompt_logprobs: token 0"),
 }
 

@@ -91,9 +91,13 @@ def test_conversation_is_rendered_and_continued(one_row, monkeypatch):
     talk = [{"role": "user", "content": "def f(x):"}, {"role": "assistant", "content": "    return 'é'"}]
     chat = line(id="text", messages=talk, chat_template_kwargs={"mark": "\n"})
     text = line(id="text", prompt="def f(x):\n    return 'é'\n")
-    assert parse_request(chat, one_row, DEFAULTS) == parse_request(text, one_row, DEFAULTS)
+
+    def read(raw):
+        return parse_request(raw, one_row.model, one_row.config, DEFAULTS)
+
+    assert read(chat) == read(text)
     with pytest.raises(InputError, match=r"the conversation is empty.*\(id 'text'\)"):
-        parse_request(line(id="text", messages=[]), one_row, DEFAULTS)
+        read(line(id="text", messages=[]))
 
 
 def test_output_is_the_same_bytes_on_more_rows(three_rows, reference, tmp_path):
@@ -115,6 +119,19 @@ def test_output_of_ordinary_requests_differs_between_row_counts(one_row, three_r
     assert found[0] != found[1]
 
 
+def test_job_of_ordinary_requests_certifies_nothing_until_one_is_not(one_row, tmp_path):
+    engine = Engine(one_row.model, one_row.config)
+    lines = [line(id=str(i), prompt_token_ids=[i], sampling={"deterministic": False}) for i in range(3)]
+    job(engine, lines, tmp_path / "out.jsonl")
+    assert [plan.label for plan in engine.certificates] == ["fast[1]"]
+    with Prompts(str(tmp_path / "in.jsonl")) as prompts:
+        assert "1 to compile at most: fast[1]" in plan_job(
+            engine, prompts, None, defaults=DEFAULTS, shard=(0, 1), on_error="stop"
+        )
+    job(engine, [*lines, line(id="strict", prompt_token_ids=[1])], tmp_path / "out.jsonl")
+    assert len(engine.certificates) > 1
+
+
 def test_logprobs_in_the_output_keep_every_bit(one_row, reference):
     completions = one_row.generate([[1, 2, 3]], DEFAULTS)
     written = json.loads(reference[1])["logprobs"]
@@ -128,8 +145,9 @@ def test_statistics_and_manifest_lie_beside_the_output(three_rows, tmp_path):
     stats = json.loads((tmp_path / "out.stats.json").read_text())
     assert stats["num_requests"] == 8
     assert stats["num_tokens"] == 16 + sum(sampling.max_tokens for sampling in some_sampling(6))
-    assert stats["num_draft_tokens"] >= stats["num_accepted_draft_tokens"] > 0
-    assert stats["tok_per_s"] > 0
+    last = stats["last_start"]
+    assert last["num_draft_tokens"] >= last["num_accepted_draft_tokens"] > 0
+    assert last["tok_per_s"] > 0
     speculation = (
         "mean_acceptance_length",
         "draft_acceptance_rate",
@@ -137,7 +155,8 @@ def test_statistics_and_manifest_lie_beside_the_output(three_rows, tmp_path):
         "num_rollbacks",
         "num_recomputed_tokens",
     )
-    assert set(speculation) < set(stats)
+    assert set(speculation) < set(last)
+    assert last["num_tokens"] == stats["num_tokens"]
     manifest = json.loads((tmp_path / "out.manifest.json").read_text())
     assert manifest["fingerprint"] == three_rows.fingerprint()
     assert manifest["sampling"]["max_tokens"] == 8
@@ -151,7 +170,7 @@ def test_statistics_count_this_job_alone(three_rows, tmp_path):
     counts = []
     for name in ("a.jsonl", "b.jsonl"):
         job(three_rows, some_lines()[:2], tmp_path / name)
-        counts.append(json.loads(beside(tmp_path / name, "stats").read_text())["num_verify_passes"])
+        counts.append(json.loads(beside(tmp_path / name, "stats").read_text())["last_start"]["num_verify_passes"])
     assert counts[0] == counts[1]
 
 
@@ -227,6 +246,31 @@ def test_job_that_crashes_again_and_again_gives_the_same_bytes(engine_name, segm
     assert result.stats["num_resumed"] == kept[-1] > 0
     assert result.stats["num_tokens"] == sum(len(json.loads(text)["token_ids"]) for text in reference)
     assert names(tmp_path) == WHOLE
+
+
+def test_resumed_job_counts_its_tokens_apart_and_no_sample_twice(one_row, tmp_path, monkeypatch):
+    """One of three samples is kept, so all three are generated again: of the bar's three, none was done before."""
+    lines = [line(id="a", prompt_token_ids=[1], sampling={"n": 3, "temperature": 1.0})]
+    crash_at_segment(monkeypatch, 3)
+    with pytest.raises(Crash):
+        start(one_row, lines, tmp_path / "out.jsonl")
+    monkeypatch.undo()
+    shown = []
+    leave = Progress.__exit__
+    monkeypatch.setattr(Progress, "__exit__", lambda self, *how: shown.append((self._done, self.total)) or leave(self, *how))
+    stats = start(one_row, lines, tmp_path / "out.jsonl").stats
+    assert shown == [(3, 3)]
+    assert 0 < stats["num_resumed"] < 3
+    assert stats["num_tokens"] == stats["last_start"]["num_tokens"] == 24
+    more = [*lines, line(id="b", prompt_token_ids=[2]), line(id="c", prompt_token_ids=[3])]
+    crash_at_segment(monkeypatch, 5)
+    with pytest.raises(Crash):
+        start(one_row, more, tmp_path / "more.jsonl")
+    monkeypatch.undo()
+    stats = start(one_row, more, tmp_path / "more.jsonl").stats
+    assert 3 <= stats["num_resumed"] < 5
+    assert stats["num_tokens"] == 40
+    assert stats["last_start"]["num_tokens"] == stats["last_start"]["num_verify_passes"] == 8 * (5 - stats["num_resumed"])
 
 
 def test_job_resumes_on_another_number_of_rows_and_refuses_other_sampling(
@@ -366,7 +410,9 @@ def test_merged_shards_are_the_files_of_one_job(three_rows, tmp_path):
     names_of_facts = ("num_requests", "num_rejected", "num_prompt_tokens", "num_tokens", "num_failed")
     assert {name: stats[name] for name in names_of_facts} == {name: whole[name] for name in names_of_facts}
     assert stats["num_shards"] == 4
-    assert stats["num_verify_passes"] > 0
+    parts = [json.loads(beside(path, "stats").read_text())["last_start"] for path in paths]
+    assert stats["last_start"]["num_tokens"] == stats["num_tokens"]
+    assert stats["last_start"]["num_verify_passes"] == sum(part["num_verify_passes"] for part in parts) > 0
     assert stats == json.loads(beside(out, "stats").read_text())
     for path in (*paths, *(beside(path, "manifest") for path in paths)):
         assert path.exists()  # merging leaves the shards
