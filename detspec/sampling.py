@@ -203,7 +203,7 @@ def row_sampling(
         "stop_ids": _stacked(stop_ids, max_stop_ids, NO_TOKEN, np.int32, "stop tokens"),
         "bias_ids": _stacked(bias_ids, max_logit_bias, NO_TOKEN, np.int32, "biased tokens"),
         "bias_values": _stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens"),
-        "processed_logprobs": np.asarray([p.logprobs_mode == "processed" for p in params]),
+        "processed_logprobs": np.asarray([p.logprobs_mode == "processed" for p in params], bool),
     }
     return RowSampling(**fields)
 

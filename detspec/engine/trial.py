@@ -17,7 +17,7 @@ from detspec.state import GenState
 
 PROBE_TOKENS = 24
 PROBE_PROMPT = 40
-TIMING_ROUNDS = 3
+TIMING_ROUNDS = 5
 
 
 class Trial:

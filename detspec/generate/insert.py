@@ -157,7 +157,7 @@ def pack_requests(
         committed=np.asarray([len(prompt) for prompt in prompts], np.int32),
         length=np.zeros(number, np.int32) if lengths is None else np.asarray(lengths, np.int32),
         limit=prompt_len + np.asarray([params.max_tokens for params in sampling], np.int32),
-        deterministic=np.asarray([params.deterministic for params in sampling]),
+        deterministic=np.asarray([params.deterministic for params in sampling], bool),
         sampling=row_sampling(
             sampling,
             prompt_len.tolist(),
