@@ -22,7 +22,7 @@ demo: env ## the whole product in one picture: generate, verify, roll back, comp
 	$(BIN)/detspec demo
 
 test: env ## run the tests
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers, live
 	$(BIN)/python -m pytest parity $(ARGS)

@@ -13,6 +13,8 @@ import hypothesis
 import jax
 import pytest
 
+pytest_plugins = ["tests.engine.fixtures"]
+
 # The processes of one run share what they compile, and what is dropped between folders is found again.
 RUN = os.environ.setdefault("DETSPEC_TEST_RUN", str(os.getpid()))  # the first process is the others' parent
 COMPILED = Path(tempfile.gettempdir()) / f"detspec-test-{RUN}"

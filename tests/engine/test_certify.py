@@ -17,8 +17,13 @@ from detspec.sampling import SamplingParams
 from tests.engine.byte_model import SCHEDULE, facts
 
 
-def engine_of(model: Model, max_len: int, **config) -> Engine:
-    return Engine(model, EngineConfig(max_rows=2, max_len=max_len, num_speculative_tokens=3, schedule=SCHEDULE, **config))
+def engine_of(model: Model, method: str) -> Engine:
+    """An engine to spoil, its cache of a length that no other test uses: programs are kept by shape.
+
+    A spoilt one must not be met by a sound engine; those of single rows are spoilt alike in both tests.
+    """
+    shape = {"max_rows": 2, "max_len": 73, "num_speculative_tokens": 3, "schedule": SCHEDULE}
+    return Engine(model, EngineConfig(**shape, method=method))
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, *, windows: bool) -> None:
@@ -31,10 +36,9 @@ def spoil(monkeypatch: pytest.MonkeyPatch, *, windows: bool) -> None:
     monkeypatch.setattr(Schedule, "budget", budget)
 
 
-# A length of the cache that no other test uses: programs are cached by shape, and spoilt ones must not be met again.
 def test_certify_with_native_sums_in_the_canonical_pass_refuses_the_engine(model, monkeypatch):
     spoil(monkeypatch, windows=True)
-    engine = engine_of(model, 73, method="none")
+    engine = engine_of(model, "none")
     with pytest.raises(InputError, match=r"does not certify the canonical pass at 2 rows.*detspec doctor"):
         engine.generate([[1], [2]], SamplingParams(max_tokens=4))
     tried = [engine.certificates[plan] for plan in canonical_plans(2, 1, SCHEDULE.rows)]
@@ -50,7 +54,7 @@ def test_engine_with_one_broken_plan_uses_the_other(model, one_row, monkeypatch)
     expected = [facts(c) for c in one_row.generate([[1, 2, 3], [4]], sampling)]
     monkeypatch.setattr("detspec.engine.planner.WORTH_DRAFTING", float("inf"))
     spoil(monkeypatch, windows=False)
-    engine = engine_of(model, 74, method="auto")
+    engine = engine_of(model, "auto")
     found = engine.generate([[1, 2, 3], [4]], sampling)
     assert not any(engine.certificates[plan].equal for plan in canonical_plans(2, 1, SCHEDULE.rows))
     assert engine.certificates[canonical_plans(2, 4, SCHEDULE.rows)[0]].equal

@@ -80,7 +80,7 @@ def test_too_few_pages_preempt_and_change_nothing(alone, eight_rows):
 
 
 def test_without_prefix_sharing_nothing_changes(alone, model):
-    assert run(make_engine(model, 8, "auto", prefix_sharing=False), SHUFFLED) == alone
+    assert run(make_engine(model, 3, "self", prefix_sharing=False), SHUFFLED) == alone
 
 
 def test_ordinary_requests_in_other_engines_get_other_bits(one_row, three_rows, eight_rows):
@@ -223,7 +223,7 @@ def test_asking_for_logprobs_changes_nothing_else(alone, eight_rows):
 
 
 def test_abort_frees_pages_at_once_and_leaves_the_others_their_bits(alone, model):
-    engine = make_engine(model, 8, "auto", segment_steps=4)  # the host looks often enough to abort it in the middle
+    engine = make_engine(model, 3, "self", segment_steps=4)  # the host looks often enough to abort it in the middle
     requests = mixed_requests()
     made = [engine.request(prompt, sampling, id=str(i)) for i, (prompt, sampling) in enumerate(requests)]
     endless = engine.request([3], SamplingParams(max_tokens=60, ignore_eos=True), id="endless")

@@ -107,7 +107,8 @@ def test_run_bench_program_that_is_not_certified_is_a_result(monkeypatch: pytest
     genuine = Engine.run
     monkeypatch.setattr(Engine, "run", run)
     model = random_model(RANDOM_CFG)
-    result = run_bench(model, batches=(1,), modes=("dvr",), windows=(REFUSED_WINDOW,), prompt_len=4, new_tokens=8, repeats=1)
+    shape = {"batches": (2,), "prompt_len": 8, "new_tokens": 12}  # that of `result`
+    result = run_bench(model, **shape, modes=("dvr",), shares=(100,), windows=(REFUSED_WINDOW,), repeats=1)
     fast, refused = result["batches"][0]["cases"]
     assert fast["refused"] is None
     assert refused["refused"] == "not certified"

@@ -94,13 +94,14 @@ def test_trace_figure_draws_a_recorded_trace(bad: Trace):
 
 
 def test_find_rollback_finds_both_kinds_of_window(model):
-    trace = find_rollback(model, [PROMPT, *OTHERS], max_tokens=MAX_TOKENS, num_rows=4, num_batches=1)
+    trace = find_rollback(model, [PROMPT, *OTHERS], max_tokens=MAX_TOKENS, num_rows=3, num_batches=1)
     assert {window.rolled_back for window in trace.windows if window.drafted} == {True, False}
 
 
 def test_find_rollback_with_nothing_to_roll_back_returns_a_trace_without(model):
     """A request of one token drafts nothing."""
-    trace = find_rollback(model, [PROMPT], max_tokens=1, num_rows=1, num_batches=1)
+    prompt = tuple(range(3 + MAX_TOKENS))  # the shapes of the other tests
+    trace = find_rollback(model, [prompt], max_tokens=1, num_rows=3, num_batches=1)
     assert [window.rolled_back for window in trace.windows] == [False]
 
 

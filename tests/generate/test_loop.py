@@ -45,16 +45,16 @@ def test_program_is_traced_once_for_all_prompts_rollbacks_and_endings():
         step_fn = partial(dvr_step, params, RANDOM_CFG, draft_fn=draft_fn, schedule=schedule)
         return run(state, step_fn, max_steps=jnp.int32(MAX_LEN), min_live=jnp.int32(1))[0]
 
-    def generated(batch, seed):
+    def arguments(batch, seed):
         state = state_of(RANDOM_CFG, random_requests(batch, seed), schedule=SCHEDULE, max_len=MAX_LEN)
         recorded = np.random.default_rng(seed).integers(0, RANDOM_CFG.vocab_size, (batch, MAX_LEN), dtype=np.int32)
-        return counted(random_model(RANDOM_CFG), state, recorded, np.full(batch, MAX_LEN, np.int32), schedule=SCHEDULE)
+        return random_model(RANDOM_CFG), state, recorded, np.full(batch, MAX_LEN, np.int32)
 
-    states = [generated(3, seed) for seed in range(4)]
+    states = [counted(*arguments(3, seed), schedule=SCHEDULE) for seed in range(4)]
     assert sum(int(state.counters.num_rollbacks.sum()) for state in states) > 4
     assert len({int(n) for state in states for n in state.committed}) > 4
     assert traced == [3]
-    generated(2, 0)  # another number of rows is another program
+    counted.trace(*arguments(2, 0), schedule=SCHEDULE)  # another number of rows is another program
     assert traced == [3, 2]
 
 
@@ -106,7 +106,7 @@ def test_loop_copies_no_page_pool(window):
 
 def test_loop_that_keeps_its_old_cache_does_copy_page_pools():
     compiled, shapes = compiled_loop(
-        RANDOM_CFG, Schedule(rows=16, window=8, page=16), max_rows=3, max_len=MAX_LEN, keep_old_cache=True
+        RANDOM_CFG, Schedule(rows=16, window=1, page=16), max_rows=3, max_len=MAX_LEN, keep_old_cache=True
     )
     assert len(pool_copies(compiled, shapes)) >= 2 * RANDOM_CFG.num_layers
 

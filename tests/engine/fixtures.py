@@ -1,4 +1,4 @@
-"""One model and three engines for all tests of this folder: compiling is what takes the time."""
+"""One model and three engines for the tests of the engine and of jobs: compiling is what takes the time."""
 
 import pytest
 
