@@ -258,7 +258,7 @@ def test_job_that_crashes_again_and_again_gives_the_same_bytes(engine_name, numb
 def test_resumed_job_counts_its_tokens_apart_and_no_sample_twice(one_row, tmp_path, monkeypatch):
     """One of three samples is kept, so all three are generated again: of the bar's three, none was done before."""
     lines = [line(id="a", prompt_token_ids=[1], sampling={"n": 3, "temperature": 1.0})]
-    crash_at_segment(monkeypatch, 3)
+    crash_after(monkeypatch, 1)
     with pytest.raises(Crash):
         start(one_row, lines, tmp_path / "out.jsonl")
     monkeypatch.undo()
@@ -270,7 +270,7 @@ def test_resumed_job_counts_its_tokens_apart_and_no_sample_twice(one_row, tmp_pa
     assert 0 < stats["num_resumed"] < 3
     assert stats["num_tokens"] == stats["last_start"]["num_tokens"] == 24
     more = [*lines, line(id="b", prompt_token_ids=[2]), line(id="c", prompt_token_ids=[3])]
-    crash_at_segment(monkeypatch, 5)
+    crash_after(monkeypatch, 3)
     with pytest.raises(Crash):
         start(one_row, more, tmp_path / "more.jsonl")
     monkeypatch.undo()
