@@ -28,6 +28,7 @@ import detspec as ds
 COMMAND = (sys.executable, "-m", "detspec.cli")
 MAX_LEN = 1024
 MOST_NEW_TOKENS = 96
+WHILE_STARTING, STARTING_S = 0.3, 4.0  # share of the signals that are sent while a job starts, within so many seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,18 +161,18 @@ def run(variant: Variant, lines: list[str], workdir: Path) -> dict:
     base = ("generate", "--prompts", str(folder / "in.jsonl"), "--out", str(out), "--max-len", str(MAX_LEN))
     began = time.perf_counter()
     sent = 0
+    expected = sum(json.loads(line)["sampling"].get("n", 1) for line in lines)
     if variant.shards > 1:
         for index in range(variant.shards):
             start(workdir, *base, *variant.arguments, "--fresh", "--shard", f"{index}/{variant.shards}")
         start(workdir, "merge", "--out", str(out))
     elif variant.signals:
-        sent = start_and_signal(variant, workdir, out, base)
+        sent = start_and_signal(variant, workdir, out, base, expected)
     else:
         start(workdir, *base, *variant.arguments, "--fresh")
     stats = json.loads((folder / "out.stats.json").read_text())
     content = out.read_bytes()
     by_id = {name_of(json.loads(line)): hashlib.sha256(line).hexdigest() for line in content.splitlines()}
-    expected = sum(json.loads(line)["sampling"].get("n", 1) for line in lines)
     assert len(by_id) == expected, f"{variant.name}: {len(by_id)} of {expected} completions came back"
     return {
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -199,33 +200,39 @@ def environment(workdir: Path) -> dict[str, str]:
     return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(workdir / "xla"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
 
-def start_and_signal(variant: Variant, workdir: Path, out: Path, base: tuple[str, ...]) -> int:
-    """A start of the job for each signal, sent at a random moment, and one that is left to finish; counts the signals."""
+def start_and_signal(variant: Variant, workdir: Path, out: Path, base: tuple[str, ...], expected: int) -> int:
+    """A start of the job for each signal, and one that is left to finish; counts the signals.
+
+    Some are sent while the job starts, the others a moment after a random number of completions, which leaves enough of the
+    `expected` ones for the signals to come.
+    """
     rng = random.Random(2)
     signals = list(variant.signals)
     rng.shuffle(signals)
     for path in out.parent.glob("out.*"):
         path.unlink()
-    sent, startup_s = 0, 0.0
-    for number in signals:
-        began = time.perf_counter()
+    journal = out.with_name(out.name + ".journal")
+
+    def num_kept() -> int:
+        return max(0, journal.read_bytes().count(b"\n") - 1) if journal.exists() else 0
+
+    for index, number in enumerate(signals):
         process = subprocess.Popen([*COMMAND, *base, *variant.arguments], env=environment(workdir), stderr=subprocess.DEVNULL)
-        journal = out.with_name(out.name + ".journal")
-        size = journal.stat().st_size if journal.exists() else 0
-        if not startup_s:  # the first time, it waits for the first completion
-            while process.poll() is None and not (journal.exists() and journal.stat().st_size > size + 5000):
+        if rng.random() < WHILE_STARTING:
+            time.sleep(rng.uniform(0.0, STARTING_S))
+        else:
+            kept = num_kept()
+            wanted = kept + 1 + rng.randrange(max(1, (expected - kept) // (len(signals) - index + 1)))
+            while process.poll() is None and num_kept() < wanted:
                 time.sleep(0.01)
-            startup_s = time.perf_counter() - began
-        try:
-            process.wait(timeout=rng.uniform(0.0, 1.4) * startup_s)
+            time.sleep(rng.uniform(0.0, 0.2))
+        if process.poll() is not None:
             raise SystemExit(f"{variant.name}: the job ended with {process.returncode} before {number.name} was sent")
-        except subprocess.TimeoutExpired:
-            process.send_signal(number)
+        process.send_signal(number)
         code = process.wait()
         assert code in (-number, 128 + number), f"{variant.name}: exit code {code} after {number.name}"
-        sent += 1
     start(workdir, *base, *variant.arguments)
-    return sent
+    return len(signals)
 
 
 def audited(workdir: Path) -> tuple[list[str], float]:

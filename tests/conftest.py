@@ -15,11 +15,13 @@ import pytest
 
 pytest_plugins = ["tests.engine.fixtures"]
 
-# The processes of one run share what they compile, and what is dropped between folders is found again.
+# The processes of one run, those that tests start among them, share what they compile; what is dropped is found again.
 RUN = os.environ.setdefault("DETSPEC_TEST_RUN", str(os.getpid()))  # the first process is the others' parent
 COMPILED = Path(tempfile.gettempdir()) / f"detspec-test-{RUN}"
 jax.config.update("jax_compilation_cache_dir", str(COMPILED))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
