@@ -11,7 +11,7 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from detspec.draft.none import no_draft
 from detspec.draft.recorded import recorded_draft
 from detspec.draft.self_draft import self_draft
 from detspec.generate.insert import init_state, insert, pack_requests
+from detspec.generate.loop import dvr_step, run
+from detspec.generate.prefill import prefill
 from detspec.model.params import Params, init_params, param_shapes
 from detspec.sampling import SamplingParams
 from detspec.state import Draft, GenState
@@ -106,21 +108,50 @@ def state_of(cfg: ModelConfig, requests: Sequence[Request], *, schedule: Schedul
     return insert(state, pack_requests(state, range(B), [r.prompt for r in requests], [r.sampling for r in requests], ()))
 
 
+@partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
+def generate_drafted(
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    recorded: jax.Array,
+    recorded_length: jax.Array,
+    num_steps: jax.Array,
+    *,
+    schedule: Schedule,
+    source: str,
+) -> GenState:
+    """Prefills what is missing and runs up to `num_steps` steps, drafted by `draft_source`."""
+    state = prefill(params, cfg, state, schedule=schedule)
+    draft_fn = draft_source(source, schedule, recorded, recorded_length)
+    step_fn = partial(dvr_step, params, cfg, draft_fn=draft_fn, schedule=schedule)
+    return run(state, step_fn, max_steps=num_steps, min_live=jnp.int32(1))[0]
+
+
 def draft_source(source: str, schedule: Schedule, recorded: jax.Array, recorded_length: jax.Array) -> DraftFn:
-    """The `draft_fn` called `source`; "ordinary" takes the recorded guesses of ordinary rows as results, unverified."""
+    """The `draft_fn` called `source`.
+
+    "recorded" takes the guesses of ordinary rows as results, unverified. "both" gives rows 0, 2, 4, ... the recorded guesses
+    and the others those of the model itself, which leaves its own keys and values in the slots of all of them.
+    """
     if source == "none":
         return no_draft
-    if source == "self":
-        return self_draft(schedule.window, schedule)
-    guess = recorded_draft(recorded, recorded_length, schedule.window)
-    if source == "recorded":
-        return guess
+    own, guess = self_draft(max(schedule.window, 2), schedule), recorded_draft(recorded, recorded_length, schedule.window)
 
-    def ordinary(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
+    def told(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
         draft = guess(params, cfg, state)
         return draft.replace(final=~state.deterministic & (draft.count > 0))
 
-    return {"ordinary": ordinary}[source]
+    def both(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
+        drafts = told(params, cfg, state), own(params, cfg, state)
+        is_told = jnp.arange(state.live.shape[0]) % 2 == 0
+
+        def choose(a: jax.Array, b: jax.Array) -> jax.Array:
+            return jnp.where(is_told.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+        chosen = jax.tree.map(choose, *(draft.replace(cache=None) for draft in drafts))
+        return chosen.replace(cache=drafts[1].cache)
+
+    return {"self": own, "recorded": told, "both": both}[source]
 
 
 def bits(x: jax.Array | np.ndarray) -> np.ndarray:

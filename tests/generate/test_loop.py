@@ -41,7 +41,7 @@ def test_program_is_traced_once_for_all_prompts_rollbacks_and_endings():
     def counted(params, state, recorded, recorded_length, *, schedule):
         traced.append(state.tokens.shape[0])
         state = prefill(params, RANDOM_CFG, state, schedule=schedule)
-        draft_fn = draft_source("ordinary", schedule, recorded, recorded_length)
+        draft_fn = draft_source("recorded", schedule, recorded, recorded_length)
         step_fn = partial(dvr_step, params, RANDOM_CFG, draft_fn=draft_fn, schedule=schedule)
         return run(state, step_fn, max_steps=jnp.int32(MAX_LEN), min_live=jnp.int32(1))[0]
 

@@ -7,33 +7,20 @@
 """
 
 import dataclasses
-from functools import partial
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from detspec.config import Schedule
 from detspec.generate.insert import insert, pack_requests
-from detspec.generate.loop import dvr_step, run
-from detspec.generate.prefill import prefill
 from detspec.sampling import SamplingParams
 from detspec.state import LENGTH, STOP, GenState
-from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, draft_source, state_of, table_model
+from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, generate_drafted, state_of, table_model
 
-MAX_LEN = 16
+MAX_LEN = 24  # as in test_worked_examples.py: the programs are the same
 SCHEDULE = Schedule(rows=8, window=4, page=4)
 ALIGNED = dataclasses.replace(SCHEDULE, alignment="window")
 LOOP = tuple(3 if t == 3 else up for t, up in enumerate(COUNT_UP))
-
-
-@partial(jax.jit, static_argnames=("schedule", "source"))
-def generate(params, state, recorded, recorded_length, num_steps, *, schedule: Schedule, source: str) -> GenState:
-    state = prefill(params, TABLE_CFG, state, schedule=schedule)
-    draft_fn = draft_source(source, schedule, recorded, recorded_length)
-    step_fn = partial(dvr_step, params, TABLE_CFG, draft_fn=draft_fn, schedule=schedule)
-    return run(state, step_fn, max_steps=num_steps, min_live=jnp.int32(1))[0]
 
 
 def go_on(state: GenState, text=(), *, steps=MAX_LEN, schedule=SCHEDULE, source="recorded", table=COUNT_UP) -> GenState:
@@ -41,7 +28,8 @@ def go_on(state: GenState, text=(), *, steps=MAX_LEN, schedule=SCHEDULE, source=
     recorded = np.zeros((1, MAX_LEN), np.int32)
     recorded[0, : len(text)] = text
     length = np.asarray([len(text)], np.int32)
-    return generate(table_model(table), state, recorded, length, np.int32(steps), schedule=schedule, source=source)
+    params = table_model(table)
+    return generate_drafted(params, TABLE_CFG, state, recorded, length, np.int32(steps), schedule=schedule, source=source)
 
 
 def start(prompt, *, schedule=SCHEDULE, max_tokens=6, **sampling) -> GenState:

@@ -7,19 +7,14 @@ length is 2 = p. The targets after it are T1..T4 = 4 5 6 7.
     guesses 4 5 9   accepted 2   commit 4 5 and the correction 6     committed 3 + 3, length p + 3 = 5
 """
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from detspec.config import Schedule
-from detspec.generate.loop import dvr_step, run
-from detspec.generate.prefill import prefill
 from detspec.sampling import SamplingParams
 from detspec.state import LENGTH, NOT_FINITE, PAD_ID, RUNNING, STOP, GenState
-from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, bits, draft_source, state_of, table_model
+from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, bits, generate_drafted, state_of, table_model
 
 MAX_LEN = 24
 SCHEDULE = Schedule(rows=8, window=4, page=4)
@@ -27,19 +22,11 @@ PROMPT = (1, 2, 3)
 BROKEN = 13
 
 
-@partial(jax.jit, static_argnames=("schedule", "source"))
-def generate(params, state, recorded, recorded_length, num_steps, *, schedule: Schedule, source: str) -> GenState:
-    state = prefill(params, TABLE_CFG, state, schedule=schedule)
-    draft_fn = draft_source(source, schedule, recorded, recorded_length)
-    step_fn = partial(dvr_step, params, TABLE_CFG, draft_fn=draft_fn, schedule=schedule)
-    return run(state, step_fn, max_steps=num_steps, min_live=jnp.int32(1))[0]
-
-
 def request(prompt=PROMPT, max_tokens=12, **sampling) -> Request:
     return Request(tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling))
 
 
-def step(requests, texts, *, steps=1, schedule=SCHEDULE, source="ordinary", params=None) -> GenState:
+def step(requests, texts, *, steps=1, schedule=SCHEDULE, source="recorded", params=None) -> GenState:
     """The state after `steps` steps, the draft reading `texts`: what it believes each row's whole sequence to be."""
     recorded = np.zeros((len(requests), MAX_LEN), np.int32)
     for b, text in enumerate(texts):
@@ -47,7 +34,7 @@ def step(requests, texts, *, steps=1, schedule=SCHEDULE, source="ordinary", para
     lengths = np.asarray([len(text) for text in texts], np.int32)
     state = state_of(TABLE_CFG, requests, schedule=schedule, max_len=MAX_LEN)
     params = table_model() if params is None else params
-    return generate(params, state, recorded, lengths, np.int32(steps), schedule=schedule, source=source)
+    return generate_drafted(params, TABLE_CFG, state, recorded, lengths, np.int32(steps), schedule=schedule, source=source)
 
 
 def committed(state: GenState, row: int = 0) -> list[int]:
@@ -215,8 +202,7 @@ def test_prompt_longer_than_a_pass_is_prefilled_in_several():
     """Rows of 13 and 3 prompt tokens miss 12 and 2: windows of 4, 3 + 1 of them, two to a pass of 8 rows: two passes."""
     long = tuple(range(1, 14))
     requests = [request(long), request(PROMPT)]
-    start = state_of(TABLE_CFG, requests, schedule=SCHEDULE, max_len=MAX_LEN)
-    state = prefill(weighted_model(), TABLE_CFG, start, schedule=SCHEDULE)
+    state = step(requests, [[], []], steps=0, params=weighted_model())
     assert state.cache.length.tolist() == [12, 2]
     assert (written(state, 0), written(state, 1)) == (12, 2)
     state = step(requests, [[*long, 14, 15, 0], [1, 2, 3, 4, 5, 6]])
@@ -225,8 +211,7 @@ def test_prompt_longer_than_a_pass_is_prefilled_in_several():
 
 
 def test_prompt_of_one_token_needs_no_prefill():
-    start = state_of(TABLE_CFG, [request((7,))], schedule=SCHEDULE, max_len=MAX_LEN)
-    state = prefill(weighted_model(), TABLE_CFG, start, schedule=SCHEDULE)
+    state = step([request((7,))], [[]], steps=0, params=weighted_model())
     assert state.cache.length.tolist() == [0]
     assert written(state) == 0
     assert committed(step([request((7,))], [[7, 8, 9, 10]])) == [7, 8, 9, 10, 11]
