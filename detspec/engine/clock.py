@@ -17,6 +17,7 @@ class Clock:
         self.visit_s = 1e-3  # until measured
         self._busy = False
         self._since: float | None = None
+        self._lap = 0.0
 
     def work(self) -> None:
         """The device has work."""
@@ -27,17 +28,20 @@ class Clock:
             waited = now - self._since
             self.idle_s += waited
             self.visit_s += 0.1 * (min(waited, 2 * self.visit_s) - self.visit_s)  # a compilation is no visit
-        self._since, self._busy = now, True
+        self._since, self._busy, self._lap = now, True, now
 
-    def free(self) -> float:
-        """The device has nothing to do; returns the seconds that it has worked since it got something."""
-        if not self._busy or self._since is None:
-            return 0.0
+    def lap(self) -> float:
+        """Seconds of work since the last lap, or since the device got something."""
         now = time.perf_counter()
-        worked = now - self._since
-        self.busy_s += worked
-        self._since, self._busy = now, False
-        return worked
+        seconds, self._lap = now - self._lap, now
+        return seconds
+
+    def free(self) -> None:
+        """The device has nothing to do."""
+        if self._busy and self._since is not None:
+            now = time.perf_counter()
+            self.busy_s += now - self._since
+            self._since, self._busy = now, False
 
     def stop(self) -> None:
         """The run is over: the time until the next one is nobody's."""

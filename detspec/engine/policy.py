@@ -125,7 +125,7 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """What is run before the host looks again: `rounds` times `prefill_passes`, then up to `steps` steps of the plan.
+    """What is run before the host looks again: `rounds` times `prefill_passes` and a step of the plan, then `steps` at most.
 
     Attributes:
         max_idle: it ends early once rows that ended on the way have idled for so many steps, added up.
@@ -141,13 +141,12 @@ class Segment:
     @property
     def num_steps(self) -> int:
         """Most steps of all rounds together."""
-        return self.rounds * self.steps
+        return self.rounds + self.steps
 
     def shortened(self, num_steps: int) -> "Segment":
         """The same with at most `num_steps` steps, at least 1."""
-        if self.rounds > 1:  # of one step each
-            return dataclasses.replace(self, rounds=num_steps)
-        return dataclasses.replace(self, steps=num_steps)
+        rounds = min(self.rounds, num_steps)
+        return dataclasses.replace(self, rounds=rounds, steps=min(self.steps, num_steps - rounds))
 
 
 NEVER = 2**30
@@ -174,7 +173,7 @@ def plan_segment(
     """How long to run `plan`, and how the prompts of rows that are behind get their share of the passes.
 
     While some rows decode, nobody of them waits for more than `max_prefill_passes` passes over prompts: these and steps take
-    turns, but for stretches that fit into the windows which the step's own pass leaves empty.
+    turns until all rows decode, but for stretches that fit into the windows which the step's own pass leaves empty.
 
     A row that ended idles until the host looks, and looking costs everybody `visit_s`. So the host looks when idling has
     cost as much as looking will, which is at most twice what the best moment would have cost.
@@ -198,9 +197,12 @@ def plan_segment(
     if load.num_ready == 0:
         return Segment(1, passes, steps, max_idle, min_live)
     if num_windows(load.behind, plan.window) <= empty_windows(plan, load):
-        return Segment(1, 0, steps, max_idle, min_live)
+        return Segment(0, 0, steps, max_idle, min_live)
     at_once = min(passes, max_prefill_passes)
-    return Segment(min(-(-passes // at_once), MAX_ROUNDS), at_once, 1, max_idle, min_live)
+    rounds = -(-passes // at_once)
+    if rounds > MAX_ROUNDS:
+        return Segment(MAX_ROUNDS, at_once, 0, max_idle, min_live)
+    return Segment(rounds, at_once, steps, max_idle, min_live)
 
 
 def empty_windows(plan: Plan, load: Load) -> int:

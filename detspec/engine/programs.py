@@ -61,7 +61,7 @@ def run_segment(
 ) -> tuple[GenState, Report]:
     """Steps `rows [plan.batch]` (all different) by `plan`.
 
-    Ends after `max_steps`, when fewer than `min_live` of the rows are live, or when rows that ended on the way have
+    Ends after `max_steps`, when fewer than `min_live` of the rows are live, or when those in use that are not live have
     idled for `max_idle` steps, added up.
     """
     canonical = schedule.budget(plan.rows, plan.window)
@@ -70,7 +70,8 @@ def run_segment(
     else:
         step_fn = partial(dvr_step, params, cfg, draft_fn=default_draft(canonical), schedule=canonical)
     part = take_rows(_arranged(state, in_use, page_table), rows)
-    part, steps = run(part, step_fn, max_steps=max_steps, min_live=min_live, max_idle=max_idle)
+    num_rows = in_use[rows].sum(dtype=jnp.int32)
+    part, steps = run(part, step_fn, max_steps=max_steps, min_live=min_live, num_rows=num_rows, max_idle=max_idle)
     steps = jnp.full_like(part.committed, steps)
     progress = [steps, part.committed, part.cache.length, part.finish, *jax.tree.leaves(part.counters)]
     return put_rows(state, rows, part), Report(jnp.stack(progress), part.tokens, part.logprobs)

@@ -1,5 +1,6 @@
 """The device's side of the engine: its state, the programs that are started on it, and the clock."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,8 +15,25 @@ from detspec.engine.programs import Report, copy_pages, prefill_rows, run_segmen
 from detspec.engine.sample import Sample
 from detspec.engine.scheduler import Admitted
 from detspec.engine.step_times import StepTimes
-from detspec.generate.insert import init_state, no_requests, pack_requests
+from detspec.generate.insert import Requests, init_state, no_requests, pack_requests
 from detspec.sampling import MAX_LOGPROBS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Running:
+    """The segment on the device, its samples in the order of its rows."""
+
+    plan: Plan
+    samples: tuple[Sample, ...]
+    rounds: Report | None  # after the last round
+    steps: Report | None  # after the steps alone
+
+    @property
+    def last(self) -> Report:
+        """What is known at its end."""
+        report = self.steps or self.rounds
+        assert report is not None
+        return report
 
 
 class Runner:
@@ -44,8 +62,7 @@ class Runner:
         self.clock = Clock()
         self._nobody = self._requests = no_requests(self.state)
         self._schedule, self._max_rows, self._step_times = schedule, config.max_rows, step_times
-        self._report: tuple[Report, tuple[Sample, ...]] | None = None
-        self._stepped: Plan | None = None  # by the segment on the device, if it does nothing else
+        self._running: _Running | None = None
 
     def admit(self, admitted: Admitted) -> None:
         """Copies the pages that samples begin with, and puts them into their rows when the next segment starts."""
@@ -76,44 +93,52 @@ class Runner:
         free = np.flatnonzero(~in_use)[: plan.batch - len(rows)]
         taken = np.asarray([*rows, *free], np.int32)
         table = page_table.copy()  # the device may read it while the host goes on
-        params, cfg, report = self.model.params, self.model.cfg, None
-        limits = [np.int32(limit) for limit in (segment.steps, segment.min_live, segment.max_idle)]
-        requests, self._requests = self._requests, self._nobody
-        self._stepped = plan if requests is self._nobody and not segment.prefill_passes else None
-        for _ in range(segment.rounds):
-            if segment.prefill_passes or requests is not self._nobody:
-                passes = np.int32(segment.prefill_passes)
-                self.state = prefill_rows(params, cfg, self.state, requests, in_use, table, passes, schedule=self._schedule)
-                self.clock.work()
-                requests = self._nobody
+        params, cfg = self.model.params, self.model.cfg
+
+        def prefill(requests: Requests) -> None:
+            passes = np.int32(segment.prefill_passes)
+            self.state = prefill_rows(params, cfg, self.state, requests, in_use, table, passes, schedule=self._schedule)
+            self.clock.work()
+
+        def step(num_steps: int) -> Report:
+            limits = (np.int32(limit) for limit in (num_steps, segment.min_live, segment.max_idle))
             self.state, report = run_segment(
-                *(params, cfg, self.state, in_use, table, taken),
-                *limits,
-                schedule=self._schedule,
-                plan=plan,
+                *(params, cfg, self.state, in_use, table, taken, *limits), schedule=self._schedule, plan=plan
             )
             self.clock.work()
-        assert report is not None
-        self._report = report, tuple(samples)
+            return report
+
+        requests, self._requests = self._requests, self._nobody
+        if requests is not self._nobody and not segment.rounds:
+            prefill(requests)  # they share all that they need
+        rounds = steps = None
+        for _ in range(segment.rounds):
+            prefill(requests)
+            rounds, requests = step(1), self._nobody
+        if segment.steps:
+            steps = step(segment.steps)
+        self._running = _Running(plan, tuple(samples), rounds, steps)
 
     def wait(self) -> list[tuple[Sample, list[int]]]:
         """What the segment that was started last says of each of its rows, once it has ended: see `Report.progress`."""
-        assert self._report is not None
-        report, samples = self._report
-        ended_unseen = report.progress.is_ready()  # type: ignore[attr-defined]  # missing in jax's stub
-        steps, *progress = np.asarray(report.progress)
-        worked = self.clock.free()
-        if self._stepped is not None and not ended_unseen:
-            self._step_times.observed(self._stepped, worked / max(int(steps[0]), 1))
-        rows = np.stack(progress, axis=1).tolist()
-        return list(zip(samples, rows, strict=False))  # rows that only filled the batch up say nothing
+        running, seen = self._running, True
+        assert running is not None
+        for report in filter(None, (running.rounds, running.steps)):
+            # What had ended before the host looked took an unknown time.
+            seen = not report.progress.is_ready()  # type: ignore[attr-defined]  # missing in jax's stub
+            num_steps, *facts = np.asarray(report.progress)
+            seconds = self.clock.lap()
+        self.clock.free()
+        if running.steps is not None and seen and num_steps[0]:
+            self._step_times.observed(running.plan, seconds / int(num_steps[0]))
+        rows = np.stack(facts, axis=1).tolist()
+        return list(zip(running.samples, rows, strict=False))  # rows that only filled the batch up say nothing
 
     def read(self, sample: Sample) -> None:
         """Brings the tokens that `sample` knows of itself up to what it has committed."""
-        if self._report is None or sample not in self._report[1]:
+        if self._running is None or sample not in self._running.samples:
             return
-        report, samples = self._report
-        place = samples.index(sample)
+        report, place = self._running.last, self._running.samples.index(sample)
         sample.read(np.asarray(report.tokens)[place], np.asarray(report.logprobs)[place])
 
     def replay(self, samples: Sequence[Sample], page_table: np.ndarray) -> None:
@@ -137,7 +162,7 @@ class Runner:
 
     def rest(self) -> None:
         """The run is over: the time until the next one is nobody's."""
-        self._report, self._requests = None, self._nobody
+        self._running, self._requests = None, self._nobody
         self.clock.stop()
 
     def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:

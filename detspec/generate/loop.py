@@ -45,16 +45,16 @@ def run(
     *,
     max_steps: jax.Array,
     min_live: jax.Array,
+    num_rows: jax.Array | None = None,
     max_idle: jax.Array | None = None,
 ) -> tuple[GenState, jax.Array]:
     """Steps under `lax.while_loop`, up to `max_steps` times, for as long as at least `min_live` (>= 1) rows are live.
 
-    With `max_idle` it also ends when the rows that ended on the way have idled for so many steps, added up.
+    With `max_idle` it also ends when those of `num_rows` that are not live have idled for so many steps, added up.
 
     Returns:
         The state, and how many steps there were, int32.
     """
-    num_live = state.live.sum(dtype=jnp.int32)
 
     def going(carry: tuple[jax.Array, jax.Array, GenState]) -> jax.Array:
         step, idle, state = carry
@@ -64,7 +64,9 @@ def run(
     def body(carry: tuple[jax.Array, jax.Array, GenState]) -> tuple[jax.Array, jax.Array, GenState]:
         step, idle, state = carry
         state = step_fn(state)
-        return step + 1, idle + num_live - state.live.sum(dtype=jnp.int32), state
+        if num_rows is not None:
+            idle += num_rows - state.live.sum(dtype=jnp.int32)
+        return step + 1, idle, state
 
     steps, _, state = jax.lax.while_loop(going, body, (jnp.int32(0), jnp.int32(0), state))
     return state, steps

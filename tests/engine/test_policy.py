@@ -159,7 +159,7 @@ def segment_of(plan: Plan, *, behind: tuple[int, ...] = (), ready: int = 8, wait
 
 
 def test_segment_with_nobody_behind_is_steps_alone():
-    assert segment_of(plan_of(8, 1)) == Segment(rounds=1, prefill_passes=0, steps=64, max_idle=2, min_live=1)
+    assert segment_of(plan_of(8, 1)) == Segment(rounds=0, prefill_passes=0, steps=64, max_idle=2, min_live=1)
     assert segment_of(plan_of(8, 16)).steps == 4  # 64 tokens in windows of 16
 
 
@@ -170,10 +170,11 @@ def test_segment_of_prompts_alone_prefills_all_of_them_first():
 
 
 def test_segment_with_prompts_beside_decoding_rows_takes_turns():
-    """Nobody who decodes waits for more than one pass: three times a pass and a step."""
+    """Nobody who decodes waits for more than one pass: three times a pass and a step, then all decode."""
     segment = segment_of(plan_of(8, 1), behind=(100, 30), ready=6)
-    assert (segment.rounds, segment.prefill_passes, segment.steps, segment.num_steps) == (3, 1, 1, 3)
-    assert segment_of(plan_of(8, 1), behind=(10_000,), ready=6).rounds == MAX_ROUNDS
+    assert (segment.rounds, segment.prefill_passes, segment.steps, segment.num_steps) == (3, 1, 64, 67)
+    unfinished = segment_of(plan_of(8, 1), behind=(10_000,), ready=6)
+    assert (unfinished.rounds, unfinished.steps) == (MAX_ROUNDS, 0)
     patient = segment_of(plan_of(8, 1), behind=(100, 30), ready=6, max_prefill_passes=2)
     assert (patient.rounds, patient.prefill_passes) == (2, 2)
 
@@ -199,6 +200,8 @@ def test_segment_with_nobody_waiting_ends_where_a_smaller_batch_will_do():
     assert (segment.min_live, segment.max_idle) == (5, NEVER)
 
 
-def test_shortened_segment_has_fewer_rounds_or_fewer_steps():
-    assert segment_of(plan_of(8, 1), behind=(100, 30), ready=6).shortened(2).rounds == 2
-    assert segment_of(plan_of(8, 1)).shortened(7).steps == 7
+@pytest.mark.parametrize(("num_steps", "rounds", "steps"), [(100, 3, 64), (10, 3, 7), (3, 3, 0), (2, 2, 0), (1, 1, 0)])
+def test_shortened_segment_has_fewer_steps_and_then_fewer_rounds(num_steps, rounds, steps):
+    segment = segment_of(plan_of(8, 1), behind=(100, 30), ready=6).shortened(num_steps)
+    assert (segment.rounds, segment.steps) == (rounds, steps)
+    assert segment_of(plan_of(8, 1)).shortened(num_steps).steps == min(64, num_steps)
