@@ -34,6 +34,7 @@ from detspec.evals.rounds import RunProgress, Variants
 from detspec.presets import preset
 
 TARGETS = {10: 0.98, 100: 0.95}  # by share: least throughput, of that at 0 %
+RESAMPLES = 4000
 ORDINARY_TARGET = 0.99  # least throughput of ordinary requests, of that in an engine without deterministic ones
 QUICK = {"rows": [4], "shares": [0, 10, 100], "repeats": 2, "scale": 0.25}
 
@@ -300,13 +301,24 @@ def table(result: dict[str, Any]) -> str:
 
 
 def judged(name: str, target: float, cells: list[dict[str, Any]]) -> list[str]:
-    """A line for what met `target` and one for what did not."""
+    """A line for what met `target`, one for what did not, and one for the ratios of all of them together."""
     lines = []
     for met, word in ((True, "met"), (False, "missed")):
         places = [f"{c['workload']} {c['rows']} rows {c['ratio']:.3f}" for c in cells if (c["ratio"] >= target) is met]
         if places:
             lines.append(f"target {name} >= {target}: {word} by {', '.join(places)}")
+    ratios = np.asarray([ratio for cell in cells for ratio in cell["ratios"]])
+    if ratios.size > 1:
+        low, high = median_interval(ratios)
+        lines.append(f"    all {ratios.size} ratios together: median {median(ratios):.3f}, {low:.3f} to {high:.3f} with 95 %")
     return lines
+
+
+def median_interval(values: np.ndarray) -> tuple[float, float]:
+    """Between which the median lies with 95 %, by drawing from `values` again and again (percentile bootstrap)."""
+    drawn = np.random.default_rng(0).choice(values, (RESAMPLES, values.size))
+    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    return float(low), float(high)
 
 
 def draw(result: dict[str, Any], path: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import matplotlib.image
+import numpy as np
 import pytest
 
 from detspec.engine.engine import Engine
@@ -155,3 +156,14 @@ def test_plot_without_matplotlib_is_refused_before_anything_runs(script: ModuleT
 def test_unsound_arguments_are_refused(script: ModuleType, arguments: tuple[str, ...], message: str):
     with pytest.raises(InputError, match=message):
         script.parse(arguments)
+
+
+def test_median_interval_holds_the_median_and_narrows_with_more_values(script: ModuleType):
+    few, many = (np.random.default_rng(0).normal(1.0, 0.1, number) for number in (20, 2000))
+    widths = []
+    for values in (few, many):
+        low, high = script.median_interval(values)
+        assert low < np.median(values) < high
+        widths.append(high - low)
+    assert widths[1] < widths[0] / 4
+    assert script.median_interval(np.full(9, 0.5)) == (0.5, 0.5)
