@@ -65,7 +65,7 @@ def test_compile_cache_makes_the_second_start_faster_and_changes_no_bit(generate
         assert all(line.startswith("detspec: ") for line in done.stderr.splitlines())
         assert out.read_bytes() == generated.read_bytes()
         assert any(path.is_file() for path in (tmp_path / "detspec" / "xla").rglob("*"))
-        compile_s.append(json.loads(out.with_name("out.stats.json").read_text())["compile_s"])
+        compile_s.append(json.loads(out.with_name("out.stats.json").read_text())["last_start"]["compile_s"])
     assert compile_s[1] < 0.7 * compile_s[0]
 
 
