@@ -195,14 +195,14 @@ def plan_segment(
         max_idle, min_live = NEVER, smaller_batch + 1
     passes = -(-num_windows(load.behind, prefill_window) * prefill_window // prefill_rows)
     if load.num_ready == 0:
-        return Segment(1, passes, steps, max_idle, min_live)
+        return Segment(1, passes, steps - 1, max_idle, min_live)
     if num_windows(load.behind, plan.window) <= empty_windows(plan, load):
         return Segment(0, 0, steps, max_idle, min_live)
     at_once = min(passes, max_prefill_passes)
     rounds = -(-passes // at_once)
     if rounds > MAX_ROUNDS:
         return Segment(MAX_ROUNDS, at_once, 0, max_idle, min_live)
-    return Segment(rounds, at_once, steps, max_idle, min_live)
+    return Segment(rounds, at_once, max(0, steps - rounds), max_idle, min_live)
 
 
 def empty_windows(plan: Plan, load: Load) -> int:

@@ -166,13 +166,13 @@ def test_segment_with_nobody_behind_is_steps_alone():
 def test_segment_of_prompts_alone_prefills_all_of_them_first():
     """100 and 30 tokens: 7 and 2 windows of 16, three passes of 4 windows; nobody waits for them."""
     segment = segment_of(fast_plan(8), behind=(100, 30), ready=0)
-    assert (segment.rounds, segment.prefill_passes, segment.steps) == (1, 3, 64)
+    assert (segment.rounds, segment.prefill_passes, segment.num_steps) == (1, 3, 64)
 
 
 def test_segment_with_prompts_beside_decoding_rows_takes_turns():
     """Nobody who decodes waits for more than one pass: three times a pass and a step, then all decode."""
     segment = segment_of(plan_of(8, 1), behind=(100, 30), ready=6)
-    assert (segment.rounds, segment.prefill_passes, segment.steps, segment.num_steps) == (3, 1, 64, 67)
+    assert (segment.rounds, segment.prefill_passes, segment.steps, segment.num_steps) == (3, 1, 61, 64)
     unfinished = segment_of(plan_of(8, 1), behind=(10_000,), ready=6)
     assert (unfinished.rounds, unfinished.steps) == (MAX_ROUNDS, 0)
     patient = segment_of(plan_of(8, 1), behind=(100, 30), ready=6, max_prefill_passes=2)
@@ -200,7 +200,7 @@ def test_segment_with_nobody_waiting_ends_where_a_smaller_batch_will_do():
     assert (segment.min_live, segment.max_idle) == (5, NEVER)
 
 
-@pytest.mark.parametrize(("num_steps", "rounds", "steps"), [(100, 3, 64), (10, 3, 7), (3, 3, 0), (2, 2, 0), (1, 1, 0)])
+@pytest.mark.parametrize(("num_steps", "rounds", "steps"), [(100, 3, 61), (10, 3, 7), (3, 3, 0), (2, 2, 0), (1, 1, 0)])
 def test_shortened_segment_has_fewer_steps_and_then_fewer_rounds(num_steps, rounds, steps):
     segment = segment_of(plan_of(8, 1), behind=(100, 30), ready=6).shortened(num_steps)
     assert (segment.rounds, segment.steps) == (rounds, steps)
