@@ -7,15 +7,16 @@ Worked example, page 4, one row of length 6 (two pages, handed out as 3 and 1):
 
 Page 0 is scratch: rows that pad a pass write there, and nothing that counts reads it.
 
-Keys lie with their slots last and values with their head dimension last, so that both products of the attention,
-`[rows, H] @ [H, page]` and `[rows, page] @ [page, H]`, read their right-hand side as it lies.
+Values lie with their head dimension last. Keys do too where kernels read them; for the reference attention they lie with their
+slots last, so that both of its products, `[rows, H] @ [H, page]` and `[rows, page] @ [page, H]`, read their right-hand side
+as it lies.
 """
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from detspec.config import ModelConfig
+from detspec.config import ModelConfig, Schedule
 
 SCRATCH_PAGE = 0
 
@@ -23,7 +24,7 @@ SCRATCH_PAGE = 0
 class KVCache(flax.struct.PyTreeNode):
     """Keys and values of all rows, in pages shared by one pool a layer."""
 
-    k: tuple[jax.Array, ...]  # L x [num_pages, K, H, page]
+    k: tuple[jax.Array, ...]  # L x [num_pages, K, page, H], or [num_pages, K, H, page], see `Schedule.key_slot_axis`
     v: tuple[jax.Array, ...]  # L x [num_pages, K, page, H]
     page_table: jax.Array  # [B, max_pages] int32
     length: jax.Array  # [B] int32, valid slots
@@ -39,21 +40,21 @@ class KVCache(flax.struct.PyTreeNode):
         return self.page_table.shape[1] * self.page
 
 
-def init_cache(
-    cfg: ModelConfig, *, max_rows: int, max_len: int, page: int, dtype: jnp.dtype, num_pages: int | None = None
-) -> KVCache:
-    """An empty cache of `max_rows` rows of `max_len` positions (rounded up to whole pages).
+def init_cache(cfg: ModelConfig, *, max_rows: int, max_len: int, schedule: Schedule, num_pages: int | None = None) -> KVCache:
+    """An empty cache of `max_rows` rows of `max_len` positions (rounded up to whole pages), for passes of `schedule`.
 
     By default every row has its own pages, in order. With `num_pages`, the scratch page not counted, rows have none, and
     whoever runs them hands pages out.
     """
+    page, dtype = schedule.page, jnp.dtype(schedule.cache_dtype)
     max_pages = -(-max_len // page)
     table = identity_table(max_rows, max_pages) if num_pages is None else jnp.zeros((max_rows, max_pages), jnp.int32)
     num_pages = 1 + (max_rows * max_pages if num_pages is None else num_pages)
-    K, H = cfg.num_kv_heads, cfg.head_dim
+    values = (num_pages, cfg.num_kv_heads, page, cfg.head_dim)
+    keys = values if schedule.key_slot_axis == 2 else (num_pages, cfg.num_kv_heads, cfg.head_dim, page)
     return KVCache(
-        k=tuple(jnp.zeros((num_pages, K, H, page), dtype) for _ in range(cfg.num_layers)),
-        v=tuple(jnp.zeros((num_pages, K, page, H), dtype) for _ in range(cfg.num_layers)),
+        k=tuple(jnp.zeros(keys, dtype) for _ in range(cfg.num_layers)),
+        v=tuple(jnp.zeros(values, dtype) for _ in range(cfg.num_layers)),
         page_table=table,
         length=jnp.zeros(max_rows, jnp.int32),
     )
@@ -64,19 +65,17 @@ def identity_table(max_rows: int, max_pages: int) -> jax.Array:
     return 1 + jnp.arange(max_rows * max_pages, dtype=jnp.int32).reshape(max_rows, max_pages)
 
 
-def cache_bytes(
-    cfg: ModelConfig, *, max_rows: int, max_len: int, page: int, dtype: jnp.dtype, num_pages: int | None = None
-) -> int:
+def cache_bytes(cfg: ModelConfig, *, max_rows: int, max_len: int, schedule: Schedule, num_pages: int | None = None) -> int:
     """Bytes that `init_cache` with the same arguments takes for keys and values."""
-    num_pages = 1 + (max_rows * -(-max_len // page) if num_pages is None else num_pages)
-    return 2 * cfg.num_layers * num_pages * cfg.num_kv_heads * page * cfg.head_dim * jnp.dtype(dtype).itemsize
+    num_pages = 1 + (max_rows * -(-max_len // schedule.page) if num_pages is None else num_pages)
+    slots = num_pages * schedule.page
+    return 2 * cfg.num_layers * slots * cfg.num_kv_heads * cfg.head_dim * jnp.dtype(schedule.cache_dtype).itemsize
 
 
-def append_keys(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array) -> jax.Array:
-    """Writes `new [R, K, H]` at `(page_ids [R], slots [R])` of `pages [num_pages, K, H, page]`, in place when donated."""
-    return pages.at[page_ids, :, :, slots].set(new.astype(pages.dtype), mode="promise_in_bounds")
+def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2) -> jax.Array:
+    """Writes `new [R, K, H]` at `(page_ids [R], slots [R])` of `pages`, in place when donated.
 
-
-def append_values(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array) -> jax.Array:
-    """Writes `new [R, K, H]` at `(page_ids [R], slots [R])` of `pages [num_pages, K, page, H]`, in place when donated."""
-    return pages.at[page_ids, :, slots].set(new.astype(pages.dtype), mode="promise_in_bounds")
+    `pages` are `[num_pages, K, page, H]`, or with `slot_axis` 3 `[num_pages, K, H, page]`.
+    """
+    place = pages.at[page_ids, :, slots] if slot_axis == 2 else pages.at[page_ids, :, :, slots]
+    return place.set(new.astype(pages.dtype), mode="promise_in_bounds")

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from detspec.errors import InputError
 
-IMPLEMENTATIONS = ("reference",)
+IMPLEMENTATIONS = ("reference", "pallas_tpu", "pallas_gpu")
+LINEARS = ("xla", "pinned")
 ALIGNMENTS = ("free", "window")
 REDUCTIONS = ("fixed", "native")
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
@@ -209,30 +210,39 @@ class Schedule:
         window: `W`, consecutive positions of one sequence in one window; a power of two.
         page: slots of one cache page, which is the KV block of the attention's reduction; a power of two.
         query_tile: most query rows that attention handles together; a power of two.
+        block_pages: pages that one step of the attention takes together; 1 in a canonical pass.
         num_splits: parts that the KV sequence is cut into and merged from; 1 in a canonical pass.
-        fast_splits: `num_splits` of the fast path. 1 was fastest at every batch on two CPU cores.
+        fast_block_pages, fast_splits: `block_pages` and `num_splits` of the fast path, see `fast_blocks`.
         reductions: order of the sums in norms, softmax and log-probabilities: "fixed" by the length of a row alone, as a
             canonical pass needs it, or "native", XLA's own, which may depend on how many rows there are.
         cache_dtype: of keys and values in the cache: "float32", "bfloat16" or "float16".
         alignment: "free": a window starts at the last committed token, wherever that is. "window": it starts at a multiple
             of `window`, and the committed tokens before are verified again; the way out where a device certifies everything
             but the offset inside a window. The bits then depend on `window`.
-        implementation: of the attention: "reference".
+        implementation: of the attention and of pinned products: "reference" (plain jax.numpy, anywhere), "pallas_tpu"
+            (Mosaic, TPU v4 and newer) or "pallas_gpu" (Mosaic, Hopper GPUs). Nothing falls back to another.
+        linear: products with weights: "xla", as the compiler likes them, or "pinned": in tiles of one fixed size, each row's
+            sum in one order, however many rows there are. It makes every pass batch-invariant, at the price of the tiles.
+        interpret: run the kernels in Pallas's interpreter, on any device: slow, for tests.
     """
 
     rows: int = 64
     window: int = 16
     page: int = 64
     query_tile: int = 16
+    block_pages: int = 1
     num_splits: int = 1
+    fast_block_pages: int = 1
     fast_splits: int = 1
     reductions: str = "fixed"
     cache_dtype: str = "float32"
     alignment: str = "free"
     implementation: str = "reference"
+    linear: str = "xla"
+    interpret: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("window", "page", "query_tile", "num_splits", "fast_splits"):
+        for field in ("window", "page", "query_tile", "block_pages", "num_splits", "fast_block_pages", "fast_splits"):
             value = getattr(self, field)
             if not is_count(value) or value & (value - 1):
                 raise InputError(f"Schedule.{field} must be a power of two, got {value!r}")
@@ -243,6 +253,8 @@ class Schedule:
             ("cache_dtype", tuple(DTYPES)),
             ("alignment", ALIGNMENTS),
             ("implementation", IMPLEMENTATIONS),
+            ("linear", LINEARS),
+            ("interpret", (True, False)),
         ):
             if getattr(self, field) not in accepted:
                 raise InputError(f"Schedule.{field} must be one of {accepted}, got {getattr(self, field)!r}")
@@ -252,12 +264,24 @@ class Schedule:
         """`G`, windows in one pass."""
         return self.rows // self.window
 
+    @property
+    def key_slot_axis(self) -> int:
+        """The axis of the key pages that holds their slots: the last for XLA's products on the CPU, else as for values."""
+        return 3 if self.implementation == "reference" else 2
+
     def budget(self, rows: int, window: int) -> "Schedule":
         """The same schedule with a budget of `rows` cut into windows of `window`."""
         return dataclasses.replace(self, rows=rows, window=window)
 
     def fast(self, batch: int) -> "Schedule":
-        """The cheapest decode schedule for `batch` live rows: one-row windows, sums in the backend's own order."""
+        """The cheapest decode schedule for `batch` live rows: one-row windows and tiles, sums in the backend's own order."""
         return dataclasses.replace(
-            self, rows=batch, window=1, alignment="free", num_splits=self.fast_splits, reductions="native"
+            self,
+            rows=batch,
+            window=1,
+            query_tile=1,
+            block_pages=self.fast_block_pages,
+            num_splits=self.fast_splits,
+            reductions="native",
+            alignment="free",
         )

@@ -1,23 +1,29 @@
 """The paged cache: page-table arithmetic, sizes, and writing in place."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.cache import SCRATCH_PAGE, append_keys, append_values, cache_bytes, init_cache
+from detspec.cache import SCRATCH_PAGE, append, cache_bytes, init_cache
+from detspec.config import Schedule
 from tests.fakes import TABLE_CFG
 
 
-def make_cache(max_rows=3, max_len=10, page=4, dtype=jnp.float32):
-    return init_cache(TABLE_CFG, max_rows=max_rows, max_len=max_len, page=page, dtype=jnp.dtype(dtype))
+def make_cache(max_rows=3, max_len=10, page=4, implementation="reference"):
+    return init_cache(
+        TABLE_CFG, max_rows=max_rows, max_len=max_len, schedule=Schedule(page=page, implementation=implementation)
+    )
 
 
-def test_init_cache_hands_every_page_but_the_scratch_page_to_one_row():
-    cache = make_cache()
+@pytest.mark.parametrize(("implementation", "keys"), [("reference", (10, 1, 2, 4)), ("pallas_tpu", (10, 1, 4, 2))])
+def test_init_cache_hands_every_page_but_the_scratch_page_to_one_row(implementation, keys):
+    cache = make_cache(implementation=implementation)
     assert cache.page_table.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert SCRATCH_PAGE == 0
-    assert cache.k[0].shape == (10, 1, 2, 4)
+    assert cache.k[0].shape == keys
     assert cache.v[0].shape == (10, 1, 4, 2)
     assert len(cache.k) == len(cache.v) == TABLE_CFG.num_layers
     assert cache.length.tolist() == [0, 0, 0]
@@ -30,20 +36,20 @@ def test_init_cache_rounds_rows_up_to_whole_pages(max_len, page, rounded):
     assert cache.page == page
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_cache_bytes_are_those_of_the_pools(dtype):
-    sizes = {"max_rows": 3, "max_len": 10, "page": 4, "dtype": jnp.dtype(dtype)}
+    sizes = {"max_rows": 3, "max_len": 10, "schedule": Schedule(page=4, cache_dtype=dtype)}
     cache = init_cache(TABLE_CFG, **sizes)
     assert cache_bytes(TABLE_CFG, **sizes) == sum(pool.nbytes for pool in (*cache.k, *cache.v))
 
 
 def keys(num_pages, K, page, H, dtype=jnp.float32):
     """Empty pages of keys, how to write to them, and the axis of their slots brought to the place it has among values."""
-    return jnp.zeros((num_pages, K, H, page), dtype), append_keys, lambda pages: np.array(pages).swapaxes(2, 3)
+    return jnp.zeros((num_pages, K, H, page), dtype), partial(append, slot_axis=3), lambda pages: np.array(pages).swapaxes(2, 3)
 
 
 def values(num_pages, K, page, H, dtype=jnp.float32):
-    return jnp.zeros((num_pages, K, page, H), dtype), append_values, np.array
+    return jnp.zeros((num_pages, K, page, H), dtype), append, np.array
 
 
 @pytest.mark.parametrize("make", [keys, values])

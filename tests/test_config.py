@@ -54,7 +54,9 @@ def test_model_config_names_dtypes_as_jax_takes_them():
     assert ModelConfig(**SIZES, dtype="float32").jax_dtype == jnp.float32
 
 
-@pytest.mark.parametrize("field", ["window", "page", "query_tile", "num_splits", "fast_splits"])
+@pytest.mark.parametrize(
+    "field", ["window", "page", "query_tile", "block_pages", "num_splits", "fast_block_pages", "fast_splits"]
+)
 @pytest.mark.parametrize("value", [0, -4, 3, 48, 8.0, "8"])
 def test_schedule_with_a_size_that_is_no_power_of_two_names_field_and_value(field, value):
     with pytest.raises(InputError, match=f"{field} .*power of two.*{value!r}"):
@@ -68,6 +70,8 @@ def test_schedule_with_a_size_that_is_no_power_of_two_names_field_and_value(fiel
         ("cache_dtype", "int8", "bfloat16"),
         ("alignment", "page", "window"),
         ("implementation", "cuda", "reference"),
+        ("linear", "cublas", "pinned"),
+        ("interpret", "yes", "True"),
     ],
 )
 def test_schedule_with_an_unknown_name_says_what_is_accepted(field, value, accepted):

@@ -251,15 +251,14 @@ class _Examination:
 
     def _cache(self, reverse_pages: bool, poison: bool) -> KVCache:
         s = self.schedule
-        dtype = jnp.dtype(s.cache_dtype)
-        cache = init_cache(self.cfg, max_rows=NUM_ROWS, max_len=self.length, page=s.page, dtype=dtype)
+        cache = init_cache(self.cfg, max_rows=NUM_ROWS, max_len=self.length, schedule=s)
         if reverse_pages:
             table = cache.page_table
             cache = cache.replace(page_table=table[::-1, ::-1])
         if poison:
-            sign = jnp.where(jnp.arange(s.page) % 2 == 0, POISON, -POISON).astype(dtype)
+            sign = jnp.where(jnp.arange(s.page) % 2 == 0, POISON, -POISON).astype(s.cache_dtype)[None, None, :, None]
             cache = cache.replace(
-                k=tuple(x + sign[None, None, None, :] for x in cache.k), v=tuple(x + sign[None, None, :, None] for x in cache.v)
+                k=tuple(x + jnp.moveaxis(sign, 2, s.key_slot_axis) for x in cache.k), v=tuple(x + sign for x in cache.v)
             )
         return cache
 
@@ -268,7 +267,7 @@ class _Examination:
         position = np.arange(self.length)
         pages = np.asarray(cache.page_table)[row, position // cache.page]
         slots = position % cache.page
-        keys = [np.asarray(x)[pages, :, :, slots] for x in cache.k]
+        keys = [np.moveaxis(np.asarray(x), self.schedule.key_slot_axis, 2)[pages, :, slots] for x in cache.k]
         values = [np.asarray(x)[pages, :, slots] for x in cache.v]
         return np.stack([keys, values], axis=1)
 

@@ -39,7 +39,6 @@ def init_state(
         raise InputError(
             f"Schedule.window ({schedule.window}) is larger than the cache's max_len ({max_len}): lower one, raise the other"
         )
-    dtype = jnp.dtype(schedule.cache_dtype)
     nobody = row_sampling([SamplingParams()] * max_rows, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias)
     return GenState(
         tokens=jnp.full((max_rows, max_len), PAD_ID, jnp.int32),
@@ -51,7 +50,7 @@ def init_state(
         deterministic=jnp.ones(max_rows, bool),
         sampling=jax.tree.map(jnp.asarray, nobody),
         counters=init_counters(max_rows),
-        cache=init_cache(cfg, max_rows=max_rows, max_len=max_len, page=schedule.page, dtype=dtype, num_pages=num_pages),
+        cache=init_cache(cfg, max_rows=max_rows, max_len=max_len, schedule=schedule, num_pages=num_pages),
     )
 
 

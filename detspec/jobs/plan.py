@@ -3,8 +3,6 @@
 import dataclasses
 from pathlib import Path
 
-import jax.numpy as jnp
-
 from detspec.cache import cache_bytes
 from detspec.engine.engine import Engine
 from detspec.engine.policy import needed_plans
@@ -42,8 +40,7 @@ def plan_job(
         cfg,
         max_rows=config.max_rows,
         max_len=config.max_len,
-        page=schedule.page,
-        dtype=jnp.dtype(schedule.cache_dtype),
+        schedule=schedule,
         num_pages=engine.num_pages,
     )
     plans = needed_plans(config, schedule, num_todo, deterministic=found.deterministic)

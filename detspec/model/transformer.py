@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from detspec.cache import SCRATCH_PAGE, KVCache, append_keys, append_values
+from detspec.cache import SCRATCH_PAGE, KVCache, append
 from detspec.config import ModelConfig, Schedule
 from detspec.model.layers import attend_sequence, block, layer_rotations, logits_f32, norm_fn, scale_embeddings
 from detspec.model.params import Params
@@ -51,8 +51,9 @@ def forward(
             # A token whose keys or values are not finite breaks whoever attends to it, and nobody else: nan keys are masked
             # with their scores, but nan values would reach rows that mask them, as `0 * nan`.
             sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]
-            k_pages = append_keys(cache.k[layer], jnp.where(sound, k, jnp.nan), page_ids, slots)
-            v_pages = append_values(cache.v[layer], jnp.where(sound, v, jnp.zeros_like(v)), page_ids, slots)
+            k, v = jnp.where(sound, k, jnp.nan), jnp.where(sound, v, jnp.zeros_like(v))
+            k_pages = append(cache.k[layer], k, page_ids, slots, slot_axis=schedule.key_slot_axis)
+            v_pages = append(cache.v[layer], v, page_ids, slots)
             q = q.reshape(G, W, cfg.num_heads, cfg.head_dim)
             attended = paged_attention(
                 *(q, k_pages, v_pages, tables, looking_from),

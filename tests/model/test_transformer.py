@@ -40,8 +40,8 @@ def windows_of(window: int, rows: int, row: int = 0) -> Windows:
 
 
 def logits_of(cfg: ModelConfig, window: int, rows: int = 32, row: int = 0) -> np.ndarray:
-    cache = init_cache(cfg, max_rows=2, max_len=32, page=PAGE, dtype=jnp.dtype("float32"))
     schedule = Schedule(rows=rows, window=window, page=PAGE)
+    cache = init_cache(cfg, max_rows=2, max_len=32, schedule=schedule)
     logits, _ = one_pass(random_model(cfg), cfg, windows_of(window, rows, row), cache, schedule=schedule)
     return np.asarray(logits).reshape(rows, -1)[:LENGTH]
 
@@ -63,10 +63,9 @@ def test_forward_in_any_split_and_row_gives_the_same_bits():
 
 
 def test_forward_writes_the_pages_of_its_rows_and_the_scratch_page_only():
-    cache = init_cache(RANDOM_CFG, max_rows=2, max_len=32, page=PAGE, dtype=jnp.dtype("float32"))
-    _, after = one_pass(
-        random_model(RANDOM_CFG), RANDOM_CFG, windows_of(8, 32), cache, schedule=Schedule(rows=32, window=8, page=PAGE)
-    )
+    schedule = Schedule(rows=32, window=8, page=PAGE)
+    cache = init_cache(RANDOM_CFG, max_rows=2, max_len=32, schedule=schedule)
+    _, after = one_pass(random_model(RANDOM_CFG), RANDOM_CFG, windows_of(8, 32), cache, schedule=schedule)
     written = [(np.asarray(pool) != 0).any((1, 2)) for pool in after.k]  # [num_pages, page]
     written += [(np.asarray(pool) != 0).any((1, 3)) for pool in after.v]
     for slots in written:

@@ -101,7 +101,8 @@ class AttentionContract:
         return Schedule(**{**values, "implementation": self.implementation, **changes})
 
     def run(self, problem: Problem, schedule: Schedule, **rule) -> np.ndarray:
-        q, k, v = (jnp.asarray(x).astype(self.dtype) for x in (problem.q, problem.k.swapaxes(2, 3), problem.v))
+        keys = np.moveaxis(problem.k, 2, schedule.key_slot_axis)
+        q, k, v = (jnp.asarray(x).astype(self.dtype) for x in (problem.q, keys, problem.v))
         return np.asarray(attend(q, k, v, problem.page_tables, problem.positions, schedule=schedule, **rule))
 
     # In value ---------------------------------------------------------------------------------------------------------------

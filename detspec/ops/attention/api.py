@@ -1,10 +1,11 @@
 """The contract of attention over a paged cache, and the choice of its implementation by name."""
 
 import jax
+import jax.numpy as jnp
 
 from detspec.config import Schedule
+from detspec.errors import InputError
 from detspec.ops.attention import reference
-from detspec.ops.row_sum import sum_fn
 
 MASK_VALUE = reference.MASK_VALUE
 
@@ -30,24 +31,67 @@ def paged_attention(
 
     Args:
         q: `[G, W, N, H]`, in the activations' dtype.
-        k_pages: `[num_pages, K, H, page]`, in the cache's dtype.
+        k_pages: `[num_pages, K, page, H]`, or `[num_pages, K, H, page]` where `schedule.key_slot_axis` is 3; in the cache's dtype.
         v_pages: `[num_pages, K, page, H]`, in the cache's dtype.
         page_tables: `[G, max_pages]` int32, each window's pages in order.
-        positions: `[G, W]` int32.
+        positions: `[G, W]` int32, of a window ascending one by one, its last one repeated where it is not full.
         scale: factor of the scores.
         cap: scores are squashed into `+-cap`, see `softcap`; None leaves them.
         sliding_window: positions that a query attends to, its own included; None is all.
-        schedule: its `query_tile`, `num_splits`, `reductions` and `implementation`; `G` and `W` are those of `q`.
+        schedule: its `query_tile`, `block_pages`, `num_splits`, `reductions` and `implementation`; `G` and `W` are those of `q`.
 
     Returns:
         `[G, W, N, H]` float32.
+
+    Raises:
+        InputError: the shapes contradict each other, or are not among those that the implementation takes.
     """
-    return reference.paged_attention(
-        *(q, k_pages, v_pages, page_tables, positions),
-        query_tile=schedule.query_tile,
-        num_splits=schedule.num_splits,
-        scale=scale,
-        cap=cap,
-        sliding_window=sliding_window,
-        sum_fn=sum_fn(schedule),
+    _check(q, k_pages, v_pages, page_tables, positions, schedule)
+    attend = reference.paged_attention
+    if schedule.implementation == "pallas_tpu":
+        from detspec.ops.attention import pallas_tpu
+
+        attend = pallas_tpu.paged_attention
+    elif schedule.implementation == "pallas_gpu":
+        from detspec.ops.attention import pallas_gpu
+
+        attend = pallas_gpu.paged_attention
+    return attend(
+        *(q, k_pages, v_pages, page_tables, positions), scale=scale, cap=cap, sliding_window=sliding_window, schedule=schedule
     )
+
+
+def _check(
+    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, page_tables: jax.Array, positions: jax.Array, schedule: Schedule
+) -> None:
+    """Raises `InputError` for arguments that contradict each other, whatever the implementation."""
+    for name, x, axes in (
+        ("q", q, "[G, W, N, H]"),
+        ("k_pages", k_pages, "[num_pages, K, page, H]"),
+        ("v_pages", v_pages, "[num_pages, K, page, H]"),
+        ("page_tables", page_tables, "[G, max_pages]"),
+        ("positions", positions, "[G, W]"),
+    ):
+        if x.ndim != axes.count(",") + 1:
+            raise InputError(f"{name} must be {axes}, got shape {x.shape}")
+    G, W, N, H = q.shape
+    num_pages, K, page, _ = v_pages.shape
+    expected = {
+        "k_pages": (k_pages.shape, (num_pages, K, page, H) if schedule.key_slot_axis == 2 else (num_pages, K, H, page)),
+        "v_pages": (v_pages.shape, (num_pages, K, schedule.page, H)),
+        "page_tables": (page_tables.shape, (G, page_tables.shape[1])),
+        "positions": (positions.shape, (G, W)),
+    }
+    for name, (given, wanted) in expected.items():
+        if given != wanted:
+            raise InputError(
+                f"{name} must have shape {wanted} for queries {q.shape}, pages of {schedule.page} slots and the "
+                f"{schedule.implementation!r} attention, got {given}"
+            )
+    if N % K:
+        raise InputError(f"q has {N} heads, which must be a multiple of the {K} heads of k_pages and v_pages")
+    if k_pages.dtype != v_pages.dtype:
+        raise InputError(f"k_pages and v_pages must have one dtype, got {k_pages.dtype} and {v_pages.dtype}")
+    for name, x in (("page_tables", page_tables), ("positions", positions)):
+        if x.dtype != jnp.int32:
+            raise InputError(f"{name} must be int32, got {x.dtype}")

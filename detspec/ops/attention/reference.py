@@ -16,7 +16,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from detspec.ops.row_sum import SumFn
+from detspec.config import Schedule
+from detspec.errors import InputError
+from detspec.ops.attention.splits import merge_splits
+from detspec.ops.row_sum import SumFn, sum_fn
 from detspec.ops.softcap import softcap
 
 MASK_VALUE = -1e30  # finite, so that a fully masked block stays free of nan
@@ -33,15 +36,15 @@ def paged_attention(
     scale: float,
     cap: float | None,
     sliding_window: int | None,
-    query_tile: int,
-    num_splits: int,
-    sum_fn: SumFn,
+    schedule: Schedule,
 ) -> jax.Array:
-    """See `api.paged_attention`."""
+    """See `api.paged_attention`; keys are `[num_pages, K, H, page]`."""
+    if schedule.block_pages != 1:
+        raise InputError(f'the "reference" attention takes one page a step, got Schedule.block_pages {schedule.block_pages}')
     G, W, N, H = q.shape
     K, page = v_pages.shape[1], v_pages.shape[2]
     Q = N // K
-    tile = max(min(W, query_tile), -(-MIN_TILE_ROWS // Q))
+    tile = max(min(W, schedule.query_tile), -(-MIN_TILE_ROWS // Q))
     padded = -(-W // tile) * tile
     tiles = padded // tile
 
@@ -54,16 +57,17 @@ def paged_attention(
 
     first_block = jnp.int32(0) if sliding_window is None else jnp.maximum(jnp.min(positions) - sliding_window + 1, 0) // page
     num_blocks = jnp.max(positions) // page + 1 - first_block
-    attend = partial(_attend_blocks, scale=scale, cap=cap, sliding_window=sliding_window, sum_fn=sum_fn)
+    attend = partial(_attend_blocks, scale=scale, cap=cap, sliding_window=sliding_window, sum_fn=sum_fn(schedule))
+    num_splits = schedule.num_splits
     if num_splits == 1:
         first = jnp.broadcast_to(first_block, (G * tiles,))
-        m, l, o = attend(q, k_pages, v_pages, page_tables, row_position, first, num_blocks)
+        _, l, o = attend(q, k_pages, v_pages, page_tables, row_position, first, num_blocks)
     else:
         blocks_per_split = -(-num_blocks // num_splits)
         first = jnp.tile(first_block + jnp.arange(num_splits, dtype=jnp.int32) * blocks_per_split, G * tiles)
         q, page_tables, row_position = (jnp.repeat(x, num_splits, axis=0) for x in (q, page_tables, row_position))
         m, l, o = attend(q, k_pages, v_pages, page_tables, row_position, first, blocks_per_split)
-        m, l, o = _merge_splits(*(x.reshape(G * tiles, num_splits, *x.shape[1:]) for x in (m, l, o)))
+        l, o = merge_splits(*(x.reshape(G * tiles, num_splits, *x.shape[1:]) for x in (m, l, o)))
     attended = o / l[..., None]
     attended = attended.reshape(G, tiles, K, tile, Q, H).transpose(0, 1, 3, 2, 4, 5)
     return attended.reshape(G, padded, N, H)[:, :W]
@@ -110,10 +114,3 @@ def _attend_blocks(
     m = jnp.full((X, K, rows), MASK_VALUE, jnp.float32)
     carry = (m, jnp.zeros_like(m), jnp.zeros((X, K, rows, H), jnp.float32))
     return jax.lax.fori_loop(0, num_blocks, attend_block, carry)
-
-
-def _merge_splits(m: jax.Array, l: jax.Array, o: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Merges parts `m, l [X, splits, K, rows]`, `o [X, splits, K, rows, H]`; a part with nothing to attend to weighs 0."""
-    m_all = m.max(1)
-    weight = jnp.exp(m - m_all[:, None])
-    return m_all, (l * weight).sum(1), (o * weight[..., None]).sum(1)
