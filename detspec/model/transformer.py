@@ -7,7 +7,7 @@ from detspec.cache import SCRATCH_PAGE, KVCache, append
 from detspec.config import ModelConfig, Schedule
 from detspec.model.layers import attend_sequence, block, layer_rotations, logits_f32, norm_fn, scale_embeddings
 from detspec.model.params import Params
-from detspec.ops.attention.api import paged_attention
+from detspec.ops.attention.api import NO_POSITION, paged_attention
 from detspec.ops.row_sum import native_sum, sum_fn
 from detspec.state import Windows
 
@@ -36,8 +36,7 @@ def forward(
     pages = jnp.take_along_axis(tables, jnp.minimum(positions // page, max_pages - 1), axis=1)
     page_ids = jnp.where(used, pages, SCRATCH_PAGE).reshape(-1)
     slots = (positions % page).reshape(-1)
-    # Padding looks where the furthest window does, so that no sliding window starts early for its sake.
-    looking_from = jnp.where(windows.row[:, None] >= 0, positions, jnp.max(positions))
+    looking_from = jnp.where(windows.row[:, None] >= 0, positions, NO_POSITION)
     rotations = layer_rotations(cfg, positions.reshape(-1))
     norm = norm_fn(cfg, sum_fn(schedule))
 

@@ -8,6 +8,7 @@ from detspec.errors import InputError
 from detspec.ops.attention import reference
 
 MASK_VALUE = reference.MASK_VALUE
+NO_POSITION = -1  # of the queries of a window that pads a pass
 
 
 def paged_attention(
@@ -31,14 +32,15 @@ def paged_attention(
 
     Args:
         q: `[G, W, N, H]`, in the activations' dtype.
-        k_pages: `[num_pages, K, page, H]`, or `[num_pages, K, H, page]` where `schedule.key_slot_axis` is 3; in the cache's dtype.
+        k_pages: `[num_pages, K, page, H]`, or `[num_pages, K, H, page]` if `schedule.key_slot_axis` is 3; in the cache's dtype.
         v_pages: `[num_pages, K, page, H]`, in the cache's dtype.
         page_tables: `[G, max_pages]` int32, each window's pages in order.
-        positions: `[G, W]` int32, of a window ascending one by one, its last one repeated where it is not full.
+        positions: `[G, W]` int32, of a window ascending one by one, its last one repeated where it is not full; or NO_POSITION
+            everywhere in a window, for which no attention is needed: what it returns is finite if scratch pages are.
         scale: factor of the scores.
         cap: scores are squashed into `+-cap`, see `softcap`; None leaves them.
         sliding_window: positions that a query attends to, its own included; None is all.
-        schedule: its `query_tile`, `block_pages`, `num_splits`, `reductions` and `implementation`; `G` and `W` are those of `q`.
+        schedule: its `query_tile`, `block_pages`, `num_splits`, `reductions` and `implementation`; `G` and `W` are q's.
 
     Returns:
         `[G, W, N, H]` float32.

@@ -44,6 +44,8 @@ def paged_attention(
     G, W, N, H = q.shape
     K, page = v_pages.shape[1], v_pages.shape[2]
     Q = N // K
+    # Padding looks where the furthest window does, so that no sliding window starts early for its sake.
+    positions = jnp.where(positions >= 0, positions, jnp.max(positions))
     tile = max(min(W, schedule.query_tile), -(-MIN_TILE_ROWS // Q))
     padded = -(-W // tile) * tile
     tiles = padded // tile
