@@ -1,9 +1,10 @@
 """Attention over a paged cache for TPU v4 and newer, in Pallas (Mosaic).
 
-1. Queries are cut into tiles of `query_tile` positions of one window. A program of the grid handles one tile, or one split of it:
-   all heads, over the pages the tile needs, ascending. Pages past it or before its sliding window are not even read.
+1. Queries are cut into tiles of `query_tile` positions of one window. A program of the grid handles one tile, or one split of
+   it: all heads, over the pages the tile needs, ascending. Pages past it or before its sliding window are not even read.
 2. Whatever `W` is, a tile's products have `query_tile * Q` rows a KV head: rows a short window lacks are zeros in VMEM, and
-   neither read, written nor put through the softmax. So a row meets one product shape, and its bits do not tell how rows were cut.
+   neither read, written nor put through the softmax. So a row meets one shape of product, and its bits do not tell how the
+   rows were cut.
 3. Pages come by DMA, whole: `[K, page, H]` is one contiguous stretch. A ring of `num_buffers` of them is filled ahead of the
    products, across the borders of tiles, so that short sequences do not wait for their first page.
 
@@ -149,7 +150,7 @@ def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
     K, page, H = v_pages.shape[1:]
     if v_pages.dtype not in DTYPES:
         raise InputError(f'the "pallas_tpu" attention takes a bfloat16 or float32 cache, got cache_dtype {v_pages.dtype}')
-    if H % LANE_WIDTH and not schedule.interpret:
+    if H % LANE_WIDTH:
         raise InputError(
             f'the "pallas_tpu" attention takes a head_dim that is a multiple of {LANE_WIDTH}, got {H}: '
             'use Schedule(implementation="reference")'
@@ -158,8 +159,8 @@ def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
         raise InputError(f'the "pallas_tpu" attention takes pages of at least {MIN_ROWS} slots, got Schedule.page {page}')
     if (needed := vmem_bytes(q, v_pages, schedule)) > VMEM_BYTES:
         raise InputError(
-            f'the "pallas_tpu" attention would need {needed:,} bytes of VMEM, more than {VMEM_BYTES:,}, for {K} KV heads of {H}, '
-            f"pages of {page}, block_pages {schedule.block_pages} and query_tile {schedule.query_tile}: lower one of the last three"
+            f'the "pallas_tpu" attention has {VMEM_BYTES:,} bytes of VMEM, and would need {needed:,} for {K} KV heads of {H}, pages '
+            f"of {page}, block_pages {schedule.block_pages} and query_tile {schedule.query_tile}: lower one of the last three"
         )
 
 
@@ -324,7 +325,9 @@ def _attend_tile(
                 p = jnp.concatenate([p, jnp.zeros((rows - used, columns), p.dtype)])
             acc_ref[head] = acc_ref[head] * rescale[:, :1] + _product(p, values, contract=0)[:used]
 
-    jax.lax.fori_loop(0, jnp.where(tile < num_tiles, of_tile(WORK.num_steps, jnp.minimum(tile, num_tiles - 1)), 0), attend_block, None)
+    jax.lax.fori_loop(
+        0, jnp.where(tile < num_tiles, of_tile(WORK.num_steps, jnp.minimum(tile, num_tiles - 1)), 0), attend_block, None
+    )
     l = l_ref[...]
     attended_anything = l > 0
     l = jnp.where(attended_anything, l, 1.0)
