@@ -53,7 +53,7 @@ def test_schedule_of_this_process_is_its_devices():
 
 
 @pytest.mark.parametrize(
-    ("implementation", "needed"), [("pallas_tpu", "a TPU"), ("pallas_gpu", r"compute capability 9.0 \(Hopper\)")]
+    ("implementation", "needed"), [("pallas_tpu", "a TPU"), ("pallas_gpu", r"a GPU of compute capability 9.0 \(Hopper\)")]
 )
 def test_schedule_of_another_device_is_refused_before_anything_runs(implementation, needed):
     schedule = Schedule(rows=8, window=4, page=16, implementation=implementation)
