@@ -51,7 +51,8 @@ def test_run_bench_names_versions_model_and_settings(result: dict):
 
 def test_run_bench_measures_every_mode_and_share(result: dict):
     labels = [case["label"] for case in result["batches"][0]["cases"]]
-    assert labels == ["fast", "canonical", "dvr W=4 50 %", "dvr W=4 100 %", "auto 0 %", "auto 50 %", "auto 100 %"]
+    others = ["dvr W=4 50 %", "dvr W=4 100 %", "auto 0 %", "auto 50 %", "auto 100 %"]
+    assert labels == ["fast", "canonical", "batch_invariant", *others]
 
 
 def test_run_bench_runs_interleaved_after_a_warm_up(result: dict, seen: list[tuple[int, int, str]]):
@@ -78,7 +79,7 @@ def test_run_bench_counts_what_verification_did(result: dict):
     assert cases["fast"]["draft_acceptance_rate"] is None
     # Canonical: one pass a token, 2 requests of 12 tokens in 3 rounds.
     assert cases["canonical"]["num_verify_passes"] == 72
-    assert cases["canonical"]["num_draft_tokens"] == 0
+    assert cases["canonical"]["num_draft_tokens"] == cases["batch_invariant"]["num_draft_tokens"] == 0
     assert cases["dvr W=4 50 %"]["num_draft_tokens"] > 0
     assert 1 < cases["dvr W=4 100 %"]["mean_acceptance_length"] <= 4
 
@@ -86,6 +87,17 @@ def test_run_bench_counts_what_verification_did(result: dict):
 def test_run_bench_deterministic_results_are_one_variant(result: dict):
     assert result["batches"][0]["bits"]["deterministic_variants"] == 1
     assert result["batches"][0]["bits"]["ordinary_compared"] == 2
+
+
+def test_run_bench_counts_results_over_batch_sizes_by_mode():
+    """Ordinary results over batch sizes are the inverse control: where they are all one, a count of one says nothing."""
+    model = random_model(dataclasses.replace(RANDOM_CFG, dtype="float32"))
+    modes = ("canonical", "batch_invariant")
+    result = run_bench(model, batches=(1, 2, 5), modes=modes, shares=(100,), prompt_len=8, new_tokens=12, repeats=1)
+    assert result["variants"].keys() == {"fast", *modes}
+    assert result["variants"]["canonical"] == result["variants"]["batch_invariant"] == 1
+    assert result["variants"]["fast"] > 1
+    assert "fast" in bench_table(result).splitlines()[-1]
 
 
 def test_bench_table_has_a_line_per_case_and_names_the_bound(result: dict):
@@ -159,7 +171,7 @@ def test_random_model_digest_names_config_and_seed():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"modes": ("slow",)}, "unknown mode 'slow'; there are fast, canonical, dvr, auto"),
+        ({"modes": ("slow",)}, "unknown mode 'slow'; there are fast, canonical, batch_invariant, dvr, auto"),
         ({"shares": (101,)}, "percentages from 0 to 100, got 101"),
         ({"batches": ()}, "batches is empty"),
         ({"batches": (0,)}, "batches must be at least 1, got 0"),
