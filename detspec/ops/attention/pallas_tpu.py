@@ -1,0 +1,330 @@
+"""Attention over a paged cache for TPU v4 and newer, in Pallas (Mosaic).
+
+1. Queries are cut into tiles of `query_tile` positions of one window. A program of the grid handles one tile, or one split of
+   it: all heads, over the pages the tile needs, ascending. Pages past it or before its sliding window are not even read.
+2. Whatever `W` is, a tile's products have `query_tile * Q` rows a KV head: rows a short window lacks are zeros in VMEM, and
+   neither read, written nor put through the softmax. So a row meets one shape of product, and its bits do not tell how the
+   rows were cut.
+3. Pages come by DMA, whole: `[K, page, H]` is one contiguous stretch. A ring of `num_buffers` of them is filled ahead of the
+   products, across the borders of tiles, so that short sequences do not wait for their first page.
+
+       tiles       0          1     3            (tile 2 pads the pass and needs no page)
+       pages       a  b  c    d     e  f
+       ring slot   0  1  0    1     0  1         num_buffers 2: while c is multiplied, d of the next tile is on its way
+
+The grid has two lanes of tiles, `parallel` to each other: chips with two cores under one device (v4, v5p) run one lane each.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from detspec.config import Schedule
+from detspec.errors import InputError
+from detspec.ops.attention.reference import MASK_VALUE
+from detspec.ops.attention.splits import merge_splits
+from detspec.ops.softcap import softcap
+
+NUM_LANES = 2  # of the grid: TensorCores that one device may have
+MIN_ROWS = 16  # a bfloat16 tile in VMEM has 16 rows
+LANE_WIDTH = 128  # columns of a register
+IN_FLIGHT_BYTES = 2 << 20  # what must be on its way to hide the latency of HBM: about 1 us at 2 TB/s
+MAX_BUFFERS = 8
+VMEM_BYTES = 14 << 20  # of the 16 MiB that a kernel has by default on the smallest chip
+DTYPES = (jnp.bfloat16, jnp.float32)
+
+
+class TileShape(NamedTuple):
+    """Sizes of one program."""
+
+    rows: int  # M of the products, per KV head
+    used_rows: int  # rows of these that a window can fill
+    num_buffers: int
+
+
+def paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    page_tables: jax.Array,
+    positions: jax.Array,
+    *,
+    scale: float,
+    cap: float | None,
+    sliding_window: int | None,
+    schedule: Schedule,
+) -> jax.Array:
+    """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float32."""
+    check(q, v_pages, schedule)
+    G, W, N, H = q.shape
+    K, page = v_pages.shape[1], v_pages.shape[2]
+    Q, tile, splits = N // K, schedule.query_tile, schedule.num_splits
+    shape = tile_shape(q, v_pages, schedule)
+    width = min(W, tile)  # positions of a tile that a window can fill
+    tiles = -(-W // tile)
+
+    # [G, W, N, H] -> [G * tiles, K, used_rows, H]
+    q = jnp.pad(q, ((0, 0), (0, tiles * width - W), (0, 0), (0, 0))).astype(k_pages.dtype)
+    q = q.reshape(G * tiles, width, K, Q, H).transpose(0, 2, 1, 3, 4).reshape(G * tiles, K, width * Q, H)
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, shape.used_rows - width * Q), (0, 0)))
+    positions = jnp.pad(positions, ((0, 0), (0, tiles * width - W)), mode="edge").reshape(G * tiles, width)
+
+    work = _plan_work(positions, page, sliding_window, schedule)
+    num_tiles, lanes = G * tiles * splits, NUM_LANES
+    per_lane = -(-num_tiles // lanes)
+    kernel = partial(
+        _attend_tile,
+        num_tiles=num_tiles,
+        tiles_per_window=tiles * splits,
+        max_pages=page_tables.shape[1],
+        Q=Q,
+        scale=scale,
+        cap=cap,
+        sliding_window=sliding_window,
+    )
+
+    def tile_of(lane: jax.Array, index: jax.Array) -> jax.Array:
+        return jnp.minimum(index * lanes + lane, num_tiles - 1)
+
+    def at_query(lane: jax.Array, index: jax.Array, *_: Any) -> tuple[Any, ...]:
+        return jax.lax.div(tile_of(lane, index), splits), 0, 0, 0
+
+    def at_result(lane: jax.Array, index: jax.Array, *_: Any) -> tuple[Any, ...]:
+        return index * lanes + lane, 0, 0, 0
+
+    rows, used, buffers = shape
+    result_shapes = [jax.ShapeDtypeStruct((per_lane * lanes, K, used, H), jnp.float32)]
+    result_specs = [pl.BlockSpec((None, K, used, H), at_result)]
+    if splits > 1:  # and the logarithm of each row's sum of exponentials, in every column
+        result_shapes.append(jax.ShapeDtypeStruct((per_lane * lanes, K, used, LANE_WIDTH), jnp.float32))
+        result_specs.append(pl.BlockSpec((None, K, used, LANE_WIDTH), at_result))
+    ring = (buffers, schedule.block_pages, K, page, H)
+    slots = G * tiles * page_tables.shape[1] * page  # as if every table were full
+    results = pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(lanes, per_lane),
+            in_specs=[
+                pl.BlockSpec((None, K, used, H), at_query),
+                pl.BlockSpec(memory_space=pl.ANY),
+                pl.BlockSpec(memory_space=pl.ANY),
+            ],
+            out_specs=result_specs,
+            scratch_shapes=[
+                pltpu.VMEM((K, rows, H), k_pages.dtype),
+                pltpu.VMEM(ring, k_pages.dtype),
+                pltpu.VMEM(ring, v_pages.dtype),
+                pltpu.SemaphoreType.DMA((2, buffers)),
+                pltpu.SMEM((4,), jnp.int32),
+                pltpu.VMEM((K, used, LANE_WIDTH), jnp.float32),
+                pltpu.VMEM((K, used, LANE_WIDTH), jnp.float32),
+                pltpu.VMEM((K, used, H), jnp.float32),
+            ],
+        ),
+        out_shape=result_shapes,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        cost_estimate=pl.CostEstimate(
+            flops=4 * rows * K * H * slots,
+            transcendentals=used * K * slots,
+            bytes_accessed=2 * K * H * slots * k_pages.dtype.itemsize + q.nbytes + 4 * q.size,
+        ),
+        interpret=schedule.interpret,
+        name="paged_attention",
+    )(work, page_tables.reshape(-1), q, k_pages, v_pages)
+    attended = results[0][:num_tiles]
+    if splits > 1:
+        lse = results[1][:num_tiles, ..., 0].reshape(G * tiles, splits, K, used)
+        l, o = merge_splits(lse, jnp.ones_like(lse), attended.reshape(G * tiles, splits, K, used, H))
+        attended = o / l[..., None]
+    attended = attended[:, :, : width * Q].reshape(G, tiles, K, width, Q, H).transpose(0, 1, 3, 2, 4, 5)
+    return attended.reshape(G, tiles * width, N, H)[:, :W]
+
+
+def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
+    """Raises `InputError` for what the kernel does not take, naming the argument; shapes as in `api.paged_attention`."""
+    K, page, H = v_pages.shape[1:]
+    if v_pages.dtype not in DTYPES:
+        raise InputError(f'the "pallas_tpu" attention takes a bfloat16 or float32 cache, got cache_dtype {v_pages.dtype}')
+    if H % LANE_WIDTH:
+        raise InputError(
+            f'the "pallas_tpu" attention takes a head_dim that is a multiple of {LANE_WIDTH}, got {H}: '
+            'use Schedule(implementation="reference")'
+        )
+    if page % MIN_ROWS:
+        raise InputError(f'the "pallas_tpu" attention takes pages of at least {MIN_ROWS} slots, got Schedule.page {page}')
+    if (needed := vmem_bytes(q, v_pages, schedule)) > VMEM_BYTES:
+        raise InputError(
+            f'the "pallas_tpu" attention has {VMEM_BYTES:,} bytes of VMEM, and would need {needed:,} for {K} KV heads of '
+            f"{H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {schedule.query_tile}: lower one of these"
+        )
+
+
+def tile_shape(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> TileShape:
+    """The sizes of a program for `q [G, W, N, H]` and `v_pages [num_pages, K, page, H]`."""
+    _, W, N, _ = q.shape
+    _, K, page, H = v_pages.shape
+    step_bytes = 2 * schedule.block_pages * K * page * H * v_pages.dtype.itemsize
+
+    def whole(rows: int) -> int:
+        return -(-rows // MIN_ROWS) * MIN_ROWS
+
+    return TileShape(
+        rows=whole(schedule.query_tile * (N // K)),
+        used_rows=whole(min(W, schedule.query_tile) * (N // K)),
+        num_buffers=min(max(1 + -(-IN_FLIGHT_BYTES // step_bytes), 2), MAX_BUFFERS),
+    )
+
+
+def vmem_bytes(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> int:
+    """Bytes of VMEM that a program holds: the ring of pages, queries, running sums, and two blocks each of input and output."""
+    _, K, page, H = v_pages.shape
+    rows, used, buffers = tile_shape(q, v_pages, schedule)
+    itemsize = v_pages.dtype.itemsize
+    ring = 2 * buffers * schedule.block_pages * K * page * H * itemsize
+    lse = LANE_WIDTH if schedule.num_splits > 1 else 0
+    return ring + K * rows * H * itemsize + 4 * K * used * (H + 2 * LANE_WIDTH) + 2 * K * used * (H * (itemsize + 4) + 4 * lse)
+
+
+# What `_plan_work` tells of each tile: this many stretches of `num_tiles` scalars, then the first tile of each lane.
+FIRST_BLOCK, NUM_STEPS, FIRST_POSITION, LAST_POSITION, NEXT_TILE, NUM_FACTS = range(6)
+
+
+def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, schedule: Schedule) -> jax.Array:
+    """What each tile has to do, from the positions `[X, width]` of its rows: int32 scalars in the order of FIRST_BLOCK ...
+
+    A tile is `split` of query tile `x` at `x * num_splits + split`. Tiles of a lane that have nothing to do are skipped:
+    `next_tile` is the next one that has, or `num_tiles`.
+    """
+    splits, block = schedule.num_splits, schedule.block_pages
+    start, last = positions[:, 0], positions.max(1)
+    first_page = jnp.zeros_like(start) if sliding_window is None else jnp.maximum(start - sliding_window + 1, 0) // page
+    steps = jnp.where(last >= 0, -(-(last // page + 1 - first_page) // block), 0)
+    per_split = -(-steps // splits)
+    before = jnp.arange(splits, dtype=jnp.int32)[None, :] * per_split[:, None]  # [X, splits]
+    num_steps = jnp.clip(steps[:, None] - before, 0, per_split[:, None]).reshape(-1)
+    num_tiles = num_steps.shape[0]
+    tile = jnp.arange(num_tiles, dtype=jnp.int32)
+    # [per_lane, lanes]: the tile itself where it has work, else none; then the smallest from each place on
+    working = jnp.pad(jnp.where(num_steps > 0, tile, num_tiles), (0, -num_tiles % NUM_LANES), constant_values=num_tiles)
+    upcoming = jax.lax.cummin(working.reshape(-1, NUM_LANES), axis=0, reverse=True)
+    after = jnp.pad(upcoming[1:], ((0, 1), (0, 0)), constant_values=num_tiles).reshape(-1)[:num_tiles]
+    first_block = (first_page[:, None] + before * block).reshape(-1)
+    start, last = jnp.repeat(start, splits), jnp.repeat(last, splits)
+    return jnp.concatenate([first_block, num_steps, start, last, after, upcoming[0]]).astype(jnp.int32)
+
+
+def _attend_tile(
+    work_ref: Any,  # [NUM_FACTS * num_tiles + NUM_LANES], see _plan_work
+    tables_ref: Any,  # [G * max_pages]
+    q_ref: Any,  # [K, used_rows, H]
+    k_hbm_ref: Any,  # [num_pages, K, page, H]
+    v_hbm_ref: Any,  # [num_pages, K, page, H]
+    o_ref: Any,  # [K, used_rows, H]
+    *refs: Any,  # lse [K, used_rows, LANE_WIDTH] if the sequence is split, then scratch
+    num_tiles: int,
+    tiles_per_window: int,
+    max_pages: int,
+    Q: int,
+    scale: float,
+    cap: float | None,
+    sliding_window: int | None,
+) -> None:
+    """One tile: its online softmax over the pages it needs, while pages of what comes next are on their way."""
+    *lse_refs, q_tile_ref, k_ring_ref, v_ring_ref, arrived_ref, cursor_ref, m_ref, l_ref, acc_ref = refs
+    K, used, H = q_ref.shape
+    rows = q_tile_ref.shape[1]
+    buffers, block_pages, _, page, _ = k_ring_ref.shape
+    lane, index = pl.program_id(0), pl.program_id(1)
+    tile = index * NUM_LANES + lane
+
+    def of_tile(fact: int, tile: jax.Array) -> jax.Array:
+        return work_ref[fact * num_tiles + tile]
+
+    def copies(slot: jax.Array, page_of: Any) -> list[Any]:
+        """The DMAs of one step into `slot` of the ring; `page_of(n)` is the id of its n-th page."""
+        return [
+            pltpu.make_async_copy(hbm.at[page_of(n)], ring.at[slot, n], arrived_ref.at[which, slot])
+            for n in range(block_pages)
+            for which, (hbm, ring) in enumerate(((k_hbm_ref, k_ring_ref), (v_hbm_ref, v_ring_ref)))
+        ]
+
+    # cursor: the tile and step whose pages are fetched next, the slot they go to; and the slot that is multiplied next
+    def fetch() -> None:
+        ahead = cursor_ref[0]
+
+        @pl.when(ahead < num_tiles)
+        def fetch_step() -> None:
+            step, slot = cursor_ref[1], cursor_ref[2]
+            block = of_tile(FIRST_BLOCK, ahead) + step * block_pages
+            table = jax.lax.div(ahead, tiles_per_window) * max_pages
+            for copy in copies(slot, lambda n: tables_ref[table + jnp.minimum(block + n, max_pages - 1)]):
+                copy.start()
+            ends = step + 1 == of_tile(NUM_STEPS, ahead)
+            cursor_ref[0] = jnp.where(ends, of_tile(NEXT_TILE, ahead), ahead)
+            cursor_ref[1] = jnp.where(ends, 0, step + 1)
+            cursor_ref[2] = jnp.where(slot + 1 == buffers, 0, slot + 1)
+
+    @pl.when(index == 0)
+    def fill_ring() -> None:
+        cursor_ref[0] = work_ref[NUM_FACTS * num_tiles + lane]
+        cursor_ref[1] = cursor_ref[2] = cursor_ref[3] = 0
+        for _ in range(buffers - 1):
+            fetch()
+
+    q_tile_ref[:, :used] = q_ref[...]
+    if rows > used:
+        q_tile_ref[:, used:] = jnp.zeros((K, rows - used, H), q_ref.dtype)
+    m_ref[...] = jnp.full_like(m_ref, MASK_VALUE)
+    l_ref[...] = jnp.zeros_like(l_ref)
+    acc_ref[...] = jnp.zeros_like(acc_ref)
+
+    def attend_block(step: jax.Array, carry: None) -> None:
+        fetch()
+        slot = cursor_ref[3]
+        cursor_ref[3] = jnp.where(slot + 1 == buffers, 0, slot + 1)
+        for copy in copies(slot, lambda n: 0):
+            copy.wait()
+        columns = block_pages * page
+        block = of_tile(FIRST_BLOCK, tile) + step * block_pages
+        row = jax.lax.broadcasted_iota(jnp.int32, (used, columns), 0)
+        position = jnp.minimum(of_tile(FIRST_POSITION, tile) + jax.lax.div(row, Q), of_tile(LAST_POSITION, tile))
+        distance = position - (block * page + jax.lax.broadcasted_iota(jnp.int32, (used, columns), 1))
+        keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
+        for head in range(K):
+            keys = k_ring_ref[slot, :, head].reshape(columns, H)
+            values = v_ring_ref[slot, :, head].reshape(columns, H)
+            scores = _product(q_tile_ref[head], keys, contract=1)[:used] * scale
+            scores = jnp.where(keep, softcap(scores, cap), MASK_VALUE)
+            m_prev = m_ref[head]
+            m_next = jnp.maximum(m_prev, scores.max(1, keepdims=True))
+            rescale = jnp.exp(m_prev - m_next)
+            p = jnp.where(keep, jnp.exp(scores - m_next[:, :1]), 0.0)
+            m_ref[head] = m_next
+            l_ref[head] = l_ref[head] * rescale + p.sum(1, keepdims=True)
+            p = p.astype(values.dtype)
+            if rows > used:
+                p = jnp.concatenate([p, jnp.zeros((rows - used, columns), p.dtype)])
+            acc_ref[head] = acc_ref[head] * rescale[:, :1] + _product(p, values, contract=0)[:used]
+
+    num_steps = of_tile(NUM_STEPS, jnp.minimum(tile, num_tiles - 1))
+    jax.lax.fori_loop(0, jnp.where(tile < num_tiles, num_steps, 0), attend_block, None)  # a lane may end with no tile
+    l = l_ref[...]
+    attended_anything = l > 0
+    l = jnp.where(attended_anything, l, 1.0)
+    o_ref[...] = acc_ref[...] / l[..., :1]
+    if lse_refs:
+        lse_refs[0][...] = jnp.where(attended_anything, m_ref[...] + jnp.log(l), MASK_VALUE)
+
+
+def _product(a: jax.Array, b: jax.Array, *, contract: int) -> jax.Array:
+    """`a [m, k]` times `b`, over axis `contract` of it, in float32; float32 operands are not rounded to bfloat16."""
+    return jax.lax.dot_general(
+        *(a, b, (((1,), (contract,)), ((), ()))),
+        precision=jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
+        preferred_element_type=jnp.float32,
+    )
