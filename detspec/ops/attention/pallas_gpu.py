@@ -1,12 +1,29 @@
-"""Attention over a paged cache as one Mosaic GPU kernel for Hopper, for canonical passes and for fast decode."""
+"""Attention over a paged cache for Hopper GPUs, in Pallas (Mosaic GPU).
+
+1. Queries are cut into tiles of `query_tile` positions of one window. A CTA of the grid handles one KV head of one tile, or one
+   split of it, over the pages the tile needs, ascending. Pages past it or before its sliding window are not even read.
+2. Whatever `W` is, a tile has `query_tile * Q` rows rounded up to `ROWS`, the rows of a wgmma: those a short window lacks are
+   zeros in shared memory, and neither read nor written. So a row meets one shape of product, and its bits do not tell how the
+   rows were cut. Each compute warpgroup takes `ROWS` of them; all share the keys and values.
+3. One more warpgroup does nothing but fetch, by TMA, into a ring whose slots hold the keys or the values of one step in turn:
+
+       page         0     1     2
+       fetched    k0 v0 k1 v1 k2 v2
+       ring slot   0  1  2  0  1  2       num_slots 3: while v0 is multiplied, k1 is there and v1 waits for k0's slot
+
+What it must reach, for a page of 128 slots and H 128: an SM's share of 4.3 TB/s is 33 GB/s, so a step's 64 KiB take 2.0 us, and
+latency of 1 us wants 33 KiB on their way; the ring holds 5 slots of 32 KiB. A step's products take 1024 cycles of the tensor
+cores, however few of the `ROWS` rows are used, its exponentials 512 cycles, all in turn about 1.1 us: decode waits for memory.
+In prefill, one warpgroup leaves the tensor cores idle during its softmax; two take turns, and halve what is read from L2 per
+FLOP. So prefill at speed wants `query_tile * Q` of 128.
+"""
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -15,221 +32,314 @@ from detspec.errors import InputError
 from detspec.ops.attention.reference import MASK_VALUE
 from detspec.ops.attention.splits import merge_splits
 
-M = 64  # rows of one warpgroup's matrix product
-MAX_WARPGROUPS = 2
-MAX_SLOTS = 6
-MIN_SLOTS = 3
-OUT_COLUMNS = 64
-SMEM_BYTES = 227 * 1024
+ROWS = 64  # M of a wgmma
+MAX_WARPGROUPS = 2  # that compute: a third one's accumulators would not fit into the registers
+MAX_COLUMNS = 128  # of an accumulator of values; wider heads have several
+OUT_COLUMNS = 64  # of the result that are on their way out at a time
+MAX_BLOCK = 256  # slots of a step: N of a wgmma
+COPY_ROWS = 8  # rows that lie together in swizzled shared memory
+MIN_SLOTS, MAX_SLOTS = 3, 12  # of the ring: with fewer, nothing is fetched during half of a step
+ALIGNMENT = 1024  # of a buffer in shared memory
+SMEM_BYTES = 227 << 10  # of an SM that one CTA may have
+DTYPES = (jnp.bfloat16, jnp.float16)
 LOG2E = math.log2(math.e)
 
 
-def paged_attention(q, k_pages, v_pages, page_tables, positions, *, scale, cap, sliding_window, schedule):
+class TileShape(NamedTuple):
+    """Sizes of one CTA."""
+
+    warpgroups: int  # that compute, of ROWS rows each
+    used_rows: int  # rows of each warpgroup that a window can fill
+    num_slots: int  # of the ring
+
+
+def paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    page_tables: jax.Array,
+    positions: jax.Array,
+    *,
+    scale: float,
+    cap: float | None,
+    sliding_window: int | None,
+    schedule: Schedule,
+) -> jax.Array:
+    """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float16."""
+    check(q, v_pages, schedule)
     G, W, N, H = q.shape
     K, page = v_pages.shape[1], v_pages.shape[2]
-    Q = N // K
-    tile = schedule.query_tile
-    warpgroups = -(-tile * Q // M)
-    rows = warpgroups * M
-    block_pages = schedule.block_pages
-    block = block_pages * page
-    num_splits = schedule.num_splits
+    Q, tile, splits = N // K, schedule.query_tile, schedule.num_splits
+    shape = tile_shape(q, v_pages, schedule)
+    width = min(W, tile)  # positions of a tile that a window can fill
     tiles = -(-W // tile)
-    X = G * tiles
-    given = min(W, tile)
-    io_rows = -(-given * Q // 8) * 8
-    max_pages = page_tables.shape[1]
-    slots = 4
+    X, rows, used = G * tiles, shape.warpgroups * ROWS, shape.warpgroups * shape.used_rows
 
-    padded = tiles * given
-    q = jnp.pad(q, ((0, 0), (0, padded - W), (0, 0), (0, 0)))
-    q = q.reshape(X, given, K, Q, H).transpose(0, 2, 1, 3, 4).reshape(X, K, given * Q, H).astype(k_pages.dtype)
-    q = jnp.pad(q, ((0, 0), (0, 0), (0, io_rows - given * Q), (0, 0)))
-    positions = jnp.pad(positions, ((0, 0), (0, padded - W)), mode="edge").reshape(X, given)
-    row_position = jnp.pad(jnp.repeat(positions, Q, axis=1), ((0, 0), (0, rows - given * Q)), mode="edge")
+    # [G, W, N, H] -> [X, K, used, H]
+    q = jnp.pad(q, ((0, 0), (0, tiles * width - W), (0, 0), (0, 0))).astype(k_pages.dtype)
+    q = q.reshape(X, width, K, Q, H).transpose(0, 2, 1, 3, 4).reshape(X, K, width * Q, H)
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, used - width * Q), (0, 0)))
+    positions = jnp.pad(positions, ((0, 0), (0, tiles * width - W)), mode="edge").reshape(X, width)
+    positions = jnp.pad(jnp.repeat(positions, Q, axis=1), ((0, 0), (0, rows - width * Q)), mode="edge")
 
-    columns = H if H <= 128 else 128 if H % 128 == 0 else 64
-
-    def kernel(q_ref, k_ref, v_ref, tables_ref, position_ref, o_ref, *rest):
-        if num_splits > 1:
-            m_ref, l_ref, *scratch = rest
-        else:
-            scratch = rest
-        q_smem, position_smem, kv_smem, p_smem, out_smem, *scratch = scratch
-        stats_smem = scratch.pop(0) if num_splits > 1 else None
-        q_barrier, full, empty = scratch
-        head, split, x = (lax.axis_index(name) for name in ("head", "split", "x"))
-        wg = lax.axis_index("wg")
-        first_page = jnp.int32(0)
-        if sliding_window is not None:
-            first_page = lax.div(jnp.maximum(position_ref[x, 0] - (sliding_window - 1), 0), jnp.int32(page))
-        last_page = lax.div(position_ref[x, rows - 1] + page, jnp.int32(page)) - 1
-        num_blocks = lax.div(last_page - first_page + block_pages, jnp.int32(block_pages))
-        if num_splits > 1:
-            per_split = lax.div(num_blocks + (num_splits - 1), jnp.int32(num_splits))
-            first_page += split * per_split * block_pages
-            num_blocks = jnp.clip(num_blocks - split * per_split, 0, per_split)
-
-        @pl.when(wg == warpgroups)
-        def load():
-            @pl.loop(0, num_blocks)
-            def _(step):
-                for which, pages_ref in enumerate((k_ref, v_ref)):
-                    n = 2 * step + which
-                    slot = lax.rem(n, jnp.int32(slots))
-
-                    @pl.when(n >= slots)
-                    def _():
-                        plgpu.barrier_wait(empty.at[slot])
-
-                    for i in range(block_pages):
-                        place = jnp.minimum(first_page + step * block_pages + i, last_page)
-                        page_id = tables_ref[lax.div(x, jnp.int32(tiles)), place]
-                        plgpu.copy_gmem_to_smem(
-                            pages_ref.at[page_id, head], kv_smem.at[slot, pl.ds(i * page, page)], full.at[slot]
-                        )
-
-        @pl.when(wg < warpgroups)
-        def compute():
-            q_wg, p_wg, out_wg = q_smem.at[wg], p_smem.at[wg], out_smem.at[wg]
-            for w in range(warpgroups):
-                count = min(max(io_rows - w * M, 0), M)
-
-                @pl.when(wg == w)
-                def _():
-                    if count < M:
-                        q_wg[...] = jnp.zeros((M, H), q_wg.dtype)
-                        plgpu.commit_smem()
-                    if count:
-                        plgpu.copy_gmem_to_smem(
-                            q_ref.at[x, head, pl.ds(w * M, count)], q_smem.at[w, pl.ds(0, count)], q_barrier.at[w]
-                        )
-                    else:
-                        plgpu.barrier_arrive(q_barrier.at[w])
-                    plgpu.copy_gmem_to_smem(position_ref.at[x, pl.ds(w * M, M)], position_smem.at[w], q_barrier.at[w])
-
-            plgpu.barrier_wait(q_barrier.at[wg])
-            position = position_smem[wg]
-
-            def step_fn(step, carry):
-                m_prev, l_prev, o_prev = carry
-                k_slot, v_slot = (lax.rem(2 * step + i, jnp.int32(slots)) for i in range(2))
-                plgpu.barrier_wait(full.at[k_slot])
-
-                def qk(acc):
-                    plgpu.wgmma(acc, q_wg, plgpu.transpose_ref(kv_smem.at[k_slot], (1, 0)))
-                    return acc[...]
-
-                if schedule.interpret:
-                    scores = lax.dot_general(
-                        q_wg[...], kv_smem[k_slot], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-                    )
-                else:
-                    scores = pl.run_scoped(qk, plgpu.ACC((M, block), jnp.float32))
-                plgpu.barrier_arrive(empty.at[k_slot])
-                scores = scores * (scale * LOG2E)
-                start = (first_page + step * block_pages) * page
-                distance = lax.broadcast_in_dim(position - start, (M, block), (0,)) - lax.broadcasted_iota(
-                    jnp.int32, (M, block), 1
-                )
-                keep = distance >= 0
-                if sliding_window is not None:
-                    keep = keep & (distance < sliding_window)
-                scores = jnp.where(keep, scores, MASK_VALUE)
-                m_next = jnp.maximum(m_prev, scores.max(axis=1))
-                rescale = jnp.exp2(m_prev - m_next)
-                p = jnp.exp2(scores - lax.broadcast_in_dim(jnp.maximum(m_next, MASK_VALUE / 2), (M, block), (0,)))
-                l_next = l_prev * rescale + p.sum(axis=1)
-                p_wg[...] = p.astype(p_wg.dtype)
-                plgpu.commit_smem()
-                plgpu.barrier_wait(full.at[v_slot])
-                o_next = []
-                for c, o in enumerate(o_prev):
-
-                    def pv(acc):
-                        plgpu.wgmma(acc, p_wg, kv_smem.at[v_slot, :, pl.ds(c * columns, columns)])
-                        return acc[...]
-
-                    o_next.append(
-                        o * lax.broadcast_in_dim(rescale, (M, columns), (0,))
-                        + pl.run_scoped(pv, plgpu.ACC((M, columns), jnp.float32))
-                    )
-                plgpu.barrier_arrive(empty.at[v_slot])
-                return m_next, l_next, tuple(o_next)
-
-            m = jnp.full((M,), MASK_VALUE, jnp.float32)
-            l = jnp.zeros((M,), jnp.float32)
-            o = tuple(jnp.zeros((M, columns), jnp.float32) for _ in range(H // columns))
-            m, l, o = lax.fori_loop(0, num_blocks, step_fn, (m, l, o))
-            if num_splits == 1:
-                l = jnp.where(l == 0, 1.0, l)
-                o = tuple(x / lax.broadcast_in_dim(l, (M, columns), (0,)) for x in o)
-            for c in range(H // OUT_COLUMNS):
-                which, start = divmod(c * OUT_COLUMNS, columns)
-                out_wg[...] = lax.slice(o[which], (0, start), (M, start + OUT_COLUMNS))
-                plgpu.commit_smem()
-                for w in range(warpgroups):
-                    count = min(max(io_rows - w * M, 0), M)
-                    if count:
-
-                        @pl.when(wg == w)
-                        def _():
-                            plgpu.copy_smem_to_gmem(
-                                out_smem.at[w, pl.ds(0, count)],
-                                o_ref.at[x, split, head, pl.ds(w * M, count), pl.ds(c * OUT_COLUMNS, OUT_COLUMNS)],
-                            )
-                            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            if num_splits > 1:
-                stats_wg = stats_smem.at[wg]
-                stats_wg[0] = m
-                stats_wg[1] = l
-                plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(stats_wg.at[0], m_ref.at[x, split, head, pl.ds(wg * M, M)])
-                plgpu.copy_smem_to_gmem(stats_wg.at[1], l_ref.at[x, split, head, pl.ds(wg * M, M)])
-            plgpu.wait_smem_to_gmem(0)
-
-    dtype = k_pages.dtype
-    tiled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-    tiled32 = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+    block = schedule.block_pages * page
+    swizzled = [(plgpu.TilingTransform((COPY_ROWS, 128 // size)), plgpu.SwizzleTransform(128)) for size in (2, 4)]
     scratch = [
-        plgpu.SMEM((warpgroups, M, H), dtype, transforms=tiled),
-        plgpu.SMEM((warpgroups, M), jnp.int32),
-        plgpu.SMEM((slots, block, H), dtype, transforms=tiled),
-        plgpu.SMEM((warpgroups, M, block), dtype, transforms=tiled),
-        plgpu.SMEM((warpgroups, M, OUT_COLUMNS), jnp.float32, transforms=tiled32),
-        *([plgpu.SMEM((warpgroups, 2, M), jnp.float32)] if num_splits > 1 else []),
-        plgpu.Barrier(num_arrivals=2, num_barriers=warpgroups),
-        plgpu.Barrier(num_arrivals=block_pages, num_barriers=slots),
-        plgpu.Barrier(num_arrivals=warpgroups, num_barriers=slots),
+        plgpu.SMEM((shape.num_slots, block, H), k_pages.dtype, transforms=swizzled[0]),
+        plgpu.SMEM((shape.warpgroups, ROWS, H), k_pages.dtype, transforms=swizzled[0]),
+        plgpu.SMEM((shape.warpgroups, ROWS, block), k_pages.dtype, transforms=swizzled[0]),
+        plgpu.SMEM((shape.warpgroups, ROWS, OUT_COLUMNS), jnp.float32, transforms=swizzled[1]),
+        plgpu.SMEM((shape.warpgroups, ROWS), jnp.int32),
+        plgpu.SMEM((shape.warpgroups, ROWS), jnp.float32),
+        plgpu.Barrier(num_arrivals=2, num_barriers=shape.warpgroups),
+        plgpu.Barrier(num_arrivals=schedule.block_pages, num_barriers=shape.num_slots),
+        plgpu.Barrier(num_arrivals=shape.warpgroups, num_barriers=shape.num_slots),
     ]
+    attend_tile = partial(_attend_tile, tiles=tiles, scale=scale, cap=cap, sliding_window=sliding_window, schedule=schedule)
 
-    def body(*refs):
-        pl.run_scoped(partial(kernel, *refs), *scratch, collective_axes="wg")
+    def kernel(*refs: Any) -> None:
+        pl.run_scoped(partial(attend_tile, *refs), *scratch, collective_axes="warpgroup")
 
-    out = [jax.ShapeDtypeStruct((X, num_splits, K, io_rows, H), jnp.float32)]
-    if num_splits > 1:
-        out += [jax.ShapeDtypeStruct((X, num_splits, K, rows), jnp.float32)] * 2
-    mesh = plgpu.Mesh(
-        grid=(K, num_splits, X), grid_names=("head", "split", "x"), num_threads=warpgroups + 1, thread_name="wg"
-    )
-    interpret: Any = False
-    if schedule.interpret:
-        from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
-
-        interpret = InterpretGPUParams(detect_races=True)
-    outs = pl.kernel(
-        body,
-        out,
-        mesh=mesh,
+    results = [jax.ShapeDtypeStruct((X, splits, K, used, H), jnp.float32)]
+    if splits > 1:  # and the logarithm of each row's sum of exponentials
+        results.append(jax.ShapeDtypeStruct((X, splits, K, rows), jnp.float32))
+    slots = X * page_tables.shape[1] * page  # as if every table were full
+    # The last axis of the grid runs fastest: tiles of one window read the same pages at about the same time.
+    attended, *lse = pl.kernel(
+        kernel,
+        results,
+        mesh=plgpu.Mesh(
+            grid=(K, splits, X),
+            grid_names=("head", "split", "tile"),
+            num_threads=shape.warpgroups + 1,
+            thread_name="warpgroup",
+        ),
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-        interpret=interpret,
+        cost_estimate=pl.CostEstimate(
+            flops=4 * rows * K * H * slots,
+            transcendentals=rows * K * slots,
+            bytes_accessed=2 * K * H * slots * k_pages.dtype.itemsize + q.nbytes + 4 * q.size * splits,
+        ),
+        interpret=_simulator() if schedule.interpret else False,
         name="paged_attention",
-    )(q, k_pages, v_pages, page_tables, row_position)
-    if num_splits > 1:
-        o, m, l = outs
-        l, o = merge_splits(m[..., :io_rows] / LOG2E, l[..., :io_rows], o)
-        o = o / jnp.where(l == 0, 1.0, l)[..., None]
+    )(q, k_pages, v_pages, page_tables, positions)
+    if splits > 1:
+        l, o = merge_splits(lse[0][..., :used], jnp.ones_like(lse[0][..., :used]), attended)
+        attended = o / l[..., None]
     else:
-        o = outs[0][:, 0]
-    o = o[:, :, : given * Q].reshape(G, tiles, K, given, Q, H).transpose(0, 1, 3, 2, 4, 5)
-    return o.reshape(G, padded, N, H)[:, :W]
+        attended = attended[:, 0]
+    attended = attended[:, :, : width * Q].reshape(G, tiles, K, width, Q, H).transpose(0, 1, 3, 2, 4, 5)
+    return attended.reshape(G, tiles * width, N, H)[:, :W]
+
+
+def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
+    """Raises `InputError` for what the kernel does not take, naming the argument; shapes as in `api.paged_attention`."""
+    K, page, H = v_pages.shape[1:]
+    Q, tile = q.shape[2] // K, schedule.query_tile
+    if v_pages.dtype not in DTYPES:
+        raise InputError(f'the "pallas_gpu" attention takes a bfloat16 or float16 cache, got cache_dtype {v_pages.dtype}')
+    if H not in (64, 128, 192, 256):
+        raise InputError(
+            f'the "pallas_gpu" attention takes a head_dim of 64, 128, 192 or 256, got {H}: '
+            'use Schedule(implementation="reference")'
+        )
+    if page % 64:
+        raise InputError(f'the "pallas_gpu" attention takes pages of a multiple of 64 slots, got Schedule.page {page}')
+    if schedule.block_pages * page > MAX_BLOCK:
+        raise InputError(
+            f'the "pallas_gpu" attention takes at most {MAX_BLOCK} slots a step, got block_pages {schedule.block_pages} of '
+            f"Schedule.page {page}: lower one of these"
+        )
+    if tile * Q > MAX_WARPGROUPS * ROWS:
+        raise InputError(
+            f'the "pallas_gpu" attention has registers for {MAX_WARPGROUPS * ROWS} query rows in a tile, got query_tile {tile} '
+            f"of {Q} heads a KV head: lower query_tile"
+        )
+    if (needed := smem_bytes(q, v_pages, schedule)) > SMEM_BYTES:
+        raise InputError(
+            f'the "pallas_gpu" attention has {SMEM_BYTES:,} bytes of shared memory, and would need {needed:,} for a head_dim of '
+            f"{H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {tile}: lower one of these"
+        )
+
+
+def tile_shape(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> TileShape:
+    """The sizes of a CTA for `q [G, W, N, H]` and `v_pages [num_pages, K, page, H]`: as many slots as fit."""
+    W, Q = q.shape[1], q.shape[2] // v_pages.shape[1]
+    fixed, slot = _smem_parts(v_pages, schedule, Q)
+    used = min(ROWS, min(W, schedule.query_tile) * Q)
+    return TileShape(
+        warpgroups=_warpgroups(schedule, Q),
+        used_rows=-(-used // COPY_ROWS) * COPY_ROWS,
+        num_slots=min(max((SMEM_BYTES - fixed) // slot, MIN_SLOTS), MAX_SLOTS),
+    )
+
+
+def smem_bytes(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> int:
+    """Bytes of shared memory that a CTA holds: the ring, queries, probabilities, results on their way out, and scratch."""
+    fixed, slot = _smem_parts(v_pages, schedule, q.shape[2] // v_pages.shape[1])
+    return fixed + tile_shape(q, v_pages, schedule).num_slots * slot
+
+
+def _warpgroups(schedule: Schedule, Q: int) -> int:
+    return -(-schedule.query_tile * Q // ROWS)
+
+
+def _smem_parts(v_pages: jax.Array, schedule: Schedule, Q: int) -> tuple[int, int]:
+    """Bytes of shared memory beside the ring, and of one slot of it."""
+    page, H = v_pages.shape[2:]
+    size, block = v_pages.dtype.itemsize, schedule.block_pages * page
+    small = 6 * ALIGNMENT  # positions, sums, barriers, and what the compiler keeps for sums over a row
+    return _warpgroups(schedule, Q) * ROWS * (H * size + block * size + OUT_COLUMNS * 4) + small, block * H * size
+
+
+def _simulator() -> Any:
+    """Pallas's simulator of a GPU's memories and barriers, which has no public name in jax 0.10."""
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    return InterpretGPUParams()
+
+
+def _attend_tile(
+    q_ref: Any,  # [X, K, used, H]
+    k_ref: Any,  # [num_pages, K, page, H]
+    v_ref: Any,  # [num_pages, K, page, H]
+    tables_ref: Any,  # [G, max_pages]
+    positions_ref: Any,  # [X, rows]
+    o_ref: Any,  # [X, splits, K, used, H]
+    *refs: Any,  # lse [X, splits, K, rows] if the sequence is split, then scratch
+    tiles: int,
+    scale: float,
+    cap: float | None,
+    sliding_window: int | None,
+    schedule: Schedule,
+) -> None:
+    """One warpgroup of a CTA: the last one fetches what the others compute with."""
+    *lse_refs, ring_ref, q_tile_ref, p_ref, out_ref, position_ref, sums_ref, queries, arrived, free = refs
+    num_slots, block, H = ring_ref.shape
+    page, rows, block_pages = k_ref.shape[2], positions_ref.shape[1], schedule.block_pages
+    warpgroups = rows // ROWS
+    used = q_ref.shape[2] // warpgroups
+    head, split, x, warpgroup = (jax.lax.axis_index(name) for name in ("head", "split", "tile", "warpgroup"))
+
+    first, last = positions_ref[x, 0], positions_ref[x, rows - 1]
+    last_page = jax.lax.div(last + page, page) - 1  # -1 without a position
+    first_page = jnp.int32(0) if sliding_window is None else jax.lax.div(jnp.maximum(first - sliding_window + 1, 0), page)
+    num_steps = jax.lax.div(last_page - first_page + block_pages, block_pages)
+    if schedule.num_splits > 1:
+        per_split = jax.lax.div(num_steps + schedule.num_splits - 1, schedule.num_splits)
+        first_page += split * per_split * block_pages
+        num_steps = jnp.clip(num_steps - split * per_split, 0, per_split)
+
+    def slots(step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The slots of the keys and of the values of `step`."""
+        return jax.lax.rem(2 * step, num_slots), jax.lax.rem(2 * step + 1, num_slots)
+
+    def fetch(step: jax.Array, _: None) -> None:
+        block_page = first_page + step * block_pages
+        # What a last block lacks is masked, and stands for itself: no place past the window's pages is read.
+        page_ids = [tables_ref[jax.lax.div(x, tiles), jnp.minimum(block_page + n, last_page)] for n in range(block_pages)]
+        for which, (pages_ref, slot) in enumerate(zip((k_ref, v_ref), slots(step), strict=True)):
+
+            @pl.when(2 * step + which >= num_slots)
+            def wait_for_slot(slot: jax.Array = slot) -> None:
+                plgpu.barrier_wait(free.at[slot])
+
+            for n, page_id in enumerate(page_ids):
+                place = ring_ref.at[slot, pl.ds(n * page, page)]
+                plgpu.copy_gmem_to_smem(pages_ref.at[page_id, head], place, arrived.at[slot])
+
+    @pl.when(warpgroup == warpgroups)
+    def fetch_all() -> None:
+        if warpgroups > 1:
+            plgpu.set_max_registers(40, action="decrease")
+        jax.lax.fori_loop(0, num_steps, fetch, None)
+
+    @pl.when(warpgroup < warpgroups)
+    def attend_all() -> None:
+        if warpgroups > 1:
+            plgpu.set_max_registers(232, action="increase")
+        q_rows, p_rows, out_rows = (ref.at[warpgroup] for ref in (q_tile_ref, p_ref, out_ref))
+        if used < ROWS:
+            q_rows[...] = jnp.zeros((ROWS, H), q_ref.dtype)
+            plgpu.commit_smem()
+        ours = pl.ds(warpgroup * used, used)
+        plgpu.copy_gmem_to_smem(q_ref.at[x, head, ours], q_rows.at[pl.ds(0, used)], queries.at[warpgroup])
+        all_rows = pl.ds(warpgroup * ROWS, ROWS)
+        plgpu.copy_gmem_to_smem(positions_ref.at[x, all_rows], position_ref.at[warpgroup], queries.at[warpgroup])
+        plgpu.barrier_wait(queries.at[warpgroup])
+        position = position_ref[warpgroup]
+        columns = MAX_COLUMNS if H % MAX_COLUMNS == 0 else 64
+
+        def attend_block(step: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            m_prev, l_prev, o_prev = carry
+            k_slot, v_slot = slots(step)
+            plgpu.barrier_wait(arrived.at[k_slot])
+            scores = _scores(q_rows, ring_ref.at[k_slot], schedule.interpret)
+            plgpu.barrier_arrive(free.at[k_slot])
+            scores = _log2_scores(scores, scale, cap)
+            slot_position = (first_page + step * block_pages) * page + jax.lax.broadcasted_iota(jnp.int32, (ROWS, block), 1)
+            distance = _across(position, block) - slot_position
+            keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
+            scores = jnp.where(keep, scores, MASK_VALUE)
+            m_next = jnp.maximum(m_prev, scores.max(axis=1))
+            rescale = jnp.exp2(m_prev - m_next)
+            # Above every masked score: a row that has seen nothing yet has probabilities of 0, not of exp2(0).
+            p = jnp.exp2(scores - _across(jnp.maximum(m_next, MASK_VALUE / 2), block))
+            l_next = l_prev * rescale + p.sum(axis=1)
+            p_rows[...] = p.astype(p_ref.dtype)
+            plgpu.commit_smem()
+            plgpu.barrier_wait(arrived.at[v_slot])
+            o_next = []
+            for start, o in zip(range(0, H, columns), o_prev, strict=True):
+                values = ring_ref.at[v_slot, :, pl.ds(start, columns)]
+                o_next.append(o * _across(rescale, columns) + _product(p_rows, values))
+            plgpu.barrier_arrive(free.at[v_slot])
+            return m_next, l_next, tuple(o_next)
+
+        m = jnp.full((ROWS,), MASK_VALUE, jnp.float32)
+        l = jnp.zeros((ROWS,), jnp.float32)
+        o = tuple(jnp.zeros((ROWS, columns), jnp.float32) for _ in range(0, H, columns))
+        m, l, o = jax.lax.fori_loop(0, num_steps, attend_block, (m, l, o))
+        divisor = jnp.where(l == 0, 1.0, l)  # of a row that attends to nothing, which is finite and of no use
+        for start in range(0, H, OUT_COLUMNS):
+            part, begin = divmod(start, columns)
+            attended = jax.lax.slice(o[part], (0, begin), (ROWS, begin + OUT_COLUMNS))
+            out_rows[...] = attended / _across(divisor, OUT_COLUMNS)
+            plgpu.commit_smem()
+            place = o_ref.at[x, split, head, ours, pl.ds(start, OUT_COLUMNS)]
+            plgpu.copy_smem_to_gmem(out_rows.at[pl.ds(0, used)], place)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        for lse_ref in lse_refs:
+            sums_ref[warpgroup] = jnp.where(l == 0, MASK_VALUE, m / LOG2E + jnp.log(divisor))
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(sums_ref.at[warpgroup], lse_ref.at[x, split, head, all_rows])
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _scores(q_ref: Any, keys_ref: Any, interpret: bool) -> jax.Array:
+    """`q [ROWS, H]` times `keys [block, H]` transposed, which the simulator of jax 0.10 takes as no operand of a wgmma."""
+    if interpret:
+        return jax.lax.dot_general(q_ref[...], keys_ref[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return _product(q_ref, plgpu.transpose_ref(keys_ref, (1, 0)))
+
+
+def _product(a_ref: Any, b_ref: Any) -> jax.Array:
+    """`a [m, k]` times `b [k, n]`, both in shared memory, by wgmma: `[m, n]` float32."""
+
+    def multiply(acc_ref: Any) -> jax.Array:
+        plgpu.wgmma(acc_ref, a_ref, b_ref)
+        return acc_ref[...]
+
+    return pl.run_scoped(multiply, plgpu.ACC((a_ref.shape[0], b_ref.shape[1]), jnp.float32))
+
+
+def _log2_scores(products: jax.Array, scale: float, cap: float | None) -> jax.Array:
+    """Scores in units of log 2, capped; tanh by exp2, because the approximate tanh of the hardware is right to 11 bits only."""
+    if cap is None:
+        return products * (scale * LOG2E)
+    return cap * LOG2E - (2 * cap * LOG2E) / (1 + jnp.exp2(products * (2 * LOG2E * scale / cap)))
+
+
+def _across(row_values: jax.Array, columns: int) -> jax.Array:
+    """`[rows]` in every one of `columns`."""
+    return jax.lax.broadcast_in_dim(row_values, (row_values.shape[0], columns), (0,))
