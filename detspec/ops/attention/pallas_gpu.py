@@ -268,7 +268,7 @@ def _attend_tile(
         plgpu.copy_gmem_to_smem(positions_ref.at[x, all_rows], position_ref.at[warpgroup], queries.at[warpgroup])
         plgpu.barrier_wait(queries.at[warpgroup])
         position = position_ref[warpgroup]
-        columns = MAX_COLUMNS if H % MAX_COLUMNS == 0 else 64
+        columns = H if H <= MAX_COLUMNS else 64
 
         def attend_block(step: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             m_prev, l_prev, o_prev = carry
@@ -277,8 +277,8 @@ def _attend_tile(
             scores = _scores(q_rows, ring_ref.at[k_slot], schedule.interpret)
             plgpu.barrier_arrive(free.at[k_slot])
             scores = _log2_scores(scores, scale, cap)
-            slot_position = (first_page + step * block_pages) * page + jax.lax.broadcasted_iota(jnp.int32, (ROWS, block), 1)
-            distance = _across(position, block) - slot_position
+            column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, block), 1)
+            distance = _across(position - (first_page + step * block_pages) * page, block) - column
             keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
             scores = jnp.where(keep, scores, MASK_VALUE)
             m_next = jnp.maximum(m_prev, scores.max(axis=1))
