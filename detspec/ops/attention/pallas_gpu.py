@@ -157,8 +157,8 @@ def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
         )
     if (needed := smem_bytes(q, v_pages, schedule)) > SMEM_BYTES:
         raise InputError(
-            f'the "pallas_gpu" attention has {SMEM_BYTES:,} bytes of shared memory, and would need {needed:,} for a head_dim of '
-            f"{H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {tile}: lower one of these"
+            f'the "pallas_gpu" attention has {SMEM_BYTES:,} bytes of shared memory, and would need {needed:,} for a head_dim '
+            f"of {H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {tile}: lower one of these"
         )
 
 
@@ -188,7 +188,7 @@ def _smem_parts(v_pages: jax.Array, schedule: Schedule, Q: int) -> tuple[int, in
     """Bytes of shared memory beside the ring, and of one slot of it."""
     page, H = v_pages.shape[2:]
     size, block = v_pages.dtype.itemsize, schedule.block_pages * page
-    small = 6 * ALIGNMENT  # positions, sums, barriers, and what the compiler keeps for sums over a row
+    small = 5 * ALIGNMENT  # positions, sums, barriers, and what the compiler keeps for sums over a row
     return _warpgroups(schedule, Q) * ROWS * (H * size + block * size + OUT_COLUMNS * 4) + small, block * H * size
 
 
@@ -333,7 +333,7 @@ def _product(a_ref: Any, b_ref: Any, *, transpose_b: bool, interpret: bool) -> j
         plgpu.wgmma(acc_ref, a_ref, b_ref)
         return acc_ref[...]
 
-    return pl.run_scoped(multiply, plgpu.ACC((a_ref.shape[0], b_ref.shape[1]), jnp.float32))
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((a_ref.shape[0], b_ref.shape[1]), jnp.float32))
 
 
 def _log2_scores(products: jax.Array, scale: float, cap: float | None) -> jax.Array:
