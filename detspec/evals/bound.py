@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from detspec.config import ModelConfig
 from detspec.environment import default_schedule
-from detspec.ops.linear import linear_f32
+from detspec.ops.linear.xla import linear_f32
 
 
 def measure_machine(cfg: ModelConfig) -> dict[str, Any]:

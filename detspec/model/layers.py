@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig
-from detspec.ops.linear import linear, linear_f32
+from detspec.ops.linear.api import LinearFn, linear
 from detspec.ops.norm import rms_norm
 from detspec.ops.rope import Rotation, apply_rope, rope_frequencies, rope_rotation
 from detspec.ops.row_sum import SumFn
@@ -24,9 +24,16 @@ ACTIVATION_FNS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def norm_fn(cfg: ModelConfig, sum_fn: SumFn) -> NormFn:
-    """The RMSNorm of this model."""
-    return partial(rms_norm, eps=cfg.norm_eps, sum_fn=sum_fn, plus_one=cfg.norm_plus_one)
+class RowOps(NamedTuple):
+    """The operations on single rows whose order of additions a schedule fixes."""
+
+    norm: NormFn
+    linear_f32: LinearFn
+
+
+def row_ops(cfg: ModelConfig, sum_fn: SumFn, linear_f32: LinearFn) -> RowOps:
+    """This model's RMSNorm, summed by `sum_fn`, and `linear_f32`."""
+    return RowOps(partial(rms_norm, eps=cfg.norm_eps, sum_fn=sum_fn, plus_one=cfg.norm_plus_one), linear_f32)
 
 
 def layer_rotations(cfg: ModelConfig, positions: jax.Array) -> tuple[Rotation, ...]:
@@ -40,37 +47,38 @@ def layer_rotations(cfg: ModelConfig, positions: jax.Array) -> tuple[Rotation, .
 
 
 def attention(
-    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation, attend_fn: AttendFn, norm: NormFn
+    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation, attend_fn: AttendFn, ops: RowOps
 ) -> tuple[jax.Array, Any]:
     """Projects `x [..., D]` to heads, rotates, attends with `attend_fn`, projects back; returns `([..., D], carry)`."""
     heads = x.shape[:-1]
-    q = linear(x, layer["q"], layer.get("q_bias")).reshape(*heads, cfg.num_heads, cfg.head_dim)
-    k = linear(x, layer["k"], layer.get("k_bias")).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
-    v = linear(x, layer["v"], layer.get("v_bias")).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
+    q = linear(x, layer["q"], layer.get("q_bias"), ops.linear_f32).reshape(*heads, cfg.num_heads, cfg.head_dim)
+    k = linear(x, layer["k"], layer.get("k_bias"), ops.linear_f32).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
+    v = linear(x, layer["v"], layer.get("v_bias"), ops.linear_f32).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
     if cfg.qk_norm:
-        q, k = norm(q, layer["q_norm"]), norm(k, layer["k_norm"])
+        q, k = ops.norm(q, layer["q_norm"]), ops.norm(k, layer["k_norm"])
     attended, carry = attend_fn(apply_rope(q, rotation), apply_rope(k, rotation), v)
     attended = attended.reshape(*heads, cfg.num_heads * cfg.head_dim).astype(x.dtype)
-    return linear(attended, layer["o"], layer.get("o_bias")), carry
+    return linear(attended, layer["o"], layer.get("o_bias"), ops.linear_f32), carry
 
 
-def mlp(layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array) -> jax.Array:
+def mlp(layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
     """Gated MLP: `down(activation(gate(x)) * up(x))`, `x [..., D]`."""
-    gate_f32 = linear_f32(x, layer["gate"])
-    up_f32 = linear_f32(x, layer["up"])
-    return linear((ACTIVATION_FNS[cfg.activation](gate_f32) * up_f32).astype(x.dtype), layer["down"])
+    gate_f32 = ops.linear_f32(x, layer["gate"])
+    up_f32 = ops.linear_f32(x, layer["up"])
+    gated = (ACTIVATION_FNS[cfg.activation](gate_f32) * up_f32).astype(x.dtype)
+    return linear(gated, layer["down"], None, ops.linear_f32)
 
 
 def block(
-    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation, attend_fn: AttendFn, norm: NormFn
+    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation, attend_fn: AttendFn, ops: RowOps
 ) -> tuple[jax.Array, Any]:
     """One pre-norm decoder block over `x [..., D]`, with norms after its two halves too if the config asks for them."""
     with jax.named_scope("attention"):
-        attended, carry = attention(layer, cfg, norm(x, layer["attn_norm"]), rotation, attend_fn, norm)
-        x = x + (norm(attended, layer["attn_post_norm"]) if cfg.post_norms else attended)
+        attended, carry = attention(layer, cfg, ops.norm(x, layer["attn_norm"]), rotation, attend_fn, ops)
+        x = x + (ops.norm(attended, layer["attn_post_norm"]) if cfg.post_norms else attended)
     with jax.named_scope("mlp"):
-        transformed = mlp(layer, cfg, norm(x, layer["mlp_norm"]))
-        x = x + (norm(transformed, layer["mlp_post_norm"]) if cfg.post_norms else transformed)
+        transformed = mlp(layer, cfg, ops.norm(x, layer["mlp_norm"]), ops)
+        x = x + (ops.norm(transformed, layer["mlp_post_norm"]) if cfg.post_norms else transformed)
     return x, carry
 
 
@@ -79,11 +87,11 @@ def scale_embeddings(cfg: ModelConfig, x: jax.Array) -> jax.Array:
     return x * jnp.asarray(cfg.d_model**0.5, x.dtype) if cfg.scale_embeddings else x
 
 
-def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, norm: NormFn) -> jax.Array:
+def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
     """Final norm and output head: `x [..., D]` -> float32 `[..., V]`."""
     with jax.named_scope("logits"):
-        normed = norm(x, params["final_norm"])
-        logits = linear_f32(normed, params["embed"] if cfg.tie_embeddings else params["head"])
+        normed = ops.norm(x, params["final_norm"])
+        logits = ops.linear_f32(normed, params["embed"] if cfg.tie_embeddings else params["head"])
         return softcap(logits, cfg.logit_softcap)
 
 

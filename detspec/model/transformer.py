@@ -5,9 +5,11 @@ import jax.numpy as jnp
 
 from detspec.cache import SCRATCH_PAGE, KVCache, append
 from detspec.config import ModelConfig, Schedule
-from detspec.model.layers import attend_sequence, block, layer_rotations, logits_f32, norm_fn, scale_embeddings
+from detspec.model.layers import attend_sequence, block, layer_rotations, logits_f32, row_ops, scale_embeddings
 from detspec.model.params import Params
 from detspec.ops.attention.api import NO_POSITION, paged_attention
+from detspec.ops.linear import xla
+from detspec.ops.linear.api import linear_fn
 from detspec.ops.row_sum import native_sum, sum_fn
 from detspec.state import Windows
 
@@ -38,7 +40,7 @@ def forward(
     slots = (positions % page).reshape(-1)
     looking_from = jnp.where(windows.row[:, None] >= 0, positions, NO_POSITION)
     rotations = layer_rotations(cfg, positions.reshape(-1))
-    norm = norm_fn(cfg, sum_fn(schedule))
+    ops = row_ops(cfg, sum_fn(schedule), linear_fn(schedule))
 
     x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1)))  # [R, D]
     k_pools, v_pools = [], []
@@ -64,10 +66,10 @@ def forward(
             return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)
 
         with jax.named_scope(f"layer_{index}"):
-            x, (k_pages, v_pages) = block(layer, cfg, x, rotations[index], attend, norm)
+            x, (k_pages, v_pages) = block(layer, cfg, x, rotations[index], attend, ops)
         k_pools.append(k_pages)
         v_pools.append(v_pages)
-    return logits_f32(params, cfg, x, norm).reshape(G, W, -1), cache.replace(k=tuple(k_pools), v=tuple(v_pools))
+    return logits_f32(params, cfg, x, ops).reshape(G, W, -1), cache.replace(k=tuple(k_pools), v=tuple(v_pools))
 
 
 def lookup(table: jax.Array, rows: jax.Array) -> jax.Array:
@@ -82,7 +84,7 @@ def forward_sequences(params: Params, cfg: ModelConfig, tokens: jax.Array) -> ja
     B, T = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
     rotations = layer_rotations(cfg, positions)
-    norm = norm_fn(cfg, native_sum)
+    ops = row_ops(cfg, native_sum, xla.linear_f32)
     x = scale_embeddings(cfg, params["embed"][tokens])
     for index, layer in enumerate(params["layers"]):
 
@@ -90,5 +92,5 @@ def forward_sequences(params: Params, cfg: ModelConfig, tokens: jax.Array) -> ja
             window = cfg.window_of(layer)
             return attend_sequence(q, k, v, scale=cfg.score_scale, cap=cfg.attn_softcap, sliding_window=window), None
 
-        x, _ = block(layer, cfg, x, rotations[index], attend, norm)
-    return logits_f32(params, cfg, x, norm)
+        x, _ = block(layer, cfg, x, rotations[index], attend, ops)
+    return logits_f32(params, cfg, x, ops)

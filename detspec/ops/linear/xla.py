@@ -1,4 +1,4 @@
-"""Matrix products with weights kept as checkpoints store them: `[out, in]`."""
+"""Products with weights as XLA likes them: it may choose another order of the sums for another number of rows."""
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,3 @@ def linear_f32(x: jax.Array, weight: jax.Array) -> jax.Array:
     padded = jnp.pad(x.reshape(rows, -1), ((0, MIN_ROWS - rows), (0, 0)))
     y = jnp.einsum("ri,oi->ro", padded, weight, preferred_element_type=jnp.float32)
     return y[:rows].reshape(*x.shape[:-1], -1)
-
-
-def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """`linear_f32`, plus `bias [out]` if there is one, brought back to `x`'s dtype."""
-    y_f32 = linear_f32(x, weight)
-    if bias is not None:
-        y_f32 += bias.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + bias.shape)
-    return y_f32.astype(x.dtype)

@@ -1,0 +1,1 @@
+"""Products with weights: one contract, several implementations."""
