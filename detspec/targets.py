@@ -144,8 +144,10 @@ TARGETS = {
     )
 }
 
-# What the compilers want to know of the host that they are not on; `JAX_SKIP...` spares the plugin its look for cuDNN.
+# What the compilers want to know of the host that they are not on. `ALLOW...` lets several processes load libtpu, which else
+# takes a machine's TPUs for itself; `JAX_SKIP...` spares the CUDA plugin its look for cuDNN.
 ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",

@@ -324,7 +324,9 @@ def _attend_tile(
                 p = jnp.concatenate([p, jnp.zeros((rows - used, columns), p.dtype)])
             acc_ref[head] = acc_ref[head] * rescale[:, :1] + _product(p, values, contract=0)[:used]
 
-    jax.lax.fori_loop(0, jnp.where(tile < num_tiles, of_tile(WORK.num_steps, jnp.minimum(tile, num_tiles - 1)), 0), attend_block, None)
+    jax.lax.fori_loop(
+        0, jnp.where(tile < num_tiles, of_tile(WORK.num_steps, jnp.minimum(tile, num_tiles - 1)), 0), attend_block, None
+    )
     l = l_ref[...]
     attended_anything = l > 0
     l = jnp.where(attended_anything, l, 1.0)
