@@ -22,6 +22,15 @@ PAGE = 16
 BF16, F32 = RANDOM_CFG, dataclasses.replace(RANDOM_CFG, dtype="float32")
 V = RANDOM_CFG.vocab_size
 
+# Sizes that kernels take.
+KERNEL_CFG = dataclasses.replace(
+    RANDOM_CFG, num_heads=4, num_kv_heads=2, head_dim=128, sliding_window=20, sliding_layers=(True, False)
+)
+KERNELS = {
+    "pallas_tpu": {"interpret": True, "cache_dtype": "bfloat16"},
+    "pallas_gpu": {"interpret": True, "cache_dtype": "bfloat16", "page": 64},
+}
+
 # What reads the text before each choice, so that it must not see a refused guess.
 PROCESSING = (
     {},
@@ -46,10 +55,17 @@ FIXED = tuple(
 
 
 @cache
-def one_at_a_time(request: Request, rows: int = 64, cfg: ModelConfig = BF16, aligned_window: int | None = None) -> tuple:
+def one_at_a_time(
+    request: Request,
+    rows: int = 64,
+    cfg: ModelConfig = BF16,
+    aligned_window: int | None = None,
+    implementation: str = "reference",
+) -> tuple:
     """The reference. Aligned bits depend on the window, so there only the draft and the neighbours are taken away."""
     if aligned_window is None:
-        return results(generate_all([request], schedule=make_schedule(rows, 1), source="none", cfg=cfg))[0]
+        schedule = make_schedule(rows, 1, implementation=implementation)
+        return results(generate_all([request], schedule=schedule, source="none", cfg=cfg))[0]
     schedule = make_schedule(rows, aligned_window, "window")
     return results(generate_all([request], schedule=schedule, source="recorded", cfg=cfg))[0]
 
@@ -66,8 +82,10 @@ def generate_all(
     return generate_drafted(random_model(cfg), cfg, state, recorded, recorded_length, steps, schedule=schedule, source=source)
 
 
-def make_schedule(rows: int, window: int, alignment: str = "free") -> Schedule:
-    return Schedule(rows=rows, window=window, page=PAGE, alignment=alignment)
+def make_schedule(rows: int, window: int, alignment: str = "free", implementation: str = "reference") -> Schedule:
+    """Kernels run in Pallas's interpreter."""
+    schedule = Schedule(rows=rows, window=window, page=PAGE, alignment=alignment, implementation=implementation)
+    return dataclasses.replace(schedule, **KERNELS.get(implementation, {}))
 
 
 def results(state: GenState) -> list[tuple]:

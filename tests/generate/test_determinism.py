@@ -19,6 +19,8 @@ from tests.fakes import FAMILY_CFGS, Request
 from tests.generate.one_at_a_time import (
     BF16,
     F32,
+    KERNEL_CFG,
+    KERNELS,
     MAX_NEW,
     PROCESSING,
     V,
@@ -81,15 +83,22 @@ def case_name(case: tuple) -> str:
     return "{}-rows{}-window{}-batch{}-{}".format(cfg.dtype, *rest)
 
 
-def check_theorem(data: st.DataObject, case: tuple[ModelConfig, int, int, int, str], alignment: str, seen: Counter) -> None:
+def check_theorem(
+    data: st.DataObject,
+    case: tuple[ModelConfig, int, int, int, str],
+    alignment: str,
+    seen: Counter,
+    implementation: str = "reference",
+) -> None:
     """One batch of `case`'s shape, all else drawn: every deterministic row equals its reference."""
     cfg, rows, window, batch, source = case
-    schedule = make_schedule(rows, window, alignment)
+    schedule = make_schedule(rows, window, alignment, implementation)
     # The first row is long, deterministic and badly guessed, so that every example shows something.
     requests = [data.draw(long_requests), *data.draw(st.lists(all_requests, min_size=batch - 1, max_size=batch - 1))]
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     poison = data.draw(st.booleans())
-    expected = [one_at_a_time(r, rows, cfg, window if alignment == "window" else None) for r in requests]
+    aligned_window = window if alignment == "window" else None
+    expected = [one_at_a_time(r, rows, cfg, aligned_window, implementation) for r in requests]
     kinds = data.draw(st.lists(st.sampled_from(DRAFTS), min_size=batch - 1, max_size=batch - 1))
     kinds = [data.draw(st.sampled_from(("partly right", "wrong"))), *kinds]
     told = [guesses(kind, r, answer[0], rng) for kind, r, answer in zip(kinds, requests, expected, strict=True)]
@@ -148,6 +157,21 @@ def test_committed_bits_of_every_family_equal_one_token_at_a_time(family):
     @hypothesis.given(data=st.data())
     def check(data: st.DataObject) -> None:
         check_theorem(data, (FAMILY_CFGS[family], 16, 4, 3, "recorded"), "free", seen)
+
+    check()
+    assert seen["rollbacks"] >= 1
+    assert seen["accepted"] >= 1
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_committed_bits_with_kernels_equal_one_token_at_a_time(implementation):
+    """In Pallas's interpreter, by the kernel's own order of operations: prefill, drafts, passes and the plain way."""
+    seen: Counter = Counter()
+
+    @hypothesis.settings(max_examples=5, phases=PHASES)
+    @hypothesis.given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        check_theorem(data, (KERNEL_CFG, 16, 4, 3, "recorded"), "free", seen, implementation)
 
     check()
     assert seen["rollbacks"] >= 1

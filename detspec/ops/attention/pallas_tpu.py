@@ -1,9 +1,10 @@
 """Attention over a paged cache for TPU v4 and newer, in Pallas (Mosaic).
 
-1. Queries are cut into tiles of `query_tile` positions of one window. A program of the grid handles one tile, or one split of it:
-   all heads, over the pages the tile needs, ascending. Pages past it or before its sliding window are not even read.
+1. Queries are cut into tiles of `query_tile` positions of one window. A program of the grid handles one tile, or one split of
+   it: all heads, over the pages the tile needs, ascending. Pages past it or before its sliding window are not even read.
 2. Whatever `W` is, a tile's products have `query_tile * Q` rows a KV head: rows a short window lacks are zeros in VMEM, and
-   neither read, written nor put through the softmax. So a row meets one product shape, and its bits do not tell how rows were cut.
+   neither read, written nor put through the softmax. So a row meets one shape of product, and its bits do not tell how the
+   rows were cut.
 3. Pages come by DMA, whole: `[K, page, H]` is one contiguous stretch. A ring of `num_buffers` of them is filled ahead of the
    products, across the borders of tiles, so that short sequences do not wait for their first page.
 
@@ -149,7 +150,7 @@ def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
     K, page, H = v_pages.shape[1:]
     if v_pages.dtype not in DTYPES:
         raise InputError(f'the "pallas_tpu" attention takes a bfloat16 or float32 cache, got cache_dtype {v_pages.dtype}')
-    if H % LANE_WIDTH and not schedule.interpret:
+    if H % LANE_WIDTH:
         raise InputError(
             f'the "pallas_tpu" attention takes a head_dim that is a multiple of {LANE_WIDTH}, got {H}: '
             'use Schedule(implementation="reference")'
@@ -158,8 +159,8 @@ def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
         raise InputError(f'the "pallas_tpu" attention takes pages of at least {MIN_ROWS} slots, got Schedule.page {page}')
     if (needed := vmem_bytes(q, v_pages, schedule)) > VMEM_BYTES:
         raise InputError(
-            f'the "pallas_tpu" attention would need {needed:,} bytes of VMEM, more than {VMEM_BYTES:,}, for {K} KV heads of {H}, '
-            f"pages of {page}, block_pages {schedule.block_pages} and query_tile {schedule.query_tile}: lower one of the last three"
+            f'the "pallas_tpu" attention has {VMEM_BYTES:,} bytes of VMEM, and would need {needed:,} for {K} KV heads of '
+            f"{H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {schedule.query_tile}: lower one of these"
         )
 
 
@@ -189,21 +190,12 @@ def vmem_bytes(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> int:
     return ring + K * rows * H * itemsize + 4 * K * used * (H + 2 * LANE_WIDTH) + 2 * K * used * (H * (itemsize + 4) + 4 * lse)
 
 
-class Work(NamedTuple):
-    """Offsets into the scalars of `_plan_work`: five stretches of `num_tiles` numbers, then the first tile of each lane."""
-
-    first_block: int = 0
-    num_steps: int = 1
-    first_position: int = 2
-    last_position: int = 3
-    next_tile: int = 4
-
-
-WORK = Work()
+# What `_plan_work` tells of each tile: this many stretches of `num_tiles` scalars, then the first tile of each lane.
+FIRST_BLOCK, NUM_STEPS, FIRST_POSITION, LAST_POSITION, NEXT_TILE, NUM_FACTS = range(6)
 
 
 def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, schedule: Schedule) -> jax.Array:
-    """What each tile has to do, from the positions `[X, width]` of its rows: int32 scalars as `Work` names them.
+    """What each tile has to do, from the positions `[X, width]` of its rows: int32 scalars in the order of FIRST_BLOCK ...
 
     A tile is `split` of query tile `x` at `x * num_splits + split`. Tiles of a lane that have nothing to do are skipped:
     `next_tile` is the next one that has, or `num_tiles`.
@@ -221,18 +213,13 @@ def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, sche
     working = jnp.pad(jnp.where(num_steps > 0, tile, num_tiles), (0, -num_tiles % NUM_LANES), constant_values=num_tiles)
     upcoming = jax.lax.cummin(working.reshape(-1, NUM_LANES), axis=0, reverse=True)
     after = jnp.pad(upcoming[1:], ((0, 1), (0, 0)), constant_values=num_tiles).reshape(-1)[:num_tiles]
-    parts = Work(
-        first_block=(first_page[:, None] + before * block).reshape(-1),
-        num_steps=num_steps,
-        first_position=jnp.repeat(start, splits),
-        last_position=jnp.repeat(last, splits),
-        next_tile=after,
-    )
-    return jnp.concatenate([*parts, upcoming[0]]).astype(jnp.int32)
+    first_block = (first_page[:, None] + before * block).reshape(-1)
+    start, last = jnp.repeat(start, splits), jnp.repeat(last, splits)
+    return jnp.concatenate([first_block, num_steps, start, last, after, upcoming[0]]).astype(jnp.int32)
 
 
 def _attend_tile(
-    work_ref: Any,  # [5 * num_tiles + NUM_LANES], see Work
+    work_ref: Any,  # [NUM_FACTS * num_tiles + NUM_LANES], see _plan_work
     tables_ref: Any,  # [G * max_pages]
     q_ref: Any,  # [K, used_rows, H]
     k_hbm_ref: Any,  # [num_pages, K, page, H]
@@ -255,8 +242,8 @@ def _attend_tile(
     lane, index = pl.program_id(0), pl.program_id(1)
     tile = index * NUM_LANES + lane
 
-    def of_tile(which: int, tile: jax.Array) -> jax.Array:
-        return work_ref[which * num_tiles + tile]
+    def of_tile(fact: int, tile: jax.Array) -> jax.Array:
+        return work_ref[fact * num_tiles + tile]
 
     def copies(slot: jax.Array, page_of: Any) -> list[Any]:
         """The DMAs of one step into `slot` of the ring; `page_of(n)` is the id of its n-th page."""
@@ -271,20 +258,20 @@ def _attend_tile(
         ahead = cursor_ref[0]
 
         @pl.when(ahead < num_tiles)
-        def _() -> None:
+        def fetch_step() -> None:
             step, slot = cursor_ref[1], cursor_ref[2]
-            block = of_tile(WORK.first_block, ahead) + step * block_pages
+            block = of_tile(FIRST_BLOCK, ahead) + step * block_pages
             table = jax.lax.div(ahead, tiles_per_window) * max_pages
             for copy in copies(slot, lambda n: tables_ref[table + jnp.minimum(block + n, max_pages - 1)]):
                 copy.start()
-            ends = step + 1 == of_tile(WORK.num_steps, ahead)
-            cursor_ref[0] = jnp.where(ends, of_tile(WORK.next_tile, ahead), ahead)
+            ends = step + 1 == of_tile(NUM_STEPS, ahead)
+            cursor_ref[0] = jnp.where(ends, of_tile(NEXT_TILE, ahead), ahead)
             cursor_ref[1] = jnp.where(ends, 0, step + 1)
             cursor_ref[2] = jnp.where(slot + 1 == buffers, 0, slot + 1)
 
     @pl.when(index == 0)
-    def _() -> None:
-        cursor_ref[0] = work_ref[len(WORK) * num_tiles + lane]
+    def fill_ring() -> None:
+        cursor_ref[0] = work_ref[NUM_FACTS * num_tiles + lane]
         cursor_ref[1] = cursor_ref[2] = cursor_ref[3] = 0
         for _ in range(buffers - 1):
             fetch()
@@ -303,9 +290,9 @@ def _attend_tile(
         for copy in copies(slot, lambda n: 0):
             copy.wait()
         columns = block_pages * page
-        block = of_tile(WORK.first_block, tile) + step * block_pages
+        block = of_tile(FIRST_BLOCK, tile) + step * block_pages
         row = jax.lax.broadcasted_iota(jnp.int32, (used, columns), 0)
-        position = jnp.minimum(of_tile(WORK.first_position, tile) + jax.lax.div(row, Q), of_tile(WORK.last_position, tile))
+        position = jnp.minimum(of_tile(FIRST_POSITION, tile) + jax.lax.div(row, Q), of_tile(LAST_POSITION, tile))
         distance = position - (block * page + jax.lax.broadcasted_iota(jnp.int32, (used, columns), 1))
         keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
         for head in range(K):
@@ -324,9 +311,8 @@ def _attend_tile(
                 p = jnp.concatenate([p, jnp.zeros((rows - used, columns), p.dtype)])
             acc_ref[head] = acc_ref[head] * rescale[:, :1] + _product(p, values, contract=0)[:used]
 
-    jax.lax.fori_loop(
-        0, jnp.where(tile < num_tiles, of_tile(WORK.num_steps, jnp.minimum(tile, num_tiles - 1)), 0), attend_block, None
-    )
+    num_steps = of_tile(NUM_STEPS, jnp.minimum(tile, num_tiles - 1))
+    jax.lax.fori_loop(0, jnp.where(tile < num_tiles, num_steps, 0), attend_block, None)  # a lane may end with no tile
     l = l_ref[...]
     attended_anything = l > 0
     l = jnp.where(attended_anything, l, 1.0)

@@ -1,0 +1,85 @@
+"""The TPU kernel in Pallas's simulator of TPU memories, which finds races and reads of what was never written."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from detspec.config import Schedule
+from detspec.errors import InputError
+from detspec.ops.attention.api import paged_attention
+from tests.ops.attention_contract import AttentionContract, AttentionValues, Problem, attended
+
+
+class Simulated(AttentionValues):
+    """Every call runs in the simulator, must find no race, and starts from memory full of nan."""
+
+    implementation = "pallas_tpu"
+    interpret = True
+    head_dim = 128
+
+    def run(self, problem: Problem, schedule: Schedule, **rule) -> np.ndarray:
+        got, raced = simulated(problem, schedule, **rule)
+        assert not raced
+        return got
+
+
+def simulated(problem: Problem, schedule: Schedule, **rule) -> tuple[np.ndarray, bool]:
+    """What the kernel answers, and whether it raced; Pallas has no public name for the latter yet."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call as simulator
+
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")):
+        got = attended(problem, schedule, **rule)
+    races = simulator.get_races() if hasattr(simulator, "get_races") else simulator.races
+    return got, races.races_found
+
+
+class TestPallasTpu(Simulated, AttentionContract):
+    dtype = "bfloat16"
+
+    @pytest.mark.parametrize(("block_pages", "num_splits"), [(2, 1), (4, 2)])
+    def test_attention_in_blocks_of_pages_equals_float64(self, block_pages, num_splits):
+        """Blocks that end within the table, past the last page of a sequence, and past the table."""
+        shape = self.shape(G=3, W=1, K=2, Q=4)
+        problem = self.problem(shape, ends=(9, 83, 96))
+        schedule = self.schedule(shape, query_tile=1, block_pages=block_pages, num_splits=num_splits)
+        self.check_value(self.run(problem, schedule, sliding_window=50), problem, sliding_window=50)
+        self.check_value(self.run(problem, schedule), problem)
+
+    def test_a_kernel_that_does_not_wait_for_its_pages_is_caught(self, monkeypatch):
+        shape = self.shape(G=2, W=8, K=2, Q=2)
+        problem, schedule = self.problem(shape), self.schedule(shape, query_tile=8)
+        copy = pltpu.make_async_copy
+        monkeypatch.setattr(pltpu, "make_async_copy", lambda *refs: SimpleNamespace(start=copy(*refs).start, wait=lambda: None))
+        got, raced = simulated(problem, schedule)
+        assert raced or np.isnan(got).any()  # the simulator copies late: what was not waited for is not there
+
+
+class TestPallasTpuFloat32(Simulated):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "dtype", "message"),
+    [
+        ({}, {}, "float16", "cache_dtype float16"),
+        ({"H": 96}, {}, "bfloat16", "head_dim.*128, got 96"),
+        ({"page": 8}, {}, "bfloat16", "at least 16 slots, got Schedule.page 8"),
+        ({"N": 64, "K": 64}, {"block_pages": 8}, "bfloat16", "VMEM.*block_pages 8"),
+        ({"N": 6}, {}, "bfloat16", "q has 6 heads.*multiple of the 8"),
+        ({}, {"page": 64}, "bfloat16", r"v_pages must have shape \(4, 8, 64, 128\).*got \(4, 8, 128, 128\)"),
+        ({"H": 256, "page": 64}, {"implementation": "reference"}, "bfloat16", r"k_pages must have shape \(4, 8, 256, 64\)"),
+    ],
+    ids=str,
+)
+def test_what_the_kernel_does_not_take_is_refused_before_compilation(sizes, changes, dtype, message):
+    size = {"N": 32, "K": 8, "H": 128, "page": 128, **sizes}
+    q = jax.ShapeDtypeStruct((2, 4, size["N"], size["H"]), jnp.bfloat16)
+    pages = jax.ShapeDtypeStruct((4, size["K"], size["page"], size["H"]), dtype)
+    integers = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, 6), (2, 4))]
+    schedule = Schedule(**{"page": size["page"], "implementation": "pallas_tpu", "cache_dtype": dtype, **changes})
+    with pytest.raises(InputError, match=message):
+        jax.eval_shape(lambda *args: paged_attention(*args, scale=1.0, schedule=schedule), q, pages, pages, *integers)
