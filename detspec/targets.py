@@ -62,10 +62,10 @@ class Target:
     l2_bytes: int = 0
 
 
-# TPUs: memory, bandwidth and peak of a chip are those of docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, halved where the
-# device is half a chip; VMEM is in docs.jax.dev, "TPU Hardware Reference". GPUs: NVIDIA's data sheets of the SXM versions (peaks
-# there are given with sparsity, which doubles them); shared memory and L2 are those of compute capability 9.0 in the CUDA C++
-# Programming Guide and of NVIDIA's H100 white paper.
+# TPUs: memory, bandwidth and peak of a chip are those of docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, halved where
+# the device is half a chip; VMEM is in docs.jax.dev, "TPU Hardware Reference"; usable memory is what libtpu's compiler says
+# when a program needs more. GPUs: NVIDIA's data sheets of the SXM versions, whose peaks are given with sparsity, which doubles
+# them; shared memory is in the CUDA C++ Programming Guide, compute capability 9.0, L2 in NVIDIA's white paper of the H100.
 TARGETS = {
     target.name: target
     for target in (
@@ -94,7 +94,7 @@ TARGETS = {
             platform="tpu",
             device="one chip",
             hbm_bytes=95 * GIB,
-            usable_bytes=95 * GIB,  # the compiler says 95.74 GiB
+            usable_bytes=95 * GIB,  # the compiler says 95.74 GiB, more than is published
             bytes_per_s=2765 * GB,
             flop_per_s=459 * TERA,
             on_chip_bytes=64 * MIB,
@@ -183,6 +183,10 @@ class Compiled:
     def peak_bytes(self) -> int:
         """Most memory that the program needs at once, arguments included."""
         return self.argument_bytes + self.temp_bytes + self.output_bytes - self.alias_bytes + self.code_bytes
+
+    def numbers(self) -> dict[str, float | None]:
+        """All fields but the program, as JSON has them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "program"}
 
 
 def target(name: str) -> Target:

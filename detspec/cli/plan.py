@@ -7,9 +7,9 @@ from pathlib import Path
 
 from detspec.cli.options import MAX_LEN, add_subcommand
 
-DESCRIPTION = """Compiles the draft step and the canonical pass of a model for a TPU or GPU, with the vendor's compiler and without
-the device, and prints what they need of its memory, the least time they can take by their bytes and operations, and the
-rates to expect from that. Plans for one device of the slice. Needs pip install 'detspec[aot]'."""
+DESCRIPTION = """Compiles the draft step and the canonical pass of a model for a TPU or GPU, with the vendor's compiler and
+without the device, and prints what they need of its memory, the least time they can take by their bytes and operations, and
+the rates to expect from that. Plans for one device of the slice. Needs pip install 'detspec[aot]'."""
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -175,8 +175,8 @@ def plan_table(result: dict[str, Any]) -> str:
         f"{target['device']}: {target['hbm_bytes'] / 1e9:.0f} GB at {target['bytes_per_s'] / 1e12:.2f} TB/s, "
         f"{target['flop_per_s'] / 1e12:.0f} TFLOP/s",
         f"{settings['max_rows']} rows of {settings['max_len']} positions; a canonical pass of "
-        f"{schedule['rows'] // schedule['window']} x {schedule['window']} rows; attention {schedule['implementation']!r}, cache "
-        f"{schedule['cache_dtype']}",
+        f"{schedule['rows'] // schedule['window']} x {schedule['window']} rows; attention {schedule['implementation']!r}, "
+        f"cache {schedule['cache_dtype']}",
         "",
         "memory, as compiled",
         *(
@@ -195,7 +195,7 @@ def plan_table(result: dict[str, Any]) -> str:
         row = result[key]
         lines.append(
             f"  {label:<16}{row['flop'] / 1e9:>10,.0f}{row['bytes'] / 1e9:>9.2f}{row['least_ms']:>9.2f} ms  {row['bound']:<12}"
-            f"{row['temp_bytes'] / 1e6:>9,.0f} MB{row['compile_s']:>11.1f} s"
+            f"{row['compiler']['temp_bytes'] / 1e6:>9,.0f} MB{row['compiler']['seconds']:>11.1f} s"
         )
     lines += [
         "",
@@ -215,16 +215,13 @@ def _recorded(max_rows: int, max_len: int) -> tuple[jax.ShapeDtypeStruct, jax.Sh
 
 def _report(program: Compiled, work: Work, target: Target) -> dict[str, Any]:
     """One pass: its work and least time, and what its compiler says."""
-    compiled = {name: value for name, value in dataclasses.asdict(dataclasses.replace(program, program=None)).items()}
-    del compiled["program"]
     return {
         "flop": work.flop,
         "bytes": work.bytes,
         "least_ms": 1e3 * work.seconds(target),
         "bound": work.bound(target),
-        "compile_s": compiled.pop("seconds"),
         "peak_bytes": program.peak_bytes,
-        **{f"compiler_{key}" if key in ("flop", "accessed_bytes") else key: value for key, value in compiled.items()},
+        "compiler": program.numbers(),
     }
 
 

@@ -31,8 +31,8 @@ def pass_work(cfg: ModelConfig, schedule: Schedule, *, windows: int, context: in
     """The work of one pass of `schedule.rows` token rows.
 
     Weights are read once and multiplied with every row, rows of padding too. A query tile reads the pages that it attends to
-    once, and multiplies what they hold twice. Logits are written and read once, in float32. Activations, new keys and values and
-    what sampling needs are left out: they are less than a hundredth of this for the models that we know.
+    once, and multiplies what they hold twice. Logits are written and read once, in float32. Activations, new keys and values,
+    and what sampling does to logits are left out.
 
     Args:
         cfg: the model.
