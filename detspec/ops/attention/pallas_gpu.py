@@ -1,0 +1,345 @@
+"""Attention over a paged cache for Hopper GPUs, in Pallas (Mosaic GPU).
+
+1. Queries are cut into tiles of `query_tile` positions of one window. A CTA of the grid handles one KV head of one tile, or one
+   split of it, over the pages the tile needs, ascending. Pages past it or before its sliding window are not even read.
+2. Whatever `W` is, a tile has `query_tile * Q` rows rounded up to `ROWS`, the rows of a wgmma: those a short window lacks are
+   zeros in shared memory, and neither read nor written. So a row meets one shape of product, and its bits do not tell how the
+   rows were cut. Each compute warpgroup takes `ROWS` of them; all share the keys and values.
+3. One more warpgroup does nothing but fetch, by TMA, into a ring whose slots hold the keys or the values of one step in turn:
+
+       page         0     1     2
+       fetched    k0 v0 k1 v1 k2 v2
+       ring slot   0  1  2  0  1  2       num_slots 3: while v0 is multiplied, k1 is there and v1 waits for k0's slot
+
+What it must reach, for a page of 128 slots and H 128: an SM's share of 4.3 TB/s is 33 GB/s, so a step's 64 KiB take 2.0 us, and
+latency of 1 us wants 33 KiB on their way; the ring holds 5 slots of 32 KiB. A step's products take 1024 cycles of the tensor
+cores, however few of the `ROWS` rows are used, its exponentials 512 cycles, all in turn about 1.1 us: decode waits for memory.
+In prefill, one warpgroup leaves the tensor cores idle during its softmax; two take turns, and halve what is read from L2 per
+FLOP. So prefill at speed wants `query_tile * Q` of 128.
+"""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from detspec.config import Schedule
+from detspec.errors import InputError
+from detspec.ops.attention.reference import MASK_VALUE
+from detspec.ops.attention.splits import merge_splits
+
+ROWS = 64  # M of a wgmma
+MAX_WARPGROUPS = 2  # that compute: a third one's accumulators would not fit into the registers
+MAX_COLUMNS = 128  # of an accumulator of values; wider heads have several
+OUT_COLUMNS = 64  # of the result that are on their way out at a time
+MAX_BLOCK = 256  # slots of a step: N of a wgmma
+COPY_ROWS = 8  # rows that lie together in swizzled shared memory
+MIN_SLOTS, MAX_SLOTS = 3, 12  # of the ring: with fewer, nothing is fetched during half of a step
+ALIGNMENT = 1024  # of a buffer in shared memory
+SMEM_BYTES = 227 << 10  # of an SM that one CTA may have
+DTYPES = (jnp.bfloat16, jnp.float16)
+LOG2E = math.log2(math.e)
+
+
+class TileShape(NamedTuple):
+    """Sizes of one CTA."""
+
+    warpgroups: int  # that compute, of ROWS rows each
+    used_rows: int  # rows of each warpgroup that a window can fill
+    num_slots: int  # of the ring
+
+
+def paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    page_tables: jax.Array,
+    positions: jax.Array,
+    *,
+    scale: float,
+    cap: float | None,
+    sliding_window: int | None,
+    schedule: Schedule,
+) -> jax.Array:
+    """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float16."""
+    check(q, v_pages, schedule)
+    G, W, N, H = q.shape
+    K, page = v_pages.shape[1], v_pages.shape[2]
+    Q, tile, splits = N // K, schedule.query_tile, schedule.num_splits
+    shape = tile_shape(q, v_pages, schedule)
+    width = min(W, tile)  # positions of a tile that a window can fill
+    tiles = -(-W // tile)
+    X, rows, used = G * tiles, shape.warpgroups * ROWS, shape.warpgroups * shape.used_rows
+
+    # [G, W, N, H] -> [X, K, used, H]
+    q = jnp.pad(q, ((0, 0), (0, tiles * width - W), (0, 0), (0, 0))).astype(k_pages.dtype)
+    q = q.reshape(X, width, K, Q, H).transpose(0, 2, 1, 3, 4).reshape(X, K, width * Q, H)
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, used - width * Q), (0, 0)))
+    positions = jnp.pad(positions, ((0, 0), (0, tiles * width - W)), mode="edge").reshape(X, width)
+    positions = jnp.pad(jnp.repeat(positions, Q, axis=1), ((0, 0), (0, rows - width * Q)), mode="edge")
+
+    block = schedule.block_pages * page
+    swizzled = [(plgpu.TilingTransform((COPY_ROWS, 128 // size)), plgpu.SwizzleTransform(128)) for size in (2, 4)]
+    scratch = [
+        plgpu.SMEM((shape.num_slots, block, H), k_pages.dtype, transforms=swizzled[0]),
+        plgpu.SMEM((shape.warpgroups, ROWS, H), k_pages.dtype, transforms=swizzled[0]),
+        plgpu.SMEM((shape.warpgroups, ROWS, block), k_pages.dtype, transforms=swizzled[0]),
+        plgpu.SMEM((shape.warpgroups, ROWS, OUT_COLUMNS), jnp.float32, transforms=swizzled[1]),
+        plgpu.SMEM((shape.warpgroups, ROWS), jnp.int32),
+        plgpu.SMEM((shape.warpgroups, ROWS), jnp.float32),
+        plgpu.Barrier(num_arrivals=2, num_barriers=shape.warpgroups),
+        plgpu.Barrier(num_arrivals=schedule.block_pages, num_barriers=shape.num_slots),
+        plgpu.Barrier(num_arrivals=shape.warpgroups, num_barriers=shape.num_slots),
+    ]
+    attend_tile = partial(_attend_tile, tiles=tiles, scale=scale, cap=cap, sliding_window=sliding_window, schedule=schedule)
+
+    def kernel(*refs: Any) -> None:
+        pl.run_scoped(partial(attend_tile, *refs), *scratch, collective_axes="warpgroup")
+
+    results = [jax.ShapeDtypeStruct((X, splits, K, used, H), jnp.float32)]
+    if splits > 1:  # and the logarithm of each row's sum of exponentials
+        results.append(jax.ShapeDtypeStruct((X, splits, K, rows), jnp.float32))
+    slots = X * page_tables.shape[1] * page  # as if every table were full
+    # The last axis of the grid runs fastest: tiles of one window read the same pages at about the same time.
+    attended, *lse = pl.kernel(
+        kernel,
+        results,
+        mesh=plgpu.Mesh(
+            grid=(K, splits, X),
+            grid_names=("head", "split", "tile"),
+            num_threads=shape.warpgroups + 1,
+            thread_name="warpgroup",
+        ),
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        cost_estimate=pl.CostEstimate(
+            flops=4 * rows * K * H * slots,
+            transcendentals=rows * K * slots,
+            bytes_accessed=2 * K * H * slots * k_pages.dtype.itemsize + q.nbytes + 4 * q.size * splits,
+        ),
+        interpret=_simulator() if schedule.interpret else False,
+        name="paged_attention",
+    )(q, k_pages, v_pages, page_tables, positions)
+    if splits > 1:
+        l, o = merge_splits(lse[0][..., :used], jnp.ones_like(lse[0][..., :used]), attended)
+        attended = o / l[..., None]
+    else:
+        attended = attended[:, 0]
+    attended = attended[:, :, : width * Q].reshape(G, tiles, K, width, Q, H).transpose(0, 1, 3, 2, 4, 5)
+    return attended.reshape(G, tiles * width, N, H)[:, :W]
+
+
+def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
+    """Raises `InputError` for what the kernel does not take, naming the argument; shapes as in `api.paged_attention`."""
+    K, page, H = v_pages.shape[1:]
+    Q, tile = q.shape[2] // K, schedule.query_tile
+    if v_pages.dtype not in DTYPES:
+        raise InputError(f'the "pallas_gpu" attention takes a bfloat16 or float16 cache, got cache_dtype {v_pages.dtype}')
+    if H not in (64, 128, 192, 256):
+        raise InputError(
+            f'the "pallas_gpu" attention takes a head_dim of 64, 128, 192 or 256, got {H}: '
+            'use Schedule(implementation="reference")'
+        )
+    if page % 64:
+        raise InputError(f'the "pallas_gpu" attention takes pages of a multiple of 64 slots, got Schedule.page {page}')
+    if schedule.block_pages * page > MAX_BLOCK:
+        raise InputError(
+            f'the "pallas_gpu" attention takes at most {MAX_BLOCK} slots a step, got block_pages {schedule.block_pages} of '
+            f"Schedule.page {page}: lower one of these"
+        )
+    if tile * Q > MAX_WARPGROUPS * ROWS:
+        raise InputError(
+            f'the "pallas_gpu" attention has registers for {MAX_WARPGROUPS * ROWS} query rows in a tile, got query_tile {tile} '
+            f"of {Q} heads a KV head: lower query_tile"
+        )
+    if (needed := smem_bytes(q, v_pages, schedule)) > SMEM_BYTES:
+        raise InputError(
+            f'the "pallas_gpu" attention has {SMEM_BYTES:,} bytes of shared memory, and would need {needed:,} for a head_dim of '
+            f"{H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {tile}: lower one of these"
+        )
+
+
+def tile_shape(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> TileShape:
+    """The sizes of a CTA for `q [G, W, N, H]` and `v_pages [num_pages, K, page, H]`: as many slots as fit."""
+    W, Q = q.shape[1], q.shape[2] // v_pages.shape[1]
+    fixed, slot = _smem_parts(v_pages, schedule, Q)
+    used = min(ROWS, min(W, schedule.query_tile) * Q)
+    return TileShape(
+        warpgroups=_warpgroups(schedule, Q),
+        used_rows=-(-used // COPY_ROWS) * COPY_ROWS,
+        num_slots=min(max((SMEM_BYTES - fixed) // slot, MIN_SLOTS), MAX_SLOTS),
+    )
+
+
+def smem_bytes(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> int:
+    """Bytes of shared memory that a CTA holds: the ring, queries, probabilities, results on their way out, and scratch."""
+    fixed, slot = _smem_parts(v_pages, schedule, q.shape[2] // v_pages.shape[1])
+    return fixed + tile_shape(q, v_pages, schedule).num_slots * slot
+
+
+def _warpgroups(schedule: Schedule, Q: int) -> int:
+    return -(-schedule.query_tile * Q // ROWS)
+
+
+def _smem_parts(v_pages: jax.Array, schedule: Schedule, Q: int) -> tuple[int, int]:
+    """Bytes of shared memory beside the ring, and of one slot of it."""
+    page, H = v_pages.shape[2:]
+    size, block = v_pages.dtype.itemsize, schedule.block_pages * page
+    small = 6 * ALIGNMENT  # positions, sums, barriers, and what the compiler keeps for sums over a row
+    return _warpgroups(schedule, Q) * ROWS * (H * size + block * size + OUT_COLUMNS * 4) + small, block * H * size
+
+
+def _simulator() -> Any:
+    """Pallas's simulator of a GPU's memories and barriers, which has no public name in jax 0.10."""
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    return InterpretGPUParams()
+
+
+def _attend_tile(
+    q_ref: Any,  # [X, K, used, H]
+    k_ref: Any,  # [num_pages, K, page, H]
+    v_ref: Any,  # [num_pages, K, page, H]
+    tables_ref: Any,  # [G, max_pages]
+    positions_ref: Any,  # [X, rows]
+    o_ref: Any,  # [X, splits, K, used, H]
+    *refs: Any,  # lse [X, splits, K, rows] if the sequence is split, then scratch
+    tiles: int,
+    scale: float,
+    cap: float | None,
+    sliding_window: int | None,
+    schedule: Schedule,
+) -> None:
+    """One warpgroup of a CTA: the last one fetches what the others compute with."""
+    *lse_refs, ring_ref, q_tile_ref, p_ref, out_ref, position_ref, sums_ref, queries, arrived, free = refs
+    num_slots, block, H = ring_ref.shape
+    page, rows, block_pages = k_ref.shape[2], positions_ref.shape[1], schedule.block_pages
+    warpgroups = rows // ROWS
+    used = q_ref.shape[2] // warpgroups
+    head, split, x, warpgroup = (jax.lax.axis_index(name) for name in ("head", "split", "tile", "warpgroup"))
+
+    first, last = positions_ref[x, 0], positions_ref[x, rows - 1]
+    last_page = jax.lax.div(last + page, page) - 1  # -1 without a position
+    first_page = jnp.int32(0) if sliding_window is None else jax.lax.div(jnp.maximum(first - sliding_window + 1, 0), page)
+    num_steps = jax.lax.div(last_page - first_page + block_pages, block_pages)
+    if schedule.num_splits > 1:
+        per_split = jax.lax.div(num_steps + schedule.num_splits - 1, schedule.num_splits)
+        first_page += split * per_split * block_pages
+        num_steps = jnp.clip(num_steps - split * per_split, 0, per_split)
+
+    def slots(step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The slots of the keys and of the values of `step`."""
+        return jax.lax.rem(2 * step, num_slots), jax.lax.rem(2 * step + 1, num_slots)
+
+    def fetch(step: jax.Array, _: None) -> None:
+        block_page = first_page + step * block_pages
+        # What a last block lacks is masked, and stands for itself: no place past the window's pages is read.
+        page_ids = [tables_ref[jax.lax.div(x, tiles), jnp.minimum(block_page + n, last_page)] for n in range(block_pages)]
+        for which, (pages_ref, slot) in enumerate(zip((k_ref, v_ref), slots(step), strict=True)):
+
+            @pl.when(2 * step + which >= num_slots)
+            def wait_for_slot(slot: jax.Array = slot) -> None:
+                plgpu.barrier_wait(free.at[slot])
+
+            for n, page_id in enumerate(page_ids):
+                place = ring_ref.at[slot, pl.ds(n * page, page)]
+                plgpu.copy_gmem_to_smem(pages_ref.at[page_id, head], place, arrived.at[slot])
+
+    @pl.when(warpgroup == warpgroups)
+    def fetch_all() -> None:
+        if warpgroups > 1:
+            plgpu.set_max_registers(40, action="decrease")
+        jax.lax.fori_loop(0, num_steps, fetch, None)
+
+    @pl.when(warpgroup < warpgroups)
+    def attend_all() -> None:
+        if warpgroups > 1:
+            plgpu.set_max_registers(232, action="increase")
+        q_rows, p_rows, out_rows = (ref.at[warpgroup] for ref in (q_tile_ref, p_ref, out_ref))
+        if used < ROWS:
+            q_rows[...] = jnp.zeros((ROWS, H), q_ref.dtype)
+            plgpu.commit_smem()
+        ours = pl.ds(warpgroup * used, used)
+        plgpu.copy_gmem_to_smem(q_ref.at[x, head, ours], q_rows.at[pl.ds(0, used)], queries.at[warpgroup])
+        all_rows = pl.ds(warpgroup * ROWS, ROWS)
+        plgpu.copy_gmem_to_smem(positions_ref.at[x, all_rows], position_ref.at[warpgroup], queries.at[warpgroup])
+        plgpu.barrier_wait(queries.at[warpgroup])
+        position = position_ref[warpgroup]
+        columns = H if H <= MAX_COLUMNS else 64
+
+        def attend_block(step: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            m_prev, l_prev, o_prev = carry
+            k_slot, v_slot = slots(step)
+            plgpu.barrier_wait(arrived.at[k_slot])
+            scores = _scores(q_rows, ring_ref.at[k_slot], schedule.interpret)
+            plgpu.barrier_arrive(free.at[k_slot])
+            scores = _log2_scores(scores, scale, cap)
+            column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, block), 1)
+            distance = _across(position - (first_page + step * block_pages) * page, block) - column
+            keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
+            scores = jnp.where(keep, scores, MASK_VALUE)
+            m_next = jnp.maximum(m_prev, scores.max(axis=1))
+            rescale = jnp.exp2(m_prev - m_next)
+            # Above every masked score: a row that has seen nothing yet has probabilities of 0, not of exp2(0).
+            p = jnp.exp2(scores - _across(jnp.maximum(m_next, MASK_VALUE / 2), block))
+            l_next = l_prev * rescale + p.sum(axis=1)
+            p_rows[...] = p.astype(p_ref.dtype)
+            plgpu.commit_smem()
+            plgpu.barrier_wait(arrived.at[v_slot])
+            o_next = []
+            for start, o in zip(range(0, H, columns), o_prev, strict=True):
+                values = ring_ref.at[v_slot, :, pl.ds(start, columns)]
+                o_next.append(o * _across(rescale, columns) + _product(p_rows, values))
+            plgpu.barrier_arrive(free.at[v_slot])
+            return m_next, l_next, tuple(o_next)
+
+        m = jnp.full((ROWS,), MASK_VALUE, jnp.float32)
+        l = jnp.zeros((ROWS,), jnp.float32)
+        o = tuple(jnp.zeros((ROWS, columns), jnp.float32) for _ in range(0, H, columns))
+        m, l, o = jax.lax.fori_loop(0, num_steps, attend_block, (m, l, o))
+        divisor = jnp.where(l == 0, 1.0, l)  # of a row that attends to nothing, which is finite and of no use
+        for start in range(0, H, OUT_COLUMNS):
+            part, begin = divmod(start, columns)
+            attended = jax.lax.slice(o[part], (0, begin), (ROWS, begin + OUT_COLUMNS))
+            out_rows[...] = attended / _across(divisor, OUT_COLUMNS)
+            plgpu.commit_smem()
+            place = o_ref.at[x, split, head, ours, pl.ds(start, OUT_COLUMNS)]
+            plgpu.copy_smem_to_gmem(out_rows.at[pl.ds(0, used)], place)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        for lse_ref in lse_refs:
+            sums_ref[warpgroup] = jnp.where(l == 0, MASK_VALUE, m / LOG2E + jnp.log(divisor))
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(sums_ref.at[warpgroup], lse_ref.at[x, split, head, all_rows])
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _scores(q_ref: Any, keys_ref: Any, interpret: bool) -> jax.Array:
+    """`q [ROWS, H]` times `keys [block, H]` transposed, which the simulator of jax 0.10 takes as no operand of a wgmma."""
+    if interpret:
+        return jax.lax.dot_general(q_ref[...], keys_ref[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return _product(q_ref, plgpu.transpose_ref(keys_ref, (1, 0)))
+
+
+def _product(a_ref: Any, b_ref: Any) -> jax.Array:
+    """`a [m, k]` times `b [k, n]`, both in shared memory, by wgmma: `[m, n]` float32."""
+
+    def multiply(acc_ref: Any) -> jax.Array:
+        plgpu.wgmma(acc_ref, a_ref, b_ref)
+        return acc_ref[...]
+
+    return pl.run_scoped(multiply, plgpu.ACC((a_ref.shape[0], b_ref.shape[1]), jnp.float32))
+
+
+def _log2_scores(products: jax.Array, scale: float, cap: float | None) -> jax.Array:
+    """Scores in units of log 2, capped; tanh by exp2, because the approximate tanh of the hardware is right to 11 bits only."""
+    if cap is None:
+        return products * (scale * LOG2E)
+    return cap * LOG2E - (2 * cap * LOG2E) / (1 + jnp.exp2(products * (2 * LOG2E * scale / cap)))
+
+
+def _across(row_values: jax.Array, columns: int) -> jax.Array:
+    """`[rows]` in every one of `columns`."""
+    return jax.lax.broadcast_in_dim(row_values, (row_values.shape[0], columns), (0,))
