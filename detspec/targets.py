@@ -27,6 +27,8 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from detspec.config import Schedule, is_count
+from detspec.environment import DEFAULT_SCHEDULES
 from detspec.errors import InputError
 
 GIB, GB, TERA = 1 << 30, 10**9, 10**12
@@ -153,6 +155,7 @@ ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
 }
+WIDE_HEAD, WIDE_HEAD_PAGE = 256, 64  # on GPUs: shared memory does not hold longer pages of heads so wide
 CUDA_WHEELS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-runtime")  # ptxas, libdevice, the runtime's version
 
 
@@ -194,6 +197,31 @@ def target(name: str) -> Target:
     if name not in TARGETS:
         raise InputError(f"unknown target {name!r}; there are {', '.join(TARGETS)}")
     return TARGETS[name]
+
+
+def canonical_schedule(
+    target: Target, *, head_dim: int, window: int | None = None, groups: int | None = None
+) -> Schedule:
+    """What canonical passes on `target` run with, for a model with heads of `head_dim`: its kernels, on the default's budget.
+
+    With `window` and `groups` the budget is `groups` windows of `window`; without `groups`, as many as fill the default's rows.
+
+    Raises:
+        InputError: a window that is no power of two, or no group.
+    """
+    default = DEFAULT_SCHEDULES[target.platform]
+    window = default.window if window is None else window
+    if not is_count(window) or window & (window - 1):
+        raise InputError(f"the window must be a power of two, got {window!r}")
+    groups = max(1, default.rows // window) if groups is None else groups
+    if not is_count(groups):
+        raise InputError(f"a canonical pass must have at least 1 window (group), got {groups!r}")
+    wide = target.platform == "gpu" and head_dim >= WIDE_HEAD
+    return dataclasses.replace(
+        default.budget(groups * window, window),
+        page=WIDE_HEAD_PAGE if wide else default.page,
+        implementation=f"pallas_{target.platform}",
+    )
 
 
 def compile_for(

@@ -43,14 +43,15 @@ def run(args: argparse.Namespace) -> int:
 
     from detspec.checkpoint.load import load_config
     from detspec.engine.progress import Progress
-    from detspec.evals.planning import plan, plan_table, schedule_for
+    from detspec.evals.planning import plan, plan_table
     from detspec.presets import preset
-    from detspec.targets import target
+    from detspec.targets import canonical_schedule, target
 
     jax.config.update("jax_platforms", "cpu")  # compiling needs no device: leave those that there are to others
     device = target(args.target)
-    schedule = schedule_for(device, window=getattr(args, "window", None), groups=getattr(args, "group", None))
     cfg = preset(args.preset) if hasattr(args, "preset") else load_config(args.model)
+    split = {"window": getattr(args, "window", None), "groups": getattr(args, "group", None)}
+    schedule = canonical_schedule(device, head_dim=cfg.head_dim, **split)
     with Progress(2, "programs") as progress:
         result = plan(
             cfg, device, schedule=schedule, max_rows=args.max_rows, max_len=args.max_len, on_stage=progress.next_stage

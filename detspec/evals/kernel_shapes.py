@@ -11,6 +11,7 @@ from detspec.config import Schedule
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.linear.api import linear_fn
 from detspec.presets import preset
+from detspec.targets import Compiled, Target, canonical_schedule, compile_for
 
 MODELS = (
     "llama3_1_8b",
@@ -48,9 +49,10 @@ class AttentionShape:
     max_len: int
     decode: bool
 
-    def schedule(self, canonical: Schedule) -> Schedule:
-        """What the pass runs with where `canonical` is the canonical schedule."""
-        return canonical.fast(self.groups) if self.decode else canonical.budget(self.groups * self.window, self.window)
+    def schedule(self, target: Target) -> Schedule:
+        """What the pass runs with on `target`."""
+        canonical = canonical_schedule(target, head_dim=self.head_dim, window=self.window, groups=self.groups)
+        return canonical.fast(self.groups) if self.decode else canonical
 
     def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes of queries, key pages, value pages, page tables and positions, every row with its own pages."""
@@ -85,9 +87,9 @@ class LinearShape:
     num_in: int
     num_out: int
 
-    def schedule(self, canonical: Schedule) -> Schedule:
-        """What the product runs with where `canonical` is the canonical schedule."""
-        return dataclasses.replace(canonical, linear="pinned")
+    def schedule(self, target: Target) -> Schedule:
+        """What the product runs with on `target`."""
+        return dataclasses.replace(canonical_schedule(target, head_dim=0), linear="pinned")
 
     def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes of rows and weight."""
@@ -101,6 +103,12 @@ class LinearShape:
 
 
 KernelShape = AttentionShape | LinearShape
+
+
+def compile_shape(shape: KernelShape, target: Target) -> Compiled:
+    """The kernel of `shape` alone, compiled for `target`."""
+    schedule = shape.schedule(target)
+    return compile_for(target, shape.function(schedule), *shape.operands(schedule))
 
 
 def attention_shapes() -> tuple[AttentionShape, ...]:

@@ -20,7 +20,6 @@ from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, Schedule, is_count
 from detspec.draft.recorded import recorded_draft
 from detspec.engine.policy import Plan, step_tokens
-from detspec.environment import DEFAULT_SCHEDULES
 from detspec.errors import InputError
 from detspec.evals.roofline import Work, pass_work
 from detspec.generate.insert import init_state
@@ -33,20 +32,6 @@ ACCEPTANCE = 0.99  # chance that a token which the model itself drafted agrees: 
 MAX_STOP_IDS, MAX_LOGIT_BIAS = 16, 64  # the engine's defaults
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 OnStage = Callable[[str], None]
-
-
-def schedule_for(target: Target, *, window: int | None = None, groups: int | None = None) -> Schedule:
-    """The canonical schedule of `target`, its budget cut as asked: `groups` windows of `window`."""
-    default = DEFAULT_SCHEDULES[target.platform]
-    window = default.window if window is None else window
-    if not is_count(window) or window & (window - 1):
-        raise InputError(f"a window must be a power of two, got {window!r}")
-    groups = max(1, default.rows // window) if groups is None else groups
-    if not is_count(groups):
-        raise InputError(f"a canonical pass must have at least 1 window, got {groups!r}")
-    return dataclasses.replace(
-        default, rows=groups * window, window=window, implementation=f"pallas_{target.platform}", interpret=False
-    )
 
 
 def plan(
@@ -63,7 +48,7 @@ def plan(
     Args:
         cfg: the model.
         target: the device.
-        schedule: the canonical one, see `schedule_for`.
+        schedule: the canonical one, see `targets.canonical_schedule`.
         max_rows: `B`, requests in flight.
         max_len: positions of each; the predictions are for rows that are full.
         on_stage: called with what is done next.
