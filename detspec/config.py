@@ -222,7 +222,8 @@ class Schedule:
         implementation: of the attention and of pinned products: "reference" (plain jax.numpy, anywhere), "pallas_tpu"
             (Mosaic, TPU v4 and newer) or "pallas_gpu" (Mosaic, Hopper GPUs). Nothing falls back to another.
         linear: products with weights: "xla", as the compiler likes them, or "pinned": in tiles of one fixed size, each row's
-            sum in one order, however many rows there are. It makes every pass batch-invariant, at the price of the tiles.
+            sum in one order, however many rows there are. It makes canonical passes batch-invariant, at the price of the
+            tiles; the fast path keeps XLA's.
         interpret: run the kernels in Pallas's interpreter, on any device: slow, for tests.
     """
 
@@ -274,7 +275,7 @@ class Schedule:
         return dataclasses.replace(self, rows=rows, window=window)
 
     def fast(self, batch: int) -> "Schedule":
-        """The cheapest decode schedule for `batch` live rows: one-row windows and tiles, sums in the backend's own order."""
+        """The cheapest decode schedule for `batch` live rows: one-row windows and tiles, sums and products in XLA's order."""
         return dataclasses.replace(
             self,
             rows=batch,
@@ -284,4 +285,5 @@ class Schedule:
             num_splits=self.fast_splits,
             reductions="native",
             alignment="free",
+            linear="xla",
         )

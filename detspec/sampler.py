@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.config import Schedule
-from detspec.ops.row_sum import SumFn, sum_fn
+from detspec.ops.row_sum import SumFn, fixed_sum, sum_fn
 from detspec.state import NO_TOKEN, RowSampling
 
 
@@ -43,15 +43,15 @@ def sample(
 
         def perturb(logits: jax.Array) -> jax.Array:
             noise = _gumbel(rows.seed, position, logits.shape[1])
-            return jnp.where(random[:, None], _narrow(logits, rows) + noise, logits)
+            return jnp.where(random[:, None], logits + noise, logits)
 
-        processed = _process_if_asked(logits_f32, position, rows, texts_fn)
-        chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, processed)
+        drawn_from = _narrow(_process_if_asked(logits_f32, position, rows, texts_fn), rows)
+        chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, drawn_from)
         tokens = _first_largest(chosen_by)
         raw = logprobs_at(logits_f32, tokens, sum_fn(schedule))
 
         def report() -> jax.Array:
-            drawn_with = logprobs_at(_narrow(processed, rows), tokens, sum_fn(schedule))
+            drawn_with = logprobs_at(drawn_from, tokens, sum_fn(schedule))
             # A bias or a filter may hide a logit that is not finite; the row is to end nevertheless.
             return jnp.where(rows.processed_logprobs & jnp.isfinite(raw), drawn_with, raw)
 
@@ -152,26 +152,62 @@ def _narrow(logits: jax.Array, rows: RowSampling) -> jax.Array:
     """`logits [R, V]` over the temperature, those that the filters leave out at -inf; greedy rows' as they are."""
     random = rows.temperature > 0
     filtered = random & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
-    scaled = logits / jnp.where(random, rows.temperature, 1.0)[:, None]
-    floor = jax.lax.cond(jnp.any(filtered), _filter_floor, lambda scaled, rows: scaled.min(-1), scaled, rows)
-    return jnp.where(scaled >= jnp.where(filtered, floor, -jnp.inf)[:, None], scaled, -jnp.inf)
+
+    def scale(logits: jax.Array) -> jax.Array:
+        return logits / jnp.where(random, rows.temperature, 1.0)[:, None]
+
+    def cut(scaled: jax.Array) -> jax.Array:
+        floor = jnp.where(filtered, _filter_floor(scaled, rows), -jnp.inf)
+        return jnp.where(scaled >= floor[:, None], scaled, -jnp.inf)
+
+    scaled = jax.lax.cond(jnp.any(random), scale, lambda logits: logits, logits)
+    return jax.lax.cond(jnp.any(filtered), cut, lambda scaled: scaled, scaled)
 
 
 def _filter_floor(scaled: jax.Array, rows: RowSampling) -> jax.Array:
     """The least scaled logit that min_p, then top_k, then top_p keep, `[R]`; ties with it are kept too.
 
-    The cumulative sum is an associative scan, elementwise additions in an order fixed by `V` alone.
+    Found by bisection, because sorting `V` numbers takes longer, and some compilers minutes: a logit is kept if those above
+    it are fewer than k, and if their probabilities reach no more than p.
     """
-    V = scaled.shape[1]
-    ranked = -jnp.sort(-scaled, axis=-1)
-    rank = jnp.arange(V, dtype=jnp.int32)[None, :]
-    p = jnp.exp(ranked - ranked[:, :1])
-    keep = p >= rows.min_p[:, None]
-    keep &= (rank < rows.top_k[:, None]) | (rows.top_k == 0)[:, None]
-    p = jnp.where(keep, p, 0.0)
-    reached = jax.lax.associative_scan(jnp.add, p, axis=1)
-    keep &= (reached - p < rows.top_p[:, None] * reached[:, -1:]) | (rows.top_p >= 1)[:, None]
-    return jnp.where(keep | (rank == 0), ranked, jnp.inf).min(-1)
+    scaled = jnp.where(scaled == 0, 0.0, scaled)  # -0.0 equals 0.0, but its bits order before
+    p = jnp.exp(scaled - scaled.max(-1, keepdims=True))
+    likely = jnp.where(p >= rows.min_p[:, None], scaled, jnp.inf).min(-1)
+
+    def fewer_than_k(above: jax.Array) -> jax.Array:
+        return (above.sum(-1, dtype=jnp.int32) < rows.top_k) | (rows.top_k == 0)
+
+    floor = jnp.maximum(likely, _least_kept(fewer_than_k, scaled, jnp.any(rows.top_k > 0)))
+    p = jnp.where(scaled >= floor[:, None], p, 0.0)
+    nucleus = rows.top_p * fixed_sum(p)
+
+    def within_nucleus(above: jax.Array) -> jax.Array:
+        return (fixed_sum(jnp.where(above, p, 0.0)) < nucleus) | (rows.top_p >= 1)
+
+    return jnp.maximum(floor, _least_kept(within_nucleus, scaled, jnp.any(rows.top_p < 1)))
+
+
+def _least_kept(keep_fn: Callable[[jax.Array], jax.Array], x: jax.Array, asked: jax.Array) -> jax.Array:
+    """The least float32 `t` of each row of `x [R, V]` for which `keep_fn(x > t)` `[R]` holds; -inf if it is not `asked`.
+
+    `keep_fn` holds at the row's largest and, once it fails, for no smaller `t`. Bisected over the bits: as integers, those of
+    positive floats order as the floats do, and those of negative ones once all bits but the sign are flipped.
+    """
+
+    def ordered(bits: jax.Array) -> jax.Array:
+        return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+
+    def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = (low & high) + ((low ^ high) >> 1)  # the mean, rounded down, without overflow
+        kept = keep_fn(keys > middle[:, None])
+        return jnp.where(kept, low, middle + 1), jnp.where(kept, middle, high)
+
+    keys = ordered(jax.lax.bitcast_convert_type(x, jnp.int32))
+    lowest = ordered(jax.lax.bitcast_convert_type(jnp.float32(-jnp.inf), jnp.int32))
+    bounds = jnp.full(x.shape[:1], lowest), keys.max(-1)
+    least, _ = jax.lax.fori_loop(0, jnp.where(asked, 32, 0), halve, bounds)
+    return jax.lax.bitcast_convert_type(ordered(least), jnp.float32)
 
 
 def logprobs_at(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax.Array:

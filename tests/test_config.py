@@ -93,8 +93,8 @@ def test_schedule_budget_changes_rows_and_window_only():
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 33])
 def test_fast_schedule_has_one_row_windows_and_splits_of_its_own(batch):
-    fast = Schedule(page=16, alignment="window", fast_splits=4).fast(batch)
-    assert (fast.rows, fast.window, fast.alignment, fast.reductions) == (batch, 1, "free", "native")
+    fast = Schedule(page=16, alignment="window", fast_splits=4, linear="pinned").fast(batch)
+    assert (fast.rows, fast.window, fast.alignment, fast.reductions, fast.linear) == (batch, 1, "free", "native", "xla")
     assert (fast.page, fast.num_splits) == (16, 4)
 
 

@@ -9,8 +9,9 @@ from detspec.cli.options import add_model, add_subcommand, keep_compiled, load_m
 
 DESCRIPTION = """Measures tokens a second of ordinary and of deterministic generation at several batch sizes and percentages of
 deterministic requests, in turn and repeatedly, after compiling; compares the bits, too. Modes: fast (nothing verified),
-canonical (one canonical row a request), dvr (self draft), auto (the engine chooses)."""
-MODES = ("fast", "canonical", "dvr", "auto")
+canonical (one canonical row a request), batch_invariant (the same with products in tiles that do not depend on the batch:
+the way of batch-invariant kernels), dvr (self draft), auto (the engine chooses)."""
+MODES = ("fast", "canonical", "batch_invariant", "dvr", "auto")
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

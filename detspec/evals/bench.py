@@ -22,10 +22,10 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.evals.bound import bound, measure_machine
-from detspec.evals.rounds import RunProgress, cases_of, measure
+from detspec.evals.rounds import RunProgress, Variants, cases_of, measure
 from detspec.model.params import init_params, params_bytes
 
-MODES = ("fast", "canonical", "dvr", "auto")
+MODES = ("fast", "canonical", "batch_invariant", "dvr", "auto")
 
 
 def run_bench(
@@ -46,7 +46,8 @@ def run_bench(
         model: what runs; see `random_model` for one of any size.
         batches: numbers of requests in flight.
         modes: of "fast" (nothing verified; always measured, as all else is compared with it), "canonical" (one canonical row
-            each), "dvr" (self draft, each of `windows`), "auto" (the engine chooses; drafts of the longest of `windows`).
+            each), "batch_invariant" (the same with pinned products, so that kernels alone make every pass invariant), "dvr"
+            (self draft, each of `windows`), "auto" (the engine chooses; drafts of the longest of `windows`).
         shares: percentages of deterministic requests for "dvr" and "auto", rounded up to whole requests.
         windows: `W` of "dvr".
         prompt_len, new_tokens: of every request.
@@ -55,7 +56,8 @@ def run_bench(
 
     Returns:
         A dictionary that JSON can hold: `fingerprint`, `model`, `settings`, `machine`, and for each of `batches` its `bound`,
-        its `cases` with all samples, and what became of the `bits`.
+        its `cases` with all samples, and what became of the `bits`; `variants` says how many results, bit for bit, one request
+        gave at most in each mode, over all batch sizes.
 
     Raises:
         InputError: an unknown mode, a share outside 0 .. 100, nothing to measure, or requests that do not fit the model.
@@ -65,9 +67,9 @@ def run_bench(
     cases = {batch: cases_of(batch, modes, shares, windows) for batch in batches}
     progress = RunProgress(sum(len(c) for c in cases.values()) * (repeats + 1), on_progress)
     machine = measure_machine(model.cfg)
-    measured = []
+    measured, by_mode = [], Variants()
     for batch in batches:
-        entry = measure(model, cases[batch], prompts[:batch], new_tokens, repeats, progress)
+        entry = measure(model, cases[batch], prompts[:batch], new_tokens, repeats, progress, by_mode)
         step_ms = 1e3 * batch / entry["cases"][0]["median_tok_per_s"]  # the first case is "fast"
         limits = bound(model.cfg, machine, batch=batch, context=prompt_len + new_tokens / 2, step_ms=step_ms)
         measured.append({"batch": batch, "bound": limits, **entry})
@@ -86,6 +88,10 @@ def run_bench(
         },
         "machine": machine,
         "batches": measured,
+        "variants": {
+            mode: by_mode.most(f"{mode} {'ordinary' if mode == 'fast' else 'deterministic'}")
+            for mode in dict.fromkeys(("fast", *modes))
+        },
     }
 
 
@@ -123,6 +129,8 @@ def bench_table(result: dict[str, Any]) -> str:
             f"  bits: {bits['deterministic_variants']} different result(s) of any deterministic request; "
             f"{bits['ordinary_differ']} of {bits['ordinary_compared']} ordinary results differ from the deterministic ones"
         )
+    variants = ", ".join(f"{mode} {number}" for mode, number in result["variants"].items() if number)
+    lines += ["", f"different results of one request over all batch sizes, at most: {variants}"]
     return "\n".join(lines)
 
 

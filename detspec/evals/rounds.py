@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
@@ -9,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from detspec.checkpoint.load import Model
+from detspec.config import Schedule
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Request
+from detspec.engine.request import Completion, Request
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.sampling import SamplingParams
 
-METHODS = {"fast": "none", "canonical": "none", "dvr": "self", "auto": "auto"}
+METHODS = {"fast": "none", "canonical": "none", "batch_invariant": "none", "dvr": "self", "auto": "auto"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,13 @@ class Case:
     def label(self) -> str:
         """Short name for tables and progress bars."""
         name = f"dvr W={self.window}" if self.mode == "dvr" else self.mode
-        return name if self.mode in ("fast", "canonical") else f"{name} {self.share} %"
+        return f"{name} {self.share} %" if self.mode in ("dvr", "auto") else name
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the canonical pass: the device's own, with pinned products where kernels alone are to make it invariant."""
+        own = default_schedule()
+        return dataclasses.replace(own, linear="pinned") if self.mode == "batch_invariant" else own
 
 
 class RunProgress:
@@ -57,8 +65,7 @@ def cases_of(batch: int, modes: Sequence[str], shares: Sequence[int], windows: S
     numbers = {-(-share * batch // 100): share for share in sorted(shares)}
     longest = max(windows)
     cases = [Case("fast", 1, 0, 0)]
-    if "canonical" in modes:
-        cases.append(Case("canonical", 1, batch, 100))
+    cases += [Case(mode, 1, batch, 100) for mode in ("canonical", "batch_invariant") if mode in modes]
     if "dvr" in modes:
         cases += [Case("dvr", window, number, share) for window in windows for number, share in numbers.items() if number]
     if "auto" in modes:
@@ -67,32 +74,42 @@ def cases_of(batch: int, modes: Sequence[str], shares: Sequence[int], windows: S
 
 
 def measure(
-    model: Model, cases: list[Case], prompts: list[tuple[int, ...]], new_tokens: int, repeats: int, progress: RunProgress
+    model: Model,
+    cases: list[Case],
+    prompts: list[tuple[int, ...]],
+    new_tokens: int,
+    repeats: int,
+    progress: RunProgress,
+    by_mode: "Variants",
 ) -> dict[str, Any]:
-    """All cases of one batch size: a warm-up of each, then `repeats` rounds."""
-    engines: dict[tuple[str, int], Engine] = {}
+    """All cases of one batch size: a warm-up of each, then `repeats` rounds; adds what each gave to `by_mode`."""
+    engines: dict[tuple[str, int, Schedule], Engine] = {}
     refused: dict[Case, str] = {}
     samples: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
-    variants = Variants(len(prompts))
+    variants = Variants()
     for case in cases:
         progress.next(f"batch {len(prompts)}, {case.label}: compiling and certifying")
-        key = (METHODS[case.mode], case.window)
+        key = (METHODS[case.mode], case.window, case.schedule)
         if key not in engines:
             engines[key] = _engine(model, case, prompts, new_tokens)
         try:
-            _run_once(engines[key], case, prompts, new_tokens, variants)
+            _run_once(engines[key], case, prompts, new_tokens, variants, by_mode)
         except InputError as error:  # this device does not certify it: a result, not a failure
             refused[case] = str(error)
     for _ in range(repeats):
         for case in cases:
             progress.next(f"batch {len(prompts)}, {case.label}")
             if case not in refused:
-                engine = engines[METHODS[case.mode], case.window]
-                samples[case].append(_run_once(engine, case, prompts, new_tokens, variants))
+                engine = engines[METHODS[case.mode], case.window, case.schedule]
+                samples[case].append(_run_once(engine, case, prompts, new_tokens, variants, by_mode))
     fast = [sample["tok_per_s"] for sample in samples[cases[0]]]
     return {
         "cases": [_summary(case, samples[case], fast, refused.get(case)) for case in cases],
-        "bits": variants.counts(),
+        "bits": {
+            "deterministic_variants": variants.most("deterministic"),
+            "ordinary_compared": variants.compared("deterministic", "ordinary"),
+            "ordinary_differ": variants.differ("deterministic", "ordinary"),
+        },
     }
 
 
@@ -104,12 +121,18 @@ def _engine(model: Model, case: Case, prompts: list[tuple[int, ...]], new_tokens
             max_len=max(len(prompts[0]) + new_tokens, default_schedule().window, case.window),
             method=METHODS[case.mode],
             num_speculative_tokens=max(case.window - 1, 1),
+            schedule=case.schedule,
         ),
     )
 
 
 def _run_once(
-    engine: Engine, case: Case, prompts: list[tuple[int, ...]], new_tokens: int, variants: "Variants"
+    engine: Engine,
+    case: Case,
+    prompts: list[tuple[int, ...]],
+    new_tokens: int,
+    variants: "Variants",
+    by_mode: "Variants",
 ) -> dict[str, Any]:
     """One timed run; what the engine counted in it."""
     requests = [
@@ -125,7 +148,10 @@ def _run_once(
     after = dataclasses.asdict(engine.stats)
     for completion in completions:
         deterministic = requests[int(completion.id)].sampling.deterministic
-        variants.add(int(completion.id), deterministic, completion.token_ids, completion.logprobs)
+        # Pinned products are another schedule than that of the other deterministic ones: its bits are its own.
+        kind = "deterministic" if deterministic else "ordinary"
+        for seen, name in ((variants, case.mode if case.mode == "batch_invariant" else kind), (by_mode, f"{case.mode} {kind}")):
+            seen.add(name, completion)
     num_tokens = sum(len(completion.token_ids) for completion in completions)
     counted = {name: after[name] - value for name, value in dataclasses.asdict(before).items()}
     return {"seconds": seconds, "tok_per_s": num_tokens / seconds, **counted}
@@ -155,22 +181,25 @@ def _summary(case: Case, samples: list[dict[str, Any]], fast: list[float], refus
 
 
 class Variants:
-    """The different results, bit for bit, that each request gave, deterministic and ordinary ones apart."""
+    """The different results, bit for bit, that each request gave, by kinds that are compared."""
 
-    def __init__(self, num_requests: int) -> None:
-        self.deterministic: list[set[bytes]] = [set() for _ in range(num_requests)]
-        self.ordinary: list[set[bytes]] = [set() for _ in range(num_requests)]
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, set[bytes]]] = defaultdict(lambda: defaultdict(set))
 
-    def add(self, request: int, deterministic: bool, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """One result of `request`."""
-        result = np.asarray(tokens, np.int32).tobytes() + np.asarray(logprobs, np.float32).tobytes()
-        (self.deterministic if deterministic else self.ordinary)[request].add(result)
+    def add(self, kind: str, completion: Completion) -> None:
+        """One result of a request."""
+        tokens, logprobs = np.asarray(completion.token_ids, np.int32), np.asarray(completion.logprobs, np.float32)
+        self._seen[kind][completion.id].add(tokens.tobytes() + logprobs.tobytes())
 
-    def counts(self) -> dict[str, int]:
-        """Most variants of any deterministic request (1 is what is promised), and how many ordinary results differ from it."""
-        compared = [(one, others) for one, others in zip(self.deterministic, self.ordinary, strict=True) if one and others]
-        return {
-            "deterministic_variants": max((len(results) for results in self.deterministic), default=0),
-            "ordinary_compared": len(compared),
-            "ordinary_differ": sum(bool(others - one) for one, others in compared),
-        }
+    def most(self, kind: str) -> int:
+        """Most different results of any one request; 0 if there is none."""
+        return max((len(results) for results in self._seen[kind].values()), default=0)
+
+    def compared(self, kind: str, other: str) -> int:
+        """Requests that gave results of both kinds."""
+        return len(self._seen[kind].keys() & self._seen[other].keys())
+
+    def differ(self, kind: str, other: str) -> int:
+        """Those of them that gave a result of kind `other` that they never gave of `kind`."""
+        mine, others = self._seen[kind], self._seen[other]
+        return sum(bool(others[id] - mine[id]) for id in mine.keys() & others.keys())

@@ -7,10 +7,11 @@ from statistics import median
 import pytest
 
 from detspec.engine.engine import Engine
+from detspec.engine.request import Completion, Stats
 from detspec.errors import InputError
 from detspec.evals.bench import bench_table, random_model, run_bench
 from detspec.evals.bound import bound
-from detspec.evals.rounds import Case, cases_of
+from detspec.evals.rounds import Case, Variants, cases_of
 from detspec.presets import preset
 from tests.fakes import RANDOM_CFG
 
@@ -51,7 +52,8 @@ def test_run_bench_names_versions_model_and_settings(result: dict):
 
 def test_run_bench_measures_every_mode_and_share(result: dict):
     labels = [case["label"] for case in result["batches"][0]["cases"]]
-    assert labels == ["fast", "canonical", "dvr W=4 50 %", "dvr W=4 100 %", "auto 0 %", "auto 50 %", "auto 100 %"]
+    others = ["dvr W=4 50 %", "dvr W=4 100 %", "auto 0 %", "auto 50 %", "auto 100 %"]
+    assert labels == ["fast", "canonical", "batch_invariant", *others]
 
 
 def test_run_bench_runs_interleaved_after_a_warm_up(result: dict, seen: list[tuple[int, int, str]]):
@@ -78,7 +80,7 @@ def test_run_bench_counts_what_verification_did(result: dict):
     assert cases["fast"]["draft_acceptance_rate"] is None
     # Canonical: one pass a token, 2 requests of 12 tokens in 3 rounds.
     assert cases["canonical"]["num_verify_passes"] == 72
-    assert cases["canonical"]["num_draft_tokens"] == 0
+    assert cases["canonical"]["num_draft_tokens"] == cases["batch_invariant"]["num_draft_tokens"] == 0
     assert cases["dvr W=4 50 %"]["num_draft_tokens"] > 0
     assert 1 < cases["dvr W=4 100 %"]["mean_acceptance_length"] <= 4
 
@@ -86,6 +88,28 @@ def test_run_bench_counts_what_verification_did(result: dict):
 def test_run_bench_deterministic_results_are_one_variant(result: dict):
     assert result["batches"][0]["bits"]["deterministic_variants"] == 1
     assert result["batches"][0]["bits"]["ordinary_compared"] == 2
+
+
+def test_run_bench_says_how_many_results_a_request_gave_in_each_mode(result: dict):
+    assert result["variants"].keys() == {"fast", "canonical", "batch_invariant", "dvr", "auto"}
+    assert result["variants"]["canonical"] == result["variants"]["batch_invariant"] == 1
+    assert bench_table(result).endswith(", ".join(f"{mode} {number}" for mode, number in result["variants"].items()))
+
+
+def completion(id: str, logprob: float) -> Completion:
+    return Completion(id, (1,), (2,), (logprob,), "", "length", "", Stats())
+
+
+def test_variants_counts_results_by_their_bits():
+    """Request "0" gives 0.0 and -0.0, of one bit pattern each; request "1" gives one result three times."""
+    variants = Variants()
+    for id, logprob in (("0", 0.0), ("0", -0.0), ("1", -1.0), ("1", -1.0), ("1", -1.0)):
+        variants.add("fast", completion(id, logprob))
+    variants.add("canonical", completion("0", 0.0))
+    variants.add("canonical", completion("1", -1.0))
+    assert (variants.most("fast"), variants.most("canonical"), variants.most("dvr")) == (2, 1, 0)
+    assert (variants.compared("canonical", "fast"), variants.differ("canonical", "fast")) == (2, 1)
+    assert variants.differ("fast", "canonical") == 0
 
 
 def test_bench_table_has_a_line_per_case_and_names_the_bound(result: dict):
@@ -159,7 +183,7 @@ def test_random_model_digest_names_config_and_seed():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"modes": ("slow",)}, "unknown mode 'slow'; there are fast, canonical, dvr, auto"),
+        ({"modes": ("slow",)}, "unknown mode 'slow'; there are fast, canonical, batch_invariant, dvr, auto"),
         ({"shares": (101,)}, "percentages from 0 to 100, got 101"),
         ({"batches": ()}, "batches is empty"),
         ({"batches": (0,)}, "batches must be at least 1, got 0"),

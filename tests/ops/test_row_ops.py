@@ -1,4 +1,4 @@
-"""Norm, rotary embedding and matrix products: right in value, and the same bits for a row beside any others."""
+"""Norm and rotary embedding: right in value, and the same bits for a row beside any others."""
 
 from functools import partial
 
@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.ops.linear import linear, linear_f32
 from detspec.ops.norm import rms_norm
 from detspec.ops.rope import apply_rope, rope_frequencies, rope_rotation
 from detspec.ops.row_sum import fixed_sum, native_sum
@@ -107,46 +106,3 @@ def test_rotated_row_beside_any_number_of_rows_gives_the_same_bits():
     positions = np.arange(256, dtype=np.int32)[::-1].copy()
     rotate = jax.jit(lambda x, positions: apply_rope(x, rope_rotation(positions, rope_frequencies(16, 1e4))))
     assert len({bits(rotate(x[:rows], positions[:rows])[:1]).tobytes() for rows in ROWS}) == 1
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_linear_equals_float64(dtype):
-    rng = np.random.default_rng(0)
-    x, weight = jnp.asarray(rng.standard_normal((2, 5, 96)), dtype), jnp.asarray(rng.standard_normal((32, 96)), dtype)
-    exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
-    got = linear_f32(x, weight)
-    assert got.dtype == jnp.float32
-    # 96 products of size 1 added in float32: at most 96 * 2**-24 of the sum of absolute values, about 96 * 0.64.
-    np.testing.assert_allclose(got, exact, rtol=0, atol=96 * 2.0**-24 * 96)
-    assert linear(x, weight).dtype == x.dtype
-    assert (linear(x, weight) == got.astype(x.dtype)).all()
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_linear_of_few_rows_equals_that_of_the_rows_it_is_padded_to(dtype, rows):
-    rng = np.random.default_rng(rows)
-    x, weight = jnp.asarray(rng.standard_normal((4, 64)), dtype), jnp.asarray(rng.standard_normal((96, 64)), dtype)
-    product = jax.jit(linear_f32)
-    assert (bits(product(x[:rows], weight)) == bits(product(x, weight))[:rows]).all()
-    assert (bits(product(x[:rows, None], weight))[:, 0] == bits(product(x, weight))[:rows]).all()
-
-
-def test_linear_of_one_bfloat16_row_equals_that_of_many_on_this_cpu():
-    """Certified by device, not promised: on the CPU the bits of a bfloat16 product have not depended on 1 to 64 rows."""
-    rng = np.random.default_rng(5)
-    x, weight = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((64, 64), (96, 64)))
-    product = jax.jit(linear_f32)
-    assert len({bits(product(x[:rows], weight)[:1]).tobytes() for rows in (1, 2, 4, 8, 16, 32, 64)}) == 1
-
-
-def test_product_of_one_row_left_unpadded_gives_other_bits_somewhere():
-    """Why `linear` pads: XLA:CPU has another code path for one row."""
-    product = jax.jit(lambda x, weight: jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32))
-
-    def variants(width: int, dtype: str) -> int:
-        rng = np.random.default_rng(width)
-        x, weight = (jnp.asarray(rng.standard_normal((rows, width)), dtype) for rows in (64, 96))
-        return len({bits(product(x[:rows], weight)[:1]).tobytes() for rows in (1, 4, 64)})
-
-    assert max(variants(width, dtype) for width in (64, 256, 1024) for dtype in ("float32", "bfloat16")) > 1

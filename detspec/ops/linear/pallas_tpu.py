@@ -1,15 +1,16 @@
 """Pinned products on TPUs (Mosaic, v4 and newer): weights stream through VMEM once for up to 256 rows.
 
-1. The grid is (row blocks, out blocks, in blocks), the last one fastest and ascending: a float32 output block stays in VMEM while
-   the products of its in blocks are added to it, one after the other. Nothing is split.
+1. The grid is (row blocks, out blocks, in blocks), the last one fastest and ascending: a float32 output block stays in VMEM
+   while the products of its in blocks are added to it, one after the other. Nothing is split.
 2. A row block is one or two tiles of TILE_ROWS rows. The kernel makes one product per tile, all of one shape in one loop, so a
    second tile beside the first changes neither its shape nor its order.
 3. Edges: rows past the last and outputs past the last are computed from whatever lies there and never stored, and no row or
-   output looks at another. What lies past the last input would reach sums, so the last in block is sliced to what exists.
+   output looks at another. What lies past the last input would reach sums, so the last in block is cut to what exists.
 
-Why these sizes: 128 bf16 rows make 128 FLOP for each byte of weights, less than any TPU makes in the time of reading one (v5p 166,
-v4 224, v5e 240, TPU7x 310, v6e 560), so padding a few decode rows to a tile costs no time; two tiles to a weight block let a
-canonical pass of 256 rows read weights once. Rows are read again for every out block: 256 rows to 1024 outputs is a quarter more.
+Why these sizes: 128 bf16 rows make 128 FLOP for each byte of weights, and every TPU makes more in the time of reading one (v5p
+166, v4 224, v5e 240, TPU7x 310, v6e 560), so padding a few decode rows to a tile costs no time; two tiles to a block of weights
+let a canonical pass of 256 rows read weights once. Rows are read again for each block of 1024 outputs: 256 rows are a quarter
+more. Two buffers of all blocks take 7 MiB of VMEM in bfloat16, 12 in float32; the least that a TPU gives a kernel is 16.
 """
 
 import jax

@@ -1,0 +1,114 @@
+"""What every implementation of products with weights must do; a test class per implementation inherits it."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.config import Schedule
+from detspec.errors import InputError
+from detspec.ops.linear.api import linear_fn
+from tests.fakes import bits
+
+
+@partial(jax.jit, static_argnames=("schedule",))
+def product(x: jax.Array, weight: jax.Array, *, schedule: Schedule) -> jax.Array:
+    return linear_fn(schedule)(x, weight)
+
+
+def make_problem(num_in: int, num_out: int, dtype: str, *, rows: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+    """Rows `x [rows, in]` and a weight `[out, in]` of normal numbers."""
+    rng = np.random.default_rng(seed)
+    return tuple(jnp.asarray(rng.standard_normal(shape, np.float32), dtype) for shape in ((rows, num_in), (num_out, num_in)))
+
+
+class LinearContract:
+    """Inherit, and name the schedule, the dtypes and the sizes `(in, out)` to try."""
+
+    schedule: Schedule
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    sizes: tuple[tuple[int, int], ...] = ((64, 211), (96, 64), (1152, 130), (2200, 40))
+
+    def run(self, x: jax.Array, weight: jax.Array) -> np.ndarray:
+        return np.asarray(product(x, weight, schedule=self.schedule))
+
+    def cases(self) -> list[tuple[int, int, str]]:
+        return [(*size, dtype) for size in self.sizes for dtype in self.dtypes]
+
+    def test_product_is_as_close_to_float64_as_that_of_xla(self):
+        for num_in, num_out, dtype in self.cases():
+            x, weight = make_problem(num_in, num_out, dtype, rows=70)
+            got = self.run(x, weight)
+            exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+            assert (got.shape, got.dtype) == (exact.shape, np.float32)
+            # Any order of `in` float32 additions of numbers of size 1 is off by some sqrt(in) * 2**-24 * sqrt(in) at the worst
+            # of 15000 places. XLA's own order may be a lucky one: twice its error, and no less than the bound.
+            xla = np.asarray(product(x, weight, schedule=Schedule()))
+            allowed = max(2 * np.abs(xla - exact).max(), num_in * 2.0**-24)
+            assert np.abs(got - exact).max() <= allowed, (num_in, num_out, dtype)
+
+    def test_product_of_leading_axes_is_that_of_their_rows(self):
+        num_in, num_out, dtype = self.cases()[0]
+        x, weight = make_problem(num_in, num_out, dtype, rows=6)
+        assert (bits(self.run(x.reshape(2, 3, num_in), weight)) == bits(self.run(x, weight)).reshape(2, 3, num_out)).all()
+
+
+class PinnedContract(LinearContract):
+    """For products that are pinned: bits of a row.
+
+    Attributes:
+        rows: in all, of several tiles.
+        place_step: rows are moved by multiples of it. 1, but for an interpreter whose own products give the rows of one tile
+            bits that depend on their place.
+        stretches: `(first, end)` of the rows that are multiplied without the others.
+    """
+
+    rows = 300
+    place_step = 1
+    stretches: tuple[tuple[int, int], ...] = ((0, 1), (7, 8), (31, 33), (0, 64), (40, 300), (100, 229), (299, 300))
+
+    def test_bits_of_rows_among_any_number_of_others_stay(self):
+        for num_in, num_out, dtype in self.cases():
+            x, weight = make_problem(num_in, num_out, dtype, rows=self.rows)
+            together = bits(self.run(x, weight))
+            for first, end in self.stretches:
+                assert first % self.place_step == 0
+                assert (bits(self.run(x[first:end], weight)) == together[first:end]).all(), (num_in, num_out, dtype, first, end)
+
+    def test_bits_beside_other_neighbours_stay(self):
+        num_in, num_out, dtype = self.cases()[-1]
+        x, weight = make_problem(num_in, num_out, dtype, rows=70)
+        mine = slice(65, 68)
+        expected = bits(self.run(x, weight))
+        for size in (3.0, jnp.nan):
+            got = bits(self.run((x * size).at[mine].set(x[mine]), weight))
+            assert (got[mine] == expected[mine]).all()
+            assert (got[:65] != expected[:65]).any()
+
+    def test_bits_of_another_order_of_inputs_differ(self):
+        """Inverse control: the same sums in two halves, or from the last input to the first, are other bits."""
+        num_in, num_out, dtype = self.cases()[-1]
+        x, weight = make_problem(num_in, num_out, dtype, rows=4)
+        whole, half = self.run(x, weight), num_in // 2
+        halves = self.run(x[:, :half], weight[:, :half]) + self.run(x[:, half:], weight[:, half:])
+        backwards = self.run(x[:, ::-1], weight[:, ::-1])
+        assert (bits(halves) != bits(whole)).any()
+        assert (bits(backwards) != bits(whole)).any()
+        np.testing.assert_allclose(halves, whole, rtol=0, atol=2 * num_in * 2.0**-24)
+
+    @pytest.mark.parametrize(
+        ("x", "weight", "message"),
+        [
+            ((3, 64), (32, 65), r"weight must be \[out, in\] for x \[..., in\], got weight \(32, 65\) for x \(3, 64\)"),
+            ((3, 64), (64,), r"weight must be \[out, in\] for x"),
+        ],
+    )
+    def test_product_of_shapes_that_do_not_fit_is_refused(self, x, weight, message):
+        with pytest.raises(InputError, match=message):
+            linear_fn(self.schedule)(jnp.zeros(x, jnp.bfloat16), jnp.zeros(weight, jnp.bfloat16))
+
+    def test_product_of_two_dtypes_is_refused(self):
+        with pytest.raises(InputError, match="x and weight must have one dtype, got bfloat16 and float32"):
+            linear_fn(self.schedule)(jnp.zeros((3, 64), jnp.bfloat16), jnp.zeros((32, 64), jnp.float32))

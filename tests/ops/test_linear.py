@@ -1,0 +1,91 @@
+"""Products with weights: every implementation under the one contract, and how XLA's are kept from its path for one row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.config import Schedule
+from detspec.errors import InputError
+from detspec.ops.linear.api import linear, linear_fn
+from detspec.ops.linear.xla import linear_f32
+from tests.fakes import bits
+from tests.ops.linear_contract import LinearContract, PinnedContract
+
+
+def pinned(implementation: str) -> Schedule:
+    return Schedule(linear="pinned", implementation=implementation, interpret=implementation != "reference")
+
+
+class TestXla(LinearContract):
+    schedule = Schedule()
+
+
+class TestReference(PinnedContract):
+    schedule = pinned("reference")
+
+
+class TestPallasTpu(PinnedContract):
+    """In the interpreter, where what is not written yet is nan: no edge of a block may reach a sum."""
+
+    schedule = pinned("pallas_tpu")
+    sizes = ((96, 211), (1152, 40))
+    stretches = ((7, 8), (40, 300))
+
+    def test_product_of_float16_is_refused(self):
+        with pytest.raises(InputError, match='"pallas_tpu" products must be bfloat16 or float32, got float16'):
+            linear_fn(self.schedule)(jnp.zeros((3, 64), jnp.float16), jnp.zeros((32, 64), jnp.float16))
+
+
+class TestPallasGpu(PinnedContract):
+    """In the interpreter, whose numpy products give the rows of one tile of 64 bits that depend on their place in it."""
+
+    schedule = pinned("pallas_gpu")
+    dtypes = ("bfloat16",)
+    sizes = ((40, 80), (192, 192))
+    rows, place_step = 140, 64
+    stretches = ((64, 65), (64, 140))
+
+    def test_product_of_float32_is_refused(self):
+        with pytest.raises(InputError, match='"pallas_gpu" products must be bfloat16 or float16, got float32'):
+            linear_fn(self.schedule)(jnp.zeros((3, 64), jnp.float32), jnp.zeros((32, 64), jnp.float32))
+
+
+def test_linear_adds_the_bias_in_float32_and_rounds_once():
+    rng = np.random.default_rng(0)
+    x, weight, bias = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((5, 96), (32, 96), (32,)))
+    y_f32 = linear_f32(x, weight)
+    assert (linear(x, weight, None, linear_f32) == y_f32.astype(jnp.bfloat16)).all()
+    assert (linear(x, weight, bias, linear_f32) == (y_f32 + bias.astype(jnp.float32)[None]).astype(jnp.bfloat16)).all()
+    rounded_twice = y_f32.astype(jnp.bfloat16) + bias[None]
+    assert (linear(x, weight, bias, linear_f32) != rounded_twice).any()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_linear_of_few_rows_equals_that_of_the_rows_it_is_padded_to(dtype, rows):
+    rng = np.random.default_rng(rows)
+    x, weight = jnp.asarray(rng.standard_normal((4, 64)), dtype), jnp.asarray(rng.standard_normal((96, 64)), dtype)
+    product = jax.jit(linear_f32)
+    assert (bits(product(x[:rows], weight)) == bits(product(x, weight))[:rows]).all()
+    assert (bits(product(x[:rows, None], weight))[:, 0] == bits(product(x, weight))[:rows]).all()
+
+
+def test_linear_of_one_bfloat16_row_equals_that_of_many_on_this_cpu():
+    """Certified by device, not promised: on the CPU the bits of a bfloat16 product have not depended on 1 to 64 rows."""
+    rng = np.random.default_rng(5)
+    x, weight = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((64, 64), (96, 64)))
+    product = jax.jit(linear_f32)
+    assert len({bits(product(x[:rows], weight)[:1]).tobytes() for rows in (1, 2, 4, 8, 16, 32, 64)}) == 1
+
+
+def test_product_of_one_row_left_unpadded_gives_other_bits_somewhere():
+    """Why `linear` pads: XLA:CPU has another code path for one row."""
+    product = jax.jit(lambda x, weight: jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32))
+
+    def variants(width: int, dtype: str) -> int:
+        rng = np.random.default_rng(width)
+        x, weight = (jnp.asarray(rng.standard_normal((rows, width)), dtype) for rows in (64, 96))
+        return len({bits(product(x[:rows], weight)[:1]).tobytes() for rows in (1, 4, 64)})
+
+    assert max(variants(width, dtype) for width in (64, 256, 1024) for dtype in ("float32", "bfloat16")) > 1
