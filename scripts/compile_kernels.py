@@ -13,13 +13,17 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not what is here
 
+from jax._src.interpreters import mlir
+from jax._src.lib import mosaic_gpu_dialect
+from jax._src.lib.mlir import ir
 from tqdm import tqdm
 
 from detspec.evals.kernel_shapes import AttentionShape, KernelShape, attention_shapes, compile_shape, linear_shapes
 from detspec.targets import TARGETS, Compiled, Target, compilers, target
 
 DOCS = Path(__file__).parents[1] / "docs" / "kernels"
-VMEM = re.compile(r'custom_call_target="tpu_custom_call".*"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"')
+VMEM = re.compile(r'tpu_custom_call".*"used_scoped_memory_configs":\[{"memory_space":"1","offset":"\d+","size":"(\d+)"')
+KERNEL_MODULE = re.compile(r'custom_call_target="mosaic_gpu.*?\bmodule = "(.*?)", \w+ = ')
 
 
 def main() -> None:
@@ -30,7 +34,7 @@ def main() -> None:
     args = parser.parse_args()
     shapes = (*attention_shapes(), *linear_shapes())
     pairs = [(target(name), shape) for name in args.targets for shape in shapes]
-    kernels = [row(device, shape) for device, shape in tqdm(pairs, unit="kernel")]
+    kernels = [row(device, shape) for device, shape in tqdm(pairs, unit="kernel", disable=None)]
     result = {"versions": compilers(), "kernels": kernels}
     args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     args.out.with_suffix(".md").write_text(page(result), encoding="utf-8")
@@ -46,7 +50,7 @@ def row(device: Target, shape: KernelShape) -> dict[str, Any]:
         "shape": shape.name,
         "schedule": schedule_text(shape, device),
         "implementation": schedule.implementation,
-        "on_chip_bytes": on_chip_bytes(compiled, shape, device),
+        "on_chip_bytes": on_chip_bytes(compiled, device),
         "on_chip_limit_bytes": device.on_chip_bytes,
         **compiled.numbers(),
     }
@@ -60,11 +64,26 @@ def schedule_text(shape: KernelShape, device: Target) -> str:
     return f"page {schedule.page} x {schedule.block_pages}, tile {schedule.query_tile}, splits {schedule.num_splits}"
 
 
-def on_chip_bytes(compiled: Compiled, shape: KernelShape, device: Target) -> int:
-    """VMEM of a TPU kernel, as compiled; shared memory of a GPU kernel, as the kernel asks for it."""
-    if device.platform == "tpu":
-        return int(VMEM.search(compiled.program.as_text())[1])
-    return shape.smem_bytes(shape.schedule(device))
+def on_chip_bytes(compiled: Compiled, device: Target) -> int:
+    """VMEM of a TPU kernel; shared memory that a GPU kernel is launched with."""
+    hlo = compiled.program.as_text()
+    return int(VMEM.search(hlo)[1]) if device.platform == "tpu" else launched_with(KERNEL_MODULE.search(hlo)[1])
+
+
+def launched_with(escaped: str) -> int:
+    """The dynamic shared memory of the `gpu.launch` in a Mosaic GPU module, given as HLO prints its bytecode."""
+    bytecode = re.sub(
+        rb"\\(\\|[0-9A-F]{2})",
+        lambda byte: b"\\" if byte[1] == b"\\" else bytes([int(byte[1], 16)]),
+        escaped.encode("latin-1"),
+    )
+    context = mlir.make_ir_context()
+    mosaic_gpu_dialect.register_dialect(context)
+    context.allow_unregistered_dialects = True
+    with context:
+        module = str(ir.Module.parse(bytecode))
+    operand = re.search(r'gpu\.launch"\([^)]*(%\d+)\)', module)[1]  # the last one
+    return int(re.search(rf'{operand} = "[\w.]+constant"\(\) <?{{value = (\d+) : i32}}', module)[1])
 
 
 def page(result: dict[str, Any]) -> str:
@@ -74,8 +93,8 @@ def page(result: dict[str, Any]) -> str:
         "# Kernels as compiled",
         "",
         "Written by `make kernels`; `make test-aot` compiles the same. Compiled on a machine without TPU or GPU, by the vendors'",
-        "compilers; nothing here was run. On chip: VMEM of a TPU, as its compiler says, or shared memory of a GPU's thread block,",
-        "as the kernel asks for it, with the share of what there is. Temporaries are what the kernel's surroundings need in the",
+        "compilers; nothing here was run. On chip: VMEM of a TPU, as its compiler says, or shared memory that a GPU's thread block",
+        "is launched with, and its share of what there is. Temporaries are what the kernel's surroundings need in the",
         "device's memory. GFLOP and MB count page tables that are full; GPU compilers say neither.",
         "",
         f"Versions: {versions}.",
