@@ -77,5 +77,12 @@ def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Arr
 
     `pages` are `[num_pages, K, page, H]`, or with `slot_axis` 3 `[num_pages, K, H, page]`.
     """
-    place = pages.at[page_ids, :, slots] if slot_axis == 2 else pages.at[page_ids, :, :, slots]
-    return place.set(new.astype(pages.dtype), mode="promise_in_bounds")
+    new = new.astype(pages.dtype)
+    if slot_axis == 3:
+        return pages.at[page_ids, :, :, slots].set(new, mode="promise_in_bounds")
+    # As rows of one matrix: for a scatter over more axes, XLA:TPU wants another layout than kernels do, and copies the pages.
+    num_pages, K, page, H = pages.shape
+    head = jnp.arange(K, dtype=jnp.int32)[None, :]
+    rows = ((page_ids[:, None] * K + head) * page + slots[:, None]).reshape(-1)
+    written = pages.reshape(-1, H).at[rows].set(new.reshape(-1, H), mode="promise_in_bounds")
+    return written.reshape(pages.shape)
