@@ -15,7 +15,7 @@ from detspec.presets import preset
 from detspec.state import GenState
 from detspec.targets import Compiled, canonical_schedule, compile_for, target
 
-CFG = dataclasses.replace(preset("qwen3_0_6b"), num_layers=2)
+CFG = dataclasses.replace(preset("qwen3_0_6b"), num_layers=2, vocab_size=8192)  # sampling compiles slowly on large ones
 ROWS, MAX_LEN = 23, 1000  # 1 + 23 * 8 pages: 185 * 8 * 128 * 128 elements, which no other array has
 
 
@@ -38,12 +38,12 @@ def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str
     compiled, state = compiled_generator(CFG, name)
     hlo = compiled.program.as_text()
     pools = (*state.cache.k, *state.cache.v)
-    # Prefill, draft and canonical pass each attend once a layer.
-    assert kernel_calls(hlo, target(name).platform) == 3 * CFG.num_layers
+    # Prefill, draft and canonical pass attend once a layer; what the last layer of prefill would attend to, nobody reads.
+    assert kernel_calls(hlo, target(name).platform) == 3 * CFG.num_layers - 1
     assert pool_moves(hlo, pools) == []
     pool_bytes = sum(pool.size * pool.dtype.itemsize for pool in pools)
     assert compiled.alias_bytes >= pool_bytes
-    assert compiled.temp_bytes < pool_bytes / len(pools)
+    assert compiled.temp_bytes < pool_bytes / 2  # a copy of all keys
 
 
 @pytest.mark.parametrize("name", ["v5e:2x2", "h200"])
