@@ -199,9 +199,7 @@ def target(name: str) -> Target:
     return TARGETS[name]
 
 
-def canonical_schedule(
-    target: Target, *, head_dim: int, window: int | None = None, groups: int | None = None
-) -> Schedule:
+def canonical_schedule(target: Target, *, head_dim: int, window: int | None = None, groups: int | None = None) -> Schedule:
     """What canonical passes on `target` run with, for a model with heads of `head_dim`: its kernels, on the default's budget.
 
     With `window` and `groups` the budget is `groups` windows of `window`; without `groups`, as many as fill the default's rows.
@@ -246,6 +244,7 @@ def compile_for(
     program = lowered.compile(compiler_options=dict(options or {}))
     seconds = time.perf_counter() - began
     memory = program.memory_analysis()
+    assert memory is not None  # both compilers have it
     cost = program.cost_analysis() or {}
     return Compiled(
         program=program,

@@ -1,7 +1,7 @@
 """Compiles every kernel at every named shape for every target, and writes what the compilers say: docs/kernels.md and .json.
 
-    make kernels                                                          # all, about five minutes on two cores
-    python scripts/compile_kernels.py --targets v6e:2x2 --out /tmp/k      # a part, elsewhere: /tmp/k.md, /tmp/k.json
+make kernels                                                          # all, about five minutes on two cores
+python scripts/compile_kernels.py --targets v6e:2x2 --out /tmp/k      # a part, elsewhere: /tmp/k.md, /tmp/k.json
 """
 
 import argparse
@@ -92,10 +92,10 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         "# Kernels as compiled",
         "",
-        "Written by `make kernels`; `make test-aot` compiles the same. Compiled on a machine without TPU or GPU, by the vendors'",
-        "compilers; nothing here was run. On chip: VMEM of a TPU, as its compiler says, or shared memory that a GPU's thread block",
-        "is launched with, and its share of what there is. Temporaries are what the kernel's surroundings need in the",
-        "device's memory. GFLOP and MB count page tables that are full; GPU compilers say neither.",
+        "Written by `make kernels`; `make test-aot` compiles the same. Compiled by the vendors' compilers on a machine without TPU",
+        "or GPU: nothing here was run. On chip is VMEM of a TPU's TensorCore, as its compiler says, or the shared memory that a",
+        "thread block of a GPU is launched with, and its share of what there is. Temporaries are what the kernel's surroundings",
+        "need in the device's memory. GFLOP and MB are for page tables that are full; compilers for GPUs say neither.",
         "",
         f"Versions: {versions}.",
     ]

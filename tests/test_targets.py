@@ -59,7 +59,9 @@ def test_canonical_schedule_is_cut_as_asked(split: dict[str, int], rows: int, wi
     assert isinstance(schedule, Schedule)
 
 
-@pytest.mark.parametrize(("split", "message"), [({"window": 12}, "window.*12"), ({"window": 0}, "window.*0"), ({"groups": 0}, "0")])
+@pytest.mark.parametrize(
+    ("split", "message"), [({"window": 12}, "window.*12"), ({"window": 0}, "window.*0"), ({"groups": 0}, "0")]
+)
 def test_canonical_schedule_refuses_what_is_no_split(split: dict[str, int], message: str):
     with pytest.raises(InputError, match=message):
         canonical_schedule(target("v6e:2x2"), head_dim=128, **split)

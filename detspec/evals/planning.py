@@ -26,7 +26,7 @@ from detspec.generate.insert import init_state
 from detspec.generate.loop import dvr_step, fast_step
 from detspec.model.params import Params, param_shapes, params_bytes
 from detspec.state import GenState
-from detspec.targets import Compiled, Target, compile_for, compilers
+from detspec.targets import GPU_SHARE, Compiled, Target, compile_for, compilers
 
 ACCEPTANCE = 0.99  # chance that a token which the model itself drafted agrees: what LLM-42 and our own runs see, rounded down
 MAX_STOP_IDS, MAX_LOGIT_BIAS = 16, 64  # the engine's defaults
@@ -233,6 +233,8 @@ def _check_fits(target: Target, sizes: dict[str, int], max_rows: int, *, needed:
     if needed <= usable:
         return
     said = f"needs {needed / 1e9:.1f} GB of {target.name}, whose programs may use {usable / 1e9:.1f} GB"
+    if target.platform == "gpu":
+        said += f" ({GPU_SHARE:.0%}, unless XLA_CLIENT_MEM_FRACTION says otherwise)"
     if sizes["weights_bytes"] >= usable:
         devices = math.ceil(sizes["weights_bytes"] / usable)
         raise InputError(

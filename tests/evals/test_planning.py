@@ -97,7 +97,9 @@ def test_plan_whose_program_does_not_fit_counts_its_temporaries(monkeypatch):
 
 
 def test_plan_turns_the_compilers_out_of_memory_into_a_refusal(monkeypatch):
-    message = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 37.25G of 31.25G hbm. Exceeded hbm capacity by 6G."
+    message = (
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 37.25G of 31.25G hbm. Exceeded hbm capacity by 6G."
+    )
     answering(monkeypatch, jax.errors.JaxRuntimeError(message))
     with pytest.raises(InputError, match=r"needs 40\.0 GB .* may use 33\.6 GB; 21 rows"):
         plan(QWEN, V6E, schedule=SCHEDULE, max_rows=64, max_len=1024)
@@ -134,10 +136,9 @@ def test_best_split_is_the_fastest_of_all_that_the_budget_allows():
     assert (best["groups"], best["window"]) == (result["predicted"]["best_groups"], result["predicted"]["best_window"])
 
 
-def test_best_window_is_one_where_a_pass_costs_what_a_step_costs_and_longer_where_it_costs_more():
-    """32 rows of 256 are live. Per token a canonical row costs a whole pass, which on v5e takes 1.3 times a decode step as
-    soon as its rows are bound by arithmetic; drafts spread it over a window. With as many rows live as the pass has, every row is
-    worth its place, and windows of one win."""
+def test_best_window_is_long_where_few_rows_are_live_and_one_where_a_pass_is_full():
+    """A pass of 1024 rows is bound by arithmetic on v5e, and takes several decode steps. For 8 live rows drafts spread it over
+    their windows; with as many rows live as the pass has, each is worth its place, and windows of one win."""
     wide = dataclasses.replace(SCHEDULE, rows=1024, window=16)
     assert predict(QWEN, V5E, schedule=wide, live=8, context=256)["predicted"]["best_window"] > 1
     assert predict(QWEN, V5E, schedule=wide, live=1024, context=256)["predicted"]["best_window"] == 1

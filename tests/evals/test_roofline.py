@@ -10,9 +10,7 @@ from detspec.targets import target
 
 # Per layer: q 8x8, k and v 4x8 each, o 8x8, three of 16x8, two norms of 8: 64 + 64 + 64 + 384 + 16 = 592 weights.
 # Two layers, the final norm of 8 and the head of 32 x 8: 1448 multiplied (or added); the embedding is looked up.
-CFG = ModelConfig(
-    vocab_size=32, d_model=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, dtype="bfloat16"
-)
+CFG = ModelConfig(vocab_size=32, d_model=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, dtype="bfloat16")
 SCHEDULE = Schedule(rows=12, window=4, page=4, query_tile=2, cache_dtype="bfloat16")
 WEIGHTS, LOGITS, SLOT = 1448 * 2, 2 * 4 * 32, 2 * 4 * 2  # bytes: of all, of one row, of one slot in one layer
 
@@ -49,7 +47,9 @@ def test_tied_head_is_multiplied_without_being_stored_twice():
     assert pass_work(tied, SCHEDULE, windows=3, context=9) == pass_work(CFG, SCHEDULE, windows=3, context=9)
 
 
-@pytest.mark.parametrize(("num_bytes", "flop", "seconds", "bound"), [(8.19e11, 1e12, 1.0, "memory"), (1e9, 3.94e14, 2.0, "arithmetic")])
+@pytest.mark.parametrize(
+    ("num_bytes", "flop", "seconds", "bound"), [(8.19e11, 1e12, 1.0, "memory"), (1e9, 3.94e14, 2.0, "arithmetic")]
+)
 def test_work_takes_as_long_as_what_bounds_it(num_bytes: float, flop: float, seconds: float, bound: str):
     """v5e: 819 GB/s and 197 TFLOP/s."""
     work = Work(bytes=num_bytes, flop=flop)
