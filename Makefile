@@ -11,10 +11,10 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test parity lint format notebooks pairs clean
+.PHONY: help env demo test test-aot kernels parity lint format notebooks pairs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(VENV)/.installed ; @: ## create .venv and install detspec with its developer tools (once)
 
@@ -26,6 +26,12 @@ test: env ## run the tests
 
 parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers, live
 	$(BIN)/python -m pytest parity $(ARGS)
+
+test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs that are not here; ARGS='-k v6e' runs a part
+	$(VENV)/aot/bin/python -m pytest aot --numprocesses auto --dist worksteal $(ARGS)
+
+kernels: $(VENV)/aot/.installed ## compile every kernel and write docs/kernels.md anew
+	$(VENV)/aot/bin/python scripts/compile_kernels.py
 
 lint: env ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
@@ -72,4 +78,14 @@ $(VENV)/.installed-parity: $(VENV)/.installed
 $(VENV)/.installed-notebooks: $(VENV)/.installed
 	@echo "installing what notebooks need"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebooks]'
+	@touch $@
+
+# Compilers of devices that are not here make every import of jax look for these devices, and complain. So they have an
+# environment of their own on top of .venv, whose packages it sees.
+$(VENV)/aot/.installed: $(VENV)/.installed
+	@echo "installing compilers for TPUs and GPUs into $(VENV)/aot (about 500 MB)"
+	@$(BIN)/python -m venv $(VENV)/aot
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(VENV)/aot/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	@$(VENV)/aot/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[aot]'
 	@touch $@

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "detspec"
 
 # Left to right; modules of one tuple may import each other.
 TRUNK = (
-    ("errors", "config", "presets", "environment"),
+    ("errors", "config", "presets", "environment", "targets"),
     ("cache", "state"),
     ("ops",),
     ("model",),

@@ -45,12 +45,7 @@ def load_hf(path: str | Path) -> tuple[ModelConfig, Params]:
     """
     path = Path(path)
     problems = Problems(path)
-    if not path.is_dir():
-        problems.append("no such folder")
-        problems.raise_if_any()
-    hf_config = read_json(path / "config.json", problems)
-    family = find_family(hf_config, problems) if hf_config is not None else None
-    fields = read_fields(hf_config, family, problems) if hf_config is not None and family is not None else None
+    family, fields = _read_family(path, problems)
     tensors = read_headers(path, problems)
     problems.raise_if_any()
     assert family is not None
@@ -123,6 +118,30 @@ def leaf_at(tree: Any, path: Sequence[str | int]) -> Any:
     for part in path:
         tree = tree[part]
     return tree
+
+
+def read_hf_config(path: str | Path) -> ModelConfig:
+    """The config of the Hugging Face folder at `path`, which needs no weights.
+
+    Raises one `InputError` that names everything that is missing, damaged, unknown or unsupported, or that no dtype is named.
+    """
+    problems = Problems(Path(path))
+    _, fields = _read_family(Path(path), problems)
+    cfg = None if fields is None else build_config(fields, {}, problems)
+    problems.raise_if_any()
+    assert cfg is not None
+    return cfg
+
+
+def _read_family(path: Path, problems: Problems) -> tuple[Family | None, dict[str, Any] | None]:
+    """The family and the fields of the config that `config.json` describes, None and a problem where it does not."""
+    if not path.is_dir():
+        problems.append("no such folder")
+        problems.raise_if_any()
+    hf_config = read_json(path / "config.json", problems)
+    family = find_family(hf_config, problems) if hf_config is not None else None
+    fields = read_fields(hf_config, family, problems) if hf_config is not None and family is not None else None
+    return family, fields
 
 
 def build_config(fields: dict[str, Any], tensors: dict[str, Header], problems: Problems) -> ModelConfig | None:

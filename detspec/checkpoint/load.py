@@ -11,8 +11,8 @@ import jax
 from detspec.checkpoint.chat import ChatTemplate, read_chat_template
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.generation_config import read_eos_ids, read_sampling_defaults
-from detspec.checkpoint.hf import load_hf
-from detspec.checkpoint.native import is_native, load_native
+from detspec.checkpoint.hf import load_hf, read_hf_config
+from detspec.checkpoint.native import is_native, load_native, read_native_config
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.config import ModelConfig
 from detspec.errors import InputError
@@ -86,6 +86,15 @@ def load(path: str | Path | None = None, *, sharding: Any = None) -> Model:
     if any(token >= cfg.vocab_size for token in eos_ids):
         raise InputError(f"{folder}: eos_token_id {list(eos_ids)} lies beyond the embedding's {cfg.vocab_size} rows")
     return Model(cfg, params, tokenizer, eos_ids, digest, read_chat_template(folder), read_sampling_defaults(folder))
+
+
+def load_config(path: str | Path) -> ModelConfig:
+    """The config of the folder at `path`, Hugging Face's or our own, without its weights.
+
+    Raises:
+        InputError: there is no sound config, or a Hugging Face folder's names no dtype.
+    """
+    return read_native_config(path) if is_native(Path(path)) else read_hf_config(path)
 
 
 def shipped_folder() -> Path:

@@ -94,10 +94,7 @@ def load_native(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig,
     """
     path = Path(path).resolve()
     manifest = _read_manifest(path)
-    try:
-        cfg = ModelConfig.from_json(manifest["config"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path / MANIFEST_NAME}: config is none of this version: {error}") from error
+    cfg = _config_of(manifest, path)
     _check_files(path / WEIGHTS_FOLDER, manifest.get("files"))
     shapes = param_shapes(cfg)
     if sharding is None or isinstance(sharding, jax.sharding.Sharding):
@@ -113,6 +110,19 @@ def load_native(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig,
     if digest != manifest.get("digest"):
         raise InputError(f"{path}: the weights have digest {digest}, {MANIFEST_NAME} says {manifest.get('digest')}")
     return cfg, params, digest
+
+
+def read_native_config(path: str | Path) -> ModelConfig:
+    """The config of the folder at `path`; `InputError` as of `load_native`, for what it says of the manifest."""
+    path = Path(path).resolve()
+    return _config_of(_read_manifest(path), path)
+
+
+def _config_of(manifest: dict[str, Any], path: Path) -> ModelConfig:
+    try:
+        return ModelConfig.from_json(manifest["config"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path / MANIFEST_NAME}: config is none of this version: {error}") from error
 
 
 def is_native(path: Path) -> bool:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from detspec.cli import audit, bench, convert, demo, doctor, generate, merge, trace, train
+from detspec.cli import audit, bench, convert, demo, doctor, generate, merge, plan, trace, train
 from detspec.errors import InputError
 
 BAD_INPUT = 2
@@ -31,7 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands; each puts its function into `args.run`."""
     parser = Parser(prog="detspec", description=DESCRIPTION)
     subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (demo, generate, merge, audit, doctor, trace, bench, train, convert):
+    for module in (demo, generate, merge, audit, doctor, trace, bench, plan, train, convert):
         module.add_to(subcommands)
     return parser
 

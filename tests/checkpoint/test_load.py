@@ -11,7 +11,7 @@ import tokenizers
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.hf import save_hf
-from detspec.checkpoint.load import load, shipped_folder
+from detspec.checkpoint.load import load, load_config, shipped_folder
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.config import ModelConfig
 from detspec.errors import InputError
@@ -145,3 +145,23 @@ def test_shipped_model_loads_and_reads_python():
 def test_missing_tokenizer_file_is_named(tmp_path: Path):
     with pytest.raises(InputError, match="no such tokenizer file"):
         Tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_config_alone_needs_no_weights(tmp_path: Path):
+    config = (make_folder(tmp_path / "whole") / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config)
+    assert load_config(tmp_path) == TINY
+    assert load_config(shipped_folder()) == load().cfg
+
+
+def test_config_alone_without_a_dtype_is_refused(tmp_path: Path):
+    config = json.loads((make_folder(tmp_path / "whole") / "config.json").read_text())
+    del config["dtype" if "dtype" in config else "torch_dtype"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="no dtype"):
+        load_config(tmp_path)
+
+
+def test_config_of_no_folder_is_refused(tmp_path: Path):
+    with pytest.raises(InputError, match="no such folder"):
+        load_config(tmp_path / "nowhere")

@@ -14,9 +14,14 @@ from detspec.errors import InputError
 from detspec.evals import bench
 from detspec.sampling import LOGPROBS_MODES, SamplingParams
 
-COMMANDS = ("demo", "generate", "merge", "doctor", "trace", "train", "bench")
+COMMANDS = ("demo", "generate", "merge", "doctor", "trace", "train", "bench", "plan")
 CLI = Path(commands.__file__).parent
-NEEDED = {"merge": ["--out", "out.jsonl"], "generate": ["--prompts", "-", "--out", "-"], "train": ["--config", "config.py"]}
+NEEDED = {
+    "merge": ["--out", "out.jsonl"],
+    "generate": ["--prompts", "-", "--out", "-"],
+    "train": ["--config", "config.py"],
+    "plan": ["--preset", "qwen3_8b", "--target", "v6e:2x2"],
+}
 
 
 def parsed(*argv: str):

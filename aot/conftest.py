@@ -1,0 +1,10 @@
+"""Compilation for devices that are not here, as strict as the other tests."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: what is compiled for is not what is here
+
+import jax
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1,0 +1,26 @@
+"""What to look for in optimised HLO: kernels that are there, and page pools that are moved."""
+
+import math
+import re
+
+import jax
+
+KERNEL_CALLS = {"tpu": "tpu_custom_call", "gpu": "mosaic_gpu"}  # how the targets of Pallas's custom calls begin
+MOVES = "copy|copy-start|transpose|convert|bitcast-convert"
+INSTRUCTION = re.compile(rf"= \(?\w+\[([\d,]+)\]\S* ({MOVES})\(")
+
+
+def kernel_calls(hlo: str, platform: str) -> int:
+    """Calls of Pallas kernels in `hlo`."""
+    return len(re.findall(rf'custom_call_target="{KERNEL_CALLS[platform]}', hlo))
+
+
+def pool_moves(hlo: str, pools: tuple[jax.ShapeDtypeStruct, ...]) -> list[str]:
+    """Instructions, of fusions too, that move or convert as many elements as one of `pools` has.
+
+    A layout or a dtype may differ, so the number of elements decides: give pools a number of pages that nothing else has.
+    """
+    sizes = {math.prod(pool.shape) for pool in pools}
+    lines = (line.strip() for line in hlo.splitlines())
+    found = ((line, INSTRUCTION.search(line)) for line in lines)
+    return [line for line, match in found if match and math.prod(map(int, match[1].split(","))) in sizes]

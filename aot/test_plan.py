@@ -1,0 +1,54 @@
+"""`detspec plan` end to end, with the real compilers."""
+
+import json
+
+import pytest
+
+from detspec.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a config of two layers of Qwen3 0.6B and a small vocabulary; no weights."""
+    config = {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 4096,
+        "hidden_size": 1024,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize("target", ["v6e:2x2", "h200"])
+def test_plan_prints_what_it_writes(target: str, folder, capsys):
+    file = folder / "plan.json"
+    assert main(["plan", "--model", str(folder), "--target", target, "--max-rows", "8", "--json", str(file)]) == 0
+    printed, result = capsys.readouterr().out, json.loads(file.read_text())
+    memory = result["memory"]
+    for name in ("weights_bytes", "cache_bytes", "peak_bytes", "usable_bytes"):
+        assert f"{memory[name] / 1e9:.2f} GB" in printed
+    assert memory["weights_bytes"] + memory["cache_bytes"] < memory["peak_bytes"] < 2 * memory["weights_bytes"] + 1e9
+    for name in ("draft_step", "canonical_pass"):
+        assert result[name]["bound"] in printed
+        assert result[name]["compiler"]["alias_bytes"] >= memory["cache_bytes"]
+    assert f"{result['predicted']['canonical_tok_per_s']:,.0f} tok/s" in printed
+
+
+def test_plan_of_a_pass_whose_temporaries_do_not_fit_says_what_would(folder, capsys):
+    """Weights and cache fit; with the logits of 524288 rows the program does not."""
+    arguments = ["plan", "--model", str(folder), "--target", "v5e:2x2", "--max-rows", "8", "--window", "512", "--group", "1024"]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "GB of v5e:2x2, whose programs may use 16.9 GB" in error
+    assert error.count("\n") == 1

@@ -1,0 +1,339 @@
+"""Devices that programs are compiled for without having one: what they are, and the vendors' compilers behind one function.
+
+1. `target(name)` looks a device up in `TARGETS`: its memory, its bandwidth, its arithmetic.
+2. `compile_for(target, fn, *shapes)` compiles `fn` for it, with libtpu or with XLA's CUDA plugin, on any machine with a CPU.
+
+One target is one device as JAX counts them, which is not always one chip:
+
+    v4       a TensorCore, half a chip       the topology is not given in megacore, as v4 hosts run by default
+    v5p      a chip, both its TensorCores    megacore
+    tpu7x    a TensorCore, half a chip       its chips are two devices on hosts, too
+    others   a chip
+
+Nothing here touches a device, but jax itself does when it compiles for a platform of which it finds one. Processes that are to
+leave accelerators alone set `jax_platforms` to "cpu" before, as `detspec plan` does.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from detspec.config import Schedule, is_count
+from detspec.environment import DEFAULT_SCHEDULES
+from detspec.errors import InputError
+
+GIB, GB, TERA = 1 << 30, 10**9, 10**12
+MIB, KIB = 1 << 20, 1 << 10
+GPU_SHARE = 0.75  # of its memory that jax takes by default: docs.jax.dev, "GPU memory allocation"
+INSTALL = "pip install 'detspec[aot]'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One device.
+
+    Attributes:
+        name: as users write it: a slice of TPUs by generation and topology, or a GPU.
+        platform: "tpu" or "gpu".
+        device: what of the chip one device is.
+        hbm_bytes: memory of the device.
+        usable_bytes: what of it programs may use: as the TPU compiler says, or the share that jax takes of a GPU by default.
+        bytes_per_s: peak bandwidth of that memory.
+        flop_per_s: peak of dense bfloat16 products that are summed in float32.
+        on_chip_bytes: what a kernel can use at most: VMEM of one TensorCore, or shared memory of one thread block.
+        l2_bytes: a GPU's cache, which its compiler asks for.
+    """
+
+    name: str
+    platform: str
+    device: str
+    hbm_bytes: int
+    usable_bytes: int
+    bytes_per_s: int
+    flop_per_s: int
+    on_chip_bytes: int
+    l2_bytes: int = 0
+
+
+# TPUs: memory, bandwidth and peak of a chip are those of docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, halved where
+# the device is half a chip; VMEM is in docs.jax.dev, "TPU Hardware Reference"; usable memory is what libtpu's compiler says
+# when a program needs more. GPUs: NVIDIA's data sheets of the SXM versions, whose peaks are given with sparsity, which doubles
+# them; shared memory is in the CUDA C++ Programming Guide, compute capability 9.0, L2 in NVIDIA's white paper of the H100.
+TARGETS = {
+    target.name: target
+    for target in (
+        Target(
+            name="v4:2x2x1",
+            platform="tpu",
+            device="one TensorCore, half a chip",
+            hbm_bytes=16 * GIB,
+            usable_bytes=int(15.25 * GIB),
+            bytes_per_s=600 * GB,
+            flop_per_s=275 * TERA // 2,
+            on_chip_bytes=16 * MIB,
+        ),
+        Target(
+            name="v5e:2x2",
+            platform="tpu",
+            device="one chip",
+            hbm_bytes=16 * GIB,
+            usable_bytes=int(15.75 * GIB),
+            bytes_per_s=819 * GB,
+            flop_per_s=197 * TERA,
+            on_chip_bytes=128 * MIB,
+        ),
+        Target(
+            name="v5p:2x2x1",
+            platform="tpu",
+            device="one chip",
+            hbm_bytes=95 * GIB,
+            usable_bytes=95 * GIB,  # the compiler says 95.74 GiB, more than is published
+            bytes_per_s=2765 * GB,
+            flop_per_s=459 * TERA,
+            on_chip_bytes=64 * MIB,
+        ),
+        Target(
+            name="v6e:2x2",
+            platform="tpu",
+            device="one chip",
+            hbm_bytes=32 * GIB,
+            usable_bytes=int(31.25 * GIB),
+            bytes_per_s=1640 * GB,
+            flop_per_s=918 * TERA,
+            on_chip_bytes=128 * MIB,
+        ),
+        Target(
+            name="tpu7x:2x2x1",
+            platform="tpu",
+            device="one TensorCore, half a chip",
+            hbm_bytes=96 * GIB,
+            usable_bytes=int(94.75 * GIB),
+            bytes_per_s=3690 * GB,
+            flop_per_s=2307 * TERA // 2,
+            on_chip_bytes=64 * MIB,
+        ),
+        Target(
+            name="h100",
+            platform="gpu",
+            device="one GPU",
+            hbm_bytes=80 * GB,
+            usable_bytes=int(GPU_SHARE * 80 * GB),
+            bytes_per_s=3350 * GB,
+            flop_per_s=1979 * TERA // 2,
+            on_chip_bytes=227 * KIB,
+            l2_bytes=50 * MIB,
+        ),
+        Target(
+            name="h200",
+            platform="gpu",
+            device="one GPU",
+            hbm_bytes=141 * GB,
+            usable_bytes=int(GPU_SHARE * 141 * GB),
+            bytes_per_s=4800 * GB,
+            flop_per_s=1979 * TERA // 2,
+            on_chip_bytes=227 * KIB,
+            l2_bytes=50 * MIB,
+        ),
+    )
+}
+
+# What the compilers want to know of the host that they are not on. `ALLOW...` lets several processes load libtpu, which else
+# takes a machine's TPUs for itself; `JAX_SKIP...` spares the CUDA plugin its look for cuDNN.
+ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+}
+WIDE_HEAD, WIDE_HEAD_PAGE = 256, 64  # on GPUs: shared memory does not hold longer pages of heads so wide
+CUDA_WHEELS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-runtime")  # ptxas, libdevice, the runtime's version
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A program for a target.
+
+    Attributes:
+        program: jax's compiled program; it cannot be run here.
+        seconds: that compiling took, tracing left out.
+        argument_bytes, output_bytes, alias_bytes, temp_bytes, code_bytes: of the device's memory, as the compiler says;
+            outputs that take an argument's place count as alias, too.
+        flop, accessed_bytes: the compiler's estimate, which counts the body of a loop once and knows little of kernels; None
+            where it has none (GPUs).
+    """
+
+    program: jax.stages.Compiled
+    seconds: float
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    code_bytes: int
+    flop: float | None
+    accessed_bytes: float | None
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory that the program needs at once, arguments included."""
+        return self.argument_bytes + self.temp_bytes + self.output_bytes - self.alias_bytes + self.code_bytes
+
+    def numbers(self) -> dict[str, float | None]:
+        """All fields but the program, as JSON has them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "program"}
+
+
+def target(name: str) -> Target:
+    """The target called `name`; `InputError` if there is none."""
+    if name not in TARGETS:
+        raise InputError(f"unknown target {name!r}; there are {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def canonical_schedule(target: Target, *, head_dim: int, window: int | None = None, groups: int | None = None) -> Schedule:
+    """What canonical passes on `target` run with, for a model with heads of `head_dim`: its kernels, on the default's budget.
+
+    With `window` and `groups` the budget is `groups` windows of `window`; without `groups`, as many as fill the default's rows.
+
+    Raises:
+        InputError: a window that is no power of two, or no group.
+    """
+    default = DEFAULT_SCHEDULES[target.platform]
+    window = default.window if window is None else window
+    if not is_count(window) or window & (window - 1):
+        raise InputError(f"the window must be a power of two, got {window!r}")
+    groups = max(1, default.rows // window) if groups is None else groups
+    if not is_count(groups):
+        raise InputError(f"a canonical pass must have at least 1 window (group), got {groups!r}")
+    wide = target.platform == "gpu" and head_dim >= WIDE_HEAD
+    return dataclasses.replace(
+        default.budget(groups * window, window),
+        page=WIDE_HEAD_PAGE if wide else default.page,
+        implementation=f"pallas_{target.platform}",
+    )
+
+
+def compile_for(
+    target: Target, fn: Callable[..., Any], *args: Any, donate: Sequence[int] = (), options: Mapping[str, Any] | None = None
+) -> Compiled:
+    """Compiles `fn(*args)` for one device of `target`.
+
+    Args:
+        target: what to compile for.
+        fn: what `jax.jit` takes.
+        args: pytrees of `jax.ShapeDtypeStruct`; nothing is allocated.
+        donate: positions of arguments that the program may overwrite.
+        options: flags of the compiler by name.
+
+    Raises:
+        InputError: a package that this needs is not installed, or is not of jax's version.
+    """
+    sharding = SingleDeviceSharding(device_of(target))
+    placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), args)
+    lowered = jax.jit(fn, donate_argnums=tuple(donate)).lower(*placed)
+    began = time.perf_counter()
+    program = lowered.compile(compiler_options=dict(options or {}))
+    seconds = time.perf_counter() - began
+    memory = program.memory_analysis()
+    assert memory is not None  # both compilers have it
+    cost = program.cost_analysis() or {}
+    return Compiled(
+        program=program,
+        seconds=seconds,
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+        code_bytes=memory.generated_code_size_in_bytes,
+        flop=cost.get("flops"),
+        accessed_bytes=cost.get("bytes accessed"),
+    )
+
+
+def device_of(target: Target) -> Any:
+    """A device of `target` that programs can be compiled for, and nothing else.
+
+    Raises:
+        InputError: a package that this needs is not installed, or is not of jax's version.
+    """
+    _check_installed(target.platform)
+    with _environment():
+        if target.platform == "tpu":
+            return topologies.get_topology_desc(platform="tpu", topology_name=target.name).devices[0]
+        try:
+            config = _gpu_config(target)
+            described = topologies.get_topology_desc(
+                platform="cuda", topology_name=target.name, target_config=config, topology="1x1x1"
+            )
+        except NotImplementedError as error:
+            raise InputError(
+                "jax's CUDA plugin did not load; start the process with JAX_PLATFORMS=cpu to compile for a GPU without one"
+            ) from error
+        return described.devices[0]
+
+
+def compilers() -> dict[str, str]:
+    """Versions of what compiles for targets; "" for what is not installed."""
+    packages = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", *CUDA_WHEELS)
+    return {package: _version(package) for package in packages}
+
+
+def _check_installed(platform: str) -> None:
+    """Raises `InputError` unless all that compiles for `platform` is there."""
+    needed = ["libtpu"] if platform == "tpu" else ["jax-cuda13-plugin", "jax-cuda13-pjrt"]
+    if platform == "gpu" and shutil.which("ptxas") is None:
+        needed += CUDA_WHEELS
+    if missing := [package for package in needed if not _version(package)]:
+        raise InputError(f"compiling for a {platform.upper()} needs {', '.join(missing)}, not installed: {INSTALL}")
+    if platform == "gpu" and _version("jax-cuda13-plugin") != _version("jaxlib"):
+        raise InputError(
+            f"jax-cuda13-plugin is of version {_version('jax-cuda13-plugin')}, jaxlib of {_version('jaxlib')}; they must be "
+            f"the same: {INSTALL}"
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """Sets what `ENVIRONMENT` names and is not set, for as long as the compilers load."""
+    added = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def _gpu_config(target: Target) -> str:
+    """`GpuTargetConfigProto` of a Hopper GPU, in text form."""
+    return f"""
+        gpu_device_info {{
+          cuda_compute_capability {{ major: 9 minor: 0 }}
+          core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+          threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+          registers_per_core_limit: 65536 registers_per_block_limit: 65536
+          shared_memory_per_block: {48 * KIB} shared_memory_per_block_optin: {target.on_chip_bytes}
+          shared_memory_per_core: {228 * KIB}
+          memory_bandwidth: {target.bytes_per_s} device_memory_size: {target.hbm_bytes} l2_cache_size: {target.l2_bytes}
+        }}
+        platform_name: "CUDA"
+        dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
+        device_description_str: "NVIDIA {target.name.upper()}"
+    """

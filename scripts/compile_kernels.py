@@ -1,0 +1,131 @@
+"""Compiles every kernel at every named shape for every target, and writes what the compilers say: docs/kernels.md and .json.
+
+make kernels                                                          # all, about five minutes on two cores
+python scripts/compile_kernels.py --targets v6e:2x2 --out /tmp/k      # a part, elsewhere: /tmp/k.md, /tmp/k.json
+"""
+
+import argparse
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not what is here
+
+from jax._src.interpreters import mlir
+from jax._src.lib import mosaic_gpu_dialect
+from jax._src.lib.mlir import ir
+from tqdm import tqdm
+
+from detspec.evals.kernel_shapes import AttentionShape, KernelShape, attention_shapes, compile_shape, linear_shapes
+from detspec.targets import TARGETS, Compiled, Target, compilers, target
+
+DOCS = Path(__file__).parents[1] / "docs" / "kernels"
+VMEM = re.compile(r'tpu_custom_call".*"used_scoped_memory_configs":\[{"memory_space":"1","offset":"\d+","size":"(\d+)"')
+KERNEL_MODULE = re.compile(r'custom_call_target="mosaic_gpu.*?\bmodule = "(.*?)", \w+ = ')
+
+
+def main() -> None:
+    """Compiles and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", nargs="+", default=list(TARGETS), metavar="NAME", help="what to compile for")
+    parser.add_argument("--out", type=Path, default=DOCS, metavar="PATH", help="files to write, without .md and .json")
+    args = parser.parse_args()
+    shapes = (*attention_shapes(), *linear_shapes())
+    pairs = [(target(name), shape) for name in args.targets for shape in shapes]
+    kernels = [row(device, shape) for device, shape in tqdm(pairs, unit="kernel", disable=None)]
+    result = {"versions": compilers(), "kernels": kernels}
+    args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    args.out.with_suffix(".md").write_text(page(result), encoding="utf-8")
+    print(f"wrote {args.out}.md and {args.out}.json: {len(kernels)} kernels for {len(args.targets)} targets")
+
+
+def row(device: Target, shape: KernelShape) -> dict[str, Any]:
+    """What the compiler says of one kernel; bytes and FLOP of the kernel's own estimate, where the compiler passes it on."""
+    compiled = compile_shape(shape, device)
+    schedule = shape.schedule(device)
+    return {
+        "target": device.name,
+        "shape": shape.name,
+        "schedule": schedule_text(shape, device),
+        "implementation": schedule.implementation,
+        "on_chip_bytes": on_chip_bytes(compiled, device),
+        "on_chip_limit_bytes": device.on_chip_bytes,
+        **compiled.numbers(),
+    }
+
+
+def schedule_text(shape: KernelShape, device: Target) -> str:
+    """The values of the schedule that the kernel is built from."""
+    schedule = shape.schedule(device)
+    if not isinstance(shape, AttentionShape):
+        return "pinned"
+    return f"page {schedule.page} x {schedule.block_pages}, tile {schedule.query_tile}, splits {schedule.num_splits}"
+
+
+def on_chip_bytes(compiled: Compiled, device: Target) -> int:
+    """VMEM of a TPU kernel; shared memory that a GPU kernel is launched with."""
+    hlo = compiled.program.as_text()
+    return int(VMEM.search(hlo)[1]) if device.platform == "tpu" else launched_with(KERNEL_MODULE.search(hlo)[1])
+
+
+def launched_with(escaped: str) -> int:
+    """The dynamic shared memory of the `gpu.launch` in a Mosaic GPU module, given as HLO prints its bytecode."""
+    bytecode = re.sub(
+        rb"\\(\\|[0-9A-F]{2})",
+        lambda byte: b"\\" if byte[1] == b"\\" else bytes([int(byte[1], 16)]),
+        escaped.encode("latin-1"),
+    )
+    context = mlir.make_ir_context()
+    mosaic_gpu_dialect.register_dialect(context)
+    context.allow_unregistered_dialects = True
+    with context:
+        module = str(ir.Module.parse(bytecode))
+    operand = re.search(r'gpu\.launch"\([^)]*(%\d+)\)', module)[1]  # the last one
+    return int(re.search(rf'{operand} = "[\w.]+constant"\(\) <?{{value = (\d+) : i32}}', module)[1])
+
+
+def page(result: dict[str, Any]) -> str:
+    """docs/kernels.md."""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
+    lines = [
+        "# Kernels as compiled",
+        "",
+        "Written by `make kernels`; `make test-aot` compiles the same. Compiled by the vendors' compilers on a machine without TPU",
+        "or GPU: nothing here was run. On chip is VMEM of a TPU's TensorCore, as its compiler says, or the shared memory that a",
+        "thread block of a GPU is launched with, and its share of what there is. Temporaries are what the kernel's surroundings",
+        "need in the device's memory. GFLOP and MB are for page tables that are full; compilers for GPUs say neither.",
+        "",
+        f"Versions: {versions}.",
+    ]
+    for name in dict.fromkeys(kernel["target"] for kernel in result["kernels"]):
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            "| shape | schedule | on chip | temporaries | GFLOP | MB | compiled in |",
+            "|---|---|---:|---:|---:|---:|---:|",
+            *(line(kernel) for kernel in result["kernels"] if kernel["target"] == name),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def line(kernel: dict[str, Any]) -> str:
+    """One row of a table."""
+    share = kernel["on_chip_bytes"] / kernel["on_chip_limit_bytes"]
+    flop, accessed = kernel["flop"], kernel["accessed_bytes"]
+    cells = (
+        kernel["shape"],
+        kernel["schedule"],
+        f"{kernel['on_chip_bytes'] / 1024:,.0f} KiB ({share:.0%})",
+        f"{kernel['temp_bytes'] / 1e6:,.1f} MB",
+        "-" if flop is None else f"{flop / 1e9:,.1f}",
+        "-" if accessed is None else f"{accessed / 1e6:,.0f}",
+        f"{kernel['seconds']:.2f} s",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The table of targets, the schedules that run on them, and what is said where compilers are missing."""
+
+import os
+from importlib.metadata import PackageNotFoundError
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from detspec import targets
+from detspec.config import Schedule
+from detspec.errors import InputError
+from detspec.targets import TARGETS, canonical_schedule, compile_for, device_of, target
+
+SHAPE = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], *, ptxas: bool = False) -> None:
+    """As if exactly `versions` were installed, and a CUDA toolkit or none."""
+
+    def version(package: str) -> str:
+        if package not in versions:
+            raise PackageNotFoundError(package)
+        return versions[package]
+
+    monkeypatch.setattr(targets, "version", version)
+    monkeypatch.setattr(targets.shutil, "which", lambda name: "/usr/bin/ptxas" if ptxas else None)
+
+
+def test_target_unknown_lists_those_there_are():
+    with pytest.raises(InputError, match=r"unknown target 'v6e'; there are v4:2x2x1, .*v6e:2x2, .*h200"):
+        target("v6e")
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_target_has_plausible_figures(name: str):
+    found = target(name)
+    assert found.name == name
+    assert found.usable_bytes <= found.hbm_bytes
+    # Whatever is read from memory can be multiplied with 100 to 1000 rows meanwhile: the balance of accelerators of the time.
+    assert 100 < found.flop_per_s / (found.bytes_per_s / 2) / 2 < 1000
+
+
+def test_canonical_schedule_runs_the_kernels_of_the_platform_on_the_default_budget():
+    tpu, gpu = (canonical_schedule(target(name), head_dim=128) for name in ("v5e:2x2", "h100"))
+    assert (tpu.implementation, gpu.implementation) == ("pallas_tpu", "pallas_gpu")
+    assert (tpu.rows, tpu.window, tpu.page, gpu.page) == (256, 16, 128, 128)
+    assert canonical_schedule(target("h100"), head_dim=256).page == 64
+    assert canonical_schedule(target("v5e:2x2"), head_dim=256).page == 128
+
+
+@pytest.mark.parametrize(
+    ("split", "rows", "window"),
+    [({"window": 32}, 256, 32), ({"groups": 2}, 32, 16), ({"window": 8, "groups": 3}, 24, 8), ({"window": 1024}, 1024, 1024)],
+)
+def test_canonical_schedule_is_cut_as_asked(split: dict[str, int], rows: int, window: int):
+    schedule = canonical_schedule(target("v6e:2x2"), head_dim=128, **split)
+    assert (schedule.rows, schedule.window) == (rows, window)
+    assert isinstance(schedule, Schedule)
+
+
+@pytest.mark.parametrize(
+    ("split", "message"), [({"window": 12}, "window.*12"), ({"window": 0}, "window.*0"), ({"groups": 0}, "0")]
+)
+def test_canonical_schedule_refuses_what_is_no_split(split: dict[str, int], message: str):
+    with pytest.raises(InputError, match=message):
+        canonical_schedule(target("v6e:2x2"), head_dim=128, **split)
+
+
+def test_compile_for_without_libtpu_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, {"jaxlib": "0.10.2"})
+    with pytest.raises(InputError, match=r"TPU needs libtpu, not installed: pip install 'detspec\[aot\]'"):
+        compile_for(target("v5e:2x2"), lambda x: x, SHAPE)
+
+
+def test_compile_for_without_the_cuda_plugin_names_every_missing_package(monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, {"jaxlib": "0.10.2", "nvidia-nvvm": "13.0"})
+    with pytest.raises(InputError, match="jax-cuda13-plugin, jax-cuda13-pjrt, nvidia-cuda-nvcc, nvidia-cuda-runtime, not"):
+        compile_for(target("h100"), lambda x: x, SHAPE)
+
+
+def test_compile_for_with_a_cuda_toolkit_wants_no_cuda_wheels(monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, {"jaxlib": "0.10.2"}, ptxas=True)
+    with pytest.raises(InputError, match="GPU needs jax-cuda13-plugin, jax-cuda13-pjrt, not installed"):
+        compile_for(target("h100"), lambda x: x, SHAPE)
+
+
+def test_compile_for_with_a_plugin_of_another_version_says_both(monkeypatch: pytest.MonkeyPatch):
+    plugin = dict.fromkeys(("jax-cuda13-plugin", "jax-cuda13-pjrt"), "0.9.0")
+    install(monkeypatch, {"jaxlib": "0.10.2", **plugin}, ptxas=True)
+    with pytest.raises(InputError, match=r"0\.9\.0, jaxlib of 0\.10\.2"):
+        compile_for(target("h100"), lambda x: x, SHAPE)
+
+
+def test_device_of_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    seen = {}
+
+    def get_topology_desc(**_):
+        seen.update(os.environ)
+        raise NotImplementedError
+
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "mine")
+    monkeypatch.delenv("ALLOW_MULTIPLE_LIBTPU_LOAD", raising=False)
+    install(monkeypatch, dict.fromkeys(("jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt"), "0.10.2"), ptxas=True)
+    monkeypatch.setattr(targets.topologies, "get_topology_desc", get_topology_desc)
+    before = dict(os.environ)
+    with pytest.raises(InputError, match="JAX_PLATFORMS=cpu"):
+        device_of(target("h200"))
+    assert dict(os.environ) == before
+    assert (seen["TPU_WORKER_HOSTNAMES"], seen["ALLOW_MULTIPLE_LIBTPU_LOAD"]) == ("mine", "1")
