@@ -25,16 +25,23 @@ class Simulated(AttentionValues):
     def run(self, problem: Problem, schedule: Schedule, **rule) -> np.ndarray:
         got, raced = simulated(problem, schedule, **rule)
         assert not raced
+        assert got is not None
         return got
 
 
-def simulated(problem: Problem, schedule: Schedule, **rule) -> tuple[np.ndarray, bool]:
-    """What the kernel answers, and whether it raced; Pallas has no public name for the latter yet."""
+def simulated(problem: Problem, schedule: Schedule, **rule) -> tuple[np.ndarray | None, bool]:
+    """What the kernel answers, and whether it raced: jax 0.12 then gives no answer. Pallas has no public names for this yet."""
     from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as simulator
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams, force_gpu_interpret_mode
 
     with force_gpu_interpret_mode(InterpretGPUParams(detect_races=True, uninitialized_memory="nan")):
-        got = attended(problem, schedule, **rule)
+        try:
+            got = attended(problem, schedule, **rule)
+        except jax.errors.JaxRuntimeError as error:
+            simulator.reset_gpu_interpret_mode_state()
+            if "RACE DETECTED" not in str(error):
+                raise
+            return None, True
     return got, simulator.get_races().races_found
 
 
@@ -63,8 +70,7 @@ class TestPallasGpu(Simulated, AttentionContract):
         shape = self.shape(G=2, W=4, K=1, Q=2)
         problem, schedule = self.problem(shape, ends=self.positions(83, 96)), self.schedule(shape, query_tile=4)
         monkeypatch.setattr(plgpu, "barrier_wait", lambda barrier: None)
-        got, raced = simulated(problem, schedule)
-        assert raced or np.isnan(got).any()
+        assert simulated(problem, schedule)[1]
 
 
 @pytest.mark.parametrize(
