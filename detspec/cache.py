@@ -24,7 +24,7 @@ SCRATCH_PAGE = 0
 class KVCache(flax.struct.PyTreeNode):
     """Keys and values of all rows, in pages shared by one pool a layer."""
 
-    k: tuple[jax.Array, ...]  # L x [num_pages, K, page, H], or [num_pages, K, H, page], see `Schedule.key_slot_axis`
+    k: tuple[jax.Array, ...]  # L x [num_pages, K, page, H], or [num_pages, K, H, page] (`Schedule.key_slot_axis`)
     v: tuple[jax.Array, ...]  # L x [num_pages, K, page, H]
     page_table: jax.Array  # [B, max_pages] int32
     length: jax.Array  # [B] int32, valid slots
@@ -50,8 +50,9 @@ def init_cache(cfg: ModelConfig, *, max_rows: int, max_len: int, schedule: Sched
     max_pages = -(-max_len // page)
     table = identity_table(max_rows, max_pages) if num_pages is None else jnp.zeros((max_rows, max_pages), jnp.int32)
     num_pages = 1 + (max_rows * max_pages if num_pages is None else num_pages)
-    values = (num_pages, cfg.num_kv_heads, page, cfg.head_dim)
-    keys = values if schedule.key_slot_axis == 2 else (num_pages, cfg.num_kv_heads, cfg.head_dim, page)
+    head_dim = schedule.cache_head_dim(cfg.head_dim)
+    values = (num_pages, cfg.num_kv_heads, page, head_dim)
+    keys = values if schedule.key_slot_axis == 2 else (num_pages, cfg.num_kv_heads, head_dim, page)
     return KVCache(
         k=tuple(jnp.zeros(keys, dtype) for _ in range(cfg.num_layers)),
         v=tuple(jnp.zeros(values, dtype) for _ in range(cfg.num_layers)),
@@ -68,20 +69,22 @@ def identity_table(max_rows: int, max_pages: int) -> jax.Array:
 def cache_bytes(cfg: ModelConfig, *, max_rows: int, max_len: int, schedule: Schedule, num_pages: int | None = None) -> int:
     """Bytes that `init_cache` with the same arguments takes for keys and values."""
     num_pages = 1 + (max_rows * -(-max_len // schedule.page) if num_pages is None else num_pages)
-    slots = num_pages * schedule.page
-    return 2 * cfg.num_layers * slots * cfg.num_kv_heads * cfg.head_dim * jnp.dtype(schedule.cache_dtype).itemsize
+    head_bytes = schedule.cache_head_dim(cfg.head_dim) * jnp.dtype(schedule.cache_dtype).itemsize
+    return 2 * cfg.num_layers * num_pages * schedule.page * cfg.num_kv_heads * head_bytes
 
 
 def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2) -> jax.Array:
     """Writes `new [R, K, H]` at `(page_ids [R], slots [R])` of `pages`, in place when donated.
 
-    `pages` are `[num_pages, K, page, H]`, or with `slot_axis` 3 `[num_pages, K, H, page]`.
+    `pages` are `[num_pages, K, page, H]`, or with `slot_axis` 3 `[num_pages, K, H, page]`. Their `H` may be larger than
+    `new`'s, which then ends in zeros.
     """
-    new = new.astype(pages.dtype)
+    head_dim = pages.shape[5 - slot_axis]
+    new = jnp.pad(new.astype(pages.dtype), ((0, 0), (0, 0), (0, head_dim - new.shape[2])))
     if slot_axis == 3:
         return pages.at[page_ids, :, :, slots].set(new, mode="promise_in_bounds")
     # As rows of one matrix: for a scatter over more axes, XLA:TPU wants another layout than kernels do, and copies the pages.
-    num_pages, K, page, H = pages.shape
+    _, K, page, H = pages.shape
     head = jnp.arange(K, dtype=jnp.int32)[None, :]
     rows = ((page_ids[:, None] * K + head) * page + slots[:, None]).reshape(-1)
     written = pages.reshape(-1, H).at[rows].set(new.reshape(-1, H), mode="promise_in_bounds")

@@ -212,7 +212,7 @@ class Schedule:
         query_tile: most query rows that attention handles together; a power of two.
         block_pages: pages that one step of the attention takes together; 1 in a canonical pass.
         num_splits: parts that the KV sequence is cut into and merged from; 1 in a canonical pass.
-        fast_block_pages, fast_splits: `block_pages` and `num_splits` of the fast path, see `fast_blocks`.
+        fast_block_pages, fast_splits: `block_pages` and `num_splits` of the fast path, see `detspec.environment.FAST_BLOCKS`.
         reductions: order of the sums in norms, softmax and log-probabilities: "fixed" by the length of a row alone, as a
             canonical pass needs it, or "native", XLA's own, which may depend on how many rows there are.
         cache_dtype: of keys and values in the cache: "float32", "bfloat16" or "float16".
@@ -269,6 +269,11 @@ class Schedule:
     def key_slot_axis(self) -> int:
         """The axis of the key pages that holds their slots: the last for XLA's products on the CPU, else as for values."""
         return 3 if self.implementation == "reference" else 2
+
+    def cache_head_dim(self, head_dim: int) -> int:
+        """Places of a head in the cache, zeros at its end: kernels read whole registers (TPU) or swizzled rows (GPU)."""
+        unit = {"reference": 1, "pallas_tpu": 128, "pallas_gpu": 64}[self.implementation]
+        return -(-head_dim // unit) * unit
 
     def budget(self, rows: int, window: int) -> "Schedule":
         """The same schedule with a budget of `rows` cut into windows of `window`."""

@@ -1,27 +1,96 @@
 """What the machine is: its default schedule, the fingerprint of every result, and where its compiled programs are kept."""
 
+import dataclasses
 import hashlib
 import json
 import os
 import platform
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
 import jax
 
-from detspec.config import Schedule
+from detspec.config import ModelConfig, Schedule
+from detspec.errors import InputError
 
-# Canonical passes by backend. On the CPU the cache is float32: an in-place write into a bf16 array converts the whole array.
+# Canonical passes by platform. On the CPU the cache is float32: an in-place write into a bf16 array converts the whole array.
 DEFAULT_SCHEDULES = {
     "cpu": Schedule(rows=64, window=16, page=64, query_tile=16, cache_dtype="float32"),
     "gpu": Schedule(rows=256, window=16, page=128, query_tile=16, cache_dtype="bfloat16"),
     "tpu": Schedule(rows=256, window=16, page=128, query_tile=16, cache_dtype="bfloat16"),
 }
+HOPPER = "9.0"  # the compute capability whose instructions the GPU kernels are written in; Blackwell's are others
+WIDE_HEAD_DIM, WIDE_HEAD_PAGE = 256, 64  # a Hopper GPU's shared memory does not hold two longer pages of heads so wide
+
+# (`fast_block_pages`, `fast_splits`) of fast decoding, by a part of the device's kind, frozen: two pages a step keep a TPU's
+# registers busy, two splits both TensorCores of a v4 or a v5p (whose kind is "TPU v5") when one row is decoded. A GPU decodes
+# a row by `K * splits` thread blocks, of which 132 processors run two each. None of these has been measured.
+FAST_BLOCKS = {
+    "TPU v4": (2, 2),
+    "TPU v5 lite": (2, 1),
+    "TPU v5": (2, 2),
+    "TPU v6": (2, 1),
+    "TPU7x": (2, 1),
+    "NVIDIA H": (1, 8),
+}
 
 
-def default_schedule() -> Schedule:
-    """The schedule of this process's default backend."""
-    return DEFAULT_SCHEDULES[jax.default_backend()]
+def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: ModelConfig | None = None) -> Schedule:
+    """The default schedule of a device, for a model if one is given: kernels where there are any for it.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu".
+        device_kind: as jax names it.
+        capability: a GPU's compute capability, as "9.0". GPUs other than Hopper's run the reference attention, with a warning.
+        cfg: the model; its head size may ask for shorter pages.
+    """
+    schedule = DEFAULT_SCHEDULES[platform]
+    if platform == "gpu" and capability != HOPPER:
+        warnings.warn(
+            f"the GPU kernels are for compute capability {HOPPER} (Hopper); {device_kind} has {capability or 'none'} and runs "
+            "the reference attention, which is slower",
+            stacklevel=2,
+        )
+    elif platform != "cpu":
+        block_pages, splits = next((blocks for kind, blocks in FAST_BLOCKS.items() if kind in device_kind), (1, 1))
+        page = WIDE_HEAD_PAGE if platform == "gpu" and cfg is not None and cfg.head_dim >= WIDE_HEAD_DIM else schedule.page
+        schedule = dataclasses.replace(
+            schedule, implementation=f"pallas_{platform}", page=page, fast_block_pages=block_pages, fast_splits=splits
+        )
+    return schedule
+
+
+def default_schedule(cfg: ModelConfig | None = None) -> Schedule:
+    """The schedule of this process's default device, for a model if one is given."""
+    device = jax.devices()[0]
+    return schedule_for(device.platform, device.device_kind, getattr(device, "compute_capability", ""), cfg)
+
+
+def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
+    """`schedule`, or the default one for `cfg` if it is None.
+
+    Raises:
+        InputError: this process's device does not run the implementation that `schedule` names.
+    """
+    if schedule is None:
+        return default_schedule(cfg)
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", "")
+    runs = {
+        "reference": True,
+        "pallas_tpu": device.platform == "tpu",
+        "pallas_gpu": device.platform == "gpu" and capability == HOPPER,
+    }
+    if not schedule.interpret and not runs[schedule.implementation]:
+        needed = {"pallas_tpu": "a TPU", "pallas_gpu": f"a GPU of compute capability {HOPPER} (Hopper)"}[
+            schedule.implementation
+        ]
+        raise InputError(
+            f"Schedule.implementation {schedule.implementation!r} needs {needed}, this process computes on "
+            f'{device.device_kind}: use "reference", or interpret=True to try it out slowly'
+        )
+    return schedule
 
 
 def fingerprint() -> dict[str, str]:

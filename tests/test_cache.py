@@ -18,13 +18,20 @@ def make_cache(max_rows=3, max_len=10, page=4, implementation="reference"):
     )
 
 
-@pytest.mark.parametrize(("implementation", "keys"), [("reference", (10, 1, 2, 4)), ("pallas_tpu", (10, 1, 4, 2))])
-def test_init_cache_hands_every_page_but_the_scratch_page_to_one_row(implementation, keys):
+@pytest.mark.parametrize(
+    ("implementation", "keys", "values"),
+    [
+        ("reference", (10, 1, 2, 4), (10, 1, 4, 2)),
+        ("pallas_tpu", (10, 1, 4, 128), (10, 1, 4, 128)),
+        ("pallas_gpu", (10, 1, 4, 64), (10, 1, 4, 64)),
+    ],
+)
+def test_init_cache_hands_every_page_but_the_scratch_page_to_one_row(implementation, keys, values):
     cache = make_cache(implementation=implementation)
     assert cache.page_table.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert SCRATCH_PAGE == 0
     assert cache.k[0].shape == keys
-    assert cache.v[0].shape == (10, 1, 4, 2)
+    assert cache.v[0].shape == values
     assert len(cache.k) == len(cache.v) == TABLE_CFG.num_layers
     assert cache.length.tolist() == [0, 0, 0]
 
@@ -36,9 +43,10 @@ def test_init_cache_rounds_rows_up_to_whole_pages(max_len, page, rounded):
     assert cache.page == page
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_cache_bytes_are_those_of_the_pools(dtype):
-    sizes = {"max_rows": 3, "max_len": 10, "schedule": Schedule(page=4, cache_dtype=dtype)}
+@pytest.mark.parametrize(("dtype", "implementation"), [("float32", "reference"), ("bfloat16", "pallas_tpu")])
+def test_cache_bytes_are_those_of_the_pools(dtype, implementation):
+    schedule = Schedule(page=4, cache_dtype=dtype, implementation=implementation)
+    sizes = {"max_rows": 3, "max_len": 10, "schedule": schedule}
     cache = init_cache(TABLE_CFG, **sizes)
     assert cache_bytes(TABLE_CFG, **sizes) == sum(pool.nbytes for pool in (*cache.k, *cache.v))
 
@@ -63,6 +71,14 @@ def test_append_writes_position_5_of_pages_3_and_1_to_slot_1_of_page_1(make):
     assert (written[3, :, 2] == new[1]).all()
     written[1, :, 1] = written[3, :, 2] = 0
     assert (written == 0).all()
+
+
+@pytest.mark.parametrize("make", [keys, values])
+def test_append_to_wider_pages_ends_heads_in_zeros(make):
+    pages, append, slots_third = make(num_pages=2, K=2, page=4, H=5)
+    written = slots_third(append(pages + 7, jnp.ones((1, 2, 3)), jnp.asarray([1]), jnp.asarray([2])))
+    assert written[1, :, 2].tolist() == [[1, 1, 1, 0, 0]] * 2
+    assert (written == 7).sum() == written.size - 10
 
 
 @pytest.mark.parametrize("make", [keys, values])

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from detspec.evals.doctor import run_doctor
 
     model = load_model(args)
-    schedule = dataclasses.replace(default_schedule(), alignment=args.alignment)
+    schedule = dataclasses.replace(default_schedule(model.cfg), alignment=args.alignment)
     with Progress(0, "steps") as progress:
         report = run_doctor(model, schedule=schedule, max_rows=args.max_rows, on_progress=progress.stage)
     print(report.table())

@@ -26,7 +26,7 @@ from detspec.engine.runner import Runner
 from detspec.engine.sample import Sample
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.text import showable
-from detspec.environment import default_schedule, fingerprint
+from detspec.environment import chosen_schedule, fingerprint
 from detspec.errors import InputError
 from detspec.model.params import Params, check_params
 from detspec.sampling import SamplingParams
@@ -52,7 +52,7 @@ class Engine:
         """Allocates the cache. Programs are compiled and certified when a run first needs them."""
         self.model = model
         self.config = config or EngineConfig()
-        self.schedule = self.config.schedule or default_schedule()
+        self.schedule = chosen_schedule(self.config.schedule, model.cfg)
         self.stats = Stats()
         max_rows, max_len, page = self.config.max_rows, self.config.max_len, self.schedule.page
         if max_len > model.cfg.max_position:

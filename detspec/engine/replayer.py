@@ -20,7 +20,7 @@ from detspec.engine.policy import NEVER
 from detspec.engine.programs import prefill_rows, replay_rows
 from detspec.engine.request import Request
 from detspec.engine.sample import first_sample
-from detspec.environment import default_schedule
+from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.generate.insert import check_prompt, init_state, insert, pack_requests
 from detspec.generate.score import Replayed
@@ -79,7 +79,7 @@ class Replayer:
                 f"that the model was made for), got {max_len}"
             )
         self._model, self._max_rows, self._max_len = model, max_rows, max_len
-        self.schedule = self._asked = schedule or default_schedule()
+        self.schedule = self._asked = chosen_schedule(schedule, model.cfg)
         self._state = init_state(
             model.cfg,
             max_rows=max_rows,

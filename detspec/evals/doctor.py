@@ -22,7 +22,7 @@ from detspec.config import ModelConfig, Schedule
 from detspec.engine.certify import Certificate
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.environment import default_schedule, fingerprint
+from detspec.environment import chosen_schedule, fingerprint
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampler import sample
@@ -108,7 +108,7 @@ def run_doctor(
     model: Model, *, schedule: Schedule | None = None, max_rows: int = 8, on_progress: Callable[[str], None] | None = None
 ) -> DoctorReport:
     """Examines the canonical pass of `schedule` (the device's default if None), and the engine's programs for `max_rows`."""
-    schedule = schedule or default_schedule()
+    schedule = chosen_schedule(schedule, model.cfg)
     say = on_progress or (lambda step: None)
     checks, control = examine(model, schedule, on_progress=say)
     say("engine programs")

@@ -165,7 +165,7 @@ def _start(
         raise InputError(f"the window must be a power of two of at least 2, got {window!r}")
     ids = [_encode(model, prompt) for prompt in prompts]
     each = [replace(sampling, max_tokens=max_tokens, seed=(sampling.seed + b) % 2**32) for b in range(len(ids))]
-    schedule = default_schedule()
+    schedule = default_schedule(model.cfg)
     max_len = max(max(len(prompt) for prompt in ids) + max_tokens, schedule.window, window)
     if max_len > model.cfg.max_position:
         raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {model.cfg.max_position}")

@@ -10,7 +10,7 @@ from detspec.config import ModelConfig, Schedule
 from detspec.draft.draft_fn import DraftFn
 from detspec.draft.none import no_draft
 from detspec.draft.self_draft import self_draft
-from detspec.environment import default_schedule
+from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.generate.commit import commit
 from detspec.generate.insert import start_state
@@ -98,9 +98,10 @@ def generate(
         The final state: row `b` holds `committed[b]` tokens in `tokens[b]`, with `logprobs[b]` beside them.
 
     Raises:
-        InputError: a prompt is empty, holds an id outside the vocabulary, or does not fit `max_len` with its `max_tokens`.
+        InputError: a prompt is empty, holds an id outside the vocabulary, or does not fit `max_len` with its `max_tokens`;
+            the device does not run what the schedule names.
     """
-    schedule = schedule or default_schedule()
+    schedule = chosen_schedule(schedule, cfg)
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
     if len(each) != len(prompts):
         raise InputError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one for all, or one each")

@@ -10,7 +10,7 @@ import numpy as np
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig, Schedule
-from detspec.environment import default_schedule
+from detspec.environment import chosen_schedule
 from detspec.generate.insert import start_state
 from detspec.generate.passes import run_passes, stretches
 from detspec.model.params import Params
@@ -59,7 +59,7 @@ def score(
     """
     if not sequences:
         return []
-    schedule = schedule or default_schedule()
+    schedule = chosen_schedule(schedule, cfg)
     max_len = max_len or max(schedule.window, *(len(text) + 1 for text in sequences))
     sampling = [SamplingParams(max_tokens=1)] * len(sequences)
     state = start_state(cfg, sequences, sampling, eos_ids=(), max_len=max_len, schedule=schedule)

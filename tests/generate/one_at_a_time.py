@@ -23,9 +23,6 @@ BF16, F32 = RANDOM_CFG, dataclasses.replace(RANDOM_CFG, dtype="float32")
 V = RANDOM_CFG.vocab_size
 
 # Sizes that kernels take.
-KERNEL_CFG = dataclasses.replace(
-    RANDOM_CFG, num_heads=4, num_kv_heads=2, head_dim=128, sliding_window=20, sliding_layers=(True, False)
-)
 KERNELS = {
     "pallas_tpu": {"interpret": True, "cache_dtype": "bfloat16"},
     "pallas_gpu": {"interpret": True, "cache_dtype": "bfloat16", "page": 64},

@@ -1,6 +1,7 @@
 """The decoder: windows over pages and whole sequences are one model; parameters have the shapes a config asks for."""
 
 import dataclasses
+import re
 from functools import partial
 
 import jax
@@ -39,8 +40,8 @@ def windows_of(window: int, rows: int, row: int = 0) -> Windows:
     )
 
 
-def logits_of(cfg: ModelConfig, window: int, rows: int = 32, row: int = 0) -> np.ndarray:
-    schedule = Schedule(rows=rows, window=window, page=PAGE)
+def logits_of(cfg: ModelConfig, window: int, rows: int = 32, row: int = 0, **changes) -> np.ndarray:
+    schedule = Schedule(rows=rows, window=window, page=PAGE, **changes)
     cache = init_cache(cfg, max_rows=2, max_len=32, schedule=schedule)
     logits, _ = one_pass(random_model(cfg), cfg, windows_of(window, rows, row), cache, schedule=schedule)
     return np.asarray(logits).reshape(rows, -1)[:LENGTH]
@@ -60,6 +61,27 @@ def test_forward_in_any_split_and_row_gives_the_same_bits():
         assert (bits(logits_of(RANDOM_CFG, window, row=row)) == expected).all()
     whole = forward_sequences(random_model(RANDOM_CFG), RANDOM_CFG, jnp.asarray(TOKENS[None]))[0]
     assert (bits(whole) != expected).any()  # other sums, other bits
+
+
+def test_forward_with_pinned_products_gives_the_same_bits_for_any_number_of_rows():
+    expected = bits(logits_of(RANDOM_CFG, 1, 24, linear="pinned"))
+    for window, rows in ((1, 33), (8, 64), (8, 104)):
+        assert (bits(logits_of(RANDOM_CFG, window, rows, linear="pinned")) == expected).all()
+
+
+@pytest.mark.parametrize(("linear", "rows_of_products"), [("pinned", {24: {32}, 104: {32}}), ("xla", {24: {24}, 104: {104}})])
+def test_forward_multiplies_all_weights_as_its_schedule_says(linear, rows_of_products):
+    """What the bits of a pass rest on: on some machines XLA's products give the same ones by luck.
+
+    Products with weights are those of two matrices; attention's have more axes.
+    """
+    for rows, expected in rows_of_products.items():
+        schedule = Schedule(rows=rows, window=1, page=PAGE, linear=linear)
+        cache = init_cache(RANDOM_CFG, max_rows=2, max_len=32, schedule=schedule)
+        program = one_pass.lower(random_model(RANDOM_CFG), RANDOM_CFG, windows_of(1, rows), cache, schedule=schedule).as_text()
+        products = re.findall(r"dot_general.*: \(tensor<(\d+)x\d+xbf16>, tensor<\d+x\d+xbf16>\)", program)
+        assert len(products) == 7 * RANDOM_CFG.num_layers + 1
+        assert {int(found) for found in products} == expected
 
 
 def test_forward_writes_the_pages_of_its_rows_and_the_scratch_page_only():

@@ -91,12 +91,13 @@ def oracle(problem: Problem, *, cap: float | None = None, sliding_window: int | 
 
 def attended(problem: Problem, schedule: Schedule, **rule) -> np.ndarray:
     """What the implementation that `schedule` names answers, with queries and pages of `schedule.cache_dtype`."""
-    keys = np.moveaxis(problem.k, 2, schedule.key_slot_axis)
-    q, k, v = (jnp.asarray(x).astype(schedule.cache_dtype) for x in (problem.q, keys, problem.v))
+    q, k, v = (jnp.asarray(x).astype(schedule.cache_dtype) for x in (problem.q, problem.k, problem.v))
+    zeros = ((0, 0), (0, 0), (0, 0), (0, schedule.cache_head_dim(q.shape[3]) - q.shape[3]))
+    k, v = jnp.moveaxis(jnp.pad(k, zeros), 2, schedule.key_slot_axis), jnp.pad(v, zeros)
     return np.asarray(attend(q, k, v, problem.page_tables, problem.positions, schedule=schedule, **rule))
 
 
-class AttentionValues:
+class AttentionContract:
     """Inherit, name the implementation, and give its dtype, and the sizes it takes if they are others."""
 
     implementation: str
@@ -135,9 +136,16 @@ class AttentionValues:
         assert got.dtype == np.float32
         assert np.abs(got - exact).max() <= 2 * distance
 
+    # In value ---------------------------------------------------------------------------------------------------------------
+
     @pytest.mark.parametrize("Q", [1, 2, 3, 8])
     def test_attention_of_grouped_heads_and_odd_lengths_equals_float64(self, Q):
         shape = self.shape(G=3, W=8, K=2, Q=Q)
+        problem = self.problem(shape)
+        self.check_value(self.run(problem, self.schedule(shape)), problem)
+
+    def test_attention_of_heads_that_fill_no_register_equals_float64(self):
+        shape = self.shape(G=2, W=3, K=2, Q=2, H=24)
         problem = self.problem(shape)
         self.check_value(self.run(problem, self.schedule(shape)), problem)
 
@@ -171,9 +179,7 @@ class AttentionValues:
         value = problem.v[problem.page_tables[0, 0], :, 0]
         np.testing.assert_array_equal(got[0, 0], np.repeat(value, 2, axis=0))
 
-
-class AttentionContract(AttentionValues):
-    """And the bits of a query stay, whatever happens around it."""
+    # In bits ----------------------------------------------------------------------------------------------------------------
 
     @property
     def SHAPE(self) -> Shape:

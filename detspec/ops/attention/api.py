@@ -33,7 +33,7 @@ def paged_attention(
     Args:
         q: `[G, W, N, H]`, in the activations' dtype.
         k_pages: `[num_pages, K, page, H]`, or `[num_pages, K, H, page]` if `schedule.key_slot_axis` is 3; in the cache's dtype.
-        v_pages: `[num_pages, K, page, H]`, in the cache's dtype.
+        v_pages: `[num_pages, K, page, H]`, in the cache's dtype. The `H` of pages is `schedule.cache_head_dim` of the queries'.
         page_tables: `[G, max_pages]` int32, each window's pages in order.
         positions: `[G, W]` int32, of a window ascending one by one, its last one repeated where it is not full; or NO_POSITION
             everywhere in a window, for which no attention is needed: what it returns is finite if scratch pages are.
@@ -49,6 +49,8 @@ def paged_attention(
         InputError: the shapes contradict each other, or are not among those that the implementation takes.
     """
     _check(q, k_pages, v_pages, page_tables, positions, schedule)
+    head_dim = q.shape[3]
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, v_pages.shape[3] - head_dim)))
     attend = reference.paged_attention
     if schedule.implementation == "pallas_tpu":
         from detspec.ops.attention import pallas_tpu
@@ -58,9 +60,10 @@ def paged_attention(
         from detspec.ops.attention import pallas_gpu
 
         attend = pallas_gpu.paged_attention
-    return attend(
+    attended = attend(
         *(q, k_pages, v_pages, page_tables, positions), scale=scale, cap=cap, sliding_window=sliding_window, schedule=schedule
     )
+    return attended[..., :head_dim]
 
 
 def _check(
@@ -78,6 +81,7 @@ def _check(
             raise InputError(f"{name} must be {axes}, got shape {x.shape}")
     G, W, N, H = q.shape
     num_pages, K, page, _ = v_pages.shape
+    H = schedule.cache_head_dim(H)
     expected = {
         "k_pages": (k_pages.shape, (num_pages, K, page, H) if schedule.key_slot_axis == 2 else (num_pages, K, H, page)),
         "v_pages": (v_pages.shape, (num_pages, K, schedule.page, H)),

@@ -157,8 +157,8 @@ def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
         )
     if (needed := smem_bytes(q, v_pages, schedule)) > SMEM_BYTES:
         raise InputError(
-            f'the "pallas_gpu" attention has {SMEM_BYTES:,} bytes of shared memory, and would need {needed:,} for a head_dim of '
-            f"{H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {tile}: lower one of these"
+            f'the "pallas_gpu" attention has {SMEM_BYTES:,} bytes of shared memory, and would need {needed:,} for a head_dim '
+            f"of {H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {tile}: lower one of these"
         )
 
 
@@ -188,7 +188,7 @@ def _smem_parts(v_pages: jax.Array, schedule: Schedule, Q: int) -> tuple[int, in
     """Bytes of shared memory beside the ring, and of one slot of it."""
     page, H = v_pages.shape[2:]
     size, block = v_pages.dtype.itemsize, schedule.block_pages * page
-    small = 6 * ALIGNMENT  # positions, sums, barriers, and what the compiler keeps for sums over a row
+    small = 5 * ALIGNMENT  # positions, sums, barriers, and what the compiler keeps for sums over a row
     return _warpgroups(schedule, Q) * ROWS * (H * size + block * size + OUT_COLUMNS * 4) + small, block * H * size
 
 
@@ -269,12 +269,13 @@ def _attend_tile(
         plgpu.barrier_wait(queries.at[warpgroup])
         position = position_ref[warpgroup]
         columns = H if H <= MAX_COLUMNS else 64
+        product = partial(_product, interpret=schedule.interpret)
 
         def attend_block(step: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             m_prev, l_prev, o_prev = carry
             k_slot, v_slot = slots(step)
             plgpu.barrier_wait(arrived.at[k_slot])
-            scores = _scores(q_rows, ring_ref.at[k_slot], schedule.interpret)
+            scores = product(q_rows, ring_ref.at[k_slot], transpose_b=True)
             plgpu.barrier_arrive(free.at[k_slot])
             scores = _log2_scores(scores, scale, cap)
             column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, block), 1)
@@ -292,7 +293,7 @@ def _attend_tile(
             o_next = []
             for start, o in zip(range(0, H, columns), o_prev, strict=True):
                 values = ring_ref.at[v_slot, :, pl.ds(start, columns)]
-                o_next.append(o * _across(rescale, columns) + _product(p_rows, values))
+                o_next.append(o * _across(rescale, columns) + product(p_rows, values, transpose_b=False))
             plgpu.barrier_arrive(free.at[v_slot])
             return m_next, l_next, tuple(o_next)
 
@@ -316,21 +317,23 @@ def _attend_tile(
         plgpu.wait_smem_to_gmem(0)
 
 
-def _scores(q_ref: Any, keys_ref: Any, interpret: bool) -> jax.Array:
-    """`q [ROWS, H]` times `keys [block, H]` transposed, which the simulator of jax 0.10 takes as no operand of a wgmma."""
+def _product(a_ref: Any, b_ref: Any, *, transpose_b: bool, interpret: bool) -> jax.Array:
+    """`a [m, k]` times `b [k, n]`, or `b [n, k]` transposed, both in shared memory: `[m, n]` float32, by wgmma.
+
+    Interpreted, it is XLA's product: the simulator's own, NumPy's, rounds a row by where it stands, and in jax 0.10 takes no
+    transposed operand.
+    """
     if interpret:
-        return jax.lax.dot_general(q_ref[...], keys_ref[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return _product(q_ref, plgpu.transpose_ref(keys_ref, (1, 0)))
-
-
-def _product(a_ref: Any, b_ref: Any) -> jax.Array:
-    """`a [m, k]` times `b [k, n]`, both in shared memory, by wgmma: `[m, n]` float32."""
+        contract = ((1,), (1 if transpose_b else 0,))
+        return jax.lax.dot_general(a_ref[...], b_ref[...], (contract, ((), ())), preferred_element_type=jnp.float32)
+    if transpose_b:
+        b_ref = plgpu.transpose_ref(b_ref, (1, 0))
 
     def multiply(acc_ref: Any) -> jax.Array:
         plgpu.wgmma(acc_ref, a_ref, b_ref)
         return acc_ref[...]
 
-    return pl.run_scoped(multiply, plgpu.ACC((a_ref.shape[0], b_ref.shape[1]), jnp.float32))
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((a_ref.shape[0], b_ref.shape[1]), jnp.float32))
 
 
 def _log2_scores(products: jax.Array, scale: float, cap: float | None) -> jax.Array:

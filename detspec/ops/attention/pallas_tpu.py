@@ -150,11 +150,6 @@ def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
     K, page, H = v_pages.shape[1:]
     if v_pages.dtype not in DTYPES:
         raise InputError(f'the "pallas_tpu" attention takes a bfloat16 or float32 cache, got cache_dtype {v_pages.dtype}')
-    if H % 64:
-        raise InputError(
-            f'the "pallas_tpu" attention takes a head_dim that is a multiple of {LANE_WIDTH}, got {H}: '
-            'use Schedule(implementation="reference")'
-        )
     if page % MIN_ROWS:
         raise InputError(f'the "pallas_tpu" attention takes pages of at least {MIN_ROWS} slots, got Schedule.page {page}')
     if (needed := vmem_bytes(q, v_pages, schedule)) > VMEM_BYTES:

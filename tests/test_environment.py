@@ -1,0 +1,63 @@
+"""Which schedule a device gets, and what it refuses to run."""
+
+import dataclasses
+
+import pytest
+
+import detspec as ds
+from detspec.config import Schedule
+from detspec.environment import chosen_schedule, default_schedule, schedule_for
+from detspec.errors import InputError
+from detspec.presets import preset
+from tests.fakes import TABLE_CFG, table_model
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "blocks"),
+    [
+        ("tpu", "TPU v4", (2, 2)),
+        ("tpu", "TPU v5 lite", (2, 1)),
+        ("tpu", "TPU v5", (2, 2)),
+        ("tpu", "TPU v6 lite", (2, 1)),
+        ("tpu", "TPU7x", (2, 1)),
+        ("tpu", "TPU v9", (1, 1)),
+        ("gpu", "NVIDIA H100 80GB HBM3", (1, 8)),
+        ("gpu", "NVIDIA H200", (1, 8)),
+    ],
+)
+def test_schedule_of_a_device_with_kernels_names_them_and_its_frozen_blocks(platform, kind, blocks):
+    schedule = schedule_for(platform, kind, "9.0" if platform == "gpu" else "")
+    assert schedule.implementation == f"pallas_{platform}"
+    assert (schedule.block_pages, schedule.num_splits) == (1, 1)  # a canonical pass: page by page, never split
+    fast = schedule.fast(32)
+    assert (fast.block_pages, fast.num_splits, fast.query_tile) == (*blocks, 1)
+
+
+@pytest.mark.parametrize(("kind", "capability"), [("Tesla T4", "7.5"), ("NVIDIA A100", "8.0"), ("NVIDIA B200", "10.0")])
+def test_schedule_of_a_gpu_without_kernels_is_the_reference_with_one_warning(kind, capability):
+    with pytest.warns(UserWarning, match=f"Hopper.*{kind} has {capability} and runs the reference") as warned:
+        schedule = schedule_for("gpu", kind, capability)
+    assert len(warned) == 1
+    assert schedule.implementation == "reference"
+
+
+def test_schedule_of_a_hopper_gpu_has_shorter_pages_for_wide_heads():
+    assert schedule_for("gpu", "NVIDIA H200", "9.0", preset("gemma3_4b")).page == 64
+    assert schedule_for("gpu", "NVIDIA H200", "9.0", preset("qwen3_8b")).page == 128
+    assert schedule_for("tpu", "TPU v5 lite", "", preset("gemma3_4b")).page == 128
+
+
+def test_schedule_of_this_process_is_its_devices():
+    assert default_schedule() == chosen_schedule(None, TABLE_CFG) == schedule_for("cpu", "cpu")
+    assert default_schedule().implementation == "reference"
+
+
+@pytest.mark.parametrize(
+    ("implementation", "needed"), [("pallas_tpu", "a TPU"), ("pallas_gpu", r"a GPU of compute capability 9.0 \(Hopper\)")]
+)
+def test_schedule_of_another_device_is_refused_before_anything_runs(implementation, needed):
+    schedule = Schedule(rows=8, window=4, page=16, implementation=implementation)
+    with pytest.raises(InputError, match=f"{implementation}.*needs {needed}, this process computes on cpu"):
+        ds.generate(table_model(), TABLE_CFG, [[1]], ds.SamplingParams(max_tokens=2), schedule=schedule)
+    interpreted = dataclasses.replace(schedule, interpret=True)
+    assert chosen_schedule(interpreted, TABLE_CFG) == interpreted
