@@ -27,10 +27,10 @@ KERNEL_MODULE = re.compile(r'custom_call_target="mosaic_gpu.*?\bmodule = "(.*?)"
 
 INTRODUCTION = """# Kernels as compiled
 
-Written by `make kernels`; `make test-aot` compiles the same. Compiled by the vendors' compilers on a machine without TPU or GPU:
-nothing here was run. On chip is VMEM of a TPU's TensorCore, as its compiler says, or the shared memory that a thread block of a
-GPU is launched with, and its share of what there is. Temporaries are what the kernel's surroundings need in the device's memory.
-GFLOP and MB are for page tables that are full; compilers for GPUs say neither.
+Written by `make kernels`; `make test-aot` compiles the same. Compiled by the vendors' compilers on a machine without TPU or
+GPU: nothing here was run. On chip is VMEM of a TPU's TensorCore, as its compiler says, or the shared memory that a thread
+block of a GPU is launched with, and its share of what there is. Temporaries are what the kernel's surroundings need in the
+device's memory. GFLOP and MB are for page tables that are full; compilers for GPUs say neither.
 """
 
 
