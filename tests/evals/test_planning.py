@@ -99,8 +99,8 @@ def test_plan_whose_program_does_not_fit_counts_its_temporaries(monkeypatch):
 @pytest.mark.parametrize(
     "message",
     [
-        "Ran out of memory on HBM, the total memory required for HLO temporaries (37.25G) exceeds available HBM (31.25G).",
-        "Ran out of memory in memory space hbm. Used 37.25G of 31.25G hbm. Exceeded hbm capacity by 6.00G.",
+        "Ran out of memory on HBM, the total memory required for HLO temporaries (37.25G) exceeds available HBM (31.24G).",
+        "Ran out of memory in memory space hbm. Used 37.25G of 31.24G hbm. Exceeded hbm capacity by 6.00G.",
     ],
 )
 def test_plan_turns_the_compilers_out_of_memory_into_a_refusal(message: str, monkeypatch):
