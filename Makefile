@@ -87,5 +87,5 @@ $(VENV)/aot/.installed: $(VENV)/.installed
 	@$(BIN)/python -m venv $(VENV)/aot
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(VENV)/aot/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
-	@$(VENV)/aot/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[aot]'
+	@$(VENV)/aot/bin/python -m pip install --quiet --disable-pip-version-check 'detspec[aot]'
 	@touch $@

@@ -19,7 +19,7 @@ import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -68,81 +68,17 @@ class Target:
 # the device is half a chip; VMEM is in docs.jax.dev, "TPU Hardware Reference"; usable memory is what libtpu's compiler says
 # when a program needs more. GPUs: NVIDIA's data sheets of the SXM versions, whose peaks are given with sparsity, which doubles
 # them; shared memory is in the CUDA C++ Programming Guide, compute capability 9.0, L2 in NVIDIA's white paper of the H100.
+HALF, CHIP, GPU = "one TensorCore, half a chip", "one chip", "one GPU"
 TARGETS = {
     target.name: target
-    for target in (
-        Target(
-            name="v4:2x2x1",
-            platform="tpu",
-            device="one TensorCore, half a chip",
-            hbm_bytes=16 * GIB,
-            usable_bytes=int(15.25 * GIB),
-            bytes_per_s=600 * GB,
-            flop_per_s=275 * TERA // 2,
-            on_chip_bytes=16 * MIB,
-        ),
-        Target(
-            name="v5e:2x2",
-            platform="tpu",
-            device="one chip",
-            hbm_bytes=16 * GIB,
-            usable_bytes=int(15.75 * GIB),
-            bytes_per_s=819 * GB,
-            flop_per_s=197 * TERA,
-            on_chip_bytes=128 * MIB,
-        ),
-        Target(
-            name="v5p:2x2x1",
-            platform="tpu",
-            device="one chip",
-            hbm_bytes=95 * GIB,
-            usable_bytes=95 * GIB,  # the compiler says 95.74 GiB, more than is published
-            bytes_per_s=2765 * GB,
-            flop_per_s=459 * TERA,
-            on_chip_bytes=64 * MIB,
-        ),
-        Target(
-            name="v6e:2x2",
-            platform="tpu",
-            device="one chip",
-            hbm_bytes=32 * GIB,
-            usable_bytes=int(31.25 * GIB),
-            bytes_per_s=1640 * GB,
-            flop_per_s=918 * TERA,
-            on_chip_bytes=128 * MIB,
-        ),
-        Target(
-            name="tpu7x:2x2x1",
-            platform="tpu",
-            device="one TensorCore, half a chip",
-            hbm_bytes=96 * GIB,
-            usable_bytes=int(94.75 * GIB),
-            bytes_per_s=3690 * GB,
-            flop_per_s=2307 * TERA // 2,
-            on_chip_bytes=64 * MIB,
-        ),
-        Target(
-            name="h100",
-            platform="gpu",
-            device="one GPU",
-            hbm_bytes=80 * GB,
-            usable_bytes=int(GPU_SHARE * 80 * GB),
-            bytes_per_s=3350 * GB,
-            flop_per_s=1979 * TERA // 2,
-            on_chip_bytes=227 * KIB,
-            l2_bytes=50 * MIB,
-        ),
-        Target(
-            name="h200",
-            platform="gpu",
-            device="one GPU",
-            hbm_bytes=141 * GB,
-            usable_bytes=int(GPU_SHARE * 141 * GB),
-            bytes_per_s=4800 * GB,
-            flop_per_s=1979 * TERA // 2,
-            on_chip_bytes=227 * KIB,
-            l2_bytes=50 * MIB,
-        ),
+    for target in (  # memory, what of it is usable, bytes/s, FLOP/s, on chip, L2
+        Target("v4:2x2x1", "tpu", HALF, 16 * GIB, int(15.25 * GIB), 600 * GB, 275 * TERA // 2, 16 * MIB),
+        Target("v5e:2x2", "tpu", CHIP, 16 * GIB, int(15.75 * GIB), 819 * GB, 197 * TERA, 128 * MIB),
+        Target("v5p:2x2x1", "tpu", CHIP, 95 * GIB, 95 * GIB, 2765 * GB, 459 * TERA, 64 * MIB),
+        Target("v6e:2x2", "tpu", CHIP, 32 * GIB, int(31.24 * GIB), 1640 * GB, 918 * TERA, 128 * MIB),
+        Target("tpu7x:2x2x1", "tpu", HALF, 96 * GIB, int(94.74 * GIB), 3690 * GB, 2307 * TERA // 2, 64 * MIB),
+        Target("h100", "gpu", GPU, 80 * GB, int(GPU_SHARE * 80 * GB), 3350 * GB, 1979 * TERA // 2, 227 * KIB, 50 * MIB),
+        Target("h200", "gpu", GPU, 141 * GB, int(GPU_SHARE * 141 * GB), 4800 * GB, 1979 * TERA // 2, 227 * KIB, 50 * MIB),
     )
 }
 
@@ -222,9 +158,7 @@ def canonical_schedule(target: Target, *, head_dim: int, window: int | None = No
     )
 
 
-def compile_for(
-    target: Target, fn: Callable[..., Any], *args: Any, donate: Sequence[int] = (), options: Mapping[str, Any] | None = None
-) -> Compiled:
+def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequence[int] = ()) -> Compiled:
     """Compiles `fn(*args)` for one device of `target`.
 
     Args:
@@ -232,7 +166,6 @@ def compile_for(
         fn: what `jax.jit` takes.
         args: pytrees of `jax.ShapeDtypeStruct`; nothing is allocated.
         donate: positions of arguments that the program may overwrite.
-        options: flags of the compiler by name.
 
     Raises:
         InputError: a package that this needs is not installed, or is not of jax's version.
@@ -241,7 +174,7 @@ def compile_for(
     placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), args)
     lowered = jax.jit(fn, donate_argnums=tuple(donate)).lower(*placed)
     began = time.perf_counter()
-    program = lowered.compile(compiler_options=dict(options or {}))
+    program = lowered.compile()
     seconds = time.perf_counter() - began
     memory = program.memory_analysis()
     assert memory is not None  # both compilers have it

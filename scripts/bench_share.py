@@ -165,7 +165,7 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
     cells = [cell for workload in workloads for rows in args.rows for cell in cells_of(workload, rows, args.shares)]
     kinds = dict.fromkeys((cell.rows, cell.ordinary_engine) for cell in cells)
     engines = {kind: Engine(model, dataclasses.replace(config, max_rows=kind[0])) for kind in kinds}
-    variants = {workload.name: Variants(len(requests[workload.name])) for workload in workloads}
+    variants = {workload.name: Variants() for workload in workloads}
     samples: dict[Cell, list[dict[str, float]]] = {cell: [] for cell in cells}
     progress, load_average = RunProgress(len(cells) * (args.repeats + 1), on_progress), os.getloadavg()[0]
 
@@ -231,8 +231,8 @@ def run_once(engine: Engine, requests: list[Request], variants: Variants) -> dic
     seconds = time.perf_counter() - began
     busy_s, idle_s = engine.busy_s - busy_s, engine.idle_s - idle_s
     for completion in completions:
-        number = int(completion.id)
-        variants.add(number, requests[number].sampling.deterministic, completion.token_ids, completion.logprobs)
+        deterministic = requests[int(completion.id)].sampling.deterministic
+        variants.add("deterministic" if deterministic else "ordinary", completion)
     new_tokens = sum(len(completion.token_ids) for completion in completions)
     return {
         "seconds": seconds,

@@ -25,6 +25,14 @@ DOCS = Path(__file__).parents[1] / "docs" / "kernels"
 VMEM = re.compile(r'tpu_custom_call".*"used_scoped_memory_configs":\[{"memory_space":"1","offset":"\d+","size":"(\d+)"')
 KERNEL_MODULE = re.compile(r'custom_call_target="mosaic_gpu.*?\bmodule = "(.*?)", \w+ = ')
 
+INTRODUCTION = """# Kernels as compiled
+
+Written by `make kernels`; `make test-aot` compiles the same. Compiled by the vendors' compilers on a machine without TPU or
+GPU: nothing here was run. On chip is VMEM of a TPU's TensorCore, as its compiler says, or the shared memory that a thread
+block of a GPU is launched with, and its share of what there is. Temporaries are what the kernel's surroundings need in the
+device's memory. GFLOP and MB are for page tables that are full; compilers for GPUs say neither.
+"""
+
 
 def main() -> None:
     """Compiles and writes."""
@@ -89,16 +97,7 @@ def launched_with(escaped: str) -> int:
 def page(result: dict[str, Any]) -> str:
     """docs/kernels.md."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
-    lines = [
-        "# Kernels as compiled",
-        "",
-        "Written by `make kernels`; `make test-aot` compiles the same. Compiled by the vendors' compilers on a machine without TPU",
-        "or GPU: nothing here was run. On chip is VMEM of a TPU's TensorCore, as its compiler says, or the shared memory that a",
-        "thread block of a GPU is launched with, and its share of what there is. Temporaries are what the kernel's surroundings",
-        "need in the device's memory. GFLOP and MB are for page tables that are full; compilers for GPUs say neither.",
-        "",
-        f"Versions: {versions}.",
-    ]
+    lines = [INTRODUCTION, f"Versions: {versions}."]
     for name in dict.fromkeys(kernel["target"] for kernel in result["kernels"]):
         lines += [
             "",

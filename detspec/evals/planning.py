@@ -30,7 +30,12 @@ from detspec.targets import GPU_SHARE, Compiled, Target, compile_for, compilers
 
 ACCEPTANCE = 0.99  # chance that a token which the model itself drafted agrees: what LLM-42 and our own runs see, rounded down
 MAX_STOP_IDS, MAX_LOGIT_BIAS = 16, 64  # the engine's defaults
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# What the TPU compiler says of the device's memory, not of VMEM: "total memory required for HLO temporaries (28.06G) exceeds
+# available HBM (15.75G)", arguments counted, or "Used 17.20G of 15.75G hbm".
+OUT_OF_MEMORY = re.compile(
+    r"(?:HLO temporaries \(|Used )([\d.]+)([KMGT]?)(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT]?)(?:\)| hbm)"
+)
 OnStage = Callable[[str], None]
 
 
@@ -217,10 +222,10 @@ def _compile(
     try:
         program = compile_for(target, fn, params, state, *more, donate=(1,))
     except jax.errors.JaxRuntimeError as error:
-        used = re.search(r"Used ([\d.]+)([KMG]?) of ([\d.]+)([KMG]?) hbm", str(error))
-        if "RESOURCE_EXHAUSTED" not in str(error) or used is None:
+        found = OUT_OF_MEMORY.search(str(error))
+        if "RESOURCE_EXHAUSTED" not in str(error) or found is None:
             raise
-        needed, limit = (float(used[i]) * UNITS[used[i + 1]] for i in (1, 3))
+        needed, limit = (float(found[i]) * UNITS[found[i + 1]] for i in (1, 3))
         _check_fits(dataclasses.replace(target, usable_bytes=int(limit)), sizes, max_rows, needed=int(needed))
         raise
     _check_fits(target, sizes, max_rows, needed=program.peak_bytes)

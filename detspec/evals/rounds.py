@@ -105,11 +105,7 @@ def measure(
     fast = [sample["tok_per_s"] for sample in samples[cases[0]]]
     return {
         "cases": [_summary(case, samples[case], fast, refused.get(case)) for case in cases],
-        "bits": {
-            "deterministic_variants": variants.most("deterministic"),
-            "ordinary_compared": variants.compared("deterministic", "ordinary"),
-            "ordinary_differ": variants.differ("deterministic", "ordinary"),
-        },
+        "bits": variants.counts(),
     }
 
 
@@ -195,11 +191,12 @@ class Variants:
         """Most different results of any one request; 0 if there is none."""
         return max((len(results) for results in self._seen[kind].values()), default=0)
 
-    def compared(self, kind: str, other: str) -> int:
-        """Requests that gave results of both kinds."""
-        return len(self._seen[kind].keys() & self._seen[other].keys())
-
-    def differ(self, kind: str, other: str) -> int:
-        """Those of them that gave a result of kind `other` that they never gave of `kind`."""
-        mine, others = self._seen[kind], self._seen[other]
-        return sum(bool(others[id] - mine[id]) for id in mine.keys() & others.keys())
+    def counts(self) -> dict[str, int]:
+        """Most variants of any "deterministic" request (1 is what is promised), and how many "ordinary" ones differ from it."""
+        promised, ordinary = self._seen["deterministic"], self._seen["ordinary"]
+        compared = promised.keys() & ordinary.keys()
+        return {
+            "deterministic_variants": self.most("deterministic"),
+            "ordinary_compared": len(compared),
+            "ordinary_differ": sum(bool(ordinary[id] - promised[id]) for id in compared),
+        }

@@ -101,15 +101,14 @@ def completion(id: str, logprob: float) -> Completion:
 
 
 def test_variants_counts_results_by_their_bits():
-    """Request "0" gives 0.0 and -0.0, of one bit pattern each; request "1" gives one result three times."""
+    """Ordinary request "0" gives 0.0 and -0.0, two bit patterns, and request "1" one result three times."""
     variants = Variants()
     for id, logprob in (("0", 0.0), ("0", -0.0), ("1", -1.0), ("1", -1.0), ("1", -1.0)):
-        variants.add("fast", completion(id, logprob))
-    variants.add("canonical", completion("0", 0.0))
-    variants.add("canonical", completion("1", -1.0))
-    assert (variants.most("fast"), variants.most("canonical"), variants.most("dvr")) == (2, 1, 0)
-    assert (variants.compared("canonical", "fast"), variants.differ("canonical", "fast")) == (2, 1)
-    assert variants.differ("fast", "canonical") == 0
+        variants.add("ordinary", completion(id, logprob))
+    for id, logprob in (("0", 0.0), ("1", -1.0), ("2", -2.0)):
+        variants.add("deterministic", completion(id, logprob))
+    assert (variants.most("ordinary"), variants.most("deterministic"), variants.most("another")) == (2, 1, 0)
+    assert variants.counts() == {"deterministic_variants": 1, "ordinary_compared": 2, "ordinary_differ": 1}
 
 
 def test_bench_table_has_a_line_per_case_and_names_the_bound(result: dict):
