@@ -11,22 +11,7 @@ from detspec.errors import InputError
 from detspec.ops.attention import pallas_gpu
 from detspec.ops.attention.api import paged_attention
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401
-from tests.ops.attention_contract import AttentionContract, AttentionValues, Problem, Shape, attended
-
-
-class Simulated(AttentionValues):
-    """Every call runs in the simulator, must find no race, and starts from memory full of nan."""
-
-    implementation = "pallas_gpu"
-    interpret = True
-    page = 64
-    head_dim = 64
-
-    def run(self, problem: Problem, schedule: Schedule, **rule) -> np.ndarray:
-        got, raced = simulated(problem, schedule, **rule)
-        assert not raced
-        assert got is not None
-        return got
+from tests.ops.attention_contract import AttentionContract, Problem, Shape, attended
 
 
 def simulated(problem: Problem, schedule: Schedule, **rule) -> tuple[np.ndarray | None, bool]:
@@ -45,8 +30,21 @@ def simulated(problem: Problem, schedule: Schedule, **rule) -> tuple[np.ndarray 
     return got, simulator.get_races().races_found
 
 
-class TestPallasGpu(Simulated, AttentionContract):
+@pytest.mark.kernels
+class TestPallasGpu(AttentionContract):
+    """Every call runs in the simulator, must find no race, and starts from memory full of nan."""
+
+    implementation = "pallas_gpu"
+    interpret = True
     dtype = "bfloat16"
+    page = 64
+    head_dim = 64
+
+    def run(self, problem: Problem, schedule: Schedule, **rule) -> np.ndarray:
+        got, raced = simulated(problem, schedule, **rule)
+        assert not raced
+        assert got is not None
+        return got
 
     @property
     def SHAPE(self) -> Shape:
@@ -77,7 +75,7 @@ class TestPallasGpu(Simulated, AttentionContract):
     ("sizes", "changes", "dtype", "message"),
     [
         ({}, {}, "float32", "bfloat16 or float16 cache, got cache_dtype float32"),
-        ({"H": 96}, {}, "bfloat16", "head_dim of 64, 128, 192 or 256, got 96"),
+        ({"H": 320}, {}, "bfloat16", "head_dim of 64, 128, 192 or 256, got 320"),
         ({"page": 32}, {}, "bfloat16", "multiple of 64 slots, got Schedule.page 32"),
         ({}, {"block_pages": 4}, "bfloat16", "at most 256 slots a step, got block_pages 4 of Schedule.page 128"),
         ({}, {"query_tile": 64}, "bfloat16", "128 query rows in a tile, got query_tile 64 of 4 heads a KV head"),
