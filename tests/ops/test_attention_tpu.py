@@ -70,6 +70,7 @@ class TestPallasTpu(AttentionContract):
         ({"H": 96}, {}, "bfloat16", r"k_pages must have shape \(4, 8, 128, 128\).*got \(4, 8, 128, 96\)"),
         ({"page": 8}, {}, "bfloat16", "at least 16 slots, got Schedule.page 8"),
         ({"N": 64, "K": 64}, {"block_pages": 8}, "bfloat16", "VMEM.*block_pages 8"),
+        ({"pages": 200_000}, {}, "bfloat16", "bytes for scalars.*2 windows and 200000 pages: lower max_len"),
         ({"N": 6}, {}, "bfloat16", "q has 6 heads.*multiple of the 8"),
         ({}, {"page": 64}, "bfloat16", r"v_pages must have shape \(4, 8, 64, 128\).*got \(4, 8, 128, 128\)"),
         ({"H": 256, "page": 64}, {"implementation": "reference"}, "bfloat16", r"k_pages must have shape \(4, 8, 256, 64\)"),
@@ -77,10 +78,10 @@ class TestPallasTpu(AttentionContract):
     ids=str,
 )
 def test_what_the_kernel_does_not_take_is_refused_before_compilation(sizes, changes, dtype, message):
-    size = {"N": 32, "K": 8, "H": 128, "page": 128, **sizes}
+    size = {"N": 32, "K": 8, "H": 128, "page": 128, "pages": 6, **sizes}
     q = jax.ShapeDtypeStruct((2, 4, size["N"], size["H"]), jnp.bfloat16)
     pages = jax.ShapeDtypeStruct((4, size["K"], size["page"], size["H"]), dtype)
-    integers = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, 6), (2, 4))]
+    integers = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, size["pages"]), (2, 4))]
     schedule = Schedule(**{"page": size["page"], "implementation": "pallas_tpu", "cache_dtype": dtype, **changes})
     with pytest.raises(InputError, match=message):
         jax.eval_shape(lambda *args: paged_attention(*args, scale=1.0, schedule=schedule), q, pages, pages, *integers)

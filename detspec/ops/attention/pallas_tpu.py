@@ -35,7 +35,12 @@ LANE_WIDTH = 128  # columns of a register
 IN_FLIGHT_BYTES = 2 << 20  # what must be on its way to hide the latency of HBM: about 1 us at 2 TB/s
 MAX_BUFFERS = 8
 VMEM_BYTES = 14 << 20  # of the 16 MiB that a kernel has by default on the smallest chip
+SMEM_BYTES = (1 << 20) - (8 << 10)  # of scalars, beside what the compiler keeps there
 DTYPES = (jnp.bfloat16, jnp.float32)
+
+
+# What `_plan_work` tells of each tile: this many stretches of `num_tiles` scalars, then the first tile of each lane.
+FIRST_BLOCK, NUM_STEPS, FIRST_POSITION, LAST_POSITION, NEXT_TILE, NUM_FACTS = range(6)
 
 
 class TileShape(NamedTuple):
@@ -59,7 +64,7 @@ def paged_attention(
     schedule: Schedule,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float32."""
-    check(q, v_pages, schedule)
+    check(q, v_pages, page_tables, schedule)
     G, W, N, H = q.shape
     K, page = v_pages.shape[1], v_pages.shape[2]
     Q, tile, splits = N // K, schedule.query_tile, schedule.num_splits
@@ -145,7 +150,7 @@ def paged_attention(
     return attended.reshape(G, tiles * width, N, H)[:, :W]
 
 
-def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
+def check(q: jax.Array, v_pages: jax.Array, page_tables: jax.Array, schedule: Schedule) -> None:
     """Raises `InputError` for what the kernel does not take, naming the argument; shapes as in `api.paged_attention`."""
     K, page, H = v_pages.shape[1:]
     if v_pages.dtype not in DTYPES:
@@ -156,6 +161,13 @@ def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
         raise InputError(
             f'the "pallas_tpu" attention has {VMEM_BYTES:,} bytes of VMEM, and would need {needed:,} for {K} KV heads of '
             f"{H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {schedule.query_tile}: lower one of these"
+        )
+    G, W = q.shape[:2]
+    tiles = G * -(-W // schedule.query_tile) * schedule.num_splits
+    if (needed := 4 * (page_tables.size + NUM_FACTS * tiles + NUM_LANES)) > SMEM_BYTES:
+        raise InputError(
+            f'the "pallas_tpu" attention has {SMEM_BYTES:,} bytes for scalars, and would need {needed:,} for page_tables of '
+            f"{G} windows and {page_tables.shape[1]} pages: lower max_len or the rows of a pass, or raise Schedule.page"
         )
 
 
@@ -183,10 +195,6 @@ def vmem_bytes(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> int:
     ring = 2 * buffers * schedule.block_pages * K * page * H * itemsize
     lse = LANE_WIDTH if schedule.num_splits > 1 else 0
     return ring + K * rows * H * itemsize + 4 * K * used * (H + 2 * LANE_WIDTH) + 2 * K * used * (H * (itemsize + 4) + 4 * lse)
-
-
-# What `_plan_work` tells of each tile: this many stretches of `num_tiles` scalars, then the first tile of each lane.
-FIRST_BLOCK, NUM_STEPS, FIRST_POSITION, LAST_POSITION, NEXT_TILE, NUM_FACTS = range(6)
 
 
 def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, schedule: Schedule) -> jax.Array:
