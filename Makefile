@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-aot kernels parity lint format notebooks pairs clean
+.PHONY: help env demo test test-kernels test-aot kernels parity lint format notebooks pairs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: env ## run the tests
 
 parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers, live
 	$(BIN)/python -m pytest parity $(ARGS)
+
+test-kernels: env ## run the kernels of TPUs and GPUs in Pallas's simulators
+	$(BIN)/python -m pytest tests -m kernels --numprocesses auto --dist worksteal $(ARGS)
 
 test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs that are not here; ARGS='-k v6e' runs a part
 	$(VENV)/aot/bin/python -m pytest aot --numprocesses auto --dist worksteal $(ARGS)

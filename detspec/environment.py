@@ -21,7 +21,8 @@ DEFAULT_SCHEDULES = {
     "tpu": Schedule(rows=256, window=16, page=128, query_tile=16, cache_dtype="bfloat16"),
 }
 HOPPER = "9.0"  # the compute capability whose instructions the GPU kernels are written in; Blackwell's are others
-WIDE_HEAD_DIM, WIDE_HEAD_PAGE = 256, 64  # a Hopper GPU's shared memory does not hold two longer pages of heads so wide
+WIDE_HEAD_DIM, WIDE_HEAD_PAGE = 256, 64  # a Hopper GPU's shared memory does not hold longer pages of heads so wide
+TILE_ROWS = 128  # query rows that a Hopper GPU's registers hold: positions of a tile times query heads of a KV head
 
 # (`fast_block_pages`, `fast_splits`) of fast decoding, by a part of the device's kind, frozen: two pages a step keep a TPU's
 # registers busy, two splits both TensorCores of a v4 or a v5p (whose kind is "TPU v5") when one row is decoded. A GPU decodes
@@ -43,7 +44,7 @@ def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: Mod
         platform: "cpu", "gpu" or "tpu".
         device_kind: as jax names it.
         capability: a GPU's compute capability, as "9.0". GPUs other than Hopper's run the reference attention, with a warning.
-        cfg: the model; its head size may ask for shorter pages.
+        cfg: the model; on a GPU, wide heads ask for shorter pages, and many query heads of a KV head for shorter tiles.
     """
     schedule = DEFAULT_SCHEDULES[platform]
     if platform == "gpu" and capability != HOPPER:
@@ -54,10 +55,16 @@ def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: Mod
         )
     elif platform != "cpu":
         block_pages, splits = next((blocks for kind, blocks in FAST_BLOCKS.items() if kind in device_kind), (1, 1))
-        page = WIDE_HEAD_PAGE if platform == "gpu" and cfg is not None and cfg.head_dim >= WIDE_HEAD_DIM else schedule.page
         schedule = dataclasses.replace(
-            schedule, implementation=f"pallas_{platform}", page=page, fast_block_pages=block_pages, fast_splits=splits
+            schedule, implementation=f"pallas_{platform}", fast_block_pages=block_pages, fast_splits=splits
         )
+        if platform == "gpu" and cfg is not None:
+            fits = max(TILE_ROWS * cfg.num_kv_heads // cfg.num_heads, 1)
+            schedule = dataclasses.replace(
+                schedule,
+                page=WIDE_HEAD_PAGE if cfg.head_dim >= WIDE_HEAD_DIM else schedule.page,
+                query_tile=min(schedule.query_tile, 1 << (fits.bit_length() - 1)),
+            )
     return schedule
 
 

@@ -47,6 +47,14 @@ def test_schedule_of_a_hopper_gpu_has_shorter_pages_for_wide_heads():
     assert schedule_for("tpu", "TPU v5 lite", "", preset("gemma3_4b")).page == 128
 
 
+def test_schedule_of_a_hopper_gpu_has_shorter_tiles_for_many_heads_of_a_kv_head():
+    """128 rows: 16 positions of 8 heads, 8 of 12 (96 rows, not 192), 8 of 16, 1 of 100."""
+    for heads, tile in ((8, 16), (12, 8), (16, 8), (100, 1)):
+        cfg = dataclasses.replace(TABLE_CFG, num_heads=heads)
+        assert schedule_for("gpu", "NVIDIA H200", "9.0", cfg).query_tile == tile
+        assert schedule_for("tpu", "TPU v5 lite", "", cfg).query_tile == 16
+
+
 def test_schedule_of_this_process_is_its_devices():
     assert default_schedule() == chosen_schedule(None, TABLE_CFG) == schedule_for("cpu", "cpu")
     assert default_schedule().implementation == "reference"

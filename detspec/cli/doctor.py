@@ -17,6 +17,12 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument(
         "--alignment", choices=("free", "window"), default="free", help="of the schedule; window is the documented way out"
     )
+    parser.add_argument(
+        "--linear",
+        choices=("xla", "pinned"),
+        default="xla",
+        help="products of the schedule; pinned ones never depend on the batch",
+    )
     parser.set_defaults(run=run)
 
 
@@ -29,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from detspec.evals.doctor import run_doctor
 
     model = load_model(args)
-    schedule = dataclasses.replace(default_schedule(model.cfg), alignment=args.alignment)
+    schedule = dataclasses.replace(default_schedule(model.cfg), alignment=args.alignment, linear=args.linear)
     with Progress(0, "steps") as progress:
         report = run_doctor(model, schedule=schedule, max_rows=args.max_rows, on_progress=progress.stage)
     print(report.table())

@@ -126,7 +126,8 @@ class Planner:
         )
         return (
             f"this device does not certify the canonical pass at {num_live} rows, so determinism cannot be promised. {found}. "
-            'Run `detspec doctor`; if only window offsets fail there, use Schedule(alignment="window")'
+            'Run `detspec doctor`: if only window offsets fail there, use Schedule(alignment="window"); if numbers of rows do, '
+            'Schedule(linear="pinned")'
         )
 
 

@@ -80,7 +80,8 @@ class DoctorReport:
         lines = [f"{name:12} {value}" for name, value in self.fingerprint.items()]
         s = self.schedule
         lines.append(
-            f"{'schedule':12} rows {s.rows}, window {s.window}, page {s.page}, query tile {s.query_tile}, {s.cache_dtype} cache"
+            f"{'schedule':12} rows {s.rows}, window {s.window}, page {s.page}, query tile {s.query_tile}, "
+            f"{s.cache_dtype} cache, {s.implementation} attention, {s.linear} products"
         )
         lines += ["", f"  {'axis':16} {'what varies':58} {'runs':>4}  same bits at {self.num_positions} positions"]
         for check in self.checks:

@@ -19,7 +19,6 @@ from tests.fakes import FAMILY_CFGS, Request
 from tests.generate.one_at_a_time import (
     BF16,
     F32,
-    KERNELS,
     MAX_NEW,
     PROCESSING,
     V,
@@ -162,15 +161,15 @@ def test_committed_bits_of_every_family_equal_one_token_at_a_time(family):
     assert seen["accepted"] >= 1
 
 
-@pytest.mark.parametrize("implementation", KERNELS)
-def test_committed_bits_with_kernels_equal_one_token_at_a_time(implementation):
+@pytest.mark.kernels
+def test_committed_bits_with_the_tpu_kernel_equal_one_token_at_a_time():
     """In Pallas's interpreter, by the kernel's own order of operations: prefill, drafts, passes and the plain way."""
     seen: Counter = Counter()
 
     @hypothesis.settings(max_examples=5, phases=PHASES)
     @hypothesis.given(data=st.data())
     def check(data: st.DataObject) -> None:
-        check_theorem(data, (FAMILY_CFGS["gemma2"], 16, 4, 3, "recorded"), "free", seen, implementation)
+        check_theorem(data, (FAMILY_CFGS["gemma2"], 16, 4, 3, "recorded"), "free", seen, "pallas_tpu")
 
     check()
     assert seen["rollbacks"] >= 1

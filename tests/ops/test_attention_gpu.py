@@ -11,35 +11,40 @@ from detspec.errors import InputError
 from detspec.ops.attention import pallas_gpu
 from detspec.ops.attention.api import paged_attention
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401
-from tests.ops.attention_contract import AttentionContract, AttentionValues, Problem, Shape, attended
+from tests.ops.attention_contract import AttentionContract, Problem, Shape, attended
 
 
-class Simulated(AttentionValues):
+def simulated(problem: Problem, schedule: Schedule, **rule) -> tuple[np.ndarray | None, bool]:
+    """What the kernel answers, and whether it raced: jax 0.12 then gives no answer. Pallas has no public names for this yet."""
+    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as simulator
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams, force_gpu_interpret_mode
+
+    with force_gpu_interpret_mode(InterpretGPUParams(detect_races=True, uninitialized_memory="nan")):
+        try:
+            got = attended(problem, schedule, **rule)
+        except jax.errors.JaxRuntimeError as error:
+            simulator.reset_gpu_interpret_mode_state()
+            if "RACE DETECTED" not in str(error):
+                raise
+            return None, True
+    return got, simulator.get_races().races_found
+
+
+@pytest.mark.kernels
+class TestPallasGpu(AttentionContract):
     """Every call runs in the simulator, must find no race, and starts from memory full of nan."""
 
     implementation = "pallas_gpu"
     interpret = True
+    dtype = "bfloat16"
     page = 64
     head_dim = 64
 
     def run(self, problem: Problem, schedule: Schedule, **rule) -> np.ndarray:
         got, raced = simulated(problem, schedule, **rule)
         assert not raced
+        assert got is not None
         return got
-
-
-def simulated(problem: Problem, schedule: Schedule, **rule) -> tuple[np.ndarray, bool]:
-    """What the kernel answers, and whether it raced; Pallas has no public name for the latter yet."""
-    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as simulator
-    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams, force_gpu_interpret_mode
-
-    with force_gpu_interpret_mode(InterpretGPUParams(detect_races=True, uninitialized_memory="nan")):
-        got = attended(problem, schedule, **rule)
-    return got, simulator.get_races().races_found
-
-
-class TestPallasGpu(Simulated, AttentionContract):
-    dtype = "bfloat16"
 
     @property
     def SHAPE(self) -> Shape:
@@ -63,15 +68,14 @@ class TestPallasGpu(Simulated, AttentionContract):
         shape = self.shape(G=2, W=4, K=1, Q=2)
         problem, schedule = self.problem(shape, ends=self.positions(83, 96)), self.schedule(shape, query_tile=4)
         monkeypatch.setattr(plgpu, "barrier_wait", lambda barrier: None)
-        got, raced = simulated(problem, schedule)
-        assert raced or np.isnan(got).any()
+        assert simulated(problem, schedule)[1]
 
 
 @pytest.mark.parametrize(
     ("sizes", "changes", "dtype", "message"),
     [
         ({}, {}, "float32", "bfloat16 or float16 cache, got cache_dtype float32"),
-        ({"H": 96}, {}, "bfloat16", "head_dim of 64, 128, 192 or 256, got 96"),
+        ({"H": 320}, {}, "bfloat16", "head_dim of 64, 128, 192 or 256, got 320"),
         ({"page": 32}, {}, "bfloat16", "multiple of 64 slots, got Schedule.page 32"),
         ({}, {"block_pages": 4}, "bfloat16", "at most 256 slots a step, got block_pages 4 of Schedule.page 128"),
         ({}, {"query_tile": 64}, "bfloat16", "128 query rows in a tile, got query_tile 64 of 4 heads a KV head"),

@@ -24,6 +24,7 @@ def simulated(problem: Problem, schedule: Schedule, **rule) -> tuple[np.ndarray,
     return got, races.races_found
 
 
+@pytest.mark.kernels
 class TestPallasTpu(AttentionContract):
     """Every call runs in the simulator, must find no race, and starts from memory full of nan."""
 

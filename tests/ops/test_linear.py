@@ -25,6 +25,7 @@ class TestReference(PinnedContract):
     schedule = pinned("reference")
 
 
+@pytest.mark.kernels
 class TestPallasTpu(PinnedContract):
     """In the interpreter, where what is not written yet is nan: no edge of a block may reach a sum."""
 
@@ -37,6 +38,7 @@ class TestPallasTpu(PinnedContract):
             linear_fn(self.schedule)(jnp.zeros((3, 64), jnp.float16), jnp.zeros((32, 64), jnp.float16))
 
 
+@pytest.mark.kernels
 class TestPallasGpu(PinnedContract):
     """In the interpreter, whose numpy products give the rows of one tile of 64 bits that depend on their place in it."""
 

@@ -1,0 +1,335 @@
+"""Times the kernels on the device at hand, each beside what it must keep up with, in turn, and says what bounds it.
+
+python scripts/bench_kernels.py --json docs/bench_kernels.json      # on a TPU or a Hopper GPU; some minutes
+python scripts/bench_kernels.py --interpret                         # anywhere: small shapes in Pallas's interpreter, times void
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from detspec.cache import cache_bytes
+from detspec.config import ModelConfig, Schedule
+from detspec.environment import default_schedule, fingerprint
+from detspec.evals.bench import random_model
+from detspec.evals.doctor import run_doctor
+from detspec.evals.roofline import pass_work
+from detspec.generate.insert import init_state
+from detspec.model.params import Params
+from detspec.model.transformer import forward
+from detspec.ops.attention.api import paged_attention
+from detspec.ops.linear.api import linear_fn
+from detspec.presets import preset
+from detspec.state import GenState, Windows
+
+LEAST_SAMPLE_S = 0.02  # calls are queued until a sample takes so long, so that dispatch hides behind the device
+SMALL = ModelConfig(vocab_size=211, d_model=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64, d_ff=256)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What is measured: attention is that of `cfg`'s layers."""
+
+    cfg: ModelConfig
+    context: int  # positions of a row
+    prefill: int  # positions of a whole prompt in one window
+    rows: int  # decoded at once
+    canonical: tuple[tuple[int, int], ...]  # groups and window of canonical passes
+    linear_rows: tuple[int, ...]
+    copy_bytes: int
+    side: int  # of a square product
+
+
+FULL = Sizes(preset("llama3_1_8b"), 4096, 2048, 32, ((16, 16), (1, 256), (256, 1)), (1, 8, 32, 256), 4 << 30, 8192)
+TINY = Sizes(SMALL, 256, 128, 4, ((2, 8), (1, 16), (16, 1)), (1, 16), 1 << 20, 128)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """Calls that are timed in turn; each is compared with the last one, which sets the measure.
+
+    Attributes:
+        what: kernel and shape.
+        calls: name and a function that starts the work and returns what to wait for.
+        work: bytes and FLOP of all of them.
+        target: least ratio of the last one's time to the first's.
+    """
+
+    what: str
+    calls: dict[str, Callable[[], Any]]
+    work: tuple[float, float]
+    target: float | None = None
+
+
+def main() -> None:
+    """Measures, prints the table, writes JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--interpret", action="store_true", help="small shapes, kernels of --implementation in the interpreter")
+    parser.add_argument("--implementation", default="pallas_tpu", help="with --interpret: pallas_tpu or pallas_gpu")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there, too")
+    args = parser.parse_args()
+    sizes = TINY if args.interpret else FULL
+    schedule = default_schedule(sizes.cfg)
+    if args.interpret:
+        page = 64 if args.implementation == "pallas_gpu" else 16
+        small = Schedule(
+            rows=16, window=8, page=page, cache_dtype="bfloat16", implementation=args.implementation, interpret=True
+        )
+        schedule = dataclasses.replace(small, fast_splits=2)
+    elif schedule.implementation == "reference":
+        raise SystemExit("bench_kernels: this device has no kernels; --interpret runs small shapes in the interpreter")
+    result = run(sizes, schedule, args.repeats)
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def run(sizes: Sizes, schedule: Schedule, repeats: int) -> dict[str, Any]:
+    """Ceilings first, then every contest, then the doctor's word on a model of this layer's shape."""
+    copy_s, product_s = (median(seconds(call, repeats)) for call in (copying(sizes.copy_bytes), multiplying(sizes.side)))
+    ceilings = {"bytes_per_s": 2 * sizes.copy_bytes / copy_s, "flop_per_s": 2 * sizes.side**3 / product_s}
+    rows = [measured(contest, ceilings, repeats) for contest in tqdm(contests(sizes, schedule), unit="contest", disable=None)]
+    examined = dataclasses.replace(sizes.cfg, num_layers=min(sizes.cfg.num_layers, 4))
+    doctor = run_doctor(random_model(examined), schedule=schedule, max_rows=min(sizes.rows, 8))
+    return {
+        "fingerprint": fingerprint(),
+        "schedule": dataclasses.asdict(schedule),
+        "ceilings": ceilings,
+        "rows": rows,
+        "certified": doctor.certified,
+    }
+
+
+def contests(sizes: Sizes, schedule: Schedule) -> Iterator[Contest]:
+    """Attention of canonical passes and of decoding, pinned products, then passes of the whole model."""
+    for groups, window in sizes.canonical:
+        yield attention_contest(sizes, schedule.budget(groups * window, window), f"canonical {groups}x{window}", sizes.context)
+    prefill = schedule.budget(sizes.prefill, sizes.prefill)
+    yield attention_contest(sizes, prefill, f"prefill 1x{sizes.prefill}", sizes.prefill, target=0.6)
+    yield decode_contest(sizes, schedule.fast(sizes.rows))
+    for rows in sizes.linear_rows:
+        yield linear_contest(sizes.cfg, schedule, rows)
+    yield model_contest(sizes, schedule)
+
+
+def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int, target: float | None = None) -> Contest:
+    """Windows at the end of `context` positions, against attention over keys and values that lie in one piece."""
+    cfg, (G, W) = sizes.cfg, (schedule.groups, schedule.window)
+    q, pages, tables, positions = operands(cfg, schedule, context)
+    kernel = jax.jit(partial(paged_attention, scale=cfg.score_scale, schedule=schedule))
+    whole = (G, context, cfg.num_kv_heads, cfg.head_dim)
+    k, v = (jax.random.normal(jax.random.key(n), whole, jnp.bfloat16) for n in (3, 4))
+    mask = None if context == W else (positions[:, None, :, None] >= jnp.arange(context, dtype=jnp.int32))
+    library = "cudnn" if jax.default_backend() == "gpu" else "xla"
+    plain = jax.jit(
+        partial(jax.nn.dot_product_attention, scale=cfg.score_scale, is_causal=mask is None, implementation=library)
+    )
+    calls = {"kernel": partial(kernel, q, pages, pages, tables, positions), **torch_attention(q, k, context)}
+    calls[library] = partial(plain, q, k, v, mask=mask)
+    seen = context - (W - 1) / 2
+    tiles = G * -(-W // schedule.query_tile)
+    num_bytes = 2 * pages.dtype.itemsize * cfg.num_kv_heads * cfg.head_dim * (context * G if W > 1 else seen * tiles)
+    return Contest(
+        f"attention, {name} at {context}", calls, (num_bytes, 4 * G * W * seen * cfg.num_heads * cfg.head_dim), target
+    )
+
+
+def decode_contest(sizes: Sizes, schedule: Schedule) -> Contest:
+    """One token of each row, against copying as many bytes as its keys and values have (half of them read, half written)."""
+    cfg = sizes.cfg
+    q, pages, tables, positions = operands(cfg, schedule, sizes.context)
+    kernel = jax.jit(partial(paged_attention, scale=cfg.score_scale, schedule=schedule))
+    num_bytes = 2 * sizes.rows * sizes.context * cfg.num_kv_heads * cfg.head_dim * pages.dtype.itemsize
+    calls = {"kernel": partial(kernel, q, pages, pages, tables, positions), "copy": copying(num_bytes // 2)}
+    flop = 4 * sizes.rows * sizes.context * cfg.num_heads * cfg.head_dim
+    return Contest(f"attention, decode {sizes.rows} x {sizes.context}", calls, (num_bytes, flop), 0.75)
+
+
+def linear_contest(cfg: ModelConfig, schedule: Schedule, rows: int) -> Contest:
+    """The down projection of all rows, pinned and as XLA likes it."""
+    x = jax.random.normal(jax.random.key(0), (rows, cfg.d_ff), cfg.jax_dtype)
+    weight = jax.random.normal(jax.random.key(1), (cfg.d_model, cfg.d_ff), cfg.jax_dtype)
+    products = {name: jax.jit(linear_fn(dataclasses.replace(schedule, linear=name))) for name in ("pinned", "xla")}
+    calls = {name: partial(product, x, weight) for name, product in products.items()}
+    return Contest(f"product, {rows} rows of {cfg.d_ff} x {cfg.d_model}", calls, (weight.nbytes, 2 * rows * weight.size))
+
+
+def model_contest(sizes: Sizes, schedule: Schedule) -> Contest:
+    """A canonical pass over 16-token windows against a decode step, whole model; its work is the pass's."""
+    cfg, params = sizes.cfg, random_model(sizes.cfg).params
+    held = [init_state(cfg, max_rows=sizes.rows, max_len=sizes.context, max_stop_ids=1, max_logit_bias=1, schedule=schedule)]
+
+    def passing(schedule: Schedule) -> Callable[[], Any]:
+        windows = last_windows(schedule, sizes)
+
+        @partial(jax.jit, donate_argnums=1)
+        def one_pass(params: Params, state: GenState) -> tuple[jax.Array, GenState]:
+            logits, cache = forward(params, cfg, windows, state.cache, schedule=schedule)
+            return logits.max(-1), state.replace(cache=cache)
+
+        def call() -> jax.Array:
+            largest, held[0] = one_pass(params, held[0])
+            return largest
+
+        return call
+
+    calls = {"canonical pass": passing(schedule), "decode step": passing(schedule.fast(sizes.rows))}
+    work = pass_work(cfg, schedule, windows=min(schedule.groups, sizes.rows), context=sizes.context)
+    gigabytes = cache_bytes(cfg, max_rows=sizes.rows, max_len=sizes.context, schedule=schedule) / 1e9
+    name = f"model, {schedule.rows} rows canonical beside {sizes.rows} decoded at {sizes.context} ({gigabytes:.1f} GB cache)"
+    return Contest(name, calls, (work.bytes, work.flop), 1 / 1.5)
+
+
+def operands(cfg: ModelConfig, schedule: Schedule, context: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Queries, one pool of pages for keys and values both, scattered page tables, and positions that end at `context`."""
+    G, W = schedule.groups, schedule.window
+    max_pages = -(-context // schedule.page)
+    order = np.random.default_rng(0).permutation(G * max_pages).astype(np.int32)
+    pool = (1 + G * max_pages, cfg.num_kv_heads, schedule.page, schedule.cache_head_dim(cfg.head_dim))
+    q = jax.random.normal(jax.random.key(1), (G, W, cfg.num_heads, cfg.head_dim), jnp.bfloat16)
+    pages = jax.random.normal(jax.random.key(2), pool, jnp.dtype(schedule.cache_dtype))
+    positions = jnp.broadcast_to(jnp.arange(context - W, context, dtype=jnp.int32), (G, W))
+    return q, pages, jnp.asarray(1 + order.reshape(G, max_pages)), positions
+
+
+def last_windows(schedule: Schedule, sizes: Sizes) -> Windows:
+    """The last window of every cache row, in as many groups as the pass has; padding beyond."""
+    G, W = schedule.groups, schedule.window
+    row = np.where(np.arange(G) < sizes.rows, np.arange(G), -1).astype(np.int32)
+    used = row >= 0
+    return Windows(
+        tokens=jnp.ones((G, W), jnp.int32),
+        row=jnp.asarray(row),
+        start=jnp.asarray(np.where(used, sizes.context - W, 0).astype(np.int32)),
+        count=jnp.asarray(np.where(used, W, 0).astype(np.int32)),
+    )
+
+
+def copying(num_bytes: int) -> Callable[[], jax.Array]:
+    """Reads and writes so many bytes."""
+    array = jnp.zeros(num_bytes // 4, jnp.float32)
+    copy = jax.jit(lambda x: x + 1)
+    return lambda: copy(array)
+
+
+def multiplying(side: int) -> Callable[[], jax.Array]:
+    """A square product of random bfloat16."""
+    square = jax.random.normal(jax.random.key(0), (side, side), jnp.bfloat16)
+    product = jax.jit(partial(jnp.matmul, preferred_element_type=jnp.float32))
+    return lambda: product(square, square)
+
+
+def torch_attention(q: jax.Array, k: jax.Array, context: int) -> dict[str, Callable[[], Any]]:
+    """PyTorch's attention of the same shapes on a GPU, if it is installed."""
+    if jax.default_backend() != "gpu":
+        return {}
+    try:
+        import torch
+    except ImportError:
+        return {}
+    (G, W, N, H), K = q.shape, k.shape[2]
+    shapes = ((G, N, W, H), (G, K, context, H), (G, K, context, H))
+    tensors = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes]
+    keep = torch.ones(W, context, dtype=torch.bool, device="cuda").tril(context - W)
+    mask = {"is_causal": True} if context == W else {"attn_mask": keep}
+
+    def call() -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(*tensors, enable_gqa=True, **mask)
+
+    return {"torch": call}
+
+
+def wait(result: Any) -> None:
+    """Until the device has computed `result`."""
+    if isinstance(result, jax.Array):
+        result.block_until_ready()
+    else:
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def seconds(call: Callable[[], Any], repeats: int) -> list[float]:
+    """Samples of one call's time, after a first one that compiles."""
+    number = calls_in_a_sample(call)
+    return [sample(call, number) for _ in range(repeats)]
+
+
+def calls_in_a_sample(call: Callable[[], Any]) -> int:
+    """How many calls take `LEAST_SAMPLE_S` together."""
+    wait(call())
+    return max(1, int(LEAST_SAMPLE_S / sample(call, 1)))
+
+
+def sample(call: Callable[[], Any], number: int) -> float:
+    """Mean seconds of `number` calls in a queue."""
+    began = time.perf_counter()
+    for _ in range(number):
+        result = call()
+    wait(result)
+    return (time.perf_counter() - began) / number
+
+
+def measured(contest: Contest, ceilings: dict[str, float], repeats: int) -> dict[str, Any]:
+    """Rounds in which each call is sampled once; ratios are those of a round, their median is what counts."""
+    numbers = {name: calls_in_a_sample(call) for name, call in contest.calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in contest.calls}
+    for _ in range(repeats):
+        for name, call in contest.calls.items():
+            samples[name].append(sample(call, numbers[name]))
+    *_, measure = contest.calls
+    num_bytes, flop = contest.work
+    floors = {"memory": num_bytes / ceilings["bytes_per_s"], "arithmetic": flop / ceilings["flop_per_s"]}
+    bound = max(floors, key=lambda name: floors[name])
+    first = next(iter(contest.calls))
+    return {
+        "what": contest.what,
+        "samples_s": samples,
+        "ratios": {
+            name: median(b / a for a, b in zip(samples[name], samples[measure], strict=True))
+            for name in list(contest.calls)[:-1]
+        },
+        "measure": measure,
+        "target": contest.target,
+        "bound": bound,
+        "floor_s": floors[bound],
+        "of_bound": floors[bound] / median(samples[first]),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown: times, ratios, and how much of the bound the kernel reaches."""
+    ceilings, device = result["ceilings"], result["fingerprint"]
+    lines = [
+        f"{device['device_kind']}, jax {device['jax']}: copies {ceilings['bytes_per_s'] / 1e12:.2f} TB/s (read and written), "
+        f"bfloat16 products {ceilings['flop_per_s'] / 1e12:.0f} TFLOP/s; doctor: "
+        f"{'certified' if result['certified'] else 'NOT certified'}; {result['schedule']['implementation']}"
+        + (", INTERPRETED: times are void" if result["schedule"]["interpret"] else ""),
+        "",
+        "| what | ms | against | speed, of that | target | bound | of bound |",
+        "|---|---|---|---:|---:|---|---:|",
+    ]
+    for row in result["rows"]:
+        times = ", ".join(f"{name} {1e3 * median(samples):.3f}" for name, samples in row["samples_s"].items())
+        ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in row["ratios"].items())
+        target = "" if row["target"] is None else f"{row['target']:.2f}"
+        lines.append(
+            f"| {row['what']} | {times} | {row['measure']} | {ratios} | {target} | {row['bound']} | {row['of_bound']:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
