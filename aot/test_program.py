@@ -25,7 +25,7 @@ ROWS, MAX_LEN = 23, 1000  # 1 + 23 * 8 pages: 185 * 8 * 128 * 128 elements, whic
 
 def compiled_for(name: str, program: Callable[[Schedule, Params, GenState], Any]) -> tuple[Compiled, GenState]:
     """`program` with a donated state, and the state's shapes."""
-    schedule = canonical_schedule(target(name), head_dim=CFG.head_dim)
+    schedule = canonical_schedule(target(name), CFG)
     room = {"max_rows": ROWS, "max_len": MAX_LEN, "max_stop_ids": 2, "max_logit_bias": 2}
     state = jax.eval_shape(partial(init_state, CFG, **room, schedule=schedule))
     return compile_for(target(name), partial(program, schedule), param_shapes(CFG), state, donate=(1,)), state

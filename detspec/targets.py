@@ -27,8 +27,8 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from detspec.config import Schedule, is_count
-from detspec.environment import DEFAULT_SCHEDULES
+from detspec.config import ModelConfig, Schedule, is_count
+from detspec.environment import HOPPER, schedule_for
 from detspec.errors import InputError
 
 GIB, GB, TERA = 1 << 30, 10**9, 10**12
@@ -44,6 +44,7 @@ class Target:
     Attributes:
         name: as users write it: a slice of TPUs by generation and topology, or a GPU.
         platform: "tpu" or "gpu".
+        kind: what jax calls it.
         device: what of the chip one device is.
         hbm_bytes: memory of the device.
         usable_bytes: what of it programs may use: as the TPU compiler says, or the share that jax takes of a GPU by default.
@@ -55,6 +56,7 @@ class Target:
 
     name: str
     platform: str
+    kind: str
     device: str
     hbm_bytes: int
     usable_bytes: int
@@ -72,13 +74,35 @@ HALF, CHIP, GPU = "one TensorCore, half a chip", "one chip", "one GPU"
 TARGETS = {
     target.name: target
     for target in (  # memory, what of it is usable, bytes/s, FLOP/s, on chip, L2
-        Target("v4:2x2x1", "tpu", HALF, 16 * GIB, int(15.25 * GIB), 600 * GB, 275 * TERA // 2, 16 * MIB),
-        Target("v5e:2x2", "tpu", CHIP, 16 * GIB, int(15.75 * GIB), 819 * GB, 197 * TERA, 128 * MIB),
-        Target("v5p:2x2x1", "tpu", CHIP, 95 * GIB, 95 * GIB, 2765 * GB, 459 * TERA, 64 * MIB),
-        Target("v6e:2x2", "tpu", CHIP, 32 * GIB, int(31.24 * GIB), 1640 * GB, 918 * TERA, 128 * MIB),
-        Target("tpu7x:2x2x1", "tpu", HALF, 96 * GIB, int(94.74 * GIB), 3690 * GB, 2307 * TERA // 2, 64 * MIB),
-        Target("h100", "gpu", GPU, 80 * GB, int(GPU_SHARE * 80 * GB), 3350 * GB, 1979 * TERA // 2, 227 * KIB, 50 * MIB),
-        Target("h200", "gpu", GPU, 141 * GB, int(GPU_SHARE * 141 * GB), 4800 * GB, 1979 * TERA // 2, 227 * KIB, 50 * MIB),
+        Target("v4:2x2x1", "tpu", "TPU v4", HALF, 16 * GIB, int(15.25 * GIB), 600 * GB, 275 * TERA // 2, 16 * MIB),
+        Target("v5e:2x2", "tpu", "TPU v5 lite", CHIP, 16 * GIB, int(15.75 * GIB), 819 * GB, 197 * TERA, 128 * MIB),
+        Target("v5p:2x2x1", "tpu", "TPU v5", CHIP, 95 * GIB, 95 * GIB, 2765 * GB, 459 * TERA, 64 * MIB),
+        Target("v6e:2x2", "tpu", "TPU v6 lite", CHIP, 32 * GIB, int(31.24 * GIB), 1640 * GB, 918 * TERA, 128 * MIB),
+        Target("tpu7x:2x2x1", "tpu", "TPU7x", HALF, 96 * GIB, int(94.74 * GIB), 3690 * GB, 2307 * TERA // 2, 64 * MIB),
+        Target(
+            "h100",
+            "gpu",
+            "NVIDIA H100",
+            GPU,
+            80 * GB,
+            int(GPU_SHARE * 80 * GB),
+            3350 * GB,
+            1979 * TERA // 2,
+            227 * KIB,
+            50 * MIB,
+        ),
+        Target(
+            "h200",
+            "gpu",
+            "NVIDIA H200",
+            GPU,
+            141 * GB,
+            int(GPU_SHARE * 141 * GB),
+            4800 * GB,
+            1979 * TERA // 2,
+            227 * KIB,
+            50 * MIB,
+        ),
     )
 }
 
@@ -91,7 +115,6 @@ ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
 }
-WIDE_HEAD, WIDE_HEAD_PAGE = 256, 64  # on GPUs: shared memory does not hold longer pages of heads so wide
 CUDA_WHEELS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-runtime")  # ptxas, libdevice, the runtime's version
 
 
@@ -135,27 +158,24 @@ def target(name: str) -> Target:
     return TARGETS[name]
 
 
-def canonical_schedule(target: Target, *, head_dim: int, window: int | None = None, groups: int | None = None) -> Schedule:
-    """What canonical passes on `target` run with, for a model with heads of `head_dim`: its kernels, on the default's budget.
+def canonical_schedule(
+    target: Target, cfg: ModelConfig | None = None, *, window: int | None = None, groups: int | None = None
+) -> Schedule:
+    """What canonical passes on `target` run with by default, for a model if one is given.
 
     With `window` and `groups` the budget is `groups` windows of `window`; without `groups`, as many as fill the default's rows.
 
     Raises:
         InputError: a window that is no power of two, or no group.
     """
-    default = DEFAULT_SCHEDULES[target.platform]
+    default = schedule_for(target.platform, target.kind, HOPPER if target.platform == "gpu" else "", cfg)
     window = default.window if window is None else window
     if not is_count(window) or window & (window - 1):
         raise InputError(f"the window must be a power of two, got {window!r}")
     groups = max(1, default.rows // window) if groups is None else groups
     if not is_count(groups):
         raise InputError(f"a canonical pass must have at least 1 window (group), got {groups!r}")
-    wide = target.platform == "gpu" and head_dim >= WIDE_HEAD
-    return dataclasses.replace(
-        default.budget(groups * window, window),
-        page=WIDE_HEAD_PAGE if wide else default.page,
-        implementation=f"pallas_{target.platform}",
-    )
+    return default.budget(groups * window, window)
 
 
 def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequence[int] = ()) -> Compiled:

@@ -10,6 +10,7 @@ import pytest
 from detspec import targets
 from detspec.config import Schedule
 from detspec.errors import InputError
+from detspec.presets import preset
 from detspec.targets import TARGETS, canonical_schedule, compile_for, device_of, target
 
 SHAPE = jax.ShapeDtypeStruct((8, 128), jnp.float32)
@@ -42,11 +43,12 @@ def test_target_has_plausible_figures(name: str):
 
 
 def test_canonical_schedule_runs_the_kernels_of_the_platform_on_the_default_budget():
-    tpu, gpu = (canonical_schedule(target(name), head_dim=128) for name in ("v5e:2x2", "h100"))
+    tpu, gpu = (canonical_schedule(target(name)) for name in ("v5e:2x2", "h100"))
     assert (tpu.implementation, gpu.implementation) == ("pallas_tpu", "pallas_gpu")
     assert (tpu.rows, tpu.window, tpu.page, gpu.page) == (256, 16, 128, 128)
-    assert canonical_schedule(target("h100"), head_dim=256).page == 64
-    assert canonical_schedule(target("v5e:2x2"), head_dim=256).page == 128
+    assert canonical_schedule(target("h100"), preset("gemma3_4b")).page == 64
+    assert canonical_schedule(target("v5e:2x2"), preset("gemma3_4b")).page == 128
+    assert (tpu.fast_block_pages, gpu.fast_splits) == (2, 8)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_canonical_schedule_runs_the_kernels_of_the_platform_on_the_default_budg
     [({"window": 32}, 256, 32), ({"groups": 2}, 32, 16), ({"window": 8, "groups": 3}, 24, 8), ({"window": 1024}, 1024, 1024)],
 )
 def test_canonical_schedule_is_cut_as_asked(split: dict[str, int], rows: int, window: int):
-    schedule = canonical_schedule(target("v6e:2x2"), head_dim=128, **split)
+    schedule = canonical_schedule(target("v6e:2x2"), **split)
     assert (schedule.rows, schedule.window) == (rows, window)
     assert isinstance(schedule, Schedule)
 
@@ -64,7 +66,7 @@ def test_canonical_schedule_is_cut_as_asked(split: dict[str, int], rows: int, wi
 )
 def test_canonical_schedule_refuses_what_is_no_split(split: dict[str, int], message: str):
     with pytest.raises(InputError, match=message):
-        canonical_schedule(target("v6e:2x2"), head_dim=128, **split)
+        canonical_schedule(target("v6e:2x2"), **split)
 
 
 def test_compile_for_without_libtpu_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     device = target(args.target)
     cfg = preset(args.preset) if hasattr(args, "preset") else load_config(args.model)
     split = {"window": getattr(args, "window", None), "groups": getattr(args, "group", None)}
-    schedule = canonical_schedule(device, head_dim=cfg.head_dim, **split)
+    schedule = canonical_schedule(device, cfg, **split)
     with Progress(2, "programs") as progress:
         result = plan(
             cfg, device, schedule=schedule, max_rows=args.max_rows, max_len=args.max_len, on_stage=progress.next_stage

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from detspec.config import Schedule
+from detspec.config import ModelConfig, Schedule
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.linear.api import linear_fn
 from detspec.presets import preset
@@ -35,6 +35,7 @@ class AttentionShape:
         num_heads, num_kv_heads, head_dim, scale, cap, sliding_window: of the layer.
         groups, window, max_len: of the pass.
         decode: one query a row, by the schedule's fast path.
+        cfg: the model, for its default schedule.
     """
 
     name: str
@@ -48,17 +49,19 @@ class AttentionShape:
     window: int
     max_len: int
     decode: bool
+    cfg: ModelConfig = dataclasses.field(compare=False, repr=False)
 
     def schedule(self, target: Target) -> Schedule:
         """What the pass runs with on `target`."""
-        canonical = canonical_schedule(target, head_dim=self.head_dim, window=self.window, groups=self.groups)
+        canonical = canonical_schedule(target, self.cfg, window=self.window, groups=self.groups)
         return canonical.fast(self.groups) if self.decode else canonical
 
     def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes of queries, key pages, value pages, page tables and positions, every row with its own pages."""
         max_pages = -(-self.max_len // schedule.page)
-        values = (1 + self.groups * max_pages, self.num_kv_heads, schedule.page, self.head_dim)
-        keys = values if schedule.key_slot_axis == 2 else (*values[:2], self.head_dim, schedule.page)
+        head_dim = schedule.cache_head_dim(self.head_dim)
+        values = (1 + self.groups * max_pages, self.num_kv_heads, schedule.page, head_dim)
+        keys = values if schedule.key_slot_axis == 2 else (*values[:2], head_dim, schedule.page)
         cache = jnp.dtype(schedule.cache_dtype)
         return (
             jax.ShapeDtypeStruct((self.groups, self.window, self.num_heads, self.head_dim), jnp.bfloat16),
@@ -89,7 +92,7 @@ class LinearShape:
 
     def schedule(self, target: Target) -> Schedule:
         """What the product runs with on `target`."""
-        return dataclasses.replace(canonical_schedule(target, head_dim=0), linear="pinned")
+        return dataclasses.replace(canonical_schedule(target), linear="pinned")
 
     def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes of rows and weight."""
@@ -139,6 +142,7 @@ def attention_shapes() -> tuple[AttentionShape, ...]:
                         window=window,
                         max_len=max_len,
                         decode=name.startswith("decode"),
+                        cfg=cfg,
                     )
                 )
     return _distinct(shapes)

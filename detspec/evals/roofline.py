@@ -45,7 +45,7 @@ def pass_work(cfg: ModelConfig, schedule: Schedule, *, windows: int, context: in
     num_bytes = num_multiplied * cfg.jax_dtype.itemsize + 2 * 4 * schedule.rows * cfg.vocab_size
     flop = 2 * schedule.rows * num_multiplied
     tiles = windows * -(-schedule.window // schedule.query_tile)
-    slot_bytes = 2 * cfg.num_kv_heads * cfg.head_dim * jnp.dtype(schedule.cache_dtype).itemsize
+    slot_bytes = 2 * cfg.num_kv_heads * schedule.cache_head_dim(cfg.head_dim) * jnp.dtype(schedule.cache_dtype).itemsize
     for layer in range(cfg.num_layers):
         sliding = cfg.window_of(layer)
         seen = context if sliding is None else min(context, sliding)

@@ -73,10 +73,20 @@ def forward(
 
 
 def lookup(table: jax.Array, rows: jax.Array) -> jax.Array:
-    """`table[rows]`, by bit pattern where it has two-byte elements: XLA:CPU converts a whole bf16 table to look up one row."""
-    if table.dtype.itemsize != 2:
+    """`table[rows]`; on the CPU by bit pattern where it has two-byte elements.
+
+    XLA:CPU converts a whole bf16 table to look up one row; for a TPU, taking it by bit pattern copies the whole table.
+    """
+
+    def by_pattern(table: jax.Array, rows: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(table, jnp.uint16)[rows], table.dtype)
+
+    def plainly(table: jax.Array, rows: jax.Array) -> jax.Array:
         return table[rows]
-    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(table, jnp.uint16)[rows], table.dtype)
+
+    if table.dtype.itemsize != 2:
+        return plainly(table, rows)
+    return jax.lax.platform_dependent(table, rows, cpu=by_pattern, default=plainly)
 
 
 def forward_sequences(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from detspec.targets import Compiled, canonical_schedule, target
 
 V5E, V6E, H200 = (target(name) for name in ("v5e:2x2", "v6e:2x2", "h200"))
 QWEN = preset("qwen3_8b")
-SCHEDULE = canonical_schedule(V6E, head_dim=128)
+SCHEDULE = canonical_schedule(V6E)
 NEVER_ENDING = 1e30
 
 

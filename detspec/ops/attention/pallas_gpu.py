@@ -327,7 +327,7 @@ def _product(a_ref: Any, b_ref: Any, *, transpose_b: bool, interpret: bool) -> j
         contract = ((1,), (1 if transpose_b else 0,))
         return jax.lax.dot_general(a_ref[...], b_ref[...], (contract, ((), ())), preferred_element_type=jnp.float32)
     if transpose_b:
-        b_ref = plgpu.transpose_ref(b_ref, (1, 0))
+        b_ref = b_ref.T
 
     def multiply(acc_ref: Any) -> jax.Array:
         plgpu.wgmma(acc_ref, a_ref, b_ref)

@@ -57,7 +57,7 @@ def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> j
         tile_rows = pl.ds(tile * TILE_ROWS, TILE_ROWS)
 
         def multiply(_, x_smem, weight_smem, acc):  # type: ignore[no-untyped-def]
-            plgpu.wgmma(acc, x_smem.at[tile_rows], weight_smem if interpret else plgpu.transpose_ref(weight_smem, (1, 0)))
+            plgpu.wgmma(acc, x_smem.at[tile_rows], weight_smem if interpret else weight_smem.T)
             plgpu.wgmma_wait(IN_FLIGHT)
             return acc
 
