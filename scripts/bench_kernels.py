@@ -131,7 +131,7 @@ def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int,
     kernel = jax.jit(partial(paged_attention, scale=cfg.score_scale, schedule=schedule))
     whole = (G, context, cfg.num_kv_heads, cfg.head_dim)
     k, v = (jax.random.normal(jax.random.key(n), whole, jnp.bfloat16) for n in (3, 4))
-    mask = None if context == W else (positions[:, None, :, None] >= jnp.arange(context, dtype=jnp.int32))
+    mask = None if context == W else (positions[:, None, :, None] >= jnp.arange(context, dtype=jnp.int32)[None, None, None])
     library = "cudnn" if jax.default_backend() == "gpu" else "xla"
     plain = jax.jit(
         partial(jax.nn.dot_product_attention, scale=cfg.score_scale, is_causal=mask is None, implementation=library)
