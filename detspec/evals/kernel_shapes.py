@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.config import ModelConfig, Schedule
+from detspec.evals.roofline import Work
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.linear.api import linear_fn
 from detspec.presets import preset
@@ -56,6 +57,23 @@ class AttentionShape:
         canonical = canonical_schedule(target, self.cfg, window=self.window, groups=self.groups)
         return canonical.fast(self.groups) if self.decode else canonical
 
+    def work(self, schedule: Schedule) -> Work:
+        """What windows at the end of `max_len` positions take: each query tile reads the pages it attends to once."""
+        positions = range(max(self.max_len - self.window, 0), self.max_len)
+        first_seen = [0 if self.sliding_window is None else max(p + 1 - self.sliding_window, 0) for p in positions]
+        tiles = range(0, len(positions), schedule.query_tile)
+        lasts = [positions[min(start + schedule.query_tile, len(positions)) - 1] for start in tiles]
+        pages = sum(
+            last // schedule.page - first_seen[start] // schedule.page + 1 for start, last in zip(tiles, lasts, strict=True)
+        )
+        q, k_pages, *_ = self.operands(schedule)
+        page_bytes = 2 * k_pages.size // k_pages.shape[0] * k_pages.dtype.itemsize
+        seen = sum(p + 1 - first for p, first in zip(positions, first_seen, strict=True))
+        return Work(
+            bytes=float(self.groups * pages * page_bytes + q.size * (q.dtype.itemsize + 4)),
+            flop=float(4 * self.groups * self.num_heads * self.head_dim * seen),
+        )
+
     def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes of queries, key pages, value pages, page tables and positions, every row with its own pages."""
         max_pages = -(-self.max_len // schedule.page)
@@ -93,6 +111,12 @@ class LinearShape:
     def schedule(self, target: Target) -> Schedule:
         """What the product runs with on `target`."""
         return dataclasses.replace(canonical_schedule(target), linear="pinned")
+
+    def work(self, schedule: Schedule) -> Work:
+        """Weights and rows are read once, float32 results written once."""
+        del schedule
+        read = 2 * (self.num_in * self.num_out + self.rows * self.num_in)
+        return Work(bytes=float(read + 4 * self.rows * self.num_out), flop=float(2 * self.rows * self.num_in * self.num_out))
 
     def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes of rows and weight."""
