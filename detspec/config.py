@@ -212,7 +212,9 @@ class Schedule:
         query_tile: most query rows that attention handles together; a power of two.
         block_pages: pages that one step of the attention takes together; 1 in a canonical pass.
         num_splits: parts that the KV sequence is cut into and merged from; 1 in a canonical pass.
-        fast_block_pages, fast_splits: `block_pages` and `num_splits` of the fast path, see `detspec.environment.FAST_BLOCKS`.
+        fast_block_pages: `block_pages` of the fast path, see `detspec.environment.FAST_BLOCKS`.
+        fast_splits: `num_splits` of the fast path for one row. More rows share them, so that about as many blocks run at once:
+            16 are 16, 8, 4, 2 and 1 for 1, 2, 4, 8 and 16 rows.
         reductions: order of the sums in norms, softmax and log-probabilities: "fixed" by the length of a row alone, as a
             canonical pass needs it, or "native", XLA's own, which may depend on how many rows there are.
         cache_dtype: of keys and values in the cache: "float32", "bfloat16" or "float16".
@@ -281,13 +283,14 @@ class Schedule:
 
     def fast(self, batch: int) -> "Schedule":
         """The cheapest decode schedule for `batch` live rows: one-row windows and tiles, sums and products in XLA's order."""
+        shared = 1 << (batch - 1).bit_length()
         return dataclasses.replace(
             self,
             rows=batch,
             window=1,
             query_tile=1,
             block_pages=self.fast_block_pages,
-            num_splits=self.fast_splits,
+            num_splits=max(self.fast_splits // shared, 1),
             reductions="native",
             alignment="free",
             linear="xla",

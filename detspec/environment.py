@@ -25,15 +25,15 @@ WIDE_HEAD_DIM, WIDE_HEAD_PAGE = 256, 64  # a Hopper GPU's shared memory does not
 TILE_ROWS = 128  # query rows that a Hopper GPU's registers hold: positions of a tile times query heads of a KV head
 
 # (`fast_block_pages`, `fast_splits`) of fast decoding, by a part of the device's kind, frozen: two pages a step keep a TPU's
-# registers busy, two splits both TensorCores of a v4 or a v5p (whose kind is "TPU v5") when one row is decoded. A GPU decodes
-# a row by `K * splits` thread blocks, of which 132 processors run two each. None of these has been measured.
+# registers busy, two splits both TensorCores of a v4 or a v5p (whose kind is "TPU v5") when one row is decoded. On a GPU a row
+# takes `K * splits` thread blocks, and each of 132 processors holds one: 8 heads x 16. None of these has been measured.
 FAST_BLOCKS = {
     "TPU v4": (2, 2),
     "TPU v5 lite": (2, 1),
     "TPU v5": (2, 2),
     "TPU v6": (2, 1),
     "TPU7x": (2, 1),
-    "NVIDIA H": (1, 8),
+    "NVIDIA H": (1, 16),
 }
 
 

@@ -48,7 +48,7 @@ def test_canonical_schedule_runs_the_kernels_of_the_platform_on_the_default_budg
     assert (tpu.rows, tpu.window, tpu.page, gpu.page) == (256, 16, 128, 128)
     assert canonical_schedule(target("h100"), preset("gemma3_4b")).page == 64
     assert canonical_schedule(target("v5e:2x2"), preset("gemma3_4b")).page == 128
-    assert (tpu.fast_block_pages, gpu.fast_splits) == (2, 8)
+    assert (tpu.fast_block_pages, gpu.fast_splits) == (2, 16)
 
 
 @pytest.mark.parametrize(

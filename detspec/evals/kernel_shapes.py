@@ -141,10 +141,16 @@ def compile_shape(shape: KernelShape, target: Target) -> Compiled:
 def attention_shapes() -> tuple[AttentionShape, ...]:
     """Every model's full and sliding layers: a canonical pass of 16 windows of 16, and decoding of 32 rows.
 
-    Of one model of each kind also the other ways to cut 256 rows, a few rows of odd length, and decoding of 8 rows.
+    Of one model of each kind also the other ways to cut 256 rows, a few rows of odd length, and decoding of 8 rows and of 1.
     """
     passes = {"16x16": (16, 16, 4096), "decode32": (32, 1, 4096)}
-    more = {"256x1": (256, 1, 1024), "1x256": (1, 256, 8192), "5x8 odd": (5, 8, 999), "decode8": (8, 1, 8191)}
+    more = {
+        "256x1": (256, 1, 1024),
+        "1x256": (1, 256, 8192),
+        "5x8 odd": (5, 8, 999),
+        "decode8": (8, 1, 8191),
+        "decode1": (1, 1, 4096),
+    }
     shapes = []
     for model in MODELS:
         cfg = preset(model)
