@@ -7,7 +7,6 @@ from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.ops.attention import reference
 
-MASK_VALUE = reference.MASK_VALUE
 NO_POSITION = -1  # of the queries of a window that pads a pass
 
 
