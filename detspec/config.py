@@ -13,6 +13,7 @@ ALIGNMENTS = ("free", "window")
 REDUCTIONS = ("fixed", "native")
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
 ACTIVATIONS = ("silu", "gelu_tanh")
+POSITION_ENCODINGS = ("rope", "alibi")
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 
@@ -73,6 +74,38 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class ThinkingConfig:
+    """Reasoning in states that are made chunk by chunk while the input is read (Thinking States, arXiv 2602.08332, section 3).
+
+    Attributes:
+        chunk: `C`, tokens of the input that are read between two thoughts; a power of two.
+        in_layer: how many layers the stream has been through when a chunk's states are added to it.
+        out_layer: how many it has been through when the thought after a chunk is read off it.
+        max_thought: `M`, most tokens of a thought, the one that ends it included.
+        end_id: the token that ends a thought.
+    """
+
+    chunk: int
+    in_layer: int
+    out_layer: int
+    max_thought: int
+    end_id: int
+
+    def __post_init__(self) -> None:
+        if not is_count(self.chunk) or self.chunk & (self.chunk - 1):
+            raise InputError(f"ThinkingConfig.chunk must be a power of two, got {self.chunk!r}")
+        for field, least in (("in_layer", 0), ("out_layer", 1), ("max_thought", 1), ("end_id", 0)):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InputError(f"ThinkingConfig.{field} must be an integer of at least {least}, got {value!r}")
+        if not self.in_layer < self.out_layer:
+            raise InputError(
+                f"ThinkingConfig.in_layer ({self.in_layer}) must be less than its out_layer ({self.out_layer}): states go in "
+                "below the layer that thoughts are read off"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Shape of one decoder; the families (Llama, Mistral, Qwen, Gemma) are values of it.
 
@@ -103,6 +136,9 @@ class ModelConfig:
         score_dim: attention scores are divided by its square root; None is `H`.
         attn_softcap: scores are squashed into `+-cap` by `cap * tanh(scores / cap)`; None leaves them.
         logit_softcap: the same for the logits.
+        position_encoding: "rope" rotates queries and keys; "alibi" lowers a head's scores in proportion to the distance (Press
+            et al. 2022, arXiv 2108.12409), and the rotary fields say nothing.
+        thinking: how the model thinks while it reads; None if it has no layers for that.
     """
 
     vocab_size: int
@@ -131,6 +167,8 @@ class ModelConfig:
     score_dim: float | None = None
     attn_softcap: float | None = None
     logit_softcap: float | None = None
+    position_encoding: str = "rope"
+    thinking: ThinkingConfig | None = None
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff", "max_position"):
@@ -151,12 +189,24 @@ class ModelConfig:
             raise InputError(f"dtype must be one of {sorted(DTYPES)}, got {self.dtype!r}")
         if self.activation not in ACTIVATIONS:
             raise InputError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}")
+        if self.position_encoding not in POSITION_ENCODINGS:
+            raise InputError(f"position_encoding must be one of {POSITION_ENCODINGS}, got {self.position_encoding!r}")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
             raise InputError(f"rope_scaling must be a RopeScaling or None, got {self.rope_scaling!r}")
         if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
             raise InputError(f"sliding_layers must name each of the {self.num_layers} layers, got {len(self.sliding_layers)}")
         if any(self.sliding_layers) and not is_count(self.sliding_window):
             raise InputError(f"sliding layers need a sliding_window of at least 1, got {self.sliding_window!r}")
+        if self.thinking is not None:
+            self._check_thinking(self.thinking)
+
+    def _check_thinking(self, thinking: object) -> None:
+        if not isinstance(thinking, ThinkingConfig):
+            raise InputError(f"thinking must be a ThinkingConfig or None, got {thinking!r}")
+        if thinking.out_layer > self.num_layers:
+            raise InputError(f"ThinkingConfig.out_layer ({thinking.out_layer}) exceeds the model's {self.num_layers} layers")
+        if thinking.end_id >= self.vocab_size:
+            raise InputError(f"ThinkingConfig.end_id ({thinking.end_id}) lies outside the vocabulary of {self.vocab_size}")
 
     def window_of(self, layer: int) -> int | None:
         """Positions that `layer` attends to; None is all."""
@@ -169,9 +219,10 @@ class ModelConfig:
     @staticmethod
     def from_json(values: dict[str, Any]) -> "ModelConfig":
         """The config that `to_json` made `values` of; `TypeError` for a field that there is not."""
-        scaling = values.get("rope_scaling")
+        scaling, thinking = values.get("rope_scaling"), values.get("thinking")
         rebuilt = {
             "rope_scaling": None if scaling is None else RopeScaling(**scaling),
+            "thinking": None if thinking is None else ThinkingConfig(**thinking),
             "sliding_layers": tuple(values.get("sliding_layers", ())),
         }
         return ModelConfig(**{**values, **rebuilt})
@@ -193,8 +244,9 @@ class ModelConfig:
         layer = attention + 3 * self.d_ff * self.d_model + (4 if self.post_norms else 2) * self.d_model
         layer += self.qkv_bias * (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         layer += self.o_bias * self.d_model + self.qk_norm * 2 * self.head_dim
-        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.d_model
-        return embeddings + self.num_layers * layer + self.d_model
+        table = self.vocab_size * self.d_model
+        thinking = 0 if self.thinking is None else 2 * layer + table + self.d_model
+        return (1 if self.tie_embeddings else 2) * table + self.num_layers * layer + self.d_model + thinking
 
 
 @dataclasses.dataclass(frozen=True)

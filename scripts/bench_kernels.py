@@ -176,7 +176,7 @@ def model_contest(sizes: Sizes, schedule: Schedule) -> Contest:
 
         @partial(jax.jit, donate_argnums=1)
         def one_pass(params: Params, state: GenState) -> tuple[jax.Array, GenState]:
-            logits, cache = forward(params, cfg, windows, state.cache, schedule=schedule)
+            logits, cache, _ = forward(params, cfg, windows, state.cache, schedule=schedule)
             return logits.max(-1), state.replace(cache=cache)
 
         def call() -> jax.Array:

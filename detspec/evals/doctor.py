@@ -279,7 +279,7 @@ def _pass(
 ) -> tuple[jax.Array, jax.Array, jax.Array, KVCache]:
     """One pass: logits `[G, W, V]`, sampled tokens and log-probabilities `[G, W]`, and the cache."""
     G, W = windows.tokens.shape
-    logits_f32, cache = forward(params, cfg, windows, cache, schedule=schedule)
+    logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=schedule)
     rows = jax.tree.map(lambda x: jnp.repeat(x, G * W, axis=0), sampling)
     flat = logits_f32.reshape(G * W, -1)
     position = windows.positions.reshape(-1) + 1

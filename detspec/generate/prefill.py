@@ -21,7 +21,7 @@ def prefill(
     """Brings every live row to `cache.length == committed - 1`, or as far as `max_passes` passes over all rows reach."""
 
     def run_pass(windows: Windows, cache: KVCache) -> KVCache:
-        _, cache = forward(params, cfg, windows, cache, schedule=schedule)
+        _, cache, _ = forward(params, cfg, windows, cache, schedule=schedule)
         return cache
 
     lacking = missing(state, schedule)

@@ -126,7 +126,7 @@ def replay(
 
     def run_pass(windows: Windows, carry: tuple[Replayed, KVCache]) -> tuple[Replayed, KVCache]:
         replayed, cache = carry
-        logits_f32, cache = forward(params, cfg, windows, cache, schedule=schedule)
+        logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=schedule)
         row = jnp.maximum(windows.row, 0)
         position = windows.positions.reshape(-1) + 1
         found = read(logits_f32.reshape(R, -1), row, position)

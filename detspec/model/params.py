@@ -1,12 +1,13 @@
 """The parameter pytree: which weights a config asks for, their shapes, and random ones."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.config import ModelConfig
+from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 
 Params = dict[str, Any]
@@ -18,7 +19,8 @@ def param_shapes(cfg: ModelConfig) -> Params:
     `{"embed": [V, D], "layers": ({"attn_norm": [D], "q": [N*H, D], "k": [K*H, D], "v": [K*H, D], "o": [D, N*H],
     "mlp_norm": [D], "gate": [F, D], "up": [F, D], "down": [D, F]}, ...), "final_norm": [D], "head": [V, D]}`;
     no `"head"` when the embedding is tied. As the config asks, a layer also has `"q_bias": [N*H]`, `"k_bias", "v_bias": [K*H]`,
-    `"o_bias": [D]`, `"q_norm", "k_norm": [H]`, and `"attn_post_norm", "mlp_post_norm": [D]`.
+    `"o_bias": [D]`, `"q_norm", "k_norm": [H]`, and `"attn_post_norm", "mlp_post_norm": [D]`. A model that thinks has
+    `"thinking": {"thinker": {"layer": {...}, "final_norm": [D], "head": [V, D]}, "compressor": {"layer": {...}}}` too.
     """
 
     def weight(*shape: int) -> jax.ShapeDtypeStruct:
@@ -52,15 +54,37 @@ def param_shapes(cfg: ModelConfig) -> Params:
     }
     if not cfg.tie_embeddings:
         shapes["head"] = weight(V, D)
+    if cfg.thinking is not None:
+        thinker = {"layer": dict(layer), "final_norm": weight(D), "head": weight(V, D)}
+        shapes["thinking"] = {"thinker": thinker, "compressor": {"layer": dict(layer)}}
     return shapes
+
+
+def with_thinking(cfg: ModelConfig, params: Params, thinking: ThinkingConfig) -> tuple[ModelConfig, Params]:
+    """A model that thinks, from the backbone `cfg`, `params`: untrained, the thinker and the compressor as copies.
+
+    The thinker T is the last layer with the output head, the compressor C is the first layer (Thinking States, section 3).
+    """
+    thinker = {
+        "layer": dict(params["layers"][-1]),
+        "final_norm": params["final_norm"],
+        "head": params["embed"] if cfg.tie_embeddings else params["head"],
+    }
+    parts = {"thinker": thinker, "compressor": {"layer": dict(params["layers"][0])}}
+    # Buffers of their own, so that whoever donates the parameters donates each once.
+    return dataclasses.replace(cfg, thinking=thinking), {**params, "thinking": jax.tree.map(jnp.copy, parts)}
 
 
 def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
     """Random weights: norms 1 (or 0 where one is added), biases 0, matrices normal with deviation `1/sqrt(in)`.
 
     The two residual outputs, `o` and `down`, are divided by `sqrt(2 L)`.
-    The embedding's deviation is `1/sqrt(D)` when it is also the head, else 1.
+    The embedding's deviation is `1/sqrt(D)` when it is also the head, else 1. A thinker and a compressor are copies, see
+    `with_thinking`.
     """
+    if cfg.thinking is not None:
+        backbone = dataclasses.replace(cfg, thinking=None)
+        return with_thinking(backbone, init_params(backbone, key), cfg.thinking)[1]
     leaves, treedef = jax.tree.flatten_with_path(param_shapes(cfg))
     keys = jax.random.split(key, len(leaves))
 

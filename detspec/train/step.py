@@ -69,7 +69,7 @@ def init_state(config: TrainConfig) -> TrainState:
 
 def token_losses(params: Params, cfg: ModelConfig, rows: jax.Array) -> jax.Array:
     """Cross entropy in nats of every next token of `rows [B, T + 1]`: float32 `[B, T]`."""
-    logits = forward_sequences(params, cfg, rows[:, :-1])
+    logits, _ = forward_sequences(params, cfg, rows[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:])
 
 

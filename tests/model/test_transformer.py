@@ -43,14 +43,14 @@ def windows_of(window: int, rows: int, row: int = 0) -> Windows:
 def logits_of(cfg: ModelConfig, window: int, rows: int = 32, row: int = 0, **changes) -> np.ndarray:
     schedule = Schedule(rows=rows, window=window, page=PAGE, **changes)
     cache = init_cache(cfg, max_rows=2, max_len=32, schedule=schedule)
-    logits, _ = one_pass(random_model(cfg), cfg, windows_of(window, rows, row), cache, schedule=schedule)
+    logits, *_ = one_pass(random_model(cfg), cfg, windows_of(window, rows, row), cache, schedule=schedule)
     return np.asarray(logits).reshape(rows, -1)[:LENGTH]
 
 
 @pytest.mark.parametrize("window", [1, 8])
 def test_forward_over_pages_equals_forward_over_sequences(window):
     """Several windows of one pass hold consecutive stretches of one sequence: a layer writes before it attends."""
-    whole = forward_sequences(random_model(F32), F32, jnp.asarray(TOKENS[None]))[0]
+    whole = forward_sequences(random_model(F32), F32, jnp.asarray(TOKENS[None]))[0][0]
     # Two orders of the same float32 sums, of some 64 terms, through 2 layers; logits of size 1.
     np.testing.assert_allclose(logits_of(F32, window), whole, rtol=0, atol=2e-5)
 
@@ -59,7 +59,7 @@ def test_forward_in_any_split_and_row_gives_the_same_bits():
     expected = bits(logits_of(RANDOM_CFG, 1))
     for window, row in ((2, 0), (8, 0), (8, 1)):
         assert (bits(logits_of(RANDOM_CFG, window, row=row)) == expected).all()
-    whole = forward_sequences(random_model(RANDOM_CFG), RANDOM_CFG, jnp.asarray(TOKENS[None]))[0]
+    whole = forward_sequences(random_model(RANDOM_CFG), RANDOM_CFG, jnp.asarray(TOKENS[None]))[0][0]
     assert (bits(whole) != expected).any()  # other sums, other bits
 
 
@@ -87,7 +87,7 @@ def test_forward_multiplies_all_weights_as_its_schedule_says(linear, rows_of_pro
 def test_forward_writes_the_pages_of_its_rows_and_the_scratch_page_only():
     schedule = Schedule(rows=32, window=8, page=PAGE)
     cache = init_cache(RANDOM_CFG, max_rows=2, max_len=32, schedule=schedule)
-    _, after = one_pass(random_model(RANDOM_CFG), RANDOM_CFG, windows_of(8, 32), cache, schedule=schedule)
+    _, after, _ = one_pass(random_model(RANDOM_CFG), RANDOM_CFG, windows_of(8, 32), cache, schedule=schedule)
     written = [(np.asarray(pool) != 0).any((1, 2)) for pool in after.k]  # [num_pages, page]
     written += [(np.asarray(pool) != 0).any((1, 3)) for pool in after.v]
     for slots in written:
@@ -101,7 +101,7 @@ def test_logits_do_not_depend_on_later_tokens():
     params = random_model(F32)
     other = TOKENS.copy()
     other[-1] += 1
-    first, second = (np.asarray(forward_sequences(params, F32, jnp.asarray(t[None]))[0]) for t in (TOKENS, other))
+    first, second = (np.asarray(forward_sequences(params, F32, jnp.asarray(t[None]))[0][0]) for t in (TOKENS, other))
     assert (bits(first[:-1]) == bits(second[:-1])).all()
     assert (bits(first[-1]) != bits(second[-1])).any()
 
