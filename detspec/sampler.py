@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.config import Schedule
+from detspec.ops.first_largest import first_largest
 from detspec.ops.row_sum import SumFn, fixed_sum, sum_fn
 from detspec.state import NO_TOKEN, RowSampling
 
@@ -47,7 +48,7 @@ def sample(
 
         drawn_from = _narrow(_process_if_asked(logits_f32, position, rows, texts_fn), rows)
         chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, drawn_from)
-        tokens = _first_largest(chosen_by)
+        tokens = first_largest(chosen_by)
         raw = logprobs_at(logits_f32, tokens, sum_fn(schedule))
 
         def report() -> jax.Array:
@@ -130,13 +131,6 @@ def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int
     text = jnp.arange(X, dtype=jnp.int32)[:, None]
     added = jnp.zeros((X, W, V), jnp.int32).at[text, choice, texts].add(1, mode="drop")
     return jnp.cumsum(added, axis=1, dtype=jnp.int32).reshape(X * W, V)
-
-
-def _first_largest(x: jax.Array) -> jax.Array:
-    """`argmax` of `x [R, V]` over its last axis, V - 1 for a row with a nan; two plain reductions vectorise on the CPU."""
-    V = x.shape[1]
-    index = jnp.arange(V, dtype=jnp.int32)[None, :]
-    return jnp.where(x == x.max(-1, keepdims=True), index, V - 1).min(-1)
 
 
 def _gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:

@@ -55,6 +55,8 @@ class SamplingParams:
             (unless greedy) temperature, min_p, top_k and top_p; tokens left out have -inf. Those of the prompt are always raw.
             No token depends on it.
         deterministic: verify canonically before anything is committed. False commits the fast path's tokens as they come.
+        thinking: read the prompt with the thoughts of a model that thinks. None is whatever the model does, True refuses models
+            that do not think, False reads without thoughts.
     """
 
     max_tokens: int = 64
@@ -76,6 +78,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logprobs_mode: str = "raw"
     deterministic: bool = True
+    thinking: bool | None = None
 
     def __post_init__(self) -> None:
         """Checks every field; numbers become plain `int` and `float`, so that equal requests read equal as JSON."""
@@ -111,6 +114,8 @@ class SamplingParams:
             sentence = f"None or an integer in 0 .. {MAX_LOGPROBS}"
             known = _checked("prompt_logprobs", self.prompt_logprobs, int, between(0, MAX_LOGPROBS), sentence)
             self._set("prompt_logprobs", known)
+        if self.thinking is not None:
+            self._set("thinking", _checked("thinking", self.thinking, bool, lambda x: True, "None, true or false"))
         self._set("stop", _checked_stop(self.stop))
         self._set("stop_token_ids", _checked_ids(self.stop_token_ids))
         self._set("logit_bias", _checked_bias(self.logit_bias))

@@ -69,6 +69,33 @@ class Counters(flax.struct.PyTreeNode):
     num_recomputed_tokens: jax.Array
 
 
+class Reading(flax.struct.PyTreeNode):
+    """How far each row's prompt has been read by a model that thinks, and what it thought.
+
+    A thought follows each chunk of `C` tokens that ends before the last prompt token. A prompt of 11 tokens, `C = 4`, read up
+    to its second chunk:
+
+        chunks    t0 t1 t2 t3 | t4 t5 t6 t7 | t8 t9 t10       end 2, for the last chunk has no thought
+        thoughts  Z0            Z1                            read 1: Z0 is committed, Z1 is a guess
+        states    0             of Z0         of Z1           `states` holds those of Z0, for chunk `read`
+    """
+
+    thoughts: jax.Array  # [B, X, M] int32, filled with NO_TOKEN: after chunks below `read` committed, after later ones guessed
+    read: jax.Array  # [B] int32, chunks whose thoughts are committed; their keys and values are in the cache
+    end: jax.Array  # [B] int32, chunks of the prompt that a thought follows; 0 for a row that does not think
+    states: jax.Array  # [B, C, D], added to the stream of chunk `read`
+    num_passes: jax.Array  # [B] int32, canonical passes that held chunks of the row
+    num_guesses: jax.Array  # [B] int32, guessed thoughts that were verified
+    num_accepted: jax.Array  # [B] int32, guessed thoughts that were right
+    num_refused: jax.Array  # [B] int32, passes that ended at a wrong guess: one less than the rounds of speculation
+    end_id: int = flax.struct.field(pytree_node=False)  # the token that ends a thought
+
+    @property
+    def chunk(self) -> int:
+        """`C`."""
+        return self.states.shape[1]
+
+
 class GenState(flax.struct.PyTreeNode):
     """The whole state of a batch between two steps.
 
@@ -87,11 +114,27 @@ class GenState(flax.struct.PyTreeNode):
     sampling: RowSampling
     counters: Counters
     cache: KVCache
+    reading: Reading | None = None  # of models that think
 
     @property
     def ready(self) -> jax.Array:
         """`[B]` bool, live rows that have caught up, so that the last committed token is the next input."""
         return self.live & (self.cache.length >= self.committed - 1)
+
+    @property
+    def catching_up(self) -> jax.Array:
+        """`[B]` bool, live rows that passes may take any token of: all but those that still think about their prompt."""
+        return self.live if self.reading is None else self.live & (self.reading.read >= self.reading.end)
+
+    def inject(self, windows: Windows) -> jax.Array | None:
+        """What the stream of `windows`, of rows that have thought, is given: `[G, W, D]`; None if the model does not think."""
+        if self.reading is None:
+            return None
+        row, C = jnp.maximum(windows.row, 0), self.reading.chunk
+        offset = windows.positions - (self.reading.read[row] * C)[:, None]
+        states = self.reading.states[row[:, None], jnp.clip(offset, 0, C - 1)]
+        inside = (offset >= 0) & (offset < C) & (self.reading.end[row] > 0)[:, None]
+        return jnp.where(inside[:, :, None], states, jnp.zeros_like(states))
 
 
 class Draft(flax.struct.PyTreeNode):

@@ -31,11 +31,11 @@ TRUNK = (
 # name: (the rightmost things it may import, the first layer of the trunk that may import it)
 BRANCHES = {
     "checkpoint": (("model",), "engine"),
-    "thinking": (("model",), "engine"),
-    "train": (("model", "checkpoint"), "evals"),
+    "thinking": (("model",), "draft"),
+    "train": (("model", "checkpoint", "thinking"), "evals"),
 }
 
-PURE = ("config", "cache", "state", "ops", "model", "stopping", "sampling", "sampler", "draft", "generate")
+PURE = ("config", "cache", "state", "ops", "model", "thinking", "stopping", "sampling", "sampler", "draft", "generate")
 IMPURE_MODULES = {
     "io",
     "json",

@@ -38,7 +38,7 @@ def self_draft(window: int, schedule: Schedule) -> DraftFn:
             row = jnp.arange(B, dtype=jnp.int32)
             position = state.cache.length + step
             windows = Windows(tokens=last[:, None], row=row, start=position, count=going.astype(jnp.int32))
-            logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=fast)
+            logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=fast, inject=state.inject(windows))
 
             def texts() -> jax.Array:
                 """Committed tokens and the guesses so far, `[B, max_len]`."""

@@ -13,6 +13,8 @@ from detspec.errors import InputError
 from detspec.generate.packing import pack_rows, unpack_rows
 from detspec.sampling import SamplingParams, all_stop_ids, row_sampling
 from detspec.state import PAD_ID, RUNNING, GenState, RowSampling, init_counters
+from detspec.thinking.reading import init_reading
+from detspec.thinking.thoughts import pack_guesses
 
 Array = jax.Array | np.ndarray
 
@@ -33,7 +35,8 @@ def init_state(
     own unless `num_pages` says how many there are to hand out, see `init_cache`.
 
     Raises:
-        InputError: a window of the schedule is longer than `max_len`.
+        InputError: a window of the schedule is longer than `max_len`, or a model that thinks cannot with this schedule, see
+            `init_reading`.
     """
     if schedule.window > max_len:
         raise InputError(
@@ -51,6 +54,7 @@ def init_state(
         sampling=jax.tree.map(jnp.asarray, nobody),
         counters=init_counters(max_rows),
         cache=init_cache(cfg, max_rows=max_rows, max_len=max_len, schedule=schedule, num_pages=num_pages),
+        reading=init_reading(cfg, max_rows=max_rows, max_len=max_len, schedule=schedule) if cfg.thinking else None,
     )
 
 
@@ -89,11 +93,22 @@ def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConf
     for token, _ in sampling.logit_bias:
         if token >= cfg.vocab_size:
             raise InputError(f"logit_bias names token id {token}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
+    if sampling.thinking and cfg.thinking is None:
+        raise InputError("sampling parameter thinking is true, but the model has no thinker and no compressor")
+    if thinks(cfg, sampling) and sampling.prompt_logprobs is not None:
+        raise InputError(
+            "prompt_logprobs are not reported of prompts that are read thinking: leave them out, or set thinking false"
+        )
     if len(prompt) + sampling.max_tokens > max_len:
         raise InputError(
             f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, together more than the cache's "
             f"max_len of {max_len}: shorten one or raise max_len"
         )
+
+
+def thinks(cfg: ModelConfig, sampling: SamplingParams) -> bool:
+    """Whether the prompt of such a request is read thinking."""
+    return cfg.thinking is not None and sampling.thinking is not False
 
 
 class Requests(flax.struct.PyTreeNode):
@@ -113,6 +128,8 @@ class _Asked(flax.struct.PyTreeNode):
     limit: Array
     deterministic: Array
     sampling: RowSampling
+    thoughts: Array | None = None  # guesses
+    end: Array | None = None
 
 
 def pack_requests(
@@ -125,6 +142,7 @@ def pack_requests(
     prompt_lens: Sequence[int] | None = None,
     logprobs: Sequence[Sequence[float]] | None = None,
     lengths: Sequence[int] | None = None,
+    thoughts: Sequence[Sequence[Sequence[int]]] | None = None,
 ) -> Requests:
     """Checked requests for `rows` of states like `state`.
 
@@ -140,6 +158,8 @@ def pack_requests(
             are counted from there.
         logprobs: of each request, the log-probabilities of the new tokens among `prompts`; 0 if None.
         lengths: how many positions of each request its pages hold already, less than it has tokens; none if None.
+        thoughts: of each request, guesses of the thoughts after its first chunks; those after others are guessed to be
+            trivial. For states of models that think.
     """
     max_rows, max_len = state.tokens.shape
     number = len(prompts)
@@ -165,6 +185,12 @@ def pack_requests(
             max_logit_bias=state.sampling.bias_ids.shape[1],
         ),
     )
+    if state.reading is not None:
+        chunks = [
+            (n - 1) // state.reading.chunk if p.thinking is not False else 0 for n, p in zip(prompt_len, sampling, strict=True)
+        ]
+        guesses = pack_guesses(state.reading, [()] * number if thoughts is None else thoughts)
+        asked = asked.replace(thoughts=guesses, end=chunks.astype(np.int32))
     chosen = np.zeros(max_rows, bool)
     chosen[list(rows)] = True
     return Requests(chosen=chosen, packed=pack_rows(asked, rows, max_rows))
@@ -182,10 +208,16 @@ def put_requests(state: GenState, requests: Requests) -> GenState:
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return jnp.where(chosen.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
 
+    reading = state.reading
     before = _Asked(
-        *(state.tokens, state.logprobs, state.committed, state.cache.length, state.limit, state.deterministic, state.sampling)
+        *(state.tokens, state.logprobs, state.committed, state.cache.length, state.limit, state.deterministic, state.sampling),
+        *((None, None) if reading is None else (reading.thoughts, reading.end)),
     )
     after = jax.tree.map(put, before, unpack_rows(jnp.asarray(requests.packed), before))
+    if reading is not None:
+        nothing = jax.tree.map(jnp.zeros_like, reading.replace(thoughts=None, end=None))
+        unread = jax.tree.map(put, reading.replace(thoughts=None, end=None), nothing)
+        reading = unread.replace(thoughts=after.thoughts, end=after.end)
     return state.replace(
         tokens=after.tokens,
         logprobs=after.logprobs,
@@ -197,6 +229,7 @@ def put_requests(state: GenState, requests: Requests) -> GenState:
         sampling=after.sampling,
         counters=jax.tree.map(put, state.counters, init_counters(chosen.shape[0])),
         cache=state.cache.replace(length=after.length),
+        reading=reading,
     )
 
 

@@ -36,9 +36,9 @@ def stretches(first: jax.Array, end: jax.Array, schedule: Schedule) -> Stretches
 
 
 def missing(state: GenState, schedule: Schedule) -> Stretches:
-    """What live rows lack in the cache: committed tokens but the last."""
+    """What live rows lack in the cache: committed tokens but the last; nothing of those that still think about their prompt."""
     length = state.cache.length
-    return stretches(length, jnp.where(state.live, state.committed - 1, 0), schedule)
+    return stretches(length, jnp.where(state.catching_up, state.committed - 1, 0), schedule)
 
 
 def cut(stretches: Stretches, index: jax.Array, tokens: jax.Array, window: int) -> Windows:

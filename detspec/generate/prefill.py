@@ -21,7 +21,7 @@ def prefill(
     """Brings every live row to `cache.length == committed - 1`, or as far as `max_passes` passes over all rows reach."""
 
     def run_pass(windows: Windows, cache: KVCache) -> KVCache:
-        _, cache, _ = forward(params, cfg, windows, cache, schedule=schedule)
+        _, cache, _ = forward(params, cfg, windows, cache, schedule=schedule, inject=state.inject(windows))
         return cache
 
     lacking = missing(state, schedule)

@@ -44,6 +44,8 @@ def score(
 ) -> list[np.ndarray]:
     """Log-probabilities of given texts, the very bits that generation reports for the tokens it commits.
 
+    The texts are read without thoughts, as generation with `SamplingParams(thinking=False)` reads them.
+
     Args:
         params, cfg: the model.
         sequences: token ids of `B` texts of any lengths; the bits do not depend on which texts stand together.
@@ -61,7 +63,7 @@ def score(
         return []
     schedule = chosen_schedule(schedule, cfg)
     max_len = max_len or max(schedule.window, *(len(text) + 1 for text in sequences))
-    sampling = [SamplingParams(max_tokens=1)] * len(sequences)
+    sampling = [SamplingParams(max_tokens=1, thinking=False)] * len(sequences)
     state = start_state(cfg, sequences, sampling, eos_ids=(), max_len=max_len, schedule=schedule)
     replayed, _ = _score_rows(params, cfg, state, schedule=schedule)
     logprobs = np.array(replayed.logprobs)
@@ -126,7 +128,7 @@ def replay(
 
     def run_pass(windows: Windows, carry: tuple[Replayed, KVCache]) -> tuple[Replayed, KVCache]:
         replayed, cache = carry
-        logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=schedule)
+        logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=schedule, inject=state.inject(windows))
         row = jnp.maximum(windows.row, 0)
         position = windows.positions.reshape(-1) + 1
         found = read(logits_f32.reshape(R, -1), row, position)

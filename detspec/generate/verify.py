@@ -42,7 +42,7 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
         own = _windows(state, draft, row, in_pass, before[row], num_guessed[row])
         along = cut(lacking, index - num_wanted, state.tokens, W)
         windows = jax.tree.map(lambda x, y: jax.vmap(jnp.where)(in_pass, x, y), own, along)
-        logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=schedule)
+        logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=schedule, inject=state.inject(windows))
 
         def texts() -> jax.Array:
             """The rows' committed tokens, and over them what the windows hold, guesses too, `[G, max_len]`."""

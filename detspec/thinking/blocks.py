@@ -1,0 +1,188 @@
+"""The two layers that think, over whole sequences, for training, and over windows of a canonical pass.
+
+The thinker T reads a chunk's stream and says a thought; the compressor C makes the thought the states of the next chunk.
+
+C = 4, M = 4, a thought of three tokens:
+
+    T    rows   h0 h1 h2 h3 z1 z2 -        h: the chunk's stream after `out_layer` layers, z: embedded tokens of the thought
+         says            z1 z2 end         each at the place before it
+    C    rows   z1 z2 end end              filled up with the ending token to C places
+         gives  s0 s1 s2 s3                the last C places; all exactly 0 for a trivial thought
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from detspec.cache import init_cache
+from detspec.config import ModelConfig, Schedule, ThinkingConfig
+from detspec.errors import InputError
+from detspec.model.layers import RowOps, layer_rotations, row_ops, scale_embeddings
+from detspec.model.params import Params
+from detspec.model.transformer import lookup, paged_block, place, sequence_block, training_ops
+from detspec.ops.first_largest import first_largest
+from detspec.ops.linear.api import linear_fn
+from detspec.ops.row_sum import sum_fn
+from detspec.ops.softcap import softcap
+from detspec.state import Windows
+from detspec.thinking.thoughts import cut_after_end, is_trivial, padded_thoughts, thought_length
+
+
+def thinking_of(cfg: ModelConfig) -> ThinkingConfig:
+    """How the model thinks; `InputError` if it does not."""
+    if cfg.thinking is None:
+        raise InputError(
+            "the model has no thinker and no compressor: train one that thinks (`detspec train --config "
+            "configs/thinking_parity.py`), or give a backbone untrained ones with `detspec.model.params.with_thinking`"
+        )
+    return cfg.thinking
+
+
+def compress_sequences(params: Params, cfg: ModelConfig, thoughts: jax.Array) -> jax.Array:
+    """States of given thoughts, differentiable in the parameters: `thoughts [X, M]` int32 -> `[X, C, D]`."""
+    tokens = _compressor_tokens(cfg, thoughts)
+    x = scale_embeddings(cfg, params["embed"][tokens])
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    rotation = layer_rotations(cfg, positions)[0]
+    x = sequence_block(params["thinking"]["compressor"]["layer"], cfg, x, rotation, training_ops(cfg))
+    return _states(cfg, x, thoughts)
+
+
+def think_sequences(params: Params, cfg: ModelConfig, tapped: jax.Array, thoughts: jax.Array) -> jax.Array:
+    """What the thinker would say at every place of given thoughts, differentiable.
+
+    Args:
+        params, cfg: the model.
+        tapped: `[X, C, D]`, the stream of each chunk after `out_layer` layers.
+        thoughts: `[X, M]` int32, what it said before each place.
+
+    Returns:
+        Logits of the tokens of the thought, float32 `[X, M, V]`.
+    """
+    C, M = thinking_of(cfg).chunk, thoughts.shape[1]
+    said = scale_embeddings(cfg, params["embed"][jnp.maximum(thoughts[:, : M - 1], 0)])
+    x = jnp.concatenate([tapped, said], axis=1)
+    positions = jnp.broadcast_to(jnp.arange(C + M - 1, dtype=jnp.int32), x.shape[:2])
+    ops = training_ops(cfg)
+    thinker = params["thinking"]["thinker"]
+    x = sequence_block(thinker["layer"], cfg, x, layer_rotations(cfg, positions)[-1], ops)
+    return _thought_logits(thinker, cfg, x[:, C - 1 :], ops)
+
+
+def compress(params: Params, cfg: ModelConfig, thoughts: jax.Array, *, schedule: Schedule) -> jax.Array:
+    """States of the thoughts of a canonical pass: `thoughts [G, M]` int32 -> `[G, C, D]`."""
+    tokens = _compressor_tokens(cfg, thoughts)
+    G, P = tokens.shape
+    desk = init_cache(_one_layer(cfg), max_rows=G, max_len=P, schedule=schedule)
+    windows = Windows(tokens=tokens, row=jnp.arange(G, dtype=jnp.int32), start=_all(G, 0), count=_all(G, P))
+    x = scale_embeddings(cfg, lookup(params["embed"], tokens.reshape(-1)))
+    x, _ = paged_block(
+        *(params["thinking"]["compressor"]["layer"], cfg, x, layer_rotations(cfg, windows.positions.reshape(-1))[0]),
+        *((desk.k[0], desk.v[0]), place(windows, desk), canonical_ops(cfg, schedule)),
+        sliding_window=None,
+        schedule=schedule,
+    )
+    return _states(cfg, x.reshape(G, P, -1), thoughts)
+
+
+def think(
+    params: Params, cfg: ModelConfig, tapped: jax.Array, guesses: jax.Array, wanted: jax.Array, *, schedule: Schedule
+) -> jax.Array:
+    """The thoughts after the chunks of a canonical pass.
+
+    The thinker reads all tokens of the guesses at once, and what it says becomes the next guess, until nothing changes: one
+    round more than there are wrong tokens at most. Every round has one shape, so a thought does not depend on the guess.
+
+        guess 5 9 0     says 5 7 3     right up to 7      guess 5 7 3     says 5 7 0     right up to its end
+
+    Args:
+        params, cfg: the model.
+        tapped: `[G, C, D]`, the stream of each chunk after `out_layer` layers.
+        guesses: `[G, M]` int32.
+        wanted: `[G]` bool, chunks whose thought is wanted whole; what is said of the others may be anything.
+        schedule: of the pass.
+
+    Returns:
+        `[G, M]` int32. A thought that has no end within `M` tokens is cut there.
+    """
+    thinking = thinking_of(cfg)
+    G, C, D = tapped.shape
+    M, end_id = guesses.shape[1], thinking.end_id
+    thinker = params["thinking"]["thinker"]
+    ops = canonical_ops(cfg, schedule)
+    row = jnp.arange(G, dtype=jnp.int32)
+    desk = init_cache(_one_layer(cfg), max_rows=G, max_len=C + M - 1, schedule=schedule)
+
+    def read(
+        x: jax.Array, tokens: jax.Array, start: int, pages: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        windows = Windows(tokens=tokens, row=row, start=_all(G, start), count=_all(G, tokens.shape[1]))
+        rotation = layer_rotations(cfg, windows.positions.reshape(-1))[-1]
+        return paged_block(
+            *(thinker["layer"], cfg, x.reshape(-1, D), rotation, pages, place(windows, desk), ops),
+            sliding_window=None,
+            schedule=schedule,
+        )
+
+    x, pages = read(tapped, jnp.zeros((G, C), jnp.int32), 0, (desk.k[0], desk.v[0]))
+    first = first_largest(_thought_logits(thinker, cfg, x.reshape(G, C, D)[:, -1], ops))
+
+    def say(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        tokens, _ = carry
+        said = jnp.maximum(tokens[:, : M - 1], 0)
+        x = scale_embeddings(cfg, lookup(params["embed"], said.reshape(-1)))
+        x, _ = read(x, said, C, pages)
+        targets = first_largest(_thought_logits(thinker, cfg, x, ops)).reshape(G, M - 1)
+        return _agreed(tokens, jnp.concatenate([first[:, None], targets], axis=1))
+
+    def unfinished(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        tokens, known = carry
+        ended = thought_length(cut_after_end(tokens, end_id)) <= known
+        return jnp.any(wanted & ~ended)
+
+    carry = jnp.concatenate([first[:, None], guesses[:, 1:]], axis=1), _all(G, 1)
+    if M > 1:
+        carry = jax.lax.while_loop(unfinished, say, carry)
+    return cut_after_end(carry[0], end_id)
+
+
+def canonical_ops(cfg: ModelConfig, schedule: Schedule) -> RowOps:
+    """Operations on single rows as `schedule` orders them."""
+    return row_ops(cfg, sum_fn(schedule), linear_fn(schedule))
+
+
+def _agreed(tokens: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`tokens [G, M]` replaced by `targets` from the first that differs on, and how many of them are known now, `[G]`."""
+    agrees = jnp.cumprod((tokens == targets).astype(jnp.int32), axis=1)
+    known = jnp.minimum(agrees.sum(1, dtype=jnp.int32) + 1, tokens.shape[1])
+    return jnp.where(agrees == 1, tokens, targets), known
+
+
+def _compressor_tokens(cfg: ModelConfig, thoughts: jax.Array) -> jax.Array:
+    thinking = thinking_of(cfg)
+    return padded_thoughts(thoughts, max(thinking.chunk, thoughts.shape[-1]), thinking.end_id)
+
+
+def _states(cfg: ModelConfig, x: jax.Array, thoughts: jax.Array) -> jax.Array:
+    """The last `C` places of `x [X, P, D]` up to the end of each thought or place `C`, whichever is later; 0 if trivial."""
+    thinking = thinking_of(cfg)
+    C = thinking.chunk
+    first = jnp.maximum(thought_length(thoughts), C) - C
+    places = first[:, None] + jnp.arange(C, dtype=jnp.int32)[None, :]
+    states = jnp.take_along_axis(x, places[:, :, None], axis=1)
+    return jnp.where(is_trivial(thoughts, thinking.end_id)[:, None, None], jnp.zeros_like(states), states)
+
+
+def _thought_logits(thinker: Params, cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
+    logits_f32 = ops.linear_f32(ops.norm(x, thinker["final_norm"]), thinker["head"])
+    return softcap(logits_f32, cfg.logit_softcap)
+
+
+def _one_layer(cfg: ModelConfig) -> ModelConfig:
+    """The config of a cache for one layer."""
+    return dataclasses.replace(cfg, num_layers=1, sliding_layers=(), sliding_window=None, thinking=None)
+
+
+_all = partial(jnp.full, dtype=jnp.int32)
