@@ -13,12 +13,14 @@ Held out   2.599 nats a token over 101,376 tokens in rows of 1024 (3.29 bytes a 
 """
 
 from detspec.config import ModelConfig
-from detspec.train.config import Phase, TrainConfig
+from detspec.train.batches import Phase
+from detspec.train.language import LanguageConfig
+from detspec.train.optimizer import OptimizerConfig
 
 
-def get_config() -> TrainConfig:
+def get_config() -> LanguageConfig:
     """The run that made `detspec/assets/tiny_python`."""
-    return TrainConfig(
+    return LanguageConfig(
         model=ModelConfig(
             vocab_size=2048,
             d_model=256,
@@ -33,7 +35,5 @@ def get_config() -> TrainConfig:
         ),
         corpus="python_stdlib",
         phases=(Phase(num_steps=3300, batch_size=8, seq_len=256), Phase(num_steps=450, batch_size=2, seq_len=1024)),
-        peak_lr=2e-3,
-        final_lr=1e-4,
-        warmup_steps=100,
+        optimizer=OptimizerConfig(peak_lr=2e-3, final_lr=1e-4, warmup_steps=100),
     )

@@ -5,34 +5,40 @@ from pathlib import Path
 
 from detspec.cli.options import add_subcommand
 
+DESCRIPTION = """Trains what FILE describes; a run found in the work folder is continued, to the bits of one never stopped. A
+FILE of several related runs takes the name of one, ARM, after a colon."""
+
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the subcommand."""
-    parser = add_subcommand(
-        subcommands,
-        "train",
-        "train a small model",
-        "Trains what FILE describes; a run found in the work folder is continued.",
+    parser = add_subcommand(subcommands, "train", "train a small model", DESCRIPTION)
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE[:ARM]",
+        help="a Python file with get_config() or get_config(arm), such as configs/tiny_python.py",
     )
     parser.add_argument(
-        "--config", required=True, metavar="FILE", help="a Python file with get_config(), such as configs/tiny_python.py"
-    )
-    parser.add_argument(
-        "--workdir", metavar="DIR", default=argparse.SUPPRESS, help="checkpoints, log, export (default: runs/NAME-OF-FILE)"
+        "--workdir",
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="checkpoints, log, export (default: runs/NAME-OF-FILE or runs/NAME-OF-FILE-ARM)",
     )
     parser.add_argument("--no-resume", action="store_true", help="refuse a work folder that already holds a run")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, and prints where the exported model lies."""
+    """Trains, and prints the final evaluation and where the exported model lies."""
     import sys
 
+    from detspec.train.config import split_source
     from detspec.train.run import train
 
-    workdir = Path(getattr(args, "workdir", Path("runs") / Path(args.config).stem))
+    file, arm = split_source(args.config)
+    workdir = Path(getattr(args, "workdir", Path("runs") / (file.stem if arm is None else f"{file.stem}-{arm}")))
     result = train(args.config, workdir=workdir, resume=not args.no_resume, progress=sys.stderr.isatty())
-    print(f"{result.steps} steps, {result.tokens:,} tokens")
-    print(f"held-out loss {result.heldout_loss:.4f} nats a token over {result.heldout_tokens:,} tokens")
+    for name, value in result.metrics.items():
+        print(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value:.4f}")
     print(f"model: {result.export}")
     return 0

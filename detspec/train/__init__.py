@@ -1,1 +1,1 @@
-"""Training a small model from nothing: corpus, tokenizer, steps that resume bit for bit."""
+"""Training small models from nothing: one loop that resumes bit for bit, and the kinds of runs it is given."""

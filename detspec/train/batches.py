@@ -1,5 +1,6 @@
 """Token rows for training: every batch is a pure function of (corpus, seed, step)."""
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
@@ -8,22 +9,53 @@ import numpy as np
 import tokenizers
 
 from detspec.errors import InputError
-from detspec.train.config import TrainConfig
+from detspec.train.config import require_positive
 from detspec.train.corpus import EOS_ID, Document
 
 
-def encode_documents(tokenizer: tokenizers.Tokenizer, documents: Sequence[Document]) -> list[np.ndarray]:
-    """Each document's token ids as int32, `EOS` first."""
-    encodings = tokenizer.encode_batch([document.text for document in documents])
-    return [np.array([EOS_ID, *encoding.ids], np.int32) for encoding in encodings]
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Steps of one shape: `num_steps` batches of `batch_size` rows of `seq_len` tokens."""
+
+    num_steps: int
+    batch_size: int
+    seq_len: int
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_steps", "batch_size", "seq_len")
 
 
-def digest_documents(documents: Sequence[np.ndarray]) -> str:
-    """SHA-256 in hex of the documents' token ids: two runs with the same digest and config train on the same rows."""
-    digest = hashlib.sha256()
-    for tokens in documents:
-        digest.update(np.int64(tokens.size).tobytes() + tokens.tobytes())
-    return digest.hexdigest()
+class Batches:
+    """Rows of training documents, whose order and whose cuts change every epoch; each phase starts an epoch of its own."""
+
+    def __init__(self, phases: Sequence[Phase], documents: Sequence[np.ndarray], seed: int) -> None:
+        self.phases = phases
+        self.documents = documents
+        self.seed = seed
+        self.rows_per_epoch = {phase.seq_len: len(cut_rows(documents, phase.seq_len)) for phase in phases}
+        self.epoch_rows = functools.lru_cache(maxsize=2)(self._epoch_rows)
+
+    def at(self, step: int) -> np.ndarray:
+        """The batch of 0-based `step`: int32 `[B, T + 1]` in the shape of the step's phase."""
+        phase, step = phase_at(self.phases, step)
+        per_epoch = self.rows_per_epoch[phase.seq_len]
+        rows = range(step * phase.batch_size, (step + 1) * phase.batch_size)
+        return np.stack([self.epoch_rows(phase.seq_len, row // per_epoch)[row % per_epoch] for row in rows])
+
+    def _epoch_rows(self, seq_len: int, epoch: int) -> np.ndarray:
+        rng = np.random.default_rng((self.seed, seq_len, epoch))
+        rows = cut_rows([self.documents[i] for i in rng.permutation(len(self.documents))], seq_len)
+        return rows[rng.permutation(len(rows))]
+
+
+def phase_at(phases: Sequence[Phase], step: int) -> tuple[Phase, int]:
+    """The phase of 0-based `step` and the step within it."""
+    within = step
+    for phase in phases:
+        if within < phase.num_steps:
+            return phase, within
+        within -= phase.num_steps
+    raise IndexError(f"step {step} is beyond the {step - within} steps of the run")
 
 
 def cut_rows(documents: Sequence[np.ndarray], seq_len: int) -> np.ndarray:
@@ -39,23 +71,15 @@ def cut_rows(documents: Sequence[np.ndarray], seq_len: int) -> np.ndarray:
     return joined[starts + np.arange(seq_len + 1)]
 
 
-class Batches:
-    """Rows of training documents, whose order and whose cuts change every epoch; each phase starts an epoch of its own."""
+def encode_documents(tokenizer: tokenizers.Tokenizer, documents: Sequence[Document]) -> list[np.ndarray]:
+    """Each document's token ids as int32, `EOS` first."""
+    encodings = tokenizer.encode_batch([document.text for document in documents])
+    return [np.array([EOS_ID, *encoding.ids], np.int32) for encoding in encodings]
 
-    def __init__(self, config: TrainConfig, documents: Sequence[np.ndarray]) -> None:
-        self.config = config
-        self.documents = documents
-        self.rows_per_epoch = {phase.seq_len: len(cut_rows(documents, phase.seq_len)) for phase in config.phases}
-        self.epoch_rows = functools.lru_cache(maxsize=2)(self._epoch_rows)
 
-    def at(self, step: int) -> np.ndarray:
-        """The batch of 0-based `step`: int32 `[B, T + 1]` in the shape of the step's phase."""
-        phase, step = self.config.phase_at(step)
-        per_epoch = self.rows_per_epoch[phase.seq_len]
-        rows = range(step * phase.batch_size, (step + 1) * phase.batch_size)
-        return np.stack([self.epoch_rows(phase.seq_len, row // per_epoch)[row % per_epoch] for row in rows])
-
-    def _epoch_rows(self, seq_len: int, epoch: int) -> np.ndarray:
-        rng = np.random.default_rng((self.config.seed, seq_len, epoch))
-        rows = cut_rows([self.documents[i] for i in rng.permutation(len(self.documents))], seq_len)
-        return rows[rng.permutation(len(rows))]
+def digest_documents(documents: Sequence[np.ndarray]) -> str:
+    """SHA-256 in hex of the documents' token ids: two runs with the same digest and config train on the same rows."""
+    digest = hashlib.sha256()
+    for tokens in documents:
+        digest.update(np.int64(tokens.size).tobytes() + tokens.tobytes())
+    return digest.hexdigest()

@@ -1,17 +1,15 @@
-"""One training run from config to exported folder.
+"""One training run from config to exported model, whatever is trained: see `Experiment` for what is handed in.
 
-1. Read the corpus, split it by name, and train its tokenizer (or take the one in `workdir`).
-2. Restore the newest checkpoint in `workdir`, or start from the seed; cut the log back to that step.
-3. Step, log, evaluate, checkpoint. A batch depends on (seed, step) alone, so a killed run continues bit for bit.
-4. Evaluate on all held-out text and export a Hugging Face folder to `workdir/export`.
+1. Read the config; its type makes the `Experiment`.
+2. Restore the newest checkpoint in `workdir`, or start anew; cut the log back to that step.
+3. Step, log, evaluate, checkpoint. A batch depends on its step alone, so a killed run continues bit for bit.
+4. Finish: final evaluation and export.
 """
 
-import dataclasses
 import json
 import logging
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,179 +17,114 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
+import optax
 from tqdm import tqdm
 
-from detspec.checkpoint.hf import save_hf
 from detspec.checkpoint.store import Store
-from detspec.config import ModelConfig
 from detspec.errors import InputError
-from detspec.model.params import Params
-from detspec.train.batches import Batches, cut_rows, digest_documents, encode_documents
-from detspec.train.config import Phase, TrainConfig, load_config
-from detspec.train.corpus import EOS_ID, Document, read_corpus, train_tokenizer
-from detspec.train.step import TrainState, init_state, lr_schedule, make_train_step, token_losses
+from detspec.train.config import load_config
+from detspec.train.experiment import Experiment, Result
+from detspec.train.optimizer import lr_schedule, make_optimizer
+from detspec.train.step import TrainState, init_state, make_train_step
 
 LOG_NAME = "log.jsonl"
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainResult:
-    """What a finished run reports.
+def train(config: str | Path, *, workdir: str | Path, resume: bool = True, progress: bool = True) -> Result:
+    """Trains what `config`, "FILE" or "FILE:ARM", describes, in `workdir`; continues a run there unless `resume` is off.
 
-    Attributes:
-        steps: optimiser steps done in all.
-        tokens: tokens trained on in all.
-        heldout_loss: nats per token over all held-out rows.
-        heldout_tokens: how many tokens that is.
-        export: the Hugging Face folder.
+    Raises `InputError` if the config is bad or `workdir` holds a run of another config or data (without `resume`: any run).
     """
-
-    steps: int
-    tokens: int
-    heldout_loss: float
-    heldout_tokens: int
-    export: Path
-
-
-def train(config_path: str | Path, *, workdir: str | Path, resume: bool = True, progress: bool = True) -> TrainResult:
-    """Trains what the config file at `config_path` describes, in `workdir`; continues a run found there unless `resume` is off.
-
-    Raises `InputError` if the config is bad or `workdir` holds a run of another config or corpus (without `resume`: any run).
-    """
-    config = load_config(config_path)
+    settings = load_config(config)
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     logging.getLogger("absl").setLevel(logging.WARNING)
 
-    corpus = read_corpus(config.corpus, config.holdout_one_in)
-    tokenizer = obtain_tokenizer(workdir / "tokenizer.json", corpus.train, config.model.vocab_size)
-    documents = encode_documents(tokenizer, corpus.train)
-    heldout = encode_documents(tokenizer, corpus.heldout)
-    record = {"config": jsonable(config), "corpus": digest_documents([*documents, *heldout])}
-
+    experiment = settings.experiment(workdir)
+    optimizer = make_optimizer(experiment.optimizer, experiment.num_steps)
+    record = json.loads(json.dumps(experiment.record))  # as it reads in a checkpoint: tuples are lists there
     with Store(workdir / "checkpoints") as store:
-        state = restore_or_init(store, config, record, resume=resume)
+        state = restore_or_init(store, experiment, optimizer, record, resume=resume)
         with Log(workdir / LOG_NAME, keep_steps=int(state.step)) as log:
-            state = run_steps(config, state, Batches(config, documents), heldout, store, log, record, progress=progress)
-            heldout_loss, heldout_tokens = evaluate(config.model, state.params, heldout, config.phases[-1])
-            log.append({"step": config.num_steps, "final_heldout_loss": heldout_loss, "heldout_tokens": heldout_tokens})
-
-    export_cfg, export_params = as_bfloat16(config.model, state.params)
-    save_hf(
-        workdir / "export",
-        export_cfg,
-        export_params,
-        tokenizer_json=tokenizer.to_str(pretty=True),
-        bos_id=EOS_ID,
-        eos_ids=(EOS_ID,),
-    )
-    return TrainResult(
-        steps=config.num_steps,
-        tokens=config.num_tokens,
-        heldout_loss=heldout_loss,
-        heldout_tokens=heldout_tokens,
-        export=workdir / "export",
-    )
+            state = run_steps(experiment, state, optimizer, store, log, record, progress=progress)
+            result = experiment.finish(state.params)
+            log.append({"step": experiment.num_steps, "final": result.metrics})
+    return result
 
 
-def obtain_tokenizer(path: Path, documents: tuple[Document, ...], vocab_size: int) -> tokenizers.Tokenizer:
-    """The tokenizer of this run, trained once and then read back from `path`."""
-    if not path.is_file():
-        temporary = path.with_suffix(".tmp")
-        train_tokenizer(documents, vocab_size).save(str(temporary))
-        os.replace(temporary, path)
-    return tokenizers.Tokenizer.from_file(str(path))
-
-
-def restore_or_init(store: Store, config: TrainConfig, record: dict[str, Any], *, resume: bool) -> TrainState:
+def restore_or_init(
+    store: Store, experiment: Experiment, optimizer: optax.GradientTransformation, record: dict[str, Any], *, resume: bool
+) -> TrainState:
     """The state of the newest checkpoint if there is one, else the initial state."""
     step = store.latest_step()
     if step is None:
-        return init_state(config)
+        return init_state(experiment.init_params(), optimizer)
     if not resume:
         raise InputError(f"{store.folder} already holds a run (step {step}); resume it or choose another workdir")
-    saved = store.record(step)
-    if saved["config"] != record["config"]:
-        differing = sorted(key for key in record["config"] if saved["config"].get(key) != record["config"][key])
-        raise InputError(f"{store.folder}: the run was started with another config; differing: {', '.join(differing)}")
-    if saved["corpus"] != record["corpus"]:
-        raise InputError(f"{store.folder}: the run was started on another corpus or tokenizer (other Python version?)")
-    return store.restore(step, jax.eval_shape(lambda: init_state(config)))
+    differing = differing_entries(store.record(step), record)
+    if differing:
+        raise InputError(
+            f"{store.folder}: the run was started with another config or data; differing: {', '.join(differing)}; "
+            "give it what it was started with, or choose another workdir"
+        )
+    return store.restore(step, jax.eval_shape(lambda: init_state(experiment.init_params(), optimizer)))
+
+
+def differing_entries(saved: Any, given: Any, name: str = "") -> list[str]:
+    """Dotted names of the entries that two nested records do not share: `["config.optimizer.peak_lr"]`."""
+    if not (isinstance(saved, dict) and isinstance(given, dict)):
+        return [] if saved == given else [name]
+    return [
+        entry
+        for key in sorted(saved.keys() | given.keys())
+        for entry in differing_entries(saved.get(key), given.get(key), f"{name}.{key}" if name else key)
+    ]
 
 
 def run_steps(
-    config: TrainConfig,
+    experiment: Experiment,
     state: TrainState,
-    batches: Batches,
-    heldout: Sequence[np.ndarray],
+    optimizer: optax.GradientTransformation,
     store: Store,
     log: "Log",
     record: dict[str, Any],
     *,
     progress: bool,
 ) -> TrainState:
-    """Steps from `state.step` to `config.num_steps`; the log is on disk before the checkpoint that it leads to."""
-    train_step = make_train_step(config)
-    lr_at = lr_schedule(config)
-    first_step = int(state.step)
-    bar = tqdm(total=config.num_steps, initial=first_step, disable=not progress, unit="step", desc="train", smoothing=0.05)
+    """Steps from `state.step` to the last one; the log is on disk before the checkpoint that it leads to."""
+    train_step = make_train_step(experiment.loss_fn, optimizer)
+    lr_at = lr_schedule(experiment.optimizer, experiment.num_steps)
+    first_step, num_steps = int(state.step), experiment.num_steps
+    bar = tqdm(total=num_steps, initial=first_step, disable=not progress, unit="step", desc="train", smoothing=0.05)
     with bar:
-        for step in range(first_step, config.num_steps):
-            phase, _ = config.phase_at(step)
+        for step in range(first_step, num_steps):
             began = time.perf_counter()
-            state, metrics = train_step(state, jnp.asarray(batches.at(step)))
-            loss, grad_norm = float(metrics["loss"]), float(metrics["grad_norm"])
+            state, scalars = train_step(state, jax.tree.map(jnp.asarray, experiment.batch_at(step)))
+            metrics = {name: float(value) for name, value in scalars.items()}
+            loss, grad_norm = metrics.pop("loss"), metrics.pop("grad_norm")
             if not np.isfinite(loss):
                 raise FloatingPointError(f"training diverged: loss {loss} at step {step + 1}; lower peak_lr or clip_norm")
-            tok_per_s = phase.batch_size * phase.seq_len / (time.perf_counter() - began)
+            tok_per_s = experiment.tokens_at(step) / (time.perf_counter() - began)
             done = step + 1
-            log.append({"step": done, "loss": loss, "lr": float(lr_at(step)), "grad_norm": grad_norm, "tok_per_s": tok_per_s})
-            if done % config.eval_every == 0:
-                heldout_loss, _ = evaluate(config.model, state.params, heldout, phase, max_tokens=config.eval_tokens)
-                log.append({"step": done, "heldout_loss": heldout_loss})
-            if done % config.checkpoint_every == 0 or done == config.num_steps:
+            lr = float(lr_at(step))
+            # dict() refuses a metric that takes the name of another entry.
+            log.append(dict(step=done, loss=loss, **metrics, lr=lr, grad_norm=grad_norm, tok_per_s=tok_per_s))
+            if done % experiment.eval_every == 0:
+                log.append({"step": done, **experiment.evaluate(state.params, step)})
+            if done % experiment.checkpoint_every == 0 or done == num_steps:
                 log.sync()
                 store.save(done, state, record)
-            bar.set_postfix(loss=f"{loss:.3f}", tok_per_s=f"{tok_per_s:.0f}", refresh=False)
+            shown = {name: f"{value:.3f}" for name, value in {"loss": loss, **metrics}.items()}
+            bar.set_postfix({**shown, "tok_per_s": f"{tok_per_s:.0f}"}, refresh=False)
             bar.update()
     return state
-
-
-def evaluate(
-    cfg: ModelConfig, params: Params, documents: Sequence[np.ndarray], phase: Phase, *, max_tokens: int | None = None
-) -> tuple[float, int]:
-    """Mean loss in nats per token over rows cut as in `phase`, and how many tokens that is."""
-    rows = cut_rows(documents, phase.seq_len)
-    if max_tokens is not None:
-        rows = rows[: max(1, max_tokens // phase.seq_len)]
-    total = 0.0
-    for start in range(0, len(rows), phase.batch_size):
-        batch = rows[start : start + phase.batch_size]
-        filler = np.repeat(rows[:1], phase.batch_size - len(batch), axis=0)
-        losses = jitted_token_losses(params, cfg, jnp.asarray(np.concatenate([batch, filler])))
-        total += float(np.asarray(losses)[: len(batch)].sum(dtype=np.float64))
-    return total / rows[:, 1:].size, rows[:, 1:].size
-
-
-jitted_token_losses = jax.jit(token_losses, static_argnums=1)
-
-
-def as_bfloat16(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
-    """The same model with its weights rounded to bfloat16."""
-    return dataclasses.replace(cfg, dtype="bfloat16"), jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-
-
-def jsonable(config: TrainConfig) -> dict[str, Any]:
-    """`config` as it reads after a round trip through JSON."""
-    return dict(json.loads(json.dumps(dataclasses.asdict(config))))
 
 
 class Log:
     """One JSON object a line, appended; opening it drops what a killed run wrote after its last checkpoint."""
 
     def __init__(self, path: Path, *, keep_steps: int) -> None:
-        kept = [line for line in read_log(path) if line["step"] <= keep_steps and "final_heldout_loss" not in line]
+        kept = [line for line in read_log(path) if line["step"] <= keep_steps and "final" not in line]
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(temporary, path)

@@ -3,19 +3,10 @@
 import numpy as np
 import pytest
 
-from detspec.config import ModelConfig
 from detspec.errors import InputError
-from detspec.train.batches import Batches, cut_rows, digest_documents
-from detspec.train.config import Phase, TrainConfig
+from detspec.train.batches import Batches, Phase, cut_rows, digest_documents, phase_at
 
-MODEL = ModelConfig(
-    vocab_size=512, d_model=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, max_position=64, dtype="float32"
-)
 DOCUMENTS = [np.arange(start, start + size, dtype=np.int32) for start, size in ((0, 20), (100, 33), (200, 7), (300, 41))]
-
-
-def make_config(*phases: Phase, seed: int = 0) -> TrainConfig:
-    return TrainConfig(model=MODEL, corpus="unused", phases=phases, peak_lr=1e-3, final_lr=1e-4, warmup_steps=0, seed=seed)
 
 
 def test_cut_rows_share_one_token_and_drop_the_rest():
@@ -28,19 +19,23 @@ def test_cut_rows_of_too_little_text_is_refused():
         cut_rows([np.array([1, 2, 3])], seq_len=3)
 
 
+def test_phase_that_is_no_count_is_refused():
+    with pytest.raises(InputError, match=r"Phase\.batch_size must be a positive integer, got 0"):
+        Phase(num_steps=1, batch_size=0, seq_len=8)
+
+
 def test_batch_depends_on_seed_and_step_alone():
-    config = make_config(Phase(20, 3, 8))
-    in_order = [Batches(config, DOCUMENTS).at(step) for step in range(20)]
-    batches = Batches(config, DOCUMENTS)
+    phases = (Phase(20, 3, 8),)
+    in_order = [Batches(phases, DOCUMENTS, seed=0).at(step) for step in range(20)]
+    batches = Batches(phases, DOCUMENTS, seed=0)
     backwards = [batches.at(step) for step in reversed(range(20))]
     assert all(np.array_equal(a, b) for a, b in zip(in_order, reversed(backwards), strict=True))
-    other = Batches(make_config(Phase(20, 3, 8), seed=1), DOCUMENTS)
+    other = Batches(phases, DOCUMENTS, seed=1)
     assert any(not np.array_equal(in_order[step], other.at(step)) for step in range(20))
 
 
 def test_epoch_predicts_each_token_at_most_once_and_epochs_differ():
-    config = make_config(Phase(8, 3, 8))  # 101 tokens: 12 rows of 8 targets, 4 steps an epoch
-    batches = Batches(config, DOCUMENTS)
+    batches = Batches((Phase(8, 3, 8),), DOCUMENTS, seed=0)  # 101 tokens: 12 rows of 8 targets, 4 steps an epoch
     epochs = [np.concatenate([batches.at(step) for step in range(start, start + 4)]) for start in (0, 4)]
     for rows in epochs:
         targets = rows[:, 1:].ravel()
@@ -49,12 +44,12 @@ def test_epoch_predicts_each_token_at_most_once_and_epochs_differ():
 
 
 def test_phases_follow_each_other_in_their_own_shapes():
-    config = make_config(Phase(2, 3, 8), Phase(3, 1, 32))
-    assert config.num_steps == 5
-    assert config.num_tokens == 2 * 24 + 3 * 32
-    assert [Batches(config, DOCUMENTS).at(step).shape for step in range(5)] == [(3, 9)] * 2 + [(1, 33)] * 3
-    with pytest.raises(IndexError):
-        config.phase_at(5)
+    phases = (Phase(2, 3, 8), Phase(3, 1, 32))
+    batches = Batches(phases, DOCUMENTS, seed=0)
+    assert [batches.at(step).shape for step in range(5)] == [(3, 9)] * 2 + [(1, 33)] * 3
+    assert [phase_at(phases, step) for step in (1, 2, 4)] == [(phases[0], 1), (phases[1], 0), (phases[1], 2)]
+    with pytest.raises(IndexError, match="step 5 is beyond the 5 steps"):
+        phase_at(phases, 5)
 
 
 def test_digest_tells_documents_apart_and_where_they_end():

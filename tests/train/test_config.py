@@ -1,55 +1,91 @@
-"""Training configs and the files that hold them."""
+"""Config files: what they must hold, and how one of several runs is named."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from detspec.config import ModelConfig
+from detspec.cli.commands import main
 from detspec.errors import InputError
-from detspec.train.config import Phase, TrainConfig, load_config
+from detspec.train import run
+from detspec.train.config import load_config, split_source
+from detspec.train.experiment import Result
 
-MODEL = ModelConfig(
-    vocab_size=512, d_model=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, max_position=64, dtype="float32"
-)
-CONFIG = TrainConfig(model=MODEL, corpus="python_stdlib", phases=(Phase(4, 2, 8),), peak_lr=1e-3, final_lr=1e-4, warmup_steps=2)
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
+KIND = """
+import dataclasses
+from detspec.errors import InputError
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    arm: str
+
+    def experiment(self, workdir):
+        raise AssertionError("loading makes no experiment")
+
+"""
+PLAIN = "def get_config():\n    return Config('none')\n"
+OPTIONAL = "def get_config(arm='usual'):\n    return Config(arm)\n"
+REQUIRED = (
+    "def get_config(arm):\n    if arm != 'a':\n        raise InputError(f'arm {arm!r}: choose a')\n    return Config(arm)\n"
+)
+
+
+def write(folder: Path, source: str) -> str:
+    (folder / "config.py").write_text(KIND + source)
+    return str(folder / "config.py")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("source", "suffix", "arm"),
+    [(PLAIN, "", "none"), (OPTIONAL, "", "usual"), (OPTIONAL, ":b", "b"), (REQUIRED, ":a", "a")],
+)
+def test_get_config_gets_the_arm_if_there_is_one(tmp_path: Path, source: str, suffix: str, arm: str):
+    assert load_config(write(tmp_path, source) + suffix).arm == arm
+
+
+@pytest.mark.parametrize(
+    ("source", "suffix", "message"),
     [
-        ({"phases": ()}, "at least one phase"),
-        ({"phases": (Phase(1, 1, 65),)}, "seq_len 65 exceeds model.max_position 64"),
-        ({"model": dataclasses.replace(MODEL, dtype="bfloat16")}, "got 'bfloat16'"),
-        ({"warmup_steps": 4}, r"warmup_steps must lie in \[0, 4\), got 4"),
-        ({"checkpoint_every": 0}, "checkpoint_every must be a positive integer, got 0"),
-        ({"eval_tokens": 1.5}, "eval_tokens must be a positive integer, got 1.5"),
+        (PLAIN, ":a", r"its get_config takes no arm, got 'a'; give .*config\.py alone"),
+        (REQUIRED, "", r"its get_config needs an arm; give .*config\.py:ARM"),
+        (REQUIRED, ":b", "arm 'b': choose a"),
+        (PLAIN, ":", r"config\.py:' must be FILE or FILE:ARM"),
+        ("x = 1\n", "", "defines no get_config"),
+        ("def get_config():\n    return 3\n", "", "must return the config of a run, such as LanguageConfig; got int"),
     ],
 )
-def test_bad_config_is_refused(changes, message: str):
+def test_bad_config_file_or_arm_is_refused(tmp_path: Path, source: str, suffix: str, message: str):
     with pytest.raises(InputError, match=message):
-        dataclasses.replace(CONFIG, **changes)
+        load_config(write(tmp_path, source) + suffix)
 
 
-def test_bad_phase_is_refused():
-    with pytest.raises(InputError, match=r"Phase\.batch_size must be a positive integer, got 0"):
-        Phase(num_steps=1, batch_size=0, seq_len=8)
+def test_error_inside_get_config_is_not_taken_for_a_missing_arm(tmp_path: Path):
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        load_config(write(tmp_path, "def get_config():\n    return Config(nonsense=1)\n"))
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [("x = 1\n", "defines no get_config"), ("def get_config():\n    return 3\n", "must return a TrainConfig, got int")],
-)
-def test_config_file_without_a_config_is_refused(tmp_path: Path, source: str, message: str):
-    (tmp_path / "config.py").write_text(source)
-    with pytest.raises(InputError, match=message):
-        load_config(tmp_path / "config.py")
+@pytest.mark.parametrize("suffix", ["", ":a"])
+def test_missing_config_file_is_named(tmp_path: Path, suffix: str):
+    with pytest.raises(InputError, match=r"config\.py: no such config file"):
+        load_config(f"{tmp_path / 'config.py'}{suffix}")
 
 
-def test_missing_config_file_is_named(tmp_path: Path):
-    with pytest.raises(InputError, match="no such config file"):
-        load_config(tmp_path / "config.py")
+def test_arm_follows_the_last_colon():
+    assert split_source("a:b/c.py:d") == (Path("a:b/c.py"), "d")
+    assert split_source(Path("a/c.py")) == (Path("a/c.py"), None)
+    with pytest.raises(InputError, match="must be FILE or FILE:ARM"):
+        split_source(":arm")
+
+
+@pytest.mark.parametrize(("suffix", "workdir"), [("", "runs/config"), (":deep", "runs/config-deep")])
+def test_command_names_the_work_folder_after_file_and_arm(monkeypatch, capsys, suffix: str, workdir: str):
+    def train(config, *, workdir, resume, progress):
+        assert config == f"some/config.py{suffix}"
+        return Result({"accuracy": 0.25, "tokens": 1234}, workdir / "export")
+
+    monkeypatch.setattr(run, "train", train)
+    assert main(["train", "--config", f"some/config.py{suffix}"]) == 0
+    assert capsys.readouterr().out == f"accuracy: 0.2500\ntokens: 1,234\nmodel: {workdir}/export\n"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

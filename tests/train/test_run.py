@@ -17,23 +17,29 @@ from detspec.checkpoint.hf import load_hf
 from detspec.checkpoint.load import load
 from detspec.checkpoint.store import Store
 from detspec.errors import InputError
+from detspec.model.params import init_params
 from detspec.train.config import load_config
-from detspec.train.run import as_bfloat16, read_log, train
-from detspec.train.step import init_state
+from detspec.train.language import as_bfloat16
+from detspec.train.optimizer import make_optimizer
+from detspec.train.run import read_log, train
+from detspec.train.step import TrainState, init_state
 
 CONFIG = """
 from detspec.config import ModelConfig
-from detspec.train.config import Phase, TrainConfig
+from detspec.train.batches import Phase
+from detspec.train.language import LanguageConfig
+from detspec.train.optimizer import OptimizerConfig
 
 def get_config():
-    return TrainConfig(
+    return LanguageConfig(
         model=ModelConfig(
             vocab_size=300, d_model=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, d_ff=48,
             tie_embeddings=True, max_position=64, dtype="float32",
         ),
         corpus={corpus!r}, holdout_one_in=3, seed={seed},
         phases=(Phase(num_steps=8, batch_size=4, seq_len=16), Phase(num_steps=6, batch_size=2, seq_len=32)),
-        peak_lr=3e-3, final_lr=1e-4, warmup_steps=2, eval_every=3, eval_tokens=64, checkpoint_every=3,
+        optimizer=OptimizerConfig(peak_lr={peak_lr}, final_lr=1e-4, warmup_steps=2),
+        eval_every=3, eval_tokens=64, checkpoint_every=3,
     )
 """
 RUN = "import sys\nfrom detspec.train.run import train\ntrain(sys.argv[1], workdir=sys.argv[2], progress=False)\n"
@@ -50,8 +56,9 @@ def finished(config_path: Path) -> Path:
     """Workdir of a run left alone."""
     workdir = config_path.parent / "finished"
     result = train(config_path, workdir=workdir, progress=False)
-    assert result.steps == 14
-    assert result.tokens == 8 * 4 * 16 + 6 * 2 * 32
+    assert result.metrics["train_tokens"] == 8 * 4 * 16 + 6 * 2 * 32
+    assert result.export == workdir / "export"
+    assert read_log(workdir / "log.jsonl")[-1] == {"step": 14, "final": result.metrics}
     return workdir
 
 
@@ -63,15 +70,21 @@ def write_corpus(root: Path) -> Path:
     return root
 
 
-def write_config(path: Path, corpus: Path, seed: int = 0) -> Path:
-    path.write_text(CONFIG.format(corpus=str(corpus), seed=seed))
+def write_config(path: Path, corpus: Path, seed: int = 0, peak_lr: float = 3e-3) -> Path:
+    path.write_text(CONFIG.format(corpus=str(corpus), seed=seed, peak_lr=peak_lr))
     return path
 
 
-def final_bits(workdir: Path, config_path: Path) -> list[bytes]:
-    like = jax.eval_shape(lambda: init_state(load_config(config_path)))
+def final_state(workdir: Path, config_path: Path) -> TrainState:
+    config = load_config(config_path)
+    optimizer = make_optimizer(config.optimizer, config.num_steps)
+    like = jax.eval_shape(lambda: init_state(init_params(config.model, jax.random.key(0)), optimizer))
     with Store(workdir / "checkpoints") as store:
-        return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(store.restore(14, like))]
+        return store.restore(14, like)
+
+
+def final_bits(workdir: Path, config_path: Path) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(final_state(workdir, config_path))]
 
 
 def timeless_log(workdir: Path) -> list[dict[str, Any]]:
@@ -128,14 +141,11 @@ def test_log_holds_every_step_and_the_evaluations(finished: Path):
     log = timeless_log(finished)
     assert [line["step"] for line in log if "loss" in line] == list(range(1, 15))
     assert [line["step"] for line in log if "heldout_loss" in line] == [3, 6, 9, 12]
-    assert log[-1]["final_heldout_loss"] < log[0]["loss"]
+    assert log[-1]["final"]["heldout_loss"] < log[0]["loss"]
 
 
 def test_export_is_the_final_state_in_bfloat16(config_path: Path, finished: Path):
-    config = load_config(config_path)
-    like = jax.eval_shape(lambda: init_state(config))
-    with Store(finished / "checkpoints") as store:
-        cfg, params = as_bfloat16(config.model, store.restore(14, like).params)
+    cfg, params = as_bfloat16(load_config(config_path).model, final_state(finished, config_path).params)
     loaded_cfg, loaded = load_hf(finished / "export")
     assert loaded_cfg == cfg
     for leaf, expected in zip(jax.tree.leaves(loaded), jax.tree.leaves(params), strict=True):
@@ -157,12 +167,12 @@ def test_export_is_the_final_state_in_bfloat16(config_path: Path, finished: Path
 def test_workdir_of_another_run_is_refused(config_path: Path, finished: Path, tmp_path: Path):
     with pytest.raises(InputError, match="already holds a run"):
         train(config_path, workdir=finished, resume=False, progress=False)
-    other = write_config(tmp_path / "config.py", config_path.parent / "corpus", seed=1)
-    with pytest.raises(InputError, match="another config; differing: seed"):
+    other = write_config(tmp_path / "config.py", config_path.parent / "corpus", seed=1, peak_lr=1e-3)
+    with pytest.raises(InputError, match=r"differing: config\.optimizer\.peak_lr, config\.seed; give it"):
         train(other, workdir=finished, progress=False)
     changed = config_path.parent / "corpus" / "module_0.py"
     source = changed.read_text()
     changed.write_text(source + "pass\n")
-    with pytest.raises(InputError, match="another corpus"):
+    with pytest.raises(InputError, match="another config or data; differing: corpus; give it"):
         train(config_path, workdir=finished, progress=False)
     changed.write_text(source)

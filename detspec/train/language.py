@@ -1,0 +1,160 @@
+"""Language models on a corpus: tokenizer, held-out documents, export as a Hugging Face folder."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tokenizers
+
+from detspec.checkpoint.hf import save_hf
+from detspec.config import ModelConfig
+from detspec.errors import InputError
+from detspec.model.params import Params, init_params
+from detspec.model.transformer import forward_sequences
+from detspec.train.batches import Batches, Phase, cut_rows, digest_documents, encode_documents, phase_at
+from detspec.train.config import require_positive
+from detspec.train.corpus import EOS_ID, Document, read_corpus, train_tokenizer
+from detspec.train.experiment import Experiment, Result
+from detspec.train.optimizer import OptimizerConfig
+from detspec.train.step import Metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageConfig:
+    """One run of a language model. With the corpus it determines every bit of the result on one kind of device.
+
+    Attributes:
+        model: shape of the model; `dtype` is that of the master weights and must be "float32".
+        corpus: "python_stdlib", or a folder whose `*.py` and `*.txt` files are the documents.
+        phases: one after the other; short rows first, since they are cheap, long ones last, for the positions beyond.
+        optimizer: how it steps.
+        holdout_one_in: a document is held out when the SHA-256 of its name is a multiple of this.
+        seed: of the initial weights and of the order of rows.
+        eval_every: steps between held-out evaluations.
+        eval_tokens: held-out tokens of an evaluation in passing; the last one takes all.
+        checkpoint_every: steps between checkpoints.
+    """
+
+    model: ModelConfig
+    corpus: str
+    phases: tuple[Phase, ...]
+    optimizer: OptimizerConfig
+    holdout_one_in: int = 25
+    seed: int = 0
+    eval_every: int = 250
+    eval_tokens: int = 16384
+    checkpoint_every: int = 250
+
+    def __post_init__(self) -> None:
+        require_positive(self, "holdout_one_in", "eval_every", "eval_tokens", "checkpoint_every")
+        if not self.phases:
+            raise InputError("LanguageConfig.phases must name at least one phase")
+        if self.model.dtype != "float32":
+            raise InputError(f"LanguageConfig.model.dtype must be 'float32' (master weights), got {self.model.dtype!r}")
+        longest = max(phase.seq_len for phase in self.phases)
+        if longest > self.model.max_position:
+            raise InputError(f"LanguageConfig: seq_len {longest} exceeds model.max_position {self.model.max_position}")
+        self.optimizer.require_warmup_within(self.num_steps)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps of all phases."""
+        return sum(phase.num_steps for phase in self.phases)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens trained on in all phases."""
+        return sum(phase.num_steps * phase.batch_size * phase.seq_len for phase in self.phases)
+
+    def experiment(self, workdir: Path) -> Experiment:
+        """Reads the corpus, splits it by name, and trains its tokenizer or takes the one in `workdir`.
+
+        Raises `InputError` if the corpus is missing, one side of the split is empty, or it is too small for a row.
+        """
+        corpus = read_corpus(self.corpus, self.holdout_one_in)
+        tokenizer = obtain_tokenizer(workdir / "tokenizer.json", corpus.train, self.model.vocab_size)
+        documents = encode_documents(tokenizer, corpus.train)
+        heldout = encode_documents(tokenizer, corpus.heldout)
+
+        def loss_fn(params: Params, rows: jax.Array) -> tuple[jax.Array, Metrics]:
+            return token_losses(params, self.model, rows).mean(), {}
+
+        def tokens_at(step: int) -> int:
+            phase, _ = phase_at(self.phases, step)
+            return phase.batch_size * phase.seq_len
+
+        def evaluate(params: Params, step: int) -> dict[str, float]:
+            phase, _ = phase_at(self.phases, step)
+            loss, _ = heldout_loss(params, self.model, heldout, phase, max_tokens=self.eval_tokens)
+            return {"heldout_loss": loss}
+
+        def finish(params: Params) -> Result:
+            loss, heldout_tokens = heldout_loss(params, self.model, heldout, self.phases[-1])
+            export(workdir / "export", self.model, params, tokenizer)
+            metrics = {"train_tokens": self.num_tokens, "heldout_loss": loss, "heldout_tokens": heldout_tokens}
+            return Result(metrics, workdir / "export")
+
+        return Experiment(
+            num_steps=self.num_steps,
+            eval_every=self.eval_every,
+            checkpoint_every=self.checkpoint_every,
+            optimizer=self.optimizer,
+            record={"config": dataclasses.asdict(self), "corpus": digest_documents([*documents, *heldout])},
+            init_params=lambda: init_params(self.model, jax.random.key(self.seed)),
+            loss_fn=loss_fn,
+            batch_at=Batches(self.phases, documents, self.seed).at,
+            tokens_at=tokens_at,
+            evaluate=evaluate,
+            finish=finish,
+        )
+
+
+def obtain_tokenizer(path: Path, documents: tuple[Document, ...], vocab_size: int) -> tokenizers.Tokenizer:
+    """The tokenizer of this run, trained once and then read back from `path`."""
+    if not path.is_file():
+        temporary = path.with_suffix(".tmp")
+        train_tokenizer(documents, vocab_size).save(str(temporary))
+        os.replace(temporary, path)
+    return tokenizers.Tokenizer.from_file(str(path))
+
+
+def token_losses(params: Params, cfg: ModelConfig, rows: jax.Array) -> jax.Array:
+    """Cross entropy in nats of every next token of `rows [B, T + 1]`: float32 `[B, T]`."""
+    logits, _ = forward_sequences(params, cfg, rows[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:])
+
+
+def heldout_loss(
+    params: Params, cfg: ModelConfig, documents: Sequence[np.ndarray], phase: Phase, *, max_tokens: int | None = None
+) -> tuple[float, int]:
+    """Mean loss in nats per token over rows cut as in `phase`, and how many tokens that is."""
+    rows = cut_rows(documents, phase.seq_len)
+    if max_tokens is not None:
+        rows = rows[: max(1, max_tokens // phase.seq_len)]
+    total = 0.0
+    for start in range(0, len(rows), phase.batch_size):
+        batch = rows[start : start + phase.batch_size]
+        filler = np.repeat(rows[:1], phase.batch_size - len(batch), axis=0)
+        losses = jitted_token_losses(params, cfg, jnp.asarray(np.concatenate([batch, filler])))
+        total += float(np.asarray(losses)[: len(batch)].sum(dtype=np.float64))
+    return total / rows[:, 1:].size, rows[:, 1:].size
+
+
+jitted_token_losses = jax.jit(token_losses, static_argnums=1)
+
+
+def export(folder: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizers.Tokenizer) -> None:
+    """Writes the model in bfloat16 and its tokenizer as a Hugging Face folder."""
+    cfg, params = as_bfloat16(cfg, params)
+    tokenizer_json = tokenizer.to_str(pretty=True)
+    save_hf(folder, cfg, params, tokenizer_json=tokenizer_json, bos_id=EOS_ID, eos_ids=(EOS_ID,))
+
+
+def as_bfloat16(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
+    """The same model with its weights rounded to bfloat16."""
+    return dataclasses.replace(cfg, dtype="bfloat16"), jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
