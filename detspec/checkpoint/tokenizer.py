@@ -19,12 +19,7 @@ class Tokenizer:
 
     def __init__(self, path: str | Path) -> None:
         """Reads a `tokenizer.json`; `InputError` if it is missing or damaged."""
-        if not Path(path).is_file():
-            raise InputError(f"{path}: no such tokenizer file")
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise InputError(f"{path} is no tokenizer that can be read: {error}") from error
+        self._tokenizer = read_tokenizer(path)
         self.digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
     @property
@@ -46,6 +41,16 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens left out; bytes that are not whole characters become U+FFFD."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def read_tokenizer(path: str | Path) -> tokenizers.Tokenizer:
+    """The library's tokenizer of a `tokenizer.json`; `InputError` if it is missing or damaged."""
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such tokenizer file")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise InputError(f"{path} is no tokenizer that can be read: {error}") from error
 
 
 def unencodable(tokenizer: tokenizers.Tokenizer, text: str, error: Exception) -> InputError:

@@ -4,8 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from detspec.config import is_number
-from detspec.errors import InputError
+from detspec.train.problems.fillers import draw_fillers, require_share
 from detspec.train.problems.names import NAMES
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.words import words_in
@@ -51,20 +50,3 @@ class Parity:
                 steps.append(SIDES[side])
                 marks.append(len(question))
         return Problem(f"{question}. What's the state?", tuple(steps), tuple(marks), SIDES[side])
-
-
-def draw_fillers(rng: np.random.Generator, n: int, share: float) -> np.ndarray:
-    """Which of `n` operations are fillers: bool `[n]`, `share` of them but never all; `InputError` unless `n` is at least 1.
-
-    How many is no matter of chance: else a problem of fillers alone, whose answer needs no thought, would be the likelier the
-    shorter it is.
-    """
-    if not isinstance(n, int | np.integer) or n < 1:
-        raise InputError(f"a problem needs a positive number of operations, got {n!r}")
-    return rng.permutation(n) < min(round(share * n), n - 1)
-
-
-def require_share(name: str, share: float) -> None:
-    """Raises `InputError` unless `share` is a number in [0, 1)."""
-    if not is_number(share) or not 0 <= share < 1:
-        raise InputError(f"{name} must be a number in [0, 1), got {share!r}")

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from detspec.errors import InputError
-from detspec.train.problems.parity import Parity, draw_fillers
+from detspec.train.problems.parity import Parity
 from detspec.train.problems.problem import ARMS, Problem, texts
 from detspec.train.problems.words import split
+from tests.train.problems.leaks import best_guess_accuracy
 
 
 def flips_counted(question: str) -> str:
@@ -56,14 +57,6 @@ def test_operations_are_equally_long():
         assert {len(split(Parity(0.4).draw(rng, n).question)) for _ in range(50)} == {8 + 4 * n - 1 + 6}
 
 
-def best_guess_accuracy(problems: list[Problem], features: list[object]) -> float:
-    """How often the answer is the one that problems of the same feature have most often."""
-    answers: dict[object, list[str]] = {}
-    for problem, feature in zip(problems, features, strict=True):
-        answers.setdefault(feature, []).append(problem.answer)
-    return sum(max(group.count(answer) for answer in set(group)) for group in answers.values()) / len(problems)
-
-
 def leaks(problems: list[Problem], chunk: int = 8) -> dict[str, float]:
     """Accuracy of the best guess from each thing that must not give the answer away, together with the first state."""
     features: dict[str, list[object]] = {"length": [], "ends": [], "marks": [], "steps": []}
@@ -109,15 +102,3 @@ def test_fillers_drawn_by_chance_are_caught():
 def test_share_of_fillers_outside_its_range_is_refused(filler: object):
     with pytest.raises(InputError, match=r"Parity\.filler must be a number in \[0, 1\), got"):
         Parity(filler)
-
-
-@pytest.mark.parametrize("n", [0, -1, 2.0])
-def test_number_of_operations_that_is_none_is_refused(n: object):
-    with pytest.raises(InputError, match="a positive number of operations"):
-        Parity().draw(np.random.default_rng(0), n)
-
-
-def test_fillers_are_a_share_of_the_operations_and_never_all():
-    rng = np.random.default_rng(0)
-    assert [int(draw_fillers(rng, n, 0.8).sum()) for n in (1, 2, 3, 5, 10)] == [0, 1, 2, 4, 8]
-    assert {int(np.flatnonzero(draw_fillers(rng, 3, 0.3))[0]) for _ in range(50)} == {0, 1, 2}
