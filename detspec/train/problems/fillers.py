@@ -1,0 +1,23 @@
+"""Operations that do not matter to the answer: with them between those that do, thoughts become rare."""
+
+import numpy as np
+
+from detspec.config import is_number
+from detspec.errors import InputError
+
+
+def draw_fillers(rng: np.random.Generator, n: int, share: float) -> np.ndarray:
+    """Which of `n` operations are fillers: bool `[n]`, `share` of them but never all; `InputError` unless `n` is at least 1.
+
+    How many is no matter of chance: else a problem of fillers alone, whose answer needs no thought, would be the likelier the
+    shorter it is.
+    """
+    if not isinstance(n, int | np.integer) or n < 1:
+        raise InputError(f"a problem needs a positive number of operations, got {n!r}")
+    return rng.permutation(n) < min(round(share * n), n - 1)
+
+
+def require_share(name: str, share: float) -> None:
+    """Raises `InputError` unless `share` is a number in [0, 1)."""
+    if not is_number(share) or not 0 <= share < 1:
+        raise InputError(f"{name} must be a number in [0, 1), got {share!r}")

@@ -1,0 +1,52 @@
+"""Coin flips: which side is up after everybody has flipped the coin, or not."""
+
+import dataclasses
+
+import numpy as np
+
+from detspec.train.problems.fillers import draw_fillers, require_share
+from detspec.train.problems.names import NAMES
+from detspec.train.problems.problem import Problem
+from detspec.train.problems.words import words_in
+
+SIDES = ("heads", "tails")
+VERBS = ("waits", "flips")  # by how many sides the coin turns
+FILLER_VERBS = ("sings", "reads", "naps", "hums")
+PEOPLE = NAMES[:20]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parity:
+    """ "A coin's state is heads. Alice flips, then Bob waits. What's the state?": steps tails, tails; answer tails.
+
+    Every operation is as many tokens as any other, and given its number of operations and its first state a problem's answer
+    is either side equally often: nothing but the operations themselves gives it away.
+
+    Attributes:
+        filler: share of the operations, in [0, 1), that are about no coin ("Carol sings") and make no step. It is rounded to
+            whole operations; at least one operation is about the coin.
+    """
+
+    filler: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_share("Parity.filler", self.filler)
+
+    def words(self) -> tuple[str, ...]:
+        """The words of all its texts."""
+        return words_in("A coin's state is. What's the state? , then A:", *SIDES, *VERBS, *FILLER_VERBS, *PEOPLE)
+
+    def draw(self, rng: np.random.Generator, n: int) -> Problem:
+        """A problem of `n` operations."""
+        fillers = draw_fillers(rng, n, self.filler)
+        side = int(rng.integers(len(SIDES)))
+        people, turns, pastimes = (rng.integers(size, size=n) for size in (len(PEOPLE), len(VERBS), len(FILLER_VERBS)))
+        question, steps, marks = f"A coin's state is {SIDES[side]}.", [], []
+        for i, is_filler in enumerate(fillers):
+            verb = FILLER_VERBS[pastimes[i]] if is_filler else VERBS[turns[i]]
+            question += f"{', then' if i else ''} {PEOPLE[people[i]]} {verb}"
+            if not is_filler:
+                side = (side + int(turns[i])) % len(SIDES)
+                steps.append(SIDES[side])
+                marks.append(len(question))
+        return Problem(f"{question}. What's the state?", tuple(steps), tuple(marks), SIDES[side])

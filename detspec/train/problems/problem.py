@@ -1,0 +1,72 @@
+"""A problem with its steps, and its texts in the three arms that are compared."""
+
+import dataclasses
+import itertools
+
+from detspec.config import is_count
+from detspec.errors import InputError
+
+# "thinking": the steps are thoughts, made while the question is read.   "cot": the steps are written out before the answer.
+# "no_cot": the same texts as "thinking", and nobody thinks.
+ARMS = ("thinking", "cot", "no_cot")
+ANSWER_SIGN = "A:"
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A question, the steps that lead to its answer, and the answer.
+
+    "Ann has 2. Bob has 3. How many?"   steps ("2", "5")   marks (9, 20): "2" follows from "Ann has 2.", "5" from "... has 3"
+
+    Attributes:
+        question: its text.
+        steps: their texts, in order.
+        marks: for each step a character offset into `question`: the step can be inferred once `question[:mark]` has been
+            read. They never descend.
+        answer: its text.
+    """
+
+    question: str
+    steps: tuple[str, ...]
+    marks: tuple[int, ...]
+    answer: str
+
+    def __post_init__(self) -> None:
+        for name, text in (("question", self.question), ("answer", self.answer), *(("step", step) for step in self.steps)):
+            if not isinstance(text, str) or not text or text != text.strip():
+                raise InputError(f"the {name} of a problem must be text without blanks around it, got {text!r}")
+        if ANSWER_SIGN in self.answer:
+            raise InputError(f"an answer must not hold {ANSWER_SIGN!r}, which stands before answers, got {self.answer!r}")
+        if len(self.marks) != len(self.steps):
+            raise InputError(f"a problem needs one mark for each step, got {len(self.steps)} steps, {len(self.marks)} marks")
+        for mark in self.marks:
+            if not is_count(mark) or mark > len(self.question):
+                raise InputError(
+                    f"a mark must be an integer from 1 to the question's {len(self.question)} characters, got {mark!r}"
+                )
+        if any(earlier > later for earlier, later in itertools.pairwise(self.marks)):
+            raise InputError(f"marks must not descend, got {list(self.marks)}; give the steps in the order they follow in")
+
+
+def texts(problem: Problem, arm: str) -> tuple[str, str]:
+    """The prompt of `problem` in `arm`, one of `ARMS`, and the continuation to learn, which the end token follows."""
+    require_arm(arm)
+    if arm == "cot":
+        return problem.question, " " + " ".join((*problem.steps, ANSWER_SIGN, problem.answer))
+    return f"{problem.question} {ANSWER_SIGN}", f" {problem.answer}"
+
+
+def read_answer(text: str, arm: str) -> str | None:
+    """The answer in `text`, which a model of `arm` wrote after its prompt; None if a "cot" model never came to one."""
+    require_arm(arm)
+    if arm == "cot":
+        _, sign, text = text.rpartition(ANSWER_SIGN)
+        if not sign:
+            return None
+    return text.strip()
+
+
+def require_arm(arm: str) -> None:
+    """Raises `InputError` unless `arm` is one of `ARMS`."""
+    if arm not in ARMS:
+        raise InputError(f"no arm {arm!r}; there are {', '.join(map(repr, ARMS))}")

@@ -1,0 +1,119 @@
+"""Questions about people whom a model knows by heart: of one fact, or of two that meet in a person in between."""
+
+import dataclasses
+import functools
+import hashlib
+
+import numpy as np
+
+from detspec.config import is_count
+from detspec.errors import InputError
+from detspec.train.problems.names import NAMES
+from detspec.train.problems.problem import Problem
+from detspec.train.problems.words import words_in
+
+RELATIONS = ("friend", "boss", "teacher", "doctor", "neighbour", "rival", "coach", "tailor")
+SPLITS = ("train", "heldout")
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoHop:
+    """A world of people in which everybody has one friend, one boss, ...: its facts, and questions that join two of them.
+
+    one hop    "Ann's friend has a name. What's the name?"    step Bob   answer Bob
+    two hops   "Ann's friend has a boss. Who's the boss?"     step Bob   answer: Bob's boss
+
+    The step follows from the two words "Ann's friend", whatever comes behind them. Everybody is the friend of one person, so
+    all answers are equally frequent, and all questions equally long. Relations of a question differ: "Ann's friend has a
+    friend" could mean Ann.
+
+    Attributes:
+        seed: of the world, which person is whose boss.
+        num_people: at most as many as there are `NAMES`.
+        num_relations: at most as many as there are `RELATIONS`.
+        heldout_one_in: two hops are held out when the SHA-256 of person and relations is a multiple of this.
+        split: which two hops are drawn, "train" or "heldout"; facts are the same in both.
+    """
+
+    seed: int = 0
+    num_people: int = 40
+    num_relations: int = 6
+    heldout_one_in: int = 10
+    split: str = "train"
+
+    def __post_init__(self) -> None:
+        for field, least, most in (
+            ("num_people", 3, len(NAMES)),
+            ("num_relations", 2, len(RELATIONS)),
+            ("heldout_one_in", 2, 10**6),
+        ):
+            value = getattr(self, field)
+            if not is_count(value) or not least <= value <= most:
+                raise InputError(f"TwoHop.{field} must be an integer from {least} to {most}, got {value!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise InputError(f"TwoHop.seed must be an integer of at least 0, got {self.seed!r}")
+        if self.split not in SPLITS:
+            raise InputError(f"TwoHop.split must be one of {', '.join(map(repr, SPLITS))}, got {self.split!r}")
+
+    def words(self) -> tuple[str, ...]:
+        """The words of all its texts, the same for every world of as many people and relations."""
+        people, relations = NAMES[: self.num_people], RELATIONS[: self.num_relations]
+        return words_in("'s has a name. What's the name? Who's A:", *relations, *people)
+
+    def draw(self, rng: np.random.Generator, n: int) -> Problem:
+        """A problem of `n` hops, 1 or 2, all equally likely: of two hops one of the split."""
+        if n not in (1, 2):
+            raise InputError(f"TwoHop draws problems of 1 or 2 hops, got {n!r}")
+        problems = self.one_hop if n == 1 else self.two_hop
+        if not problems:
+            raise InputError(f"{self} has no two hops: take a smaller heldout_one_in or more people")
+        return problems[int(rng.integers(len(problems)))]
+
+    @functools.cached_property
+    def world(self) -> dict[str, dict[str, str]]:
+        """For each relation whom it leads to from each person: `world["boss"]["Ann"]`."""
+        people = NAMES[: self.num_people]
+        world = {}
+        for i, relation in enumerate(RELATIONS[: self.num_relations]):
+            order = derangement(np.random.default_rng((self.seed, i)), self.num_people)
+            world[relation] = {person: people[order[j]] for j, person in enumerate(people)}
+        return world
+
+    @functools.cached_property
+    def one_hop(self) -> tuple[Problem, ...]:
+        """A problem for every fact."""
+        return tuple(
+            problem(person, relation, bridge, "has a name. What's the name?", bridge)
+            for relation, facts in self.world.items()
+            for person, bridge in facts.items()
+        )
+
+    @functools.cached_property
+    def two_hop(self) -> tuple[Problem, ...]:
+        """A problem for every two facts that meet, as far as they belong to the split."""
+        return tuple(
+            problem(person, first, bridge, f"has a {second}. Who's the {second}?", facts[bridge])
+            for first, bridges in self.world.items()
+            for second, facts in self.world.items()
+            for person, bridge in bridges.items()
+            if first != second and self.is_heldout(person, first, second) == (self.split == "heldout")
+        )
+
+    def is_heldout(self, person: str, first: str, second: str) -> bool:
+        """Whether the two hops from `person` are never trained on; the same for every `split`."""
+        name = f"{self.seed} {person} {first} {second}"
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()) % self.heldout_one_in == 0
+
+
+def problem(person: str, relation: str, bridge: str, rest: str, answer: str) -> Problem:
+    """A question that begins with two words from which `bridge` follows."""
+    known = f"{person}'s {relation}"
+    return Problem(f"{known} {rest}", (bridge,), (len(known),), answer)
+
+
+def derangement(rng: np.random.Generator, size: int) -> np.ndarray:
+    """A random order in which nobody keeps his place; one of about three orders is one."""
+    while True:
+        order = rng.permutation(size)
+        if (order != np.arange(size)).all():
+            return order

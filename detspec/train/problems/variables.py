@@ -1,0 +1,61 @@
+"""Sums of three variables: the last value of one of them after a row of assignments."""
+
+import dataclasses
+
+import numpy as np
+
+from detspec.train.problems.fillers import draw_fillers, require_share
+from detspec.train.problems.problem import Problem
+from detspec.train.problems.words import words_in
+
+VARIABLES = ("a", "b", "c")
+UNASKED = "d"
+BASE = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Variables:
+    """ "a = 3; b = 7; c = 1; a = a + b; c = c + a; What's c?": digits, sums modulo 10; steps 3 7 1, 0 7 1, 0 7 1; answer 1.
+
+    A step is the values of all three variables, since a thought replaces the one before it. Operations are equally long, and
+    no variable is added to itself: so all values stay equally likely, however many operations there are. (Doubling would make
+    even ones likelier.) With few operations the asked variable often still has its first value; a model that copies it is
+    right that often.
+
+    Attributes:
+        filler: share of the operations, in [0, 1), that assign to a fourth variable, which nobody asks for, and make no step.
+            It is rounded to whole operations; at least one operation is none of them.
+    """
+
+    filler: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_share("Variables.filler", self.filler)
+
+    def words(self) -> tuple[str, ...]:
+        """The words of all its texts."""
+        return words_in("What's = + ; ? A:", *VARIABLES, UNASKED, *map(str, range(BASE)))
+
+    def draw(self, rng: np.random.Generator, n: int) -> Problem:
+        """A problem of `n` operations after the first three assignments."""
+        fillers = draw_fillers(rng, n, self.filler)
+        values = rng.integers(BASE, size=len(VARIABLES)).tolist()
+        asked = int(rng.integers(len(VARIABLES)))
+        targets = rng.integers(len(VARIABLES), size=n).tolist()
+        shifts = rng.integers(1, len(VARIABLES), size=n).tolist()
+        question = "; ".join(f"{name} = {value}" for name, value in zip(VARIABLES, values, strict=True))
+        steps, marks = [state_text(values)], [len(question)]
+        for is_filler, target, shift in zip(fillers, targets, shifts, strict=True):
+            other = (target + shift) % len(VARIABLES)  # never the target itself
+            left, right = VARIABLES[target], VARIABLES[other]
+            question += f"; {UNASKED if is_filler else left} = {left} + {right}"
+            if not is_filler:
+                values[target] = (values[target] + values[other]) % BASE
+                steps.append(state_text(values))
+                marks.append(len(question))
+        return Problem(f"{question}; What's {VARIABLES[asked]}?", tuple(steps), tuple(marks), str(values[asked]))
+
+
+def state_text(values: list[int]) -> str:
+    """The step of a state: `0 7 1`."""
+    return " ".join(map(str, values))
