@@ -63,9 +63,12 @@ def paged_attention(
     scale: float,
     cap: float | None,
     sliding_window: int | None,
+    alibi: bool,
     schedule: Schedule,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float16."""
+    if alibi:
+        raise InputError('the "pallas_gpu" attention takes no linear biases: use Schedule(implementation="reference")')
     check(q, v_pages, schedule)
     G, W, N, H = q.shape
     K, page = v_pages.shape[1], v_pages.shape[2]

@@ -61,9 +61,12 @@ def paged_attention(
     scale: float,
     cap: float | None,
     sliding_window: int | None,
+    alibi: bool,
     schedule: Schedule,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float32."""
+    if alibi:
+        raise InputError('the "pallas_tpu" attention takes no linear biases: use Schedule(implementation="reference")')
     check(q, v_pages, page_tables, schedule)
     G, W, N, H = q.shape
     K, page = v_pages.shape[1], v_pages.shape[2]
