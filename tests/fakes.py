@@ -61,6 +61,9 @@ FAMILY_CFGS = {
     }.items()
 }
 
+# Most slopes of 12 heads are no powers of two, so their products with distances are rounded.
+ALIBI_CFG = dataclasses.replace(RANDOM_CFG, num_heads=12, head_dim=8, position_encoding="alibi")
+
 MAX_STOP_IDS = 24
 MAX_LOGIT_BIAS = 4
 

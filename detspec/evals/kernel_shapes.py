@@ -33,7 +33,7 @@ class AttentionShape:
 
     Attributes:
         name: model, kind of layer and pass; "gemma3_1b/sliding/16x16", "qwen3_8b/full/decode32".
-        num_heads, num_kv_heads, head_dim, scale, cap, sliding_window: of the layer.
+        num_heads, num_kv_heads, head_dim, scale, cap, sliding_window, alibi: of the layer.
         groups, window, max_len: of the pass.
         decode: one query a row, by the schedule's fast path.
         cfg: the model, for its default schedule.
@@ -46,6 +46,7 @@ class AttentionShape:
     scale: float
     cap: float | None
     sliding_window: int | None
+    alibi: bool
     groups: int
     window: int
     max_len: int
@@ -93,8 +94,14 @@ class AttentionShape:
         """The attention of `operands(schedule)`."""
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, positions: jax.Array) -> jax.Array:
-            options: dict[str, Any] = {"scale": self.scale, "cap": self.cap, "sliding_window": self.sliding_window}
-            return paged_attention(q, k, v, tables, positions, **options, schedule=schedule)
+            return paged_attention(
+                *(q, k, v, tables, positions),
+                scale=self.scale,
+                cap=self.cap,
+                sliding_window=self.sliding_window,
+                alibi=self.alibi,
+                schedule=schedule,
+            )
 
         return attend
 
@@ -141,7 +148,8 @@ def compile_shape(shape: KernelShape, target: Target) -> Compiled:
 def attention_shapes() -> tuple[AttentionShape, ...]:
     """Every model's full and sliding layers: a canonical pass of 16 windows of 16, and decoding of 32 rows.
 
-    Of one model of each kind also the other ways to cut 256 rows, a few rows of odd length, and decoding of 8 rows and of 1.
+    Of one model of each kind also the other ways to cut 256 rows, a few rows of odd length, and decoding of 8 rows and of 1;
+    of one of them also layers with linear biases instead of rotations.
     """
     passes = {"16x16": (16, 16, 4096), "decode32": (32, 1, 4096)}
     more = {
@@ -154,10 +162,8 @@ def attention_shapes() -> tuple[AttentionShape, ...]:
     shapes = []
     for model in MODELS:
         cfg = preset(model)
-        kinds: dict[str, int | None] = {"full": None}
-        if any(cfg.sliding_layers):
-            kinds["sliding"] = cfg.sliding_window
-        for kind, sliding_window in kinds.items():
+        kinds = ["full", *["sliding"] * any(cfg.sliding_layers), *["alibi"] * (model == "qwen3_8b")]
+        for kind in kinds:
             for name, (groups, window, max_len) in (passes | (more if model in ("qwen3_8b", "gemma2_2b") else {})).items():
                 shapes.append(
                     AttentionShape(
@@ -167,7 +173,8 @@ def attention_shapes() -> tuple[AttentionShape, ...]:
                         head_dim=cfg.head_dim,
                         scale=cfg.score_scale,
                         cap=cfg.attn_softcap,
-                        sliding_window=sliding_window,
+                        sliding_window=cfg.sliding_window if kind == "sliding" else None,
+                        alibi=kind == "alibi",
                         groups=groups,
                         window=window,
                         max_len=max_len,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig
+from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.linear.api import LinearFn, linear
 from detspec.ops.norm import rms_norm
 from detspec.ops.rope import Rotation, apply_rope, rope_frequencies, rope_rotation
@@ -36,8 +37,10 @@ def row_ops(cfg: ModelConfig, sum_fn: SumFn, linear_f32: LinearFn) -> RowOps:
     return RowOps(partial(rms_norm, eps=cfg.norm_eps, sum_fn=sum_fn, plus_one=cfg.norm_plus_one), linear_f32)
 
 
-def layer_rotations(cfg: ModelConfig, positions: jax.Array) -> tuple[Rotation, ...]:
-    """Each layer's rotation of `positions [...]`; layers of a kind share one."""
+def layer_rotations(cfg: ModelConfig, positions: jax.Array) -> tuple[Rotation | None, ...]:
+    """Each layer's rotation of `positions [...]`, None if the model rotates nothing; layers of a kind share one."""
+    if cfg.position_encoding == "alibi":
+        return (None,) * cfg.num_layers
     factor = 1.0 if cfg.rope_scaling is None else cfg.rope_scaling.attention_factor
     rotation = rope_rotation(positions, rope_frequencies(cfg.head_dim, cfg.rope_theta, cfg.rope_scaling), factor)
     if cfg.sliding_rope_theta is None or not any(cfg.sliding_layers):
@@ -47,16 +50,18 @@ def layer_rotations(cfg: ModelConfig, positions: jax.Array) -> tuple[Rotation, .
 
 
 def attention(
-    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation, attend_fn: AttendFn, ops: RowOps
+    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation | None, attend_fn: AttendFn, ops: RowOps
 ) -> tuple[jax.Array, Any]:
-    """Projects `x [..., D]` to heads, rotates, attends with `attend_fn`, projects back; returns `([..., D], carry)`."""
+    """Projects `x [..., D]` to heads, rotates by `rotation` if any, attends, projects back; returns `([..., D], carry)`."""
     heads = x.shape[:-1]
     q = linear(x, layer["q"], layer.get("q_bias"), ops.linear_f32).reshape(*heads, cfg.num_heads, cfg.head_dim)
     k = linear(x, layer["k"], layer.get("k_bias"), ops.linear_f32).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
     v = linear(x, layer["v"], layer.get("v_bias"), ops.linear_f32).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
     if cfg.qk_norm:
         q, k = ops.norm(q, layer["q_norm"]), ops.norm(k, layer["k_norm"])
-    attended, carry = attend_fn(apply_rope(q, rotation), apply_rope(k, rotation), v)
+    if rotation is not None:
+        q, k = apply_rope(q, rotation), apply_rope(k, rotation)
+    attended, carry = attend_fn(q, k, v)
     attended = attended.reshape(*heads, cfg.num_heads * cfg.head_dim).astype(x.dtype)
     return linear(attended, layer["o"], layer.get("o_bias"), ops.linear_f32), carry
 
@@ -70,7 +75,7 @@ def mlp(layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, ops: RowOps
 
 
 def block(
-    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation, attend_fn: AttendFn, ops: RowOps
+    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation | None, attend_fn: AttendFn, ops: RowOps
 ) -> tuple[jax.Array, Any]:
     """One pre-norm decoder block over `x [..., D]`, with norms after its two halves too if the config asks for them."""
     with jax.named_scope("attention"):
@@ -103,6 +108,7 @@ def attend_sequence(
     scale: float,
     cap: float | None = None,
     sliding_window: int | None = None,
+    alibi: bool = False,
     query_block: int = 128,
 ) -> jax.Array:
     """Causal attention of whole sequences over themselves, for training: `q [B, T, N, H]`, `k, v [B, T, K, H]`.
@@ -111,16 +117,21 @@ def attend_sequence(
 
         query_block 2, T 4:   q 0..1 x k 0..1     q 2..3 x k 0..3
 
-    A query attends to the last `sliding_window` positions up to its own, or to all of them.
+    A query attends to the last `sliding_window` positions up to its own, or to all of them. With `alibi` a head's capped
+    scores are lowered by its slope times the distance.
     """
     B, T, N, H = q.shape
     K = k.shape[2]
     q_f32 = q.astype(jnp.float32).reshape(B, T, K, N // K, H) * np.float32(scale)
     k_f32, v_f32 = k.astype(jnp.float32), v.astype(jnp.float32)
+    slopes = jnp.asarray(alibi_slopes(N).reshape(1, K, N // K, 1, 1))
     attended = []
     for start in range(0, T, query_block):
         end = min(start + query_block, T)
         scores = softcap(jnp.einsum("BTKQH,BSKH->BKQTS", q_f32[:, start:end], k_f32[:, :end]), cap)
+        if alibi:  # distances that XLA makes where it needs them: of constants it would keep every product with a slope
+            ahead = jnp.arange(start, end)[:, None] - jnp.arange(end)[None, :]
+            scores = lower_scores(scores, slopes, ahead[None, None, None])
         distance = np.arange(start, end)[:, None] - np.arange(end)[None, :]
         visible = (distance >= 0) & (distance < (sliding_window or T))
         weights = jax.nn.softmax(jnp.where(visible[None, None, None], scores, -jnp.inf), axis=-1)

@@ -109,7 +109,7 @@ def paged_block(
     layer: dict[str, jax.Array],
     cfg: ModelConfig,
     x: jax.Array,
-    rotation: Rotation,
+    rotation: Rotation | None,
     pages: tuple[jax.Array, jax.Array],
     places: Places,
     ops: RowOps,
@@ -132,6 +132,7 @@ def paged_block(
             scale=cfg.score_scale,
             cap=cfg.attn_softcap,
             sliding_window=sliding_window,
+            alibi=cfg.position_encoding == "alibi",
             schedule=schedule,
         )
         return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)
@@ -184,7 +185,7 @@ def sequence_block(
     layer: dict[str, jax.Array],
     cfg: ModelConfig,
     x: jax.Array,
-    rotation: Rotation,
+    rotation: Rotation | None,
     ops: RowOps,
     *,
     sliding_window: int | None = None,
@@ -192,6 +193,13 @@ def sequence_block(
     """One layer over whole sequences `x [B, T, D]`."""
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
-        return attend_sequence(q, k, v, scale=cfg.score_scale, cap=cfg.attn_softcap, sliding_window=sliding_window), None
+        attended = attend_sequence(
+            *(q, k, v),
+            scale=cfg.score_scale,
+            cap=cfg.attn_softcap,
+            sliding_window=sliding_window,
+            alibi=cfg.position_encoding == "alibi",
+        )
+        return attended, None
 
     return block(layer, cfg, x, rotation, attend, ops)[0]

@@ -15,7 +15,7 @@ import pytest
 from detspec.config import ModelConfig
 from detspec.sampling import SamplingParams
 from detspec.state import GenState
-from tests.fakes import FAMILY_CFGS, Request
+from tests.fakes import ALIBI_CFG, FAMILY_CFGS, Request
 from tests.generate.one_at_a_time import (
     BF16,
     F32,
@@ -146,15 +146,16 @@ def test_committed_bits_for_any_draft_neighbours_and_places_equal_one_token_at_a
         assert seen["accepted"] >= 1
 
 
-@pytest.mark.parametrize("family", FAMILY_CFGS)
+@pytest.mark.parametrize("family", [*FAMILY_CFGS, "alibi"])
 def test_committed_bits_of_every_family_equal_one_token_at_a_time(family):
-    """Sliding windows, soft caps, biases, norms of heads and rotary scalings, all of which the texts run past."""
+    """Sliding windows, soft caps, biases, norms of heads, rotary scalings, linear biases: the texts run past all lengths."""
+    cfg = {**FAMILY_CFGS, "alibi": ALIBI_CFG}[family]
     seen: Counter = Counter()
 
     @hypothesis.settings(max_examples=6, phases=PHASES)
     @hypothesis.given(data=st.data())
     def check(data: st.DataObject) -> None:
-        check_theorem(data, (FAMILY_CFGS[family], 16, 4, 3, "recorded"), "free", seen)
+        check_theorem(data, (cfg, 16, 4, 3, "recorded"), "free", seen)
 
     check()
     assert seen["rollbacks"] >= 1

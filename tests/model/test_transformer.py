@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from detspec.cache import init_cache
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig, RopeScaling, Schedule
 from detspec.model.params import init_params, param_shapes, params_bytes
 from detspec.model.transformer import forward, forward_sequences
 from detspec.state import NO_ROW, Windows
-from tests.fakes import RANDOM_CFG, bits, random_model
+from tests.fakes import ALIBI_CFG, RANDOM_CFG, bits, random_model
 
 F32 = dataclasses.replace(RANDOM_CFG, dtype="float32", tie_embeddings=True)
 LENGTH, PAGE = 24, 16
@@ -47,20 +47,32 @@ def logits_of(cfg: ModelConfig, window: int, rows: int = 32, row: int = 0, **cha
     return np.asarray(logits).reshape(rows, -1)[:LENGTH]
 
 
+@pytest.mark.parametrize("cfg", [F32, dataclasses.replace(ALIBI_CFG, dtype="float32")], ids=["rope", "alibi"])
 @pytest.mark.parametrize("window", [1, 8])
-def test_forward_over_pages_equals_forward_over_sequences(window):
+def test_forward_over_pages_equals_forward_over_sequences(window, cfg):
     """Several windows of one pass hold consecutive stretches of one sequence: a layer writes before it attends."""
-    whole = forward_sequences(random_model(F32), F32, jnp.asarray(TOKENS[None]))[0][0]
+    whole = forward_sequences(random_model(cfg), cfg, jnp.asarray(TOKENS[None]))[0][0]
     # Two orders of the same float32 sums, of some 64 terms, through 2 layers; logits of size 1.
-    np.testing.assert_allclose(logits_of(F32, window), whole, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(logits_of(cfg, window), whole, rtol=0, atol=2e-5)
 
 
-def test_forward_in_any_split_and_row_gives_the_same_bits():
-    expected = bits(logits_of(RANDOM_CFG, 1))
+@pytest.mark.parametrize("cfg", [RANDOM_CFG, ALIBI_CFG], ids=["rope", "alibi"])
+def test_forward_in_any_split_and_row_gives_the_same_bits(cfg):
+    expected = bits(logits_of(cfg, 1))
     for window, row in ((2, 0), (8, 0), (8, 1)):
-        assert (bits(logits_of(RANDOM_CFG, window, row=row)) == expected).all()
-    whole = forward_sequences(random_model(RANDOM_CFG), RANDOM_CFG, jnp.asarray(TOKENS[None]))[0][0]
+        assert (bits(logits_of(cfg, window, row=row)) == expected).all()
+    whole = forward_sequences(random_model(cfg), cfg, jnp.asarray(TOKENS[None]))[0][0]
     assert (bits(whole) != expected).any()  # other sums, other bits
+
+
+@pytest.mark.parametrize("rotary", [{"rope_theta": 100.0}, {"rope_scaling": RopeScaling("linear", factor=8.0)}], ids=str)
+def test_position_encoding_obeys_the_config(rotary):
+    """What turns queries and keys of a rotary model says nothing to one of linear biases, and both tell positions apart."""
+    rope = dataclasses.replace(ALIBI_CFG, position_encoding="rope")
+    expected = {cfg: bits(logits_of(cfg, 8)) for cfg in (ALIBI_CFG, rope)}
+    assert (expected[ALIBI_CFG] != expected[rope]).any()
+    for cfg, differs in ((ALIBI_CFG, False), (rope, True)):
+        assert (bits(logits_of(dataclasses.replace(cfg, **rotary), 8)) != expected[cfg]).any() == differs
 
 
 def test_forward_with_pinned_products_gives_the_same_bits_for_any_number_of_rows():

@@ -13,6 +13,12 @@ from detspec.ops.attention.api import NO_POSITION, paged_attention
 from tests.fakes import bits
 
 TABLE_PAGES = 6  # pages of each sequence; its length decides how many are read
+# ALiBi's slopes by number of heads, as its paper gives them; exact, or rounded by float32.
+SLOPES = {
+    4: (2**-2, 2**-4, 2**-6, 2**-8),
+    6: (2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3),
+    16: tuple(2 ** (-(n + 1) / 2) for n in range(16)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +67,21 @@ def make_problem(shape: Shape, *, dtype: str = "float32", seed: int = 0, ends: t
     )
 
 
-@partial(jax.jit, static_argnames=("schedule", "cap", "sliding_window"))
-def attend(q, k, v, page_tables, positions, *, schedule: Schedule, cap=None, sliding_window=None) -> jax.Array:
-    scale = q.shape[-1] ** -0.5
+@partial(jax.jit, static_argnames=("schedule", "cap", "sliding_window", "alibi"))
+def attend(
+    q, k, v, page_tables, positions, *, schedule: Schedule, cap=None, sliding_window=None, alibi: bool = False
+) -> jax.Array:
     return paged_attention(
-        *(q, k, v, page_tables, positions), scale=scale, cap=cap, sliding_window=sliding_window, schedule=schedule
+        *(q, k, v, page_tables, positions),
+        scale=q.shape[-1] ** -0.5,
+        cap=cap,
+        sliding_window=sliding_window,
+        alibi=alibi,
+        schedule=schedule,
     )
 
 
-def oracle(problem: Problem, *, cap: float | None = None, sliding_window: int | None = None) -> np.ndarray:
+def oracle(problem: Problem, *, cap: float | None = None, sliding_window: int | None = None, alibi: bool = False) -> np.ndarray:
     """Plain causal attention in float64, one query at a time."""
     G, W, N, H = problem.q.shape
     K = problem.k.shape[1]
@@ -84,6 +96,8 @@ def oracle(problem: Problem, *, cap: float | None = None, sliding_window: int | 
                 head = n // (N // K)
                 scores = k[head, seen] @ problem.q[g, w, n].astype(np.float64) / np.sqrt(H)
                 scores = scores if cap is None else cap * np.tanh(scores / cap)
+                if alibi:
+                    scores = scores - SLOPES[N][n] * (problem.positions[g, w] - np.arange(seen.start, seen.stop))
                 weights = np.exp(scores - scores.max())
                 out[g, w, n] = weights @ v[head, seen] / weights.sum()
     return out
@@ -172,6 +186,18 @@ class AttentionContract:
         self.check_value(got, problem, **rule)
         assert (np.abs(got - oracle(problem)) > 1e-2).any() == (rule != {"sliding_window": 1000})
 
+    @pytest.mark.parametrize(
+        ("Q", "num_splits", "rule"), [(2, 1, {}), (3, 4, {}), (8, 1, {}), (2, 4, {"cap": 0.8, "sliding_window": 19})]
+    )
+    def test_attention_with_linear_biases_equals_float64(self, Q, num_splits, rule):
+        """4, 6 and 16 heads; a cap bounds the product alone."""
+        rule = {"alibi": True, **rule}
+        shape = self.shape(G=3, W=7, K=2, Q=Q)
+        problem = self.problem(shape, ends=self.positions(9, 83, 96))
+        got = self.run(problem, self.schedule(shape, num_splits=num_splits), **rule)
+        self.check_value(got, problem, **rule)
+        assert (np.abs(got - oracle(problem, **{**rule, "alibi": False})) > 1e-2).any()
+
     def test_attention_at_the_first_position_returns_its_value(self):
         shape = self.shape(G=1, W=1, K=2, Q=2)
         problem = self.problem(shape, ends=(1,))
@@ -228,6 +254,22 @@ class AttentionContract:
         )
         got = bits(self.run(cut, self.schedule(self.SHAPE)))
         assert (got.reshape(expected.shape) == expected).all()
+
+    @pytest.mark.parametrize("split", [1, 2, 4])
+    def test_bits_with_linear_biases_in_windows_cut_shorter_and_beside_other_neighbours_stay(self, split):
+        """Of 16 heads, most slopes are no powers of two, and their products with a distance are rounded."""
+        shape = self.shape(G=3, W=8, K=2, Q=8)
+        problem = self.problem(shape, ends=self.positions(8, 47, 90))
+        schedule = self.schedule(shape, query_tile=8)
+        expected = bits(self.run(problem, schedule, alibi=True))
+        cut = problem.replace(
+            q=problem.q[1:].reshape(-1, split, *problem.q.shape[2:]),
+            positions=problem.positions[1:].reshape(-1, split),
+            page_tables=np.repeat(problem.page_tables[1:], 8 // split, axis=0),
+        )
+        got = bits(self.run(cut, schedule, alibi=True))
+        assert (got.reshape(expected[1:].shape) == expected[1:]).all()
+        assert (bits(self.run(cut, schedule)).reshape(expected[1:].shape) != expected[1:]).any()
 
     @pytest.mark.parametrize("offset", [1, 3, 7])
     def test_bits_with_queries_at_another_offset_of_their_window_stay(self, offset):

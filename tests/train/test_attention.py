@@ -9,7 +9,7 @@ import pytest
 
 from detspec.model.layers import attend_sequence
 
-attend = jax.jit(partial(attend_sequence, scale=8**-0.5), static_argnames=("query_block", "cap", "sliding_window"))
+attend = jax.jit(partial(attend_sequence, scale=8**-0.5), static_argnames=("query_block", "alibi"))
 
 
 def make_qkv(T: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -18,10 +18,12 @@ def make_qkv(T: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     return jnp.float32(q), jnp.float32(k), jnp.float32(v)
 
 
-def attend_float64(q: jax.Array, k: jax.Array, v: jax.Array) -> np.ndarray:
+def attend_float64(q: jax.Array, k: jax.Array, v: jax.Array, slopes: tuple[float, ...] = (0, 0, 0, 0)) -> np.ndarray:
     q64, k64, v64 = (np.asarray(x, np.float64) for x in (q, k, v))
     k64, v64 = (np.repeat(x, 2, axis=2) for x in (k64, v64))
     scores = np.einsum("BTNH,BSNH->BNTS", q64, k64) / np.sqrt(q.shape[-1])
+    position = np.arange(scores.shape[-1])
+    scores -= np.array(slopes)[:, None, None] * (position[:, None] - position)
     scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return np.einsum("BNTS,BSNH->BTNH", weights / weights.sum(-1, keepdims=True), v64)
@@ -32,6 +34,14 @@ def test_attention_in_blocks_is_the_formula(T: int):
     q, k, v = make_qkv(T)
     # 10 keys at most: a few float32 roundings of values of size 1 to 3.
     np.testing.assert_allclose(attend(q, k, v, query_block=4), attend_float64(q, k, v), atol=2e-6)
+
+
+def test_attention_with_linear_biases_is_the_formula():
+    """4 heads: `2 ** (-8 (n + 1) / 4)`."""
+    q, k, v = make_qkv(10)
+    expected = attend_float64(q, k, v, slopes=(2**-2, 2**-4, 2**-6, 2**-8))
+    np.testing.assert_allclose(attend(q, k, v, query_block=4, alibi=True), expected, atol=2e-6)  # as above
+    assert np.abs(expected - attend_float64(q, k, v)).max() > 1e-2
 
 
 def test_block_size_changes_no_gradient_beyond_rounding():

@@ -20,6 +20,7 @@ def paged_attention(
     scale: float,
     cap: float | None = None,
     sliding_window: int | None = None,
+    alibi: bool = False,
     schedule: Schedule,
 ) -> jax.Array:
     """Causal attention of `G` windows of `W` queries, each over its own sequence in the cache.
@@ -39,6 +40,7 @@ def paged_attention(
         scale: factor of the scores.
         cap: scores are squashed into `+-cap`, see `softcap`; None leaves them.
         sliding_window: positions that a query attends to, its own included; None is all.
+        alibi: a head's capped scores are lowered by its slope times the distance, see `alibi_slopes`.
         schedule: its `query_tile`, `block_pages`, `num_splits`, `reductions` and `implementation`; `G` and `W` are q's.
 
     Returns:
@@ -60,7 +62,12 @@ def paged_attention(
 
         attend = pallas_gpu.paged_attention
     attended = attend(
-        *(q, k_pages, v_pages, page_tables, positions), scale=scale, cap=cap, sliding_window=sliding_window, schedule=schedule
+        *(q, k_pages, v_pages, page_tables, positions),
+        scale=scale,
+        cap=cap,
+        sliding_window=sliding_window,
+        alibi=alibi,
+        schedule=schedule,
     )
     return attended[..., :head_dim]
 

@@ -24,11 +24,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from detspec.config import Schedule
 from detspec.errors import InputError
+from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.attention.reference import MASK_VALUE
 from detspec.ops.attention.splits import merge_splits
 
@@ -63,6 +65,7 @@ def paged_attention(
     scale: float,
     cap: float | None,
     sliding_window: int | None,
+    alibi: bool,
     schedule: Schedule,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float16."""
@@ -91,15 +94,18 @@ def paged_attention(
         plgpu.SMEM((shape.warpgroups, ROWS, OUT_COLUMNS), jnp.float32, transforms=swizzled[1]),
         plgpu.SMEM((shape.warpgroups, ROWS), jnp.int32),
         plgpu.SMEM((shape.warpgroups, ROWS), jnp.float32),
-        plgpu.Barrier(num_arrivals=2, num_barriers=shape.warpgroups),
+        plgpu.Barrier(num_arrivals=3 if alibi else 2, num_barriers=shape.warpgroups),
         plgpu.Barrier(num_arrivals=schedule.block_pages, num_barriers=shape.num_slots),
         plgpu.Barrier(num_arrivals=shape.warpgroups, num_barriers=shape.num_slots),
     ]
-    attend_tile = partial(_attend_tile, tiles=tiles, scale=scale, cap=cap, sliding_window=sliding_window, schedule=schedule)
+    attend_tile = partial(
+        _attend_tile, tiles=tiles, scale=scale, cap=cap, sliding_window=sliding_window, alibi=alibi, schedule=schedule
+    )
 
     def kernel(*refs: Any) -> None:
         pl.run_scoped(partial(attend_tile, *refs), *scratch, collective_axes="warpgroup")
 
+    operands = [q, k_pages, v_pages, page_tables, positions, *([_log2_slopes(N, K, rows)] if alibi else [])]
     results = [jax.ShapeDtypeStruct((X, splits, K, used, H), jnp.float32)]
     if splits > 1:  # and the logarithm of each row's sum of exponentials
         results.append(jax.ShapeDtypeStruct((X, splits, K, rows), jnp.float32))
@@ -122,7 +128,7 @@ def paged_attention(
         ),
         interpret=_simulator() if schedule.interpret else False,
         name="paged_attention",
-    )(q, k_pages, v_pages, page_tables, positions)
+    )(*operands)
     if splits > 1:
         l, o = merge_splits(lse[0][..., :used], jnp.ones_like(lse[0][..., :used]), attended)
         attended = o / l[..., None]
@@ -205,16 +211,17 @@ def _attend_tile(
     v_ref: Any,  # [num_pages, K, page, H]
     tables_ref: Any,  # [G, max_pages]
     positions_ref: Any,  # [X, rows]
-    o_ref: Any,  # [X, splits, K, used, H]
-    *refs: Any,  # lse [X, splits, K, rows] if the sequence is split, then scratch
+    *refs: Any,  # slopes [K, rows] if there are any; o [X, splits, K, used, H]; lse [X, splits, K, rows] if split; scratch
     tiles: int,
     scale: float,
     cap: float | None,
     sliding_window: int | None,
+    alibi: bool,
     schedule: Schedule,
 ) -> None:
     """One warpgroup of a CTA: the last one fetches what the others compute with."""
-    *lse_refs, ring_ref, q_tile_ref, p_ref, out_ref, position_ref, sums_ref, queries, arrived, free = refs
+    slopes_refs, result_refs = refs[:alibi], refs[alibi:]
+    o_ref, *lse_refs, ring_ref, q_tile_ref, p_ref, out_ref, position_ref, numbers_ref, queries, arrived, free = result_refs
     num_slots, block, H = ring_ref.shape
     page, rows, block_pages = k_ref.shape[2], positions_ref.shape[1], schedule.block_pages
     warpgroups = rows // ROWS
@@ -266,8 +273,11 @@ def _attend_tile(
         plgpu.copy_gmem_to_smem(q_ref.at[x, head, ours], q_rows.at[pl.ds(0, used)], queries.at[warpgroup])
         all_rows = pl.ds(warpgroup * ROWS, ROWS)
         plgpu.copy_gmem_to_smem(positions_ref.at[x, all_rows], position_ref.at[warpgroup], queries.at[warpgroup])
+        for slopes_ref in slopes_refs:  # they come where the sums go out
+            plgpu.copy_gmem_to_smem(slopes_ref.at[head, all_rows], numbers_ref.at[warpgroup], queries.at[warpgroup])
         plgpu.barrier_wait(queries.at[warpgroup])
         position = position_ref[warpgroup]
+        slopes = numbers_ref[warpgroup] if alibi else None
         columns = H if H <= MAX_COLUMNS else 64
         product = partial(_product, interpret=schedule.interpret)
 
@@ -281,6 +291,8 @@ def _attend_tile(
             column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, block), 1)
             distance = _across(position - (first_page + step * block_pages) * page, block) - column
             keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
+            if slopes is not None:
+                scores = lower_scores(scores, _across(slopes, block), distance)
             scores = jnp.where(keep, scores, MASK_VALUE)
             m_next = jnp.maximum(m_prev, scores.max(axis=1))
             rescale = jnp.exp2(m_prev - m_next)
@@ -311,9 +323,9 @@ def _attend_tile(
             plgpu.copy_smem_to_gmem(out_rows.at[pl.ds(0, used)], place)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         for lse_ref in lse_refs:
-            sums_ref[warpgroup] = jnp.where(l == 0, MASK_VALUE, m / LOG2E + jnp.log(divisor))
+            numbers_ref[warpgroup] = jnp.where(l == 0, MASK_VALUE, m / LOG2E + jnp.log(divisor))
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(sums_ref.at[warpgroup], lse_ref.at[x, split, head, all_rows])
+            plgpu.copy_smem_to_gmem(numbers_ref.at[warpgroup], lse_ref.at[x, split, head, all_rows])
         plgpu.wait_smem_to_gmem(0)
 
 
@@ -341,6 +353,11 @@ def _log2_scores(products: jax.Array, scale: float, cap: float | None) -> jax.Ar
     if cap is None:
         return products * (scale * LOG2E)
     return cap * LOG2E - (2 * cap * LOG2E) / (1 + jnp.exp2(products * (2 * LOG2E * scale / cap)))
+
+
+def _log2_slopes(N: int, K: int, rows: int) -> np.ndarray:
+    """The slope of each row of a tile in units of log 2, `[K, rows]`: heads of a KV head follow each other."""
+    return alibi_slopes(N).reshape(K, N // K)[:, np.arange(rows) % (N // K)] * np.float32(LOG2E)
 
 
 def _across(row_values: jax.Array, columns: int) -> jax.Array:

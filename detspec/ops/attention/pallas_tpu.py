@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from detspec.config import Schedule
 from detspec.errors import InputError
+from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.attention.reference import MASK_VALUE
 from detspec.ops.attention.splits import merge_splits
 from detspec.ops.softcap import softcap
@@ -61,10 +63,11 @@ def paged_attention(
     scale: float,
     cap: float | None,
     sliding_window: int | None,
+    alibi: bool,
     schedule: Schedule,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float32."""
-    check(q, v_pages, page_tables, schedule)
+    check(q, v_pages, page_tables, alibi, schedule)
     G, W, N, H = q.shape
     K, page = v_pages.shape[1], v_pages.shape[2]
     Q, tile, splits = N // K, schedule.query_tile, schedule.num_splits
@@ -90,6 +93,7 @@ def paged_attention(
         scale=scale,
         cap=cap,
         sliding_window=sliding_window,
+        alibi=alibi,
     )
 
     def tile_of(lane: jax.Array, index: jax.Array) -> jax.Array:
@@ -102,6 +106,11 @@ def paged_attention(
         return index * lanes + lane, 0, 0, 0
 
     rows, used, buffers = shape
+    operands: list[Any] = [q, k_pages, v_pages]
+    operand_specs = [pl.BlockSpec((None, K, used, H), at_query), *2 * [pl.BlockSpec(memory_space=pl.ANY)]]
+    if alibi:
+        operands.append(_row_slopes(N, K, used))
+        operand_specs.append(pl.BlockSpec((K, used, LANE_WIDTH), lambda *_: (0, 0, 0)))
     result_shapes = [jax.ShapeDtypeStruct((per_lane * lanes, K, used, H), jnp.float32)]
     result_specs = [pl.BlockSpec((None, K, used, H), at_result)]
     if splits > 1:  # and the logarithm of each row's sum of exponentials, in every column
@@ -114,11 +123,7 @@ def paged_attention(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(lanes, per_lane),
-            in_specs=[
-                pl.BlockSpec((None, K, used, H), at_query),
-                pl.BlockSpec(memory_space=pl.ANY),
-                pl.BlockSpec(memory_space=pl.ANY),
-            ],
+            in_specs=operand_specs,
             out_specs=result_specs,
             scratch_shapes=[
                 pltpu.VMEM((K, rows, H), k_pages.dtype),
@@ -140,7 +145,7 @@ def paged_attention(
         ),
         interpret=schedule.interpret,
         name="paged_attention",
-    )(work, page_tables.reshape(-1), q, k_pages, v_pages)
+    )(work, page_tables.reshape(-1), *operands)
     attended = results[0][:num_tiles]
     if splits > 1:
         lse = results[1][:num_tiles, ..., 0].reshape(G * tiles, splits, K, used)
@@ -150,14 +155,14 @@ def paged_attention(
     return attended.reshape(G, tiles * width, N, H)[:, :W]
 
 
-def check(q: jax.Array, v_pages: jax.Array, page_tables: jax.Array, schedule: Schedule) -> None:
+def check(q: jax.Array, v_pages: jax.Array, page_tables: jax.Array, alibi: bool, schedule: Schedule) -> None:
     """Raises `InputError` for what the kernel does not take, naming the argument; shapes as in `api.paged_attention`."""
     K, page, H = v_pages.shape[1:]
     if v_pages.dtype not in DTYPES:
         raise InputError(f'the "pallas_tpu" attention takes a bfloat16 or float32 cache, got cache_dtype {v_pages.dtype}')
     if page % MIN_ROWS:
         raise InputError(f'the "pallas_tpu" attention takes pages of at least {MIN_ROWS} slots, got Schedule.page {page}')
-    if (needed := vmem_bytes(q, v_pages, schedule)) > VMEM_BYTES:
+    if (needed := vmem_bytes(q, v_pages, alibi, schedule)) > VMEM_BYTES:
         raise InputError(
             f'the "pallas_tpu" attention has {VMEM_BYTES:,} bytes of VMEM, and would need {needed:,} for {K} KV heads of '
             f"{H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {schedule.query_tile}: lower one of these"
@@ -187,14 +192,21 @@ def tile_shape(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> TileShap
     )
 
 
-def vmem_bytes(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> int:
+def vmem_bytes(q: jax.Array, v_pages: jax.Array, alibi: bool, schedule: Schedule) -> int:
     """Bytes of VMEM that a program holds: the ring of pages, queries, running sums, and two blocks each of input and output."""
     _, K, page, H = v_pages.shape
     rows, used, buffers = tile_shape(q, v_pages, schedule)
     itemsize = v_pages.dtype.itemsize
     ring = 2 * buffers * schedule.block_pages * K * page * H * itemsize
     lse = LANE_WIDTH if schedule.num_splits > 1 else 0
-    return ring + K * rows * H * itemsize + 4 * K * used * (H + 2 * LANE_WIDTH) + 2 * K * used * (H * (itemsize + 4) + 4 * lse)
+    blocks = H * (itemsize + 4) + 4 * lse + (4 * LANE_WIDTH if alibi else 0)
+    return ring + K * rows * H * itemsize + 4 * K * used * (H + 2 * LANE_WIDTH) + 2 * K * used * blocks
+
+
+def _row_slopes(N: int, K: int, rows: int) -> np.ndarray:
+    """The slope of each row of a tile, `[K, rows, LANE_WIDTH]`, in every column: heads of a KV head follow each other."""
+    slopes = alibi_slopes(N).reshape(K, N // K)[:, np.arange(rows) % (N // K)]
+    return np.repeat(slopes[:, :, None], LANE_WIDTH, axis=2)
 
 
 def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, schedule: Schedule) -> jax.Array:
@@ -227,8 +239,7 @@ def _attend_tile(
     q_ref: Any,  # [K, used_rows, H]
     k_hbm_ref: Any,  # [num_pages, K, page, H]
     v_hbm_ref: Any,  # [num_pages, K, page, H]
-    o_ref: Any,  # [K, used_rows, H]
-    *refs: Any,  # lse [K, used_rows, LANE_WIDTH] if the sequence is split, then scratch
+    *refs: Any,  # slopes [K, used_rows, LANE_WIDTH] if there are any; o [K, used_rows, H]; lse as slopes if split; scratch
     num_tiles: int,
     tiles_per_window: int,
     max_pages: int,
@@ -236,9 +247,11 @@ def _attend_tile(
     scale: float,
     cap: float | None,
     sliding_window: int | None,
+    alibi: bool,
 ) -> None:
     """One tile: its online softmax over the pages it needs, while pages of what comes next are on their way."""
-    *lse_refs, q_tile_ref, k_ring_ref, v_ring_ref, arrived_ref, cursor_ref, m_ref, l_ref, acc_ref = refs
+    slope_refs, result_refs = refs[:alibi], refs[alibi:]
+    o_ref, *lse_refs, q_tile_ref, k_ring_ref, v_ring_ref, arrived_ref, cursor_ref, m_ref, l_ref, acc_ref = result_refs
     K, used, H = q_ref.shape
     rows = q_tile_ref.shape[1]
     buffers, block_pages, _, page, _ = k_ring_ref.shape
@@ -302,7 +315,10 @@ def _attend_tile(
             keys = k_ring_ref[slot, :, head].reshape(columns, H)
             values = v_ring_ref[slot, :, head].reshape(columns, H)
             scores = _product(q_tile_ref[head], keys, contract=1)[:used] * scale
-            scores = jnp.where(keep, softcap(scores, cap), MASK_VALUE)
+            scores = softcap(scores, cap)
+            for slope_ref in slope_refs:
+                scores = lower_scores(scores, slope_ref[head, :, :1], distance)
+            scores = jnp.where(keep, scores, MASK_VALUE)
             m_prev = m_ref[head]
             m_next = jnp.maximum(m_prev, scores.max(1, keepdims=True))
             rescale = jnp.exp(m_prev - m_next)

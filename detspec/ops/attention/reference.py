@@ -15,9 +15,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from detspec.config import Schedule
 from detspec.errors import InputError
+from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.attention.splits import merge_splits
 from detspec.ops.row_sum import SumFn, sum_fn
 from detspec.ops.softcap import softcap
@@ -36,6 +38,7 @@ def paged_attention(
     scale: float,
     cap: float | None,
     sliding_window: int | None,
+    alibi: bool,
     schedule: Schedule,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, H, page]`."""
@@ -56,10 +59,18 @@ def paged_attention(
     positions = jnp.pad(positions, ((0, 0), (0, padded - W)), mode="edge")
     row_position = jnp.repeat(positions.reshape(G * tiles, tile), Q, axis=1)  # [X, tile * Q]
     page_tables = jnp.repeat(page_tables, tiles, axis=0)  # [X, max_pages]
+    row_slope = jnp.asarray(np.tile(alibi_slopes(N).reshape(K, Q), (1, tile))) if alibi else None  # [K, tile * Q]
 
     first_block = jnp.int32(0) if sliding_window is None else jnp.maximum(jnp.min(positions) - sliding_window + 1, 0) // page
     num_blocks = jnp.max(positions) // page + 1 - first_block
-    attend = partial(_attend_blocks, scale=scale, cap=cap, sliding_window=sliding_window, sum_fn=sum_fn(schedule))
+    attend = partial(
+        _attend_blocks,
+        scale=scale,
+        cap=cap,
+        sliding_window=sliding_window,
+        row_slope=row_slope,
+        sum_fn=sum_fn(schedule),
+    )
     num_splits = schedule.num_splits
     if num_splits == 1:
         first = jnp.broadcast_to(first_block, (G * tiles,))
@@ -87,6 +98,7 @@ def _attend_blocks(
     scale: float,
     cap: float | None,
     sliding_window: int | None,
+    row_slope: jax.Array | None,  # [K, rows]
     sum_fn: SumFn,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Online softmax over `num_blocks` pages from `first_block`: `m`, `l` `[X, K, rows]` and `o [X, K, rows, H]`."""
@@ -103,7 +115,10 @@ def _attend_blocks(
         scores = jnp.einsum("xkrh,xkhp->xkrp", q, k_block, preferred_element_type=jnp.float32) * scale
         distance = row_position[:, :, None] - ((block * page)[:, None, None] + slots[None, None, :])  # [X, rows, page]
         keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
-        scores = jnp.where(keep[:, None], softcap(scores, cap), MASK_VALUE)
+        scores = softcap(scores, cap)
+        if row_slope is not None:
+            scores = lower_scores(scores, row_slope[None, :, :, None], distance[:, None])
+        scores = jnp.where(keep[:, None], scores, MASK_VALUE)
         m_next = jnp.maximum(m_prev, scores.max(-1))
         rescale = jnp.exp(m_prev - m_next)
         p = jnp.exp(scores - m_next[..., None])
