@@ -69,6 +69,9 @@ class Counters(flax.struct.PyTreeNode):
     num_recomputed_tokens: jax.Array
 
 
+READING_COUNTERS = ("num_passes", "num_guesses", "num_accepted", "num_refused")
+
+
 class Reading(flax.struct.PyTreeNode):
     """How far each row's prompt has been read by a model that thinks, and what it thought.
 

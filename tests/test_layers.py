@@ -32,7 +32,7 @@ TRUNK = (
 BRANCHES = {
     "checkpoint": (("model",), "engine"),
     "thinking": (("model",), "draft"),
-    "train": (("model", "checkpoint", "thinking"), "evals"),
+    "train": (("viz", "checkpoint", "thinking"), "evals"),
 }
 
 PURE = ("config", "cache", "state", "ops", "model", "thinking", "stopping", "sampling", "sampler", "draft", "generate")

@@ -186,11 +186,10 @@ def pack_requests(
         ),
     )
     if state.reading is not None:
-        chunks = [
-            (n - 1) // state.reading.chunk if p.thinking is not False else 0 for n, p in zip(prompt_len, sampling, strict=True)
-        ]
+        reads_plainly = np.asarray([params.thinking is False for params in sampling], bool)
+        end = np.where(reads_plainly, 0, (prompt_len - 1) // state.reading.chunk)
         guesses = pack_guesses(state.reading, [()] * number if thoughts is None else thoughts)
-        asked = asked.replace(thoughts=guesses, end=chunks.astype(np.int32))
+        asked = asked.replace(thoughts=guesses, end=end.astype(np.int32))
     chosen = np.zeros(max_rows, bool)
     chosen[list(rows)] = True
     return Requests(chosen=chosen, packed=pack_rows(asked, rows, max_rows))

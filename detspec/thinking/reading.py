@@ -23,7 +23,7 @@ from detspec.config import ModelConfig, Schedule
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.model.transformer import forward
-from detspec.state import NO_ROW, GenState, Reading, Windows
+from detspec.state import NO_ROW, READING_COUNTERS, GenState, Reading, Windows
 from detspec.thinking.blocks import compress, think, thinking_of
 from detspec.thinking.thoughts import is_trivial, trivial_thoughts
 
@@ -54,16 +54,10 @@ def init_reading(cfg: ModelConfig, *, max_rows: int, max_len: int, schedule: Sch
             f'a model that thinks needs Schedule.alignment "free", got {schedule.alignment!r}: aligned windows would read '
             "chunks again without their states"
         )
-    zero = jnp.zeros(max_rows, jnp.int32)
     return Reading(
         thoughts=trivial_thoughts((max_rows, max_len // C, M), thinking.end_id),
-        read=zero,
-        end=zero,
         states=jnp.zeros((max_rows, C, cfg.d_model), cfg.jax_dtype),
-        num_passes=zero,
-        num_guesses=zero,
-        num_accepted=zero,
-        num_refused=zero,
+        **{name: jnp.zeros(max_rows, jnp.int32) for name in ("read", "end", *READING_COUNTERS)},
         end_id=thinking.end_id,
     )
 

@@ -1,0 +1,69 @@
+"""How many problems a trained model solves, by how many operations they have: generated, not teacher-forced."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tokenizers
+from tqdm import tqdm
+
+from detspec.config import ModelConfig
+from detspec.environment import chosen_schedule
+from detspec.generate.loop import generate
+from detspec.model.params import Params
+from detspec.sampling import SamplingParams
+from detspec.train.problems.chunks import encode
+from detspec.train.problems.problem import Problem, read_answer
+from detspec.train.problems.task import Task
+from detspec.train.problems.words import END_ID
+
+EVAL_SEED = 2**32  # apart from the seeds of training batches
+BATCH = 32
+
+
+def accuracy_by_operations(
+    params: Params,
+    cfg: ModelConfig,
+    task: Task,
+    tokenizer: tokenizers.Tokenizer,
+    arm: str,
+    *,
+    num_ops: Sequence[int],
+    num_problems: int,
+    seed: int,
+) -> dict[int, float]:
+    """Share of right answers, 0 to 1, to `num_problems` new problems for each of `num_ops`, greedily generated in `arm`."""
+    accuracy = {}
+    for n in tqdm(num_ops, desc="accuracy", unit="length", disable=None):
+        rng = np.random.default_rng((seed, EVAL_SEED, n))
+        problems = [task.draw(rng, n) for _ in range(num_problems)]
+        answers = answers_to(params, cfg, problems, tokenizer, arm)
+        right = [answer == problem.answer for answer, problem in zip(answers, problems, strict=True)]
+        accuracy[n] = float(np.mean(right))
+    return accuracy
+
+
+def answers_to(
+    params: Params, cfg: ModelConfig, problems: Sequence[Problem], tokenizer: tokenizers.Tokenizer, arm: str
+) -> list[str | None]:
+    """The generated answers to `problems`, None where there is none."""
+    encoded = encode(problems, tokenizer, arm)
+    # Room for what a right continuation takes: who needs more is wrong.
+    room = max(len(one.continuation) for one in encoded)
+    max_len = max(len(one.prompt) for one in encoded) + room
+    schedule = chosen_schedule(None, cfg)
+    max_len = -(-max_len // schedule.page) * schedule.page
+    answers: list[str | None] = []
+    for start in range(0, len(problems), BATCH):
+        batch = encoded[start : start + BATCH]
+        batch = [*batch, *batch[:1] * (BATCH - len(batch))]
+        state = generate(
+            *(params, cfg, [one.prompt for one in batch], SamplingParams(max_tokens=room)),
+            eos_ids=(END_ID,),
+            schedule=schedule,
+            max_len=max_len,
+        )
+        tokens, committed = np.asarray(state.tokens), np.asarray(state.committed)
+        new = [tokens[b, len(one.prompt) : committed[b]].tolist() for b, one in enumerate(batch)]
+        texts = tokenizer.decode_batch(new, skip_special_tokens=True)
+        answers.extend(read_answer(text, arm) for text in texts[: len(problems) - start])
+    return answers

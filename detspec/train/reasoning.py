@@ -1,0 +1,181 @@
+"""Models that reason: Thinking States beside chain of thought and none, on one backbone and one task.
+
+The loss of Thinking States (arXiv 2602.08332, section 4) is `L_LM + L_T`: cross entropy of the answer's tokens, and of the
+thoughts' tokens with the ends of trivial ones, each averaged over its tokens. Given thoughts say all states beforehand, so a
+step is one parallel pass, and no gradient goes through a thought that was generated.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tokenizers
+
+from detspec.checkpoint.files import write_json
+from detspec.checkpoint.generation_config import GENERATION_CONFIG
+from detspec.checkpoint.native import save_native
+from detspec.config import ModelConfig, ThinkingConfig, is_count
+from detspec.errors import InputError
+from detspec.model.params import Params, init_params
+from detspec.model.transformer import forward_sequences
+from detspec.state import NO_TOKEN
+from detspec.thinking.taught import forward_taught
+from detspec.train.accuracy import accuracy_by_operations
+from detspec.train.config import require_positive
+from detspec.train.experiment import Experiment, Result
+from detspec.train.optimizer import OptimizerConfig
+from detspec.train.problems.chunks import Batch, encode, make_batch
+from detspec.train.problems.problem import require_arm
+from detspec.train.problems.task import Task, tokenizer_of
+from detspec.train.problems.words import END_ID
+from detspec.train.step import Metrics
+from detspec.viz.curve import draw_curves
+
+
+@dataclasses.dataclass(frozen=True)
+class ReasoningConfig:
+    """One run of a model that reasons.
+
+    Attributes:
+        backbone: shape of the model without its thinking layers; `dtype` must be "float32" (master weights), `vocab_size` is
+            raised to the task's words.
+        thinking: how it thinks, in the arm "thinking"; the other arms have the backbone alone.
+        task: what draws the problems.
+        arm: "thinking", "cot" (steps are written out after the question) or "no_cot" (only the answer is).
+        max_ops: problems have 1 .. `max_ops` operations.
+        seq_len: `T`, tokens of a row; the longest problem with its continuation must fit.
+        num_steps: optimiser steps.
+        batch_size: problems of a step, all new.
+        optimizer: how it steps.
+        eval_ops: operations of the problems of the final evaluation.
+        eval_problems: how many for each of `eval_ops`.
+        eval_every: steps between evaluations in passing, teacher-forced.
+        checkpoint_every: steps between checkpoints.
+        seed: of the initial weights and of all problems.
+    """
+
+    backbone: ModelConfig
+    thinking: ThinkingConfig
+    task: Task
+    arm: str
+    max_ops: int
+    seq_len: int
+    num_steps: int
+    batch_size: int
+    optimizer: OptimizerConfig
+    eval_ops: tuple[int, ...] = (5, 10, 20, 40, 70, 100)
+    eval_problems: int = 128
+    eval_every: int = 100
+    checkpoint_every: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_arm(self.arm)
+        counts = "max_ops", "seq_len", "num_steps", "batch_size", "eval_problems", "eval_every", "checkpoint_every"
+        require_positive(self, *counts)
+        if self.backbone.dtype != "float32" or self.backbone.thinking is not None:
+            raise InputError(
+                "ReasoningConfig.backbone must have dtype 'float32' (master weights) and no thinking of its own, got "
+                f"{self.backbone.dtype!r} and {self.backbone.thinking}"
+            )
+        if not self.eval_ops or not all(map(is_count, self.eval_ops)):
+            raise InputError(f"ReasoningConfig.eval_ops must be positive integers, got {self.eval_ops!r}")
+        if self.seq_len > self.backbone.max_position:
+            raise InputError(
+                f"ReasoningConfig: seq_len {self.seq_len} exceeds backbone.max_position {self.backbone.max_position}"
+            )
+        self.optimizer.require_warmup_within(self.num_steps)
+
+    def model(self, tokenizer: tokenizers.Tokenizer) -> ModelConfig:
+        """The model of this arm, with room for all words of `tokenizer`."""
+        words = tokenizer.get_vocab_size(with_added_tokens=True)
+        thinking = self.thinking if self.arm == "thinking" else None
+        return dataclasses.replace(self.backbone, vocab_size=max(self.backbone.vocab_size, words), thinking=thinking)
+
+    def experiment(self, workdir: Path) -> Experiment:
+        """The run; `InputError` if a problem does not fit `seq_len` or a thought `max_thought`, when it is drawn."""
+        tokenizer = tokenizer_of(self.task)
+        cfg = self.model(tokenizer)
+
+        def draw(rng: np.random.Generator) -> Batch:
+            number_of_ops = rng.integers(1, self.max_ops + 1, self.batch_size)
+            problems = [self.task.draw(rng, int(n)) for n in number_of_ops]
+            # All arms see shifted positions; what is shifted against the chunks matters to one of them.
+            phases = rng.integers(self.thinking.chunk, size=self.batch_size).tolist()
+            return make_batch(encode(problems, tokenizer, self.arm), self.seq_len, cfg.thinking, phases)
+
+        def evaluate(params: Params, step: int) -> dict[str, float]:
+            _, metrics = taught_loss(params, cfg, draw(np.random.default_rng((self.seed, self.num_steps + step))))
+            return {f"heldout_{name}": float(value) for name, value in metrics.items()}
+
+        def finish(params: Params) -> Result:
+            export(workdir, cfg, params, tokenizer)
+            curve = accuracy_by_operations(
+                *(params, cfg, self.task, tokenizer, self.arm),
+                num_ops=self.eval_ops,
+                num_problems=self.eval_problems,
+                seed=self.seed,
+            )
+            write_json(workdir / "accuracy.json", {"arm": self.arm, "max_ops": self.max_ops, "accuracy": curve})
+            draw_curves(
+                workdir / "accuracy.png",
+                {self.arm: list(curve.items())},
+                title=f"{type(self.task).__name__}, trained on up to {self.max_ops} operations",
+                x_label="operations",
+                y_label="correct answers",
+                marked_x=self.max_ops,
+            )
+            return Result({f"accuracy at {n}": value for n, value in curve.items()}, workdir / "export")
+
+        return Experiment(
+            num_steps=self.num_steps,
+            eval_every=self.eval_every,
+            checkpoint_every=self.checkpoint_every,
+            optimizer=self.optimizer,
+            record={"config": dataclasses.asdict(self), "task": type(self.task).__name__, "words": tokenizer.to_str()},
+            init_params=lambda: init_params(cfg, jax.random.key(self.seed)),
+            loss_fn=lambda params, batch: reasoning_loss(params, cfg, batch),
+            batch_at=lambda step: draw(np.random.default_rng((self.seed, step))),
+            tokens_at=lambda step: self.batch_size * self.seq_len,
+            evaluate=evaluate,
+            finish=finish,
+        )
+
+
+def reasoning_loss(params: Params, cfg: ModelConfig, batch: Batch) -> tuple[jax.Array, Metrics]:
+    """`L_LM + L_T`, the latter for a model that thinks; and how often answers and thoughts would be right, teacher-forced."""
+    tokens, targets, weights = map(jnp.asarray, (batch.tokens[:, :-1], batch.tokens[:, 1:], batch.weights))
+    if cfg.thinking is None:
+        logits, _ = forward_sequences(params, cfg, tokens)
+        answer_loss, answers = _loss_of(logits, targets, weights)
+        return answer_loss, {"answers": answers}
+    given = jnp.asarray(batch.thoughts)
+    logits, thought_logits = forward_taught(params, cfg, tokens, given)
+    answer_loss, answers = _loss_of(logits, targets, weights)
+    there = (given != NO_TOKEN).astype(jnp.float32)
+    thought_loss, thoughts = _loss_of(thought_logits, jnp.maximum(given, 0), there)
+    return answer_loss + thought_loss, {"answers": answers, "thoughts": thoughts, "thought_loss": thought_loss}
+
+
+taught_loss = jax.jit(reasoning_loss, static_argnums=1)
+
+
+def _loss_of(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean cross entropy in nats over weighted tokens, and the share of rows `[B or B, X]` without a wrong one."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    wrong = ((jnp.argmax(logits, -1) != targets) & (weights > 0)).any(-1)
+    counted = (weights > 0).any(-1)
+    right = (counted & ~wrong).sum(dtype=jnp.float32) / jnp.maximum(counted.sum(dtype=jnp.float32), 1.0)
+    return (losses * weights).sum() / jnp.maximum(weights.sum(), 1.0), right
+
+
+def export(workdir: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizers.Tokenizer) -> None:
+    """Writes the model as a folder of ours, `workdir/export`, with its tokenizer."""
+    beside = workdir / "tokenizer"
+    beside.mkdir(exist_ok=True)
+    tokenizer.save(str(beside / "tokenizer.json"), pretty=True)
+    write_json(beside / GENERATION_CONFIG, {"eos_token_id": END_ID})
+    save_native(workdir / "export", cfg, params, side_files_from=beside).result()
