@@ -65,8 +65,8 @@ def align(encoded: Encoded, thinking: ThinkingConfig, phase: int = 0) -> list[li
 
     A thought is the steps whose mark lies in its chunk, then the end; the steps of the last chunk have no thought.
 
-    C = 4, phase 0   A coin's    state is heads .   Bob flips, then   Amy waits . What   's the state ?   A :
-    thoughts         e           e                  tails e           tails e             e                none
+    C = 4, phase 0   A coin's    state is heads.   Bob flips, then   Amy waits. What   's the state   ? A :
+    thoughts         e           e                 tails e           tails e           e              none
 
     Raises `InputError` if a thought has more than `M` tokens.
     """
@@ -109,7 +109,8 @@ def make_batch(
     thoughts = np.full((len(encoded), *shape), NO_TOKEN, np.int32)
     for row, (problem, phase) in enumerate(zip(encoded, phases, strict=True)):
         if phase < 0 or (thinking and phase >= thinking.chunk):
-            raise InputError(f"a phase is a number of fillers in [0, {thinking.chunk if thinking else '...'}), got {phase}")
+            accepted = f"from 0 to {thinking.chunk - 1}" if thinking else "at least 0"
+            raise InputError(f"a phase is a number of fillers, {accepted}, got {phase}")
         ids = [filler_id] * phase + problem.prompt + problem.continuation
         if len(ids) > seq_len + 1:
             raise InputError(

@@ -121,11 +121,17 @@ def test_batch_takes_a_problem_as_long_as_its_rows_and_none_longer():
 
 @pytest.mark.parametrize(
     ("phases", "message"),
-    [([4], r"in \[0, 4\), got 4"), ([-1], r"in \[0, 4\), got -1"), ([0, 0], "got 2 phases for 1 problems")],
+    [([4], "from 0 to 3, got 4"), ([-1], "from 0 to 3, got -1"), ([0, 0], "got 2 phases for 1 problems")],
 )
 def test_batch_with_bad_phases_is_refused(phases: list[int], message: str):
     with pytest.raises(InputError, match=message):
         make_batch([counting()], 20, thinking(4), phases)
+
+
+def test_batch_without_thoughts_takes_any_phase_but_a_negative_one():
+    assert make_batch([counting("no_cot")], 40, None, [9]).tokens[0, :10].tolist() == [FILLER_ID] * 9 + ids("Ann")
+    with pytest.raises(InputError, match="a phase is a number of fillers, at least 0, got -1"):
+        make_batch([counting("no_cot")], 40, None, [-1])
 
 
 def test_token_marks_within_a_token_and_behind_a_blank_mean_the_token_read_last():

@@ -1,5 +1,6 @@
 """The tokenizer of whole words."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def test_saved_tokenizer_is_read_as_a_checkpoints_and_gives_the_very_texts_back(
     for text in TEXTS:
         assert tokenizer.encode(text) == word_tokenizer(WORDS).encode(text).ids
         assert tokenizer.decode([FILLER_ID, *tokenizer.encode(text), END_ID]) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_only_grows_at_its_end(text: str):
+    tokenizer = word_tokenizer(WORDS)
+    ids = tokenizer.encode(text).ids
+    shown = [tokenizer.decode(ids[:count]) for count in range(len(ids) + 1)]
+    assert all(later.startswith(earlier) and later != earlier for earlier, later in itertools.pairwise(shown))
 
 
 def test_unknown_words_are_refused_by_name(tmp_path: Path):
