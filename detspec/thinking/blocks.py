@@ -139,7 +139,8 @@ def think(
 
     def unfinished(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         tokens, known = carry
-        ended = thought_length(cut_after_end(tokens, end_id)) <= known
+        place = jnp.arange(M, dtype=jnp.int32)[None, :]
+        ended = ((tokens == end_id) & (place < known[:, None])).any(1) | (known == M)
         return jnp.any(wanted & ~ended)
 
     carry = jnp.concatenate([first[:, None], guesses[:, 1:]], axis=1), _all(G, 1)
