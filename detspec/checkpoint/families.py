@@ -464,12 +464,24 @@ def family_of(cfg: ModelConfig) -> Family:
     Raises:
         InputError: there is none.
     """
+    accepted = ", ".join(family.model_type for family in FAMILIES)
+    if cfg.thinking is not None:
+        raise InputError(
+            f"no family of Hugging Face ({accepted}) has a thinker and a compressor, which this model has "
+            "(ModelConfig.thinking): convert to our own folders, which keep the thinker and the compressor "
+            "(detspec convert --to native)"
+        )
+    if cfg.position_encoding != "rope":
+        raise InputError(
+            f"every family of Hugging Face ({accepted}) encodes positions by rotation and has no key for another way, got "
+            f"ModelConfig.position_encoding {cfg.position_encoding!r}: convert to our own folders, which keep it "
+            "(detspec convert --to native)"
+        )
     for family in FAMILIES:
         problems: list[str] = []
         fields = read_fields(describe(family, cfg), family, problems)
         if not problems and ModelConfig(**fields) == cfg:
             return family
-    accepted = ", ".join(family.model_type for family in FAMILIES)
     raise InputError(f"no family of Hugging Face ({accepted}) has a model like {cfg}")
 
 

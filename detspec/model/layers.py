@@ -129,10 +129,9 @@ def attend_sequence(
     for start in range(0, T, query_block):
         end = min(start + query_block, T)
         scores = softcap(jnp.einsum("BTKQH,BSKH->BKQTS", q_f32[:, start:end], k_f32[:, :end]), cap)
-        if alibi:  # distances that XLA makes where it needs them: of constants it would keep every product with a slope
-            ahead = jnp.arange(start, end)[:, None] - jnp.arange(end)[None, :]
-            scores = lower_scores(scores, slopes, ahead[None, None, None])
         distance = np.arange(start, end)[:, None] - np.arange(end)[None, :]
+        if alibi:
+            scores = lower_scores(scores, slopes, jnp.asarray(distance, jnp.int32)[None, None, None])
         visible = (distance >= 0) & (distance < (sliding_window or T))
         weights = jax.nn.softmax(jnp.where(visible[None, None, None], scores, -jnp.inf), axis=-1)
         attended.append(jnp.einsum("BKQTS,BSKH->BTKQH", weights, v_f32[:, :end]))

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from detspec.checkpoint.families import LLAMA, find_family, read_fields
 from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
-from detspec.config import ModelConfig, RopeScaling
+from detspec.config import ModelConfig, RopeScaling, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params
 from tests.fakes import FAMILY_CFGS
@@ -98,6 +98,24 @@ def test_round_trip_of_every_family_returns_every_bit(tmp_path: Path, family: st
 def test_model_that_no_family_has_is_not_written(tmp_path: Path):
     cfg = dataclasses.replace(TINY, post_norms=True, activation="silu", qk_norm=False)
     with pytest.raises(InputError, match="no family of Hugging Face"):
+        save_hf(tmp_path / "model", cfg, init_params(cfg, jax.random.key(0)))
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position_encoding": "alibi"}, "by rotation.*position_encoding 'alibi': convert to our own folders"),
+        (
+            {"thinking": ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=3)},
+            "convert to our own folders, which keep the thinker and the compressor",
+        ),
+    ],
+    ids=["alibi", "thinking"],
+)
+def test_model_that_folders_of_hugging_face_have_no_key_for_is_refused_by_name(tmp_path: Path, changes: dict, message: str):
+    cfg = dataclasses.replace(TINY, **changes)
+    with pytest.raises(InputError, match=message):
         save_hf(tmp_path / "model", cfg, init_params(cfg, jax.random.key(0)))
     assert not (tmp_path / "model").exists()
 

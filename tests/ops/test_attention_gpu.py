@@ -64,6 +64,12 @@ class TestPallasGpu(AttentionContract):
         problem = self.problem(shape)
         self.check_value(self.run(problem, self.schedule(shape, query_tile=4)), problem)
 
+    def test_attention_with_linear_biases_in_two_warpgroups_equals_float64(self):
+        """96 rows: the second warpgroup's first one is of the fifth head."""
+        shape = self.shape(G=1, W=16, K=1, Q=6)
+        problem = self.problem(shape, ends=self.positions(90))
+        self.check_value(self.run(problem, self.schedule(shape), alibi=True), problem, alibi=True)
+
     def test_a_kernel_that_waits_for_nothing_is_caught(self, monkeypatch):
         shape = self.shape(G=2, W=4, K=1, Q=2)
         problem, schedule = self.problem(shape, ends=self.positions(83, 96)), self.schedule(shape, query_tile=4)
