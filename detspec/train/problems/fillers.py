@@ -6,14 +6,15 @@ from detspec.config import is_number
 from detspec.errors import InputError
 
 
-def draw_fillers(rng: np.random.Generator, n: int, share: float) -> np.ndarray:
+def draw_fillers(rng: np.random.Generator, n: int, share: float, *, up_to: bool = False) -> np.ndarray:
     """Which of `n` operations are fillers: bool `[n]`, `share` of them but never all; `InputError` unless `n` is at least 1.
 
-    How many is no matter of chance: else a problem of fillers alone, whose answer needs no thought, would be the likelier the
-    shorter it is.
+    With `up_to` the share is drawn between 0 and `share` first. Whether an operation is a filler is no matter of its own
+    chance: else a problem of fillers alone, whose answer needs no thought, would be the likelier the shorter it is.
     """
     if not isinstance(n, int | np.integer) or n < 1:
         raise InputError(f"a problem needs a positive number of operations, got {n!r}")
+    share = rng.uniform(0, share) if up_to else share
     return rng.permutation(n) < min(round(share * n), n - 1)
 
 

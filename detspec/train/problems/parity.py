@@ -25,9 +25,11 @@ class Parity:
     Attributes:
         filler: share of the operations, in [0, 1), that are about no coin ("Carol sings") and make no step. It is rounded to
             whole operations; at least one operation is about the coin.
+        up_to: each problem draws its own share, between 0 and `filler`.
     """
 
     filler: float = 0.0
+    up_to: bool = False
 
     def __post_init__(self) -> None:
         require_share("Parity.filler", self.filler)
@@ -38,7 +40,7 @@ class Parity:
 
     def draw(self, rng: np.random.Generator, n: int) -> Problem:
         """A problem of `n` operations."""
-        fillers = draw_fillers(rng, n, self.filler)
+        fillers = draw_fillers(rng, n, self.filler, up_to=self.up_to)
         side = int(rng.integers(len(SIDES)))
         people, turns, pastimes = (rng.integers(size, size=n) for size in (len(PEOPLE), len(VERBS), len(FILLER_VERBS)))
         question, steps, marks = f"A coin's state is {SIDES[side]}.", [], []

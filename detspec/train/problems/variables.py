@@ -25,9 +25,11 @@ class Variables:
     Attributes:
         filler: share of the operations, in [0, 1), that assign to a fourth variable, which nobody asks for, and make no step.
             It is rounded to whole operations; at least one operation is none of them.
+        up_to: each problem draws its own share, between 0 and `filler`.
     """
 
     filler: float = 0.0
+    up_to: bool = False
 
     def __post_init__(self) -> None:
         require_share("Variables.filler", self.filler)
@@ -38,7 +40,7 @@ class Variables:
 
     def draw(self, rng: np.random.Generator, n: int) -> Problem:
         """A problem of `n` operations after the first three assignments."""
-        fillers = draw_fillers(rng, n, self.filler)
+        fillers = draw_fillers(rng, n, self.filler, up_to=self.up_to)
         values = rng.integers(BASE, size=len(VARIABLES)).tolist()
         asked = int(rng.integers(len(VARIABLES)))
         targets = rng.integers(len(VARIABLES), size=n).tolist()
