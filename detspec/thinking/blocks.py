@@ -87,6 +87,19 @@ def compress(params: Params, cfg: ModelConfig, thoughts: jax.Array, *, schedule:
     return _states(cfg, x.reshape(G, P, -1), thoughts)
 
 
+def compress_if_any(
+    params: Params, cfg: ModelConfig, thoughts: jax.Array, wanted: jax.Array, *, schedule: Schedule
+) -> jax.Array:
+    """States `[G, C, D]` of `thoughts [G, M]`, if one that is `wanted [G]` is not trivial; they are 0 else."""
+    thinking = thinking_of(cfg)
+    shape = (thoughts.shape[0], thinking.chunk, cfg.d_model)
+    return jax.lax.cond(
+        jnp.any(wanted & ~is_trivial(thoughts, thinking.end_id)),
+        lambda: compress(params, cfg, thoughts, schedule=schedule),
+        lambda: jnp.zeros(shape, cfg.jax_dtype),
+    )
+
+
 def think(
     params: Params, cfg: ModelConfig, tapped: jax.Array, guesses: jax.Array, wanted: jax.Array, *, schedule: Schedule
 ) -> jax.Array:

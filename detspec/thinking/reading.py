@@ -24,8 +24,8 @@ from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.state import NO_ROW, READING_COUNTERS, GenState, Reading, Windows
-from detspec.thinking.blocks import compress, think, thinking_of
-from detspec.thinking.thoughts import is_trivial, trivial_thoughts
+from detspec.thinking.blocks import compress_if_any, think, thinking_of
+from detspec.thinking.thoughts import trivial_thoughts
 
 # (params, cfg, state) -> state with guesses in `reading.thoughts`; cache slots that verification rewrites may have changed
 GuessFn = Callable[[Params, ModelConfig, GenState], GenState]
@@ -107,7 +107,7 @@ def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Sc
     # 1. What each chunk is given: the committed states for a row's first, those of the guess before it for the others.
     before = reading.thoughts[row, jnp.maximum(place - 1, 0)]
     guessed = (chunks.depth > 0) & chunks.used
-    assumed = _compress_if_any(params, cfg, before, guessed, schedule=schedule)
+    assumed = compress_if_any(params, cfg, before, guessed, schedule=schedule)
     inject = jnp.where((chunks.depth == 0)[:, None, None], reading.states[row], assumed)
 
     # 2. The pass, and the thoughts after its chunks.
@@ -128,7 +128,7 @@ def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Sc
     committed = chunks.used & (chunks.depth < gained[row])
     kept = reading.thoughts.at[jnp.where(committed, row, B), place].set(thoughts, mode="drop")
     is_last = committed & (chunks.depth == gained[row] - 1)
-    states = _compress_if_any(params, cfg, thoughts, is_last, schedule=schedule)
+    states = compress_if_any(params, cfg, thoughts, is_last, schedule=schedule)
     took_part = (offered > 0).astype(jnp.int32)
     reading = reading.replace(
         thoughts=kept,
@@ -177,17 +177,4 @@ def next_chunks(state: GenState, groups: int) -> Chunks:
             count=jnp.where(used, C, 0).astype(jnp.int32),
         ),
         depth=jnp.where(used, depth, 0),
-    )
-
-
-def _compress_if_any(
-    params: Params, cfg: ModelConfig, thoughts: jax.Array, wanted: jax.Array, *, schedule: Schedule
-) -> jax.Array:
-    """States `[G, C, D]` of `thoughts [G, M]`, if one that is `wanted [G]` is not trivial; they are 0 else."""
-    thinking = thinking_of(cfg)
-    shape = (thoughts.shape[0], thinking.chunk, cfg.d_model)
-    return jax.lax.cond(
-        jnp.any(wanted & ~is_trivial(thoughts, thinking.end_id)),
-        lambda: compress(params, cfg, thoughts, schedule=schedule),
-        lambda: jnp.zeros(shape, cfg.jax_dtype),
     )
