@@ -28,6 +28,7 @@ class Trial:
     Attributes:
         rows: the rows that it takes, `[batch]`.
         prompts: what is in them.
+        vocab_size: their tokens lie below it.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Trial:
     ) -> None:
         """Makes the requests up so that they fit the rows and the `num_pages` pages of `state`."""
         self.plan = plan
+        self.vocab_size = cfg.vocab_size
         self._params, self._cfg, self._schedule = params, cfg, schedule
         max_rows, max_len = state.tokens.shape
         pages_each = min(num_pages // plan.batch, state.cache.page_table.shape[1])
@@ -48,15 +50,26 @@ class Trial:
         rng = np.random.default_rng(0)
         self.prompts = [rng.integers(0, cfg.vocab_size, size=1 + (7 * b) % longest).tolist() for b in range(plan.batch)]
 
-    def start(self, state: GenState, *, deterministic: bool) -> GenState:
-        """`state` with the requests in its rows, prefilled."""
+    def start(
+        self,
+        state: GenState,
+        *,
+        deterministic: bool,
+        reverse: bool = False,
+        thoughts: Sequence[Sequence[Sequence[int]]] | None = None,
+    ) -> GenState:
+        """`state` with the requests in its rows, prefilled; with `reverse` the last one comes first.
+
+        `thoughts` are guesses of what each request's prompt makes a model think.
+        """
         sampling = [
             SamplingParams(
                 max_tokens=self._num_new, temperature=float(b % 2), seed=b, ignore_eos=True, deterministic=deterministic
             )
             for b in range(self.plan.batch)
         ]
-        requests = pack_requests(state, range(self.plan.batch), self.prompts, sampling, ())
+        rows = range(self.plan.batch)
+        requests = pack_requests(state, rows[::-1] if reverse else rows, self.prompts, sampling, (), thoughts=thoughts)
         passes = np.int32(NEVER)
         return prefill_rows(
             *(self._params, self._cfg, state, requests, self._in_use, self._table, passes), schedule=self._schedule
