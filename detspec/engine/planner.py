@@ -130,7 +130,12 @@ class Planner:
         return _free(state)
 
     def _trial(self, state: GenState, plan: Plan) -> Trial:
-        return Trial(self.model.params, self.model.cfg, state, plan, num_pages=self._num_pages, schedule=self._schedule)
+        return Trial(
+            *(self.model.params, self.model.cfg, state, plan),
+            num_pages=self._num_pages,
+            schedule=self._schedule,
+            guesses=self._config.guesses,
+        )
 
     def _refusal(self, num_live: int) -> str:
         found = "; ".join(

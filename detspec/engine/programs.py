@@ -19,6 +19,7 @@ from detspec.model.params import Params
 from detspec.state import READING_COUNTERS, GenState
 from detspec.thinking.guesses import guess_fn
 from detspec.thinking.reading import read
+from detspec.thinking.thoughts import is_trivial
 
 
 class Report(flax.struct.PyTreeNode):
@@ -41,12 +42,12 @@ def prefill_rows(
     max_passes: jax.Array,
     *,
     schedule: Schedule,
-    guesses: str = "trivial",
+    guesses: str,
 ) -> GenState:
     """Puts `requests` into their rows, and catches up the rows `in_use [B]` bool as far as `max_passes` passes reach.
 
     Prompts that are to be thought about are read first, in as many passes at most; `guesses` names who guesses the thoughts
-    of those that are new: with "trivial", guesses are what the requests bring.
+    of new requests that bring none, as those that come back do.
     """
     state = _arranged(put_requests(state, requests), in_use, page_table)
     if state.reading is not None:
@@ -142,10 +143,11 @@ def read_rows(params: Params, cfg: ModelConfig, state: GenState, requests: Reque
 def _guessed(
     params: Params, cfg: ModelConfig, state: GenState, new: jax.Array, *, schedule: Schedule, guesses: str
 ) -> GenState:
-    """`state` with thoughts guessed for rows `new [B]`."""
-    if guesses == "trivial":
+    """`state` with thoughts guessed for rows `new [B]` that bring no guesses."""
+    if guesses == "trivial" or state.reading is None:
         return state
-    guessed = guess_fn(guesses, schedule)(params, cfg, state.replace(live=state.live & new))
+    brings_none = is_trivial(state.reading.thoughts, state.reading.end_id).all(1)
+    guessed = guess_fn(guesses, schedule)(params, cfg, state.replace(live=state.live & new & brings_none))
     return guessed.replace(live=state.live)
 
 

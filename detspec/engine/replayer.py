@@ -172,7 +172,7 @@ class Replayer:
             replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self._asked, top_k=top_k)
             return replayed, _thoughts_of(self._state)
         in_use, passes = np.arange(self._max_rows) < len(batch), np.int32(NEVER)
-        state = prefill_rows(params, cfg, idle, requests, in_use, table, passes, schedule=self.schedule)
+        state = prefill_rows(params, cfg, idle, requests, in_use, table, passes, schedule=self.schedule, guesses="trivial")
         replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self.schedule)
         return replayed, _thoughts_of(self._state)
 

@@ -32,12 +32,20 @@ class Trial:
     """
 
     def __init__(
-        self, params: Params, cfg: ModelConfig, state: GenState, plan: Plan, *, num_pages: int, schedule: Schedule
+        self,
+        params: Params,
+        cfg: ModelConfig,
+        state: GenState,
+        plan: Plan,
+        *,
+        num_pages: int,
+        schedule: Schedule,
+        guesses: str,
     ) -> None:
         """Makes the requests up so that they fit the rows and the `num_pages` pages of `state`."""
         self.plan = plan
         self.vocab_size = cfg.vocab_size
-        self._params, self._cfg, self._schedule = params, cfg, schedule
+        self._params, self._cfg, self._schedule, self._guesses = params, cfg, schedule, guesses
         max_rows, max_len = state.tokens.shape
         pages_each = min(num_pages // plan.batch, state.cache.page_table.shape[1])
         self.rows = np.arange(plan.batch, dtype=np.int32)
@@ -72,7 +80,9 @@ class Trial:
         requests = pack_requests(state, rows[::-1] if reverse else rows, self.prompts, sampling, (), thoughts=thoughts)
         passes = np.int32(NEVER)
         return prefill_rows(
-            *(self._params, self._cfg, state, requests, self._in_use, self._table, passes), schedule=self._schedule
+            *(self._params, self._cfg, state, requests, self._in_use, self._table, passes),
+            schedule=self._schedule,
+            guesses=self._guesses,
         )
 
     def step(self, state: GenState, steps: int) -> GenState:
