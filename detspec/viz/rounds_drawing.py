@@ -1,4 +1,4 @@
-"""Draws the passes that read a prompt with thoughts: a line per pass, a column per chunk, what was guessed and what came of it."""
+"""Draws the passes that read a prompt with thoughts: a line per pass, a column per chunk, guesses and what came of them."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from detspec.viz.thought_shapes import (
 )
 from detspec.viz.thought_trace import MAX_LINES, Thought, ThoughtPass, ThoughtTrace, shown_places
 
-HEADING, LINE, GAP_LINE, CLOSING, LEGEND = 1.15, 1.02, 0.35, 0.75, 0.5
+HEADING, LINE, GAP_LINE, CLOSING, LEGEND = 0.98, 1.02, 0.35, 0.75, 0.5
 BLOCK, BLOCK_WIDTH, TEXT_SIZE, TEXT_CHARS = 0.29, INNER - 0.16, 7.0, 13
 MARK_COLOURS = {"✓": "#2e8b2e", "✗": "#c62828"}
 
@@ -55,7 +55,7 @@ def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Co
     """One pass: what each chunk was given, what was guessed after it, and what the pass says of the guess."""
     one = trace.passes[number]
     right = columns[-1].left + INNER
-    axes.plot([MARGIN, right + 1.25], [top - 0.04, top - 0.04], color="#e2e2e2", linewidth=0.8)
+    axes.plot([MARGIN, right + 1.4], [top - 0.04, top - 0.04], color="#e2e2e2", linewidth=0.8)
     label(axes, MARGIN, top + 0.3, f"pass {number + 1}", size=10.0, ha="left", weight="bold")
     reads = f"chunks {one.first} to {one.end - 1}" if one.end - one.first > 1 else f"chunk {one.first}"
     label(axes, MARGIN, top + 0.49, f"reads {reads}", size=8.0, ha="left", color=FAINT)
@@ -91,7 +91,7 @@ def draw_verdict(axes: Axes, trace: ThoughtTrace, one: ThoughtPass, column: Colu
         said, colour, hatched, mark = "void", RED, False, ""
     draw_block(axes, column, top + 0.57, colour, name, said, hatched)
     if mark:
-        place = column.left + BLOCK_WIDTH + 0.09, top + 0.35
+        place = column.left + BLOCK_WIDTH + 0.1, top + 0.35
         label(axes, *place, mark, size=12.0, color=MARK_COLOURS[mark], weight="bold")
 
 
@@ -109,7 +109,7 @@ def given(trace: ThoughtTrace, one: ThoughtPass, chunk: int) -> str:
 def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top: float) -> None:
     """The last chunk and the answer."""
     right = columns[-1].left + INNER
-    axes.plot([MARGIN, right + 1.25], [top - 0.04, top - 0.04], color="#e2e2e2", linewidth=0.8)
+    axes.plot([MARGIN, right + 1.4], [top - 0.04, top - 0.04], color="#e2e2e2", linewidth=0.8)
     last = len(trace.thoughts)
     label(axes, MARGIN, top + 0.3, "answer", size=10.0, ha="left", weight="bold")
     label(axes, MARGIN, top + 0.49, f"chunk {last}, then decoding", size=8.0, ha="left", color=FAINT)
@@ -130,7 +130,7 @@ def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top
 
 def draw_block(axes: Axes, column: Column, y: float, colour: str, symbol: str, text: str, hatched: bool = False) -> None:
     """A thought in the panel."""
-    block(axes, column.left - 0.03, y, BLOCK_WIDTH + 0.06, BLOCK, colour, symbol, text, hatched, TEXT_SIZE)
+    block(axes, column.left - 0.03, y, BLOCK_WIDTH + 0.03, BLOCK, colour, symbol, text, hatched, TEXT_SIZE)
 
 
 def draw_legend(axes: Axes, top: float) -> None:
@@ -138,10 +138,10 @@ def draw_legend(axes: Axes, top: float) -> None:
     entries = (
         (BLUE, "committed", False),
         (YELLOW, "guessed", False),
-        (GREEN, "✓ the guess was right", False),
-        (GREEN, "✗ the guess was wrong: the pass's own thought instead", True),
+        (GREEN, "✓ guess was right", False),
+        (GREEN, "✗ guess was wrong, corrected", True),
         (RED, "void", False),
-        (BROWN, "a state that is not 0", False),
+        (BROWN, "state that is not 0", False),
     )
     x = MARGIN
     for colour, meaning, hatched in entries:

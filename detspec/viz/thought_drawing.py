@@ -111,18 +111,14 @@ def draw_lines(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], level
         label(axes, right + 0.14, y - 0.02, name, size=10.0, ha="left", weight="bold")
         label(axes, right + 0.14, y + 0.17, f"after layer {layer}", size=8.0, ha="left", color=FAINT)
     for i, text in enumerate(("each chunk writes its", "keys and values and", "reads those before it")):
-        label(axes, right + 0.14, levels.layers + 0.1 + 0.16 * i, text, size=7.5, ha="left", color=FAINT)
+        label(axes, right + 0.14, levels.layers + 0.13 + 0.15 * i, text, size=7.5, ha="left", color=FAINT)
 
 
 def draw_gutter(axes: Axes, trace: ThoughtTrace, levels: Levels) -> None:
     """Names of the rows, and the KV cache beside the layers."""
     names = (
         (levels.thoughts - 0.3, "thoughts Z", ("a few tokens each, up to an", "end token; faint: nothing to think")),
-        (
-            levels.pair + 0.05,
-            "T says, C writes down",
-            ("T reads a chunk and says its thought,", "C makes a state of the thought"),
-        ),
+        (levels.pair + 0.05, "thinker T, compressor C", ("T reads a chunk and says its", "thought, C makes it a state")),
         (levels.added + 0.04, "states S", ("added to the next chunk;", "0 if there was nothing to think")),
         (levels.tokens + 0.1, "input", ("the prompt, and", "the answer in blue")),
     )

@@ -10,9 +10,9 @@ from detspec.viz.shapes import BLUE, FAINT, INK, arrow, label, printable
 from detspec.viz.thought_trace import MAX_COLUMNS, Thought, ThoughtTrace, shown_places
 
 BROWN, TEAL, PALE_BLUE = "#e0c09a", "#a9ddd3", "#e6f0fb"
-MARGIN, GUTTER, COLUMN, GAP_COLUMN, RIGHT = 0.4, 1.9, 1.5, 0.7, 1.35
-LEFT_EDGE, INNER = 0.16, 1.3  # where a column's boxes begin, and how wide they are
-CHIP_SIZE, CHIP_CHAR, CHIP_PAD, CHIP_LINE, CHIP_GAP = 7.0, 0.0586, 0.09, 0.23, 0.035
+MARGIN, GUTTER, COLUMN, GAP_COLUMN, RIGHT = 0.4, 1.95, 1.52, 0.7, 1.45
+LEFT_EDGE, INNER = 0.16, 1.32  # where a column's boxes begin, and how wide they are
+CHIP_SIZE, CHIP_CHAR, CHIP_PAD, CHIP_LINE, CHIP_GAP = 6.5, 0.0544, 0.075, 0.23, 0.03
 TOKEN_CHARS = 14
 END = "<end>"
 
@@ -89,8 +89,8 @@ def thought_chips(thought: Thought, width: float) -> list[list[Chip]]:
 
 
 def thought_text(thought: Thought, max_chars: int) -> str:
-    """A thought on one line; of a long one its beginning."""
-    text = " ".join(token.strip() for token in (*thought.tokens, *([END] if thought.ended else [])))
+    """A thought on one line, its end only where it is trivial; of a long one its beginning."""
+    text = END if thought.trivial else " ".join(token.strip() for token in thought.tokens)
     return printable(text, max_chars).replace("·", " ")
 
 
