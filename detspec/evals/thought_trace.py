@@ -68,7 +68,6 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
     tokens, committed = jax.device_get((state.tokens[0], state.committed[0]))
     return ThoughtTrace(
         chunks=tuple(_texts(model, ids[start : start + C]) for start in range(0, len(ids), C)),
-        thoughts=_thoughts(model, before.thoughts[: before.end]),
         passes=tuple(passes),
         answer=_texts(model, [token for token in tokens[len(ids) : committed].tolist() if token not in model.eos_ids]),
         chunk=C,

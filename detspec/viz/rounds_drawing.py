@@ -14,17 +14,22 @@ from detspec.viz.thought_shapes import (
     subscript,
     thought_text,
 )
-from detspec.viz.thought_trace import MAX_LINES, Thought, ThoughtPass, ThoughtTrace, shown_places
+from detspec.viz.thought_trace import Thought, ThoughtPass, ThoughtTrace, shown_passes
 
 HEADING, LINE, GAP_LINE, CLOSING, LEGEND = 0.98, 1.02, 0.35, 0.75, 0.5
-BLOCK, BLOCK_WIDTH, TEXT_SIZE, TEXT_CHARS = 0.29, INNER - 0.16, 7.0, 13
+BLOCK, BLOCK_WIDTH, TEXT_SIZE, TEXT_CHARS = 0.29, INNER - 0.16, 7.0, 14
 MARK_COLOURS = {"✓": "#2e8b2e", "✗": "#c62828"}
 
 
-def rounds_height(trace: ThoughtTrace) -> float:
+def rounds_height(trace: ThoughtTrace, columns: Sequence[Column]) -> float:
     """Inches that `draw_rounds` needs."""
-    lines = shown_places(len(trace.passes), MAX_LINES)
+    lines = pass_lines(trace, columns)
     return HEADING + sum(GAP_LINE if number is None else LINE for number in lines) + CLOSING + LEGEND
+
+
+def pass_lines(trace: ThoughtTrace, columns: Sequence[Column]) -> list[int | None]:
+    """The passes under `columns`; None stands for a run left out."""
+    return shown_passes(trace, [column.chunk for column in columns if column.chunk is not None])
 
 
 def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top: float) -> None:
@@ -39,14 +44,17 @@ def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top:
     for i, remark in enumerate(remarks):
         label(axes, MARGIN, top + 0.46 + 0.19 * i, remark, size=8.0, ha="left", color=FAINT)
     y = top + HEADING
-    for number in shown_places(len(trace.passes), MAX_LINES):
-        if number is None:
-            left_out = f"⋮   {len(trace.passes) - MAX_LINES + 1} passes are left out"
-            label(axes, MARGIN, y + GAP_LINE / 2, left_out, size=8.0, ha="left", color=FAINT)
+    lines = pass_lines(trace, columns)
+    for before, number, after in zip([None, *lines], lines, [*lines[1:], None], strict=False):
+        if number is not None:
+            draw_pass(axes, trace, number, columns, y)
+            y += LINE
+        elif before is not None and after is not None:
+            first, last = trace.passes[before + 1], trace.passes[after - 1]
+            passes = f"passes {before + 2} to {after} are" if after - before > 2 else f"pass {after} is"
+            text = f"⋮   {passes} left out: from read {first.first} to read {last.read}"
+            label(axes, MARGIN, y + GAP_LINE / 2 - 0.04, text, size=8.0, ha="left", color=FAINT)
             y += GAP_LINE
-            continue
-        draw_pass(axes, trace, number, columns, y)
-        y += LINE
     draw_closing(axes, trace, columns, y)
     draw_legend(axes, y + CLOSING + 0.12)
 
@@ -65,8 +73,7 @@ def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Co
         if column.chunk is None:
             label(axes, column.middle, top + 0.5, "⋯", size=12.0, color=FAINT)
         elif column.chunk < one.first:
-            committed = thought_text(trace.thoughts[column.chunk], TEXT_CHARS)
-            draw_block(axes, column, top + 0.57, BLUE, subscript("Z", column.chunk), committed)
+            draw_block(axes, column, top + 0.57, BLUE, subscript("Z", column.chunk), trace.thoughts[column.chunk])
         elif column.chunk < one.end:
             draw_verdict(axes, trace, one, column, top)
         elif column.chunk < len(trace.thoughts):
@@ -82,17 +89,15 @@ def draw_verdict(axes: Axes, trace: ThoughtTrace, one: ThoughtPass, column: Colu
     assert column.chunk is not None
     depth, name = column.chunk - one.first, subscript("Z", column.chunk)
     label(axes, column.left + BLOCK_WIDTH / 2, top + 0.12, given(trace, one, column.chunk), size=7.0, color=FAINT)
-    draw_block(axes, column, top + 0.21, YELLOW, f"{name}'", thought_text(one.guesses[depth], TEXT_CHARS))
-    if depth < one.accepted:
-        said, colour, hatched, mark = thought_text(one.thoughts[depth], TEXT_CHARS), GREEN, False, "✓"
-    elif depth < len(one.thoughts):
-        said, colour, hatched, mark = thought_text(one.thoughts[depth], TEXT_CHARS), GREEN, True, "✗"
-    else:
-        said, colour, hatched, mark = "void", RED, False, ""
-    draw_block(axes, column, top + 0.57, colour, name, said, hatched)
-    if mark:
-        place = column.left + BLOCK_WIDTH + 0.1, top + 0.35
-        label(axes, *place, mark, size=12.0, color=MARK_COLOURS[mark], weight="bold")
+    draw_block(axes, column, top + 0.21, YELLOW, f"{name}'", one.guesses[depth])
+    if depth >= len(one.thoughts):
+        draw_block(axes, column, top + 0.57, RED, name, Thought(("void",)))
+        return
+    right = depth < one.accepted
+    draw_block(axes, column, top + 0.57, GREEN, name, one.thoughts[depth], hatched=not right)
+    mark = "✓" if right else "✗"
+    place = column.left + BLOCK_WIDTH + 0.1, top + 0.35
+    label(axes, *place, mark, size=12.0, color=MARK_COLOURS[mark], weight="bold")
 
 
 def given(trace: ThoughtTrace, one: ThoughtPass, chunk: int) -> str:
@@ -117,19 +122,19 @@ def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top
         if column.chunk is None:
             label(axes, column.middle, top + 0.4, "⋯", size=12.0, color=FAINT)
         elif column.chunk < last:
-            committed = thought_text(trace.thoughts[column.chunk], TEXT_CHARS)
-            draw_block(axes, column, top + 0.25, BLUE, subscript("Z", column.chunk), committed)
+            draw_block(axes, column, top + 0.25, BLUE, subscript("Z", column.chunk), trace.thoughts[column.chunk])
         else:
             state = "0" if trace.thoughts[-1].trivial else f"C({subscript('Z', last - 1)})"
             label(axes, column.left + BLOCK_WIDTH / 2, top + 0.12, f"{subscript('S', last)} = {state}", size=7.0, color=FAINT)
-            draw_block(axes, column, top + 0.25, BLUE, "", thought_text(Thought(trace.answer, ended=False), TEXT_CHARS + 3))
-    x, passes, said = right + 0.12, len(trace.passes), sum(not thought.trivial for thought in trace.thoughts)
+            draw_block(axes, column, top + 0.25, BLUE, "", Thought(trace.answer))
+    x, passes = right + 0.12, len(trace.passes)
     label(axes, x, top + 0.32, f"{passes} pass{'' if passes == 1 else 'es'}", size=9.0, ha="left", weight="bold")
-    label(axes, x, top + 0.5, f"{last} chunks, {said} thought", size=7.0, ha="left", color=FAINT)
+    label(axes, x, top + 0.5, f"for {last} chunk{'' if last == 1 else 's'}", size=7.0, ha="left", color=FAINT)
 
 
-def draw_block(axes: Axes, column: Column, y: float, colour: str, symbol: str, text: str, hatched: bool = False) -> None:
-    """A thought in the panel."""
+def draw_block(axes: Axes, column: Column, y: float, colour: str, symbol: str, thought: Thought, hatched: bool = False) -> None:
+    """A thought in the panel, as much of it as fits beside `symbol`."""
+    text = thought_text(thought, TEXT_CHARS - len(symbol.rstrip("'")))
     block(axes, column.left - 0.03, y, BLOCK_WIDTH + 0.03, BLOCK, colour, symbol, text, hatched, TEXT_SIZE)
 
 

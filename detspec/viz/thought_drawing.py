@@ -18,8 +18,8 @@ from detspec.viz.thought_shapes import (
     PALE_BLUE,
     RIGHT,
     TEAL,
-    Chip,
     Column,
+    answer_chips,
     box,
     chip_lines,
     columns_of,
@@ -28,13 +28,13 @@ from detspec.viz.thought_shapes import (
     plus,
     subscript,
     thought_chips,
+    token_lines,
 )
 from detspec.viz.thought_trace import ThoughtTrace
 
 TITLE, HEADING = 0.6, 0.7
 STATE = (0.02, 0.42, 0.28)  # a state's box: where it begins in a column's boxes, its width and height
 LAYERS = 0.5
-MAX_ANSWER = 6
 MIN_WIDTH = 10.6  # what the title and the legend need
 
 
@@ -56,7 +56,7 @@ def draw_thoughts(trace: ThoughtTrace) -> Figure:
     columns = columns_of(trace)
     levels = levels_of(trace, columns, TITLE + HEADING)
     width = max(columns[-1].x + COLUMN + RIGHT + MARGIN, MIN_WIDTH)
-    figure, axes = canvas(width, levels.bottom + rounds_height(trace))
+    figure, axes = canvas(width, levels.bottom + rounds_height(trace, columns))
     label(axes, MARGIN, 0.33, trace.title, size=min(11.0, 105.0 * width / max(len(trace.title), 1)), ha="left", weight="bold")
     heading = f"Read in chunks of {trace.chunk} tokens, a thought after each"
     label(axes, MARGIN, TITLE + 0.2, heading, size=13.0, ha="left", weight="bold")
@@ -81,8 +81,8 @@ def draw_thoughts(trace: ThoughtTrace) -> Figure:
 def levels_of(trace: ThoughtTrace, columns: Sequence[Column], top: float) -> Levels:
     """The levels below `top`: as much room as the longest thought and the longest chunk of tokens take."""
     shown = [column.chunk for column in columns if column.chunk is not None]
-    thoughts = [thought_chips(trace.thoughts[chunk], INNER - 0.1) for chunk in shown if chunk < len(trace.thoughts)]
-    most = max(len(lines) for lines in [*thoughts, chip_lines(answer_chips(trace), INNER - 0.1)])
+    thoughts = [thought_chips(trace.thoughts[chunk]) for chunk in shown if chunk < len(trace.thoughts)]
+    most = max(len(chip_lines(chips, INNER - 0.1)) for chips in (*thoughts, answer_chips(trace)))
     bottom = top + 0.2 + most * CHIP_LINE + 0.1
     pair = bottom + 0.34
     out = pair + 0.34 + 0.24
@@ -109,7 +109,15 @@ def draw_lines(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], level
     for y, name, layer in ((levels.out, "Lᵒᵘᵗ", out_layer), (levels.added, "Lⁱⁿ", in_layer)):
         axes.plot([left, right + 0.07], [y, y], color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0)
         label(axes, right + 0.14, y - 0.02, name, size=10.0, ha="left", weight="bold")
-        label(axes, right + 0.14, y + 0.17, f"after layer {layer}", size=8.0, ha="left", color=FAINT)
+        label(
+            axes,
+            right + 0.14,
+            y + 0.17,
+            f"after layer {layer}" if layer else "the embeddings",
+            size=8.0,
+            ha="left",
+            color=FAINT,
+        )
     for i, text in enumerate(("each chunk writes its", "keys and values and", "reads those before it")):
         label(axes, right + 0.14, levels.layers + 0.13 + 0.15 * i, text, size=7.5, ha="left", color=FAINT)
 
@@ -192,7 +200,7 @@ def draw_thought(axes: Axes, trace: ThoughtTrace, column: Column, after: Column 
     assert column.chunk is not None
     thought = trace.thoughts[column.chunk]
     faint = thought.trivial
-    lines = thought_chips(thought, INNER - 0.1)
+    lines = chip_lines(thought_chips(thought), INNER - 0.1)
     height = len(lines) * CHIP_LINE + 0.1
     said, written = column.left + 0.32, column.left + INNER - 0.32
     width = INNER * 0.62 if faint else INNER
@@ -229,18 +237,6 @@ def draw_answer(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels)
         label(axes, column.middle + 0.07, levels.pair + y, text, size=7.0, ha="left", color=FAINT)
 
 
-def token_lines(trace: ThoughtTrace, chunk: int) -> list[list[Chip]]:
-    """The tokens of a chunk, those of the answer after its last one."""
-    tokens = [Chip(text) for text in trace.chunks[chunk]]
-    return chip_lines([*tokens, *(answer_chips(trace) if chunk == len(trace.thoughts) else [])], INNER - 0.1)
-
-
-def answer_chips(trace: ThoughtTrace) -> list[Chip]:
-    """The tokens of the answer, of a long one its beginning."""
-    chips = [Chip(text, BLUE) for text in trace.answer[:MAX_ANSWER]]
-    return [*chips, Chip("…", BLUE)] if len(trace.answer) > MAX_ANSWER else chips
-
-
 def _remark(trace: ThoughtTrace, columns: Sequence[Column]) -> str:
     text = "A thought becomes a state, and the next chunk is read with it: so what was thought reaches everything after it."
     shown = [column.chunk for column in columns if column.chunk is not None]
@@ -249,4 +245,6 @@ def _remark(trace: ThoughtTrace, columns: Sequence[Column]) -> str:
 
 
 def _layers(first: int, last: int) -> str:
+    if last < first:
+        return "embeddings"
     return f"layer {first}" if first == last else f"layers {first} to {last}"

@@ -14,6 +14,7 @@ MARGIN, GUTTER, COLUMN, GAP_COLUMN, RIGHT = 0.4, 1.95, 1.52, 0.7, 1.45
 LEFT_EDGE, INNER = 0.16, 1.32  # where a column's boxes begin, and how wide they are
 CHIP_SIZE, CHIP_CHAR, CHIP_PAD, CHIP_LINE, CHIP_GAP = 6.5, 0.0544, 0.075, 0.23, 0.03
 TOKEN_CHARS = 14
+MAX_TOKENS, MAX_SAID = 32, 12  # drawn of a chunk, and of a thought or an answer
 END = "<end>"
 
 
@@ -81,11 +82,27 @@ def draw_chips(axes: Axes, middle: float, top: float, lines: Sequence[Sequence[C
             x += width + CHIP_GAP
 
 
-def thought_chips(thought: Thought, width: float) -> list[list[Chip]]:
-    """A thought's tokens and its end."""
-    faint = thought.trivial
-    chips = [Chip(text, BLUE) for text in thought.tokens]
-    return chip_lines([*chips, Chip(END, "white", faint)] if thought.ended else chips, width)
+def token_lines(trace: ThoughtTrace, chunk: int) -> list[list[Chip]]:
+    """The tokens of a chunk, those of the answer after its last one."""
+    tokens = first_chips([Chip(text) for text in trace.chunks[chunk]], MAX_TOKENS)
+    follow = answer_chips(trace) if chunk == len(trace.thoughts) and trace.answer else []
+    return chip_lines([*tokens, *follow], INNER - 0.1)
+
+
+def answer_chips(trace: ThoughtTrace) -> list[Chip]:
+    """The tokens of the answer, of a long one its beginning; an empty one is its end."""
+    return first_chips([Chip(text, BLUE) for text in trace.answer], MAX_SAID) or [Chip(END)]
+
+
+def thought_chips(thought: Thought) -> list[Chip]:
+    """A thought's tokens and its end; of a long one its beginning."""
+    end = [Chip(END, "white", thought.trivial)] if thought.ended else []
+    return [*first_chips([Chip(text, BLUE) for text in thought.tokens], MAX_SAID), *end]
+
+
+def first_chips(chips: Sequence[Chip], most: int) -> list[Chip]:
+    """All of `chips`, or the first of them and a sign that there are more."""
+    return list(chips) if len(chips) <= most else [*chips[: most - 1], Chip("…", chips[-1].colour)]
 
 
 def thought_text(thought: Thought, max_chars: int) -> str:

@@ -10,6 +10,7 @@ Worked example, six chunks, all guesses trivial, two thoughts that are not (a, b
 """
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,8 +86,7 @@ class ThoughtTrace:
 
     Attributes:
         chunks: the tokens of the prompt as text, cut in chunks.
-        thoughts: one after each chunk but the last.
-        passes: those that read the chunks but the last, in order.
+        passes: those that read the chunks but the last, in order; each chunk that they read is followed by a thought.
         answer: the tokens that the model went on with, as text.
         chunk: tokens of a chunk, `C`.
         layers: `(in_layer, out_layer, num_layers)`: states are added after the first of them, thoughts read after the second.
@@ -94,7 +94,6 @@ class ThoughtTrace:
     """
 
     chunks: tuple[tuple[str, ...], ...]
-    thoughts: tuple[Thought, ...]
     passes: tuple[ThoughtPass, ...]
     answer: tuple[str, ...]
     chunk: int
@@ -102,21 +101,23 @@ class ThoughtTrace:
     title: str
 
     def __post_init__(self) -> None:
-        if len(self.chunks) < 2 or len(self.thoughts) != len(self.chunks) - 1:
-            raise InputError(
-                "a thought follows every chunk but the last, and there is one to draw, got "
-                f"{len(self.thoughts)} thoughts and {len(self.chunks)} chunks"
-            )
-        reached = 0
+        if len(self.chunks) < 2:
+            raise InputError(f"a thought follows every chunk but the last, got {len(self.chunks)} chunks: nothing to draw")
+        last, reached = len(self.chunks) - 1, 0
         for one in self.passes:
-            if one.first != reached or one.end > len(self.thoughts):
+            if one.first != reached or one.end > last:
                 raise InputError(
-                    f"a pass over chunks {one.first} to {one.end - 1} does not go on from chunk {reached} within "
-                    f"{len(self.thoughts)} chunks that are thought about"
+                    f"a pass over chunks {one.first} to {one.end - 1} does not go on from chunk {reached} up to chunk "
+                    f"{last - 1} at most"
                 )
             reached = one.read
-        if reached != len(self.thoughts):
-            raise InputError(f"the passes commit {reached} thoughts of {len(self.thoughts)}")
+        if reached != last:
+            raise InputError(f"the passes commit {reached} thoughts, and {last} chunks are followed by one")
+
+    @property
+    def thoughts(self) -> tuple[Thought, ...]:
+        """One after each chunk but the last."""
+        return tuple(thought for one in self.passes for thought in one.thoughts)
 
 
 def thought_figure(trace: ThoughtTrace) -> "Figure":
@@ -144,3 +145,13 @@ def shown_places(number: int, most: int) -> list[int | None]:
         return list(range(number))
     tail = most // 3
     return [*range(most - 1 - tail), None, *range(number - tail, number)]
+
+
+def shown_passes(trace: ThoughtTrace, chunks: Collection[int]) -> list[int | None]:
+    """Which passes are drawn under those `chunks`: the ones that read any of them; None stands for a run left out."""
+    reading = [i for i, one in enumerate(trace.passes) if any(one.first <= chunk < one.end for chunk in chunks)]
+    kept = [reading[place] for place in shown_places(len(reading), MAX_LINES) if place is not None]
+    lines: list[int | None] = []
+    for previous, number in zip([-1, *kept], kept, strict=False):
+        lines += [number] if number == previous + 1 else [None, number]
+    return lines
