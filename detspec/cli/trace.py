@@ -1,6 +1,7 @@
 """`detspec trace`: pictures of real windows."""
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from detspec.cli.options import add_model, add_subcommand, load_model
@@ -38,7 +39,7 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy; used with --prompt or --thoughts"
     )
-    parser.add_argument("--seed", type=int, default=0, help="used with --prompt")
+    parser.add_argument("--seed", type=int, default=0, help="used with --prompt or --thoughts")
     parser.add_argument(
         "--thoughts", action="store_true", help="draw how a model that thinks reads a prompt, by default the one shipped"
     )
@@ -109,9 +110,14 @@ def thought_lines(trace: "ThoughtTrace") -> list[str]:
         f"{', 1 corrected' if one.refused else ''}; read {one.read}, length {one.length}"
         for number, one in enumerate(trace.passes, 1)
     ]
-    texts = [" ".join(token.strip() for token in chunk) for chunk in trace.chunks]
+    texts = [_spaced(chunk) for chunk in trace.chunks]
     width = max(len(text) for text in texts)
     for number, (text, thought) in enumerate(zip(texts, trace.thoughts, strict=False)):
-        said = "nothing" if thought.trivial else " ".join(token.strip() for token in thought.tokens)
+        said = "nothing" if thought.trivial else _spaced(thought.tokens)
         lines.append(f"chunk {number:2}: {text:{width}} -> {said}{'' if thought.ended else ' (cut)'}")
-    return [*lines, f"chunk {len(trace.thoughts):2}: {texts[-1]:{width}} => {' '.join(trace.answer)}"]
+    return [*lines, f"chunk {len(trace.thoughts):2}: {texts[-1]:{width}} => {_spaced(trace.answer)}"]
+
+
+def _spaced(tokens: Sequence[str]) -> str:
+    """Tokens with one blank between them, on one line."""
+    return " ".join(" ".join(tokens).split())

@@ -103,12 +103,13 @@ def draw_verdict(axes: Axes, trace: ThoughtTrace, one: ThoughtPass, column: Colu
 def given(trace: ThoughtTrace, one: ThoughtPass, chunk: int) -> str:
     """The state that `chunk` was read with: that of the thought committed, or guessed, after the chunk before it."""
     if chunk == one.first:
-        thought, sign = trace.thoughts[chunk - 1] if chunk else Thought(), ""
-    else:
-        thought, sign = one.guesses[chunk - 1 - one.first], "'"
-    return (
-        f"{subscript('S', chunk)} = 0" if thought.trivial else f"{subscript('S', chunk)} = C({subscript('Z', chunk - 1)}{sign})"
-    )
+        return state_text(chunk, trace.thoughts[chunk - 1] if chunk else Thought(), "")
+    return state_text(chunk, one.guesses[chunk - 1 - one.first], "'")
+
+
+def state_text(chunk: int, before: Thought, sign: str) -> str:
+    """The state of `chunk` after the thought `before` it; `sign` marks a guess."""
+    return f"{subscript('S', chunk)} = " + ("0" if before.trivial else f"C({subscript('Z', chunk - 1)}{sign})")
 
 
 def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top: float) -> None:
@@ -124,8 +125,8 @@ def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top
         elif column.chunk < last:
             draw_block(axes, column, top + 0.25, BLUE, subscript("Z", column.chunk), trace.thoughts[column.chunk])
         else:
-            state = "0" if trace.thoughts[-1].trivial else f"C({subscript('Z', last - 1)})"
-            label(axes, column.left + BLOCK_WIDTH / 2, top + 0.12, f"{subscript('S', last)} = {state}", size=7.0, color=FAINT)
+            state = state_text(last, trace.thoughts[-1], "")
+            label(axes, column.left + BLOCK_WIDTH / 2, top + 0.12, state, size=7.0, color=FAINT)
             draw_block(axes, column, top + 0.25, BLUE, "", Thought(trace.answer))
     x, passes = right + 0.12, len(trace.passes)
     label(axes, x, top + 0.32, f"{passes} pass{'' if passes == 1 else 'es'}", size=9.0, ha="left", weight="bold")

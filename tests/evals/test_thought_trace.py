@@ -1,38 +1,31 @@
 """Traces of thoughts: what is recorded is what reading and generating commit, whoever guesses."""
 
 import dataclasses
-from functools import partial
 
-import jax
 import numpy as np
 import pytest
 
 from detspec.checkpoint.load import Model
 from detspec.config import ThinkingConfig
-from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.evals.bench import random_model
 from detspec.evals.thought_trace import run_thought_trace
-from detspec.generate.insert import start_state
 from detspec.generate.loop import generate
 from detspec.sampling import SamplingParams
 from detspec.state import GenState
-from detspec.thinking.reading import read
 from detspec.viz.thought_trace import Thought, ThoughtTrace, thought_figure
 from tests.fakes import RANDOM_CFG
 
 C, MAX_TOKENS = 8, 6
 # 11 chunks are thought about, more than a pass of 64 rows holds; 3 tokens are left to the last chunk.
 PROMPT = tuple(int(token) for token in np.random.default_rng(3).integers(0, RANDOM_CFG.vocab_size, 11 * C + 3))
+END_ID = 166  # what random weights say first after the first chunk, so that its thought is trivial
 SAMPLING = SamplingParams(temperature=0.8, seed=7, max_tokens=MAX_TOKENS)
 
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    """Random weights, of whose thoughts the first is trivial: what they say first is taken for the ending token."""
-    thinking = ThinkingConfig(chunk=C, in_layer=1, out_layer=2, max_thought=3, end_id=0)
-    said = run_thought_trace(random_model(dataclasses.replace(RANDOM_CFG, thinking=thinking)), PROMPT, SAMPLING).thoughts[0]
-    thinking = dataclasses.replace(thinking, end_id=token_id(said.tokens[0]))
+    thinking = ThinkingConfig(chunk=C, in_layer=1, out_layer=2, max_thought=3, end_id=END_ID)
     return random_model(dataclasses.replace(RANDOM_CFG, thinking=thinking))
 
 
@@ -47,11 +40,9 @@ def sequential(model: Model) -> ThoughtTrace:
 
 
 @pytest.fixture(scope="module")
-def state(model: Model) -> GenState:
-    """The prompt, read in one program with trivial guesses."""
-    schedule = default_schedule(model.cfg)
-    state = start_state(model.cfg, [PROMPT], [SAMPLING], eos_ids=(), max_len=len(PROMPT) + MAX_TOKENS, schedule=schedule)
-    return jax.jit(partial(read, schedule=schedule), static_argnums=1)(model.params, model.cfg, state)
+def final(model: Model) -> GenState:
+    """The same request, read and answered in one program."""
+    return generate(model.params, model.cfg, [PROMPT], SAMPLING)
 
 
 def token_id(text: str) -> int:
@@ -59,18 +50,16 @@ def token_id(text: str) -> int:
     return int(text.strip("<>"))
 
 
-def test_trace_agrees_with_the_state_of_the_reading(trivial: ThoughtTrace, state: GenState, model: Model):
-    reading = state.reading
+def test_trace_agrees_with_the_state_of_the_reading(trivial: ThoughtTrace, final: GenState):
+    reading = final.reading
     assert reading is not None
     assert trivial.passes[-1].read == int(reading.read[0]) == 11
-    assert trivial.passes[-1].length == int(state.cache.length[0]) == 11 * C
+    assert trivial.passes[-1].length == 11 * C
     assert len(trivial.passes) == int(reading.num_passes[0])
     assert sum(one.accepted for one in trivial.passes) == int(reading.num_accepted[0])
     assert sum(one.refused for one in trivial.passes) == int(reading.num_refused[0])
-    assert model.cfg.thinking is not None
-    end = model.cfg.thinking.end_id
     for thought, expected in zip(trivial.thoughts, reading.thoughts[0].tolist(), strict=False):
-        ids = [token_id(token) for token in thought.tokens] + [end] * thought.ended
+        ids = [token_id(token) for token in thought.tokens] + [END_ID] * thought.ended
         assert ids == [token for token in expected if token >= 0]
 
 
@@ -102,8 +91,7 @@ def test_trace_passes_hold_what_fits_and_commit_by_index(name: str, request: pyt
     assert [len(chunk) for chunk in trace.chunks] == [C] * 11 + [3]
 
 
-def test_trace_answer_is_what_generate_commits(trivial: ThoughtTrace, model: Model):
-    final = generate(model.params, model.cfg, [PROMPT], SAMPLING)
+def test_trace_answer_is_what_generate_commits(trivial: ThoughtTrace, final: GenState):
     assert [token_id(token) for token in trivial.answer] == final.tokens[0, len(PROMPT) : int(final.committed[0])].tolist()
 
 

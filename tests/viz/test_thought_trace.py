@@ -44,6 +44,8 @@ TRACE = ThoughtTrace(
     title="a $title$",
 )
 
+SMALL = ThoughtTrace(CHUNKS[:2], (ThoughtPass(0, (NOTHING,), 0, (A,), 1, 4),), ("x",), 4, (2, 30, 32), "t" * 150)
+
 
 def long_trace(number: int, guess: Thought = NOTHING) -> ThoughtTrace:
     """`number` chunks of which every third one is thought about; passes of at most 8 chunks whose guesses are all `guess`."""
@@ -157,7 +159,7 @@ def test_thought_without_an_end_is_drawn_without():
         long_trace(130, guess=B),
         dataclasses.replace(TRACE, chunk=64, chunks=(*[("a long token",) * 64] * 5, ("\n 中 ",)), answer=()),
         dataclasses.replace(TRACE, passes=(ThoughtPass(0, (WORDY,) * 5, 5, (WORDY,) * 5, 5, 20),), layers=(0, 1, 1)),
-        ThoughtTrace(CHUNKS[:2], (ThoughtPass(0, (NOTHING,), 0, (A,), 1, 4),), ("x",), 4, (2, 30, 32), "t" * 150),
+        SMALL,
     ],
     ids=["example", "eight", "forty", "wrong", "wide", "wordy", "two"],
 )
@@ -218,12 +220,12 @@ def test_chip_lines_hold_all_tokens_within_the_width():
 
 
 def test_save_thoughts_writes_a_deterministic_svg_and_a_png(tmp_path):
-    svg, png = save_thoughts(TRACE, tmp_path / "new" / "thoughts")
+    svg, png = save_thoughts(SMALL, tmp_path / "new" / "thoughts")
     assert (svg.name, png.name) == ("thoughts.svg", "thoughts.png")
     assert ET.fromstring(svg.read_bytes()).tag.endswith("svg")
     assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert save_thoughts(TRACE, tmp_path / "again")[0].read_bytes() == svg.read_bytes()
-    other = save_thoughts(dataclasses.replace(TRACE, answer=("tails",)), tmp_path / "other")
+    assert save_thoughts(SMALL, tmp_path / "again")[0].read_bytes() == svg.read_bytes()
+    other = save_thoughts(dataclasses.replace(SMALL, answer=("tails",)), tmp_path / "other")
     assert other[0].read_bytes() != svg.read_bytes()
 
 
