@@ -19,7 +19,10 @@ from detspec.generate.loop import fast_step, generate_state, run
 from detspec.model.params import Params
 from detspec.state import GenState
 from detspec.thinking.reading import GuessFn
+from detspec.train.problems.chunks import encode
 from detspec.train.problems.parity import Parity
+from detspec.train.problems.problem import Problem
+from detspec.train.problems.task import tokenizer_of
 
 MAX_TOKENS = {"thinking": 2}  # the answer and its end; a chain needs one for each operation, and "A:"
 
@@ -42,13 +45,16 @@ class Setting(NamedTuple):
 
 
 def settings_of(batch: int, chunk: int) -> list[Setting]:
-    """What is tried at one batch size; the fastest of each arm and kind of decoding is what counts."""
-    budgets = (64,) if batch == 1 else (256,)
+    """What is tried at one batch size; the fastest of each arm and kind of decoding is what counts.
+
+    A sequential pass holds one chunk of each prompt. Answers of two tokens are drafted in windows of two.
+    """
+    rows = 64 if batch == 1 else batch * chunk
     found = []
     for verified in (True, False):
         found.append(Setting("thinking", "one chunk a pass", batch * chunk, 2, verified))
-        found += [Setting("thinking", source, rows, 2, verified) for source in ("trivial", "sequential") for rows in budgets]
-        found += [Setting("cot", "", rows, window, verified) for rows in budgets for window in ((8, 16) if verified else (16,))]
+        found.append(Setting("thinking", "trivial", rows if batch == 1 else 2 * rows, 2, verified))
+        found.append(Setting("cot", "", rows, 16, verified))
     return found
 
 
@@ -90,7 +96,7 @@ def answer_times(
                     "least_ms": 1e3 * min(whole),
                     "reading_ms": 1e3 * median(reading),
                     "decoding_ms": 1e3 * median(a - b for a, b in zip(whole, reading, strict=True)),
-                    **counters(state, problems_answers(setting.arm, problems)),
+                    **counters(state, answer_ids(setting.arm, problems)),
                 }
             )
     return found
@@ -105,11 +111,8 @@ def counters(state: GenState, answers: Sequence[int]) -> dict[str, float]:
     return {"tokens": float(np.mean(committed - prompt_len)), "accuracy": float(np.mean(right)), **read}
 
 
-def problems_answers(arm: str, problems: Sequence[Any]) -> list[int]:
+def answer_ids(arm: str, problems: Sequence[Problem]) -> list[int]:
     """The token before the end of each right continuation."""
-    from detspec.train.problems.chunks import encode
-    from detspec.train.problems.task import tokenizer_of
-
     return [one.continuation[-2] for one in encode(problems, tokenizer_of(Parity()), arm)]
 
 

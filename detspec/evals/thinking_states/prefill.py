@@ -1,9 +1,9 @@
 """Speculative prefill: how many rounds and passes each source of guesses needs by sparsity, and how long they take.
 
-    sequential pass    one chunk of each row a pass, nothing guessed
-    trivial            guesses that nothing more is thought (the published speculation)
-    sequential         guesses by reading ahead on the cheapest shape
-    recorded           guesses that are right: the thoughts of an earlier reading of the same prompt
+sequential pass    one chunk of each row a pass, nothing guessed
+trivial            guesses that nothing more is thought (the published speculation)
+sequential         guesses by reading ahead on the cheapest shape
+recorded           guesses that are right: the thoughts of an earlier reading of the same prompt
 """
 
 from collections.abc import Mapping, Sequence
@@ -142,7 +142,5 @@ def means(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
 
 
-def _prepare(
-    model: Model, prompts: Sequence[Sequence[int]], source: str, schedule: Schedule, recorded: jax.Array
-) -> Prepare:
+def _prepare(model: Model, prompts: Sequence[Sequence[int]], source: str, schedule: Schedule, recorded: jax.Array) -> Prepare:
     return lambda: read_by(model, prompts, source, schedule=schedule, recorded=recorded)
