@@ -46,11 +46,12 @@ def forced_flips(model: Model, *, num_ops: int, num_problems: int, seed: int) ->
     free = generate_state(model.params, model.cfg, _start(model, prompts, schedule), schedule=schedule)
     assert free.reading is not None
     thoughts, end = np.asarray(free.reading.thoughts), np.asarray(free.reading.end)
-    sides = [tokenizer.token_to_id(side) for side in SIDES]
-    place = np.array([middle(np.isin(own[:stop], sides).any(1)) for own, stop in zip(thoughts, end, strict=True)])
+    heads, tails = (tokenizer.encode(side).ids[0] for side in SIDES)
+    has_side = ((thoughts == heads) | (thoughts == tails)).any(2) & (np.arange(thoughts.shape[1]) < end[:, None])
+    place = np.array([middle(there) for there in has_side])
     counted = place >= 0
     own = thoughts[np.arange(num_problems), place]
-    wrong = np.where(own == sides[0], sides[1], np.where(own == sides[1], sides[0], own))
+    wrong = np.where(own == heads, tails, np.where(own == tails, heads, own))
 
     def answers(state: GenState) -> np.ndarray:
         tokens = np.asarray(state.tokens)
@@ -63,7 +64,7 @@ def forced_flips(model: Model, *, num_ops: int, num_problems: int, seed: int) ->
         state = generate_state(model.params, model.cfg, state, schedule=schedule)
         return float(np.mean((answers(state) != answers(free))[counted])) if counted.any() else 0.0
 
-    gold = np.array([tokenizer.token_to_id(problem.answer) for problem in problems])
+    gold = np.array([tokenizer.encode(problem.answer).ids[0] for problem in problems])
     return {
         "num_ops": num_ops,
         "problems": int(counted.sum()),

@@ -57,13 +57,16 @@ def run_all(
     waiting = [run for run in runs if not (workdir / run.name / RESULT).exists()]
     done = {run.name for run in runs} - {run.name for run in waiting}
     running: dict[int, tuple[Run, subprocess.Popen[bytes]]] = {}
+    told: list[str] | None = None
     try:
         while waiting or running:
             while run := _next(waiting, done, [run for run, _ in running.values()], width):
                 slot = next(slot for slot in range(width) if slot not in running)
                 waiting.remove(run)
                 running[slot] = run, _start(command(run), workdir / run.name, slot)
-            listener(len(done), [run.name for run, _ in running.values()])
+            if told != (names := [run.name for run, _ in running.values()]):
+                listener(len(done), names)
+                told = names
             time.sleep(POLL_S)
             for slot, (run, process) in list(running.items()):
                 if process.poll() is not None:

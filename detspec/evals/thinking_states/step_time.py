@@ -41,7 +41,7 @@ def step_times(cfg: ModelConfig, *, tokens: int, num_chunks: Sequence[int], repe
         "parallel": lambda params, batch: reasoning_loss(params, cfg, batch),
         "unrolled": lambda params, batch: unrolled_loss(params, cfg, batch),
     }
-    cases = {}
+    cases: dict[str, Prepare] = {}
     for number in num_chunks:
         batch = random_batch(cfg, tokens, number)
         cases |= {f"{name} {number}": _step(cfg, loss_fn, batch) for name, loss_fn in losses.items()}
