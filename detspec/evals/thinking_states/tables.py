@@ -163,12 +163,13 @@ def answer_time(result: dict[str, Any]) -> str:
         ]
         for one in result["found"]
     ]
-    best = []
+    best, bounds = [], []
     for batch in settings["batches"]:
         for verified in (True, False):
             kind = [one for one in result["found"] if one["batch"] == batch and one["verified"] == verified]
             thinking, cot = (min((o for o in kind if o["arm"] == arm), key=lambda o: o["ms"]) for arm in ("thinking", "cot"))
             best.append([f"{batch}", "verified" if verified else "ordinary", *_pair(thinking, cot)])
+        bounds.append(_bound(batch, thinking, cot))
     note = (
         f"{settings['num_ops']} operations, one backbone, both arms trained on up to as many. From the prompts to the last "
         f"token; by turns in one process, medians of {settings['repeats']}. A chain decodes a token for every operation; "
@@ -176,7 +177,7 @@ def answer_time(result: dict[str, Any]) -> str:
     )
     header = ["prompts", "how", "right, %", "new tokens", "rounds", "passes", "reading, ms", "decoding, ms", "all, ms"]
     fastest = table(["prompts", "decoding", "Thinking States, ms", "chain of thought, ms", "speed-up"], best)
-    return "\n\n".join(["## Time to the answer", note, table(header, rows), "The fastest of each arm:", fastest])
+    return "\n\n".join(["## Time to the answer", note, table(header, rows), "The fastest of each arm:", fastest, *bounds])
 
 
 def runs_table(results: Results) -> str:
@@ -200,3 +201,13 @@ def percent(share: float) -> str:
 
 def _pair(thinking: dict[str, Any], cot: dict[str, Any]) -> list[str]:
     return [f"{thinking['ms']:.2f}", f"{cot['ms']:.2f}", f"{cot['ms'] / thinking['ms']:.2f}"]
+
+
+def _bound(batch: int, thinking: dict[str, Any], cot: dict[str, Any]) -> str:
+    """What the times to the answer are made of, with ordinary decoding."""
+    return (
+        f"What bounds it with {batch} prompt(s): a pass over chunks with their thoughts takes "
+        f"{thinking['reading_ms'] / max(thinking['passes'], 1):.2f} ms, and there are {thinking['passes']:.1f} one after the "
+        f"other; a token of the chain takes {cot['decoding_ms'] / max(cot['tokens'], 1):.2f} ms, and there are "
+        f"{cot['tokens']:.1f}. Thoughts win where passes are cheaper than tokens, or fewer: where few chunks are thought about."
+    )

@@ -55,7 +55,7 @@ def test_pool_that_is_started_again_runs_only_what_is_missing(tmp_path: Path):
 @pytest.mark.parametrize("code", ["import sys; print('no disk'); sys.exit(3)", "print('no disk')"])
 def test_run_that_leaves_no_result_fails_the_pool_and_ends_the_others(tmp_path: Path, code: str):
     began = time.monotonic()
-    with pytest.raises(RunFailed, match="(?s)bad ended with exit code .*no disk"):
+    with pytest.raises(RunFailed, match=r"(?s)bad ended with exit code .*no disk"):
         run_all(
             [Run("long"), Run("bad")],
             lambda run: ["-c", code if run.name == "bad" else "import time; time.sleep(60)"],
