@@ -114,9 +114,16 @@ def of_loop(layers: int) -> ReasoningConfig:
 
 def quick(config: ReasoningConfig) -> ReasoningConfig:
     """`config` with two narrow layers, a few steps and a few short problems."""
-    slides = config.backbone.sliding_layers[:2]
-    small = {"d_model": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "d_ff": 16}
-    backbone = dataclasses.replace(config.backbone, sliding_layers=slides, **small)
+    backbone = dataclasses.replace(
+        config.backbone,
+        d_model=16,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        d_ff=16,
+        sliding_layers=config.backbone.sliding_layers[:2],
+    )
     return dataclasses.replace(
         config,
         backbone=backbone,
