@@ -44,23 +44,24 @@ PARITY = ReasoningConfig(
     arm="thinking",
     max_ops=10,
     seq_len=64,
-    num_steps=400,
+    num_steps=500,
     batch_size=32,
     optimizer=OptimizerConfig(peak_lr=3e-3, final_lr=1.5e-4, warmup_steps=50),
     eval_ops=TESTED,
-    eval_problems=64,
+    eval_problems=128,
     eval_every=1000,
     checkpoint_every=200,
 )
 VARIABLES = dataclasses.replace(
     PARITY,
+    backbone=dataclasses.replace(BACKBONE, d_model=64, head_dim=16, d_ff=128),
     task=Variables(),
     thinking=dataclasses.replace(THINKING, chunk=4),
     seq_len=96,
     num_steps=1200,
 )
 # A chain of thought has a token for each step besides the question's; it needs more steps to learn to count them.
-STEPS = {"thinking": 400, "cot": 1000, "no_cot": 400}
+STEPS = {"thinking": 500, "cot": 1000, "no_cot": 400}
 LENGTHS = {"thinking": 64, "cot": 80, "no_cot": 64}
 
 

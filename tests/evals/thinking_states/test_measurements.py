@@ -13,19 +13,20 @@ from detspec.environment import default_schedule
 from detspec.evals.thinking_states.forced import middle, read_forced
 from detspec.evals.thinking_states.prefill import read_by, reading_counters
 from detspec.evals.thinking_states.prompts import draw_problems, prompts_of, ready_state
-from detspec.evals.thinking_states.step_time import step_times
+from detspec.evals.thinking_states.step_time import random_batch, step_times
 from detspec.evals.thinking_states.turns import time_by_turns
 from detspec.evals.thinking_states.unrolled import forward_unrolled
 from detspec.generate.loop import generate_state
 from detspec.model.params import init_params
 from detspec.model.transformer import forward_sequences
+from detspec.state import GenState
 from detspec.train.problems.parity import Parity
 
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
 CFG = ModelConfig(
     *(64, 32, 2, 2, 1, 16, 32), dtype="float32", tie_embeddings=True, position_encoding="alibi", thinking=THINKING
 )
-SCHEDULE = dataclasses.replace(default_schedule(), rows=16, window=4)
+SCHEDULE = dataclasses.replace(default_schedule(), rows=16, window=1)
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +40,20 @@ def prompts() -> list[list[int]]:
 
 
 def test_forced_thought_stands_there_and_only_another_one_changes_the_answer(model: Model, prompts: list[list[int]]):
-    def start():
+    def start() -> GenState:
         return ready_state(model, prompts, max_tokens=2, schedule=SCHEDULE)
 
-    free = generate_state(model.params, CFG, start(), schedule=SCHEDULE)
+    def finish(state: GenState) -> GenState:
+        return generate_state(model.params, CFG, state, schedule=SCHEDULE)
+
+    free = finish(start())
     own = free.reading.thoughts[:, 2]
     other = jnp.array([[5, 6, 0]] * 2, jnp.int32)
     assert (np.asarray(own) != np.asarray(other)).any(1).all()
     finished = {}
     for name, given in (("own", own), ("other", other)):
-        state = read_forced(model.params, CFG, start(), jnp.array([2, 2], jnp.int32), given, schedule=SCHEDULE)
-        finished[name] = generate_state(model.params, CFG, state, schedule=SCHEDULE)
+        place = jnp.array([2, 2], jnp.int32)
+        finished[name] = finish(read_forced(model.params, CFG, start(), place, given, schedule=SCHEDULE))
         assert (np.asarray(finished[name].reading.thoughts[:, 2]) == np.asarray(given)).all()
         assert (np.asarray(finished[name].reading.read) == np.asarray(free.reading.end)).all()
     assert (np.asarray(finished["own"].reading.thoughts) == np.asarray(free.reading.thoughts)).all()
@@ -78,10 +82,13 @@ def test_unrolled_states_are_the_streams_of_the_chunks_before(model: Model):
     assert np.abs(found - plain)[:, C:].max() > 1e-2
 
 
-def test_step_times_hold_the_tokens_of_a_step_fixed(model: Model):
-    found = step_times(CFG, tokens=16, num_chunks=(1, 2), repeats=2)
-    assert [(one["chunks"], one["rows"]) for one in found] == [(1, 4), (2, 2)]
-    assert all(one["parallel_ms"] > 0 and one["unrolled_ms"] > 0 for one in found)
+def test_step_times_are_of_both_ways_and_batches_hold_the_tokens_fixed(model: Model):
+    (found,) = step_times(CFG, tokens=16, num_chunks=(2,), repeats=2)
+    assert (found["chunks"], found["rows"]) == (2, 2)
+    assert found["parallel_ms"] > 0
+    assert found["unrolled_ms"] > 0
+    shapes = {number: random_batch(CFG, 64, number).thoughts.shape for number in (2, 4, 8)}
+    assert shapes == {2: (8, 2, 3), 4: (4, 4, 3), 8: (2, 8, 3)}
 
 
 def test_recorded_guesses_are_right_and_take_one_round(model: Model, prompts: list[list[int]]):
