@@ -32,25 +32,35 @@ def accuracy_by_operations(
     seed: int,
 ) -> dict[int, float]:
     """Share of right answers, 0 to 1, to `num_problems` new problems for each of `num_ops`, greedily generated in `arm`."""
-    accuracy = {}
-    for n in tqdm(num_ops, desc="accuracy", unit="length", disable=None):
+    drawn = {}
+    for n in num_ops:
         rng = np.random.default_rng((seed, EVAL_SEED, n))
-        problems = [task.draw(rng, n) for _ in range(num_problems)]
-        answers = answers_to(params, cfg, problems, tokenizer, arm)
+        drawn[n] = [task.draw(rng, n) for _ in range(num_problems)]
+    # Room for the longest, whatever is asked: each length of a cache is a program of its own, and compiling takes longest.
+    max_len = max(longest(problems, tokenizer, arm) for problems in drawn.values())
+    accuracy = {}
+    for n, problems in tqdm(drawn.items(), desc="accuracy", unit="length", disable=None):
+        answers = answers_to(params, cfg, problems, tokenizer, arm, max_len=max_len)
         right = [answer == problem.answer for answer, problem in zip(answers, problems, strict=True)]
         accuracy[n] = float(np.mean(right))
     return accuracy
 
 
 def answers_to(
-    params: Params, cfg: ModelConfig, problems: Sequence[Problem], tokenizer: tokenizers.Tokenizer, arm: str
+    params: Params,
+    cfg: ModelConfig,
+    problems: Sequence[Problem],
+    tokenizer: tokenizers.Tokenizer,
+    arm: str,
+    *,
+    max_len: int | None = None,
 ) -> list[str | None]:
-    """The generated answers to `problems`, None where there is none."""
+    """The generated answers to `problems`, None where there is none; `max_len` as in `generate`, by default just enough."""
     encoded = encode(problems, tokenizer, arm)
     # Room for what a right continuation takes: who needs more is wrong.
     room = max(len(one.continuation) for one in encoded)
-    max_len = max(len(one.prompt) for one in encoded) + room
     schedule = chosen_schedule(None, cfg)
+    max_len = max_len or longest(problems, tokenizer, arm)
     max_len = -(-max_len // schedule.page) * schedule.page
     answers: list[str | None] = []
     for start in range(0, len(problems), BATCH):
@@ -67,3 +77,9 @@ def answers_to(
         texts = tokenizer.decode_batch(new, skip_special_tokens=True)
         answers.extend(read_answer(text, arm) for text in texts[: len(problems) - start])
     return answers
+
+
+def longest(problems: Sequence[Problem], tokenizer: tokenizers.Tokenizer, arm: str) -> int:
+    """Tokens of the longest prompt and the longest continuation together."""
+    encoded = encode(problems, tokenizer, arm)
+    return max(len(one.prompt) for one in encoded) + max(len(one.continuation) for one in encoded)

@@ -1,0 +1,139 @@
+"""What the replication runs, in order: trainings, then measurements on what they exported; and one of them in this process."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from detspec.checkpoint.load import Model, load
+from detspec.environment import fingerprint
+from detspec.errors import InputError
+from detspec.evals.thinking_states.answer_time import answer_times
+from detspec.evals.thinking_states.forced import forced_flips
+from detspec.evals.thinking_states.pool import Run, write_result
+from detspec.evals.thinking_states.prefill import prefill_times, rounds_by_sparsity
+from detspec.evals.thinking_states.runs import QUICK, get_config, trainings
+from detspec.evals.thinking_states.step_time import step_times
+from detspec.train.run import read_log, train
+
+QUICK_TRAININGS = ("parity-thinking-0", "parity-cot-0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One measurement: `function(*models, **settings)`; `quick` are the settings that differ in a trial."""
+
+    function: Callable[..., Any]
+    models: tuple[str, ...]
+    settings: dict[str, Any]
+    quick: dict[str, Any]
+    alone: bool
+
+
+def forced(model: Model, *, num_ops: tuple[int, ...], num_problems: int) -> list[dict[str, Any]]:
+    """Forced thoughts for each of `num_ops`."""
+    return [forced_flips(model, num_ops=n, num_problems=num_problems, seed=1) for n in num_ops]
+
+
+def steps(model: Model, **settings: Any) -> list[dict[str, Any]]:
+    """Step times of models of this shape; the weights do not matter."""
+    return step_times(model.cfg, **settings)
+
+
+def answers(thinking: Model, cot: Model, **settings: Any) -> list[dict[str, Any]]:
+    """Times to the answer of both arms."""
+    return answer_times({"thinking": thinking, "cot": cot}, seed=2, **settings)
+
+
+MEASUREMENTS = {
+    "forced": Measurement(
+        forced,
+        ("parity-thinking-0",),
+        {"num_ops": (10, 20), "num_problems": 128},
+        {"num_ops": (2,), "num_problems": 2},
+        alone=False,
+    ),
+    "rounds": Measurement(
+        rounds_by_sparsity,
+        ("sparse",),
+        {"fillers": (0.0, 0.5, 0.8, 0.95), "num_ops": 40, "num_problems": 32, "seed": 3},
+        {"fillers": (0.5,), "num_ops": 4, "num_problems": 1},
+        alone=False,
+    ),
+    "prefill_time": Measurement(
+        prefill_times,
+        ("sparse",),
+        {"filler": 0.95, "num_ops": 100, "rows": {1: (32, 64), 32: (1024,)}, "repeats": 9, "seed": 4},
+        {"num_ops": 4, "rows": {1: (16,)}, "repeats": 1},
+        alone=True,
+    ),
+    "answer_time": Measurement(
+        answers,
+        ("parity-thinking-0", "parity-cot-0"),
+        {"num_ops": 10, "batches": (1, 32), "repeats": 9},
+        {"num_ops": 2, "batches": (1,), "repeats": 1},
+        alone=True,
+    ),
+    "step_time": Measurement(
+        steps,
+        ("parity-thinking-0",),
+        {"tokens": 1024, "num_chunks": (2, 4, 8, 16, 32), "repeats": 15},
+        {"tokens": 16, "num_chunks": (1, 2), "repeats": 1},
+        alone=True,
+    ),
+}
+
+
+def all_runs(*, quick: bool, only: Sequence[str] = ()) -> list[Run]:
+    """Everything in the order it should begin: what others need first, what is timed last.
+
+    With `only` these runs and those whose models they measure; `InputError` for a name that there is not.
+    """
+    first = ("parity-thinking-0", "sparse")
+    names = QUICK_TRAININGS if quick else sorted(trainings(), key=lambda name: name not in first)
+    measured = [Run(name, models_of(one, quick=quick), one.alone) for name, one in MEASUREMENTS.items()]
+    runs = [*(Run(name) for name in names), *measured]
+    if unknown := set(only) - {run.name for run in runs}:
+        raise InputError(f"no run {', '.join(sorted(unknown))}; there are {', '.join(run.name for run in runs)}")
+    wanted = {*only, *(needed for run in runs if run.name in only for needed in run.needs)}
+    return [run for run in runs if run.name in wanted or not only]
+
+
+def models_of(measurement: Measurement, *, quick: bool) -> tuple[str, ...]:
+    """The runs whose models are measured; a trial has trained no sparse one."""
+    return tuple("parity-thinking-0" if quick and name == "sparse" else name for name in measurement.models)
+
+
+def perform(name: str, *, workdir: Path, config_file: Path, quick: bool) -> None:
+    """Executes the run called `name` in this process and leaves its result in `workdir/NAME`."""
+    began, cpu_began = time.perf_counter(), time.process_time()
+    folder = workdir / name
+    if name in MEASUREMENTS:
+        one = MEASUREMENTS[name]
+        settings = {**one.settings, **(one.quick if quick else {})}
+        models = [load(workdir / needed / "export") for needed in models_of(one, quick=quick)]
+        result = {"models": list(models_of(one, quick=quick)), "settings": settings, "found": one.function(*models, **settings)}
+    else:
+        result = trained(name, folder, config_file, quick=quick)
+    took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
+    write_result(folder, {"name": name, **took, "fingerprint": fingerprint(), **result})
+
+
+def trained(name: str, folder: Path, config_file: Path, *, quick: bool) -> dict[str, Any]:
+    """Trains the run called `name`, as `detspec train` does."""
+    arm = f"{QUICK}{name}" if quick else name
+    config = get_config(arm)
+    began = time.process_time()
+    train(f"{config_file}:{arm}", workdir=folder, progress=False)
+    accuracy = json.loads((folder / "accuracy.json").read_text(encoding="utf-8"))
+    last = [line for line in read_log(folder / "log.jsonl") if "loss" in line][-1]
+    return {
+        "command": f"detspec train --config configs/{config_file.name}:{arm}",
+        "training_cpu_seconds": time.process_time() - began,
+        "config": json.loads(json.dumps(dataclasses.asdict(config))),
+        "task": type(config.task).__name__,
+        "loss": last["loss"],
+        "accuracy": {int(n): value for n, value in accuracy["accuracy"].items()},
+    }

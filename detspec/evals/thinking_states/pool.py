@@ -1,0 +1,124 @@
+"""Runs as processes of one core each: what is done is kept, so that a pool that was stopped goes on where it was."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
+RESULT, OUTPUT = "result.json", "output.txt"
+POLL_S = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One process.
+
+    Attributes:
+        name: of the run and of its folder.
+        needs: runs whose results it reads.
+        alone: it measures time: nothing else runs beside it, and it comes last.
+    """
+
+    name: str
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+
+
+class RunFailed(RuntimeError):
+    """A process ended without a result."""
+
+
+def run_all(
+    runs: Sequence[Run],
+    command: Callable[[Run], Sequence[str]],
+    *,
+    workdir: Path,
+    width: int,
+    listener: Callable[[int, Sequence[str]], None],
+) -> None:
+    """Runs all of `runs` that have no result in `workdir` yet, up to `width` at a time.
+
+    Args:
+        runs: in the order they should begin.
+        command: what a run's process executes; it leaves `workdir/NAME/result.json`.
+        workdir: a folder for each run, with what it printed.
+        width: processes at a time; each gets a core of its own where the system lets us choose.
+        listener: told how many are done and the names of those that run, whenever that changes.
+
+    Raises:
+        RunFailed: a process failed; the others are ended.
+    """
+    waiting = [run for run in runs if not (workdir / run.name / RESULT).exists()]
+    done = {run.name for run in runs} - {run.name for run in waiting}
+    running: dict[int, tuple[Run, subprocess.Popen[bytes]]] = {}
+    told: list[str] | None = None
+    try:
+        while waiting or running:
+            while run := _next(waiting, done, [run for run, _ in running.values()], width):
+                slot = next(slot for slot in range(width) if slot not in running)
+                waiting.remove(run)
+                running[slot] = run, _start(command(run), workdir / run.name, slot)
+            if told != (names := [run.name for run, _ in running.values()]):
+                listener(len(done), names)
+                told = names
+            time.sleep(POLL_S)
+            for slot, (run, process) in list(running.items()):
+                if process.poll() is not None:
+                    del running[slot]
+                    _require_result(run, process.returncode, workdir / run.name)
+                    done.add(run.name)
+    finally:
+        for _, process in running.values():
+            process.terminate()
+        for _, process in running.values():
+            process.wait()
+    listener(len(done), [])
+
+
+def write_result(folder: Path, result: Mapping[str, Any]) -> None:
+    """Writes the result of the run in `folder`, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "result.tmp"
+    temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / RESULT)
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The result of the run in `folder`."""
+    return json.loads((folder / RESULT).read_text(encoding="utf-8"))
+
+
+def _next(waiting: Sequence[Run], done: set[str], running: Sequence[Run], width: int) -> Run | None:
+    """The first run that may begin now."""
+    if len(running) >= width or any(run.alone for run in running):
+        return None
+    for run in waiting:
+        last = not run.alone or (not running and all(other.alone for other in waiting))
+        if last and done.issuperset(run.needs):
+            return run
+    return None
+
+
+def _start(command: Sequence[str], folder: Path, slot: int) -> subprocess.Popen[bytes]:
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
+    with (folder / OUTPUT).open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *command], stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "XLA_FLAGS": flags}
+        )
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(process.pid, {cores[slot % len(cores)]})
+    return process
+
+
+def _require_result(run: Run, returncode: int, folder: Path) -> None:
+    if returncode or not (folder / RESULT).exists():
+        tail = "\n".join((folder / OUTPUT).read_text(errors="replace").splitlines()[-15:])
+        raise RunFailed(f"{run.name} ended with exit code {returncode}; the end of {folder / OUTPUT}:\n{tail}")

@@ -1,0 +1,61 @@
+"""What Thinking States do without: a state that is the chunk before's own stream, so that training runs through time.
+
+    chunk 0    ->  stream after `out_layer` layers  ->  chunk 1, added after `in_layer` layers  ->  its stream  ->  chunk 2 ...
+
+Every chunk waits for the one before it, forwards and backwards, as in training by continuous thoughts (Coconut, arXiv
+2412.06769). Keys and values of earlier chunks are kept, so no chunk is computed twice.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.config import ModelConfig
+from detspec.model.layers import AttendFn, block, layer_rotations, logits_f32, scale_embeddings
+from detspec.model.params import Params
+from detspec.model.transformer import training_ops
+from detspec.ops.alibi import alibi_slopes, lower_scores
+from detspec.thinking.blocks import thinking_of
+
+
+def forward_unrolled(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
+    """Logits of `tokens [B, T]` int32 read chunk after chunk, float32 `[B, T, V]`; differentiable, through the states too.
+
+    `T` is a multiple of the chunk; the loop is unrolled in the program.
+    """
+    thinking, ops = thinking_of(cfg), training_ops(cfg)
+    B, T = tokens.shape
+    state = jnp.zeros((B, thinking.chunk, cfg.d_model), cfg.jax_dtype)
+    seen: list[tuple[jax.Array, jax.Array] | None] = [None] * cfg.num_layers
+    logits = []
+    for start in range(0, T, thinking.chunk):
+        positions = start + jnp.broadcast_to(jnp.arange(thinking.chunk, dtype=jnp.int32), (B, thinking.chunk))
+        rotations = layer_rotations(cfg, positions)
+        x = scale_embeddings(cfg, params["embed"][tokens[:, start : start + thinking.chunk]])
+        for index, layer in enumerate(params["layers"]):
+            if index == thinking.in_layer:
+                x = x + state
+            x, seen[index] = block(layer, cfg, x, rotations[index], _attend_after(cfg, seen[index]), ops)
+            if index + 1 == thinking.out_layer:
+                state = x
+        logits.append(logits_f32(params, cfg, x, ops))
+    return jnp.concatenate(logits, axis=1)
+
+
+def _attend_after(cfg: ModelConfig, seen: tuple[jax.Array, jax.Array] | None) -> AttendFn:
+    """Causal attention of a chunk to itself and to the keys and values `seen [B, S, K, H]` of all chunks before it."""
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        if seen is not None:
+            k, v = jnp.concatenate([seen[0], k], axis=1), jnp.concatenate([seen[1], v], axis=1)
+        (B, C, N, H), (S, K) = q.shape, k.shape[1:3]
+        grouped = q.reshape(B, C, K, N // K, H) * np.float32(cfg.score_scale)
+        scores = jnp.einsum("BTKQH,BSKH->BKQTS", grouped, k)
+        distance = np.arange(S - C, S)[:, None] - np.arange(S)[None, :]
+        if cfg.position_encoding == "alibi":
+            slopes = jnp.asarray(alibi_slopes(N).reshape(1, K, N // K, 1, 1))
+            scores = lower_scores(scores, slopes, jnp.asarray(distance, jnp.int32)[None, None, None])
+        weights = jax.nn.softmax(jnp.where(jnp.asarray(distance >= 0)[None, None, None], scores, -jnp.inf), axis=-1)
+        return jnp.einsum("BKQTS,BSKH->BTKQH", weights, v).reshape(B, C, N, H), (k, v)
+
+    return attend

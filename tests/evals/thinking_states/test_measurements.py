@@ -1,0 +1,115 @@
+"""The measurements of the replication on a random model with coin-flip words: what is forced, unrolled, counted."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.checkpoint.load import Model
+from detspec.config import ModelConfig, ThinkingConfig
+from detspec.environment import default_schedule
+from detspec.evals.thinking_states.forced import middle, read_forced
+from detspec.evals.thinking_states.prefill import read_by, reading_counters
+from detspec.evals.thinking_states.prompts import draw_problems, prompts_of, ready_state
+from detspec.evals.thinking_states.step_time import random_batch, step_times
+from detspec.evals.thinking_states.turns import time_by_turns
+from detspec.evals.thinking_states.unrolled import forward_unrolled
+from detspec.generate.loop import generate_state
+from detspec.model.params import init_params
+from detspec.model.transformer import forward_sequences
+from detspec.state import GenState
+from detspec.train.problems.parity import Parity
+
+THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
+CFG = ModelConfig(
+    *(64, 32, 2, 2, 1, 16, 32), dtype="float32", tie_embeddings=True, position_encoding="alibi", thinking=THINKING
+)
+SCHEDULE = dataclasses.replace(default_schedule(), rows=16, window=1)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model(CFG, init_params(CFG, jax.random.key(0)), tokenizer=None, eos_ids=(0,), digest="")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return prompts_of(Parity(), draw_problems(Parity(), num_ops=3, number=2, seed=0), "thinking")
+
+
+def test_forced_thought_stands_there_and_only_another_one_changes_the_answer(model: Model, prompts: list[list[int]]):
+    def start() -> GenState:
+        return ready_state(model, prompts, max_tokens=2, schedule=SCHEDULE)
+
+    def finish(state: GenState) -> GenState:
+        return generate_state(model.params, CFG, state, schedule=SCHEDULE)
+
+    free = finish(start())
+    own = free.reading.thoughts[:, 2]
+    other = jnp.array([[5, 6, 0]] * 2, jnp.int32)
+    assert (np.asarray(own) != np.asarray(other)).any(1).all()
+    finished = {}
+    for name, given in (("own", own), ("other", other)):
+        place = jnp.array([2, 2], jnp.int32)
+        finished[name] = finish(read_forced(model.params, CFG, start(), place, given, schedule=SCHEDULE))
+        assert (np.asarray(finished[name].reading.thoughts[:, 2]) == np.asarray(given)).all()
+        assert (np.asarray(finished[name].reading.read) == np.asarray(free.reading.end)).all()
+    assert (np.asarray(finished["own"].reading.thoughts) == np.asarray(free.reading.thoughts)).all()
+    assert (np.asarray(finished["own"].tokens) == np.asarray(free.tokens)).all()
+    new = [len(prompt) for prompt in prompts]
+    for row, place in enumerate(new):
+        assert finished["other"].logprobs[row, place] != free.logprobs[row, place]
+
+
+def test_middle_is_the_middle_one_of_the_places_or_none():
+    assert middle(np.array([False, True, True, False, True])) == 2
+    assert middle(np.zeros(3, bool)) == -1
+
+
+def test_unrolled_states_are_the_streams_of_the_chunks_before(model: Model):
+    tokens = jnp.asarray(np.random.default_rng(0).integers(2, 64, (2, 12)), jnp.int32)
+    C, inject = THINKING.chunk, jnp.zeros((2, 12, CFG.d_model))
+    for _ in range(2):  # each pass over the whole makes one more chunk's states right
+        expected, tapped = forward_sequences(model.params, CFG, tokens, inject=inject, tap_layer=THINKING.out_layer)
+        inject = jnp.pad(tapped[:, :-C], ((0, 0), (C, 0), (0, 0)))
+    expected, _ = forward_sequences(model.params, CFG, tokens, inject=inject, tap_layer=THINKING.out_layer)
+    plain, _ = forward_sequences(model.params, CFG, tokens)
+    found = forward_unrolled(model.params, CFG, tokens)
+    # The same sums over other shapes: XLA may add them in another order.
+    assert np.abs(found - expected).max() < 1e-4
+    assert np.abs(found - plain)[:, C:].max() > 1e-2
+
+
+def test_step_times_are_of_both_ways_and_batches_hold_the_tokens_fixed(model: Model):
+    (found,) = step_times(CFG, tokens=16, num_chunks=(2,), repeats=2)
+    assert (found["chunks"], found["rows"]) == (2, 2)
+    assert found["parallel_ms"] > 0
+    assert found["unrolled_ms"] > 0
+    shapes = {number: random_batch(CFG, 64, number).thoughts.shape for number in (2, 4, 8)}
+    assert shapes == {2: (8, 2, 3), 4: (4, 4, 3), 8: (2, 8, 3)}
+
+
+def test_recorded_guesses_are_right_and_take_one_round(model: Model, prompts: list[list[int]]):
+    first = read_by(model, prompts[:1], "trivial", schedule=SCHEDULE)()
+    again = read_by(model, prompts[:1], "recorded", schedule=SCHEDULE, recorded=first.reading.thoughts)()
+    chunks = int(first.reading.end[0])
+    assert reading_counters(again) == {"rounds": 1.0, "passes": float(-(-chunks // 4)), "right": 1.0}
+    assert reading_counters(first)["right"] < 1
+    assert (np.asarray(again.reading.thoughts) == np.asarray(first.reading.thoughts)).all()
+
+
+def test_turns_prepare_outside_the_clock_and_leave_out_the_first_round():
+    calls: list[str] = []
+
+    def prepare_of(name: str):
+        def prepare():
+            calls.append(f"prepare {name}")
+            return lambda: calls.append(name)
+
+        return prepare
+
+    seconds = time_by_turns({"a": prepare_of("a"), "b": prepare_of("b")}, repeats=2)
+    assert calls == ["prepare a", "a", "prepare b", "b"] * 3
+    assert {name: len(each) for name, each in seconds.items()} == {"a": 2, "b": 2}
