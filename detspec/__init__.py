@@ -4,7 +4,7 @@ Speculate anywhere, verify canonically, commit by index.
 
 Dimension key of the whole package: `B` rows, `G` windows in a canonical pass, `W` window length, `R = G*W` its rows,
 `P` prompt, `T` new tokens in this call, `S` cache slots, `L` layers, `D` model width, `N` query heads, `K` KV heads,
-`Q = N/K`, `H` head dim, `F` MLP width, `V` vocabulary, `C` tokens of a chunk that is thought about, `M` most tokens of a thought.
+`Q = N/K`, `H` head dim, `F` MLP width, `V` vocabulary, `C` tokens of a chunk, `M` most tokens of the thought after one.
 """
 
 from detspec.checkpoint.load import Model, load

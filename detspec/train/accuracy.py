@@ -30,6 +30,7 @@ def accuracy_by_operations(
     num_ops: Sequence[int],
     num_problems: int,
     seed: int,
+    end_id: int = END_ID,
 ) -> dict[int, float]:
     """Share of right answers, 0 to 1, to `num_problems` new problems for each of `num_ops`, greedily generated in `arm`."""
     drawn = {}
@@ -40,7 +41,7 @@ def accuracy_by_operations(
     max_len = max(longest(problems, tokenizer, arm) for problems in drawn.values())
     accuracy = {}
     for n, problems in tqdm(drawn.items(), desc="accuracy", unit="length", disable=None):
-        answers = answers_to(params, cfg, problems, tokenizer, arm, max_len=max_len)
+        answers = answers_to(params, cfg, problems, tokenizer, arm, end_id=end_id, max_len=max_len)
         right = [answer == problem.answer for answer, problem in zip(answers, problems, strict=True)]
         accuracy[n] = float(np.mean(right))
     return accuracy
@@ -53,13 +54,15 @@ def answers_to(
     tokenizer: tokenizers.Tokenizer,
     arm: str,
     *,
+    end_id: int = END_ID,
     max_len: int | None = None,
 ) -> list[str | None]:
-    """The generated answers to `problems`, None where there is none; `max_len` as in `generate`, by default just enough."""
+    """The generated answers to `problems`, up to `end_id`, None where there is none; `max_len` by default just enough."""
     encoded = encode(problems, tokenizer, arm)
     # Room for what a right continuation takes: who needs more is wrong.
     room = max(len(one.continuation) for one in encoded)
     schedule = chosen_schedule(None, cfg)
+    schedule = schedule.budget(schedule.rows, 1)  # compiling a draft takes longer than these short texts
     max_len = max_len or longest(problems, tokenizer, arm)
     max_len = -(-max_len // schedule.page) * schedule.page
     answers: list[str | None] = []
@@ -68,7 +71,7 @@ def answers_to(
         batch = [*batch, *batch[:1] * (BATCH - len(batch))]
         state = generate(
             *(params, cfg, [one.prompt for one in batch], SamplingParams(max_tokens=room)),
-            eos_ids=(END_ID,),
+            eos_ids=(end_id,),
             schedule=schedule,
             max_len=max_len,
         )

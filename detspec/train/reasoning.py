@@ -143,6 +143,7 @@ class ReasoningConfig:
                 num_ops=self.eval_ops,
                 num_problems=self.eval_problems,
                 seed=self.seed,
+                end_id=end_id,
             )
             write_json(workdir / "accuracy.json", {"arm": self.arm, "max_ops": self.max_ops, "accuracy": curve})
             draw_curves(
@@ -160,7 +161,12 @@ class ReasoningConfig:
             eval_every=self.eval_every,
             checkpoint_every=self.checkpoint_every,
             optimizer=self.optimizer,
-            record={"config": dataclasses.asdict(self), "task": type(self.task).__name__, "words": tokenizer.to_str()},
+            record={
+                "config": dataclasses.asdict(self),
+                "task": type(self.task).__name__,
+                "words": tokenizer.to_str(),
+                "weights": None if isinstance(self.backbone, ModelConfig) else load(self.backbone).digest,
+            },
             init_params=lambda: self.init_params(cfg),
             loss_fn=lambda params, batch: reasoning_loss(params, cfg, batch),
             batch_at=lambda step: draw(np.random.default_rng((self.seed, step))),

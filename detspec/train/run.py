@@ -35,12 +35,14 @@ def train(config: str | Path, *, workdir: str | Path, resume: bool = True, progr
 
     Raises `InputError` if the config is bad or `workdir` holds a run of another config or data (without `resume`: any run).
     """
-    settings = load_config(config)
-    workdir = Path(workdir)
+    settings, workdir = load_config(config), Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("absl").setLevel(logging.WARNING)
+    return run_experiment(settings.experiment(workdir), workdir=workdir, resume=resume, progress=progress)
 
-    experiment = settings.experiment(workdir)
+
+def run_experiment(experiment: Experiment, *, workdir: Path, resume: bool = True, progress: bool = True) -> Result:
+    """The same for a run that is described by functions; `workdir` must exist."""
+    logging.getLogger("absl").setLevel(logging.WARNING)
     optimizer = make_optimizer(experiment.optimizer, experiment.num_steps)
     record = json.loads(json.dumps(experiment.record))  # as it reads in a checkpoint: tuples are lists there
     with Store(workdir / "checkpoints") as store:

@@ -1,0 +1,88 @@
+"""A run that starts from a model folder and learns from worked examples in a file."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import detspec as ds
+from detspec.checkpoint.hf import save_hf
+from detspec.config import ModelConfig, ThinkingConfig
+from detspec.errors import InputError
+from detspec.model.params import init_params
+from detspec.train.optimizer import OptimizerConfig
+from detspec.train.problems.traces import Traces
+from detspec.train.problems.words import word_tokenizer, words_in
+from detspec.train.reasoning import ReasoningConfig
+from detspec.train.run import run_experiment
+
+QUESTION = "Ann has 2. Bob has 3. How many?"
+CFG = ModelConfig(
+    vocab_size=32, d_model=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24, max_position=64, dtype="bfloat16"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A Hugging Face folder of a backbone in bfloat16, with its tokenizer."""
+    tokenizer = word_tokenizer(words_in(QUESTION, "5 A:"))
+    params = init_params(CFG, jax.random.key(3))
+    save_hf(tmp_path / "hf", CFG, params, tokenizer_json=tokenizer.to_str(), bos_id=None, eos_ids=(0,))
+    return str(tmp_path / "hf")
+
+
+def config_of(folder: str, path: Path, **changes) -> ReasoningConfig:
+    line = {"question": QUESTION, "steps": [{"text": "2", "mark": 9}, {"text": "5", "mark": 20}], "answer": "5"}
+    path.write_text(json.dumps(line) + "\n")
+    config = ReasoningConfig(
+        backbone=folder,
+        thinking=ThinkingConfig(chunk=4, in_layer=0, out_layer=1, max_thought=4, end_id=0),
+        task=Traces(path=str(path), tokenizer_from=folder),
+        arm="thinking",
+        max_ops=1,
+        seq_len=24,
+        num_steps=2,
+        batch_size=2,
+        optimizer=OptimizerConfig(peak_lr=1e-3, final_lr=1e-4, warmup_steps=1),
+        eval_ops=(1,),
+        eval_problems=2,
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def test_run_starts_from_the_weights_of_the_folder_and_ends_as_a_model_that_thinks(folder: str, tmp_path: Path):
+    config = config_of(folder, tmp_path / "traces.jsonl")
+    loaded, experiment = ds.load(folder), config.experiment(tmp_path)
+    start = experiment.init_params()
+    f32 = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), loaded.params)
+    thinking = start.pop("thinking")
+    jax.tree.map(np.testing.assert_array_equal, start, f32)
+    jax.tree.map(np.testing.assert_array_equal, thinking["thinker"]["layer"], f32["layers"][-1])
+    jax.tree.map(np.testing.assert_array_equal, thinking["compressor"]["layer"], f32["layers"][0])
+    thoughts = experiment.batch_at(0).thoughts
+    assert {tuple(thought) for thought in thoughts.reshape(-1, 4)} >= {(0, -1, -1, -1)}
+    result = run_experiment(experiment, workdir=tmp_path, progress=False)
+    trained = ds.load(result.export)
+    assert (trained.cfg.thinking, trained.eos_ids, trained.cfg.dtype) == (config.thinking, (0,), "float32")
+    assert trained.tokenizer is not None
+
+
+def test_chain_of_thought_from_a_folder_has_its_very_shape(folder: str, tmp_path: Path):
+    config = config_of(folder, tmp_path / "traces.jsonl", arm="cot")
+    experiment = config.experiment(tmp_path)
+    assert jax.tree.structure(experiment.init_params()) == jax.tree.structure(ds.load(folder).params)
+
+
+def test_tokenizer_with_more_words_than_the_model_is_refused(folder: str, tmp_path: Path):
+    word_tokenizer([f"w{i}" for i in range(64)]).save(str(tmp_path / "tokenizer.json"))
+    config = config_of(folder, tmp_path / "traces.jsonl", task=Traces(str(tmp_path / "traces.jsonl"), str(tmp_path)))
+    with pytest.raises(InputError, match=r"tokenizer has 66 tokens, the model in .* only 32"):
+        config.experiment(tmp_path)
+
+
+def test_folder_that_is_none_is_refused(folder: str, tmp_path: Path):
+    with pytest.raises(InputError, match="no such folder"):
+        config_of(str(tmp_path / "nowhere"), tmp_path / "traces.jsonl")
