@@ -51,10 +51,9 @@ samplings = st.builds(
     thinking=st.sampled_from([None, None, None, False]),
 )
 all_requests = st.builds(Request, prompt=prompts, sampling=samplings)
-thinking_requests = st.builds(
-    Request,
-    prompt=st.lists(st.integers(0, V - 1), min_size=20, max_size=MAX_PROMPT).map(tuple),
-    sampling=st.builds(SamplingParams, max_tokens=st.integers(1, MAX_NEW)),
+# One of them is in every batch; between them they think thoughts of all kinds.
+FIXED = tuple(
+    Request(tuple(np.random.default_rng(seed).integers(0, V, 33).tolist()), SamplingParams(max_tokens=4)) for seed in (0, 1, 2)
 )
 
 
@@ -151,10 +150,10 @@ def test_speculative_reading_for_any_guesses_neighbours_and_places_equals_readin
     guess_fn = source(schedule) if source else None
     seen: Counter = Counter()
 
-    @hypothesis.settings(max_examples=8, phases=PHASES)
+    @hypothesis.settings(max_examples=4, phases=PHASES)
     @hypothesis.given(data=st.data())
     def check(data: st.DataObject) -> None:
-        requests = [data.draw(thinking_requests), *(data.draw(all_requests) for _ in range(batch - 1))]
+        requests = [data.draw(st.sampled_from(FIXED)), *(data.draw(all_requests) for _ in range(batch - 1))]
         requests = data.draw(st.permutations(requests))
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         expected = [reference(cfg, request) for request in requests]
@@ -164,13 +163,14 @@ def test_speculative_reading_for_any_guesses_neighbours_and_places_equals_readin
         assert (state.reading.read == state.reading.end).all()
         for b, got in enumerate(facts(state)):
             assert got == expected[b][0], f"row {b} of {requests}"
-            seen.update(expected[b][1])
         seen["accepted"] += int(state.reading.num_accepted.sum())
         seen["refused"] += int(state.reading.num_refused.sum())
 
     check()
-    wanted = ("trivial", "short", "long", "cut", "accepted") + (("refused",) if name == "told" else ())
-    assert all(seen[kind] for kind in wanted), seen
+    assert seen["accepted"]
+    assert seen["refused"] or guess_fn is not None  # what was guessed by reading ahead may all be right
+    kinds = sum((reference(cfg, request)[1] for request in FIXED), Counter())
+    assert all(kinds[kind] for kind in ("trivial", "short", "long", "cut")), kinds
 
 
 def test_other_states_after_one_thought_change_what_follows_and_nothing_before():
@@ -188,9 +188,8 @@ def test_keys_and_values_of_the_cheap_pass_are_not_those_that_are_committed():
     read = jax.jit(partial(sequential_guesses(schedule)), static_argnums=1)
     params, state = random_thinker(cfg), start(cfg, requests, schedule)
     guessed = read(params, cfg, state)
-    assert jax.tree.all(
-        jax.tree.map(lambda x, y: (x == y).all(), guessed.reading.replace(thoughts=0), state.reading.replace(thoughts=0))
-    )
+    assert (guessed.reading.read == 0).all()
+    assert (guessed.reading.states == 0).all()
     assert (guessed.cache.length == 0).all()
     unverified = guessed.replace(cache=guessed.cache.replace(length=jnp.full(2, 32, jnp.int32)))
     assert [row[2] for row in facts(unverified)] != [reference(cfg, request)[0][2] for request in requests]
