@@ -65,7 +65,7 @@ MEASUREMENTS = {
     "prefill_time": Measurement(
         prefill_times,
         ("sparse",),
-        {"filler": 0.95, "num_ops": 100, "rows": {1: (32, 64), 32: (1024,)}, "repeats": 9, "seed": 4},
+        {"filler": 0.95, "num_ops": 100, "rows": {1: (16, 32, 64), 32: (512, 1024)}, "repeats": 9, "seed": 4},
         {"num_ops": 4, "rows": {1: (16,)}, "repeats": 1},
         alone=True,
     ),
