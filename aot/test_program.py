@@ -10,7 +10,7 @@ import pytest
 from hlo import kernel_calls, pool_moves
 
 from detspec.cache import KVCache
-from detspec.config import Schedule
+from detspec.config import ModelConfig, Schedule, ThinkingConfig
 from detspec.generate.insert import init_state
 from detspec.generate.loop import generate_state
 from detspec.generate.prefill import prefill
@@ -18,17 +18,21 @@ from detspec.model.params import Params, param_shapes
 from detspec.presets import preset
 from detspec.state import GenState
 from detspec.targets import Compiled, canonical_schedule, compile_for, target
+from detspec.thinking.reading import read
 
 CFG = dataclasses.replace(preset("qwen3_0_6b"), num_layers=2, vocab_size=8192)  # logits are to hide no copied pool
+THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=16, end_id=0)
 ROWS, MAX_LEN = 23, 1000  # 1 + 23 * 8 pages: 185 * 8 * 128 * 128 elements, which no other array has
 
 
-def compiled_for(name: str, program: Callable[[Schedule, Params, GenState], Any]) -> tuple[Compiled, GenState]:
+def compiled_for(
+    name: str, program: Callable[[Schedule, Params, GenState], Any], cfg: ModelConfig = CFG
+) -> tuple[Compiled, GenState]:
     """`program` with a donated state, and the state's shapes."""
-    schedule = canonical_schedule(target(name), CFG)
+    schedule = canonical_schedule(target(name), cfg)
     room = {"max_rows": ROWS, "max_len": MAX_LEN, "max_stop_ids": 2, "max_logit_bias": 2}
-    state = jax.eval_shape(partial(init_state, CFG, **room, schedule=schedule))
-    return compile_for(target(name), partial(program, schedule), param_shapes(CFG), state, donate=(1,)), state
+    state = jax.eval_shape(partial(init_state, cfg, **room, schedule=schedule))
+    return compile_for(target(name), partial(program, schedule), param_shapes(cfg), state, donate=(1,)), state
 
 
 def generator(schedule: Schedule, params: Params, state: GenState) -> GenState:
@@ -52,6 +56,22 @@ def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str
     pool_bytes = sum(pool.size * pool.dtype.itemsize for pool in pools)
     assert compiled.alias_bytes >= pool_bytes
     assert compiled.temp_bytes < pool_bytes / 2  # a copy of all keys
+
+
+@pytest.mark.parametrize("name", ["v6e:2x2", "h200"])
+def test_reading_with_thoughts_compiles_with_kernels_inside_and_moves_no_page_pool(name: str):
+    cfg = dataclasses.replace(CFG, thinking=THINKING)
+
+    def reader(schedule: Schedule, params: Params, state: GenState) -> GenState:
+        return read(params, cfg, state, schedule=schedule)
+
+    compiled, state = compiled_for(name, reader, cfg)
+    hlo = compiled.program.as_text()
+    # The backbone; the thinker over the chunk and over the thought; the compressor before the pass and after it.
+    assert kernel_calls(hlo, target(name).platform) == CFG.num_layers + 4
+    pools = (*state.cache.k, *state.cache.v)
+    assert pool_moves(hlo, pools) == []
+    assert compiled.alias_bytes >= sum(pool.size * pool.dtype.itemsize for pool in pools)
 
 
 @pytest.mark.parametrize("name", ["v5e:2x2", "h200"])

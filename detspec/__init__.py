@@ -4,20 +4,22 @@ Speculate anywhere, verify canonically, commit by index.
 
 Dimension key of the whole package: `B` rows, `G` windows in a canonical pass, `W` window length, `R = G*W` its rows,
 `P` prompt, `T` new tokens in this call, `S` cache slots, `L` layers, `D` model width, `N` query heads, `K` KV heads,
-`Q = N/K`, `H` head dim, `F` MLP width, `V` vocabulary.
+`Q = N/K`, `H` head dim, `F` MLP width, `V` vocabulary, `C` tokens of a chunk that is thought about, `M` most tokens of a thought.
 """
 
 from detspec.checkpoint.load import Model, load
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig, Schedule, ThinkingConfig
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Completion, Piece, Request, Stats
+from detspec.engine.request import Completion, Piece, Request, Stats, Thought
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
+from detspec.evals.thought_trace import run_thought_trace
 from detspec.evals.trace import find_rollback, run_trace
 from detspec.generate.loop import generate
 from detspec.generate.score import score
 from detspec.sampling import SamplingParams
+from detspec.viz.thought_trace import save_thoughts
 from detspec.viz.trace import save_trace, trace_figure
 
 __all__ = [
@@ -32,12 +34,16 @@ __all__ = [
     "SamplingParams",
     "Schedule",
     "Stats",
+    "ThinkingConfig",
+    "Thought",
     "default_schedule",
     "find_rollback",
     "fingerprint",
     "generate",
     "load",
+    "run_thought_trace",
     "run_trace",
+    "save_thoughts",
     "save_trace",
     "score",
     "trace_figure",

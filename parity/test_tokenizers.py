@@ -9,7 +9,7 @@ import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from detspec.checkpoint.chat import read_chat_template
-from detspec.checkpoint.load import shipped_folder
+from detspec.checkpoint.load import find_folder
 from detspec.checkpoint.tokenizer import Tokenizer
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<pad>")
@@ -108,7 +108,7 @@ def metaspace() -> tokenizers.Tokenizer:
 def pair(request, tmp_path_factory):
     """The same tokenizer.json in transformers' hands and in ours."""
     folder = tmp_path_factory.mktemp(request.param)
-    path = shipped_folder() / "tokenizer.json" if request.param == "shipped" else folder / "tokenizer.json"
+    path = find_folder(None) / "tokenizer.json" if request.param == "shipped" else folder / "tokenizer.json"
     if request.param != "shipped":
         {"byte_level": byte_level, "metaspace": metaspace}[request.param]().save(str(path))
     return transformers.PreTrainedTokenizerFast(tokenizer_file=str(path)), Tokenizer(path)

@@ -8,7 +8,7 @@ import pytest
 
 from detspec.checkpoint.families import describe, family_of, read_fields
 from detspec.checkpoint.hf import load_hf
-from detspec.checkpoint.load import shipped_folder
+from detspec.checkpoint.load import find_folder
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import param_shapes
@@ -20,7 +20,7 @@ def test_preset_random_100m_has_about_100_million_weights():
 
 
 def test_preset_tiny_python_has_the_shape_of_the_shipped_model():
-    shipped, _ = load_hf(shipped_folder())
+    shipped, _ = load_hf(find_folder(None))
     assert dataclasses.replace(preset("tiny_python"), tie_embeddings=True) == shipped
 
 

@@ -18,7 +18,8 @@ from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params
 
-SHIPPED_MODEL = "tiny_python"
+# What comes with the package: a small model of Python source code, and one that thinks about coin flips.
+SHIPPED_MODELS = ("tiny_python", "thinking_parity")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,17 +62,18 @@ class Model:
 
 
 def load(path: str | Path | None = None, *, sharding: Any = None) -> Model:
-    """Loads the folder at `path`, Hugging Face's or our own, or the small model that comes with the package.
+    """Loads the folder at `path`, Hugging Face's or our own, or a small model that comes with the package.
 
     Args:
-        path: a folder with a `config.json`, or one that `save_native` wrote.
+        path: a folder with a `config.json`, or one that `save_native` wrote; or the name of a shipped model, where there is no
+            such folder: "tiny_python" (Python source code; the default) or "thinking_parity" (coin flips, Thinking States).
         sharding: where the weights go: a `jax.sharding.Sharding` for all, or a pytree of them like the parameters; the first
             device if None.
 
     Raises:
         InputError: the folder is unsound (see `load_hf`, `load_native`) or its tokenizer has ids beyond the embedding.
     """
-    folder = shipped_folder() if path is None else Path(path)
+    folder = find_folder(path)
     if is_native(folder):
         cfg, params, digest = load_native(folder, sharding=sharding)
     else:
@@ -94,9 +96,13 @@ def load_config(path: str | Path) -> ModelConfig:
     Raises:
         InputError: there is no sound config, or a Hugging Face folder's names no dtype.
     """
-    return read_native_config(path) if is_native(Path(path)) else read_hf_config(path)
+    folder = find_folder(path)
+    return read_native_config(folder) if is_native(folder) else read_hf_config(folder)
 
 
-def shipped_folder() -> Path:
-    """Where the small model lies in the installed package."""
-    return Path(str(importlib.resources.files("detspec") / "assets" / SHIPPED_MODEL))
+def find_folder(path: str | Path | None) -> Path:
+    """`path`, or where the shipped model of that name lies in the installed package; that of the first if None."""
+    path = SHIPPED_MODELS[0] if path is None else path
+    if str(path) not in SHIPPED_MODELS or Path(path).exists():
+        return Path(path)
+    return Path(str(importlib.resources.files("detspec") / "assets" / str(path)))

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 DESCRIPTION = """Generates 16 prompts at batch sizes 1, 5 and 16 and in shuffled order, greedily and at temperature 0.8, once as
 usual and once verified, and prints which bits changed, how fast each was, and how often guesses were rolled back. Draws a
 window of real draft, verification and rollback into DIR. Exit code 1 if a verified bit changed, or if no ordinary one did
-(then the comparison would show nothing)."""
+(then the comparison would show nothing).
+
+With --thinking a model that thinks while it reads answers a question, and shows its thoughts."""
 TRACE_PROMPTS = 4
 
 
@@ -25,11 +27,21 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     add_model(parser)
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens of each prompt")
     parser.add_argument("--out", default="out", metavar="DIR", help="folder of the picture, detspec-trace.svg and .png")
+    parser.add_argument(
+        "--thinking",
+        nargs="?",
+        const=None,
+        default=argparse.SUPPRESS,
+        metavar="QUESTION",
+        help="answer QUESTION about coin flips instead, thought by thought (default: a question of two flips)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 1 if it does not show what it should."""
+    if hasattr(args, "thinking"):
+        return run_thinking(args)
     from detspec.engine.progress import Progress
     from detspec.evals.demo import NUM_STAGES, run_demo
 
@@ -46,6 +58,19 @@ def run(args: argparse.Namespace) -> int:
         print("detspec: error: the inverse control found nothing: ordinary generation changed no bit either", file=sys.stderr)
         return 1
     print("Deterministic generation changed no bit; ordinary generation did.")
+    return 0
+
+
+def run_thinking(args: argparse.Namespace) -> int:
+    """Answers one question with thoughts; returns 1 if other bits came out among other requests."""
+    from detspec.evals.thinking_demo import QUESTION, run_thinking_demo
+
+    model = load_model(args, shipped="thinking_parity")
+    report = run_thinking_demo(model, args.thinking or QUESTION)
+    print(report.table())
+    if not report.equal:
+        print("detspec: error: other requests or guesses changed bits of a deterministic answer", file=sys.stderr)
+        return 1
     return 0
 
 

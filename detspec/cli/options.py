@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from detspec.sampling import SamplingParams
 
 METHODS = ("auto", "self", "none")
+GUESSES = ("trivial", "sequential")
 LOGPROBS_MODES = ("raw", "processed")
 JOB_PREFILL_PASSES = 16  # nobody waits for the tokens of a job
 MAX_LEN = 1024
@@ -29,7 +30,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="DIR",
         default=argparse.SUPPRESS,
-        help="a model folder, Hugging Face's or our own (default: the small model shipped)",
+        help="a model folder, Hugging Face's or our own, or a shipped model: tiny_python, thinking_parity (default: the one "
+        "that fits)",
     )
     parser.add_argument("--no-compile-cache", action="store_true", help="do not keep compiled programs for the next start")
 
@@ -68,6 +70,7 @@ def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int = 64) -> No
         default=LOGPROBS_MODES[0],
         help="log-probabilities of new positions: the model's own, or after penalties, temperature and filters",
     )
+    group.add_argument("--no-thinking", action="store_true", help="read prompts without the thoughts of a model that thinks")
     group.add_argument(
         "--ordinary", action="store_true", help="ordinary generation: nothing verified, bits depend on the batch"
     )
@@ -95,17 +98,18 @@ def add_engine(parser: argparse.ArgumentParser, *, max_rows: int = 32) -> None:
     group.add_argument(
         "--method", choices=METHODS, default="auto", help="what drafts: the fast path itself, nothing, or what is faster"
     )
+    group.add_argument("--guesses", choices=GUESSES, default=GUESSES[0], help="who guesses the thoughts of a model that thinks")
     group.add_argument(
         "--num-speculative-tokens", type=int, default=15, metavar="N", help="drafted tokens of a window: 1, 3, 7, 15, 31, ..."
     )
 
 
-def load_model(args: argparse.Namespace) -> "Model":
-    """The model of `--model`, with compiled programs kept for the next start unless that is turned off."""
+def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Model":
+    """The model of `--model`, else the one called `shipped`; compiled programs are kept unless that is turned off."""
     from detspec.checkpoint.load import load
 
     keep_compiled(args)
-    return load(getattr(args, "model", None))
+    return load(getattr(args, "model", shipped))
 
 
 def keep_compiled(args: argparse.Namespace) -> None:
@@ -139,6 +143,7 @@ def sampling_of(args: argparse.Namespace) -> "SamplingParams":
         stop_token_ids=tuple(getattr(args, "stop_token_ids", ())),
         ignore_eos=args.ignore_eos,
         deterministic=not args.ordinary,
+        thinking=False if args.no_thinking else None,
     )
 
 
@@ -154,4 +159,5 @@ def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig"
         max_prefill_passes=JOB_PREFILL_PASSES,
         method=args.method,
         num_speculative_tokens=args.num_speculative_tokens,
+        guesses=args.guesses,
     )

@@ -1,12 +1,26 @@
 """`detspec trace`: pictures of real windows."""
 
 import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from detspec.cli.options import add_model, add_subcommand, load_model
 
+if TYPE_CHECKING:
+    from detspec.viz.thought_trace import ThoughtTrace
+
 DESCRIPTION = """Generates from a prompt, records every window of draft, verification and commit, and draws the first window in
 which all guesses were accepted and the first with a rollback. Without --prompt it searches the demonstration's prompts and
-seeds for a request that has both; if the model's own fast path is never refused, weights rounded to 8 bits draft instead."""
+seeds for a request that has both; if the model's own fast path is never refused, weights rounded to 8 bits draft instead.
+
+With --thoughts it reads a prompt with a model that thinks, and draws its chunks, states and thoughts, and the passes that
+guessed, verified and committed them."""
+
+THINKING_MODEL = "thinking_parity"
+THINKING_PROMPT = (
+    "A coin's state is heads. Alice flips, then Bob sings, then Carol reads, then David naps, then Erin flips, "
+    "then Frank hums, then Grace naps, then Henry sings, then Irene flips, then Jack waits. What's the state? A:"
+)
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -22,14 +36,30 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     parser.add_argument("--window", type=int, default=4, metavar="W", help="drafted tokens and one more; a power of two")
     parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="most new tokens")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy; used with --prompt")
-    parser.add_argument("--seed", type=int, default=0, help="used with --prompt")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy; used with --prompt or --thoughts"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="used with --prompt or --thoughts")
+    parser.add_argument(
+        "--thoughts", action="store_true", help="draw how a model that thinks reads a prompt, by default the one shipped"
+    )
+    parser.add_argument(
+        "--guesses",
+        choices=("trivial", "sequential"),
+        default="trivial",
+        help="guessed thoughts: that there are none, or those of a cheap pass that reads ahead; used with --thoughts",
+    )
     parser.add_argument("--out", default="out/detspec-trace", metavar="PATH", help="PATH.svg and PATH.png are written")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draws, and prints a line per window."""
+    """Draws, and prints a line per window, or per pass and thought."""
+    return run_thoughts(args) if args.thoughts else run_windows(args)
+
+
+def run_windows(args: argparse.Namespace) -> int:
+    """Draft, verify and commit of tokens."""
     from detspec.evals.demo import demo_prompts
     from detspec.evals.trace import find_rollback, rounded_params, run_trace
     from detspec.sampling import SamplingParams
@@ -54,3 +84,40 @@ def run(args: argparse.Namespace) -> int:
     for path in save_trace(trace, args.out):
         print(path)
     return 0
+
+
+def run_thoughts(args: argparse.Namespace) -> int:
+    """Draft, verify and commit of thoughts."""
+    from detspec.evals.thought_trace import run_thought_trace
+    from detspec.sampling import SamplingParams
+    from detspec.viz.thought_trace import save_thoughts
+
+    model = load_model(argparse.Namespace(**{"model": THINKING_MODEL} | vars(args)))
+    sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
+    trace = run_thought_trace(model, getattr(args, "prompt", THINKING_PROMPT), sampling, guesses=args.guesses)
+    print(trace.title)
+    for line in thought_lines(trace):
+        print(f"  {line}")
+    for path in save_thoughts(trace, args.out):
+        print(path)
+    return 0
+
+
+def thought_lines(trace: "ThoughtTrace") -> list[str]:
+    """A line per pass, a line per thought, and the answer."""
+    lines = [
+        f"pass {number:2}: chunks {one.first:2} to {one.end - 1:2}, {one.accepted} of {len(one.guesses)} guesses accepted"
+        f"{', 1 corrected' if one.refused else ''}; read {one.read}, length {one.length}"
+        for number, one in enumerate(trace.passes, 1)
+    ]
+    texts = [_spaced(chunk) for chunk in trace.chunks]
+    width = max(len(text) for text in texts)
+    for number, (text, thought) in enumerate(zip(texts, trace.thoughts, strict=False)):
+        said = "nothing" if thought.trivial else _spaced(thought.tokens)
+        lines.append(f"chunk {number:2}: {text:{width}} -> {said}{'' if thought.ended else ' (cut)'}")
+    return [*lines, f"chunk {len(trace.thoughts):2}: {texts[-1]:{width}} => {_spaced(trace.answer)}"]
+
+
+def _spaced(tokens: Sequence[str]) -> str:
+    """Tokens with one blank between them, on one line."""
+    return " ".join(" ".join(tokens).split())

@@ -4,6 +4,8 @@ A sample of 150 prompt tokens with pages of 64: two whole pages, and 21 of the 2
 token of all is the first decoding step's):
 
     keys    [0 64) [64 128) [128 149)      another sample of this prompt holds the first two pages too, and copies the third
+
+Samples whose prompt is read thinking share nothing: whoever skipped a page would know neither its thoughts nor their states.
 """
 
 import numpy as np
@@ -30,7 +32,7 @@ class Allocator:
 
     def awaits(self, sample: Sample, context: bytes) -> bool:
         """Whether a row is just filling a page that `sample` could share, so that it had better come a little later."""
-        if not self._sharing:
+        if not self._sharing or sample.thinks:
             return False
         keys = self._keys(sample, context)
         missing = next((key for key in keys if self.pool.find(key) is None), None)
@@ -50,7 +52,7 @@ class Allocator:
             Which page to copy over which before anything else, the scratch page over itself for none; None, with nothing
             changed, if there are too few pages.
         """
-        keys = self._keys(sample, context) if self._sharing else []
+        keys = self._keys(sample, context) if self._sharing and not sample.thinks else []
         whole = (len(sample.tokens) - 1) // self.page
         shared: list[int] = []
         for key in keys[:whole]:
@@ -99,7 +101,7 @@ class Allocator:
 
     def free(self, sample: Sample, context: bytes, *, keep: bool) -> None:
         """Takes the pages from `sample`; with `keep`, whole ones that the canonical pass wrote stay known by their contents."""
-        if keep and self._sharing:
+        if keep and self._sharing and not sample.thinks:
             known = min(sample.canonical, sample.length, len(sample.tokens))
             for key, page in zip(prefix_keys(context, sample.tokens[:known], self.page), sample.pages, strict=False):
                 self.pool.register(key, page)

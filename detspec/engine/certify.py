@@ -7,6 +7,7 @@ Plans that differ from the anchor are not used; only the anchor itself failing i
 """
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ from detspec.engine.programs import replay_rows
 from detspec.engine.trial import Trial
 from detspec.model.params import Params
 from detspec.state import GenState
+from detspec.thinking.thoughts import thought_lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,41 @@ def certify(
     anchor_tokens, anchor_logprobs = (np.asarray(x[: plan.batch]) for x in (replayed.targets, replayed.target_logprobs))
     differs = _first_difference(trial.prompts, committed, tokens, logprobs, anchor_tokens, anchor_logprobs)
     return Certificate(plan, equal=not differs, differs=differs), state
+
+
+def certify_reading(state: GenState, trial: Trial) -> tuple[str, GenState]:
+    """Where a model's thoughts about made-up prompts depend on their rows or on what was guessed; "" if nowhere.
+
+    The prompts are read twice by the program that the engine reads with: with trivial guesses, and then in reversed rows with
+    the thoughts that were found, every third of them changed. Thoughts and bits of states must be the same.
+    """
+    batch = trial.plan.batch
+
+    def read(state: GenState, **how: Any) -> tuple[np.ndarray, np.ndarray, GenState]:
+        state = trial.start(state, deterministic=True, **how)
+        assert state.reading is not None
+        thoughts, states = (np.asarray(x[:batch]) for x in (state.reading.thoughts, state.reading.states))
+        return thoughts, states.view(f"u{states.dtype.itemsize}"), state
+
+    thoughts, states, state = read(state)
+    assert state.reading is not None
+    num_read = np.asarray(state.reading.read[:batch])
+    guesses = [thought_lists(thoughts[b, : num_read[b]]) for b in range(batch)]
+    for thought in [thought for of_row in guesses for thought in of_row][::3]:
+        thought[0] = (thought[0] + 1) % trial.vocab_size
+    thoughts_again, states_again, state = read(state, reverse=True, thoughts=guesses)
+    differs = ""
+    for b in range(batch):
+        row = batch - 1 - b
+        chunks = [i for i in range(num_read[b]) if not np.array_equal(thoughts[b, i], thoughts_again[row, i])]
+        if chunks:
+            found, again = (thought_lists(each[None])[0] for each in (thoughts[b, chunks[0]], thoughts_again[row, chunks[0]]))
+            differs = f"the thought of row {b} after chunk {chunks[0]} is {found}, in row {row} after other guesses {again}"
+        elif not np.array_equal(states[b], states_again[row]):
+            differs = f"the states of row {b} after its last thought have other bits in row {row}"
+        if differs:
+            break
+    return differs, state
 
 
 def _first_difference(

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.engine.request import FINISH_REASONS, Completion, completion_digest
+from detspec.engine.request import FINISH_REASONS, Completion, Thought, completion_digest
 from detspec.engine.sample import Sample, asked_logprobs
 from detspec.engine.text import find_stop
 from detspec.state import STOP
@@ -41,6 +41,7 @@ def complete(end: Finished, model: Model, context: str) -> Completion:
     """The completion of a sample that has ended; `context` is the digest of all that its bits depend on besides the request."""
     request, token_ids = end.sample.request, end.sample.new_tokens
     top_logprobs, prompt_logprobs, prompt_top_logprobs = asked_logprobs(end.sample)
+    logprobs, thoughts = np.asarray(end.sample.logprobs, np.float32), end.sample.thoughts
     return Completion(
         id=request.id,
         index=request.index,
@@ -49,10 +50,18 @@ def complete(end: Finished, model: Model, context: str) -> Completion:
         logprobs=tuple(end.sample.logprobs),
         text=model.decode(token_ids) if end.text is None else end.text,
         finish_reason=end.reason,
-        digest=completion_digest(request, token_ids, np.asarray(end.sample.logprobs, np.float32), context),
+        digest=completion_digest(request, token_ids, logprobs, thoughts, context),
         stats=end.sample.stats,
         logprobs_mode=request.sampling.logprobs_mode,
         top_logprobs=top_logprobs,
         prompt_logprobs=prompt_logprobs,
         prompt_top_logprobs=prompt_top_logprobs,
+        thoughts=tuple(read_thought(token_ids, model) for token_ids in thoughts),
     )
+
+
+def read_thought(token_ids: list[int], model: Model) -> Thought:
+    """A thought of `model` as it goes out."""
+    assert model.cfg.thinking is not None
+    ended = token_ids[-1] == model.cfg.thinking.end_id
+    return Thought(model.decode(token_ids[:-1] if ended else token_ids), tuple(token_ids), is_cut=not ended)

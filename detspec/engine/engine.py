@@ -66,7 +66,8 @@ class Engine:
         self._pool = PagePool(num_pages)
         sharing = self.config.prefix_sharing
         allocator = Allocator(self._pool, page=page, max_rows=max_rows, max_pages=max_pages, sharing=sharing)
-        self._scheduler = Scheduler(allocator, max_rows=max_rows, window=self.schedule.window)
+        chunk = None if model.cfg.thinking is None else model.cfg.thinking.chunk
+        self._scheduler = Scheduler(allocator, max_rows=max_rows, window=self.schedule.window, chunk=chunk)
         self._weight_version: str | None = None
         self._read_fingerprint()
         self._running = self._stopping = False

@@ -4,6 +4,7 @@ import dataclasses
 
 from detspec.config import Schedule
 from detspec.errors import InputError
+from detspec.thinking.guesses import GUESSES
 
 METHODS = ("auto", "self", "none")
 
@@ -27,6 +28,8 @@ class EngineConfig:
         segment_steps: most tokens a row gains before the host looks.
         max_prefill_passes: most canonical passes over prompts that decoding rows wait for between two steps. 1 is best for
             whoever waits for tokens; more are better for throughput, because rows decode together sooner.
+        guesses: who guesses the thoughts of a model that thinks: "trivial", that there are none, as published; "sequential", a
+            cheap pass over one chunk of each prompt after the other.
         schedule: of the canonical pass; the device's default if None.
     """
 
@@ -40,6 +43,7 @@ class EngineConfig:
     max_logit_bias: int = 64
     segment_steps: int = 64
     max_prefill_passes: int = 1
+    guesses: str = "trivial"
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +63,8 @@ class EngineConfig:
             raise InputError(f"EngineConfig.num_pages must be an integer of at least 1, or None, got {self.num_pages!r}")
         if self.method not in METHODS:
             raise InputError(f"EngineConfig.method must be one of {METHODS}, got {self.method!r}")
+        if self.guesses not in GUESSES:
+            raise InputError(f"EngineConfig.guesses must be one of {GUESSES}, got {self.guesses!r}")
         window = self.num_speculative_tokens + 1
         if window & (window - 1):
             raise InputError(

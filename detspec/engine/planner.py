@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from detspec.checkpoint.load import Model
 from detspec.config import Schedule
-from detspec.engine.certify import Certificate, certify
+from detspec.engine.certify import Certificate, certify, certify_reading
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan, allowed_windows, canonical_plans, choose, fast_plan, needed_batches
 from detspec.engine.request import Stats
@@ -33,6 +33,7 @@ class Planner:
         self._schedule, self._config, self._num_pages = schedule, config, num_pages
         self._batches: tuple[int, ...] = ()
         self._examined: set[int] = set()  # batches whose canonical plans are known
+        self._reading_certified = False
 
     def lacks(self, num_requests: int, deterministic: bool) -> bool:
         """Whether `prepare` has something to do."""
@@ -46,6 +47,8 @@ class Planner:
                 state = self._certify(state, fast_plan(batch))
                 state = self._time(state, [fast_plan(batch)])
                 self._batches = tuple(sorted((*self._batches, batch)))
+            if self.model.cfg.thinking is not None and not self._reading_certified:
+                state = self._certify_reading(state)
             if deterministic and batch not in self._examined:
                 for window in allowed_windows(self._config, self._schedule):
                     state = self._certify_window(state, batch, window)
@@ -103,6 +106,17 @@ class Planner:
         decoding = [self.certificates[plan].step_s for plan in self._usable(batch) if plan.window == 1]
         return not decoding or self.certificates[fast_plan(batch)].step_s < WORTH_DRAFTING * min(decoding)
 
+    def _certify_reading(self, state: GenState) -> GenState:
+        """Raises `InputError` if thoughts depend on rows or guesses on this device."""
+        differs, state = certify_reading(state, self._trial(state, fast_plan(self._config.max_rows)))
+        if differs:
+            raise InputError(
+                f"this device does not certify reading with thoughts, so determinism cannot be promised: {differs}. Ask for "
+                'thinking=False, or try Schedule(linear="pinned")'
+            )
+        self._reading_certified = True
+        return _free(state)
+
     def _certify(self, state: GenState, plan: Plan) -> GenState:
         trial = self._trial(state, plan)
         self.certificates[plan], state = certify(self.model.params, self.model.cfg, state, trial, schedule=self._schedule)
@@ -116,7 +130,12 @@ class Planner:
         return _free(state)
 
     def _trial(self, state: GenState, plan: Plan) -> Trial:
-        return Trial(self.model.params, self.model.cfg, state, plan, num_pages=self._num_pages, schedule=self._schedule)
+        return Trial(
+            *(self.model.params, self.model.cfg, state, plan),
+            num_pages=self._num_pages,
+            schedule=self._schedule,
+            guesses=self._config.guesses,
+        )
 
     def _refusal(self, num_live: int) -> str:
         found = "; ".join(

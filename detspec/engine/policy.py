@@ -113,6 +113,7 @@ class Load:
         behind: for each row that is catching up, the tokens that it lacks in the cache.
         ready_deterministic, num_ready: rows that can go on decoding at once; the rest are `behind`.
         waiting: more requests wait for a row.
+        unread_chunks: chunks of prompts that are yet to be read thinking, in passes of their own: the most it can take.
     """
 
     num_deterministic: int
@@ -121,6 +122,7 @@ class Load:
     ready_deterministic: int
     num_ready: int
     waiting: bool
+    unread_chunks: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,10 +195,10 @@ def plan_segment(
         max_idle, min_live = max(1, round(visit_s * plan.batch / max(step_s, 1e-9))), 1
     else:
         max_idle, min_live = NEVER, smaller_batch + 1
-    passes = -(-num_windows(load.behind, prefill_window) * prefill_window // prefill_rows)
+    passes = -(-num_windows(load.behind, prefill_window) * prefill_window // prefill_rows) + load.unread_chunks
     if load.num_ready == 0:
         return Segment(1, passes, steps - 1, max_idle, min_live)
-    if num_windows(load.behind, plan.window) <= empty_windows(plan, load):
+    if not load.unread_chunks and num_windows(load.behind, plan.window) <= empty_windows(plan, load):
         return Segment(0, 0, steps, max_idle, min_live)
     at_once = min(passes, max_prefill_passes)
     rounds = -(-passes // at_once)

@@ -16,18 +16,22 @@ from detspec.generate.loop import default_draft, dvr_step, fast_step, run
 from detspec.generate.prefill import prefill
 from detspec.generate.score import Replayed, replay
 from detspec.model.params import Params
-from detspec.state import GenState
+from detspec.state import READING_COUNTERS, GenState
+from detspec.thinking.guesses import guess_fn
+from detspec.thinking.reading import read
+from detspec.thinking.thoughts import is_trivial
 
 
 class Report(flax.struct.PyTreeNode):
     """What the host reads after a segment, of the `b` rows that it stepped; copies, so that the state can go on."""
 
     progress: jax.Array  # [4 + counters, b] int32: steps of the segment, committed, cache length, finish, counters
+    thoughts: jax.Array | None  # [b, X, M] int32, of models that think
     tokens: jax.Array  # [b, max_len] int32
     logprobs: jax.Array  # [b, max_len] float32
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("cfg", "schedule", "guesses"), donate_argnames=("state",))
 def prefill_rows(
     params: Params,
     cfg: ModelConfig,
@@ -38,9 +42,17 @@ def prefill_rows(
     max_passes: jax.Array,
     *,
     schedule: Schedule,
+    guesses: str,
 ) -> GenState:
-    """Puts `requests` into their rows, and catches up the rows `in_use [B]` bool as far as `max_passes` passes reach."""
+    """Puts `requests` into their rows, and catches up the rows `in_use [B]` bool as far as `max_passes` passes reach.
+
+    Prompts that are to be thought about are read first, in as many passes at most; `guesses` names who guesses the thoughts
+    of new requests that bring none, as those that come back do.
+    """
     state = _arranged(put_requests(state, requests), in_use, page_table)
+    if state.reading is not None:
+        state = _guessed(params, cfg, state, jnp.asarray(requests.chosen), schedule=schedule, guesses=guesses)
+        state = read(params, cfg, state, schedule=schedule, max_passes=max_passes)
     return prefill(params, cfg, state, schedule=schedule, max_passes=max_passes)
 
 
@@ -74,7 +86,11 @@ def run_segment(
     part, steps = run(part, step_fn, max_steps=max_steps, min_live=min_live, num_rows=num_rows, max_idle=max_idle)
     steps = jnp.full_like(part.committed, steps)
     progress = [steps, part.committed, part.cache.length, part.finish, *jax.tree.leaves(part.counters)]
-    return put_rows(state, rows, part), Report(jnp.stack(progress), part.tokens, part.logprobs)
+    thoughts = None
+    if part.reading is not None:
+        progress += [getattr(part.reading, name) for name in READING_COUNTERS]
+        thoughts = part.reading.thoughts
+    return put_rows(state, rows, part), Report(jnp.stack(progress), thoughts, part.tokens, part.logprobs)
 
 
 @partial(jax.jit, donate_argnames=("state",))
@@ -116,6 +132,23 @@ def score_rows(
     state = state.replace(cache=state.cache.replace(page_table=page_table))
     replayed, after = replay(params, cfg, state.replace(live=chosen), schedule=schedule, choose=False, top_k=top_k, start=start)
     return replayed, state.replace(cache=after.cache.replace(length=state.cache.length))
+
+
+@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
+def read_rows(params: Params, cfg: ModelConfig, state: GenState, requests: Requests, *, schedule: Schedule) -> GenState:
+    """Puts `requests` into their rows, and reads the prompts that are to be thought about, up to their last chunks."""
+    return read(params, cfg, put_requests(state, requests), schedule=schedule)
+
+
+def _guessed(
+    params: Params, cfg: ModelConfig, state: GenState, new: jax.Array, *, schedule: Schedule, guesses: str
+) -> GenState:
+    """`state` with thoughts guessed for rows `new [B]` that bring no guesses."""
+    if guesses == "trivial" or state.reading is None:
+        return state
+    brings_none = is_trivial(state.reading.thoughts, state.reading.end_id).all(1)
+    guessed = guess_fn(guesses, schedule)(params, cfg, state.replace(live=state.live & new & brings_none))
+    return guessed.replace(live=state.live)
 
 
 def _arranged(state: GenState, in_use: jax.Array, page_table: jax.Array) -> GenState:

@@ -1,5 +1,6 @@
 """Reading a request: a prompt as text or token ids, and what is asked of it, checked against what an engine has room for."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from detspec.checkpoint.load import Model
@@ -7,14 +8,14 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.environment import default_schedule
 from detspec.errors import InputError
-from detspec.generate.insert import check_prompt
+from detspec.generate.insert import check_prompt, thinks
 from detspec.sampling import SamplingParams, all_stop_ids
 
 
 def read_request(
     model: Model, config: EngineConfig, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0"
 ) -> Request:
-    """Tokenizes and checks one prompt for engines of `model` and `config`.
+    """Tokenizes and checks one prompt for engines of `model` and `config`; settles whether it is read thinking.
 
     Raises:
         InputError: the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary; text or
@@ -41,6 +42,8 @@ def read_request(
                 f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}: {needed} pages of {page}, more "
                 f"than num_pages ({config.num_pages}): shorten one or raise num_pages"
             )
+    if model.cfg.thinking is not None:
+        sampling = dataclasses.replace(sampling, thinking=thinks(model.cfg, sampling))
     return Request(id, ids, sampling)
 
 

@@ -15,17 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
+from detspec.config import Schedule, ThinkingConfig
 from detspec.engine.policy import NEVER
-from detspec.engine.programs import prefill_rows, replay_rows
+from detspec.engine.programs import prefill_rows, read_rows, replay_rows
 from detspec.engine.request import Request
 from detspec.engine.sample import first_sample
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
-from detspec.generate.insert import check_prompt, init_state, insert, pack_requests
+from detspec.generate.insert import check_prompt, init_state, insert, pack_requests, thinks
 from detspec.generate.score import Replayed
 from detspec.sampling import MAX_LOGPROBS, SamplingParams
-from detspec.state import PAD_ID
+from detspec.state import PAD_ID, GenState
+from detspec.thinking.thoughts import thought_lists
 
 LARGE_ROWS = 512  # more token rows a pass make larger products
 PROBE_TOKENS = 48
@@ -42,11 +43,13 @@ class Replay:
             `max_len`.
         logprobs: float32, log-probabilities of the targets, raw or processed as the request asks.
         likeliest: of the whole text, as in `Sample.replayed`; None if the request asks for no such log-probabilities.
+        thoughts: token ids of what is thought after each chunk of a prompt that is read thinking.
     """
 
     targets: np.ndarray
     logprobs: np.ndarray
     likeliest: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    thoughts: list[list[int]] = dataclasses.field(default_factory=list)
 
 
 class Replayer:
@@ -100,8 +103,9 @@ class Replayer:
             probes = _probes(self._model.cfg.vocab_size, self._max_rows, self._max_len)
             found = []
             for self.schedule in (asked, large):
-                replayed = self._dispatch(probes)
-                found.append([np.asarray(x).view(np.uint32) for x in (replayed.targets, replayed.target_logprobs)])
+                replayed, thoughts = self._dispatch(probes)
+                answers = (replayed.targets, replayed.target_logprobs, *(() if thoughts is None else (thoughts,)))
+                found.append([np.asarray(answer).view(np.uint32) for answer in answers])
             if not all(np.array_equal(*pair) for pair in zip(*found, strict=True)):
                 self.schedule = asked
         self._prepared = True
@@ -125,17 +129,17 @@ class Replayer:
 
     def _replays(self, records: Iterable[tuple[Request, Sequence[int]]]) -> Iterator[tuple[int, Replay]]:
         """Replays with the numbers of their records; the device has a batch to work on while one is handed out."""
-        running: tuple[list[int], Batch, Replayed] | None = None
+        running: tuple[list[int], Batch, Replayed, jax.Array | None] | None = None
         for numbers, batch in _batches(records, self._max_rows):
-            dispatched = numbers, batch, self._dispatch(batch)
+            dispatched = numbers, batch, *self._dispatch(batch)
             if running is not None:
-                yield from _unpack(*running)
+                yield from _unpack(self._model.cfg.thinking, *running)
             running = dispatched
         if running is not None:
-            yield from _unpack(*running)
+            yield from _unpack(self._model.cfg.thinking, *running)
 
-    def _dispatch(self, batch: Batch) -> Replayed:
-        """Starts the passes over one batch; returns what will be known of its texts."""
+    def _dispatch(self, batch: Batch) -> tuple[Replayed, jax.Array | None]:
+        """Starts the passes over one batch; returns what will be known of its texts and thoughts `[max_rows, X, M]`."""
         tokens = np.full((self._max_rows, self._max_len), PAD_ID, np.int32)
         length = np.ones(self._max_rows, np.int32)
         for row, (request, token_ids) in enumerate(batch):
@@ -148,7 +152,8 @@ class Replayer:
         likeliest = any(_wants_likeliest(request) for request, _ in batch)
         page, table = self._asked.page, self._page_table.copy()
         # Prompts are read in the order of rows, so what a row shares with the one before is in the cache when it is needed.
-        shared = [0] * len(batch) if likeliest else shared_pages(prompts, page)
+        thinking = any(thinks(self._model.cfg, request.sampling) for request, _ in batch)
+        shared = [0] * len(batch) if likeliest or thinking else shared_pages(prompts, page)
         for row, number in enumerate(shared):
             table[row, :number] = table[row - 1, :number]
         idle = self._state.replace(
@@ -160,13 +165,16 @@ class Replayer:
         if likeliest:
             # As the engine reads them: prompts too, in passes that need no certificate.
             top_k = min(MAX_LOGPROBS, cfg.vocab_size)
-            state = insert(idle, requests)
+            if cfg.thinking is None:
+                state = insert(idle, requests)
+            else:
+                state = read_rows(params, cfg, idle, requests, schedule=self._asked)
             replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self._asked, top_k=top_k)
-            return replayed
+            return replayed, _thoughts_of(self._state)
         in_use, passes = np.arange(self._max_rows) < len(batch), np.int32(NEVER)
-        state = prefill_rows(params, cfg, idle, requests, in_use, table, passes, schedule=self.schedule)
+        state = prefill_rows(params, cfg, idle, requests, in_use, table, passes, schedule=self.schedule, guesses="trivial")
         replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self.schedule)
-        return replayed
+        return replayed, _thoughts_of(self._state)
 
     def _check(self, request: Request, text: tuple[int, ...]) -> None:
         if len(text) > self._max_len:
@@ -227,15 +235,25 @@ def _probes(vocab_size: int, number: int, max_len: int) -> Batch:
     return probes
 
 
-def _unpack(numbers: Sequence[int], batch: Batch, replayed: Replayed) -> Iterator[tuple[int, Replay]]:
-    """The part of each row that is about its new tokens."""
+def _thoughts_of(state: GenState) -> jax.Array | None:
+    """A copy, so that the state can go on."""
+    return None if state.reading is None else jnp.copy(state.reading.thoughts)
+
+
+def _unpack(
+    thinking: ThinkingConfig | None, numbers: Sequence[int], batch: Batch, replayed: Replayed, thoughts: jax.Array | None
+) -> Iterator[tuple[int, Replay]]:
+    """The part of each row that is about its new tokens, and what was thought before them."""
     found = jax.device_get(replayed)
     for row, (number, (request, token_ids)) in enumerate(zip(numbers, batch, strict=True)):
         prompt_len = len(request.prompt_token_ids)
         new = slice(prompt_len, prompt_len + len(token_ids) + 1)
         likeliest = found.logprobs[row], found.top_ids[row], found.top_logprobs[row]
         wanted = likeliest if _wants_likeliest(request) else None
-        yield number, Replay(found.targets[row, new], found.target_logprobs[row, new], wanted)
+        thought: list[list[int]] = []
+        if thoughts is not None and thinking is not None and request.sampling.thinking is not False:
+            thought = thought_lists(np.asarray(thoughts)[row, : (prompt_len - 1) // thinking.chunk])
+        yield number, Replay(found.targets[row, new], found.target_logprobs[row, new], wanted, thought)
 
 
 def _wants_likeliest(request: Request) -> bool:

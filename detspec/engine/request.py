@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -35,14 +35,37 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
+class Thought:
+    """What a model thought after one chunk of the prompt.
+
+    Attributes:
+        text: without the token that ends it; "" for nothing.
+        token_ids: its tokens, the one that ends it included.
+        is_cut: it did not end within `ThinkingConfig.max_thought` tokens; its last one was taken for the end.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    is_cut: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Stats:
-    """What speculation did for one request; names are vLLM's where it has them. Not a deterministic fact."""
+    """What speculation did for one request; names are vLLM's where it has them. Not a deterministic fact.
+
+    The last four are of a prompt that was read thinking: canonical passes that held chunks of it, thoughts that were guessed
+    and verified, how many of them were right, and passes that ended at a wrong one, one less than the rounds of speculation.
+    """
 
     num_verify_passes: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     num_rollbacks: int = 0
     num_recomputed_tokens: int = 0
+    num_read_passes: int = 0
+    num_guessed_thoughts: int = 0
+    num_accepted_thoughts: int = 0
+    num_refused_thoughts: int = 0
 
     @property
     def draft_acceptance_rate(self) -> float:
@@ -80,6 +103,8 @@ class Completion:
         prompt_top_logprobs: the `prompt_logprobs` likeliest tokens at each position of the prompt, none at the first.
         digest: sha256 over prompt, sampling, tokens, log-probability bits, model, schedule and fingerprint.
         stats: what speculation did.
+        thoughts: what was thought after each chunk of the prompt but the last; () if it was read without thoughts, and on
+            "abort".
     """
 
     id: str
@@ -95,6 +120,7 @@ class Completion:
     top_logprobs: tuple[TopLogprobs, ...] = ()
     prompt_logprobs: tuple[float | None, ...] = ()
     prompt_top_logprobs: tuple[TopLogprobs, ...] = ()
+    thoughts: tuple[Thought, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +132,9 @@ class Piece:
     text: str
 
 
-def completion_digest(request: Request, token_ids: tuple[int, ...], logprobs: np.ndarray, context: str) -> str:
+def completion_digest(
+    request: Request, token_ids: tuple[int, ...], logprobs: np.ndarray, thoughts: Sequence[Sequence[int]], context: str
+) -> str:
     """Digest of a completion within `context`, the digest of everything else its bits depend on."""
     sampling = dataclasses.asdict(request.sampling)
     facts = [
@@ -115,5 +143,6 @@ def completion_digest(request: Request, token_ids: tuple[int, ...], logprobs: np
         sampling,
         list(token_ids),
         logprobs.astype(np.float32).view(np.uint32).tolist(),
+        list(map(list, thoughts)),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -17,6 +17,7 @@ from detspec.engine.scheduler import Admitted
 from detspec.engine.step_times import StepTimes
 from detspec.generate.insert import Requests, init_state, no_requests, pack_requests
 from detspec.sampling import MAX_LOGPROBS
+from detspec.thinking.thoughts import thought_lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Runner:
         self.clock = Clock()
         self._nobody = self._requests = no_requests(self.state)
         self._schedule, self._max_rows, self._step_times = schedule, config.max_rows, step_times
+        self._guesses = config.guesses
         self._running: _Running | None = None
 
     def admit(self, admitted: Admitted) -> None:
@@ -79,6 +81,7 @@ class Runner:
             prompt_lens=[sample.prompt_len for sample in samples],
             logprobs=[sample.logprobs for sample in samples],
             lengths=[sample.length for sample in samples],
+            thoughts=[sample.thoughts for sample in samples],
         )
 
     def prepare(self) -> None:
@@ -97,7 +100,9 @@ class Runner:
 
         def prefill(requests: Requests) -> None:
             passes = np.int32(segment.prefill_passes)
-            self.state = prefill_rows(params, cfg, self.state, requests, in_use, table, passes, schedule=self._schedule)
+            self.state = prefill_rows(
+                *(params, cfg, self.state, requests, in_use, table, passes), schedule=self._schedule, guesses=self._guesses
+            )
             self.clock.work()
 
         def step(num_steps: int) -> Report:
@@ -135,11 +140,15 @@ class Runner:
         return list(zip(running.samples, rows, strict=False))  # rows that only filled the batch up say nothing
 
     def read(self, sample: Sample) -> None:
-        """Brings the tokens that `sample` knows of itself up to what it has committed."""
+        """Brings the tokens and thoughts that `sample` knows of itself up to what it has committed."""
         if self._running is None or sample not in self._running.samples:
             return
         report, place = self._running.last, self._running.samples.index(sample)
         sample.read(np.asarray(report.tokens)[place], np.asarray(report.logprobs)[place])
+        thinking = self.model.cfg.thinking
+        if report.thoughts is not None and thinking is not None and sample.thinks:
+            num_read = min(sample.length, sample.prompt_len - 1) // thinking.chunk
+            sample.thoughts = thought_lists(np.asarray(report.thoughts)[place, :num_read])
 
     def replay(self, samples: Sequence[Sample], page_table: np.ndarray) -> None:
         """Reads the texts of `samples`, still in their rows, once more: for the likeliest tokens, or the prompt's."""

@@ -22,6 +22,7 @@ class Sample:
         pages: its pages in order.
         keys: of the pages of what it has to catch up with: `num_whole` whole ones, and behind them one for the partial page.
             Worked out when they are first asked for, and forgotten with the pages.
+        thoughts: token ids of what was thought after each chunk of the prompt, as far as the host has read them.
         replayed: what the canonical pass says of its text, entry `p` about the token at position `p`: log-probability of the
             token, likeliest ids, their log-probabilities. Read once it has ended, if it was asked for.
         registered: how many of `keys` have been written.
@@ -40,6 +41,7 @@ class Sample:
     keys: list[bytes] = dataclasses.field(default_factory=list)
     num_whole: int = 0
     registered: int = 0
+    thoughts: list[list[int]] = dataclasses.field(default_factory=list)
     replayed: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     @property
@@ -56,6 +58,11 @@ class Sample:
     def new_tokens(self) -> tuple[int, ...]:
         """Those after the prompt."""
         return tuple(self.tokens[self.prompt_len :])
+
+    @property
+    def thinks(self) -> bool:
+        """Whether its prompt is read thinking: then its keys and values are not those of its tokens alone."""
+        return self.request.sampling.thinking is True
 
     @property
     def wants_replay(self) -> bool:

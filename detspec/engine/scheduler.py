@@ -25,8 +25,8 @@ class Admitted:
 class Scheduler:
     """Rows, their samples in the order in which they came, and the queue before them."""
 
-    def __init__(self, allocator: Allocator, *, max_rows: int, window: int) -> None:
-        """Nobody is there."""
+    def __init__(self, allocator: Allocator, *, max_rows: int, window: int, chunk: int | None) -> None:
+        """Nobody is there; `chunk` is `C` of a model that thinks."""
         self.allocator = allocator
         self.samples: list[Sample] = []  # in rows, the oldest first
         self.num_preemptions = 0
@@ -35,7 +35,7 @@ class Scheduler:
         self._aborted: set[str] = set()
         self._free_rows = list(range(max_rows))
         self._max_rows = max_rows
-        self._window = window
+        self._window, self._chunk = window, chunk
 
     @property
     def waiting(self) -> bool:
@@ -90,6 +90,7 @@ class Scheduler:
             behind=behind,
             ready_deterministic=sum(not sample.behind for sample in deterministic),
             num_ready=len(self.samples) - len(behind),
+            unread_chunks=sum(map(self._unread_chunks, self.samples)),
             waiting=self.waiting,
         )
 
@@ -139,6 +140,12 @@ class Scheduler:
 
     def _missing(self, gain: int) -> int:
         return sum(self.allocator.num_missing(sample, self._reach(sample, gain)) for sample in self.samples)
+
+    def _unread_chunks(self, sample: Sample) -> int:
+        """Chunks of its prompt that `sample` has yet to read and to think about."""
+        if not sample.thinks or self._chunk is None:
+            return 0
+        return max(0, (sample.prompt_len - 1) // self._chunk - sample.length // self._chunk)
 
     @staticmethod
     def _reach(sample: Sample, gain: int) -> int:

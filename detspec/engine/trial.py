@@ -28,14 +28,24 @@ class Trial:
     Attributes:
         rows: the rows that it takes, `[batch]`.
         prompts: what is in them.
+        vocab_size: their tokens lie below it.
     """
 
     def __init__(
-        self, params: Params, cfg: ModelConfig, state: GenState, plan: Plan, *, num_pages: int, schedule: Schedule
+        self,
+        params: Params,
+        cfg: ModelConfig,
+        state: GenState,
+        plan: Plan,
+        *,
+        num_pages: int,
+        schedule: Schedule,
+        guesses: str,
     ) -> None:
         """Makes the requests up so that they fit the rows and the `num_pages` pages of `state`."""
         self.plan = plan
-        self._params, self._cfg, self._schedule = params, cfg, schedule
+        self.vocab_size = cfg.vocab_size
+        self._params, self._cfg, self._schedule, self._guesses = params, cfg, schedule, guesses
         max_rows, max_len = state.tokens.shape
         pages_each = min(num_pages // plan.batch, state.cache.page_table.shape[1])
         self.rows = np.arange(plan.batch, dtype=np.int32)
@@ -48,18 +58,31 @@ class Trial:
         rng = np.random.default_rng(0)
         self.prompts = [rng.integers(0, cfg.vocab_size, size=1 + (7 * b) % longest).tolist() for b in range(plan.batch)]
 
-    def start(self, state: GenState, *, deterministic: bool) -> GenState:
-        """`state` with the requests in its rows, prefilled."""
+    def start(
+        self,
+        state: GenState,
+        *,
+        deterministic: bool,
+        reverse: bool = False,
+        thoughts: Sequence[Sequence[Sequence[int]]] | None = None,
+    ) -> GenState:
+        """`state` with the requests in its rows, prefilled; with `reverse` the last one comes first.
+
+        `thoughts` are guesses of what each request's prompt makes a model think.
+        """
         sampling = [
             SamplingParams(
                 max_tokens=self._num_new, temperature=float(b % 2), seed=b, ignore_eos=True, deterministic=deterministic
             )
             for b in range(self.plan.batch)
         ]
-        requests = pack_requests(state, range(self.plan.batch), self.prompts, sampling, ())
+        rows = range(self.plan.batch)
+        requests = pack_requests(state, rows[::-1] if reverse else rows, self.prompts, sampling, (), thoughts=thoughts)
         passes = np.int32(NEVER)
         return prefill_rows(
-            *(self._params, self._cfg, state, requests, self._in_use, self._table, passes), schedule=self._schedule
+            *(self._params, self._cfg, state, requests, self._in_use, self._table, passes),
+            schedule=self._schedule,
+            guesses=self._guesses,
         )
 
     def step(self, state: GenState, steps: int) -> GenState:

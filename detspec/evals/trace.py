@@ -146,7 +146,7 @@ def trace_batch(
     title = f"model {model.digest[:12]}, drafted by {draft_name}, temperature {sampling.temperature:g}"
     return [
         Trace(
-            prompt=tuple(_text(model, int(token)) for token in first.tokens[row, : first.committed[row] - 1]),
+            prompt=tuple(token_text(model, int(token)) for token in first.tokens[row, : first.committed[row] - 1]),
             windows=tuple(windows[row]),
             other_rows=len(prompts) - 1,
             title=f"{title}, seed {params.seed}",
@@ -163,7 +163,7 @@ def _start(
         raise InputError("only a deterministic request has windows to trace, got deterministic=False")
     if window < 2 or window & (window - 1):
         raise InputError(f"the window must be a power of two of at least 2, got {window!r}")
-    ids = [_encode(model, prompt) for prompt in prompts]
+    ids = [encode_prompt(model, prompt) for prompt in prompts]
     each = [replace(sampling, max_tokens=max_tokens, seed=(sampling.seed + b) % 2**32) for b in range(len(ids))]
     schedule = default_schedule(model.cfg)
     max_len = max(max(len(prompt) for prompt in ids) + max_tokens, schedule.window, window)
@@ -208,11 +208,11 @@ def _window(model: Model, row: int, before: _Seen, draft: Draft, verified: Verif
     num_drafted = int(draft.count[row])
 
     def text(tokens: np.ndarray) -> tuple[str, ...]:
-        return tuple(_text(model, int(token)) for token in tokens)
+        return tuple(token_text(model, int(token)) for token in tokens)
 
     return TraceWindow(
         start=committed - 1,
-        last_token=_text(model, int(before.tokens[row, committed - 1])),
+        last_token=token_text(model, int(before.tokens[row, committed - 1])),
         drafted=text(np.asarray(draft.tokens)[row, :num_drafted]),
         targets=text(np.asarray(verified.targets)[row, : num_drafted + 1]),
         accepted=int(verified.accepted[row]),
@@ -223,7 +223,8 @@ def _window(model: Model, row: int, before: _Seen, draft: Draft, verified: Verif
     )
 
 
-def _encode(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
+def encode_prompt(model: Model, prompt: Prompt) -> tuple[int, ...]:
+    """Token ids of a prompt; `InputError` if it is text and the model has no tokenizer."""
     if not isinstance(prompt, str):
         return tuple(prompt)
     if model.tokenizer is None:
@@ -231,7 +232,7 @@ def _encode(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
     return tuple(model.tokenizer.encode(prompt))
 
 
-def _text(model: Model, token: int) -> str:
+def token_text(model: Model, token: int) -> str:
     """One token as text; its id in angle brackets where it has none, as special tokens do."""
     text = "" if model.tokenizer is None else model.tokenizer.decode([token])
     return text or f"<{token}>"

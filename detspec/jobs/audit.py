@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from detspec.checkpoint.load import Model
+from detspec.engine.ending import read_thought
 from detspec.engine.progress import Progress
 from detspec.engine.replayer import Replay, Replayer
 from detspec.engine.request import Request, completion_digest
@@ -28,7 +29,7 @@ from detspec.engine.text import find_stop
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.jobs.files import STDIO
-from detspec.jobs.lines import LOGPROB_KEYS, as_json
+from detspec.jobs.lines import LOGPROB_KEYS, as_json, thought_line
 from detspec.jobs.manifest import differences, text_facts
 from detspec.jobs.records import Origin, PromptsById, Record, read_origin, read_records
 from detspec.sampling import all_stop_ids
@@ -200,6 +201,8 @@ def first_difference(record: Record, request: Request, replay: Replay, model: Mo
 
     `context` is the digest of everything else that the bits depend on.
     """
+    if other := _first_other_thought(record, replay, model):
+        return other
     length, finish_reason, text = _ending(record, request, replay, model)
     recorded = record.token_ids
     shared = min(len(recorded), len(record.logprobs), length)
@@ -226,12 +229,22 @@ def first_difference(record: Record, request: Request, replay: Replay, model: Mo
         "logprobs_mode": (record.logprobs_mode, request.sampling.logprobs_mode),
         "prompt_len": (record.prompt_len, len(request.prompt_token_ids)),
         "text": (record.text, text),
-        "digest": (record.digest, completion_digest(request, recorded, logprobs, context)),
+        "digest": (record.digest, completion_digest(request, recorded, logprobs, replay.thoughts, context)),
     }
     for name, (found, canonical) in facts.items():
         if found != canonical:
             return Difference(record.name, None, f"{name}: recorded {found!r}, canonical {canonical!r}")
     return _first_asked_difference(record, request, replay)
+
+
+def _first_other_thought(record: Record, replay: Replay, model: Model) -> Difference | None:
+    """The first thought about the prompt that is not the recorded one."""
+    canonical = [thought_line(read_thought(token_ids, model)) for token_ids in replay.thoughts]
+    pairs = itertools.zip_longest(map(json.dumps, record.thoughts), map(json.dumps, canonical), fillvalue="nothing")
+    for chunk, (found, thought) in enumerate(pairs):
+        if found != thought:
+            return Difference(record.name, None, f"thought after chunk {chunk}: recorded {found}, canonical {thought}")
+    return None
 
 
 def _ending(record: Record, request: Request, replay: Replay, model: Model) -> tuple[int, str | None, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.reading import read_request
-from detspec.engine.request import Completion, Request
+from detspec.engine.request import Completion, Request, Thought
 from detspec.errors import InputError
 from detspec.sampling import SamplingParams
 
@@ -109,9 +109,16 @@ def completion_line(completion: Completion, num_samples: int) -> bytes:
         "prompt_len": len(completion.prompt_token_ids),
         "digest": completion.digest,
     }
+    thoughts = [thought_line(thought) for thought in completion.thoughts]
+    line |= {"thoughts": thoughts} if thoughts else {}
     mode = {} if completion.logprobs_mode == "raw" else {"logprobs_mode": completion.logprobs_mode}
     asked = {key: as_json(getattr(completion, key)) for key in LOGPROB_KEYS if getattr(completion, key)}
     return json.dumps({**line, **mode, **asked}, allow_nan=False).encode()
+
+
+def thought_line(thought: Thought) -> dict[str, Any]:
+    """One thought as it stands in a line of output."""
+    return {"token_ids": list(thought.token_ids), "text": thought.text}
 
 
 def as_json(value: Any) -> Any:

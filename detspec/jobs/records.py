@@ -37,6 +37,7 @@ class Record:
     prompt_len: int
     digest: str
     logprobs_mode: str  # "raw" where the line names none
+    thoughts: list[dict[str, Any]]  # as they stand there; [] where the line names none
     asked: dict[str, Any]  # those of `LOGPROB_KEYS` that the line has
 
     @property
@@ -123,7 +124,7 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
         raise InputError(f"is not JSON: {error}") from error
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
-    refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", *LOGPROB_KEYS), "key")
+    refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", "thoughts", *LOGPROB_KEYS), "key")
     missing = [key for key in RECORD_KEYS if key not in line]
     if missing:
         raise InputError(f"lacks {', '.join(missing)}: records are lines that `detspec generate` wrote")
@@ -132,7 +133,7 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
             raise InputError(f'"{key}" must be a string, got {line[key]!r}')
     if "index" in line and type(line["index"]) is not int:
         raise InputError(f'"index" must be an integer, got {line["index"]!r}')
-    for key in ("token_ids", "logprobs", *LOGPROB_KEYS):
+    for key in ("token_ids", "logprobs", "thoughts", *LOGPROB_KEYS):
         if not isinstance(line.get(key, []), list):
             raise InputError(f'"{key}" must be a list, got {line[key]!r}')
     for token in line["token_ids"]:
@@ -144,7 +145,7 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
     logprobs = np.asarray(line["logprobs"], np.float64)
     asked = {key: line.pop(key) for key in LOGPROB_KEYS if key in line}
     read = {"token_ids": tuple(line["token_ids"]), "logprobs": logprobs, "asked": asked}
-    return Record(**{"index": None, "logprobs_mode": "raw", **line, **read})
+    return Record(**{"index": None, "logprobs_mode": "raw", "thoughts": [], **line, **read})
 
 
 class PromptsById:

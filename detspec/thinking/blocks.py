@@ -11,6 +11,7 @@ C = 4, M = 4, a thought of three tokens:
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -101,7 +102,13 @@ def compress_if_any(
 
 
 def think(
-    params: Params, cfg: ModelConfig, tapped: jax.Array, guesses: jax.Array, wanted: jax.Array, *, schedule: Schedule
+    params: Params,
+    cfg: ModelConfig,
+    tapped: jax.Array,
+    guesses: jax.Array,
+    wanted_fn: Callable[[jax.Array], jax.Array],
+    *,
+    schedule: Schedule,
 ) -> jax.Array:
     """The thoughts after the chunks of a canonical pass.
 
@@ -114,7 +121,8 @@ def think(
         params, cfg: the model.
         tapped: `[G, C, D]`, the stream of each chunk after `out_layer` layers.
         guesses: `[G, M]` int32.
-        wanted: `[G]` bool, chunks whose thought is wanted whole; what is said of the others may be anything.
+        wanted_fn: `refused -> wanted`, both `[G]` bool: chunks whose thought is wanted whole when the guesses of the refused
+            ones are known to be wrong; what is said of the others may be anything.
         schedule: of the pass.
 
     Returns:
@@ -153,8 +161,10 @@ def think(
     def unfinished(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         tokens, known = carry
         place = jnp.arange(M, dtype=jnp.int32)[None, :]
-        ended = ((tokens == end_id) & (place < known[:, None])).any(1) | (known == M)
-        return jnp.any(wanted & ~ended)
+        is_known = place < known[:, None]
+        ended = ((tokens == end_id) & is_known).any(1) | (known == M)
+        refused = ((cut_after_end(tokens, end_id) != guesses) & is_known).any(1)
+        return jnp.any(wanted_fn(refused) & ~ended)
 
     carry = jnp.concatenate([first[:, None], guesses[:, 1:]], axis=1), _all(G, 1)
     if M > 1:

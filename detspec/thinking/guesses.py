@@ -78,7 +78,7 @@ def sequential_guesses(schedule: Schedule) -> GuessFn:
             )
             _, cache, tapped = forward(params, cfg, windows, cache, schedule=fast, inject=states, tap_layer=thinking.out_layer)
             assert tapped is not None
-            thought = think(params, cfg, tapped, thoughts[row, place], going, schedule=fast)
+            thought = think(params, cfg, tapped, thoughts[row, place], lambda refused: going, schedule=fast)
             states = compress_if_any(params, cfg, thought, going, schedule=fast)
             thoughts = thoughts.at[jnp.where(going, row, B), place].set(thought, mode="drop")
             return step + 1, states, thoughts, cache

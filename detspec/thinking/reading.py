@@ -69,6 +69,7 @@ def read(
     *,
     schedule: Schedule,
     guess_fn: GuessFn | None = None,
+    refine: bool = False,
     max_passes: jax.Array | None = None,
 ) -> GenState:
     """Reads the prompts of all live rows that think, up to their last chunk, or as far as `max_passes` passes reach.
@@ -78,6 +79,8 @@ def read(
         state: its `reading` holds the guesses; trivial ones from `init_reading`.
         schedule: of the canonical pass; its windows do not matter, they are the chunks.
         guess_fn: guesses anew, before the first pass.
+        refine: what a pass says after a wrong guess becomes the next guess. It mostly saves rounds, but one more than there
+            are thoughts is no bound of them then, for it may expect a thought where there is none.
         max_passes: at most so many.
     """
     if guess_fn is not None:
@@ -90,18 +93,21 @@ def read(
 
     def run_pass(carry: tuple[jax.Array, GenState]) -> tuple[jax.Array, GenState]:
         passes, state = carry
-        return passes + 1, read_pass(params, cfg, state, schedule=schedule)
+        return passes + 1, read_pass(params, cfg, state, schedule=schedule, refine=refine)
 
     with jax.named_scope("read"):
         return jax.lax.while_loop(unread, run_pass, (jnp.int32(0), state))[1]
 
 
-def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
-    """One canonical pass over the next chunks of the rows that are reading: verifies their guesses and commits."""
+def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, refine: bool = False) -> GenState:
+    """One canonical pass over the next chunks of the rows that are reading: verifies their guesses and commits.
+
+    With `refine` the thoughts that it says after a wrong guess, void as they are, become the next guesses.
+    """
     reading, thinking = state.reading, thinking_of(cfg)
     assert reading is not None
     chunks = next_chunks(state, schedule.rows // thinking.chunk)
-    G, row = chunks.depth.shape[0], jnp.maximum(chunks.windows.row, 0)
+    row = jnp.maximum(chunks.windows.row, 0)
     place = reading.read[row] + chunks.depth
 
     # 1. What each chunk is given: the committed states for a row's first, those of the guess before it for the others.
@@ -116,22 +122,25 @@ def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Sc
     )
     assert tapped is not None
     guesses = reading.thoughts[row, place]
-    thoughts = think(params, cfg, tapped, guesses, chunks.used, schedule=schedule)
+    B = state.committed.shape[0]
+
+    def wanted(refused: jax.Array) -> jax.Array:
+        """What follows a wrong guess is void: its thought is wanted only as the next guess."""
+        return chunks.used if refine else chunks.used & (chunks.depth <= _before_refused(chunks, refused, B)[row])
+
+    thoughts = think(params, cfg, tapped, guesses, wanted, schedule=schedule)
 
     # 3. Commit each row's thoughts up to and with the first that was guessed wrong.
-    B = state.committed.shape[0]
-    right = (thoughts == guesses).all(1) & chunks.used
-    per_row = jnp.zeros((B, G), bool).at[jnp.where(chunks.used, row, B), chunks.depth].set(right, mode="drop")
-    accepted = jnp.cumprod(per_row.astype(jnp.int32), axis=1).sum(1, dtype=jnp.int32)
     offered = jnp.zeros(B, jnp.int32).at[jnp.where(chunks.used, row, B)].add(1, mode="drop")
+    accepted = jnp.minimum(_before_refused(chunks, (thoughts != guesses).any(1), B), offered)
     gained = jnp.minimum(accepted + 1, offered)
     committed = chunks.used & (chunks.depth < gained[row])
-    kept = reading.thoughts.at[jnp.where(committed, row, B), place].set(thoughts, mode="drop")
+    kept = jnp.where(chunks.used if refine else committed, row, B)
     is_last = committed & (chunks.depth == gained[row] - 1)
     states = compress_if_any(params, cfg, thoughts, is_last, schedule=schedule)
     took_part = (offered > 0).astype(jnp.int32)
     reading = reading.replace(
-        thoughts=kept,
+        thoughts=reading.thoughts.at[kept, place].set(thoughts, mode="drop"),
         read=reading.read + gained,
         states=reading.states.at[jnp.where(is_last, row, B)].set(states, mode="drop"),
         num_passes=reading.num_passes + took_part,
@@ -178,3 +187,13 @@ def next_chunks(state: GenState, groups: int) -> Chunks:
         ),
         depth=jnp.where(used, depth, 0),
     )
+
+
+def _before_refused(chunks: Chunks, refused: jax.Array, max_rows: int) -> jax.Array:
+    """How many chunks of each row stand before its first `refused [G]` one, `[B]` int32; `G` if there is none.
+
+    row 0 2 0 2    depth 0 0 1 1    refused n y y y    ->  1 4 0
+    """
+    G = refused.shape[0]
+    row = jnp.where(chunks.used & refused, chunks.windows.row, max_rows)
+    return jnp.full(max_rows, G, jnp.int32).at[row].min(chunks.depth, mode="drop")

@@ -16,10 +16,11 @@ import tokenizers
 
 from detspec.checkpoint.files import write_json
 from detspec.checkpoint.generation_config import GENERATION_CONFIG
+from detspec.checkpoint.load import load, load_config
 from detspec.checkpoint.native import save_native
 from detspec.config import ModelConfig, ThinkingConfig, is_count
 from detspec.errors import InputError
-from detspec.model.params import Params, init_params
+from detspec.model.params import Params, init_params, with_thinking
 from detspec.model.transformer import forward_sequences
 from detspec.state import NO_TOKEN
 from detspec.thinking.taught import forward_taught
@@ -30,7 +31,7 @@ from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.chunks import Batch, encode, make_batch
 from detspec.train.problems.problem import require_arm
 from detspec.train.problems.task import Task, tokenizer_of
-from detspec.train.problems.words import END_ID
+from detspec.train.problems.words import FILLER
 from detspec.train.step import Metrics
 from detspec.viz.curve import draw_curves
 
@@ -40,8 +41,9 @@ class ReasoningConfig:
     """One run of a model that reasons.
 
     Attributes:
-        backbone: shape of the model without its thinking layers; `dtype` must be "float32" (master weights), `vocab_size` is
-            raised to the task's words.
+        backbone: shape of the model without its thinking layers, from scratch; `dtype` must be "float32" (master weights),
+            `vocab_size` is raised to the task's words. Or a model folder, Hugging Face's or our own, whose weights the run
+            starts from, in float32; the task's tokenizer must be that folder's.
         thinking: how it thinks, in the arm "thinking"; the other arms have the backbone alone.
         task: what draws the problems.
         arm: "thinking", "cot" (steps are written out after the question) or "no_cot" (only the answer is).
@@ -57,7 +59,7 @@ class ReasoningConfig:
         seed: of the initial weights and of all problems.
     """
 
-    backbone: ModelConfig
+    backbone: ModelConfig | str
     thinking: ThinkingConfig
     task: Task
     arm: str
@@ -76,43 +78,66 @@ class ReasoningConfig:
         require_arm(self.arm)
         counts = "max_ops", "seq_len", "num_steps", "batch_size", "eval_problems", "eval_every", "checkpoint_every"
         require_positive(self, *counts)
-        if self.backbone.dtype != "float32" or self.backbone.thinking is not None:
+        shape = self.backbone_cfg
+        if shape.dtype != "float32" or shape.thinking is not None:
             raise InputError(
                 "ReasoningConfig.backbone must have dtype 'float32' (master weights) and no thinking of its own, got "
-                f"{self.backbone.dtype!r} and {self.backbone.thinking}"
+                f"{shape.dtype!r} and {shape.thinking}"
             )
         if not self.eval_ops or not all(map(is_count, self.eval_ops)):
             raise InputError(f"ReasoningConfig.eval_ops must be positive integers, got {self.eval_ops!r}")
-        if self.seq_len > self.backbone.max_position:
-            raise InputError(
-                f"ReasoningConfig: seq_len {self.seq_len} exceeds backbone.max_position {self.backbone.max_position}"
-            )
+        if self.seq_len > shape.max_position:
+            raise InputError(f"ReasoningConfig.seq_len ({self.seq_len}) exceeds the backbone's {shape.max_position} positions")
         self.optimizer.require_warmup_within(self.num_steps)
 
+    @property
+    def backbone_cfg(self) -> ModelConfig:
+        """Shape of the backbone; `InputError` if it is a folder without a sound config."""
+        if isinstance(self.backbone, ModelConfig):
+            return self.backbone
+        return dataclasses.replace(load_config(self.backbone), dtype="float32")
+
     def model(self, tokenizer: tokenizers.Tokenizer) -> ModelConfig:
-        """The model of this arm, with room for all words of `tokenizer`."""
-        words = tokenizer.get_vocab_size(with_added_tokens=True)
+        """The model of this arm, with room for all words of `tokenizer`; `InputError` if a loaded one has too little."""
+        shape, words = self.backbone_cfg, tokenizer.get_vocab_size(with_added_tokens=True)
+        if words > shape.vocab_size and not isinstance(self.backbone, ModelConfig):
+            raise InputError(
+                f"the task's tokenizer has {words} tokens, the model in {self.backbone} only {shape.vocab_size}: take the "
+                "tokenizer of that folder"
+            )
         thinking = self.thinking if self.arm == "thinking" else None
-        return dataclasses.replace(self.backbone, vocab_size=max(self.backbone.vocab_size, words), thinking=thinking)
+        return dataclasses.replace(shape, vocab_size=max(shape.vocab_size, words), thinking=thinking)
+
+    def init_params(self, cfg: ModelConfig) -> Params:
+        """Random weights, or those of the folder; then the thinker and the compressor are copies of its layers."""
+        if isinstance(self.backbone, ModelConfig):
+            return init_params(cfg, jax.random.key(self.seed))
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), load(self.backbone).params)
+        if cfg.thinking is None:
+            return params
+        return with_thinking(dataclasses.replace(cfg, thinking=None), params, cfg.thinking)[1]
 
     def experiment(self, workdir: Path) -> Experiment:
         """The run; `InputError` if a problem does not fit `seq_len` or a thought `max_thought`, when it is drawn."""
         tokenizer = tokenizer_of(self.task)
-        cfg = self.model(tokenizer)
+        cfg, end_id = self.model(tokenizer), self.thinking.end_id
+        filler_id = tokenizer.token_to_id(FILLER)
+        filler_id = end_id if filler_id is None else filler_id  # as behind the text before
 
         def draw(rng: np.random.Generator) -> Batch:
             number_of_ops = rng.integers(1, self.max_ops + 1, self.batch_size)
             problems = [self.task.draw(rng, int(n)) for n in number_of_ops]
             # All arms see shifted positions; what is shifted against the chunks matters to one of them.
             phases = rng.integers(self.thinking.chunk, size=self.batch_size).tolist()
-            return make_batch(encode(problems, tokenizer, self.arm), self.seq_len, cfg.thinking, phases)
+            encoded = encode(problems, tokenizer, self.arm, end_id=end_id)
+            return make_batch(encoded, self.seq_len, cfg.thinking, phases, filler_id=filler_id)
 
         def evaluate(params: Params, step: int) -> dict[str, float]:
             _, metrics = taught_loss(params, cfg, draw(np.random.default_rng((self.seed, self.num_steps + step))))
             return {f"heldout_{name}": float(value) for name, value in metrics.items()}
 
         def finish(params: Params) -> Result:
-            export(workdir, cfg, params, tokenizer)
+            export(workdir, cfg, params, tokenizer, end_id)
             curve = accuracy_by_operations(
                 *(params, cfg, self.task, tokenizer, self.arm),
                 num_ops=self.eval_ops,
@@ -136,7 +161,7 @@ class ReasoningConfig:
             checkpoint_every=self.checkpoint_every,
             optimizer=self.optimizer,
             record={"config": dataclasses.asdict(self), "task": type(self.task).__name__, "words": tokenizer.to_str()},
-            init_params=lambda: init_params(cfg, jax.random.key(self.seed)),
+            init_params=lambda: self.init_params(cfg),
             loss_fn=lambda params, batch: reasoning_loss(params, cfg, batch),
             batch_at=lambda step: draw(np.random.default_rng((self.seed, step))),
             tokens_at=lambda step: self.batch_size * self.seq_len,
@@ -172,10 +197,10 @@ def _loss_of(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple
     return (losses * weights).sum() / jnp.maximum(weights.sum(), 1.0), right
 
 
-def export(workdir: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizers.Tokenizer) -> None:
+def export(workdir: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizers.Tokenizer, end_id: int) -> None:
     """Writes the model as a folder of ours, `workdir/export`, with its tokenizer."""
     beside = workdir / "tokenizer"
     beside.mkdir(exist_ok=True)
     tokenizer.save(str(beside / "tokenizer.json"), pretty=True)
-    write_json(beside / GENERATION_CONFIG, {"eos_token_id": END_ID})
+    write_json(beside / GENERATION_CONFIG, {"eos_token_id": end_id})
     save_native(workdir / "export", cfg, params, side_files_from=beside).result()

@@ -42,6 +42,7 @@ def block(
     symbol: str,
     token: str = "",
     hatched: bool = False,
+    size: float = 9.0,
 ) -> None:
     """A rounded box with its upper left corner at `(x, y)`: `symbol` on the left, the token's text on the right."""
     box = FancyBboxPatch(
@@ -56,9 +57,9 @@ def block(
     )
     axes.add_patch(box)
     backing = {"facecolor": colour, "edgecolor": "none", "pad": 1.2} if hatched else None
-    label(axes, x + 0.12, y + height / 2, symbol, ha="left", weight="bold", bbox=backing)
+    label(axes, x + 0.12, y + height / 2, symbol, size=size, ha="left", weight="bold", bbox=backing)
     if token:
-        label(axes, x + width - 0.12, y + height / 2, token, ha="right", mono=True, bbox=backing)
+        label(axes, x + width - 0.12, y + height / 2, token, size=size, ha="right", mono=True, bbox=backing)
 
 
 def swatch(axes: Axes, x: float, y: float, colour: str, hatched: bool) -> None:

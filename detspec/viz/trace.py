@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from detspec.errors import InputError
+from detspec.viz.saving import matplotlib_needed, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,12 +96,8 @@ def trace_figure(trace: Trace, windows: Sequence[int] | None = None) -> "Figure"
     Raises:
         InputError: matplotlib is missing, or there is no such window.
     """
-    try:
+    with matplotlib_needed():
         from detspec.viz.trace_drawing import draw_trace
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "matplotlib":
-            raise
-        raise InputError('pictures need matplotlib: pip install "detspec[plots]"') from error
 
     chosen = default_windows(trace) if windows is None else tuple(windows)
     for index in chosen:
@@ -113,15 +110,7 @@ def trace_figure(trace: Trace, windows: Sequence[int] | None = None) -> "Figure"
 
 def save_trace(trace: Trace, path: str | Path, windows: Sequence[int] | None = None) -> list[Path]:
     """Writes `path.svg` (the same bytes for the same trace) and `path.png`; needs no display. Returns the two paths."""
-    figure = trace_figure(trace, windows)
-    import matplotlib
-
-    written = [Path(f"{path}.svg"), Path(f"{path}.png")]
-    written[0].parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.hashsalt": "detspec", "svg.fonttype": "path"}):
-        figure.savefig(written[0], metadata={"Date": None})
-        figure.savefig(written[1], dpi=150)
-    return written
+    return save_figure(trace_figure(trace, windows), path)
 
 
 def default_windows(trace: Trace) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import tokenizers
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.hf import save_hf
-from detspec.checkpoint.load import load, load_config, shipped_folder
+from detspec.checkpoint.load import find_folder, load, load_config
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.config import ModelConfig
 from detspec.errors import InputError
@@ -139,7 +139,7 @@ def test_shipped_model_loads_and_reads_python():
     assert model.tokenizer.decode(model.tokenizer.encode(source)) == source
     assert len(model.tokenizer.encode("\n        return self")) == 3
     assert model.eos_ids == (0,)
-    assert sum(path.stat().st_size for path in shipped_folder().iterdir()) <= 12 * 2**20
+    assert sum(path.stat().st_size for path in find_folder(None).iterdir()) <= 12 * 2**20
 
 
 def test_missing_tokenizer_file_is_named(tmp_path: Path):
@@ -151,7 +151,7 @@ def test_config_alone_needs_no_weights(tmp_path: Path):
     config = (make_folder(tmp_path / "whole") / "config.json").read_text()
     (tmp_path / "config.json").write_text(config)
     assert load_config(tmp_path) == TINY
-    assert load_config(shipped_folder()) == load().cfg
+    assert load_config(find_folder(None)) == load().cfg
 
 
 def test_config_alone_without_a_dtype_is_refused(tmp_path: Path):
