@@ -116,14 +116,14 @@ def of_loop(layers: int) -> ReasoningConfig:
 def quick(config: ReasoningConfig) -> ReasoningConfig:
     """`config` with two narrow layers, a few steps and a few short problems."""
     backbone = dataclasses.replace(
-        config.backbone,
+        config.backbone_cfg,
         d_model=16,
         num_layers=2,
         num_heads=2,
         num_kv_heads=1,
         head_dim=8,
         d_ff=16,
-        sliding_layers=config.backbone.sliding_layers[:2],
+        sliding_layers=config.backbone_cfg.sliding_layers[:2],
     )
     return dataclasses.replace(
         config,
