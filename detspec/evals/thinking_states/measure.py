@@ -79,7 +79,7 @@ MEASUREMENTS = {
     "step_time": Measurement(
         steps,
         ("parity-thinking-0",),
-        {"tokens": 1024, "num_chunks": (2, 4, 8, 16, 32), "repeats": 15},
+        {"tokens": 256, "num_chunks": (2, 4, 8, 16, 32), "repeats": 15},
         {"tokens": 16, "num_chunks": (1, 2), "repeats": 1},
         alone=True,
     ),
