@@ -31,7 +31,7 @@ class Setting(NamedTuple):
     """One way to come to an answer."""
 
     arm: str  # "thinking" or "cot"
-    source: str  # of guessed thoughts, "trivial", "sequential" or "one chunk a pass"; "" for a chain of thought
+    source: str  # of guessed thoughts: "trivial", or "one chunk a pass" without guesses; "" for a chain of thought
     rows: int  # of a canonical pass
     window: int  # of verified decoding
     verified: bool  # canonical tokens; else ordinary decoding by the fast path
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
     @property
     def label(self) -> str:
         """A name for tables."""
-        reads = f", guesses {self.source}" if self.source else ""
+        reads = {"": "", "trivial": ", trivial guesses"}.get(self.source, f", {self.source}")
         decodes = f"verified in windows of {self.window}" if self.verified else "ordinary decoding"
         return f"{self.arm}{reads}, {self.rows} rows, {decodes}"
 

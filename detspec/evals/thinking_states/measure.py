@@ -65,7 +65,7 @@ MEASUREMENTS = {
     "prefill_time": Measurement(
         prefill_times,
         ("sparse",),
-        {"filler": 0.95, "num_ops": 100, "rows": {1: (32, 64), 32: (1024,)}, "repeats": 9, "seed": 4},
+        {"filler": 0.95, "num_ops": 100, "rows": {1: (16, 32, 64), 32: (512, 1024)}, "repeats": 9, "seed": 4},
         {"num_ops": 4, "rows": {1: (16,)}, "repeats": 1},
         alone=True,
     ),
@@ -79,7 +79,7 @@ MEASUREMENTS = {
     "step_time": Measurement(
         steps,
         ("parity-thinking-0",),
-        {"tokens": 1024, "num_chunks": (2, 4, 8, 16, 32), "repeats": 15},
+        {"tokens": 256, "num_chunks": (2, 4, 8, 16, 32), "repeats": 15},
         {"tokens": 16, "num_chunks": (1, 2), "repeats": 1},
         alone=True,
     ),

@@ -58,7 +58,7 @@ VARIABLES = dataclasses.replace(
     task=Variables(),
     thinking=dataclasses.replace(THINKING, chunk=4),
     seq_len=96,
-    num_steps=1200,
+    num_steps=1600,
 )
 # A chain of thought has a token for each step besides the question's; it needs more steps to learn to count them.
 STEPS = {"thinking": 500, "cot": 1000, "no_cot": 400}
