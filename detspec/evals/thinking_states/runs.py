@@ -81,7 +81,7 @@ def trainings() -> dict[str, ReasoningConfig]:
     runs |= {f"variables-{arm}-0": variables(arm) for arm in SEEDS}
     runs |= {f"chunk-{chunk}": of_chunk(chunk) for chunk in CHUNKS}
     runs |= {f"loop-{layers}": of_loop(layers) for layers in LOOPS}
-    runs["sparse"] = dataclasses.replace(PARITY, task=Parity(filler=0.9, up_to=True), max_ops=12, seq_len=72, num_steps=800)
+    runs["sparse"] = dataclasses.replace(PARITY, task=Parity(filler=0.9, up_to=True), max_ops=20, seq_len=112, num_steps=1000)
     return runs
 
 

@@ -1,0 +1,54 @@
+"""The shipped model that thinks answers the demonstration's question, with its thoughts, in the same bits among others."""
+
+import importlib.resources
+from pathlib import Path
+
+import pytest
+
+import detspec as ds
+from detspec.checkpoint.load import find_folder
+from detspec.cli.commands import main
+from detspec.errors import InputError
+from detspec.evals.thinking_demo import ThinkingReport, run_thinking_demo
+
+
+@pytest.fixture(scope="module")
+def report() -> ThinkingReport:
+    return run_thinking_demo(ds.load("thinking_parity"))
+
+
+def test_question_is_answered_by_way_of_both_flips(report: ThinkingReport):
+    assert report.chunks == ("A coin's state is heads.", "Alice flips, then Bob flips. What", "'s the state? A:")
+    assert report.thoughts == ("", "tails heads")
+    assert report.answer == "heads"
+    assert (report.rounds, report.equal, report.num_others) == (2, True, 3)
+
+
+def test_table_shows_what_was_read_and_thought(report: ThinkingReport):
+    lines = report.table().splitlines()
+    assert [line.split("   ")[-1].strip() for line in lines[1:4]] == ["-", "tails heads", "'s the state? A:"]
+    assert "answer: heads" in lines
+    assert "OTHER BITS" not in report.table()
+
+
+def test_command_prints_it_and_refuses_words_it_does_not_know(capsys):
+    assert main(["demo", "--thinking"]) == 0
+    assert "answer: heads" in capsys.readouterr().out
+    assert main(["demo", "--thinking", "A zebra's state is heads. What's the state?"]) == 2
+    assert "zebra" in capsys.readouterr().err
+
+
+def test_model_that_does_not_think_is_refused():
+    with pytest.raises(InputError, match="no thinker and no compressor"):
+        run_thinking_demo(ds.load())
+
+
+def test_shipped_models_are_small_and_found_by_name(tmp_path: Path, monkeypatch):
+    folder = find_folder("thinking_parity")
+    assert folder == Path(str(importlib.resources.files("detspec"))) / "assets" / "thinking_parity"
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 3 * 2**20
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "thinking_parity").mkdir()
+    assert find_folder("thinking_parity") == Path("thinking_parity")  # a folder of one's own comes first
+    with pytest.raises(InputError, match="no such folder"):
+        ds.load("thinking_maze")
