@@ -26,7 +26,7 @@ def draw_curves(
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise InputError('pictures need matplotlib: pip install "detspec[plots]"') from error
-    figure = Figure(figsize=(6.4, 3.6), dpi=150, layout="constrained")
+    figure = Figure(figsize=(8.0, 3.6), dpi=150, layout="constrained")
     axes = figure.subplots()
     for (name, points), colour in zip(curves.items(), COLOURS, strict=False):
         xs, ys = zip(*points, strict=True)
@@ -35,5 +35,5 @@ def draw_curves(
         axes.axvline(marked_x, color="#bbbbbb", linewidth=1, linestyle="--")
     axes.set(title=title, xlabel=x_label, ylabel=y_label, ylim=(-0.03, 1.03))
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path)

@@ -63,7 +63,7 @@ def run_all(
             while run := _next(waiting, done, [run for run, _ in running.values()], width):
                 slot = next(slot for slot in range(width) if slot not in running)
                 waiting.remove(run)
-                running[slot] = run, _start(command(run), workdir / run.name, slot)
+                running[slot] = run, _start(command(run), workdir / run.name, None if run.alone else slot)
             if told != (names := [run.name for run, _ in running.values()]):
                 listener(len(done), names)
                 told = names
@@ -105,14 +105,15 @@ def _next(waiting: Sequence[Run], done: set[str], running: Sequence[Run], width:
     return None
 
 
-def _start(command: Sequence[str], folder: Path, slot: int) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], folder: Path, slot: int | None) -> subprocess.Popen[bytes]:
+    """Starts a process on the core of `slot`; without one it is alone, and compiles on all."""
     folder.mkdir(parents=True, exist_ok=True)
     flags = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
     with (folder / OUTPUT).open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, *command], stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "XLA_FLAGS": flags}
         )
-    if hasattr(os, "sched_setaffinity"):
+    if slot is not None and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(process.pid, {cores[slot % len(cores)]})
     return process

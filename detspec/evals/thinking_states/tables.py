@@ -33,7 +33,7 @@ def head(found: dict[str, Any]) -> str:
         "Made by `python scripts/replicate_thinking_states.py`. Models are trained from scratch; accuracies are of generated "
         "answers, greedy, right only as a whole. Plain rotary positions do not extrapolate from scratch, with thoughts or "
         "without, so all arms have linear biases (ALiBi) but where a window is named.\n\n"
-        f"{mark['device_kind']}, {found['cores']} cores, each run on one; jax {mark['jax']}, jaxlib {mark['jaxlib']}, "
+        f"{mark['device_kind']}, {found['cores']} cores, each training on one; jax {mark['jax']}, jaxlib {mark['jaxlib']}, "
         f"detspec {mark['detspec']}; all runs took {found['seconds'] / 60:.1f} minutes of one core."
     )
 
@@ -103,7 +103,7 @@ def step_time(result: dict[str, Any]) -> str:
     settings = result["settings"]
     note = (
         f"Held fixed: {settings['tokens']} tokens a step, the chunk, the length of a thought, the model; more chunks are "
-        "longer and fewer rows. Parallel: all states from given thoughts, one pass, thinker and compressor included. Through "
+        "longer and fewer rows, whose attention grows in both. Parallel: all states from given thoughts, one pass, thinker and compressor included. Through "
         "time: the state is the chunk before's own stream, chunk after chunk, gradients through the states, no thinker and "
         f"no compressor. By turns in one process, medians of {settings['repeats']}."
     )
