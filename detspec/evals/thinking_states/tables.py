@@ -103,9 +103,9 @@ def step_time(result: dict[str, Any]) -> str:
     settings = result["settings"]
     note = (
         f"Held fixed: {settings['tokens']} tokens a step, the chunk, the length of a thought, the model; more chunks are "
-        "longer and fewer rows, whose attention grows in both. Parallel: all states from given thoughts, one pass, thinker and compressor included. Through "
-        "time: the state is the chunk before's own stream, chunk after chunk, gradients through the states, no thinker and "
-        f"no compressor. By turns in one process, medians of {settings['repeats']}."
+        "longer and fewer rows, whose attention grows in both. Parallel: all states from given thoughts, one pass, thinker and "
+        "compressor included. Through time: the state is the chunk before's own stream, chunk after chunk, gradients through "
+        f"the states, no thinker and no compressor. By turns in one process, medians of {settings['repeats']}."
     )
     header = ["chunks of a row", "rows", "parallel, ms", "through time, ms", "ratio"]
     return "\n\n".join(["## Time of a training step", note, table(header, rows)])
