@@ -118,7 +118,7 @@ def completion_line(completion: Completion, num_samples: int) -> bytes:
 
 def thought_line(thought: Thought) -> dict[str, Any]:
     """One thought as it stands in a line of output."""
-    return {"token_ids": list(thought.token_ids), "text": thought.text}
+    return {"token_ids": list(thought.token_ids), "text": thought.text, "is_cut": thought.is_cut}
 
 
 def as_json(value: Any) -> Any:
