@@ -22,7 +22,7 @@ CONTEXT = b"weights"
 def scheduler_of(num_pages: int, *, sharing: bool = True) -> Scheduler:
     pool = PagePool(num_pages)
     allocator = Allocator(pool, page=PAGE, max_rows=MAX_ROWS, max_pages=MAX_PAGES, sharing=sharing)
-    return Scheduler(allocator, max_rows=MAX_ROWS, window=WINDOW)
+    return Scheduler(allocator, max_rows=MAX_ROWS, window=WINDOW, chunk=4)
 
 
 def request_of(id: str, prompt: list[int], max_tokens: int = 4, **sampling) -> Request:
@@ -55,11 +55,14 @@ class Life(RuleBasedStateMachine):
         max_tokens=st.integers(1, 8),
         n=st.integers(1, 3),
         deterministic=st.booleans(),
+        thinking=st.booleans(),
     )
-    def arrive(self, prompts, max_tokens, n, deterministic):
+    def arrive(self, prompts, max_tokens, n, deterministic, thinking):
         for prompt in prompts:
             self.number += 1
-            self.requests.append(request_of(str(self.number), prompt, max_tokens, n=n, deterministic=deterministic))
+            self.requests.append(
+                request_of(str(self.number), prompt, max_tokens, n=n, deterministic=deterministic, thinking=thinking)
+            )
         if not self.scheduler.waiting:
             self.scheduler.feed(iter(self.arrivals()))
 
@@ -69,6 +72,7 @@ class Life(RuleBasedStateMachine):
         for sample, (source, target) in zip(admitted.samples, admitted.copies, strict=True):
             if source != SCRATCH_PAGE:
                 self.written[target] = list(self.written[source])
+            assert not (sample.thinks and sample.length), "whoever thinks reads everything"
             for position in range(sample.length):  # what it takes for known is there
                 assert self.slots(sample, position)[position % PAGE] == tuple(sample.tokens[: position + 1])
 
@@ -93,7 +97,9 @@ class Life(RuleBasedStateMachine):
             for position in range(sample.length, reached):
                 slots = self.slots(sample, position)
                 assert self.pool._holders[sample.pages[position // PAGE]] == 1, "nobody writes what others hold"
-                slots[position % PAGE] = tuple(sample.tokens[: position + 1])
+                # Of a prompt that is read thinking, keys and values are not those of its tokens.
+                written = tuple(sample.tokens[: position + 1])
+                slots[position % PAGE] = ("thinking", *written) if sample.thinks else written
             sample.length = reached
             self.scheduler.allocator.register(sample)
 
