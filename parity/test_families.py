@@ -47,7 +47,7 @@ def cached_logits(model: ds.Model, rows, window: int) -> np.ndarray:
             start=jnp.full(B, start, jnp.int32),
             count=jnp.full(B, count, jnp.int32),
         )
-        out, cache = pass_of(model.params, model.cfg, windows, cache, schedule=schedule)
+        out, cache, _ = pass_of(model.params, model.cfg, windows, cache, schedule=schedule)
         logits.append(np.asarray(out)[:, :count])
     return np.concatenate(logits, axis=1)
 
