@@ -9,7 +9,7 @@ chunks of one row with guesses Z0' Z1' Z2':
     all guesses right                  -> commit Z0 Z1 Z2                                  read 3, length 12
     Z0 = Z0', Z1 != Z1'                -> commit Z0 and the correction Z1; Z2 is void      read 2, length 8
 
-Rollback is that smaller `read` and `length`. At least one chunk is committed per row and pass. With nothing but trivial
+Rollback is that smaller `read` and `length`. A pass commits at least one chunk of every row in it. With nothing but trivial
 guesses this is the speculative prefill of Thinking States (section 3), which takes one round more than there are thoughts.
 """
 
@@ -44,7 +44,7 @@ def init_reading(cfg: ModelConfig, *, max_rows: int, max_len: int, schedule: Sch
             f"a canonical pass of {schedule.rows} rows cannot be cut into chunks of {C} tokens: choose Schedule.rows as a "
             "multiple of ThinkingConfig.chunk"
         )
-    if max(C + M - 1, C) > schedule.page:
+    if schedule.page < C + M - 1:
         raise InputError(
             f"a chunk of {C} tokens and a thought of up to {M} do not fit a page of {schedule.page} slots together: raise "
             f"Schedule.page to at least {C + M - 1}, or lower ThinkingConfig.max_thought"
@@ -55,7 +55,7 @@ def init_reading(cfg: ModelConfig, *, max_rows: int, max_len: int, schedule: Sch
             "chunks again without their states"
         )
     return Reading(
-        thoughts=trivial_thoughts((max_rows, max_len // C, M), thinking.end_id),
+        thoughts=trivial_thoughts((max_rows, max(max_len // C, 1), M), thinking.end_id),
         states=jnp.zeros((max_rows, C, cfg.d_model), cfg.jax_dtype),
         **{name: jnp.zeros(max_rows, jnp.int32) for name in ("read", "end", *READING_COUNTERS)},
         end_id=thinking.end_id,

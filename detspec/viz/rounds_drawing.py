@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from detspec.viz.shapes import BLUE, FAINT, GREEN, RED, YELLOW, block, label, swatch
+from detspec.viz.shapes import BLUE, FAINT, GREEN, RED, YELLOW, block, draw_legend, label
 from detspec.viz.thought_shapes import (
     BROWN,
     GUTTER,
@@ -19,6 +19,14 @@ from detspec.viz.thought_trace import Thought, ThoughtPass, ThoughtTrace, shown_
 HEADING, LINE, GAP_LINE, CLOSING, LEGEND = 0.98, 1.02, 0.35, 0.75, 0.5
 BLOCK, BLOCK_WIDTH, TEXT_SIZE, TEXT_CHARS = 0.29, INNER - 0.16, 7.0, 14
 MARK_COLOURS = {"✓": "#2e8b2e", "✗": "#c62828"}
+MEANINGS = (
+    (BLUE, "committed", False),
+    (YELLOW, "guessed", False),
+    (GREEN, "✓ guess was right", False),
+    (GREEN, "✗ guess was wrong, corrected", True),
+    (RED, "void", False),
+    (BROWN, "state that is not 0", False),
+)
 
 
 def rounds_height(trace: ThoughtTrace, columns: Sequence[Column]) -> float:
@@ -56,7 +64,7 @@ def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top:
             label(axes, MARGIN, y + GAP_LINE / 2 - 0.04, text, size=8.0, ha="left", color=FAINT)
             y += GAP_LINE
     draw_closing(axes, trace, columns, y)
-    draw_legend(axes, y + CLOSING + 0.12)
+    draw_legend(axes, MARGIN, y + CLOSING + 0.12, MEANINGS)
 
 
 def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Column], top: float) -> None:
@@ -137,23 +145,6 @@ def draw_block(axes: Axes, column: Column, y: float, colour: str, symbol: str, t
     """A thought in the panel, as much of it as fits beside `symbol`."""
     text = thought_text(thought, TEXT_CHARS - len(symbol.rstrip("'")))
     block(axes, column.left - 0.03, y, BLOCK_WIDTH + 0.03, BLOCK, colour, symbol, text, hatched, TEXT_SIZE)
-
-
-def draw_legend(axes: Axes, top: float) -> None:
-    """What the colours mean."""
-    entries = (
-        (BLUE, "committed", False),
-        (YELLOW, "guessed", False),
-        (GREEN, "✓ guess was right", False),
-        (GREEN, "✗ guess was wrong, corrected", True),
-        (RED, "void", False),
-        (BROWN, "state that is not 0", False),
-    )
-    x = MARGIN
-    for colour, meaning, hatched in entries:
-        swatch(axes, x, top, colour, hatched)
-        label(axes, x + 0.36, top + 0.09, meaning, size=8.5, ha="left")
-        x += 0.72 + 0.066 * len(meaning)
 
 
 def _outcome(one: ThoughtPass) -> str:

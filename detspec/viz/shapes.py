@@ -110,3 +110,11 @@ def printable(text: str, max_chars: int, *, tail: bool = False) -> str:
     if len(shown) <= max_chars:
         return shown
     return "…" + shown[1 - max_chars :] if tail else shown[: max_chars - 1] + "…"
+
+
+def draw_legend(axes: Axes, x: float, top: float, entries: Sequence[tuple[str, str, bool]]) -> None:
+    """What the colours mean, in a line from `x` on: colour, meaning and whether it is hatched of each."""
+    for colour, meaning, hatched in entries:
+        swatch(axes, x, top, colour, hatched)
+        label(axes, x + 0.36, top + 0.09, meaning, size=8.5, ha="left")
+        x += 0.72 + 0.066 * len(meaning)

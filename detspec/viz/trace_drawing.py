@@ -17,9 +17,9 @@ from detspec.viz.shapes import (
     block,
     canvas,
     cylinder,
+    draw_legend,
     label,
     printable,
-    swatch,
 )
 from detspec.viz.trace import Trace, TraceWindow, shown_tokens
 
@@ -40,6 +40,16 @@ class Cell(NamedTuple):
     mark: str = ""
 
 
+MEANINGS = (
+    (BLUE, "committed before", False),
+    (YELLOW, "drafted: a guess", False),
+    (GREEN, "accepted", False),
+    (RED, "rejected", False),
+    (GREEN, "bonus or correction: chosen by verify", True),
+    (GREY, "other requests", False),
+)
+
+
 def draw_trace(trace: Trace, windows: Sequence[int]) -> Figure:
     """The windows of those indices, one below the other, under the trace's title and over a legend."""
     heights = [window_height(trace.windows[index]) for index in windows]
@@ -49,7 +59,7 @@ def draw_trace(trace: Trace, windows: Sequence[int]) -> Figure:
     for index, height in zip(windows, heights, strict=True):
         draw_window(axes, trace, index, top)
         top += height
-    draw_legend(axes, top + 0.1)
+    draw_legend(axes, MARGIN, top + 0.1, MEANINGS)
     return figure
 
 
@@ -179,23 +189,6 @@ def cells(window: TraceWindow, i: int | None) -> tuple[Cell | None, Cell | None,
         verified = Cell(GREEN, name, target, hatched=True)
     outcome = Cell(GREEN, name, window.committed[i - 1], hatched=own) if i <= len(window.committed) else None
     return drafted, verified, outcome
-
-
-def draw_legend(axes: Axes, top: float) -> None:
-    """What the colours mean."""
-    entries = (
-        (BLUE, "committed before", False),
-        (YELLOW, "drafted: a guess", False),
-        (GREEN, "accepted", False),
-        (RED, "rejected", False),
-        (GREEN, "bonus or correction: chosen by verify", True),
-        (GREY, "other requests", False),
-    )
-    x = MARGIN
-    for colour, meaning, hatched in entries:
-        swatch(axes, x, top, colour, hatched)
-        label(axes, x + 0.36, top + 0.09, meaning, size=8.5, ha="left")
-        x += 0.75 + 0.066 * len(meaning)
 
 
 def symbol(i: int) -> str:
