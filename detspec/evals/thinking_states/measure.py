@@ -79,8 +79,8 @@ MEASUREMENTS = {
     "step_time": Measurement(
         steps,
         ("parity-thinking-0",),
-        {"tokens": 256, "num_chunks": (2, 4, 8, 16, 32), "repeats": 15},
-        {"tokens": 16, "num_chunks": (1, 2), "repeats": 1},
+        {"shape": (1, 256), "thought_tokens": 128, "num_chunks": (2, 4, 8, 16, 32), "repeats": 15},
+        {"shape": (1, 16), "thought_tokens": 8, "num_chunks": (1, 2), "repeats": 1},
         alone=True,
     ),
 }

@@ -97,17 +97,21 @@ def forced(result: dict[str, Any]) -> str:
 def step_time(result: dict[str, Any]) -> str:
     """Time of an optimiser step."""
     rows = [
-        [f"{one['chunks']}", f"{one['rows']}", f"{one['parallel_ms']:.1f}", f"{one['unrolled_ms']:.1f}", f"{one['ratio']:.2f}"]
+        [
+            *(f"{one[key]}" for key in ("chunks", "chunk", "thought")),
+            *(f"{one['parallel_ms']:.1f}", f"{one['unrolled_ms']:.1f}", f"{one['ratio']:.2f}"),
+        ]
         for one in result["found"]
     ]
     settings = result["settings"]
+    rows_of, length = settings["shape"]
     note = (
-        f"Held fixed: {settings['tokens']} tokens a step, the chunk, the length of a thought, the model; more chunks are "
-        "longer and fewer rows, whose attention grows in both. Parallel: all states from given thoughts, one pass, thinker and "
-        "compressor included. Through time: the state is the chunk before's own stream, chunk after chunk, gradients through "
-        f"the states, no thinker and no compressor. By turns in one process, medians of {settings['repeats']}."
+        f"Held fixed: {rows_of} row(s) of {length} tokens, {settings['thought_tokens']} tokens of thoughts a row, the model; "
+        "only where the rows are cut differs. Parallel: all states from given thoughts, one pass, thinker and compressor included. "
+        "Through time: the state is the chunk before's own stream, chunk after chunk, gradients through the states, no thinker "
+        f"and no compressor. By turns in one process, medians of {settings['repeats']}."
     )
-    header = ["chunks of a row", "rows", "parallel, ms", "through time, ms", "ratio"]
+    header = ["chunks of a row", "tokens of a chunk", "of a thought", "parallel, ms", "through time, ms", "ratio"]
     return "\n\n".join(["## Time of a training step", note, table(header, rows)])
 
 

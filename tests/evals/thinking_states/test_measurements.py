@@ -13,7 +13,7 @@ from detspec.config import ModelConfig, ThinkingConfig
 from detspec.environment import default_schedule
 from detspec.evals.thinking_states.forced import middle, read_forced
 from detspec.evals.thinking_states.prompts import draw_problems, prompts_of, read_prompts, ready_state
-from detspec.evals.thinking_states.step_time import random_batch
+from detspec.evals.thinking_states.step_time import cut_in, random_batch
 from detspec.evals.thinking_states.turns import time_by_turns
 from detspec.evals.thinking_states.unrolled import forward_unrolled
 from detspec.model.params import init_params
@@ -87,9 +87,13 @@ def test_unrolled_states_are_the_streams_of_the_chunks_before(model: Model):
     assert np.abs(found - plain)[:, C:].max() > 1e-2
 
 
-def test_batches_of_more_chunks_hold_the_tokens_fixed():
-    shapes = {number: random_batch(CFG, 64, number).thoughts.shape for number in (2, 4, 8)}
-    assert shapes == {2: (8, 2, 3), 4: (4, 4, 3), 8: (2, 8, 3)}
+def test_rows_cut_in_more_chunks_have_as_many_tokens_of_text_and_of_thoughts():
+    for number in (2, 4, 8):
+        cut = cut_in(CFG, 64, 32, number)
+        batch = random_batch(cut, (3, 64), number)
+        assert batch.thoughts.shape == (3, number, 32 // number)
+        assert (batch.thoughts[:, :-1] >= 0).all()
+        assert batch.weights.shape == (3, number * cut.thinking.chunk) == (3, 64)
 
 
 def test_turns_prepare_outside_the_clock_and_leave_out_the_first_round():
