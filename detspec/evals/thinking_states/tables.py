@@ -107,7 +107,7 @@ def step_time(result: dict[str, Any]) -> str:
     rows_of, length = settings["shape"]
     note = (
         f"Held fixed: {rows_of} row(s) of {length} tokens, {settings['thought_tokens']} tokens of thoughts a row, the model; "
-        "only where the rows are cut differs. Parallel: all states from given thoughts, one pass, thinker and compressor included. "
+        "only the cuts differ. Parallel: all states from given thoughts, one pass, thinker and compressor included. "
         "Through time: the state is the chunk before's own stream, chunk after chunk, gradients through the states, no thinker "
         f"and no compressor. By turns in one process, medians of {settings['repeats']}."
     )
