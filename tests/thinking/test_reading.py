@@ -72,7 +72,8 @@ def facts(state: GenState) -> list[tuple]:
     pools = [np.asarray(pool).swapaxes(2, 3) for pool in state.cache.k] + [np.asarray(pool) for pool in state.cache.v]
     for b, n in enumerate(np.asarray(state.committed).tolist()):
         position = np.arange(length[b])
-        held = [pool[table[b, position // PAGE], :, position % PAGE] for pool in pools]  # [length, K, H] each
+        page = pools[0].shape[2]
+        held = [pool[table[b, position // page], :, position % page] for pool in pools]  # [length, K, H] each
         rows.append(
             (
                 np.asarray(reading.thoughts)[b, : int(reading.end[b])].tolist(),
