@@ -30,7 +30,7 @@ from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.chunks import Batch, encode, make_batch
 from detspec.train.problems.problem import require_arm
-from detspec.train.problems.task import Task, tokenizer_of
+from detspec.train.problems.task import Task, data_digest, tokenizer_of
 from detspec.train.problems.words import FILLER
 from detspec.train.step import Metrics
 from detspec.viz.curve import draw_curves
@@ -108,11 +108,11 @@ class ReasoningConfig:
         thinking = self.thinking if self.arm == "thinking" else None
         return dataclasses.replace(shape, vocab_size=max(shape.vocab_size, words), thinking=thinking)
 
-    def init_params(self, cfg: ModelConfig) -> Params:
-        """Random weights, or those of the folder; then the thinker and the compressor are copies of its layers."""
-        if isinstance(self.backbone, ModelConfig):
+    def init_params(self, cfg: ModelConfig, weights: Params | None) -> Params:
+        """Random weights, or the backbone's in float32; then the thinker and the compressor are copies of its layers."""
+        if weights is None:
             return init_params(cfg, jax.random.key(self.seed))
-        params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), load(self.backbone).params)
+        params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), weights)
         if cfg.thinking is None:
             return params
         return with_thinking(dataclasses.replace(cfg, thinking=None), params, cfg.thinking)[1]
@@ -121,6 +121,8 @@ class ReasoningConfig:
         """The run; `InputError` if a problem does not fit `seq_len` or a thought `max_thought`, when it is drawn."""
         tokenizer = tokenizer_of(self.task)
         cfg, end_id = self.model(tokenizer), self.thinking.end_id
+        loaded = None if isinstance(self.backbone, ModelConfig) else load(self.backbone)
+        weights = None if loaded is None else jax.device_get(loaded.params)  # the device has its own copy, which is trained
         filler_id = tokenizer.token_to_id(FILLER)
         filler_id = end_id if filler_id is None else filler_id  # as behind the text before
 
@@ -165,9 +167,10 @@ class ReasoningConfig:
                 "config": dataclasses.asdict(self),
                 "task": type(self.task).__name__,
                 "words": tokenizer.to_str(),
-                "weights": None if isinstance(self.backbone, ModelConfig) else load(self.backbone).digest,
+                "data": data_digest(self.task),
+                "weights": None if loaded is None else loaded.digest,
             },
-            init_params=lambda: self.init_params(cfg),
+            init_params=lambda: self.init_params(cfg, weights),
             loss_fn=lambda params, batch: reasoning_loss(params, cfg, batch),
             batch_at=lambda step: draw(np.random.default_rng((self.seed, step))),
             tokens_at=lambda step: self.batch_size * self.seq_len,

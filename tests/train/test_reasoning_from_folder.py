@@ -12,12 +12,14 @@ import detspec as ds
 from detspec.checkpoint.hf import save_hf
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
-from detspec.model.params import init_params
+from detspec.model.params import Params, init_params
+from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
+from detspec.train.problems.chunks import Batch
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import word_tokenizer, words_in
 from detspec.train.reasoning import ReasoningConfig
-from detspec.train.run import run_experiment
+from detspec.train.run import differing_entries, run_experiment
 
 QUESTION = "Ann has 2. Bob has 3. How many?"
 CFG = ModelConfig(
@@ -86,3 +88,36 @@ def test_tokenizer_with_more_words_than_the_model_is_refused(folder: str, tmp_pa
 def test_folder_that_is_none_is_refused(folder: str, tmp_path: Path):
     with pytest.raises(InputError, match="no such folder"):
         config_of(str(tmp_path / "nowhere"), tmp_path / "traces.jsonl")
+
+
+def test_run_from_a_folder_that_was_stopped_goes_on_to_the_same_bits(folder: str, tmp_path: Path):
+    def experiment_in(workdir: Path, *, stop_at: int | None = None) -> Experiment:
+        workdir.mkdir(exist_ok=True)
+        experiment = config_of(folder, tmp_path / "traces.jsonl", checkpoint_every=1).experiment(workdir)
+
+        def batch_at(step: int) -> Batch:
+            if step == stop_at:
+                raise KeyboardInterrupt
+            return experiment.batch_at(step)
+
+        return dataclasses.replace(experiment, batch_at=batch_at, finish=lambda params: Result({}, save(params, workdir)))
+
+    def save(params: Params, workdir: Path) -> Path:
+        np.savez(workdir / "weights.npz", *map(np.asarray, jax.tree.leaves(params)))
+        return workdir / "weights.npz"
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    expected = run_experiment(experiment_in(whole), workdir=whole, progress=False).export
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(experiment_in(parts, stop_at=1), workdir=parts, progress=False)
+    found = run_experiment(experiment_in(parts), workdir=parts, progress=False).export
+    assert found.read_bytes() == expected.read_bytes()
+
+
+def test_run_does_not_go_on_with_other_problems_in_the_file(folder: str, tmp_path: Path):
+    config, path = config_of(folder, tmp_path / "traces.jsonl"), tmp_path / "traces.jsonl"
+    before = config.experiment(tmp_path).record
+    assert config_of(folder, path).experiment(tmp_path).record == before
+    path.write_text(path.read_text().replace('"5"', '"3"'))
+    after = dataclasses.replace(config, task=Traces(str(path), folder)).experiment(tmp_path).record
+    assert differing_entries(before, after) == ["data"]

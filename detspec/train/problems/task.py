@@ -27,3 +27,8 @@ def tokenizer_of(task: Task) -> tokenizers.Tokenizer:
     if isinstance(task, Traces):
         return read_tokenizer(Path(task.tokenizer_from) / "tokenizer.json")
     return word_tokenizer(task.words())
+
+
+def data_digest(task: Task) -> str | None:
+    """Digest of the file that `task` draws from; None if it makes its problems up."""
+    return task.digest if isinstance(task, Traces) else None

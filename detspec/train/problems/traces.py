@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ class Traces:
     def problems(self) -> tuple[Problem, ...]:
         """All problems of the file, in its order, read once."""
         return read_traces(self.path)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 in hex over all problems: what tells the data of one run from that of another."""
+        return hashlib.sha256(json.dumps([dataclasses.asdict(problem) for problem in self.problems]).encode()).hexdigest()
 
 
 def read_traces(path: str | Path) -> tuple[Problem, ...]:
