@@ -19,10 +19,12 @@ from detspec.checkpoint.generation_config import GENERATION_CONFIG
 from detspec.checkpoint.load import load, load_config
 from detspec.checkpoint.native import save_native
 from detspec.config import ModelConfig, ThinkingConfig, is_count
+from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params, with_thinking
 from detspec.model.transformer import forward_sequences
 from detspec.state import NO_TOKEN
+from detspec.thinking.reading import init_reading
 from detspec.thinking.taught import forward_taught
 from detspec.train.accuracy import accuracy_by_operations
 from detspec.train.config import require_positive
@@ -78,6 +80,8 @@ class ReasoningConfig:
         require_arm(self.arm)
         counts = "max_ops", "seq_len", "num_steps", "batch_size", "eval_problems", "eval_every", "checkpoint_every"
         require_positive(self, *counts)
+        if not isinstance(self.thinking, ThinkingConfig):
+            raise InputError(f"ReasoningConfig.thinking must be a ThinkingConfig in every arm, got {self.thinking!r}")
         shape = self.backbone_cfg
         if shape.dtype != "float32" or shape.thinking is not None:
             raise InputError(
@@ -118,13 +122,20 @@ class ReasoningConfig:
         return with_thinking(dataclasses.replace(cfg, thinking=None), params, cfg.thinking)[1]
 
     def experiment(self, workdir: Path) -> Experiment:
-        """The run; `InputError` if a problem does not fit `seq_len` or a thought `max_thought`, when it is drawn."""
+        """The run; `InputError` if a problem does not fit `seq_len` or a thought `max_thought`, when it is drawn.
+
+        What would end the final evaluation is refused here, not after the last step.
+        """
         tokenizer = tokenizer_of(self.task)
         cfg, end_id = self.model(tokenizer), self.thinking.end_id
         loaded = None if isinstance(self.backbone, ModelConfig) else load(self.backbone)
         weights = None if loaded is None else jax.device_get(loaded.params)  # the device has its own copy, which is trained
         filler_id = tokenizer.token_to_id(FILLER)
         filler_id = end_id if filler_id is None else filler_id  # as behind the text before
+        for n in (self.max_ops, *self.eval_ops):
+            self.task.draw(np.random.default_rng(0), n)
+        if cfg.thinking is not None:
+            init_reading(cfg, max_rows=1, max_len=1, schedule=chosen_schedule(None, cfg))
 
         def draw(rng: np.random.Generator) -> Batch:
             number_of_ops = rng.integers(1, self.max_ops + 1, self.batch_size)

@@ -68,12 +68,17 @@ def align(encoded: Encoded, thinking: ThinkingConfig, phase: int = 0) -> list[li
     C = 4, phase 0   A coin's    state is heads.   Bob flips, then   Amy waits. What   's the state   ? A :
     thoughts         e           e                 tails e           tails e           e              none
 
-    Raises `InputError` if a thought has more than `M` tokens.
+    Raises `InputError` if a thought has more than `M` tokens, or a step holds the token that ends thoughts.
     """
     C, M = thinking.chunk, thinking.max_thought
     thoughts: list[list[int]] = [[] for _ in range((phase + len(encoded.prompt) - 1) // C)]
     for mark, step in zip(encoded.marks, encoded.steps, strict=True):
         chunk = (phase + mark) // C
+        if thinking.end_id in step:
+            raise InputError(
+                f"problem {encoded.question!r}: a step holds token {thinking.end_id}, which ends thoughts; choose another "
+                "end_id"
+            )
         if chunk < len(thoughts):
             thoughts[chunk].extend(step)
     for chunk, thought in enumerate(thoughts):

@@ -87,6 +87,12 @@ def test_align_thought_of_too_many_tokens_is_refused():
         align(counting(), thinking(8, max_thought=2), 1)
 
 
+def test_align_step_that_holds_the_end_of_thoughts_is_refused():
+    thinking_of_two = ThinkingConfig(8, in_layer=1, out_layer=2, max_thought=3, end_id=TWO)
+    with pytest.raises(InputError, match=rf"'Ann has 1.*a step holds token {TWO}, which ends thoughts; choose another end_id"):
+        align(counting(), thinking_of_two)
+
+
 def test_batch_rows_are_the_prompt_behind_its_fillers_then_the_continuation():
     batch = make_batch([counting(), counting()], 16, thinking(4), [0, 2])
     prompt, answer = ids("Ann has 1. Bob has 2. All? A:"), ids("3")

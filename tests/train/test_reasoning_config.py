@@ -1,0 +1,46 @@
+"""Runs of models that reason: what no run can come to a good end with is refused before its first step."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from detspec.config import ModelConfig, ThinkingConfig
+from detspec.errors import InputError
+from detspec.train.optimizer import OptimizerConfig
+from detspec.train.problems.parity import Parity
+from detspec.train.problems.two_hop import TwoHop
+from detspec.train.reasoning import ReasoningConfig
+
+THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=0)
+CONFIG = ReasoningConfig(
+    backbone=ModelConfig(*(60, 16, 2, 2, 1, 8, 24), max_position=128, dtype="float32"),
+    thinking=THINKING,
+    task=Parity(),
+    arm="thinking",
+    max_ops=2,
+    seq_len=48,
+    num_steps=10,
+    batch_size=8,
+    optimizer=OptimizerConfig(peak_lr=1e-2, final_lr=1e-3, warmup_steps=2),
+)
+
+
+@pytest.mark.parametrize("changes", [{"eval_ops": (1, 5)}, {"eval_ops": (1,), "max_ops": 5}])
+def test_numbers_of_operations_that_the_task_does_not_draw_are_refused(changes: dict, tmp_path: Path):
+    dataclasses.replace(CONFIG, task=TwoHop(), eval_ops=(1, 2)).experiment(tmp_path)
+    with pytest.raises(InputError, match="draws problems of 1 or 2 hops, got 5"):
+        dataclasses.replace(CONFIG, task=TwoHop(), **changes).experiment(tmp_path)
+
+
+def test_chunk_that_the_evaluation_cannot_read_is_refused_in_the_arm_that_thinks(tmp_path: Path):
+    config = dataclasses.replace(CONFIG, thinking=dataclasses.replace(THINKING, chunk=64))
+    with pytest.raises(InputError, match="a chunk of 64 tokens and a thought of up to 4 do not fit a page of 64 slots"):
+        config.experiment(tmp_path)
+    dataclasses.replace(config, arm="cot").experiment(tmp_path)
+
+
+def test_config_without_thinking_is_refused_in_every_arm():
+    for arm in ("thinking", "cot"):
+        with pytest.raises(InputError, match="thinking must be a ThinkingConfig in every arm, got None"):
+            dataclasses.replace(CONFIG, thinking=None, arm=arm)
