@@ -22,7 +22,7 @@ from detspec.thinking.thoughts import thought_lists
 QUESTION = "A coin's state is heads. Alice flips, then Bob flips. What's the state?"
 ANSWER_SIGN = "A:"
 OTHERS = (
-    "A coin's state is tails. Carol waits, then Dave flips, then Erin sings, then Frank flips. What's the state? A:",
+    "A coin's state is tails. Carol waits, then David flips, then Erin sings, then Frank flips. What's the state? A:",
     "A coin's state is heads. Bob reads, then Bob flips. What's the state? A:",
     "A coin's state is tails. Alice flips. What's the state? A:",
 )
@@ -88,7 +88,7 @@ def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
     prompt = model.tokenizer.encode(question)
     schedule = chosen_schedule(None, model.cfg)
     schedule = schedule.budget(schedule.rows, 1)  # a short answer needs no drafts
-    others = [model.tokenizer.encode(other) for other in OTHERS] if _knows(model, OTHERS) else [prompt] * len(OTHERS)
+    others = other_prompts(model, prompt)
     began = time.perf_counter()
     alone = _answer(model, [prompt], schedule, "trivial")
     first_s, began = time.perf_counter() - began, time.perf_counter()
@@ -111,13 +111,13 @@ def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
     )
 
 
-def _knows(model: Model, texts: Sequence[str]) -> bool:
-    """Whether all words of `texts` are in the tokenizer."""
+def other_prompts(model: Model, prompt: Sequence[int]) -> list[list[int]]:
+    """Prompts to stand beside `prompt`: `OTHERS`, or its own ends where the tokenizer does not know all their words."""
     assert model.tokenizer is not None
     try:
-        return all(model.tokenizer.encode(text) for text in texts)
+        return [model.tokenizer.encode(other) for other in OTHERS]
     except InputError:
-        return False
+        return [list(prompt[-length:]) for length in range(1, len(OTHERS) + 1)]
 
 
 def _answer(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule, guesses: str) -> GenState:

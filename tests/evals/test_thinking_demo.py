@@ -1,5 +1,6 @@
 """The shipped model that thinks answers the demonstration's question, with its thoughts, in the same bits among others."""
 
+import dataclasses
 import importlib.resources
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import pytest
 
 import detspec as ds
 from detspec.checkpoint.load import find_folder
+from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.cli.commands import main
 from detspec.errors import InputError
-from detspec.evals.thinking_demo import ThinkingReport, run_thinking_demo
+from detspec.evals.thinking_demo import OTHERS, ThinkingReport, other_prompts, run_thinking_demo
+from detspec.train.problems.words import word_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +25,14 @@ def test_question_is_answered_by_way_of_both_flips(report: ThinkingReport):
     assert report.thoughts == ("", "tails heads")
     assert report.answer == "heads"
     assert (report.rounds, report.equal, report.num_others) == (2, True, 3)
+
+
+def test_other_requests_are_other_questions_or_ends_of_a_question_in_other_words(tmp_path: Path):
+    model = ds.load("thinking_parity")
+    assert [model.decode(other) for other in other_prompts(model, [2, 3])] == list(OTHERS)
+    word_tokenizer(["zebra"]).save(str(tmp_path / "tokenizer.json"))
+    stranger = dataclasses.replace(model, tokenizer=Tokenizer(tmp_path / "tokenizer.json"))
+    assert other_prompts(stranger, [5, 6, 7, 8]) == [[8], [7, 8], [6, 7, 8]]
 
 
 def test_table_shows_what_was_read_and_thought(report: ThinkingReport):
