@@ -17,6 +17,7 @@ from detspec.state import GenState
 
 PROBE_TOKENS = 24
 PROBE_PROMPT = 40
+PROBE_CHUNKS = 3  # of the longest prompt, if the model thinks
 TIMING_ROUNDS = 5
 
 
@@ -54,9 +55,11 @@ class Trial:
         self._table[: plan.batch, :pages_each] = identity_table(plan.batch, pages_each)
         room = min(max_len, pages_each * schedule.page)
         self._num_new = max(1, min(PROBE_TOKENS, room // 2))
-        longest = max(1, min(PROBE_PROMPT, room - self._num_new))
+        wanted = PROBE_PROMPT if cfg.thinking is None else max(PROBE_PROMPT, PROBE_CHUNKS * cfg.thinking.chunk + 1)
+        longest = max(1, min(wanted, room - self._num_new))
         rng = np.random.default_rng(0)
-        self.prompts = [rng.integers(0, cfg.vocab_size, size=1 + (7 * b) % longest).tolist() for b in range(plan.batch)]
+        # The longest first: one row alone has something to read, and to think about.
+        self.prompts = [rng.integers(0, cfg.vocab_size, size=longest - (7 * b) % longest).tolist() for b in range(plan.batch)]
 
     def start(
         self,

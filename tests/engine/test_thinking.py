@@ -179,3 +179,12 @@ def test_certification_of_reading_sees_what_depends_on_the_row(part, crowded):
     crowded._runner.state = planner._free(state)
     crowded._pool.clear()
     assert bool(differs) == (part != "nothing")
+
+
+@pytest.mark.parametrize(("max_rows", "chunk"), [(1, 4), (2, 8), (1, 16)])
+def test_certification_of_reading_has_something_to_think_about_in_engines_of_few_rows(max_rows, chunk):
+    cfg = dataclasses.replace(CFG, thinking=dataclasses.replace(CFG.thinking, chunk=chunk, max_thought=1))
+    model = Model(cfg, random_thinker(cfg), tokenizer=None, eos_ids=(), digest="")
+    planner_of = Engine(model, EngineConfig(max_rows=max_rows, max_len=96, schedule=SCHEDULE, num_speculative_tokens=3))
+    trial = planner_of.planner._trial(planner_of._runner.state, planner.fast_plan(max_rows))
+    assert max((len(prompt) - 1) // chunk for prompt in trial.prompts) >= 3
