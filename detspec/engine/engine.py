@@ -20,7 +20,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Plan, Segment, plan_segment
-from detspec.engine.reading import check_ordinary, read_request
+from detspec.engine.reading import check_ordinary, read_request, settled
 from detspec.engine.request import ABORTED, FINISH_REASONS, Completion, Piece, Request, Stats
 from detspec.engine.runner import Runner
 from detspec.engine.sample import Sample
@@ -251,7 +251,7 @@ class Engine:
             self.prepare(self.config.max_rows + 1, deterministic=deterministic)
         self._running, self._stopping = True, False
         try:
-            self._scheduler.feed(iter(requests))
+            self._scheduler.feed(settled(request, self.model.cfg) for request in requests)
             brought: list[tuple[Sample, Finished | None]] = []
             while True:
                 if not self._stopping:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from detspec.checkpoint.load import Model
+from detspec.config import ModelConfig
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.environment import default_schedule
@@ -42,9 +43,14 @@ def read_request(
                 f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}: {needed} pages of {page}, more "
                 f"than num_pages ({config.num_pages}): shorten one or raise num_pages"
             )
-    if model.cfg.thinking is not None:
-        sampling = dataclasses.replace(sampling, thinking=thinks(model.cfg, sampling))
-    return Request(id, ids, sampling)
+    return settled(Request(id, ids, sampling), model.cfg)
+
+
+def settled(request: Request, cfg: ModelConfig) -> Request:
+    """`request` as models of `cfg` read it: where they think, its `thinking` says whether its prompt is read thinking."""
+    if cfg.thinking is None or request.sampling.thinking is not None:
+        return request
+    return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, thinking=thinks(cfg, request.sampling)))
 
 
 def check_ordinary(request: Request) -> Request:

@@ -14,7 +14,7 @@ from detspec.engine import certify, planner
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.replayer import Replayer
-from detspec.engine.request import Completion
+from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
 from detspec.jobs.audit import run_audit
 from detspec.jobs.job import run_job
@@ -188,3 +188,15 @@ def test_certification_of_reading_has_something_to_think_about_in_engines_of_few
     planner_of = Engine(model, EngineConfig(max_rows=max_rows, max_len=96, schedule=SCHEDULE, num_speculative_tokens=3))
     trial = planner_of.planner._trial(planner_of._runner.state, planner.fast_plan(max_rows))
     assert max((len(prompt) - 1) // chunk for prompt in trial.prompts) >= 3
+
+
+def test_request_that_leaves_thinking_to_the_model_is_read_as_the_engine_would_make_it(crowded):
+    """It follows one of the same tokens that is read without thoughts, whose pages hold other keys and values."""
+    prompt, sampling = requests()[3]
+    sampling = dataclasses.replace(sampling, logprobs=0)
+    (expected,) = crowded.run([crowded.request(prompt, sampling, id="a")])
+    list(crowded.run([crowded.request(prompt, dataclasses.replace(sampling, thinking=False), id="b")]))
+    (found,) = crowded.run([Request("a", tuple(prompt), sampling)])
+    assert (found.token_ids, found.logprobs, found.thoughts, found.digest) == (
+        *(expected.token_ids, expected.logprobs, expected.thoughts, expected.digest),
+    )
