@@ -265,6 +265,7 @@ class Engine:
                 brought = self._collect(watch, on_segment) if running else []
                 for sample in self._aborted:
                     self._runner.read(sample)
+                    sample.thoughts.clear()  # of a prompt that was read to its end or not
                     self.stats += sample.stats
                     brought.append((sample, Finished(sample, ABORTED)))
                 self._aborted.clear()

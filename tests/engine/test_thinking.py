@@ -200,3 +200,20 @@ def test_request_that_leaves_thinking_to_the_model_is_read_as_the_engine_would_m
     assert (found.token_ids, found.logprobs, found.thoughts, found.digest) == (
         *(expected.token_ids, expected.logprobs, expected.thoughts, expected.digest),
     )
+
+
+def test_aborted_request_has_no_thoughts_even_if_it_waits_with_those_it_had(crowded):
+    waiting: list[str] = []
+
+    def abort_one(num_tokens: int, num_live: int) -> None:
+        preempted = [sample.request.id for sample in crowded._scheduler._queue if sample.thoughts]
+        if preempted and not waiting:
+            waiting.append(preempted[0])
+            crowded.abort(preempted[0])
+
+    # Both end with six pages, and there are eight.
+    prompt, sampling = requests()[4][0] * 4, SamplingParams(max_tokens=54)
+    made = [crowded.request(prompt, sampling, id=id) for id in "ab"]
+    completions = {c.id: c for c in crowded.run(iter(made), on_segment=abort_one)}
+    aborted = completions[waiting[0]]
+    assert (aborted.finish_reason, aborted.thoughts) == ("abort", ())
