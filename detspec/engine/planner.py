@@ -111,8 +111,8 @@ class Planner:
         differs, state = certify_reading(state, self._trial(state, fast_plan(self._config.max_rows)))
         if differs:
             raise InputError(
-                f"this device does not certify reading with thoughts, so determinism cannot be promised: {differs}. Ask for "
-                'thinking=False, or try Schedule(linear="pinned")'
+                f"this device does not certify reading with thoughts, so determinism cannot be promised: {differs}. Try "
+                'Schedule(linear="pinned")'
             )
         self._reading_certified = True
         return _free(state)
