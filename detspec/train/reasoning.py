@@ -6,6 +6,7 @@ step is one parallel pass, and no gradient goes through a thought that was gener
 """
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import jax
@@ -159,14 +160,17 @@ class ReasoningConfig:
                 end_id=end_id,
             )
             write_json(workdir / "accuracy.json", {"arm": self.arm, "max_ops": self.max_ops, "accuracy": curve})
-            draw_curves(
-                workdir / "accuracy.png",
-                {self.arm: list(curve.items())},
-                title=f"{type(self.task).__name__}, trained on up to {self.max_ops} operations",
-                x_label="operations",
-                y_label="correct answers",
-                marked_x=self.max_ops,
-            )
+            try:
+                draw_curves(
+                    workdir / "accuracy.png",
+                    {self.arm: list(curve.items())},
+                    title=f"{type(self.task).__name__}, trained on up to {self.max_ops} operations",
+                    x_label="operations",
+                    y_label="correct answers",
+                    marked_x=self.max_ops,
+                )
+            except InputError as error:
+                print(f"detspec: no picture of the accuracy: {error}", file=sys.stderr)
             return Result({f"accuracy at {n}": value for n, value in curve.items()}, workdir / "export")
 
         return Experiment(

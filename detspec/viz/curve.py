@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from detspec.errors import InputError
+from detspec.viz.saving import matplotlib_needed
 
 COLOURS = ("#1b6ca8", "#d1495b", "#7a7a7a", "#2e8b57", "#8e5ea2", "#c98a00")
 
@@ -22,10 +22,8 @@ def draw_curves(
     Raises:
         InputError: matplotlib is missing.
     """
-    try:
+    with matplotlib_needed():
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise InputError('pictures need matplotlib: pip install "detspec[plots]"') from error
     figure = Figure(figsize=(8.0, 3.6), dpi=150, layout="constrained")
     axes = figure.subplots()
     for (name, points), colour in zip(curves.items(), COLOURS, strict=False):

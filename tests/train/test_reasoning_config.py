@@ -1,12 +1,14 @@
 """Runs of models that reason: what no run can come to a good end with is refused before its first step."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
 
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
+from detspec.train import reasoning
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.parity import Parity
 from detspec.train.problems.two_hop import TwoHop
@@ -44,3 +46,14 @@ def test_config_without_thinking_is_refused_in_every_arm():
     for arm in ("thinking", "cot"):
         with pytest.raises(InputError, match="thinking must be a ThinkingConfig in every arm, got None"):
             dataclasses.replace(CONFIG, thinking=None, arm=arm)
+
+
+def test_run_without_matplotlib_ends_with_its_accuracy_and_says_that_there_is_no_picture(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(reasoning, "accuracy_by_operations", lambda *given, **settings: {1: 0.5})
+    experiment = dataclasses.replace(CONFIG, arm="no_cot").experiment(tmp_path)
+    result = experiment.finish(experiment.init_params())
+    assert result.metrics == {"accuracy at 1": 0.5}
+    assert not (tmp_path / "accuracy.png").exists()
+    assert "no picture of the accuracy: pictures need matplotlib" in capsys.readouterr().err
