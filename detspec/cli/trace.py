@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from detspec.cli.options import add_model, add_subcommand, load_model
+from detspec.cli.options import GUESSES, add_model, add_subcommand, load_model
 
 if TYPE_CHECKING:
     from detspec.viz.thought_trace import ThoughtTrace
@@ -16,7 +16,6 @@ seeds for a request that has both; if the model's own fast path is never refused
 With --thoughts it reads a prompt with a model that thinks, and draws its chunks, states and thoughts, and the passes that
 guessed, verified and committed them."""
 
-THINKING_MODEL = "thinking_parity"
 THINKING_PROMPT = (
     "A coin's state is heads. Alice flips, then Bob sings, then Carol reads, then David naps, then Erin flips, "
     "then Frank hums, then Grace naps, then Henry sings, then Irene flips, then Jack waits. What's the state? A:"
@@ -45,8 +44,8 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     parser.add_argument(
         "--guesses",
-        choices=("trivial", "sequential"),
-        default="trivial",
+        choices=GUESSES,
+        default=GUESSES[0],
         help="guessed thoughts: that there are none, or those of a cheap pass that reads ahead; used with --thoughts",
     )
     parser.add_argument("--out", default="out/detspec-trace", metavar="PATH", help="PATH.svg and PATH.png are written")
@@ -92,7 +91,7 @@ def run_thoughts(args: argparse.Namespace) -> int:
     from detspec.sampling import SamplingParams
     from detspec.viz.thought_trace import save_thoughts
 
-    model = load_model(argparse.Namespace(**{"model": THINKING_MODEL} | vars(args)))
+    model = load_model(args, shipped="thinking_parity")
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
     trace = run_thought_trace(model, getattr(args, "prompt", THINKING_PROMPT), sampling, guesses=args.guesses)
     print(trace.title)
