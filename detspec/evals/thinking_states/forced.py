@@ -1,6 +1,5 @@
 """Thoughts that are forced: a wrong one in the middle of a prompt must turn the answer, or nobody uses them."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,17 +10,14 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig, Schedule
 from detspec.environment import chosen_schedule
-from detspec.generate.insert import start_state
+from detspec.evals.thinking_states.prompts import draw_problems, prompts_of, ready_state
 from detspec.generate.loop import generate_state
 from detspec.model.params import Params
-from detspec.sampling import SamplingParams
 from detspec.state import GenState
 from detspec.thinking.blocks import compress
 from detspec.thinking.reading import read
-from detspec.train.problems.chunks import encode
 from detspec.train.problems.parity import SIDES, Parity
 from detspec.train.problems.task import tokenizer_of
-from detspec.train.problems.words import END_ID
 
 
 def forced_flips(model: Model, *, num_ops: int, num_problems: int, seed: int) -> dict[str, Any]:
@@ -38,12 +34,11 @@ def forced_flips(model: Model, *, num_ops: int, num_problems: int, seed: int) ->
         changes when each side in the middle thought is the other one; "flipped_by_own", the same when the middle thought is
         forced to be what it is anyhow: 0, or forcing itself is at fault.
     """
-    rng = np.random.default_rng((seed, num_ops))
-    problems = [Parity().draw(rng, num_ops) for _ in range(num_problems)]
-    tokenizer = tokenizer_of(Parity())
-    prompts = [one.prompt for one in encode(problems, tokenizer, "thinking")]
+    problems = draw_problems(Parity(), num_ops=num_ops, number=num_problems, seed=seed)
+    tokenizer, prompts = tokenizer_of(Parity()), prompts_of(Parity(), problems, "thinking")
     schedule = chosen_schedule(None, model.cfg)
-    free = generate_state(model.params, model.cfg, _start(model, prompts, schedule), schedule=schedule)
+    start = partial(ready_state, model, prompts, max_tokens=2, schedule=schedule)
+    free = generate_state(model.params, model.cfg, start(), schedule=schedule)
     assert free.reading is not None
     thoughts, end = np.asarray(free.reading.thoughts), np.asarray(free.reading.end)
     heads, tails = (tokenizer.encode(side).ids[0] for side in SIDES)
@@ -58,9 +53,8 @@ def forced_flips(model: Model, *, num_ops: int, num_problems: int, seed: int) ->
         return np.array([tokens[b, len(prompt)] for b, prompt in enumerate(prompts)])
 
     def flipped(given: np.ndarray) -> float:
-        state = _start(model, prompts, schedule)
         at = jnp.asarray(np.maximum(place, 0), jnp.int32)
-        state = read_forced(model.params, model.cfg, state, at, jnp.asarray(given), schedule=schedule)
+        state = read_forced(model.params, model.cfg, start(), at, jnp.asarray(given), schedule=schedule)
         state = generate_state(model.params, model.cfg, state, schedule=schedule)
         return float(np.mean((answers(state) != answers(free))[counted])) if counted.any() else 0.0
 
@@ -105,10 +99,3 @@ def middle(there: np.ndarray) -> int:
     """The middle one of the places where `there [X]` is True, -1 if it nowhere is."""
     (places,) = np.nonzero(there)
     return int(places[len(places) // 2]) if len(places) else -1
-
-
-def _start(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule) -> GenState:
-    sampling = [SamplingParams(max_tokens=2)] * len(prompts)
-    longest = max(map(len, prompts)) + 2
-    max_len = -(-longest // schedule.page) * schedule.page
-    return start_state(model.cfg, prompts, sampling, eos_ids=(END_ID,), max_len=max_len, schedule=schedule)
