@@ -13,6 +13,7 @@ from detspec.engine.engine_config import METHODS, EngineConfig
 from detspec.errors import InputError
 from detspec.evals import bench
 from detspec.sampling import LOGPROBS_MODES, SamplingParams
+from detspec.thinking.guesses import GUESSES
 
 COMMANDS = ("demo", "generate", "merge", "doctor", "trace", "train", "bench", "plan")
 CLI = Path(commands.__file__).parent
@@ -114,6 +115,7 @@ def test_defaults_are_those_of_the_library():
         EngineConfig().num_speculative_tokens,
     )
     assert options.METHODS == METHODS
+    assert options.GUESSES == GUESSES
     assert options.LOGPROBS_MODES == LOGPROBS_MODES
     assert importlib.import_module("detspec.cli.bench").MODES == bench.MODES
 
