@@ -71,7 +71,7 @@ def run_segment(
     schedule: Schedule,
     plan: Plan,
 ) -> tuple[GenState, Report]:
-    """Steps `rows [plan.batch]` (all different) by `plan`.
+    """Steps `rows [plan.batch]` (all different) by `plan`; what is reported comes in their order.
 
     Ends after `max_steps`, when fewer than `min_live` of the rows are live, or when those in use that are not live have
     idled for `max_idle` steps, added up.
@@ -81,7 +81,9 @@ def run_segment(
         step_fn = partial(fast_step, params, cfg, schedule=schedule)
     else:
         step_fn = partial(dvr_step, params, cfg, draft_fn=default_draft(canonical), schedule=canonical)
-    part = take_rows(_arranged(state, in_use, page_table), rows)
+    arranged = _arranged(state, in_use, page_table)
+    takes_all = plan.batch == state.live.shape[0]  # then nothing is copied out of the state and back
+    part = arranged if takes_all else take_rows(arranged, rows)
     num_rows = in_use[rows].sum(dtype=jnp.int32)
     part, steps = run(part, step_fn, max_steps=max_steps, min_live=min_live, num_rows=num_rows, max_idle=max_idle)
     steps = jnp.full_like(part.committed, steps)
@@ -90,7 +92,11 @@ def run_segment(
     if part.reading is not None:
         progress += [getattr(part.reading, name) for name in READING_COUNTERS]
         thoughts = part.reading.thoughts
-    return put_rows(state, rows, part), Report(jnp.stack(progress), thoughts, part.tokens, part.logprobs)
+    report = Report(jnp.stack(progress), thoughts, part.tokens, part.logprobs)
+    if not takes_all:
+        return put_rows(state, rows, part), report
+    in_order = jax.tree.map(lambda x: x[rows], report.replace(progress=report.progress.T))
+    return part, in_order.replace(progress=in_order.progress.T)
 
 
 @partial(jax.jit, donate_argnames=("state",))
