@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
-from detspec.checkpoint.store import Store
+from detspec.checkpoint.store import Store, local_sharding
 from detspec.errors import InputError
 from detspec.train.config import load_config
 from detspec.train.experiment import Experiment, Result
@@ -57,10 +57,14 @@ def run_experiment(experiment: Experiment, *, workdir: Path, resume: bool = True
 def restore_or_init(
     store: Store, experiment: Experiment, optimizer: optax.GradientTransformation, record: dict[str, Any], *, resume: bool
 ) -> TrainState:
-    """The state of the newest checkpoint if there is one, else the initial state."""
+    """The state of the newest checkpoint if there is one, else the initial state; on one device either way.
+
+    Programs of arrays that are bound to a device are not those of arrays that are not: a resumed run is to find the programs
+    of the first one compiled.
+    """
     step = store.latest_step()
     if step is None:
-        return init_state(experiment.init_params(), optimizer)
+        return jax.device_put(init_state(experiment.init_params(), optimizer), local_sharding())
     if not resume:
         raise InputError(f"{store.folder} already holds a run (step {step}); resume it or choose another workdir")
     differing = differing_entries(store.record(step), record)
