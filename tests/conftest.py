@@ -17,9 +17,11 @@ pytest_plugins = ["tests.engine.fixtures"]
 
 # The processes of one run, those that tests start among them, share what they compile; what is dropped is found again.
 RUN = os.environ.setdefault("DETSPEC_TEST_RUN", str(os.getpid()))  # the first process is the others' parent
+MAPPINGS = Path("/proc/self/maps")
+MAX_MAPPINGS = 30_000  # a file of tests takes up to some ten thousand
 COMPILED = Path(tempfile.gettempdir()) / f"detspec-test-{RUN}"
 jax.config.update("jax_compilation_cache_dir", str(COMPILED))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
@@ -32,15 +34,39 @@ hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deals the files of two halves by turns to several processes.
+
+    Files of one folder need the same programs: side by side each process would compile them, one after the other the second
+    finds them.
+    """
+    if hasattr(config, "workerinput"):
+        files = list(dict.fromkeys(item.path for item in items))
+        half = -(-len(files) // 2)
+        place = {path: (i % half, i >= half) for i, path in enumerate(files)}
+        items.sort(key=lambda item: place[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: the garbage collector need not look at it at every turn."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Drops compiled programs at the end of each folder of tests.
+    """Drops compiled programs at the end of a file of tests if there are many of them; else the next files find them.
 
     A program takes dozens of memory mappings, and Linux allows a process 65530: the whole suite in one process runs into it,
     and the compiler then ends with a segmentation fault.
     """
-    if nextitem is not None and nextitem.path.parent != item.path.parent:
+    if nextitem is not None and nextitem.path != item.path and (not MAPPINGS.exists() or num_mappings() > MAX_MAPPINGS):
         jax.clear_caches()
         gc.collect()
+
+
+def num_mappings() -> int:
+    """The memory mappings of this process."""
+    return MAPPINGS.read_bytes().count(b"\n")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
