@@ -16,6 +16,7 @@ from detspec.presets import preset
 from tests.fakes import RANDOM_CFG
 
 REFUSED_WINDOW = 8
+CFG = dataclasses.replace(RANDOM_CFG, num_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def seen() -> list[tuple[int, int, str]]:
 @pytest.fixture(scope="module")
 def result(seen: list[tuple[int, int, str]]) -> dict:
     return run_bench(
-        random_model(RANDOM_CFG),
+        random_model(CFG),
         batches=(2,),
         shares=(0, 50, 100),
         windows=(4,),
@@ -44,7 +45,7 @@ def test_run_bench_result_survives_json(result: dict):
 
 def test_run_bench_names_versions_model_and_settings(result: dict):
     assert {"jax", "device_kind", "model", "schedule"} <= set(result["fingerprint"])
-    assert result["model"]["num_params"] == RANDOM_CFG.num_params
+    assert result["model"]["num_params"] == CFG.num_params
     assert result["settings"]["repeats"] == 3
     assert result["machine"]["read_bytes_per_s"] > 0
     assert result["machine"]["flop_per_s"] > 0
@@ -129,7 +130,7 @@ def test_run_bench_program_that_is_not_certified_is_a_result(monkeypatch: pytest
 
     genuine = Engine.run
     monkeypatch.setattr(Engine, "run", run)
-    model = random_model(RANDOM_CFG)
+    model = random_model(CFG)
     shape = {"batches": (2,), "prompt_len": 8, "new_tokens": 12}  # that of `result`
     result = run_bench(model, **shape, modes=("dvr",), shares=(100,), windows=(REFUSED_WINDOW,), repeats=1)
     fast, refused = result["batches"][0]["cases"]
