@@ -5,7 +5,8 @@ import dataclasses
 from detspec.config import Schedule
 from detspec.engine.policy import canonical_plans
 from detspec.evals.bench import random_model
-from detspec.evals.doctor import examine, run_doctor
+from detspec.evals.doctor import run_doctor
+from detspec.evals.examination import examine
 from tests.fakes import RANDOM_CFG
 
 ONE_LAYER = dataclasses.replace(RANDOM_CFG, num_layers=1)  # what is asked of it does not change with depth
