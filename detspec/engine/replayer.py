@@ -22,7 +22,7 @@ from detspec.engine.request import Request
 from detspec.engine.sample import first_sample
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
-from detspec.generate.insert import check_prompt, init_state, insert, pack_requests, thinks
+from detspec.generate.insert import beside, check_prompt, init_state, insert, pack_requests, thinks
 from detspec.generate.score import Replayed
 from detspec.sampling import MAX_LOGPROBS, SamplingParams
 from detspec.state import PAD_ID, GenState
@@ -83,7 +83,7 @@ class Replayer:
             )
         self._model, self._max_rows, self._max_len = model, max_rows, max_len
         self.schedule = self._asked = chosen_schedule(schedule, model.cfg)
-        self._state = init_state(
+        state = init_state(
             model.cfg,
             max_rows=max_rows,
             max_len=max_len,
@@ -91,6 +91,7 @@ class Replayer:
             max_logit_bias=max_logit_bias,
             schedule=self.schedule,
         )
+        self._state = beside(model.params, state)
         self._page_table = np.array(self._state.cache.page_table)
         self._prepared = False
 

@@ -15,7 +15,7 @@ from detspec.engine.programs import Report, copy_pages, prefill_rows, run_segmen
 from detspec.engine.sample import Sample
 from detspec.engine.scheduler import Admitted
 from detspec.engine.step_times import StepTimes
-from detspec.generate.insert import Requests, init_state, no_requests, pack_requests
+from detspec.generate.insert import Requests, beside, init_state, no_requests, pack_requests
 from detspec.sampling import MAX_LOGPROBS
 from detspec.thinking.thoughts import thought_lists
 
@@ -51,7 +51,7 @@ class Runner:
     ) -> None:
         """Allocates the cache; tells `step_times` what segments take."""
         self.model = model
-        self.state = init_state(
+        state = init_state(
             model.cfg,
             max_rows=config.max_rows,
             max_len=config.max_len,
@@ -60,6 +60,7 @@ class Runner:
             schedule=schedule,
             num_pages=num_pages,
         )
+        self.state = beside(model.params, state)
         self.clock = Clock()
         self._nobody = self._requests = no_requests(self.state)
         self._schedule, self._max_rows, self._step_times = schedule, config.max_rows, step_times

@@ -11,6 +11,7 @@ from detspec.cache import init_cache
 from detspec.config import ModelConfig, Schedule
 from detspec.errors import InputError
 from detspec.generate.packing import pack_rows, unpack_rows
+from detspec.model.params import Params
 from detspec.sampling import SamplingParams, all_stop_ids, row_sampling
 from detspec.state import PAD_ID, RUNNING, GenState, RowSampling, init_counters
 from detspec.thinking.reading import init_reading
@@ -56,6 +57,17 @@ def init_state(
         cache=init_cache(cfg, max_rows=max_rows, max_len=max_len, schedule=schedule, num_pages=num_pages),
         reading=init_reading(cfg, max_rows=max_rows, max_len=max_len, schedule=schedule) if cfg.thinking else None,
     )
+
+
+def beside(params: Params, state: GenState) -> GenState:
+    """`state` bound to the device that `params` are bound to, if it is a single one; else as it is.
+
+    A program of arrays that are bound to a device is not the one of arrays that are not, and what a program returns is bound
+    as its parameters are: the second use of each program would compile it again.
+    """
+    leaf = jax.tree.leaves(params)[0]
+    is_bound = leaf.committed and isinstance(leaf.sharding, jax.sharding.SingleDeviceSharding)
+    return jax.device_put(state, leaf.sharding) if is_bound else state
 
 
 def start_state(

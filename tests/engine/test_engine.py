@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -234,3 +235,11 @@ def test_no_prompts_give_no_completions(one_row):
 def test_state_after_runs_holds_nobody(one_row):
     one_row.generate(PROMPTS[:1], SAMPLING[0])
     assert not bool(jnp.any(one_row._runner.state.live))
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_state_is_bound_to_a_device_as_the_weights_are(is_bound):
+    """Programs of bound and of free arrays differ: a state that began otherwise would have each program compiled twice."""
+    params = jax.device_put(table_model(), jax.local_devices()[0] if is_bound else None)
+    engine = Engine(Model(TABLE_CFG, params, None, (), ""), EngineConfig(max_rows=1, max_len=16, schedule=SCHEDULE))
+    assert {leaf.committed for leaf in jax.tree.leaves((params, engine._runner.state))} == {is_bound}
