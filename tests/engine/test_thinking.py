@@ -24,10 +24,7 @@ from tests.thinking.fakes import THINKER_CFG, random_thinker
 
 # Pages of 16: prompts take several, and few are enough to preempt.
 SCHEDULE = Schedule(rows=16, window=4, page=16)
-# One layer, which gets the states and gives the stream: how deep the model is makes no difference to an engine.
-CFG = dataclasses.replace(
-    THINKER_CFG, num_layers=1, thinking=dataclasses.replace(THINKER_CFG.thinking, in_layer=0, out_layer=1)
-)
+CFG = dataclasses.replace(THINKER_CFG, num_layers=2)
 PROMPT_LENS = (3, 17, 40, 61, 9, 52, 5, 33)
 IN_ORDER = range(8)
 SHUFFLED = [5, 2, 7, 0, 4, 1, 6, 3]

@@ -9,11 +9,9 @@ from detspec.evals.doctor import run_doctor
 from detspec.evals.examination import examine
 from tests.fakes import RANDOM_CFG
 
-ONE_LAYER = dataclasses.replace(RANDOM_CFG, num_layers=1)  # what is asked of it does not change with depth
-
 
 def test_doctor_canonical_schedule_certified() -> None:
-    report = run_doctor(random_model(ONE_LAYER), schedule=Schedule(rows=8, window=4), max_rows=1)
+    report = run_doctor(random_model(RANDOM_CFG), schedule=Schedule(rows=8, window=4), max_rows=1)
     assert report.certified, report.table()
     axes = {check.axis for check in report.checks}
     assert axes == {
@@ -40,6 +38,6 @@ def test_examine_split_kv_in_canonical_pass_named() -> None:
 
 def test_doctor_window_alignment_leaves_out_offsets() -> None:
     schedule = Schedule(rows=8, window=4, alignment="window")
-    report = run_doctor(random_model(ONE_LAYER), schedule=schedule, max_rows=1)
+    report = run_doctor(random_model(RANDOM_CFG), schedule=schedule, max_rows=1)
     assert report.certified, report.table()
     assert not {"window offset", "split"} & {check.axis for check in report.checks}
