@@ -5,8 +5,9 @@ import argparse
 from detspec.cli.options import add_model, add_subcommand, load_model
 
 DESCRIPTION = """Runs one text through the canonical pass with everything changed that must not matter (rows, neighbours, window
-offsets, the split of the budget, stale cache slots) and compares bits; then certifies the engine's own programs. The inverse
-control must differ. Exit code 1 if the device is not certified."""
+offsets, the split of the budget, stale cache slots) and compares bits; with a model that thinks, reads one prompt with other
+guesses of its thoughts, in other rows and pages; then certifies the engine's own programs. The inverse control must differ.
+Exit code 1 if the device is not certified."""
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
