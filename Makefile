@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-kernels test-aot kernels parity lint format notebooks pairs clean
+.PHONY: help env demo test test-slow test-kernels test-aot kernels parity lint format notebooks pairs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ demo: env ## the whole product in one picture: generate, verify, roll back, comp
 
 test: env ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-slow: env ## run the slow ones: whole commands, every family of models
+	$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers, live
 	$(BIN)/python -m pytest parity $(ARGS)

@@ -28,6 +28,7 @@ def test_options_of_no_sense_are_refused(script: ModuleType, arguments: list[str
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_quick_replication_trains_reports_and_does_nothing_twice(
     script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

@@ -8,6 +8,8 @@ import pytest
 from detspec.cli.commands import main
 from tests.engine.byte_model import some_prompts
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ("--no-compile-cache", "--max-tokens", "6", "--max-len", "64", "--max-rows", "2", "--method", "none")
 
 

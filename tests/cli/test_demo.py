@@ -10,6 +10,8 @@ from detspec.engine.request import Completion, Stats
 from detspec.evals import demo
 from detspec.evals.demo import Change, DemoReport, Run, compare, demo_prompts
 
+pytestmark = pytest.mark.slow
+
 
 def completion(tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> Completion:
     return Completion("0", (1,), tokens, logprobs, "text", "length", "d" * 64, Stats())

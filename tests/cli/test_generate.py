@@ -51,6 +51,7 @@ def test_generate_writes_three_files(generated):
     assert [json.loads(line)["id"] for line in generated.read_text().splitlines()] == ["r0", "r1", "r2", "r3"]
 
 
+@pytest.mark.slow
 def test_compile_cache_makes_the_second_start_faster_and_changes_no_bit(generated, detspec, folder, prompts, tmp_path):
     """In a cache folder of its own, on one row, so that there is less to compile."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION_CACHE")}
@@ -78,6 +79,7 @@ def test_generate_from_stdin_to_stdout_gives_the_same_bytes(generated, detspec, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_generate_resumes_after_every_signal_and_gives_the_same_bytes(command, folder, tmp_path):
     prompts = write_lines(tmp_path / "in.jsonl", some_lines(NUM_LINES))
     out, journal = tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"

@@ -15,6 +15,8 @@ from detspec.evals.rounds import Case, Variants, cases_of
 from detspec.presets import preset
 from tests.fakes import RANDOM_CFG
 
+pytestmark = pytest.mark.slow
+
 REFUSED_WINDOW = 8
 CFG = dataclasses.replace(RANDOM_CFG, num_layers=1)
 

@@ -2,12 +2,16 @@
 
 import dataclasses
 
+import pytest
+
 from detspec.config import Schedule
 from detspec.engine.policy import canonical_plans
 from detspec.evals.bench import random_model
 from detspec.evals.doctor import run_doctor
 from detspec.evals.examination import examine
 from tests.fakes import RANDOM_CFG
+
+pytestmark = pytest.mark.slow
 
 
 def test_doctor_canonical_schedule_certified() -> None:

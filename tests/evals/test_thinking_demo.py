@@ -14,6 +14,8 @@ from detspec.errors import InputError
 from detspec.evals.thinking_demo import OTHERS, ThinkingReport, other_prompts, run_thinking_demo
 from detspec.train.problems.words import word_tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def report() -> ThinkingReport:

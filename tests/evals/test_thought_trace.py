@@ -16,6 +16,8 @@ from detspec.state import GenState
 from detspec.viz.thought_trace import Thought, ThoughtTrace, thought_figure
 from tests.fakes import RANDOM_CFG
 
+pytestmark = pytest.mark.slow
+
 C, MAX_TOKENS = 8, 6
 # 11 chunks are thought about, more than a pass of 64 rows holds; 3 tokens are left to the last chunk.
 PROMPT = tuple(int(token) for token in np.random.default_rng(3).integers(0, RANDOM_CFG.vocab_size, 11 * C + 3))

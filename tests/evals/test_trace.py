@@ -13,6 +13,8 @@ from detspec.sampling import SamplingParams
 from detspec.viz.trace import Trace, trace_figure
 from tests.fakes import RANDOM_CFG
 
+pytestmark = pytest.mark.slow
+
 PROMPT = (5, 17, 9)
 OTHERS = ((1, 2), (3, 4, 5, 6))
 SAMPLING = SamplingParams(temperature=0.8, seed=7)

@@ -146,6 +146,7 @@ def test_committed_bits_for_any_draft_neighbours_and_places_equal_one_token_at_a
         assert seen["accepted"] >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*FAMILY_CFGS, "alibi"])
 def test_committed_bits_of_every_family_equal_one_token_at_a_time(family):
     """Sliding windows, soft caps, biases, norms of heads, rotary scalings, linear biases: the texts run past all lengths."""

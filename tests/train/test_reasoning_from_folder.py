@@ -55,6 +55,7 @@ def config_of(folder: str, path: Path, **changes) -> ReasoningConfig:
     return dataclasses.replace(config, **changes)
 
 
+@pytest.mark.slow
 def test_run_starts_from_the_weights_of_the_folder_and_ends_as_a_model_that_thinks(folder: str, tmp_path: Path):
     config = config_of(folder, tmp_path / "traces.jsonl")
     loaded, experiment = ds.load(folder), config.experiment(tmp_path)
