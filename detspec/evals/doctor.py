@@ -46,6 +46,8 @@ class DoctorReport:
         verdict = f"differs, as it must: {c.differs}" if c.differs else "NO DIFFERENCE: the comparison has no power here"
         lines.append(f"  {c.axis:16} {c.meaning:58} {c.num_variants:4}  {verdict}")
         lines += ["", "  the engine's programs (windows x rows a window [batch]) against the anchor:"]
+        if not self.plans:
+            lines.append("  not examined: an engine refuses a model whose thoughts vary")
         for certificate in self.plans:
             verdict = (
                 "ordinary"

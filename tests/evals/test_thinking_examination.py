@@ -49,4 +49,5 @@ def test_doctor_that_finds_thoughts_to_vary_reports_it_and_leaves_the_engine_out
     assert report.plans == ()
     lines = report.table().splitlines()
     assert any("reading rows" in line and "NO: row 1 alone: the state at place 0" in line for line in lines)
+    assert lines[-3].endswith("not examined: an engine refuses a model whose thoughts vary")
     assert lines[-1].startswith("NOT CERTIFIED")
