@@ -87,14 +87,15 @@ MEASUREMENTS = {
 
 
 def all_runs(*, quick: bool, only: Sequence[str] = ()) -> list[Run]:
-    """Everything in the order it should begin: what others need first, what is timed last.
+    """Everything in the order it should begin: what others need, what needs it and can run beside others, what is timed last.
 
     With `only` these runs and those whose models they measure; `InputError` for a name that there is not.
     """
-    first = ("parity-thinking-0", "sparse")
-    names = QUICK_TRAININGS if quick else sorted(trainings(), key=lambda name: name not in first)
     measured = [Run(name, models_of(one, quick=quick), one.alone) for name, one in MEASUREMENTS.items()]
-    runs = [*(Run(name) for name in names), *measured]
+    needed = {name for run in measured for name in run.needs}
+    trained = [Run(name) for name in (QUICK_TRAININGS if quick else trainings())]
+    runs = [run for run in trained if run.name in needed] + [run for run in measured if not run.alone]
+    runs += [run for run in trained if run.name not in needed] + [run for run in measured if run.alone]
     if unknown := set(only) - {run.name for run in runs}:
         raise InputError(f"no run {', '.join(sorted(unknown))}; there are {', '.join(run.name for run in runs)}")
     wanted = {*only, *(needed for run in runs if run.name in only for needed in run.needs)}
