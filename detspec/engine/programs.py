@@ -95,8 +95,8 @@ def run_segment(
     report = Report(jnp.stack(progress), thoughts, part.tokens, part.logprobs)
     if not takes_all:
         return put_rows(state, rows, part), report
-    in_order = jax.tree.map(lambda x: x[rows], report.replace(progress=report.progress.T))
-    return part, in_order.replace(progress=in_order.progress.T)
+    of_rows = jax.tree.map(lambda x: x[rows], (report.thoughts, report.tokens, report.logprobs))
+    return part, Report(report.progress[:, rows], *of_rows)
 
 
 @partial(jax.jit, donate_argnames=("state",))

@@ -212,8 +212,10 @@ def test_gradient_does_not_go_through_the_generation_of_a_thought():
     thoughts = compiled(generated_by)(params)
     assert len(set(thoughts[0, :, 0].tolist())) > 1
     through = compiled(jax.grad(lambda params: loss(params, generated_by(params))))(params)
-    fixed = compiled(jax.grad(loss))(params, thoughts)
+    of_given = compiled(jax.grad(loss))
+    fixed, other = of_given(params, thoughts), of_given(params, jnp.asarray(THOUGHTS[3]))
     assert all((a == b).all() for a, b in zip(jax.tree.leaves(through), jax.tree.leaves(fixed), strict=True))
+    assert all((a != b).any() for a, b in zip(jax.tree.leaves(through), jax.tree.leaves(other), strict=True))
 
 
 def test_token_of_a_thought_alone_is_felt_where_the_thought_is_read_and_nowhere_else():
