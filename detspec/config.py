@@ -333,6 +333,10 @@ class Schedule:
         """The same schedule with a budget of `rows` cut into windows of `window`."""
         return dataclasses.replace(self, rows=rows, window=window)
 
+    def whole_pages(self, length: int) -> int:
+        """`length` positions, rounded up to whole pages: as many as a row then takes anyway, and fewer programs to compile."""
+        return -(-length // self.page) * self.page
+
     def fast(self, batch: int) -> "Schedule":
         """The cheapest decode schedule for `batch` live rows: one-row windows and tiles, sums and products in XLA's order."""
         shared = 1 << (batch - 1).bit_length()

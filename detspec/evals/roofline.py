@@ -49,6 +49,6 @@ def pass_work(cfg: ModelConfig, schedule: Schedule, *, windows: int, context: in
     for layer in range(cfg.num_layers):
         sliding = cfg.window_of(layer)
         seen = context if sliding is None else min(context, sliding)
-        num_bytes += tiles * -(-seen // schedule.page) * schedule.page * slot_bytes
+        num_bytes += tiles * schedule.whole_pages(seen) * slot_bytes
         flop += windows * schedule.window * 4 * seen * cfg.num_heads * cfg.head_dim
     return Work(bytes=float(num_bytes), flop=float(flop))

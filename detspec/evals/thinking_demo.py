@@ -123,7 +123,7 @@ def other_prompts(model: Model, prompt: Sequence[int]) -> list[list[int]]:
 def _answer(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule, guesses: str) -> GenState:
     """The final state of all `prompts` side by side."""
     longest = max(map(len, prompts)) + MAX_TOKENS
-    max_len = min(-(-longest // schedule.page) * schedule.page, model.cfg.max_position)
+    max_len = min(schedule.whole_pages(longest), model.cfg.max_position)
     sampling = [SamplingParams(max_tokens=MAX_TOKENS, thinking=True)] * len(prompts)
     state = start_state(model.cfg, prompts, sampling, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
     state = generate_state(model.params, model.cfg, state, schedule=schedule, guess_fn=guess_fn(guesses, schedule))

@@ -88,7 +88,7 @@ class _Examination:
     ) -> ReadPrompt:
         """Reads the prompt in `row`, with others in the rows beside it."""
         cfg, schedule = self.model.cfg, self.schedule
-        max_len = -(-(max(map(len, self.prompts)) + SAMPLING.max_tokens) // schedule.page) * schedule.page
+        max_len = schedule.whole_pages(max(map(len, self.prompts)) + SAMPLING.max_tokens)
         state = init_state(cfg, max_rows=NUM_ROWS, max_len=max_len, max_stop_ids=1, max_logit_bias=1, schedule=schedule)
         state = state.replace(cache=disturbed(state.cache, schedule, reverse_pages=reverse_pages, poison=poison))
         rows = [row, *(other for other in range(NUM_ROWS) if other != row)] if neighbours else [row]

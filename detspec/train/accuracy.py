@@ -63,8 +63,7 @@ def answers_to(
     room = max(len(one.continuation) for one in encoded)
     schedule = chosen_schedule(None, cfg)
     schedule = schedule.budget(schedule.rows, 1)  # compiling a draft takes longer than these short texts
-    max_len = max_len or longest(problems, tokenizer, arm)
-    max_len = -(-max_len // schedule.page) * schedule.page
+    max_len = schedule.whole_pages(max_len or longest(problems, tokenizer, arm))
     answers: list[str | None] = []
     for start in range(0, len(problems), BATCH):
         batch = encoded[start : start + BATCH]

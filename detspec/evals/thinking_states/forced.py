@@ -1,5 +1,6 @@
 """Thoughts that are forced: a wrong one in the middle of a prompt must turn the answer, or nobody uses them."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,35 +11,44 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig, Schedule
 from detspec.environment import chosen_schedule
-from detspec.evals.thinking_states.prompts import draw_problems, prompts_of, ready_state
-from detspec.generate.loop import generate_state
+from detspec.evals.thinking_states.prompts import decode, draw_problems, prompts_of, read_prompts, ready_state
 from detspec.model.params import Params
 from detspec.state import GenState
 from detspec.thinking.blocks import compress
 from detspec.thinking.reading import read
 from detspec.train.problems.parity import SIDES, Parity
+from detspec.train.problems.problem import Problem
 from detspec.train.problems.task import tokenizer_of
 
+MAX_TOKENS = 2  # the answer and its end
 
-def forced_flips(model: Model, *, num_ops: int, num_problems: int, seed: int) -> dict[str, Any]:
+
+def forced_flips(model: Model, *, num_ops: Sequence[int], num_problems: int, seed: int) -> list[dict[str, Any]]:
     """Shares of answers to coin flips that change when the thought in the middle of the prompt is forced.
 
     Args:
         model: trained on `Parity`, in the arm "thinking".
-        num_ops: operations of a problem.
-        num_problems: drawn; those without a side among their thoughts are left out.
+        num_ops: operations of the problems.
+        num_problems: drawn for each of `num_ops`; those without a side among their thoughts are left out.
         seed: of the problems.
 
     Returns:
-        "problems" that count; "right", the share answered rightly when nothing is forced; "flipped", the share whose answer
-        changes when each side in the middle thought is the other one; "flipped_by_own", the same when the middle thought is
-        forced to be what it is anyhow: 0, or forcing itself is at fault.
+        For each of `num_ops`: "problems" that count; "right", the share answered rightly when nothing is forced; "flipped",
+        the share whose answer changes when each side in the middle thought is the other one; "flipped_by_own", the same when
+        the middle thought is forced to be what it is anyhow: 0, or forcing itself is at fault.
     """
-    problems = draw_problems(Parity(), num_ops=num_ops, number=num_problems, seed=seed)
-    tokenizer, prompts = tokenizer_of(Parity()), prompts_of(Parity(), problems, "thinking")
+    drawn = {n: draw_problems(Parity(), num_ops=n, number=num_problems, seed=seed) for n in num_ops}
+    prompts = {n: prompts_of(Parity(), problems, "thinking") for n, problems in drawn.items()}
+    room = max(len(prompt) for each in prompts.values() for prompt in each) + MAX_TOKENS  # one shape, for shared programs
+    return [{"num_ops": n, **_flips(model, prompts[n], drawn[n], room)} for n in num_ops]
+
+
+def _flips(model: Model, prompts: Sequence[Sequence[int]], problems: Sequence[Problem], max_len: int) -> dict[str, Any]:
+    tokenizer, num_problems = tokenizer_of(Parity()), len(problems)
     schedule = chosen_schedule(None, model.cfg)
-    start = partial(ready_state, model, prompts, max_tokens=2, schedule=schedule)
-    free = generate_state(model.params, model.cfg, start(), schedule=schedule)
+    start = partial(ready_state, model, prompts, max_tokens=MAX_TOKENS, max_len=max_len, schedule=schedule)
+    answer = partial(decode, model.params, model.cfg, schedule=schedule.budget(num_problems, 1))
+    free = answer(read_prompts(model.params, model.cfg, start(), schedule=schedule))
     assert free.reading is not None
     thoughts, end = np.asarray(free.reading.thoughts), np.asarray(free.reading.end)
     heads, tails = (tokenizer.encode(side).ids[0] for side in SIDES)
@@ -55,12 +65,11 @@ def forced_flips(model: Model, *, num_ops: int, num_problems: int, seed: int) ->
     def flipped(given: np.ndarray) -> float:
         at = jnp.asarray(np.maximum(place, 0), jnp.int32)
         state = read_forced(model.params, model.cfg, start(), at, jnp.asarray(given), schedule=schedule)
-        state = generate_state(model.params, model.cfg, state, schedule=schedule)
+        state = answer(read_prompts(model.params, model.cfg, state, schedule=schedule))
         return float(np.mean((answers(state) != answers(free))[counted])) if counted.any() else 0.0
 
     gold = np.array([tokenizer.encode(problem.answer).ids[0] for problem in problems])
     return {
-        "num_ops": num_ops,
         "problems": int(counted.sum()),
         "right": float(np.mean(answers(free) == gold)),
         "flipped": flipped(wrong),

@@ -32,26 +32,16 @@ class Measurement:
     alone: bool
 
 
-def forced(model: Model, *, num_ops: tuple[int, ...], num_problems: int) -> list[dict[str, Any]]:
-    """Forced thoughts for each of `num_ops`."""
-    return [forced_flips(model, num_ops=n, num_problems=num_problems, seed=1) for n in num_ops]
-
-
 def steps(model: Model, **settings: Any) -> list[dict[str, Any]]:
     """Step times of models of this shape; the weights do not matter."""
     return step_times(model.cfg, **settings)
 
 
-def answers(thinking: Model, cot: Model, **settings: Any) -> list[dict[str, Any]]:
-    """Times to the answer of both arms."""
-    return answer_times({"thinking": thinking, "cot": cot}, seed=2, **settings)
-
-
 MEASUREMENTS = {
     "forced": Measurement(
-        forced,
+        forced_flips,
         ("parity-thinking-0",),
-        {"num_ops": (10, 20), "num_problems": 128},
+        {"num_ops": (10, 20), "num_problems": 128, "seed": 1},
         {"num_ops": (2,), "num_problems": 2},
         alone=False,
     ),
@@ -70,16 +60,16 @@ MEASUREMENTS = {
         alone=True,
     ),
     "answer_time": Measurement(
-        answers,
+        answer_times,
         ("parity-thinking-0", "parity-cot-0"),
-        {"num_ops": 10, "batches": (1, 32), "repeats": 9},
+        {"num_ops": 10, "batches": (1, 32), "repeats": 30, "seed": 2},
         {"num_ops": 2, "batches": (1,), "repeats": 1},
         alone=True,
     ),
     "step_time": Measurement(
         steps,
         ("parity-thinking-0",),
-        {"shape": (1, 256), "thought_tokens": 128, "num_chunks": (2, 4, 8, 16, 32), "repeats": 15},
+        {"shape": (1, 256), "thought_tokens": 128, "num_chunks": (2, 8, 32), "repeats": 15},
         {"shape": (1, 16), "thought_tokens": 8, "num_chunks": (1, 2), "repeats": 1},
         alone=True,
     ),

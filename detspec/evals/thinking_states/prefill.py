@@ -16,12 +16,11 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.config import Schedule
 from detspec.environment import chosen_schedule
-from detspec.evals.thinking_states.prompts import draw_problems, prompts_of, read_prompts, ready_state
+from detspec.evals.thinking_states.prompts import draw_problems, guess_thoughts, prompts_of, read_prompts, ready_state
 from detspec.evals.thinking_states.turns import Prepare, time_by_turns
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.guesses import guess_fn
-from detspec.thinking.reading import GuessFn
 from detspec.train.problems.parity import Parity
 
 SOURCES = ("trivial", "sequential", "recorded")
@@ -110,13 +109,14 @@ def read_by(
     """A function that reads `prompts` with guesses of `source` and returns the state; what it starts from is made here."""
     given = recorded if source == "recorded" else None
     state = ready_state(model, prompts, max_tokens=1, schedule=schedule, thoughts=given)
-    source_fn = guess_of(source, schedule)
-    return lambda: read_prompts(model.params, model.cfg, state, schedule=schedule, guess_fn=source_fn)
+    # The guesses that a state begins with are trivial. Reading ahead takes no rows of the pass: one program for all budgets.
+    source_fn = guess_fn(source, of_rows(model, thinking_of(model.cfg).chunk)) if source == "sequential" else None
 
+    def call() -> GenState:
+        guessed = state if source_fn is None else guess_thoughts(model.params, model.cfg, state, guess_fn=source_fn)
+        return read_prompts(model.params, model.cfg, guessed, schedule=schedule)
 
-def guess_of(source: str, schedule: Schedule) -> GuessFn | None:
-    """The function that guesses; None where the guesses in the state are taken as they are."""
-    return guess_fn(source, schedule) if source == "sequential" else None
+    return call
 
 
 def reading_counters(state: GenState) -> dict[str, float]:

@@ -17,7 +17,7 @@ from detspec.train.problems.variables import Variables
 from detspec.train.reasoning import ReasoningConfig
 
 QUICK = "quick-"
-SEEDS = {"thinking": 3, "cot": 3, "no_cot": 3}  # runs of each arm on parity; on variables one each
+SEEDS = {"parity": {"thinking": 3, "cot": 3, "no_cot": 3}, "variables": {"thinking": 3, "cot": 1, "no_cot": 1}}
 TESTED = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 CHUNKS = (2, 4, 16, 32)  # beside the 8 of all other runs
 LOOPS = (1, 2, 3)
@@ -76,9 +76,13 @@ def get_config(name: str) -> ReasoningConfig:
 
 def trainings() -> dict[str, ReasoningConfig]:
     """All runs by name."""
-    runs = {f"parity-{arm}-{seed}": parity(arm, seed) for arm, seeds in SEEDS.items() for seed in range(seeds)}
+    runs = {
+        f"{task}-{arm}-{seed}": of_arm(arm, seed)
+        for task, of_arm in (("parity", parity), ("variables", variables))
+        for arm, seeds in SEEDS[task].items()
+        for seed in range(seeds)
+    }
     runs["parity-window-0"] = dataclasses.replace(PARITY, backbone=WINDOW)
-    runs |= {f"variables-{arm}-0": variables(arm) for arm in SEEDS}
     runs |= {f"chunk-{chunk}": of_chunk(chunk) for chunk in CHUNKS}
     runs |= {f"loop-{layers}": of_loop(layers) for layers in LOOPS}
     runs["sparse"] = dataclasses.replace(PARITY, task=Parity(filler=0.9, up_to=True), max_ops=20, seq_len=112, num_steps=1000)
@@ -90,9 +94,9 @@ def parity(arm: str, seed: int) -> ReasoningConfig:
     return dataclasses.replace(PARITY, arm=arm, seed=seed, num_steps=STEPS[arm], seq_len=LENGTHS[arm])
 
 
-def variables(arm: str) -> ReasoningConfig:
+def variables(arm: str, seed: int) -> ReasoningConfig:
     """Sums of three variables; a chain of thought writes three tokens for each operation."""
-    return dataclasses.replace(VARIABLES, arm=arm, seq_len=128 if arm == "cot" else 96)
+    return dataclasses.replace(VARIABLES, arm=arm, seed=seed, seq_len=128 if arm == "cot" else 96)
 
 
 def of_chunk(chunk: int) -> ReasoningConfig:

@@ -11,11 +11,14 @@ from detspec.cache import KVCache
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.environment import default_schedule
+from detspec.evals.thinking_states.answer_time import Setting, answer_times, settings_of
 from detspec.evals.thinking_states.forced import middle, read_forced
-from detspec.evals.thinking_states.prompts import draw_problems, prompts_of, read_prompts, ready_state
+from detspec.evals.thinking_states.prefill import SOURCES, read_by, reading_counters
+from detspec.evals.thinking_states.prompts import decode, draw_problems, prompts_of, read_prompts, ready_state
 from detspec.evals.thinking_states.step_time import cut_in, random_batch
 from detspec.evals.thinking_states.turns import time_by_turns
 from detspec.evals.thinking_states.unrolled import forward_unrolled
+from detspec.generate.loop import generate_state
 from detspec.model.params import init_params
 from detspec.model.transformer import forward_sequences
 from detspec.state import GenState
@@ -65,6 +68,39 @@ def test_forced_thought_stands_there_and_only_another_one_changes_what_is_read(m
 def keys_of_positions(cache: KVCache, first: int, end: int) -> jax.Array:
     """Keys of the last layer at positions `first .. end - 1`, which lie in the first page of every row."""
     return cache.k[-1][cache.page_table[:, 0]][..., first:end]
+
+
+def test_reading_and_decoding_apart_give_the_bits_of_generating_at_once(model: Model, prompts: list[list[int]]):
+    at_once = generate_state(model.params, CFG, ready_state(model, prompts, max_tokens=3, schedule=SCHEDULE), schedule=SCHEDULE)
+    read = read_prompts(model.params, CFG, ready_state(model, prompts, max_tokens=3, schedule=SCHEDULE), schedule=SCHEDULE)
+    assert (np.asarray(read.committed) < np.asarray(at_once.committed)).all()
+    apart = decode(model.params, CFG, read, schedule=SCHEDULE.budget(len(prompts), 1))
+    assert (np.asarray(apart.tokens) == np.asarray(at_once.tokens)).all()
+    assert np.asarray(apart.logprobs).tobytes() == np.asarray(at_once.logprobs).tobytes()
+
+
+def test_every_source_reads_the_same_thoughts_and_right_ones_take_one_round(model: Model, prompts: list[list[int]]):
+    recorded, schedule = None, SCHEDULE.budget(16, THINKING.chunk)
+    rounds = {}
+    for source in SOURCES:
+        state = read_by(model, prompts, source, schedule=schedule, recorded=recorded)()
+        expected = state.reading.thoughts if recorded is None else recorded
+        assert (np.asarray(state.reading.thoughts) == np.asarray(expected)).all()
+        recorded, rounds[source] = state.reading.thoughts, reading_counters(state)["rounds"]
+    assert rounds["recorded"] == 1 < rounds["trivial"]
+
+
+def test_times_to_the_answer_are_of_both_arms_with_their_tokens_and_passes(model: Model):
+    backbone = dataclasses.replace(CFG, thinking=None)
+    cot = dataclasses.replace(model, cfg=backbone, params=init_params(backbone, jax.random.key(0)))
+    found = answer_times(model, cot, num_ops=2, batches=(1,), repeats=1, seed=0)
+    assert [tuple(one[name] for name in Setting._fields) for one in found] == settings_of(1, THINKING.chunk)
+    one_chunk, two_chunks, chain = found
+    assert one_chunk["passes"] >= two_chunks["passes"] >= 1
+    assert one_chunk["tokens"] == two_chunks["tokens"] <= 2
+    assert chain["tokens"] <= 6
+    assert chain["passes"] == 0
+    assert all(one["ms"] > one["reading_ms"] > 0 for one in found)
 
 
 def test_middle_is_the_middle_one_of_the_places_or_none():

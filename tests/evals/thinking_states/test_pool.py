@@ -52,6 +52,17 @@ def test_pool_that_is_started_again_runs_only_what_is_missing(tmp_path: Path):
     assert told[0] == (3, ["second"])
 
 
+def test_processes_have_huge_pages_and_one_thread_beside_what_the_user_asks_for(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=nowhere")
+    path = tmp_path / "only" / "result.json"
+    code = f"import json,os; json.dump(dict(os.environ), open({str(path)!r}, 'w'))"
+    run_all([Run("only")], lambda run: ["-c", code], workdir=tmp_path, width=1, listener=lambda done, names: None)
+    found = json.loads(path.read_text())
+    assert found["GLIBC_TUNABLES"] == "glibc.malloc.check=0:glibc.malloc.hugetlb=1"
+    assert found["XLA_FLAGS"] == "--xla_dump_to=nowhere --xla_cpu_multi_thread_eigen=false"
+
+
 @pytest.mark.parametrize("code", ["import sys; print('no disk'); sys.exit(3)", "print('no disk')"])
 def test_run_that_leaves_no_result_fails_the_pool_and_ends_the_others(tmp_path: Path, code: str):
     began = time.monotonic()
