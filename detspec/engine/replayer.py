@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule, ThinkingConfig
+from detspec.config import ModelConfig, Schedule
 from detspec.engine.policy import NEVER
 from detspec.engine.programs import prefill_rows, read_rows, replay_rows
 from detspec.engine.request import Request
@@ -26,6 +26,7 @@ from detspec.generate.insert import beside, check_prompt, init_state, insert, pa
 from detspec.generate.score import Replayed
 from detspec.sampling import MAX_LOGPROBS, SamplingParams
 from detspec.state import PAD_ID, GenState
+from detspec.thinking.blocks import thinking_of
 from detspec.thinking.thoughts import thought_lists
 
 LARGE_ROWS = 512  # more token rows a pass make larger products
@@ -134,10 +135,10 @@ class Replayer:
         for numbers, batch in _batches(records, self._max_rows):
             dispatched = numbers, batch, *self._dispatch(batch)
             if running is not None:
-                yield from _unpack(self._model.cfg.thinking, *running)
+                yield from _unpack(self._model.cfg, *running)
             running = dispatched
         if running is not None:
-            yield from _unpack(self._model.cfg.thinking, *running)
+            yield from _unpack(self._model.cfg, *running)
 
     def _dispatch(self, batch: Batch) -> tuple[Replayed, jax.Array | None]:
         """Starts the passes over one batch; returns what will be known of its texts and thoughts `[max_rows, X, M]`."""
@@ -242,7 +243,7 @@ def _thoughts_of(state: GenState) -> jax.Array | None:
 
 
 def _unpack(
-    thinking: ThinkingConfig | None, numbers: Sequence[int], batch: Batch, replayed: Replayed, thoughts: jax.Array | None
+    cfg: ModelConfig, numbers: Sequence[int], batch: Batch, replayed: Replayed, thoughts: jax.Array | None
 ) -> Iterator[tuple[int, Replay]]:
     """The part of each row that is about its new tokens, and what was thought before them."""
     found = jax.device_get(replayed)
@@ -252,8 +253,8 @@ def _unpack(
         likeliest = found.logprobs[row], found.top_ids[row], found.top_logprobs[row]
         wanted = likeliest if _wants_likeliest(request) else None
         thought: list[list[int]] = []
-        if thoughts is not None and thinking is not None and request.sampling.thinking is not False:
-            thought = thought_lists(np.asarray(thoughts)[row, : (prompt_len - 1) // thinking.chunk])
+        if thinks(cfg, request.sampling):
+            thought = thought_lists(np.asarray(thoughts)[row, : (prompt_len - 1) // thinking_of(cfg).chunk])
         yield number, Replay(found.targets[row, new], found.target_logprobs[row, new], wanted, thought)
 
 

@@ -86,6 +86,11 @@ def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
     if not question.rstrip().endswith(ANSWER_SIGN):
         question = f"{question.rstrip()} {ANSWER_SIGN}"
     prompt = model.tokenizer.encode(question)
+    if len(prompt) + MAX_TOKENS > model.cfg.max_position:
+        raise InputError(
+            f"the question has {len(prompt)} tokens; with {MAX_TOKENS} for the answer that is more than the model's "
+            f"{model.cfg.max_position} positions: ask a shorter one"
+        )
     schedule = chosen_schedule(None, model.cfg)
     schedule = schedule.budget(schedule.rows, 1)  # a short answer needs no drafts
     others = other_prompts(model, prompt)

@@ -111,7 +111,7 @@ def generate(
     return generate_state(params, cfg, state, schedule=schedule, draft_fn=draft_fn)
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "draft_fn", "guess_fn", "refine"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("cfg", "schedule", "draft_fn", "guess_fn"), donate_argnames=("state",))
 def generate_state(
     params: Params,
     cfg: ModelConfig,
@@ -120,11 +120,10 @@ def generate_state(
     schedule: Schedule,
     draft_fn: DraftFn | None = None,
     guess_fn: GuessFn | None = None,
-    refine: bool = False,
 ) -> GenState:
     """Reads the prompts and runs `state` until no row is live: the functional core as one program."""
     if state.reading is not None:
-        state = read(params, cfg, state, schedule=schedule, guess_fn=guess_fn, refine=refine)
+        state = read(params, cfg, state, schedule=schedule, guess_fn=guess_fn)
     state = prefill(params, cfg, state, schedule=schedule)
     step_fn = partial(dvr_step, params, cfg, draft_fn=draft_fn or default_draft(schedule), schedule=schedule)
     state, _ = run(state, step_fn, max_steps=jnp.int32(state.tokens.shape[1]), min_live=jnp.int32(1))

@@ -69,7 +69,6 @@ def read(
     *,
     schedule: Schedule,
     guess_fn: GuessFn | None = None,
-    refine: bool = False,
     max_passes: jax.Array | None = None,
 ) -> GenState:
     """Reads the prompts of all live rows that think, up to their last chunk, or as far as `max_passes` passes reach.
@@ -79,8 +78,6 @@ def read(
         state: its `reading` holds the guesses; trivial ones from `init_reading`.
         schedule: of the canonical pass; its windows do not matter, they are the chunks.
         guess_fn: guesses anew, before the first pass.
-        refine: what a pass says after a wrong guess becomes the next guess. It mostly saves rounds, but one more than there
-            are thoughts is no bound of them then, for it may expect a thought where there is none.
         max_passes: at most so many.
     """
     if guess_fn is not None:
@@ -93,17 +90,14 @@ def read(
 
     def run_pass(carry: tuple[jax.Array, GenState]) -> tuple[jax.Array, GenState]:
         passes, state = carry
-        return passes + 1, read_pass(params, cfg, state, schedule=schedule, refine=refine)
+        return passes + 1, read_pass(params, cfg, state, schedule=schedule)
 
     with jax.named_scope("read"):
         return jax.lax.while_loop(unread, run_pass, (jnp.int32(0), state))[1]
 
 
-def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, refine: bool = False) -> GenState:
-    """One canonical pass over the next chunks of the rows that are reading: verifies their guesses and commits.
-
-    With `refine` the thoughts that it says after a wrong guess, void as they are, become the next guesses.
-    """
+def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
+    """One canonical pass over the next chunks of the rows that are reading: verifies their guesses and commits."""
     reading, thinking = state.reading, thinking_of(cfg)
     assert reading is not None
     chunks = next_chunks(state, schedule.rows // thinking.chunk)
@@ -125,8 +119,8 @@ def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Sc
     B = state.committed.shape[0]
 
     def wanted(refused: jax.Array) -> jax.Array:
-        """What follows a wrong guess is void: its thought is wanted only as the next guess."""
-        return chunks.used if refine else chunks.used & (chunks.depth <= _before_refused(chunks, refused, B)[row])
+        """What follows a wrong guess is void."""
+        return chunks.used & (chunks.depth <= _before_refused(chunks, refused, B)[row])
 
     thoughts = think(params, cfg, tapped, guesses, wanted, schedule=schedule)
 
@@ -135,12 +129,11 @@ def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Sc
     accepted = jnp.minimum(_before_refused(chunks, (thoughts != guesses).any(1), B), offered)
     gained = jnp.minimum(accepted + 1, offered)
     committed = chunks.used & (chunks.depth < gained[row])
-    kept = jnp.where(chunks.used if refine else committed, row, B)
     is_last = committed & (chunks.depth == gained[row] - 1)
     states = compress_if_any(params, cfg, thoughts, is_last, schedule=schedule)
     took_part = (offered > 0).astype(jnp.int32)
     reading = reading.replace(
-        thoughts=reading.thoughts.at[kept, place].set(thoughts, mode="drop"),
+        thoughts=reading.thoughts.at[jnp.where(committed, row, B), place].set(thoughts, mode="drop"),
         read=reading.read + gained,
         states=reading.states.at[jnp.where(is_last, row, B)].set(states, mode="drop"),
         num_passes=reading.num_passes + took_part,

@@ -53,6 +53,12 @@ def accepts(fn: Any, *args: Any) -> bool:
     return True
 
 
+def require_seed(config: Any) -> None:
+    """Raises `InputError` unless `config.seed` is a whole number of at least 0."""
+    if not (config.seed == 0 or is_count(config.seed)):
+        raise InputError(f"{type(config).__name__}.seed must be a whole number of at least 0, got {config.seed!r}")
+
+
 def require_positive(config: Any, *fields: str) -> None:
     """Raises `InputError` unless each of `fields` is a positive integer."""
     for field in fields:

@@ -17,7 +17,7 @@ from detspec.errors import InputError
 from detspec.model.params import Params, init_params
 from detspec.model.transformer import forward_sequences
 from detspec.train.batches import Batches, Phase, cut_rows, digest_documents, encode_documents, phase_at
-from detspec.train.config import require_positive
+from detspec.train.config import require_positive, require_seed
 from detspec.train.corpus import EOS_ID, Document, read_corpus, train_tokenizer
 from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
@@ -52,6 +52,7 @@ class LanguageConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "holdout_one_in", "eval_every", "eval_tokens", "checkpoint_every")
+        require_seed(self)
         if not self.phases:
             raise InputError("LanguageConfig.phases must name at least one phase")
         if self.model.dtype != "float32":

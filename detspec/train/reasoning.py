@@ -7,6 +7,7 @@ step is one parallel pass, and no gradient goes through a thought that was gener
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -27,13 +28,14 @@ from detspec.model.transformer import forward_sequences
 from detspec.state import NO_TOKEN
 from detspec.thinking.reading import init_reading
 from detspec.thinking.taught import forward_taught
-from detspec.train.accuracy import accuracy_by_operations
-from detspec.train.config import require_positive
+from detspec.train.accuracy import accuracy_by_operations, longest
+from detspec.train.config import require_positive, require_seed
 from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.chunks import Batch, encode, make_batch
-from detspec.train.problems.problem import require_arm
+from detspec.train.problems.problem import Problem, require_arm
 from detspec.train.problems.task import Task, data_digest, tokenizer_of
+from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import FILLER
 from detspec.train.step import Metrics
 from detspec.viz.curve import draw_curves
@@ -55,6 +57,8 @@ class ReasoningConfig:
         num_steps: optimiser steps.
         batch_size: problems of a step, all new.
         optimizer: how it steps.
+        eval_task: what draws the problems of evaluations, in words of `task`: a file that was not learnt from, or operations of
+            another kind. None is `task`.
         eval_ops: operations of the problems of the final evaluation.
         eval_problems: how many for each of `eval_ops`.
         eval_every: steps between evaluations in passing, teacher-forced.
@@ -71,6 +75,7 @@ class ReasoningConfig:
     num_steps: int
     batch_size: int
     optimizer: OptimizerConfig
+    eval_task: Task | None = None
     eval_ops: tuple[int, ...] = (5, 10, 20, 40, 70, 100)
     eval_problems: int = 128
     eval_every: int = 100
@@ -81,6 +86,11 @@ class ReasoningConfig:
         require_arm(self.arm)
         counts = "max_ops", "seq_len", "num_steps", "batch_size", "eval_problems", "eval_every", "checkpoint_every"
         require_positive(self, *counts)
+        require_seed(self)
+        if not isinstance(self.backbone, ModelConfig | str):
+            raise InputError(
+                f"ReasoningConfig.backbone must be a ModelConfig or the path of a model folder, got {self.backbone!r}"
+            )
         if not isinstance(self.thinking, ThinkingConfig):
             raise InputError(f"ReasoningConfig.thinking must be a ThinkingConfig in every arm, got {self.thinking!r}")
         shape = self.backbone_cfg
@@ -123,9 +133,8 @@ class ReasoningConfig:
         return with_thinking(dataclasses.replace(cfg, thinking=None), params, cfg.thinking)[1]
 
     def experiment(self, workdir: Path) -> Experiment:
-        """The run; `InputError` if a problem does not fit `seq_len` or a thought `max_thought`, when it is drawn.
-
-        What would end the final evaluation is refused here, not after the last step.
+        """The run; `InputError` if a problem does not fit `seq_len` or a thought `max_thought`: of a file at once, else when
+        it is drawn. What would end the final evaluation is refused here, not after the last step.
         """
         tokenizer = tokenizer_of(self.task)
         cfg, end_id = self.model(tokenizer), self.thinking.end_id
@@ -133,27 +142,40 @@ class ReasoningConfig:
         weights = None if loaded is None else jax.device_get(loaded.params)  # the device has its own copy, which is trained
         filler_id = tokenizer.token_to_id(FILLER)
         filler_id = end_id if filler_id is None else filler_id  # as behind the text before
-        for n in (self.max_ops, *self.eval_ops):
-            self.task.draw(np.random.default_rng(0), n)
+        eval_task = self.eval_task or self.task
+        self.task.draw(np.random.default_rng(0), self.max_ops)
+        for n in self.eval_ops:
+            needed = longest([eval_task.draw(np.random.default_rng(0), n)], tokenizer, self.arm)
+            if needed > cfg.max_position:
+                raise InputError(
+                    f"a problem of {n} operations takes {needed} tokens, but the backbone has {cfg.max_position} positions: "
+                    "lower ReasoningConfig.eval_ops, or raise max_position"
+                )
         if cfg.thinking is not None:
             init_reading(cfg, max_rows=1, max_len=1, schedule=chosen_schedule(None, cfg))
 
-        def draw(rng: np.random.Generator) -> Batch:
-            number_of_ops = rng.integers(1, self.max_ops + 1, self.batch_size)
-            problems = [self.task.draw(rng, int(n)) for n in number_of_ops]
-            # All arms see shifted positions; what is shifted against the chunks matters to one of them.
-            phases = rng.integers(self.thinking.chunk, size=self.batch_size).tolist()
+        def batch_of(problems: Sequence[Problem], phases: Sequence[int]) -> Batch:
             encoded = encode(problems, tokenizer, self.arm, end_id=end_id)
             return make_batch(encoded, self.seq_len, cfg.thinking, phases, filler_id=filler_id)
 
+        def draw(task: Task, rng: np.random.Generator) -> Batch:
+            number_of_ops = rng.integers(1, self.max_ops + 1, self.batch_size)
+            problems = [task.draw(rng, int(n)) for n in number_of_ops]
+            # All arms see shifted positions; what is shifted against the chunks matters to one of them.
+            return batch_of(problems, rng.integers(self.thinking.chunk, size=self.batch_size).tolist())
+
+        for task in (self.task, eval_task):
+            if isinstance(task, Traces):
+                task.check(lambda problem: batch_of([problem] * self.thinking.chunk, range(self.thinking.chunk)))
+
         def evaluate(params: Params, step: int) -> dict[str, float]:
-            _, metrics = taught_loss(params, cfg, draw(np.random.default_rng((self.seed, self.num_steps + step))))
+            _, metrics = taught_loss(params, cfg, draw(eval_task, np.random.default_rng((self.seed, self.num_steps + step))))
             return {f"heldout_{name}": float(value) for name, value in metrics.items()}
 
         def finish(params: Params) -> Result:
             export(workdir, cfg, params, tokenizer, end_id)
             curve = accuracy_by_operations(
-                *(params, cfg, self.task, tokenizer, self.arm),
+                *(params, cfg, eval_task, tokenizer, self.arm),
                 num_ops=self.eval_ops,
                 num_problems=self.eval_problems,
                 seed=self.seed,
@@ -187,7 +209,7 @@ class ReasoningConfig:
             },
             init_params=lambda: self.init_params(cfg, weights),
             loss_fn=lambda params, batch: reasoning_loss(params, cfg, batch),
-            batch_at=lambda step: draw(np.random.default_rng((self.seed, step))),
+            batch_at=lambda step: draw(self.task, np.random.default_rng((self.seed, step))),
             tokens_at=lambda step: self.batch_size * self.seq_len,
             evaluate=evaluate,
             finish=finish,

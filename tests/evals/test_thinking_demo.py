@@ -56,6 +56,14 @@ def test_model_that_does_not_think_is_refused():
         run_thinking_demo(ds.load())
 
 
+def test_question_longer_than_the_model_reads_is_refused():
+    flips = ", then".join([" Bob flips"] * 400)
+    with pytest.raises(
+        InputError, match=r"question has 1\d\d\d tokens; with . for the answer that is more than .* 1024 positions"
+    ):
+        run_thinking_demo(ds.load("thinking_parity"), f"A coin's state is heads.{flips}. What's the state?")
+
+
 def test_shipped_models_are_small_and_found_by_name(tmp_path: Path, monkeypatch):
     folder = find_folder("thinking_parity")
     assert folder == Path(str(importlib.resources.files("detspec"))) / "assets" / "thinking_parity"

@@ -35,10 +35,10 @@ from tests.thinking.fakes import ALIBI_THINKER_CFG, TABLE_THINKER_CFG, THINKER_C
 ROWS, PAGE, MAX_LEN = 16, 16, 48
 MAX_PROMPT, MAX_NEW = 34, 6
 ONE_BY_ONE = Schedule(rows=ROWS, window=1, page=PAGE)
-# (model, window, batch, source, refine): a fixed list, so that the number of compilations is bounded.
+# (model, window, batch, source): a fixed list, so that the number of compilations is bounded.
 CASES = {
-    "told": (THINKER_CFG, 4, 3, None, True),
-    "sequential": (ALIBI_THINKER_CFG, 8, 2, sequential_guesses, False),
+    "told": (THINKER_CFG, 4, 3, None),
+    "sequential": (ALIBI_THINKER_CFG, 8, 2, sequential_guesses),
 }
 V, C, M = THINKER_CFG.vocab_size, THINKER_CFG.thinking.chunk, THINKER_CFG.thinking.max_thought
 KINDS = ("right", "random", "partly right", "none")
@@ -156,7 +156,7 @@ def scattered(state: GenState, rng: np.random.Generator) -> GenState:
 
 @pytest.mark.parametrize("name", CASES)
 def test_speculative_reading_for_any_guesses_neighbours_and_places_equals_reading_chunk_by_chunk(name):
-    cfg, window, batch, source, refine = CASES[name]
+    cfg, window, batch, source = CASES[name]
     schedule = Schedule(rows=ROWS, window=window, page=PAGE)
     guess_fn = source(schedule) if source else None
     seen: Counter = Counter()
@@ -170,7 +170,7 @@ def test_speculative_reading_for_any_guesses_neighbours_and_places_equals_readin
         expected = [reference(cfg, request) for request in requests]
         thoughts = [guesses_of(rng.choice(KINDS), row[0], rng) for row, _ in expected]
         state = scattered(start(cfg, requests, schedule, thoughts=thoughts), rng)
-        state = generate_state(random_thinker(cfg), cfg, state, schedule=schedule, guess_fn=guess_fn, refine=refine)
+        state = generate_state(random_thinker(cfg), cfg, state, schedule=schedule, guess_fn=guess_fn)
         assert (state.reading.read == state.reading.end).all()
         for b, got in enumerate(facts(state)):
             assert got == expected[b][0], f"row {b} of {requests}"
@@ -206,23 +206,21 @@ def test_keys_and_values_of_the_cheap_pass_are_not_those_that_are_committed():
     assert [row[2] for row in facts(unverified)] != [reference(cfg, request)[0][2] for request in requests]
 
 
-@pytest.mark.parametrize("refine", [False, True])
-def test_read_pass_of_known_thoughts_commits_up_to_the_first_wrong_guess(refine):
+def test_read_pass_of_known_thoughts_commits_up_to_the_first_wrong_guess():
     """C = 4, M = 3, four windows. Row 0 thinks [5 6 0], [0], [3 3 3]; row 1 [0]; prompts of 4 and 1 tokens have no thought."""
     schedule = Schedule(rows=16, window=4, page=8)
     prompts = [2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 2, 3, 9], [9, 9, 9, 9, 9], [9, 9, 9, 9], [9]
     requests = [Request(tuple(prompt), SamplingParams(max_tokens=1)) for prompt in prompts]
     state = start(TABLE_THINKER_CFG, requests, schedule, max_len=16)
     assert state.reading.end.tolist() == [3, 1, 0, 0]
-    step = jax.jit(partial(read_pass, schedule=schedule, refine=refine), static_argnums=1)
+    step = jax.jit(partial(read_pass, schedule=schedule), static_argnums=1)
 
     chunks = next_chunks(state, 4)
     assert chunks.windows.row.tolist() == [0, 1, 0, 0]
     assert chunks.depth.tolist() == [0, 0, 1, 2]
     assert chunks.windows.tokens[2].tolist() == [2, 2, 2, 2]
     state = step(table_thinker(), TABLE_THINKER_CFG, state)  # row 0: a wrong guess at once; row 1: a right one
-    guesses = [[0], [3, 3, 3]] if refine else [[0], [0]]
-    assert thought_lists(state.reading.thoughts[0])[:3] == [[5, 6, 0], *guesses]
+    assert thought_lists(state.reading.thoughts[0])[:3] == [[5, 6, 0], [0], [0]]
     expect(state, read=[1, 1, 0, 0], passes=[1, 1, 0, 0], guesses=[1, 1, 0, 0], accepted=[0, 1, 0, 0], refused=[1, 0, 0, 0])
     assert jnp.argmax(state.reading.states[0], axis=-1).tolist() == [5, 6, 0, 0]
     assert (state.reading.states[0].sum(-1) == 1).all()
@@ -231,12 +229,9 @@ def test_read_pass_of_known_thoughts_commits_up_to_the_first_wrong_guess(refine)
     chunks = next_chunks(state, 4)
     assert chunks.windows.row.tolist() == [0, 0, -1, -1]
     assert chunks.windows.start.tolist() == [4, 8, 0, 0]
-    state = step(table_thinker(), TABLE_THINKER_CFG, state)  # a right guess, then a wrong one unless it was refined
+    state = step(table_thinker(), TABLE_THINKER_CFG, state)  # a right guess, then a wrong one
     assert thought_lists(state.reading.thoughts[0])[:3] == [[5, 6, 0], [0], [3, 3, 3]]
-    last = (
-        {"accepted": [2, 1, 0, 0], "refused": [1, 0, 0, 0]} if refine else {"accepted": [1, 1, 0, 0], "refused": [2, 0, 0, 0]}
-    )
-    expect(state, read=[3, 1, 0, 0], passes=[2, 1, 0, 0], guesses=[3, 1, 0, 0], **last)
+    expect(state, read=[3, 1, 0, 0], passes=[2, 1, 0, 0], guesses=[3, 1, 0, 0], accepted=[1, 1, 0, 0], refused=[2, 0, 0, 0])
     assert jnp.argmax(state.reading.states[0], axis=-1).tolist() == [3, 3, 0, 0]
     assert not state.reading.thoughts[0, 3:, 1:].tolist() or (state.reading.thoughts[0, 3:, 1:] == NO_TOKEN).all()
 
@@ -281,9 +276,9 @@ def test_trivial_guesses_leave_committed_thoughts():
 
 def test_reading_and_generating_copies_no_page_pool():
     """The program that the test of "told" runs, which is compiled once."""
-    cfg, window, batch, _, refine = CASES["told"]
+    cfg, window, batch, _ = CASES["told"]
     schedule = Schedule(rows=ROWS, window=window, page=PAGE)
     shapes = jax.eval_shape(lambda: start(cfg, [Request((1,), SamplingParams())] * batch, schedule, max_len=MAX_LEN))
-    lowered = generate_state.lower(param_shapes(cfg), cfg, shapes, schedule=schedule, guess_fn=None, refine=refine)
+    lowered = generate_state.lower(param_shapes(cfg), cfg, shapes, schedule=schedule, guess_fn=None)
     program = lowered.compile()
     assert pool_copies(program, shapes) == []

@@ -25,12 +25,32 @@ CONFIG = ReasoningConfig(
     num_steps=10,
     batch_size=8,
     optimizer=OptimizerConfig(peak_lr=1e-2, final_lr=1e-3, warmup_steps=2),
+    eval_ops=(1, 2),
 )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"seed": 0.5}, "seed must be a whole number of at least 0, got 0.5"),
+        ({"backbone": 3}, "backbone must be a ModelConfig or the path of a model folder, got 3"),
+    ],
+)
+def test_values_that_no_run_can_have_are_refused(changes: dict, message: str):
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(CONFIG, **changes)
+
+
+def test_problems_of_the_evaluation_that_are_longer_than_the_positions_are_refused(tmp_path: Path):
+    longer = dataclasses.replace(CONFIG, eval_ops=(1, 40))
+    with pytest.raises(InputError, match=r"a problem of 40 operations takes 1\d\d tokens, but the backbone has 128 positions"):
+        longer.experiment(tmp_path)
 
 
 @pytest.mark.parametrize("changes", [{"eval_ops": (1, 5)}, {"eval_ops": (1,), "max_ops": 5}])
 def test_numbers_of_operations_that_the_task_does_not_draw_are_refused(changes: dict, tmp_path: Path):
-    dataclasses.replace(CONFIG, task=TwoHop(), eval_ops=(1, 2)).experiment(tmp_path)
+    dataclasses.replace(CONFIG, task=TwoHop()).experiment(tmp_path)
     with pytest.raises(InputError, match="draws problems of 1 or 2 hops, got 5"):
         dataclasses.replace(CONFIG, task=TwoHop(), **changes).experiment(tmp_path)
 

@@ -13,6 +13,7 @@ from detspec.checkpoint.hf import save_hf
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params
+from detspec.train import reasoning
 from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.chunks import Batch
@@ -113,6 +114,43 @@ def test_run_from_a_folder_that_was_stopped_goes_on_to_the_same_bits(folder: str
         run_experiment(experiment_in(parts, stop_at=1), workdir=parts, progress=False)
     found = run_experiment(experiment_in(parts), workdir=parts, progress=False).export
     assert found.read_bytes() == expected.read_bytes()
+
+
+def test_problem_of_the_file_that_does_not_fit_is_refused_by_its_line_before_the_first_step(folder: str, tmp_path: Path):
+    config, path = config_of(folder, tmp_path / "traces.jsonl"), tmp_path / "traces.jsonl"
+    good = path.read_text()
+    late = json.loads(good) | {"steps": [{"text": "5 5 5 5", "mark": 20}]}
+    for name, problem in {"learnt": path, "asked": tmp_path / "test.jsonl"}.items():
+        problem.write_text(good * 2 + json.dumps(late) + "\n")
+        task = Traces(str(problem), folder)
+        changed = {"task": task} if name == "learnt" else {"task": Traces(config.task.path, folder), "eval_task": task}
+        with pytest.raises(InputError, match=rf"{problem}, line 3: .* the thought after chunk .* has 5 tokens"):
+            dataclasses.replace(config, **changed).experiment(tmp_path)
+        problem.write_text(good)
+        dataclasses.replace(config, **changed | {"arm": "cot"}).experiment(tmp_path)
+
+
+def test_evaluations_ask_problems_of_their_own_file(folder: str, tmp_path: Path, monkeypatch):
+    config, test = config_of(folder, tmp_path / "traces.jsonl"), tmp_path / "test.jsonl"
+    test.write_text((tmp_path / "traces.jsonl").read_text().replace("Ann", "Bob"))
+    (ann,) = word_tokenizer(words_in(QUESTION, "5 A:")).encode("Ann").ids
+    asked = []
+    monkeypatch.setattr(reasoning, "accuracy_by_operations", lambda *given, **settings: asked.append(given[2]) or {1: 0.5})
+    for eval_task in (None, Traces(str(test), folder)):
+        experiment = dataclasses.replace(config, eval_task=eval_task).experiment(tmp_path)
+        params = experiment.init_params()
+        assert ann in experiment.batch_at(0).tokens
+        assert (ann in drawn_by(experiment, params, monkeypatch)) == (eval_task is None)
+        experiment.finish(params)
+        assert asked.pop() == (eval_task or config.task)
+
+
+def drawn_by(experiment: Experiment, params: Params, monkeypatch) -> np.ndarray:
+    """The tokens of an evaluation in passing."""
+    seen: list[np.ndarray] = []
+    monkeypatch.setattr(reasoning, "taught_loss", lambda params, cfg, batch: seen.append(batch.tokens) or (0.0, {}))
+    experiment.evaluate(params, 0)
+    return seen[0]
 
 
 def test_run_does_not_go_on_with_other_problems_in_the_file(folder: str, tmp_path: Path):

@@ -1,6 +1,6 @@
 """What the replication trains, each run a config of its own: `detspec train --config configs/replication.py:NAME`.
 
-parity-thinking-0     TASK-ARM-SEED: the arms of one backbone with linear biases; parity-cot-0, variables-no_cot-0, ...
+parity-thinking-0     TASK-ARM-SEED: the arms of one backbone with linear biases; parity-cot-0, two_hop-no_cot-0, ...
 parity-window-0       Thinking States over rotary positions and a sliding window of 16 tokens instead
 chunk-4, loop-2       tokens of a chunk, layers between where states go in and where thoughts are read off
 sparse                up to nine of ten operations are fillers
@@ -13,11 +13,16 @@ from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.parity import Parity
+from detspec.train.problems.two_hop import TwoHop
 from detspec.train.problems.variables import Variables
 from detspec.train.reasoning import ReasoningConfig
 
 QUICK = "quick-"
-SEEDS = {"parity": {"thinking": 3, "cot": 3, "no_cot": 3}, "variables": {"thinking": 3, "cot": 1, "no_cot": 1}}
+SEEDS = {
+    "parity": {"thinking": 3, "cot": 3, "no_cot": 3},
+    "variables": {"thinking": 3, "cot": 1, "no_cot": 1},
+    "two_hop": {"thinking": 1, "cot": 1, "no_cot": 1},
+}
 TESTED = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 CHUNKS = (2, 4, 16, 32)  # beside the 8 of all other runs
 LOOPS = (1, 2, 3)
@@ -60,6 +65,19 @@ VARIABLES = dataclasses.replace(
     seq_len=96,
     num_steps=1600,
 )
+TWO_HOP = dataclasses.replace(
+    PARITY,
+    backbone=VARIABLES.backbone,
+    task=TwoHop(),
+    eval_task=TwoHop(split="heldout"),
+    thinking=dataclasses.replace(THINKING, chunk=4, max_thought=2),
+    max_ops=2,
+    seq_len=24,
+    num_steps=1000,
+    batch_size=64,
+    eval_ops=(1, 2),
+    eval_problems=512,
+)
 # A chain of thought has a token for each step besides the question's; it needs more steps to learn to count them.
 STEPS = {"thinking": 500, "cot": 1000, "no_cot": 400}
 LENGTHS = {"thinking": 64, "cot": 80, "no_cot": 64}
@@ -78,7 +96,7 @@ def trainings() -> dict[str, ReasoningConfig]:
     """All runs by name."""
     runs = {
         f"{task}-{arm}-{seed}": of_arm(arm, seed)
-        for task, of_arm in (("parity", parity), ("variables", variables))
+        for task, of_arm in (("parity", parity), ("variables", variables), ("two_hop", two_hop))
         for arm, seeds in SEEDS[task].items()
         for seed in range(seeds)
     }
@@ -97,6 +115,11 @@ def parity(arm: str, seed: int) -> ReasoningConfig:
 def variables(arm: str, seed: int) -> ReasoningConfig:
     """Sums of three variables; a chain of thought writes three tokens for each operation."""
     return dataclasses.replace(VARIABLES, arm=arm, seed=seed, seq_len=128 if arm == "cot" else 96)
+
+
+def two_hop(arm: str, seed: int) -> ReasoningConfig:
+    """Questions that join two facts of a world learnt by heart, answered as well for two facts that never met in training."""
+    return dataclasses.replace(TWO_HOP, arm=arm, seed=seed)
 
 
 def of_chunk(chunk: int) -> ReasoningConfig:

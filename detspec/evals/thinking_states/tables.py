@@ -3,6 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+TITLES = {"parity": "Coin flips", "variables": "Variables", "two_hop": "Questions of two hops"}
+OPERATIONS = {
+    "two_hop": "Operations are hops: 1 asks for a fact of the world, 2 joins two of them in one of the questions, a tenth of "
+    "all, that were held out."
+}
 Results = dict[str, dict[str, Any]]
 
 
@@ -10,7 +15,7 @@ def document(found: dict[str, Any]) -> str:
     """The whole page, from what `write_report` gathers."""
     results: Results = found["runs"]
     parts = [head(found)]
-    parts += [accuracies(results, task) for task in ("parity", "variables")]
+    parts += [accuracies(results, task) for task in TITLES]
     parts += [sweep(results, kind) for kind in ("chunk", "loop")]
     for name, section in (
         ("forced", forced),
@@ -55,12 +60,13 @@ def accuracies(results: Results, task: str) -> str:
     ]
     notes = [
         f"Trained on 1 to {first['max_ops']} operations, {first['eval_problems']} problems for each number of operations; "
-        "accuracy in %. CPU seconds hold compilation, training and this evaluation."
+        "accuracy in %. CPU seconds hold compilation, training and this evaluation.",
+        *filter(None, [OPERATIONS.get(task)]),
     ]
     if missed := [name for name, one in runs.items() if one["accuracy"][lengths[0]] < 0.95]:
         notes.append(f"Below 95 % at {lengths[0]} operations, so not learnt in distribution either: {', '.join(missed)}.")
     header = ["run", "steps", "CPU s", *lengths, "mean"]
-    return "\n\n".join([f"## {'Coin flips' if task == 'parity' else 'Variables'}", *notes, table(header, rows)])
+    return "\n\n".join([f"## {TITLES[task]}", *notes, table(header, rows)])
 
 
 def sweep(results: Results, kind: str) -> str:

@@ -1,5 +1,7 @@
 """Operations that do not matter to the answer: with them between those that do, thoughts become rare."""
 
+from typing import Any
+
 import numpy as np
 
 from detspec.config import is_number
@@ -18,7 +20,10 @@ def draw_fillers(rng: np.random.Generator, n: int, share: float, *, up_to: bool 
     return rng.permutation(n) < min(round(share * n), n - 1)
 
 
-def require_share(name: str, share: float) -> None:
-    """Raises `InputError` unless `share` is a number in [0, 1)."""
-    if not is_number(share) or not 0 <= share < 1:
-        raise InputError(f"{name} must be a number in [0, 1), got {share!r}")
+def require_fillers(task: Any) -> None:
+    """Raises `InputError` unless the task's `filler` is a number in [0, 1) and its `up_to` True or False."""
+    name = type(task).__name__
+    if not is_number(task.filler) or not 0 <= task.filler < 1:
+        raise InputError(f"{name}.filler must be a number in [0, 1), got {task.filler!r}")
+    if not isinstance(task.up_to, bool):
+        raise InputError(f"{name}.up_to must be True or False, got {task.up_to!r}: the share itself is {name}.filler")

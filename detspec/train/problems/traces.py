@@ -4,10 +4,12 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from detspec.errors import InputError
 from detspec.train.problems.problem import Problem
@@ -42,6 +44,14 @@ class Traces:
     def problems(self) -> tuple[Problem, ...]:
         """All problems of the file, in its order, read once."""
         return read_traces(self.path)
+
+    def check(self, check_fn: Callable[[Problem], object]) -> None:
+        """Calls `check_fn` on every problem, once for all; an `InputError` of it is raised with the file and the line."""
+        for number, problem in enumerate(tqdm(self.problems, desc=Path(self.path).name, unit="problem", disable=None), 1):
+            try:
+                check_fn(problem)
+            except InputError as error:
+                raise InputError(f"{self.path}, line {number}: {error}") from error
 
     @functools.cached_property
     def digest(self) -> str:

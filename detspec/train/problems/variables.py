@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from detspec.train.problems.fillers import draw_fillers, require_share
+from detspec.train.problems.fillers import draw_fillers, require_fillers
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.words import words_in
 
@@ -32,7 +32,7 @@ class Variables:
     up_to: bool = False
 
     def __post_init__(self) -> None:
-        require_share("Variables.filler", self.filler)
+        require_fillers(self)
 
     def words(self) -> tuple[str, ...]:
         """The words of all its texts."""

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from detspec.errors import InputError
-from detspec.train.problems.fillers import draw_fillers, require_share
+from detspec.train.problems.fillers import draw_fillers
+from detspec.train.problems.parity import Parity
+from detspec.train.problems.variables import Variables
 
 
 def test_fillers_are_a_share_of_the_operations_and_never_all():
@@ -26,5 +28,12 @@ def test_number_of_operations_that_is_none_is_refused(n: object):
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, "0.5", True, float("nan")])
 def test_share_outside_its_range_is_refused(share: object):
-    with pytest.raises(InputError, match=r"Task\.filler must be a number in \[0, 1\), got"):
-        require_share("Task.filler", share)
+    for task in (Parity, Variables):
+        with pytest.raises(InputError, match=rf"{task.__name__}\.filler must be a number in \[0, 1\), got"):
+            task(filler=share)
+
+
+def test_share_given_where_a_switch_is_asked_for_is_refused():
+    for task in (Parity, Variables):
+        with pytest.raises(InputError, match=rf"{task.__name__}\.up_to must be True or False, got 3: the share itself"):
+            task(up_to=3)
