@@ -6,7 +6,8 @@ from pathlib import Path
 from detspec.cli.options import add_subcommand
 
 DESCRIPTION = """Trains what FILE describes; a run found in the work folder is continued, to the bits of one never stopped. A
-FILE of several related runs takes the name of one, ARM, after a colon."""
+FILE of several related runs takes the name of one, ARM, after a colon. On a CPU under Linux the environment variable
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes small trainings up to 1.6 times as fast."""
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
