@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from detspec.evals.thinking_states.pool import HUGE_PAGES
+
 TITLES = {"parity": "Coin flips", "variables": "Variables", "two_hop": "Questions of two hops"}
 OPERATIONS = {
     "two_hop": "Operations are hops: 1 asks for a fact of the world, 2 joins two of them in one of the questions, a tenth of "
@@ -38,8 +40,9 @@ def head(found: dict[str, Any]) -> str:
         "Made by `python scripts/replicate_thinking_states.py`. Models are trained from scratch; accuracies are of generated "
         "answers, greedy, right only as a whole. Plain rotary positions do not extrapolate from scratch, with thoughts or "
         "without, so all arms have linear biases (ALiBi) but where a window is named.\n\n"
-        f"{mark['device_kind']}, {found['cores']} cores, each training on one; jax {mark['jax']}, jaxlib {mark['jaxlib']}, "
-        f"detspec {mark['detspec']}; all runs took {found['seconds'] / 60:.1f} minutes of one core."
+        f"{mark['device_kind']}, {found['cores']} cores, each training on one, in huge pages where glibc has them "
+        f"(`GLIBC_TUNABLES={HUGE_PAGES}`); jax {mark['jax']}, jaxlib {mark['jaxlib']}, detspec {mark['detspec']}; all runs "
+        f"took {found['seconds'] / 60:.1f} minutes of one core."
     )
 
 
