@@ -100,7 +100,7 @@ def test_times_to_the_answer_are_of_both_arms_with_their_tokens_and_passes(model
     assert one_chunk["tokens"] == two_chunks["tokens"] <= 2
     assert chain["tokens"] <= 6
     assert chain["passes"] == 0
-    assert all(one["ms"] > one["reading_ms"] > 0 for one in found)
+    assert all(min(one["ms"], one["reading_ms"]) > 0 for one in found)
 
 
 def test_middle_is_the_middle_one_of_the_places_or_none():
