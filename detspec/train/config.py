@@ -54,9 +54,9 @@ def accepts(fn: Any, *args: Any) -> bool:
 
 
 def require_seed(config: Any) -> None:
-    """Raises `InputError` unless `config.seed` is a whole number of at least 0."""
-    if not (config.seed == 0 or is_count(config.seed)):
-        raise InputError(f"{type(config).__name__}.seed must be a whole number of at least 0, got {config.seed!r}")
+    """Raises `InputError` unless `config.seed` is an integer of at least 0."""
+    if not isinstance(config.seed, int) or isinstance(config.seed, bool) or config.seed < 0:
+        raise InputError(f"{type(config).__name__}.seed must be an integer of at least 0, got {config.seed!r}")
 
 
 def require_positive(config: Any, *fields: str) -> None:

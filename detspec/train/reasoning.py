@@ -164,7 +164,7 @@ class ReasoningConfig:
             # All arms see shifted positions; what is shifted against the chunks matters to one of them.
             return batch_of(problems, rng.integers(self.thinking.chunk, size=self.batch_size).tolist())
 
-        for task in (self.task, eval_task):
+        for task in [self.task] if self.eval_task is None else [self.task, self.eval_task]:
             if isinstance(task, Traces):
                 task.check(lambda problem: batch_of([problem] * self.thinking.chunk, range(self.thinking.chunk)))
 

@@ -31,7 +31,7 @@ ROWS = jnp.asarray(np.random.default_rng(0).integers(0, 16, (2, 9)), jnp.int32)
     ("changes", "message"),
     [
         ({"phases": ()}, "at least one phase"),
-        ({"seed": -1}, "LanguageConfig.seed must be a whole number of at least 0, got -1"),
+        ({"seed": -1}, "LanguageConfig.seed must be an integer of at least 0, got -1"),
         ({"phases": (Phase(3, 1, 65),)}, "seq_len 65 exceeds model.max_position 64"),
         ({"model": dataclasses.replace(MODEL, dtype="bfloat16")}, "got 'bfloat16'"),
         ({"phases": (Phase(1, 1, 8), Phase(1, 1, 8))}, r"warmup_steps must be an integer in \[0, 2\), .* got 2"),

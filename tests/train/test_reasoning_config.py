@@ -32,8 +32,9 @@ CONFIG = ReasoningConfig(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-        ({"seed": 0.5}, "seed must be a whole number of at least 0, got 0.5"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"seed": 0.0}, r"seed must be an integer of at least 0, got 0\.0"),
+        ({"seed": False}, "seed must be an integer of at least 0, got False"),
         ({"backbone": 3}, "backbone must be a ModelConfig or the path of a model folder, got 3"),
     ],
 )

@@ -136,9 +136,13 @@ def test_evaluations_ask_problems_of_their_own_file(folder: str, tmp_path: Path,
     (ann,) = word_tokenizer(words_in(QUESTION, "5 A:")).encode("Ann").ids
     asked = []
     monkeypatch.setattr(reasoning, "accuracy_by_operations", lambda *given, **settings: asked.append(given[2]) or {1: 0.5})
+    checked: list[str] = []
+    monkeypatch.setattr(Traces, "check", lambda task, check_fn: checked.append(task.path))
     for eval_task in (None, Traces(str(test), folder)):
+        checked.clear()
         experiment = dataclasses.replace(config, eval_task=eval_task).experiment(tmp_path)
         params = experiment.init_params()
+        assert checked == [config.task.path, *([] if eval_task is None else [eval_task.path])]  # each file once
         assert ann in experiment.batch_at(0).tokens
         assert (ann in drawn_by(experiment, params, monkeypatch)) == (eval_task is None)
         experiment.finish(params)

@@ -8,6 +8,7 @@ import numpy as np
 
 from detspec.config import is_count
 from detspec.errors import InputError
+from detspec.train.config import require_seed
 from detspec.train.problems.names import NAMES
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.words import words_in
@@ -50,8 +51,7 @@ class TwoHop:
             value = getattr(self, field)
             if not is_count(value) or not least <= value <= most:
                 raise InputError(f"TwoHop.{field} must be an integer from {least} to {most}, got {value!r}")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise InputError(f"TwoHop.seed must be an integer of at least 0, got {self.seed!r}")
+        require_seed(self)
         if self.split not in SPLITS:
             raise InputError(f"TwoHop.split must be one of {', '.join(map(repr, SPLITS))}, got {self.split!r}")
 

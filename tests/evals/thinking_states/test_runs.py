@@ -52,6 +52,7 @@ def test_document_shows_figures_of_every_kind_of_run():
     runs = {
         "parity-cot-0": {**trained, "accuracy": {"10": 0.5, "20": 0.25}},
         "chunk-4": {**trained, "accuracy": {"10": 0.75}},
+        "two_hop-cot-0": {**trained, "accuracy": {"1": 1.0, "2": 0.125}},
         "forced": {
             **common,
             "models": ["parity-thinking-0"],
@@ -66,3 +67,6 @@ def test_document_shows_figures_of_every_kind_of_run():
     assert "abacus, 2 cores" in text
     assert "3.0 minutes of one core" in text
     assert "train it" in text
+    assert "## Questions of two hops" in text
+    assert "2 joins two of them in one of the questions, a tenth of all, that were held out." in text
+    assert "| two_hop-cot-0 | 7 | 40 | 100 | 12.5 | 56.2 |" in text
