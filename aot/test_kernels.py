@@ -3,7 +3,7 @@
 import pytest
 from hlo import kernel_calls
 
-from detspec.evals.kernel_shapes import KernelShape, attention_shapes, compile_shape, linear_shapes
+from detspec.ops.kernel_shapes import KernelShape, attention_shapes, compile_shape, linear_shapes
 from detspec.targets import TARGETS, target
 
 SHAPES: tuple[KernelShape, ...] = (*attention_shapes(), *linear_shapes())

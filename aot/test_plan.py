@@ -33,7 +33,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("target", ["v6e:2x2", "h200"])
 def test_plan_prints_what_it_writes(target: str, folder, capsys):
     file = folder / "plan.json"
-    assert main(["plan", "--model", str(folder), "--target", target, "--max-rows", "8", "--json", str(file)]) == 0
+    assert main(["plan", "--model", str(folder), "--target", target, "--max-requests", "8", "--json", str(file)]) == 0
     printed, result = capsys.readouterr().out, json.loads(file.read_text())
     memory = result["memory"]
     for name in ("weights_bytes", "cache_bytes", "peak_bytes", "usable_bytes"):
@@ -47,7 +47,19 @@ def test_plan_prints_what_it_writes(target: str, folder, capsys):
 
 def test_plan_of_a_pass_whose_temporaries_do_not_fit_says_what_would(folder, capsys):
     """Weights and cache fit; with the logits of 524288 rows the program does not."""
-    arguments = ["plan", "--model", str(folder), "--target", "v5e:2x2", "--max-rows", "8", "--window", "512", "--group", "1024"]
+    arguments = [
+        "plan",
+        "--model",
+        str(folder),
+        "--target",
+        "v5e:2x2",
+        "--max-requests",
+        "8",
+        "--window",
+        "512",
+        "--group",
+        "1024",
+    ]
     assert main(arguments) == 2
     *progress, error = capsys.readouterr().err.splitlines()
     assert all(line.startswith("detspec: compiling") for line in progress)

@@ -18,7 +18,7 @@ from detspec.model.params import Params, param_shapes
 from detspec.presets import preset
 from detspec.state import GenState
 from detspec.targets import Compiled, canonical_schedule, compile_for, target
-from detspec.thinking.reading import read
+from detspec.thinking.think_prompt import read
 
 CFG = dataclasses.replace(preset("qwen3_0_6b"), num_layers=2, vocab_size=8192)  # logits are to hide no copied pool
 THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=16, end_id=0)
@@ -30,7 +30,7 @@ def compiled_for(
 ) -> tuple[Compiled, GenState]:
     """`program` with a donated state, and the state's shapes."""
     schedule = canonical_schedule(target(name), cfg)
-    room = {"max_rows": ROWS, "max_len": MAX_LEN, "max_stop_ids": 2, "max_logit_bias": 2}
+    room = {"max_requests": ROWS, "max_len": MAX_LEN, "max_stop_ids": 2, "max_logit_bias": 2}
     state = jax.eval_shape(partial(init_state, cfg, **room, schedule=schedule))
     return compile_for(target(name), partial(program, schedule), param_shapes(cfg), state, donate=(1,)), state
 

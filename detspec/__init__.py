@@ -14,13 +14,13 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Piece, Request, Stats, Thought
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
-from detspec.evals.thought_trace import run_thought_trace
-from detspec.evals.trace import find_rollback, run_trace
 from detspec.generate.loop import generate
 from detspec.generate.score import score
-from detspec.sampling import SamplingParams
-from detspec.viz.thought_trace import save_thoughts
-from detspec.viz.trace import save_trace, trace_figure
+from detspec.sampling_params import SamplingParams
+from detspec.traces.record_thoughts import run_thought_trace
+from detspec.traces.record_windows import find_rollback, run_trace
+from detspec.traces.thoughts import save_thoughts
+from detspec.traces.windows import save_trace, trace_figure
 
 __all__ = [
     "Completion",

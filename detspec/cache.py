@@ -40,16 +40,18 @@ class KVCache(flax.struct.PyTreeNode):
         return self.page_table.shape[1] * self.page
 
 
-def init_cache(cfg: ModelConfig, *, max_rows: int, max_len: int, schedule: Schedule, num_pages: int | None = None) -> KVCache:
-    """An empty cache of `max_rows` rows of `max_len` positions (rounded up to whole pages), for passes of `schedule`.
+def init_cache(
+    cfg: ModelConfig, *, max_requests: int, max_len: int, schedule: Schedule, num_pages: int | None = None
+) -> KVCache:
+    """An empty cache of `max_requests` rows of `max_len` positions (rounded up to whole pages), for passes of `schedule`.
 
     By default every row has its own pages, in order. With `num_pages`, the scratch page not counted, rows have none, and
     whoever runs them hands pages out.
     """
     page, dtype = schedule.page, jnp.dtype(schedule.cache_dtype)
     max_pages = -(-max_len // page)
-    table = identity_table(max_rows, max_pages) if num_pages is None else jnp.zeros((max_rows, max_pages), jnp.int32)
-    num_pages = 1 + (max_rows * max_pages if num_pages is None else num_pages)
+    table = identity_table(max_requests, max_pages) if num_pages is None else jnp.zeros((max_requests, max_pages), jnp.int32)
+    num_pages = 1 + (max_requests * max_pages if num_pages is None else num_pages)
     head_dim = schedule.cache_head_dim(cfg.head_dim)
     values = (num_pages, cfg.num_kv_heads, page, head_dim)
     keys = values if schedule.key_slot_axis == 2 else (num_pages, cfg.num_kv_heads, head_dim, page)
@@ -57,18 +59,18 @@ def init_cache(cfg: ModelConfig, *, max_rows: int, max_len: int, schedule: Sched
         k=tuple(jnp.zeros(keys, dtype) for _ in range(cfg.num_layers)),
         v=tuple(jnp.zeros(values, dtype) for _ in range(cfg.num_layers)),
         page_table=table,
-        length=jnp.zeros(max_rows, jnp.int32),
+        length=jnp.zeros(max_requests, jnp.int32),
     )
 
 
-def identity_table(max_rows: int, max_pages: int) -> jax.Array:
-    """The page table `[max_rows, max_pages]` of rows that own their pages, one row's after the other's."""
-    return 1 + jnp.arange(max_rows * max_pages, dtype=jnp.int32).reshape(max_rows, max_pages)
+def identity_table(max_requests: int, max_pages: int) -> jax.Array:
+    """The page table `[max_requests, max_pages]` of rows that own their pages, one row's after the other's."""
+    return 1 + jnp.arange(max_requests * max_pages, dtype=jnp.int32).reshape(max_requests, max_pages)
 
 
-def cache_bytes(cfg: ModelConfig, *, max_rows: int, max_len: int, schedule: Schedule, num_pages: int | None = None) -> int:
+def cache_bytes(cfg: ModelConfig, *, max_requests: int, max_len: int, schedule: Schedule, num_pages: int | None = None) -> int:
     """Bytes that `init_cache` with the same arguments takes for keys and values."""
-    num_pages = 1 + (max_rows * -(-max_len // schedule.page) if num_pages is None else num_pages)
+    num_pages = 1 + (max_requests * -(-max_len // schedule.page) if num_pages is None else num_pages)
     head_bytes = schedule.cache_head_dim(cfg.head_dim) * jnp.dtype(schedule.cache_dtype).itemsize
     return 2 * cfg.num_layers * num_pages * schedule.page * cfg.num_kv_heads * head_bytes
 

@@ -208,7 +208,7 @@ class ModelConfig:
         if thinking.end_id >= self.vocab_size:
             raise InputError(f"ThinkingConfig.end_id ({thinking.end_id}) lies outside the vocabulary of {self.vocab_size}")
 
-    def window_of(self, layer: int) -> int | None:
+    def sliding_window_of(self, layer: int) -> int | None:
         """Positions that `layer` attends to; None is all."""
         return self.sliding_window if self.sliding_layers and self.sliding_layers[layer] else None
 

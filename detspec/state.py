@@ -161,6 +161,6 @@ class Verified(flax.struct.PyTreeNode):
     cache: KVCache
 
 
-def init_counters(max_rows: int) -> Counters:
+def init_counters(max_requests: int) -> Counters:
     """All counters at zero."""
-    return Counters(*(jnp.zeros(max_rows, jnp.int32) for _ in range(5)))
+    return Counters(*(jnp.zeros(max_requests, jnp.int32) for _ in range(5)))

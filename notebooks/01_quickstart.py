@@ -34,8 +34,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import detspec as ds
-from detspec.evals.trace import find_rollback
-from detspec.viz.trace import trace_figure
+from detspec.traces.record_windows import find_rollback
+from detspec.traces.windows import trace_figure
 
 print(jax.devices()[0], "| jax", jax.__version__)
 
@@ -47,7 +47,7 @@ print(jax.devices()[0], "| jax", jax.__version__)
 
 # %%
 model = ds.load()
-engine = ds.Engine(model, ds.EngineConfig(max_rows=16, max_len=256))
+engine = ds.Engine(model, ds.EngineConfig(max_requests=16, max_len=256))
 prompts = [
     "def read_lines(path):\n",
     "class Point:\n    def __init__(self, x, y):\n",
@@ -65,11 +65,11 @@ print(prompts[0] + completions[0].text)
 
 
 # %%
-def generate(max_rows: int, deterministic: bool) -> list[ds.Completion]:
+def generate(max_requests: int, deterministic: bool) -> list[ds.Completion]:
     """Answers to the first four of as many prompts as run side by side."""
-    engine = ds.Engine(model, ds.EngineConfig(max_rows=max_rows, max_len=256))
+    engine = ds.Engine(model, ds.EngineConfig(max_requests=max_requests, max_len=256))
     requested = dataclasses.replace(sampling, deterministic=deterministic)
-    return engine.generate(prompts[: max(max_rows, 4)], requested)[:4]
+    return engine.generate(prompts[: max(max_requests, 4)], requested)[:4]
 
 
 kinds = {"ordinary": False, "deterministic": True}

@@ -35,7 +35,7 @@ def cached_logits(model: ds.Model, rows, window: int) -> np.ndarray:
     """Through the paged cache, `window` positions a pass."""
     B, T = np.shape(rows)
     schedule = ds.Schedule(rows=B * window, window=window, page=16)
-    cache = init_cache(model.cfg, max_rows=B, max_len=T, schedule=schedule)
+    cache = init_cache(model.cfg, max_requests=B, max_len=T, schedule=schedule)
     logits = []
     for start in range(0, T, window):
         count = min(window, T - start)

@@ -19,18 +19,18 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from detspec.bench.bench import random_model
 from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, Schedule
+from detspec.doctor.doctor import run_doctor
 from detspec.environment import default_schedule, fingerprint
-from detspec.evals.bench import random_model
-from detspec.evals.doctor import run_doctor
-from detspec.evals.roofline import pass_work
 from detspec.generate.insert import init_state
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.linear.api import linear_fn
 from detspec.presets import preset
+from detspec.roofline import pass_work
 from detspec.state import GenState, Windows
 
 LEAST_SAMPLE_S = 0.02  # calls are queued until a sample takes so long, so that dispatch hides behind the device
@@ -102,7 +102,7 @@ def run(sizes: Sizes, schedule: Schedule, repeats: int) -> dict[str, Any]:
     ceilings = {"bytes_per_s": 2 * sizes.copy_bytes / copy_s, "flop_per_s": 2 * sizes.side**3 / product_s}
     rows = [measured(contest, ceilings, repeats) for contest in tqdm(contests(sizes, schedule), unit="contest", disable=None)]
     examined = dataclasses.replace(sizes.cfg, num_layers=min(sizes.cfg.num_layers, 4))
-    doctor = run_doctor(random_model(examined), schedule=schedule, max_rows=min(sizes.rows, 8))
+    doctor = run_doctor(random_model(examined), schedule=schedule, max_requests=min(sizes.rows, 8))
     return {
         "fingerprint": fingerprint(),
         "schedule": dataclasses.asdict(schedule),
@@ -169,7 +169,9 @@ def linear_contest(cfg: ModelConfig, schedule: Schedule, rows: int) -> Contest:
 def model_contest(sizes: Sizes, schedule: Schedule) -> Contest:
     """A canonical pass over 16-token windows against a decode step, whole model; its work is the pass's."""
     cfg, params = sizes.cfg, random_model(sizes.cfg).params
-    held = [init_state(cfg, max_rows=sizes.rows, max_len=sizes.context, max_stop_ids=1, max_logit_bias=1, schedule=schedule)]
+    held = [
+        init_state(cfg, max_requests=sizes.rows, max_len=sizes.context, max_stop_ids=1, max_logit_bias=1, schedule=schedule)
+    ]
 
     def passing(schedule: Schedule) -> Callable[[], Any]:
         windows = last_windows(schedule, sizes)
@@ -187,7 +189,7 @@ def model_contest(sizes: Sizes, schedule: Schedule) -> Contest:
 
     calls = {"canonical pass": passing(schedule), "decode step": passing(schedule.fast(sizes.rows))}
     work = pass_work(cfg, schedule, windows=min(schedule.groups, sizes.rows), context=sizes.context)
-    gigabytes = cache_bytes(cfg, max_rows=sizes.rows, max_len=sizes.context, schedule=schedule) / 1e9
+    gigabytes = cache_bytes(cfg, max_requests=sizes.rows, max_len=sizes.context, schedule=schedule) / 1e9
     name = f"model, {schedule.rows} rows canonical beside {sizes.rows} decoded at {sizes.context} ({gigabytes:.1f} GB cache)"
     return Contest(name, calls, (work.bytes, work.flop), 1 / 1.5)
 

@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 
 from detspec import Engine, EngineConfig, InputError, Model, Request, SamplingParams, default_schedule, load
-from detspec.engine.progress import Progress
-from detspec.evals.bench import bench_prompts, random_model
-from detspec.evals.rounds import RunProgress, Variants
+from detspec.bench.bench import bench_prompts, random_model
+from detspec.bench.rounds import RunProgress, Variants
 from detspec.presets import preset
+from detspec.progress import Progress
 
 TARGETS = {10: 0.98, 100: 0.95}  # by share: least throughput, of that at 0 %
 RESAMPLES = 4000
@@ -132,7 +132,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     which.add_argument("--preset", metavar="NAME", help="random weights of this shape")
     names = [workload.name for workload in WORKLOADS]
     parser.add_argument("--workloads", nargs="+", default=names, choices=names)
-    parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 32], metavar="N", help="EngineConfig.max_rows")
+    parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 32], metavar="N", help="EngineConfig.max_requests")
     parser.add_argument("--shares", type=int, nargs="+", default=[0, 2, 10, 20, 50, 100], metavar="PERCENT")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds; the median counts")
     parser.add_argument("--scale", type=float, default=1.0, metavar="F", help="lengths of prompts and texts, times this")
@@ -164,7 +164,7 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
     config = EngineConfig(max_len=max(longest, default_schedule().window, 16), prefix_sharing=False)
     cells = [cell for workload in workloads for rows in args.rows for cell in cells_of(workload, rows, args.shares)]
     kinds = dict.fromkeys((cell.rows, cell.ordinary_engine) for cell in cells)
-    engines = {kind: Engine(model, dataclasses.replace(config, max_rows=kind[0])) for kind in kinds}
+    engines = {kind: Engine(model, dataclasses.replace(config, max_requests=kind[0])) for kind in kinds}
     variants = {workload.name: Variants() for workload in workloads}
     samples: dict[Cell, list[dict[str, float]]] = {cell: [] for cell in cells}
     progress, load_average = RunProgress(len(cells) * (args.repeats + 1), on_progress), os.getloadavg()[0]
@@ -220,7 +220,7 @@ def run_once(engine: Engine, requests: list[Request], variants: Variants) -> dic
     def on_segment(_: int, num_live: int) -> None:
         nonlocal row_seconds, looked
         now = time.perf_counter()
-        in_use = min(engine.config.max_rows, len(requests) - len(completions))  # as it began; `num_live` as it ended
+        in_use = min(engine.config.max_requests, len(requests) - len(completions))  # as it began; `num_live` as it ended
         row_seconds += (now - looked) * (in_use + num_live) / 2
         looked = now
 

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from detspec import Engine, EngineConfig, InputError, Model, SamplingParams, default_schedule, load
+from detspec.bench.bench import bench_prompts, random_model
 from detspec.checkpoint.hf import save_hf
-from detspec.evals.bench import bench_prompts, random_model
 from detspec.presets import preset
 
 try:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "python": platform.python_version(),
-            **Engine(model, EngineConfig(max_rows=1, max_len=default_schedule().window)).fingerprint(),
+            **Engine(model, EngineConfig(max_requests=1, max_len=default_schedule().window)).fingerprint(),
         },
         "model": model.cfg.to_json() | {"num_params": model.cfg.num_params},
         "settings": {
@@ -135,7 +135,7 @@ def compare(model: Model, others: Variants, batch: int, args: argparse.Namespace
 def ours(model: Model, prompts: list[tuple[int, ...]], new_tokens: int, *, deterministic: bool) -> Run:
     """Generates with the engine as it comes: `method="auto"`."""
     max_len = max(len(prompts[0]) + new_tokens, default_schedule().window)
-    engine = Engine(model, EngineConfig(max_rows=len(prompts), max_len=max_len))
+    engine = Engine(model, EngineConfig(max_requests=len(prompts), max_len=max_len))
     sampling = SamplingParams(max_tokens=new_tokens, ignore_eos=True, deterministic=deterministic)
     return lambda: [list(completion.token_ids) for completion in engine.generate(prompts, sampling)]
 

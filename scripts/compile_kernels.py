@@ -18,7 +18,7 @@ from jax._src.lib import mosaic_gpu_dialect
 from jax._src.lib.mlir import ir
 from tqdm import tqdm
 
-from detspec.evals.kernel_shapes import AttentionShape, KernelShape, attention_shapes, compile_shape, linear_shapes
+from detspec.ops.kernel_shapes import AttentionShape, KernelShape, attention_shapes, compile_shape, linear_shapes
 from detspec.targets import TARGETS, Compiled, Target, compilers, target
 
 DOCS = Path(__file__).parents[1] / "docs" / "kernels"

@@ -19,7 +19,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.replayer import Replayer
 from detspec.engine.request import Request
 from detspec.environment import fingerprint
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 
 REPLAYED_ROWS = 32  # as many as `detspec audit` takes
 KINDS = {"greedy": (0.0,), "sampled": (0.8,), "mixed": (0.0, 0.8)}  # temperatures, by turns
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--prompt-len", type=int, default=100, help="tokens of a prompt, give or take a fifth")
     parser.add_argument("--new-tokens", type=int, default=150, help="of a request, give or take a fifth")
-    parser.add_argument("--max-rows", type=int, nargs="+", default=[4, 8, 32], help="of the engine; the replayer has 32")
+    parser.add_argument("--max-requests", type=int, nargs="+", default=[4, 8, 32], help="of the engine; the replayer has 32")
     parser.add_argument("--max-len", type=int, default=512, help="of the engine and of the replayer")
     parser.add_argument("--repeats", type=int, default=5, help="of each, one after the other")
     parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
@@ -40,11 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = load(args.model)
     # Sharing would let the later rounds of generation skip prompts that they know.
     engines = {
-        rows: Engine(model, EngineConfig(max_rows=rows, max_len=args.max_len, prefix_sharing=False)) for rows in args.max_rows
+        rows: Engine(model, EngineConfig(max_requests=rows, max_len=args.max_len, prefix_sharing=False))
+        for rows in args.max_requests
     }
     for engine in engines.values():
         engine.prepare(args.requests)
-    replayer = Replayer(model, schedule=engine.schedule, max_rows=REPLAYED_ROWS, max_len=args.max_len)
+    replayer = Replayer(model, schedule=engine.schedule, max_requests=REPLAYED_ROWS, max_len=args.max_len)
     replayer.prepare()
     figures = []
     print(f"{args.requests} requests, median of {args.repeats}; the replay reads {replayer.schedule.rows} rows a pass")

@@ -1,6 +1,6 @@
 """How long the device waits for the host, and whether memory stays flat over many requests.
 
-    python scripts/measure_engine.py --requests 10000 --max-rows 32
+    python scripts/measure_engine.py --requests 10000 --max-requests 32
 
 Runs short requests of mixed lengths through one engine, rows refilled all the time, and prints at every tenth of them: tokens a
 second, the share of time in which the device had nothing to do because the host was busy between two segments, pages that rows
@@ -26,14 +26,14 @@ def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--max-rows", type=int, default=32)
+    parser.add_argument("--max-requests", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=48, help="at most; uniformly from an eighth of it on")
     parser.add_argument("--ordinary", action="store_true", help="requests that are not deterministic")
     parser.add_argument("--json", type=Path, help="write the table there, too")
     args = parser.parse_args()
     enable_compile_cache()
-    engine = ds.Engine(ds.load(), ds.EngineConfig(max_rows=args.max_rows, max_len=512))
-    engine.prepare(args.max_rows + 1, deterministic=not args.ordinary)
+    engine = ds.Engine(ds.load(), ds.EngineConfig(max_requests=args.max_requests, max_len=512))
+    engine.prepare(args.max_requests + 1, deterministic=not args.ordinary)
     print(f"{'requests':>8} {'tok/s':>8} {'idle':>7} {'pages':>6} {'memory MB':>10} {'growth MB':>10}")
     rows = [show(row) for row in measure(engine, args.requests, args.new_tokens, deterministic=not args.ordinary)]
     if args.json:

@@ -55,19 +55,19 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("32 rows", ("--max-rows", "32"), like=None),
-    Variant("8 rows", ("--max-rows", "8")),
-    Variant("3 rows", ("--max-rows", "3")),
-    Variant("1 row", ("--max-rows", "1")),
-    Variant("8 rows, self draft", ("--max-rows", "8", "--method", "self", "--num-speculative-tokens", "7")),
-    Variant("no prefix sharing", ("--max-rows", "32", "--no-prefix-sharing")),
-    Variant("few pages", ("--max-rows", "32", "--num-pages", "36")),
-    Variant("shuffled", ("--max-rows", "32"), order="shuffled"),
-    Variant("reversed", ("--max-rows", "8"), order="reversed"),
-    Variant("4 shards, merged", ("--max-rows", "8"), shards=4),
-    Variant("killed", ("--max-rows", "8"), signals=(signal.SIGKILL,) * 10 + (signal.SIGTERM,) * 3),
-    Variant("ordinary, 32 rows", ("--max-rows", "32", "--ordinary"), like=None),
-    Variant("ordinary, 3 rows", ("--max-rows", "3", "--ordinary"), like=None, unlike="ordinary, 32 rows"),
+    Variant("32 rows", ("--max-requests", "32"), like=None),
+    Variant("8 rows", ("--max-requests", "8")),
+    Variant("3 rows", ("--max-requests", "3")),
+    Variant("1 row", ("--max-requests", "1")),
+    Variant("8 rows, self draft", ("--max-requests", "8", "--method", "self", "--num-speculative-tokens", "7")),
+    Variant("no prefix sharing", ("--max-requests", "32", "--no-prefix-sharing")),
+    Variant("few pages", ("--max-requests", "32", "--num-pages", "36")),
+    Variant("shuffled", ("--max-requests", "32"), order="shuffled"),
+    Variant("reversed", ("--max-requests", "8"), order="reversed"),
+    Variant("4 shards, merged", ("--max-requests", "8"), shards=4),
+    Variant("killed", ("--max-requests", "8"), signals=(signal.SIGKILL,) * 10 + (signal.SIGTERM,) * 3),
+    Variant("ordinary, 32 rows", ("--max-requests", "32", "--ordinary"), like=None),
+    Variant("ordinary, 3 rows", ("--max-requests", "3", "--ordinary"), like=None, unlike="ordinary, 32 rows"),
 )
 
 
@@ -261,7 +261,7 @@ def scored(workdir: Path) -> tuple[list[str], float]:
 def streamed(workdir: Path) -> tuple[list[str], float]:
     """Where streams of the requests join to something else than the output holds."""
     began = time.perf_counter()
-    engine = ds.Engine(ds.load(), ds.EngineConfig(max_rows=1, max_len=MAX_LEN))
+    engine = ds.Engine(ds.load(), ds.EngineConfig(max_requests=1, max_len=MAX_LEN))
     problems = []
     for line, record in requests_and_records(workdir):
         asked = {**line["sampling"], "n": 1, "seed": line["sampling"]["seed"] + record.get("index", 0)}

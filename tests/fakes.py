@@ -26,7 +26,7 @@ from detspec.generate.insert import init_state, insert, pack_requests
 from detspec.generate.loop import dvr_step, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params, init_params, param_shapes
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import Draft, GenState
 
 TABLE_CFG = ModelConfig(
@@ -107,7 +107,7 @@ def state_of(cfg: ModelConfig, requests: Sequence[Request], *, schedule: Schedul
     """The state of one row per request, nothing in the cache. Shapes depend on the number of requests and `max_len` alone."""
     B = len(requests)
     room = {"max_len": max_len, "max_stop_ids": MAX_STOP_IDS, "max_logit_bias": MAX_LOGIT_BIAS}
-    state = init_state(cfg, max_rows=B, **room, schedule=schedule)
+    state = init_state(cfg, max_requests=B, **room, schedule=schedule)
     return insert(state, pack_requests(state, range(B), [r.prompt for r in requests], [r.sampling for r in requests], ()))
 
 

@@ -13,17 +13,17 @@ PACKAGE = Path(__file__).parents[1] / "detspec"
 
 # Left to right; modules of one tuple may import each other.
 TRUNK = (
-    ("errors", "config", "presets", "environment", "targets"),
+    ("errors", "config", "presets", "environment", "targets", "roofline", "progress"),
     ("cache", "state"),
     ("ops",),
     ("model",),
-    ("stopping", "sampling", "sampler"),
+    ("stopping", "sampling_params", "sampler"),
     ("draft",),
     ("generate",),
     ("engine",),
     ("jobs",),
     ("viz",),
-    ("evals",),
+    ("doctor", "bench", "demo", "planning", "traces"),
     ("__init__",),
     ("cli", "__main__"),
 )
@@ -32,10 +32,10 @@ TRUNK = (
 BRANCHES = {
     "checkpoint": (("model",), "engine"),
     "thinking": (("model",), "draft"),
-    "train": (("viz", "checkpoint", "thinking"), "evals"),
+    "train": (("viz", "checkpoint", "thinking"), "demo"),
 }
 
-PURE = ("config", "cache", "state", "ops", "model", "thinking", "stopping", "sampling", "sampler", "draft", "generate")
+PURE = ("config", "cache", "state", "ops", "model", "thinking", "stopping", "sampling_params", "sampler", "draft", "generate")
 IMPURE_MODULES = {
     "io",
     "json",
@@ -122,10 +122,10 @@ def test_module_imports_only_to_its_left(path: Path):
         ("ops", "from detspec.model.layers import block"),
         ("ops", "import detspec.engine"),
         ("model", "from detspec import generate"),
-        ("sampling", "def late():\n    from detspec.draft import anything"),
+        ("sampling_params", "def late():\n    from detspec.draft import anything"),
         ("draft", "from detspec import Engine"),
         ("generate", "from detspec.checkpoint import load"),
-        ("checkpoint", "from detspec.sampling import sample"),
+        ("checkpoint", "from detspec.sampling_params import sample"),
         ("engine", "from detspec.train import fit"),
         ("engine", "from .scheduler import Scheduler"),
         ("ops", "import time"),

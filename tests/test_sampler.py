@@ -10,7 +10,7 @@ import pytest
 
 from detspec.config import Schedule
 from detspec.sampler import process_logits, sample
-from detspec.sampling import SamplingParams, row_sampling
+from detspec.sampling_params import SamplingParams, row_sampling
 from tests.fakes import bits
 
 V, T, EOS = 37, 24, 5

@@ -25,7 +25,9 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         default=argparse.SUPPRESS,
         help="what it read (default: the file that the manifest names)",
     )
-    parser.add_argument("--max-rows", type=int, default=32, metavar="B", help="records replayed together; changes speed alone")
+    parser.add_argument(
+        "--max-requests", type=int, default=32, metavar="B", help="records replayed together; changes speed alone"
+    )
     parser.add_argument("--json", metavar="FILE", default=argparse.SUPPRESS, help="write the report there, too")
     add_model(parser)
     parser.set_defaults(run=run)
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from detspec.jobs.audit import run_audit
 
     prompts = Path(args.prompts) if hasattr(args, "prompts") else None
-    report = run_audit(load_model(args), Path(args.records), prompts=prompts, max_rows=args.max_rows)
+    report = run_audit(load_model(args), Path(args.records), prompts=prompts, max_requests=args.max_requests)
     print(report.table())
     print(
         f"detspec: replayed {report.num_tokens} tokens in {report.replay_s:.1f} s "

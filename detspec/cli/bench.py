@@ -32,9 +32,9 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 def run(args: argparse.Namespace) -> int:
     """Prints the table."""
-    from detspec.engine.progress import Progress
-    from detspec.evals.bench import bench_table, random_model, run_bench
+    from detspec.bench.bench import bench_table, random_model, run_bench
     from detspec.presets import preset
+    from detspec.progress import Progress
 
     if hasattr(args, "preset"):
         keep_compiled(args)

@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 1 if it does not show what it should."""
     if hasattr(args, "thinking"):
         return run_thinking(args)
-    from detspec.engine.progress import Progress
-    from detspec.evals.demo import NUM_STAGES, run_demo
+    from detspec.demo.demo import NUM_STAGES, run_demo
+    from detspec.progress import Progress
 
     model = load_model(args)
     with Progress(NUM_STAGES + 1, "steps") as progress:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_thinking(args: argparse.Namespace) -> int:
     """Answers one question with thoughts; returns 1 if other bits came out among other requests."""
-    from detspec.evals.thinking_demo import QUESTION, run_thinking_demo
+    from detspec.demo.thinking_demo import QUESTION, run_thinking_demo
 
     model = load_model(args, shipped="thinking_parity")
     report = run_thinking_demo(model, args.thinking or QUESTION)
@@ -76,8 +76,8 @@ def run_thinking(args: argparse.Namespace) -> int:
 
 def draw(model: "Model", prompts: Sequence[str], out: Path) -> str:
     """Draws a window without and one with a rollback; returns what to tell the user."""
-    from detspec.evals.trace import find_rollback
-    from detspec.viz.trace import save_trace
+    from detspec.traces.record_windows import find_rollback
+    from detspec.traces.windows import save_trace
 
     trace = find_rollback(model, prompts[:TRACE_PROMPTS])
     try:

@@ -14,7 +14,7 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     """Adds the subcommand."""
     parser = add_subcommand(subcommands, "doctor", "certify this device", DESCRIPTION)
     add_model(parser)
-    parser.add_argument("--max-rows", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
+    parser.add_argument("--max-requests", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
     parser.add_argument(
         "--alignment", choices=("free", "window"), default="free", help="of the schedule; window is the documented way out"
     )
@@ -31,13 +31,13 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 0 if the device is certified, else 1."""
     import dataclasses
 
-    from detspec.engine.progress import Progress
+    from detspec.doctor.doctor import run_doctor
     from detspec.environment import default_schedule
-    from detspec.evals.doctor import run_doctor
+    from detspec.progress import Progress
 
     model = load_model(args)
     schedule = dataclasses.replace(default_schedule(model.cfg), alignment=args.alignment, linear=args.linear)
     with Progress(0, "steps") as progress:
-        report = run_doctor(model, schedule=schedule, max_rows=args.max_rows, on_progress=progress.stage)
+        report = run_doctor(model, schedule=schedule, max_requests=args.max_requests, on_progress=progress.stage)
     print(report.table())
     return 0 if report.certified else 1

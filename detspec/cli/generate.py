@@ -93,9 +93,9 @@ def run(args: argparse.Namespace) -> int:
 def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     """The job itself."""
     from detspec.engine.engine import Engine
+    from detspec.jobs.dry_run import plan_job
     from detspec.jobs.files import STDIO, check_out, shard_path
     from detspec.jobs.job import UNSHARDED, run_job, stream_job
-    from detspec.jobs.plan import plan_job
     from detspec.jobs.prompts import Prompts
 
     sampling = sampling_of(args)
@@ -129,7 +129,7 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
 
 def report(result: "JobResult", out: str) -> int:
     """Says what came of the job; returns the exit code."""
-    from detspec.jobs.files import beside
+    from detspec.jobs.files import sibling
 
     stats = result.stats
     if not stats:
@@ -141,7 +141,9 @@ def report(result: "JobResult", out: str) -> int:
         seconds = f"{last['generate_s']:.1f} s ({speed})"
         print(f"detspec: {stats['num_requests']} requests, {stats['num_tokens']} tokens in {seconds}{resumed}", file=sys.stderr)
     if result.num_rejected:
-        print(f"detspec: error: {result.num_rejected} lines were rejected, see {beside(Path(out), 'rejects')}", file=sys.stderr)
+        print(
+            f"detspec: error: {result.num_rejected} lines were rejected, see {sibling(Path(out), 'rejects')}", file=sys.stderr
+        )
     if result.num_failed:
         more = result.num_failed - len(result.failed)
         names = ", ".join([*result.failed, *([f"{more} more"] if result.failed and more else [])])

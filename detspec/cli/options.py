@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from detspec.checkpoint.load import Model
     from detspec.engine.engine_config import EngineConfig
-    from detspec.sampling import SamplingParams
+    from detspec.sampling_params import SamplingParams
 
 METHODS = ("auto", "self", "none")
 GUESSES = ("trivial", "sequential")
@@ -76,10 +76,10 @@ def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int = 64) -> No
     )
 
 
-def add_engine(parser: argparse.ArgumentParser, *, max_rows: int = 32) -> None:
+def add_engine(parser: argparse.ArgumentParser, *, max_requests: int = 32) -> None:
     """How the engine runs: changes speed, never what a deterministic request gives."""
     group = parser.add_argument_group("engine", "changes speed, never the result")
-    group.add_argument("--max-rows", type=int, default=max_rows, metavar="B", help="most requests in flight")
+    group.add_argument("--max-requests", type=int, default=max_requests, metavar="B", help="most requests in flight")
     group.add_argument(
         "--max-len",
         type=int,
@@ -122,7 +122,7 @@ def keep_compiled(args: argparse.Namespace) -> None:
 
 def sampling_of(args: argparse.Namespace) -> "SamplingParams":
     """The sampling options as parameters; `InputError` if one is out of range."""
-    from detspec.sampling import SamplingParams
+    from detspec.sampling_params import SamplingParams
 
     return SamplingParams(
         max_tokens=args.max_tokens,
@@ -152,7 +152,7 @@ def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig"
     from detspec.engine.engine_config import EngineConfig
 
     return EngineConfig(
-        max_rows=args.max_rows,
+        max_requests=args.max_requests,
         max_len=getattr(args, "max_len", min(MAX_LEN, model.cfg.max_position)),
         num_pages=getattr(args, "num_pages", None),
         prefix_sharing=not args.no_prefix_sharing,

@@ -21,7 +21,7 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument(
         "--target", metavar="NAME", required=True, help="e.g. v5e:2x2, v6e:2x2, h100, h200; a wrong one lists all"
     )
-    parser.add_argument("--max-rows", type=int, default=32, metavar="B", help="most requests in flight")
+    parser.add_argument("--max-requests", type=int, default=32, metavar="B", help="most requests in flight")
     parser.add_argument("--max-len", type=int, default=MAX_LEN, metavar="S", help="tokens of each, prompt included")
     parser.add_argument(
         "--window", type=int, default=argparse.SUPPRESS, metavar="W", help="tokens verified together (default: the target's)"
@@ -42,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     import jax
 
     from detspec.checkpoint.load import load_config
-    from detspec.engine.progress import Progress
-    from detspec.evals.planning import plan, plan_table
+    from detspec.planning.planning import plan, plan_table
     from detspec.presets import preset
+    from detspec.progress import Progress
     from detspec.targets import canonical_schedule, target
 
     jax.config.update("jax_platforms", "cpu")  # compiling needs no device: leave those that there are to others
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     schedule = canonical_schedule(device, cfg, **split)
     with Progress(2, "programs") as progress:
         result = plan(
-            cfg, device, schedule=schedule, max_rows=args.max_rows, max_len=args.max_len, on_stage=progress.next_stage
+            cfg, device, schedule=schedule, max_requests=args.max_requests, max_len=args.max_len, on_stage=progress.next_stage
         )
     print(plan_table(result))
     if hasattr(args, "json"):

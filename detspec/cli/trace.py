@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from detspec.cli.options import GUESSES, add_model, add_subcommand, load_model
 
 if TYPE_CHECKING:
-    from detspec.viz.thought_trace import ThoughtTrace
+    from detspec.traces.thoughts import ThoughtTrace
 
 DESCRIPTION = """Generates from a prompt, records every window of draft, verification and commit, and draws the first window in
 which all guesses were accepted and the first with a rollback. Without --prompt it searches the demonstration's prompts and
@@ -59,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
 
 def run_windows(args: argparse.Namespace) -> int:
     """Draft, verify and commit of tokens."""
-    from detspec.evals.demo import demo_prompts
-    from detspec.evals.trace import find_rollback, rounded_params, run_trace
-    from detspec.sampling import SamplingParams
-    from detspec.viz.trace import save_trace
+    from detspec.demo.demo import demo_prompts
+    from detspec.sampling_params import SamplingParams
+    from detspec.traces.record_windows import find_rollback, rounded_params, run_trace
+    from detspec.traces.windows import save_trace
 
     model = load_model(args)
     if hasattr(args, "prompt"):
@@ -87,9 +87,9 @@ def run_windows(args: argparse.Namespace) -> int:
 
 def run_thoughts(args: argparse.Namespace) -> int:
     """Draft, verify and commit of thoughts."""
-    from detspec.evals.thought_trace import run_thought_trace
-    from detspec.sampling import SamplingParams
-    from detspec.viz.thought_trace import save_thoughts
+    from detspec.sampling_params import SamplingParams
+    from detspec.traces.record_thoughts import run_thought_trace
+    from detspec.traces.thoughts import save_thoughts
 
     model = load_model(args, shipped="thinking_parity")
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)

@@ -12,25 +12,25 @@ import numpy as np
 
 from detspec.cache import SCRATCH_PAGE
 from detspec.engine.pages import PagePool, partial_key, prefix_keys
-from detspec.engine.sample import Sample
+from detspec.engine.sequence import SequenceState
 
 
 class Allocator:
-    """Hands pages to samples and writes them into `page_table [max_rows, max_pages]`."""
+    """Hands pages to samples and writes them into `page_table [max_requests, max_pages]`."""
 
-    def __init__(self, pool: PagePool, *, page: int, max_rows: int, max_pages: int, sharing: bool) -> None:
+    def __init__(self, pool: PagePool, *, page: int, max_requests: int, max_pages: int, sharing: bool) -> None:
         """No row has pages."""
         self.pool = pool
         self.page = page
-        self.page_table = np.full((max_rows, max_pages), SCRATCH_PAGE, np.int32)
+        self.page_table = np.full((max_requests, max_pages), SCRATCH_PAGE, np.int32)
         self._sharing = sharing
-        self._filling: dict[bytes, Sample] = {}  # keys of pages that a row is about to fill
+        self._filling: dict[bytes, SequenceState] = {}  # keys of pages that a row is about to fill
 
     def pages_for(self, num_positions: int) -> int:
         """Pages that so many positions take."""
         return -(-num_positions // self.page)
 
-    def awaits(self, sample: Sample, context: bytes) -> bool:
+    def awaits(self, sample: SequenceState, context: bytes) -> bool:
         """Whether a row is just filling a page that `sample` could share, so that it had better come a little later."""
         if not self._sharing or sample.thinks:
             return False
@@ -38,7 +38,9 @@ class Allocator:
         missing = next((key for key in keys if self.pool.find(key) is None), None)
         return missing in self._filling
 
-    def admit(self, sample: Sample, row: int, context: bytes, *, num_positions: int, headroom: int) -> tuple[int, int] | None:
+    def admit(
+        self, sample: SequenceState, row: int, context: bytes, *, num_positions: int, headroom: int
+    ) -> tuple[int, int] | None:
         """Gives `sample` pages for `num_positions`, shared ones first, and sets its `length` to what they hold.
 
         Args:
@@ -79,18 +81,18 @@ class Allocator:
         self.register(sample)
         return copy
 
-    def num_missing(self, sample: Sample, num_positions: int) -> int:
+    def num_missing(self, sample: SequenceState, num_positions: int) -> int:
         """Pages that `sample` lacks for `num_positions`."""
         return max(0, self.pages_for(num_positions) - len(sample.pages))
 
-    def grow(self, sample: Sample, num_positions: int) -> None:
+    def grow(self, sample: SequenceState, num_positions: int) -> None:
         """Gives `sample` the pages that it lacks for `num_positions`; they must be available."""
         missing = self.num_missing(sample, num_positions)
         if missing:
             sample.pages.extend(self.pool.allocate() for _ in range(missing))
             self._write(sample)
 
-    def register(self, sample: Sample) -> None:
+    def register(self, sample: SequenceState) -> None:
         """Lets others share what the canonical pass has written of the prompt."""
         while sample.registered < len(sample.keys):
             index = sample.registered
@@ -99,7 +101,7 @@ class Allocator:
             self._settle(sample, sample.keys[index], sample.pages[index])
             sample.registered += 1
 
-    def free(self, sample: Sample, context: bytes, *, keep: bool) -> None:
+    def free(self, sample: SequenceState, context: bytes, *, keep: bool) -> None:
         """Takes the pages from `sample`; with `keep`, whole ones that the canonical pass wrote stay known by their contents."""
         if keep and self._sharing and not sample.thinks:
             known = min(sample.canonical, sample.length, len(sample.tokens))
@@ -112,7 +114,7 @@ class Allocator:
         self.page_table[sample.row] = SCRATCH_PAGE
         sample.row, sample.pages, sample.length, sample.keys = None, [], 0, []
 
-    def _keys(self, sample: Sample, context: bytes) -> list[bytes]:
+    def _keys(self, sample: SequenceState, context: bytes) -> list[bytes]:
         """Keys of the whole pages; and of the partial one, if there is one and it is the prompt's."""
         if not sample.keys:
             needed = sample.tokens[:-1]
@@ -122,10 +124,10 @@ class Allocator:
                 sample.keys.append(partial_key(sample.keys[-1] if sample.keys else context, tail))
         return sample.keys
 
-    def _settle(self, sample: Sample, key: bytes, page: int) -> None:
+    def _settle(self, sample: SequenceState, key: bytes, page: int) -> None:
         self.pool.register(key, page)
         if self._filling.get(key) is sample:
             del self._filling[key]
 
-    def _write(self, sample: Sample) -> None:
+    def _write(self, sample: SequenceState) -> None:
         self.page_table[sample.row, : len(sample.pages)] = sample.pages

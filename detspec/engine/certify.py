@@ -42,15 +42,15 @@ def certify(
     params: Params, cfg: ModelConfig, state: GenState, trial: Trial, *, schedule: Schedule
 ) -> tuple[Certificate, GenState]:
     """Compiles the plan of `trial`, runs it, and replays the result through the anchor; fast plans are compiled alone."""
-    max_rows, max_len = state.tokens.shape
+    max_requests, max_len = state.tokens.shape
     plan, rows = trial.plan, trial.rows
     state = trial.step(trial.start(state, deterministic=not plan.fast), max_len)
     if plan.fast:
         return Certificate(plan, equal=False, differs=""), state
     tokens, logprobs, committed = (np.asarray(x[: plan.batch]) for x in (state.tokens, state.logprobs, state.committed))
     state = trial.start(state, deterministic=True)
-    length = jnp.zeros(max_rows, jnp.int32).at[rows].set(committed)
-    recorded = jnp.zeros((max_rows, max_len), jnp.int32).at[rows].set(tokens)
+    length = jnp.zeros(max_requests, jnp.int32).at[rows].set(committed)
+    recorded = jnp.zeros((max_requests, max_len), jnp.int32).at[rows].set(tokens)
     replayed, state = replay_rows(params, cfg, state, recorded, length, schedule=schedule)
     anchor_tokens, anchor_logprobs = (np.asarray(x[: plan.batch]) for x in (replayed.targets, replayed.target_logprobs))
     differs = _first_difference(trial.prompts, committed, tokens, logprobs, anchor_tokens, anchor_logprobs)

@@ -6,7 +6,7 @@ import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.engine.request import FINISH_REASONS, Completion, Thought, completion_digest
-from detspec.engine.sample import Sample, asked_logprobs
+from detspec.engine.sequence import SequenceState, asked_logprobs
 from detspec.engine.text import find_stop
 from detspec.state import STOP
 
@@ -15,13 +15,13 @@ from detspec.state import STOP
 class Finished:
     """A sample that has ended; `text` is given where a stop string cut it. `keep`: its keys and values are sound."""
 
-    sample: Sample
+    sample: SequenceState
     reason: str
     text: str | None = None
     keep: bool = True
 
 
-def stopped(sample: Sample, first: int, model: Model) -> Finished | None:
+def stopped(sample: SequenceState, first: int, model: Model) -> Finished | None:
     """How `sample` ends if a stop string is in its text, completed by the new token number `first` or a later one.
 
     Tokens behind that one are void and are dropped.

@@ -18,18 +18,18 @@ from detspec.engine.certify import Certificate
 from detspec.engine.ending import Finished, complete, stopped
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
+from detspec.engine.parse_request import check_ordinary, read_request, settled
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Plan, Segment, plan_segment
-from detspec.engine.reading import check_ordinary, read_request, settled
 from detspec.engine.request import ABORTED, FINISH_REASONS, Completion, Piece, Request, Stats
 from detspec.engine.runner import Runner
-from detspec.engine.sample import Sample
 from detspec.engine.scheduler import Scheduler
+from detspec.engine.sequence import SequenceState
 from detspec.engine.text import showable
 from detspec.environment import chosen_schedule, fingerprint
 from detspec.errors import InputError
 from detspec.model.params import Params, check_params
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import NOT_FINITE, RUNNING
 
 TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by now
@@ -40,7 +40,7 @@ class Engine:
 
     Example::
 
-        engine = ds.Engine(ds.load(), ds.EngineConfig(max_rows=8))
+        engine = ds.Engine(ds.load(), ds.EngineConfig(max_requests=8))
         completions = engine.generate(["def fib(n):"], ds.SamplingParams(max_tokens=64))
 
     Attributes:
@@ -54,24 +54,24 @@ class Engine:
         self.config = config or EngineConfig()
         self.schedule = chosen_schedule(self.config.schedule, model.cfg)
         self.stats = Stats()
-        max_rows, max_len, page = self.config.max_rows, self.config.max_len, self.schedule.page
+        max_requests, max_len, page = self.config.max_requests, self.config.max_len, self.schedule.page
         if max_len > model.cfg.max_position:
             raise InputError(f"max_len {max_len} exceeds the {model.cfg.max_position} positions that the model was made for")
         max_pages = -(-max_len // page)
-        num_pages = max_rows * max_pages if self.config.num_pages is None else self.config.num_pages
-        if num_pages < max_rows:
-            raise InputError(f"num_pages ({num_pages}) must be at least max_rows ({max_rows}): a page for every row")
+        num_pages = max_requests * max_pages if self.config.num_pages is None else self.config.num_pages
+        if num_pages < max_requests:
+            raise InputError(f"num_pages ({num_pages}) must be at least max_requests ({max_requests}): a page for every row")
         self.planner = Planner(model, self.schedule, self.config, num_pages=num_pages)
         self._runner = Runner(model, self.schedule, self.config, self.planner.step_times, num_pages=num_pages)
         self._pool = PagePool(num_pages)
         sharing = self.config.prefix_sharing
-        allocator = Allocator(self._pool, page=page, max_rows=max_rows, max_pages=max_pages, sharing=sharing)
+        allocator = Allocator(self._pool, page=page, max_requests=max_requests, max_pages=max_pages, sharing=sharing)
         chunk = None if model.cfg.thinking is None else model.cfg.thinking.chunk
-        self._scheduler = Scheduler(allocator, max_rows=max_rows, window=self.schedule.window, chunk=chunk)
+        self._scheduler = Scheduler(allocator, max_requests=max_requests, window=self.schedule.window, chunk=chunk)
         self._weight_version: str | None = None
         self._read_fingerprint()
         self._running = self._stopping = False
-        self._aborted: list[Sample] = []
+        self._aborted: list[SequenceState] = []
 
     def fingerprint(self) -> dict[str, object]:
         """Everything but the request that committed bits may depend on."""
@@ -236,7 +236,7 @@ class Engine:
         deterministic: bool = True,
         watch: bool = False,
         on_segment: Callable[[int, int], None] | None = None,
-    ) -> Iterator[list[tuple[Sample, Finished | None]]]:
+    ) -> Iterator[list[tuple[SequenceState, Finished | None]]]:
         """Admit, step, hand out, collect; until nobody waits and no row is in use.
 
         Yields what each segment brought, once the next one runs: samples that ended, and with `watch` those that got on.
@@ -248,11 +248,11 @@ class Engine:
             num_samples = sum(request.sampling.n for request in requests)
             self.prepare(num_samples, deterministic=any(request.sampling.deterministic for request in requests))
         else:
-            self.prepare(self.config.max_rows + 1, deterministic=deterministic)
+            self.prepare(self.config.max_requests + 1, deterministic=deterministic)
         self._running, self._stopping = True, False
         try:
             self._scheduler.feed(settled(request, self.model.cfg) for request in requests)
-            brought: list[tuple[Sample, Finished | None]] = []
+            brought: list[tuple[SequenceState, Finished | None]] = []
             while True:
                 if not self._stopping:
                     self._admit()
@@ -310,9 +310,11 @@ class Engine:
             self._runner.read(self._scheduler.samples[-1])
             self._scheduler.preempt(self._context)
 
-    def _collect(self, watch: bool, on_segment: Callable[[int, int], None] | None) -> list[tuple[Sample, Finished | None]]:
+    def _collect(
+        self, watch: bool, on_segment: Callable[[int, int], None] | None
+    ) -> list[tuple[SequenceState, Finished | None]]:
         """Waits for the segment and takes finished samples out of their rows."""
-        brought: list[tuple[Sample, Finished | None]] = []
+        brought: list[tuple[SequenceState, Finished | None]] = []
         num_tokens = 0
         for sample, (committed, length, finish, *counters) in self._runner.wait():
             if sample.row is None:

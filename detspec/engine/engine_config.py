@@ -4,7 +4,7 @@ import dataclasses
 
 from detspec.config import Schedule
 from detspec.errors import InputError
-from detspec.thinking.guesses import GUESSES
+from detspec.thinking.drafts import GUESSES
 
 METHODS = ("auto", "self", "none")
 
@@ -14,9 +14,9 @@ class EngineConfig:
     """How an engine runs; none of it changes what a deterministic request commits, but for `schedule`.
 
     Attributes:
-        max_rows: most requests in flight.
+        max_requests: most requests in flight.
         max_len: positions a request may take, prompt and new tokens together.
-        num_pages: cache pages that rows share, of `Schedule.page` positions each; enough for `max_rows` of `max_len` if None.
+        num_pages: cache pages that requests share, of `Schedule.page` positions each; by default enough for all at `max_len`.
             With fewer, requests wait, or start over when pages run out; their bits stay what they are.
         prefix_sharing: requests that begin with the same tokens share the pages that hold them.
         method: what fills the row budget of deterministic requests. "none": one canonical row each, no draft. "self": the
@@ -33,7 +33,7 @@ class EngineConfig:
         schedule: of the canonical pass; the device's default if None.
     """
 
-    max_rows: int = 32
+    max_requests: int = 32
     max_len: int = 1024
     num_pages: int | None = None
     prefix_sharing: bool = True
@@ -48,7 +48,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for field in (
-            "max_rows",
+            "max_requests",
             "max_len",
             "num_speculative_tokens",
             "max_stop_ids",

@@ -108,7 +108,7 @@ class Planner:
 
     def _certify_reading(self, state: GenState) -> GenState:
         """Raises `InputError` if thoughts depend on rows or guesses on this device."""
-        differs, state = certify_reading(state, self._trial(state, fast_plan(self._config.max_rows)))
+        differs, state = certify_reading(state, self._trial(state, fast_plan(self._config.max_requests)))
         if differs:
             raise InputError(
                 f"this device does not certify reading with thoughts, so determinism cannot be promised: {differs}. Try "

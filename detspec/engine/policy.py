@@ -30,12 +30,12 @@ def pow2_ceil(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def buckets(max_rows: int) -> tuple[int, ...]:
-    """Batch sizes that programs are compiled for: powers of four up to half of `max_rows`, and `max_rows` itself."""
-    sizes = [1] if max_rows > 1 else []
-    while sizes and sizes[-1] * 8 <= max_rows:
+def buckets(max_requests: int) -> tuple[int, ...]:
+    """Batch sizes that programs are compiled for: powers of four up to half of `max_requests`, and `max_requests` itself."""
+    sizes = [1] if max_requests > 1 else []
+    while sizes and sizes[-1] * 8 <= max_requests:
         sizes.append(sizes[-1] * 4)
-    return (*sizes, max_rows)
+    return (*sizes, max_requests)
 
 
 def fast_plan(batch: int) -> Plan:
@@ -57,8 +57,8 @@ def canonical_plans(batch: int, window: int, rows: int) -> tuple[Plan, ...]:
 
 def needed_batches(config: EngineConfig, num_requests: int) -> tuple[int, ...]:
     """Batches that a run of `num_requests` needs: none for none, and several only if rows refill."""
-    sizes = buckets(config.max_rows)
-    return sizes if num_requests > config.max_rows else tuple(size for size in sizes if size >= num_requests > 0)[:1]
+    sizes = buckets(config.max_requests)
+    return sizes if num_requests > config.max_requests else tuple(size for size in sizes if size >= num_requests > 0)[:1]
 
 
 def allowed_windows(config: EngineConfig, schedule: Schedule) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from detspec.generate.prefill import prefill
 from detspec.generate.score import Replayed, replay
 from detspec.model.params import Params
 from detspec.state import READING_COUNTERS, GenState
-from detspec.thinking.guesses import guess_fn
-from detspec.thinking.reading import read
+from detspec.thinking.drafts import guess_fn
+from detspec.thinking.think_prompt import read
 from detspec.thinking.thoughts import is_trivial
 
 

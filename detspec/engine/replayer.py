@@ -1,7 +1,7 @@
 """Replays recorded completions, many at a time, through the canonical pass that decides their bits.
 
-1. Texts are taken `max_rows` at a time, of a few times as many that are put in order first; a batch is put together while the
-   device works on the one before.
+1. Texts are taken `max_requests` at a time, of a few times as many that are put in order first; a batch is put together
+   while the device works on the one before.
 2. `prefill_rows` writes the keys and values of the prompts, once where they begin alike; `replay_rows` reads the recorded
    tokens after them.
 """
@@ -19,12 +19,12 @@ from detspec.config import ModelConfig, Schedule
 from detspec.engine.policy import NEVER
 from detspec.engine.programs import prefill_rows, read_rows, replay_rows
 from detspec.engine.request import Request
-from detspec.engine.sample import first_sample
+from detspec.engine.sequence import first_sample
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
-from detspec.generate.insert import beside, check_prompt, init_state, insert, pack_requests, thinks
+from detspec.generate.insert import check_prompt, commit_like, init_state, insert, pack_requests, thinks
 from detspec.generate.score import Replayed
-from detspec.sampling import MAX_LOGPROBS, SamplingParams
+from detspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from detspec.state import PAD_ID, GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.thoughts import thought_lists
@@ -43,7 +43,7 @@ class Replay:
         targets: int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills
             `max_len`.
         logprobs: float32, log-probabilities of the targets, raw or processed as the request asks.
-        likeliest: of the whole text, as in `Sample.replayed`; None if the request asks for no such log-probabilities.
+        likeliest: of the whole text, as in `SequenceState.replayed`; None if the request asks for no such log-probabilities.
         thoughts: token ids of what is thought after each chunk of a prompt that is read thinking.
     """
 
@@ -65,34 +65,34 @@ class Replayer:
         model: Model,
         *,
         schedule: Schedule | None = None,
-        max_rows: int = 32,
+        max_requests: int = 32,
         max_len: int = 1024,
         max_stop_ids: int = 16,
         max_logit_bias: int = 64,
     ) -> None:
-        """Allocates a cache of `max_rows` rows of `max_len` positions, prompt and new tokens together.
+        """Allocates a cache of `max_requests` rows of `max_len` positions, prompt and new tokens together.
 
         The last two are the room for stop tokens and biased tokens of one request, as in `EngineConfig`.
 
         Raises:
-            InputError: `max_rows` or `max_len` is not positive, or `max_len` is more than the model was made for.
+            InputError: `max_requests` or `max_len` is not positive, or `max_len` is more than the model was made for.
         """
-        if max_rows < 1 or not 1 <= max_len <= model.cfg.max_position:
+        if max_requests < 1 or not 1 <= max_len <= model.cfg.max_position:
             raise InputError(
-                f"max_rows must be at least 1, got {max_rows}, and max_len in 1 .. {model.cfg.max_position} (positions "
+                f"max_requests must be at least 1, got {max_requests}, and max_len in 1 .. {model.cfg.max_position} (positions "
                 f"that the model was made for), got {max_len}"
             )
-        self._model, self._max_rows, self._max_len = model, max_rows, max_len
+        self._model, self._max_rows, self._max_len = model, max_requests, max_len
         self.schedule = self._asked = chosen_schedule(schedule, model.cfg)
         state = init_state(
             model.cfg,
-            max_rows=max_rows,
+            max_requests=max_requests,
             max_len=max_len,
             max_stop_ids=max_stop_ids,
             max_logit_bias=max_logit_bias,
             schedule=self.schedule,
         )
-        self._state = beside(model.params, state)
+        self._state = commit_like(model.params, state)
         self._page_table = np.array(self._state.cache.page_table)
         self._prepared = False
 
@@ -141,7 +141,7 @@ class Replayer:
             yield from _unpack(self._model.cfg, *running)
 
     def _dispatch(self, batch: Batch) -> tuple[Replayed, jax.Array | None]:
-        """Starts the passes over one batch; returns what will be known of its texts and thoughts `[max_rows, X, M]`."""
+        """Starts the passes over one batch; returns what will be known of its texts and thoughts `[max_requests, X, M]`."""
         tokens = np.full((self._max_rows, self._max_len), PAD_ID, np.int32)
         length = np.ones(self._max_rows, np.int32)
         for row, (request, token_ids) in enumerate(batch):
@@ -211,17 +211,17 @@ def shared_pages(prompts: Sequence[Sequence[int]], page: int) -> list[int]:
     return shared
 
 
-def _batches(records: Iterable[tuple[Request, Sequence[int]]], max_rows: int) -> Iterator[tuple[list[int], Batch]]:
-    """Numbers and texts, `max_rows` at a time: greedy ones, which need no noise, apart; like prompts together."""
+def _batches(records: Iterable[tuple[Request, Sequence[int]]], max_requests: int) -> Iterator[tuple[list[int], Batch]]:
+    """Numbers and texts, `max_requests` at a time: greedy ones, which need no noise, apart; like prompts together."""
 
     def likeness(numbered: tuple[int, tuple[Request, Sequence[int]]]) -> tuple[bool, tuple[int, ...]]:
         request, _ = numbered[1]
         return request.sampling.temperature > 0, request.prompt_token_ids
 
     waiting = enumerate(records)
-    while ahead := sorted(itertools.islice(waiting, LOOKAHEAD * max_rows), key=likeness):
-        for first in range(0, len(ahead), max_rows):
-            numbers, batch = zip(*ahead[first : first + max_rows], strict=True)
+    while ahead := sorted(itertools.islice(waiting, LOOKAHEAD * max_requests), key=likeness):
+        for first in range(0, len(ahead), max_requests):
+            numbers, batch = zip(*ahead[first : first + max_requests], strict=True)
             yield list(numbers), batch
 
 

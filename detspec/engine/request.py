@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import LENGTH, NOT_FINITE, STOP
 
 FINISH_REASONS = {STOP: "stop", LENGTH: "length", NOT_FINITE: "error"}

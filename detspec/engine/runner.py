@@ -12,11 +12,11 @@ from detspec.engine.clock import Clock
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan, Segment
 from detspec.engine.programs import Report, copy_pages, prefill_rows, run_segment, score_rows
-from detspec.engine.sample import Sample
 from detspec.engine.scheduler import Admitted
+from detspec.engine.sequence import SequenceState
 from detspec.engine.step_times import StepTimes
-from detspec.generate.insert import Requests, beside, init_state, no_requests, pack_requests
-from detspec.sampling import MAX_LOGPROBS
+from detspec.generate.insert import Requests, commit_like, init_state, no_requests, pack_requests
+from detspec.sampling_params import MAX_LOGPROBS
 from detspec.thinking.thoughts import thought_lists
 
 
@@ -25,7 +25,7 @@ class _Running:
     """The segment on the device, its samples in the order of its rows."""
 
     plan: Plan
-    samples: tuple[Sample, ...]
+    samples: tuple[SequenceState, ...]
     rounds: Report | None  # after the last round
     steps: Report | None  # after the steps alone
 
@@ -53,17 +53,17 @@ class Runner:
         self.model = model
         state = init_state(
             model.cfg,
-            max_rows=config.max_rows,
+            max_requests=config.max_requests,
             max_len=config.max_len,
             max_stop_ids=config.max_stop_ids,
             max_logit_bias=config.max_logit_bias,
             schedule=schedule,
             num_pages=num_pages,
         )
-        self.state = beside(model.params, state)
+        self.state = commit_like(model.params, state)
         self.clock = Clock()
         self._nobody = self._requests = no_requests(self.state)
-        self._schedule, self._max_rows, self._step_times = schedule, config.max_rows, step_times
+        self._schedule, self._max_rows, self._step_times = schedule, config.max_requests, step_times
         self._guesses = config.guesses
         self._running: _Running | None = None
 
@@ -89,7 +89,7 @@ class Runner:
         """Compiles what is not a plan's, so that no compilation falls into a run."""
         self._copy_pages([])
 
-    def start(self, plan: Plan, segment: Segment, samples: Sequence[Sample], page_table: np.ndarray) -> None:
+    def start(self, plan: Plan, segment: Segment, samples: Sequence[SequenceState], page_table: np.ndarray) -> None:
         """Starts a segment over the rows of `samples`, all that are in use, and does not wait for it."""
         rows = [sample.row for sample in samples if sample.row is not None]
         in_use = np.zeros(self._max_rows, bool)
@@ -125,7 +125,7 @@ class Runner:
             steps = step(segment.steps)
         self._running = _Running(plan, tuple(samples), rounds, steps)
 
-    def wait(self) -> list[tuple[Sample, list[int]]]:
+    def wait(self) -> list[tuple[SequenceState, list[int]]]:
         """What the segment that was started last says of each of its rows, once it has ended: see `Report.progress`."""
         running, seen = self._running, True
         assert running is not None
@@ -140,7 +140,7 @@ class Runner:
         rows = np.stack(facts, axis=1).tolist()
         return list(zip(running.samples, rows, strict=False))  # rows that only filled the batch up say nothing
 
-    def read(self, sample: Sample) -> None:
+    def read(self, sample: SequenceState) -> None:
         """Brings the tokens and thoughts that `sample` knows of itself up to what it has committed."""
         if self._running is None or sample not in self._running.samples:
             return
@@ -151,7 +151,7 @@ class Runner:
             num_read = min(sample.length, sample.prompt_len - 1) // thinking.chunk
             sample.thoughts = thought_lists(np.asarray(report.thoughts)[place, :num_read])
 
-    def replay(self, samples: Sequence[Sample], page_table: np.ndarray) -> None:
+    def replay(self, samples: Sequence[SequenceState], page_table: np.ndarray) -> None:
         """Reads the texts of `samples`, still in their rows, once more: for the likeliest tokens, or the prompt's."""
         rows = [sample.row for sample in samples if sample.row is not None]
         chosen = np.zeros(self._max_rows, bool)

@@ -11,30 +11,30 @@ from collections.abc import Iterator
 from detspec.engine.allocator import Allocator
 from detspec.engine.policy import Load
 from detspec.engine.request import Request, Stats
-from detspec.engine.sample import Sample, first_sample
+from detspec.engine.sequence import SequenceState, first_sample
 
 
 @dataclasses.dataclass(frozen=True)
 class Admitted:
     """Samples that got a row, and for each which page to copy over which."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[SequenceState, ...]
     copies: tuple[tuple[int, int], ...]
 
 
 class Scheduler:
     """Rows, their samples in the order in which they came, and the queue before them."""
 
-    def __init__(self, allocator: Allocator, *, max_rows: int, window: int, chunk: int | None) -> None:
+    def __init__(self, allocator: Allocator, *, max_requests: int, window: int, chunk: int | None) -> None:
         """Nobody is there; `chunk` is `C` of a model that thinks."""
         self.allocator = allocator
-        self.samples: list[Sample] = []  # in rows, the oldest first
+        self.samples: list[SequenceState] = []  # in rows, the oldest first
         self.num_preemptions = 0
-        self._queue: deque[Sample] = deque()
-        self._source: Iterator[Sample] = iter(())
+        self._queue: deque[SequenceState] = deque()
+        self._source: Iterator[SequenceState] = iter(())
         self._aborted: set[str] = set()
-        self._free_rows = list(range(max_rows))
-        self._max_rows = max_rows
+        self._free_rows = list(range(max_requests))
+        self._max_rows = max_requests
         self._window, self._chunk = window, chunk
 
     @property
@@ -56,7 +56,7 @@ class Scheduler:
 
         Whoever begins like a row that is just being prefilled waits until it can share that row's pages; others pass.
         """
-        admitted: list[Sample] = []
+        admitted: list[SequenceState] = []
         copies: list[tuple[int, int]] = []
         place = 0  # in the queue; those before it are to wait a little
         while self._free_rows and place < self._max_rows and self._peek(place):
@@ -113,14 +113,14 @@ class Scheduler:
         self._queue.appendleft(sample)
         self.num_preemptions += 1
 
-    def remove(self, sample: Sample, context: bytes, *, keep: bool) -> None:
+    def remove(self, sample: SequenceState, context: bytes, *, keep: bool) -> None:
         """Frees the row and the pages of `sample`, whose contents stay known with `keep`."""
         assert sample.row is not None
         self.samples.remove(sample)
         self._free_rows.append(sample.row)
         self.allocator.free(sample, context, keep=keep)
 
-    def abort(self, id: str, context: bytes) -> list[Sample]:
+    def abort(self, id: str, context: bytes) -> list[SequenceState]:
         """Takes out all samples of request `id`, from rows and queue; those not yet asked for never come."""
         self._aborted.add(id)
         in_rows = [sample for sample in self.samples if sample.request.id == id]
@@ -141,14 +141,14 @@ class Scheduler:
     def _missing(self, gain: int) -> int:
         return sum(self.allocator.num_missing(sample, self._reach(sample, gain)) for sample in self.samples)
 
-    def _unread_chunks(self, sample: Sample) -> int:
+    def _unread_chunks(self, sample: SequenceState) -> int:
         """Chunks of its prompt that `sample` has yet to read and to think about."""
         if not sample.thinks or self._chunk is None:
             return 0
         return max(0, (sample.prompt_len - 1) // self._chunk - sample.length // self._chunk)
 
     @staticmethod
-    def _reach(sample: Sample, gain: int) -> int:
+    def _reach(sample: SequenceState, gain: int) -> int:
         """Positions that `sample` may touch while it gains up to `gain` tokens."""
         return min(sample.limit, sample.committed + gain)
 

@@ -12,7 +12,7 @@ from detspec.engine.policy import NEVER, Plan
 from detspec.engine.programs import prefill_rows, run_segment
 from detspec.generate.insert import pack_requests
 from detspec.model.params import Params
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 
 PROBE_TOKENS = 24
@@ -47,10 +47,10 @@ class Trial:
         self.plan = plan
         self.vocab_size = cfg.vocab_size
         self._params, self._cfg, self._schedule, self._guesses = params, cfg, schedule, guesses
-        max_rows, max_len = state.tokens.shape
+        max_requests, max_len = state.tokens.shape
         pages_each = min(num_pages // plan.batch, state.cache.page_table.shape[1])
         self.rows = np.arange(plan.batch, dtype=np.int32)
-        self._in_use = np.arange(max_rows) < plan.batch
+        self._in_use = np.arange(max_requests) < plan.batch
         self._table = np.full(state.cache.page_table.shape, SCRATCH_PAGE, np.int32)
         self._table[: plan.batch, :pages_each] = identity_table(plan.batch, pages_each)
         room = min(max_len, pages_each * schedule.page)

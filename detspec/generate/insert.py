@@ -12,9 +12,9 @@ from detspec.config import ModelConfig, Schedule
 from detspec.errors import InputError
 from detspec.generate.packing import pack_rows, unpack_rows
 from detspec.model.params import Params
-from detspec.sampling import SamplingParams, all_stop_ids, row_sampling
+from detspec.sampling_params import SamplingParams, all_stop_ids, row_sampling
 from detspec.state import PAD_ID, RUNNING, GenState, RowSampling, init_counters
-from detspec.thinking.reading import init_reading
+from detspec.thinking.think_prompt import init_reading
 from detspec.thinking.thoughts import pack_guesses
 
 Array = jax.Array | np.ndarray
@@ -23,14 +23,14 @@ Array = jax.Array | np.ndarray
 def init_state(
     cfg: ModelConfig,
     *,
-    max_rows: int,
+    max_requests: int,
     max_len: int,
     max_stop_ids: int,
     max_logit_bias: int,
     schedule: Schedule,
     num_pages: int | None = None,
 ) -> GenState:
-    """A state of `max_rows` rows, none of them live.
+    """A state of `max_requests` rows, none of them live.
 
     Each has room for `max_len` positions, `max_stop_ids` stop tokens and `max_logit_bias` biased tokens, and pages of its
     own unless `num_pages` says how many there are to hand out, see `init_cache`.
@@ -43,23 +43,23 @@ def init_state(
         raise InputError(
             f"Schedule.window ({schedule.window}) is larger than the cache's max_len ({max_len}): lower one, raise the other"
         )
-    nobody = row_sampling([SamplingParams()] * max_rows, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias)
+    nobody = row_sampling([SamplingParams()] * max_requests, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias)
     return GenState(
-        tokens=jnp.full((max_rows, max_len), PAD_ID, jnp.int32),
-        logprobs=jnp.zeros((max_rows, max_len), jnp.float32),
-        committed=jnp.ones(max_rows, jnp.int32),
-        limit=jnp.ones(max_rows, jnp.int32),
-        live=jnp.zeros(max_rows, bool),
-        finish=jnp.full(max_rows, RUNNING, jnp.int32),
-        deterministic=jnp.ones(max_rows, bool),
+        tokens=jnp.full((max_requests, max_len), PAD_ID, jnp.int32),
+        logprobs=jnp.zeros((max_requests, max_len), jnp.float32),
+        committed=jnp.ones(max_requests, jnp.int32),
+        limit=jnp.ones(max_requests, jnp.int32),
+        live=jnp.zeros(max_requests, bool),
+        finish=jnp.full(max_requests, RUNNING, jnp.int32),
+        deterministic=jnp.ones(max_requests, bool),
         sampling=jax.tree.map(jnp.asarray, nobody),
-        counters=init_counters(max_rows),
-        cache=init_cache(cfg, max_rows=max_rows, max_len=max_len, schedule=schedule, num_pages=num_pages),
-        reading=init_reading(cfg, max_rows=max_rows, max_len=max_len, schedule=schedule) if cfg.thinking else None,
+        counters=init_counters(max_requests),
+        cache=init_cache(cfg, max_requests=max_requests, max_len=max_len, schedule=schedule, num_pages=num_pages),
+        reading=init_reading(cfg, max_requests=max_requests, max_len=max_len, schedule=schedule) if cfg.thinking else None,
     )
 
 
-def beside(params: Params, state: GenState) -> GenState:
+def commit_like(params: Params, state: GenState) -> GenState:
     """`state` bound to the device that `params` are bound to, if it is a single one; else as it is.
 
     A program of arrays that are bound to a device is not the one of arrays that are not, and what a program returns is bound
@@ -86,7 +86,7 @@ def start_state(
     max_logit_bias = max([1, *(len(params.logit_bias) for params in sampling)])
     state = init_state(
         cfg,
-        max_rows=len(prompts),
+        max_requests=len(prompts),
         max_len=max_len,
         max_stop_ids=max_stop_ids,
         max_logit_bias=max_logit_bias,
@@ -173,7 +173,7 @@ def pack_requests(
         thoughts: of each request, guesses of the thoughts after its first chunks; those after others are guessed to be
             trivial. For states of models that think.
     """
-    max_rows, max_len = state.tokens.shape
+    max_requests, max_len = state.tokens.shape
     number = len(prompts)
     prompt_len = np.asarray([len(prompt) for prompt in prompts] if prompt_lens is None else prompt_lens, np.int32)
     tokens = np.full((number, max_len), PAD_ID, np.int32)
@@ -202,9 +202,9 @@ def pack_requests(
         end = np.where(reads_plainly, 0, (prompt_len - 1) // state.reading.chunk)
         guesses = pack_guesses(state.reading, [()] * number if thoughts is None else thoughts)
         asked = asked.replace(thoughts=guesses, end=end.astype(np.int32))
-    chosen = np.zeros(max_rows, bool)
+    chosen = np.zeros(max_requests, bool)
     chosen[list(rows)] = True
-    return Requests(chosen=chosen, packed=pack_rows(asked, rows, max_rows))
+    return Requests(chosen=chosen, packed=pack_rows(asked, rows, max_requests))
 
 
 def no_requests(state: GenState) -> Requests:

@@ -17,9 +17,9 @@ from detspec.generate.insert import start_state
 from detspec.generate.prefill import prefill
 from detspec.generate.verify import unverified, verify
 from detspec.model.params import Params
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
-from detspec.thinking.reading import GuessFn, read
+from detspec.thinking.think_prompt import GuessFn, read
 
 
 def dvr_step(params: Params, cfg: ModelConfig, state: GenState, *, draft_fn: DraftFn, schedule: Schedule) -> GenState:

@@ -17,7 +17,7 @@ from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.ops.row_sum import sum_fn
 from detspec.sampler import logprobs_at, reported_logits, sample
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import GenState, Windows
 
 

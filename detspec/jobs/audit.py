@@ -21,10 +21,9 @@ import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.engine.ending import read_thought
-from detspec.engine.progress import Progress
 from detspec.engine.replayer import Replay, Replayer
 from detspec.engine.request import Request, completion_digest
-from detspec.engine.sample import Sample, asked_logprobs
+from detspec.engine.sequence import SequenceState, asked_logprobs
 from detspec.engine.text import find_stop
 from detspec.environment import fingerprint
 from detspec.errors import InputError
@@ -32,7 +31,8 @@ from detspec.jobs.files import STDIO
 from detspec.jobs.lines import LOGPROB_KEYS, as_json, thought_line
 from detspec.jobs.manifest import differences, text_facts
 from detspec.jobs.records import Origin, PromptsById, Record, read_origin, read_records
-from detspec.sampling import all_stop_ids
+from detspec.progress import Progress
+from detspec.sampling_params import all_stop_ids
 
 MOST_SHOWN = 20
 
@@ -104,14 +104,14 @@ class AuditReport:
         return dataclasses.asdict(self)
 
 
-def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_rows: int = 32) -> AuditReport:
+def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_requests: int = 32) -> AuditReport:
     """Replays the output `records` of a job.
 
     Args:
         model: the model that the records claim.
         records: a file that `detspec generate` wrote, its manifest beside it.
         prompts: the file it read; by default the one that the manifest names.
-        max_rows: records replayed together.
+        max_requests: records replayed together.
 
     Raises:
         InputError: files are missing or malformed, a record has no prompt, or `model` is not the one of the manifest.
@@ -132,7 +132,7 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
     replayer = Replayer(
         model,
         schedule=origin.schedule,
-        max_rows=max_rows,
+        max_requests=max_requests,
         max_len=origin.engine.max_len,
         max_stop_ids=origin.engine.max_stop_ids,
         max_logit_bias=origin.engine.max_logit_bias,
@@ -269,7 +269,7 @@ def _ending(record: Record, request: Request, replay: Replay, model: Model) -> t
 
 def _first_asked_difference(record: Record, request: Request, replay: Replay) -> Difference | None:
     """Where log-probabilities that the request asks for besides those of the new tokens first part from the recorded ones."""
-    sample = Sample(request, [*request.prompt_token_ids, *record.token_ids], replayed=replay.likeliest)
+    sample = SequenceState(request, [*request.prompt_token_ids, *record.token_ids], replayed=replay.likeliest)
     for key, canonical in zip(LOGPROB_KEYS, asked_logprobs(sample), strict=True):
         recorded = [json.dumps(entry) for entry in record.asked.get(key, ())]  # as text, in which -0.0 is not 0.0
         pairs = itertools.zip_longest(recorded, map(json.dumps, as_json(canonical)), fillvalue="nothing")

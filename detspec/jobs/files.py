@@ -18,7 +18,7 @@ NO_ROOM_CODE = 3  # exit code
 SHARD_SUFFIX = re.compile(r"\.(\d{5})-of-(\d{5})$")
 
 
-def beside(out: Path, what: str) -> Path:
+def sibling(out: Path, what: str) -> Path:
     """`out.jsonl` -> `out.stats.json`; also `manifest`, and `rejects` as JSON lines."""
     return out.with_name(f"{_stem(out)}.{what}.{'jsonl' if what == 'rejects' else 'json'}")
 

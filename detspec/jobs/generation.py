@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from detspec.engine.engine import Engine
-from detspec.engine.progress import Progress
 from detspec.engine.request import Completion, Request, Stats
 from detspec.jobs.signals import StopSignals
+from detspec.progress import Progress
 
 
 def generate(
@@ -58,7 +58,7 @@ def generate(
     prepared = time.perf_counter()
     progress.stage("generating")
     with signals.deferred():
-        few = num_todo <= engine.config.max_rows  # a list tells the engine so
+        few = num_todo <= engine.config.max_requests  # a list tells the engine so
         requests = list(waiting()) if few else waiting()
         for completion in engine.run(requests, deterministic=deterministic, on_segment=on_segment) if num_todo else ():
             number, request, _ = running[completion.id]

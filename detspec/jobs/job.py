@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from detspec.engine.engine import Engine
-from detspec.engine.progress import Progress
 from detspec.engine.request import Completion, Request
-from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, beside, journal_path, new_files, pretty_json
+from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, journal_path, new_files, pretty_json, sibling
 from detspec.jobs.generation import generate
 from detspec.jobs.journal import Journal, open_journal
 from detspec.jobs.lines import completion_line
@@ -27,7 +26,8 @@ from detspec.jobs.manifest import complete_manifest, job_header, job_manifest
 from detspec.jobs.prompts import Prompts
 from detspec.jobs.scan import Scan, requests, scan
 from detspec.jobs.signals import Stopped, StopSignals
-from detspec.sampling import SamplingParams
+from detspec.progress import Progress
+from detspec.sampling_params import SamplingParams
 
 MOST_NAMED = 10
 UNSHARDED = (0, 1)
@@ -166,7 +166,7 @@ def scan_into(
     """A scan whose malformed lines go into a file beside `out`, which is not there if there are none."""
     if on_error == "stop":
         return scan(prompts, engine, defaults, shard=shard)
-    with new_files(beside(out, "rejects")) as (file,):
+    with new_files(sibling(out, "rejects")) as (file,):
         found = scan(prompts, engine, defaults, shard=shard, reject=file.write)
     return found
 
@@ -195,7 +195,7 @@ def put_together(
     places = journal.failed
     failed: list[str] = []
     digest = hashlib.sha256()
-    with new_files(out, beside(out, "stats"), beside(out, "manifest")) as (out_file, stats_file, manifest_file):
+    with new_files(out, sibling(out, "stats"), sibling(out, "manifest")) as (out_file, stats_file, manifest_file):
         for place, line in enumerate(journal.lines()):
             out_file.write(line)
             digest.update(line)
@@ -213,5 +213,5 @@ def put_together(
         output = {"sha256": digest.hexdigest(), "bytes": out_file.tell(), "num_failed": len(places)}
         manifest_file.write(pretty_json(job_manifest(header, engine, prompts, found, output)))
     if not found.num_rejected:
-        beside(out, "rejects").unlink(missing_ok=True)  # of none, or of an earlier job
+        sibling(out, "rejects").unlink(missing_ok=True)  # of none, or of an earlier job
     return JobResult(stats, len(places), tuple(failed), found.num_rejected)

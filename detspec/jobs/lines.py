@@ -9,10 +9,10 @@ from typing import Any
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.reading import read_request
+from detspec.engine.parse_request import read_request
 from detspec.engine.request import Completion, Request, Thought
 from detspec.errors import InputError
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 LINE_KEYS = ("id", *PROMPT_KEYS, "chat_template_kwargs", "sampling")

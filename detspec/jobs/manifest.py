@@ -9,10 +9,10 @@ from typing import Any
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
-from detspec.jobs.files import beside
+from detspec.jobs.files import sibling
 from detspec.jobs.prompts import Prompts, hash_file
 from detspec.jobs.scan import Scan
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 
 HEADER_KEYS = ("fingerprint", "text", "sampling", "on_error", "prompts", "shard")
 
@@ -62,7 +62,7 @@ def job_manifest(
 def read_manifest(out: Path) -> dict[str, Any] | None:
     """The manifest beside `out`; None if there is none or it is no job's."""
     try:
-        value = json.loads(beside(out, "manifest").read_bytes())
+        value = json.loads(sibling(out, "manifest").read_bytes())
     except (FileNotFoundError, ValueError):
         return None
     parts = [value.get(key) for key in ("prompts", "output")] if isinstance(value, dict) else []

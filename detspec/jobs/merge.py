@@ -10,7 +10,7 @@ from typing import Any
 
 from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.errors import InputError
-from detspec.jobs.files import beside, find_shards, journal_path, new_files, pretty_json, shard_path
+from detspec.jobs.files import find_shards, journal_path, new_files, pretty_json, shard_path, sibling
 from detspec.jobs.manifest import differences, header_of, read_manifest
 from detspec.jobs.scan import hash_id, repeated_hashes
 
@@ -29,9 +29,9 @@ def merge(out: Path, shards: Sequence[Path] = ()) -> dict[str, Any]:
     ordered = _in_order(paths, [_finished_manifest(path) for path in paths])
     manifests = list(ordered.values())
     merged = _merge_manifests(manifests)
-    rejects = [beside(path, "rejects") for path, manifest in ordered.items() if manifest["prompts"]["num_rejected"]]
-    stats = _add_stats([json.loads(beside(path, "stats").read_bytes()) for path in ordered])
-    names = (out, *([beside(out, "rejects")] if rejects else []), beside(out, "stats"), beside(out, "manifest"))
+    rejects = [sibling(path, "rejects") for path, manifest in ordered.items() if manifest["prompts"]["num_rejected"]]
+    stats = _add_stats([json.loads(sibling(path, "stats").read_bytes()) for path in ordered])
+    names = (out, *([sibling(out, "rejects")] if rejects else []), sibling(out, "stats"), sibling(out, "manifest"))
     with new_files(*names) as (out_file, *rejects_file, stats_file, manifest_file):
         digest = hashlib.sha256()
         for line in _checked_lines(ordered):
@@ -44,7 +44,7 @@ def merge(out: Path, shards: Sequence[Path] = ()) -> dict[str, Any]:
         stats_file.write(pretty_json(stats))
         manifest_file.write(pretty_json(merged))
     if not rejects:
-        beside(out, "rejects").unlink(missing_ok=True)  # of an earlier job
+        sibling(out, "rejects").unlink(missing_ok=True)  # of an earlier job
     return stats
 
 
@@ -66,11 +66,11 @@ def _finished_manifest(path: Path) -> dict[str, Any]:
     if journal_path(path).exists():
         raise InputError(f"{path} is not finished, {journal_path(path)} is there: start its job again")
     manifest = read_manifest(path)
-    needed = [path, beside(path, "stats")]
+    needed = [path, sibling(path, "stats")]
     if manifest is not None and manifest["prompts"]["num_rejected"]:
-        needed.append(beside(path, "rejects"))
+        needed.append(sibling(path, "rejects"))
     if manifest is None or not all(file.is_file() for file in needed):
-        names = ", ".join(map(str, (beside(path, "manifest"), *needed)))
+        names = ", ".join(map(str, (sibling(path, "manifest"), *needed)))
         raise InputError(f"{path} is no finished shard: there must be {names}, as the job wrote them")
     return manifest
 

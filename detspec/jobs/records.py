@@ -16,10 +16,10 @@ from detspec.config import Schedule
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.errors import InputError
-from detspec.jobs.files import beside
+from detspec.jobs.files import sibling
 from detspec.jobs.lines import LOGPROB_KEYS, parse_request, refuse_unknown
 from detspec.jobs.manifest import read_manifest
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 
 RECORD_KEYS = ("id", "token_ids", "text", "logprobs", "finish_reason", "prompt_len", "digest")
 
@@ -79,7 +79,7 @@ def read_origin(records: Path) -> Origin:
     Raises:
         InputError: there is none, it cannot be read, or its digest is not that of its fingerprint.
     """
-    path = beside(records, "manifest")
+    path = sibling(records, "manifest")
     manifest = read_manifest(records)
     if manifest is None:
         raise InputError(f"{path} is no manifest of a job: an audit needs the one that the job wrote beside its output")

@@ -18,7 +18,7 @@ from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.jobs.lines import parse_line, parse_request, reject_line
 from detspec.jobs.prompts import Prompts
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)

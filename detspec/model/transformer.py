@@ -60,7 +60,7 @@ def forward(
         with jax.named_scope(f"layer_{index}"):
             x, pages = paged_block(
                 *(layer, cfg, x, rotations[index], (cache.k[index], cache.v[index]), places, ops),
-                sliding_window=cfg.window_of(index),
+                sliding_window=cfg.sliding_window_of(index),
                 schedule=schedule,
             )
         k_pools.append(pages[0])
@@ -171,7 +171,7 @@ def forward_sequences(
     x, tapped = scale_embeddings(cfg, params["embed"][tokens]), None
     for index, layer in enumerate(params["layers"]):
         x, tapped = _between_layers(cfg, x, tapped, index, inject, tap_layer)
-        x = sequence_block(layer, cfg, x, rotations[index], ops, sliding_window=cfg.window_of(index))
+        x = sequence_block(layer, cfg, x, rotations[index], ops, sliding_window=cfg.sliding_window_of(index))
     x, tapped = _between_layers(cfg, x, tapped, cfg.num_layers, inject, tap_layer)
     return logits_f32(params, cfg, x, ops), tapped
 

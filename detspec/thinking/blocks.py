@@ -76,7 +76,7 @@ def compress(params: Params, cfg: ModelConfig, thoughts: jax.Array, *, schedule:
     """States of the thoughts of a canonical pass: `thoughts [G, M]` int32 -> `[G, C, D]`."""
     tokens = _compressor_tokens(cfg, thoughts)
     G, P = tokens.shape
-    desk = init_cache(_one_layer(cfg), max_rows=G, max_len=P, schedule=schedule)
+    desk = init_cache(_one_layer(cfg), max_requests=G, max_len=P, schedule=schedule)
     windows = Windows(tokens=tokens, row=jnp.arange(G, dtype=jnp.int32), start=_all(G, 0), count=_all(G, P))
     x = scale_embeddings(cfg, lookup(params["embed"], tokens.reshape(-1)))
     x, _ = paged_block(
@@ -134,7 +134,7 @@ def think(
     thinker = params["thinking"]["thinker"]
     ops = canonical_ops(cfg, schedule)
     row = jnp.arange(G, dtype=jnp.int32)
-    desk = init_cache(_one_layer(cfg), max_rows=G, max_len=C + M - 1, schedule=schedule)
+    desk = init_cache(_one_layer(cfg), max_requests=G, max_len=C + M - 1, schedule=schedule)
 
     def read(
         x: jax.Array, tokens: jax.Array, start: int, pages: tuple[jax.Array, jax.Array]

@@ -10,7 +10,7 @@ from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
 from detspec.generate.loop import generate
 from detspec.model.params import Params
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.problem import Problem, read_answer
 from detspec.train.problems.task import Task

@@ -26,8 +26,8 @@ from detspec.errors import InputError
 from detspec.model.params import Params, init_params, with_thinking
 from detspec.model.transformer import forward_sequences
 from detspec.state import NO_TOKEN
-from detspec.thinking.reading import init_reading
 from detspec.thinking.taught import forward_taught
+from detspec.thinking.think_prompt import init_reading
 from detspec.train.accuracy import accuracy_by_operations, longest
 from detspec.train.config import require_positive, require_seed
 from detspec.train.experiment import Experiment, Result
@@ -152,7 +152,7 @@ class ReasoningConfig:
                     "lower ReasoningConfig.eval_ops, or raise max_position"
                 )
         if cfg.thinking is not None:
-            init_reading(cfg, max_rows=1, max_len=1, schedule=chosen_schedule(None, cfg))
+            init_reading(cfg, max_requests=1, max_len=1, schedule=chosen_schedule(None, cfg))
 
         def batch_of(problems: Sequence[Problem], phases: Sequence[int]) -> Batch:
             encoded = encode(problems, tokenizer, self.arm, end_id=end_id)

@@ -10,7 +10,7 @@ from tests.engine.byte_model import some_prompts
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = ("--no-compile-cache", "--max-tokens", "6", "--max-len", "64", "--max-rows", "2", "--method", "none")
+OPTIONS = ("--no-compile-cache", "--max-tokens", "6", "--max-len", "64", "--max-requests", "2", "--method", "none")
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def job(folder, tmp_path_factory) -> Path:
 
 
 def audit(folder: Path, job: Path, *extra: object) -> int:
-    argv = ["audit", "--model", folder, "--records", job / "out.jsonl", "--max-rows", "2", "--no-compile-cache", *extra]
+    argv = ["audit", "--model", folder, "--records", job / "out.jsonl", "--max-requests", "2", "--no-compile-cache", *extra]
     return main(list(map(str, argv)))
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from detspec.bench import bench
 from detspec.cli import commands, options
 from detspec.cli.commands import main
 from detspec.engine.engine_config import METHODS, EngineConfig
 from detspec.errors import InputError
-from detspec.evals import bench
-from detspec.sampling import LOGPROBS_MODES, SamplingParams
-from detspec.thinking.guesses import GUESSES
+from detspec.sampling_params import LOGPROBS_MODES, SamplingParams
+from detspec.thinking.drafts import GUESSES
 
 COMMANDS = ("demo", "generate", "merge", "doctor", "trace", "train", "bench", "plan")
 CLI = Path(commands.__file__).parent
@@ -109,8 +109,8 @@ def test_unexpected_exception_keeps_its_traceback(monkeypatch):
 def test_defaults_are_those_of_the_library():
     args = parsed("generate", *NEEDED["generate"])
     assert options.sampling_of(args) == SamplingParams()
-    assert (args.max_rows, args.method, args.num_speculative_tokens) == (
-        EngineConfig().max_rows,
+    assert (args.max_requests, args.method, args.num_speculative_tokens) == (
+        EngineConfig().max_requests,
         EngineConfig().method,
         EngineConfig().num_speculative_tokens,
     )

@@ -6,9 +6,9 @@ import pytest
 
 from detspec.checkpoint.load import load
 from detspec.cli.commands import main
+from detspec.demo import demo
+from detspec.demo.demo import Change, DemoReport, Run, compare, demo_prompts
 from detspec.engine.request import Completion, Stats
-from detspec.evals import demo
-from detspec.evals.demo import Change, DemoReport, Run, compare, demo_prompts
 
 pytestmark = pytest.mark.slow
 

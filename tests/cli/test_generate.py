@@ -12,7 +12,7 @@ import pytest
 from detspec.cli.commands import main
 from tests.engine.byte_model import broken_params, some_prompts, write_folder
 
-OPTIONS = ("--max-tokens", "12", "--max-len", "64", "--max-rows", "2", "--method", "none", "--temperature", "0.7")
+OPTIONS = ("--max-tokens", "12", "--max-len", "64", "--max-requests", "2", "--method", "none", "--temperature", "0.7")
 
 
 NUM_LINES = 400
@@ -60,7 +60,7 @@ def test_compile_cache_makes_the_second_start_faster_and_changes_no_bit(generate
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         out = tmp_path / name / "out.jsonl"
-        argv = ("generate", "--model", folder, "--prompts", prompts, "--out", out, *OPTIONS, "--max-rows", "1")
+        argv = ("generate", "--model", folder, "--prompts", prompts, "--out", out, *OPTIONS, "--max-requests", "1")
         done = detspec(*argv, env=environment)
         assert done.returncode == 0, done.stderr
         assert all(line.startswith("detspec: ") for line in done.stderr.splitlines())
@@ -157,7 +157,7 @@ def test_broken_logits_exit_with_1_and_name_the_requests(tmp_path, capsys):
         ('{"id": "a", "prompt": "x", "temperature": 1}', (), "line 1: unknown key 'temperature'"),
         ('{"id": "a", "prompt": "' + "x" * 100 + '"}', (), "line 1: the prompt has 100 tokens"),
         ('{"id": "a", "prompt": "x"}', ("--temperature", "-1"), "sampling parameter temperature"),
-        ('{"id": "a", "prompt": "x"}', ("--max-rows", "0"), "EngineConfig.max_rows"),
+        ('{"id": "a", "prompt": "x"}', ("--max-requests", "0"), "EngineConfig.max_requests"),
         ('{"id": "a", "prompt": "x"}', ("--max-len", "4096"), "max_len 4096 exceeds the 128 positions"),
         ("", (), "holds no requests"),
     ],

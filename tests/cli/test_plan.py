@@ -1,4 +1,4 @@
-"""The options of `detspec plan`; plans themselves are tested in tests/evals and aot."""
+"""The options of `detspec plan`; plans themselves are tested in tests/planning and aot."""
 
 import pytest
 
@@ -13,8 +13,8 @@ from detspec.cli import main
         (["--preset", "qwen3_8b", "--target", "v6e:2x2", "--window", "12"], "power of two, got 12"),
         (["--preset", "qwen3_8b", "--target", "v6e:2x2", "--group", "0"], "at least 1 window (group), got 0"),
         (
-            ["--preset", "qwen3_8b", "--target", "v6e:2x2", "--max-rows", "0"],
-            "max_rows must be an integer of at least 1, got 0",
+            ["--preset", "qwen3_8b", "--target", "v6e:2x2", "--max-requests", "0"],
+            "max_requests must be an integer of at least 1, got 0",
         ),
         (["--preset", "qwen3_8b", "--target", "v5e:2x2"], "needs 21.2 GB of v5e:2x2, whose programs may use 16.9 GB"),
         (["--preset", "llama3_3_70b", "--target", "h100"], "at least 3 such devices"),

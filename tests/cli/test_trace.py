@@ -1,4 +1,4 @@
-"""`detspec trace --thoughts`: options and what it prints; traces are tested in tests/evals, pictures in tests/viz."""
+"""`detspec trace --thoughts`: options and what it prints; traces are tested in tests/traces."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import pytest
 from detspec.checkpoint.load import Model
 from detspec.cli import main
 from detspec.cli.trace import THINKING_PROMPT, thought_lines
-from detspec.evals import thought_trace
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
+from detspec.traces import record_thoughts
+from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
 from detspec.train.problems.parity import Parity
 from detspec.train.problems.words import split
-from detspec.viz.thought_trace import Thought, ThoughtPass, ThoughtTrace
 from tests.engine.byte_model import BYTE_CFG
 
 NOTHING, SAID = Thought(), Thought(("tails", " heads"), ended=False)
@@ -45,7 +45,7 @@ def test_trace_thoughts_prints_a_table_and_draws(
         asked.append((model.cfg, prompt, sampling, guesses))
         return TRACE
 
-    monkeypatch.setattr(thought_trace, "run_thought_trace", record)
+    monkeypatch.setattr(record_thoughts, "run_record_thoughts", record)
     out = tmp_path / "thoughts"
     options = ["--max-tokens", "4", "--guesses", "sequential", "--out", str(out), "--no-compile-cache"]
     assert main(["trace", "--thoughts", "--model", str(folder), *options]) == 0

@@ -14,7 +14,7 @@ from detspec.draft.recorded import recorded_draft
 from detspec.draft.self_draft import self_draft
 from detspec.errors import InputError
 from detspec.generate.prefill import prefill
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from tests.fakes import TABLE_CFG, TABLE_LOGPROB, Request, state_of, table_model
 
 SCHEDULE = Schedule(rows=8, window=4, page=4)

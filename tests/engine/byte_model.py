@@ -17,7 +17,7 @@ from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion
 from detspec.model.params import Params, init_params
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 
 # Untied, so that greedy text does not repeat the last token for ever. The vocabulary is large enough for the backend to sum
 # its logits in other orders in other batches: ordinary generation must show what verification is for.
@@ -68,9 +68,15 @@ def load_folder(path: Path) -> Model:
     return load(write_folder(path))
 
 
-def make_engine(model: Model, max_rows: int, method: str, **changes) -> Engine:
+def make_engine(model: Model, max_requests: int, method: str, **changes) -> Engine:
     """An engine with room for requests of `MAX_LEN` tokens. Those of one shape share their compiled programs."""
-    shape = {"max_rows": max_rows, "max_len": MAX_LEN, "method": method, "num_speculative_tokens": 3, "schedule": SCHEDULE}
+    shape = {
+        "max_requests": max_requests,
+        "max_len": MAX_LEN,
+        "method": method,
+        "num_speculative_tokens": 3,
+        "schedule": SCHEDULE,
+    }
     return Engine(model, EngineConfig(**shape, **changes))
 
 

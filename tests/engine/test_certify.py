@@ -13,7 +13,7 @@ from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import canonical_plans, fast_plan, needed_plans
 from detspec.errors import InputError
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, facts
 
 
@@ -22,7 +22,7 @@ def engine_of(model: Model, method: str) -> Engine:
 
     A spoilt one must not be met by a sound engine; those of single rows are spoilt alike in both tests.
     """
-    shape = {"max_rows": 2, "max_len": 73, "num_speculative_tokens": 3, "schedule": SCHEDULE}
+    shape = {"max_requests": 2, "max_len": 73, "num_speculative_tokens": 3, "schedule": SCHEDULE}
     return Engine(model, EngineConfig(**shape, method=method))
 
 

@@ -14,7 +14,7 @@ from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.generate.loop import generate
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import STOP
 from tests.engine.byte_model import (
     BYTE_CFG,
@@ -134,7 +134,7 @@ def counting(tmp_path_factory) -> Engine:
     byte_tokenizer(letters).save(str(path))
     params = table_model()
     model = Model(TABLE_CFG, params, Tokenizer(path), (), digest_model(TABLE_CFG, params))
-    config = EngineConfig(max_rows=1, max_len=64, method="self", num_speculative_tokens=1, schedule=SCHEDULE)
+    config = EngineConfig(max_requests=1, max_len=64, method="self", num_speculative_tokens=1, schedule=SCHEDULE)
     return Engine(model, config)
 
 
@@ -166,11 +166,14 @@ def test_stream_abandoned_half_way_leaves_the_engine_usable(one_row, alone):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        *(({field: 0}, f"EngineConfig.{field} must be an integer of at least 1, got 0") for field in ("max_rows", "max_len")),
+        *(
+            ({field: 0}, f"EngineConfig.{field} must be an integer of at least 1, got 0")
+            for field in ("max_requests", "max_len")
+        ),
         *(({field: -1}, f"{field} must be") for field in ("max_stop_ids", "max_logit_bias", "segment_steps")),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens must be"),
-        ({"max_rows": True}, "max_rows must be an integer of at least 1, got True"),
-        ({"max_rows": 2.0}, "max_rows must be an integer of at least 1, got 2.0"),
+        ({"max_requests": True}, "max_requests must be an integer of at least 1, got True"),
+        ({"max_requests": 2.0}, "max_requests must be an integer of at least 1, got 2.0"),
         ({"method": "magic"}, r"method must be one of .*, got 'magic'"),
         ({"num_speculative_tokens": 4}, r"one less than a power of two .*, got 4"),
         ({"max_len": 8}, "a window of 16 tokens is larger than the cache's max_len"),
@@ -218,7 +221,7 @@ def test_request_that_just_fits_is_taken(one_row):
 
 
 def test_text_without_a_tokenizer_is_refused():
-    engine = Engine(without_tokenizer(byte_params()), EngineConfig(max_rows=1, max_len=64, schedule=SCHEDULE))
+    engine = Engine(without_tokenizer(byte_params()), EngineConfig(max_requests=1, max_len=64, schedule=SCHEDULE))
     with pytest.raises(InputError, match=r"no tokenizer\.json, so prompts must be token ids"):
         engine.request("def ", SamplingParams())
 
@@ -241,5 +244,5 @@ def test_state_after_runs_holds_nobody(one_row):
 def test_state_is_bound_to_a_device_as_the_weights_are(is_bound):
     """Programs of bound and of free arrays differ: a state that began otherwise would have each program compiled twice."""
     params = jax.device_put(table_model(), jax.local_devices()[0] if is_bound else None)
-    engine = Engine(Model(TABLE_CFG, params, None, (), ""), EngineConfig(max_rows=1, max_len=16, schedule=SCHEDULE))
+    engine = Engine(Model(TABLE_CFG, params, None, (), ""), EngineConfig(max_requests=1, max_len=16, schedule=SCHEDULE))
     assert {leaf.committed for leaf in jax.tree.leaves((params, engine._runner.state))} == {is_bound}

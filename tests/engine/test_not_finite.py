@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from detspec.engine.engine import Engine
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import byte_params, make_engine, without_tokenizer
 
 BROKEN = 95  # a token whose embedding is nan

@@ -13,7 +13,7 @@ from detspec.engine.request import Completion, Stats
 from detspec.errors import InputError
 from detspec.generate.score import score
 from detspec.model.params import init_params
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import (
     BYTE_CFG,
     SCHEDULE,
@@ -273,7 +273,7 @@ def test_request_that_can_never_fit_is_refused(model):
     engine = make_engine(model, 2, "none", num_pages=2)
     with pytest.raises(InputError, match=r"3 pages of 16, more than num_pages \(2\)"):
         engine.request([1] * 20, SamplingParams(max_tokens=20))
-    with pytest.raises(InputError, match="num_pages \\(1\\) must be at least max_rows \\(2\\)"):
+    with pytest.raises(InputError, match="num_pages \\(1\\) must be at least max_requests \\(2\\)"):
         make_engine(model, 2, "none", num_pages=1)
 
 

@@ -80,18 +80,20 @@ def test_choose_is_a_function_of_its_arguments_alone():
         assert choose({plan: plans[plan] for plan in order}, 2, 1, 0.7) == choose(plans, 2, 1, 0.7)
 
 
-@pytest.mark.parametrize("max_rows", range(1, 70))
-def test_buckets_hold_every_number_of_rows_and_are_well_apart(max_rows):
-    sizes = buckets(max_rows)
+@pytest.mark.parametrize("max_requests", range(1, 70))
+def test_buckets_hold_every_number_of_rows_and_are_well_apart(max_requests):
+    sizes = buckets(max_requests)
     assert sizes[0] == 1
-    assert sizes[-1] == max_rows
+    assert sizes[-1] == max_requests
     assert all(larger >= 2 * smaller for smaller, larger in itertools.pairwise(sizes))
     assert all(larger <= 8 * smaller for smaller, larger in itertools.pairwise(sizes))
 
 
-@pytest.mark.parametrize(("max_rows", "expected"), [(1, (1,)), (2, (1, 2)), (5, (1, 5)), (8, (1, 4, 8)), (32, (1, 4, 16, 32))])
-def test_buckets_of_small_cases(max_rows, expected):
-    assert buckets(max_rows) == expected
+@pytest.mark.parametrize(
+    ("max_requests", "expected"), [(1, (1,)), (2, (1, 2)), (5, (1, 5)), (8, (1, 4, 8)), (32, (1, 4, 16, 32))]
+)
+def test_buckets_of_small_cases(max_requests, expected):
+    assert buckets(max_requests) == expected
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (64, 64), (65, 128)])
@@ -126,18 +128,18 @@ def test_canonical_plans_go_from_the_batch_alone_to_the_anchor(batch, window, ro
         (2, True, {"method": "none"}, "fast[4] 4x1[4] 64x1[4]"),
         (3, True, {"method": "self"}, "fast[4] 4x16[4]"),
         (1, True, {}, "fast[1] 1x1[1] 64x1[1] 1x16[1] 4x16[1]"),
-        (9, True, {"method": "none", "max_rows": 2}, "fast[1] 1x1[1] 64x1[1] fast[2] 2x1[2] 64x1[2]"),
+        (9, True, {"method": "none", "max_requests": 2}, "fast[1] 1x1[1] 64x1[1] fast[2] 2x1[2] 64x1[2]"),
     ],
 )
 def test_needed_plans_of_small_cases(num_requests, deterministic, changes, expected):
-    config = EngineConfig(**{"max_rows": 8, **changes})
+    config = EngineConfig(**{"max_requests": 8, **changes})
     plans = needed_plans(config, Schedule(rows=64), num_requests, deterministic=deterministic)
     assert " ".join(plan.label for plan in plans) == expected
 
 
 def test_needed_plans_of_aligned_windows_keep_the_schedules_window():
     schedule = Schedule(rows=64, window=32, alignment="window")
-    plans = needed_plans(EngineConfig(max_rows=1), schedule, 1, deterministic=True)
+    plans = needed_plans(EngineConfig(max_requests=1), schedule, 1, deterministic=True)
     assert [plan.label for plan in plans] == ["fast[1]", "1x32[1]", "2x32[1]"]
 
 

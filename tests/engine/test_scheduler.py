@@ -11,9 +11,9 @@ from detspec.cache import SCRATCH_PAGE
 from detspec.engine.allocator import Allocator
 from detspec.engine.pages import PagePool, partial_key, prefix_keys
 from detspec.engine.request import Request
-from detspec.engine.sample import Sample
 from detspec.engine.scheduler import Scheduler
-from detspec.sampling import SamplingParams
+from detspec.engine.sequence import SequenceState
+from detspec.sampling_params import SamplingParams
 
 PAGE, MAX_PAGES, MAX_ROWS, WINDOW = 4, 6, 4, 2
 CONTEXT = b"weights"
@@ -21,8 +21,8 @@ CONTEXT = b"weights"
 
 def scheduler_of(num_pages: int, *, sharing: bool = True) -> Scheduler:
     pool = PagePool(num_pages)
-    allocator = Allocator(pool, page=PAGE, max_rows=MAX_ROWS, max_pages=MAX_PAGES, sharing=sharing)
-    return Scheduler(allocator, max_rows=MAX_ROWS, window=WINDOW, chunk=4)
+    allocator = Allocator(pool, page=PAGE, max_requests=MAX_ROWS, max_pages=MAX_PAGES, sharing=sharing)
+    return Scheduler(allocator, max_requests=MAX_ROWS, window=WINDOW, chunk=4)
 
 
 def request_of(id: str, prompt: list[int], max_tokens: int = 4, **sampling) -> Request:
@@ -143,7 +143,7 @@ class Life(RuleBasedStateMachine):
     def nobody_waits_for_a_page_that_nobody_fills(self):
         assert all(sample in self.scheduler.samples for sample in self.scheduler.allocator._filling.values())
 
-    def slots(self, sample: Sample, position: int) -> list[tuple[int, ...] | None]:
+    def slots(self, sample: SequenceState, position: int) -> list[tuple[int, ...] | None]:
         return self.written.setdefault(sample.pages[position // PAGE], [None] * PAGE)
 
     def teardown(self):

@@ -8,7 +8,7 @@ from detspec.engine.planner import Planner
 from detspec.engine.policy import Plan, canonical_plans
 from detspec.engine.request import Stats
 from detspec.engine.step_times import StepTimes
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import facts
 
 DECODING, DRAFTED = canonical_plans(8, 1, 64)[0], canonical_plans(8, 16, 64)[0]

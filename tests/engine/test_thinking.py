@@ -19,7 +19,7 @@ from detspec.errors import InputError
 from detspec.jobs.audit import run_audit
 from detspec.jobs.job import run_job
 from detspec.jobs.prompts import Prompts
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from tests.thinking.fakes import THINKER_CFG, random_thinker
 
 # Pages of 16: prompts take several, and few are enough to preempt.
@@ -30,10 +30,10 @@ IN_ORDER = range(8)
 SHUFFLED = [5, 2, 7, 0, 4, 1, 6, 3]
 
 
-def make(max_rows: int, **changes) -> Engine:
+def make(max_requests: int, **changes) -> Engine:
     params = random_thinker(CFG)
     model = Model(CFG, params, tokenizer=None, eos_ids=(), digest=digest_model(CFG, params))
-    config = EngineConfig(max_rows=max_rows, max_len=96, schedule=SCHEDULE, num_speculative_tokens=3, **changes)
+    config = EngineConfig(max_requests=max_requests, max_len=96, schedule=SCHEDULE, num_speculative_tokens=3, **changes)
     return Engine(model, config)
 
 
@@ -139,11 +139,11 @@ def test_job_writes_thoughts_and_its_audit_finds_a_changed_one(alone, tmp_path: 
         run_job(alone, file, tmp_path / "out.jsonl", defaults=SamplingParams(max_tokens=5), fresh=True)
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [bool(record.get("thoughts")) for record in records] == [True, True, False]
-    assert run_audit(alone.model, tmp_path / "out.jsonl", max_rows=2).reproduced
+    assert run_audit(alone.model, tmp_path / "out.jsonl", max_requests=2).reproduced
 
     records[1]["thoughts"][-1]["token_ids"][0] += 1
     (tmp_path / "out.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (found,) = run_audit(alone.model, tmp_path / "out.jsonl", max_rows=2).differences
+    (found,) = run_audit(alone.model, tmp_path / "out.jsonl", max_requests=2).differences
     assert (found.record, found.what[:20]) == ("1", "thought after chunk ")
 
 
@@ -181,12 +181,12 @@ def test_certification_of_reading_sees_what_depends_on_the_row(part, crowded):
     assert bool(differs) == (part != "nothing")
 
 
-@pytest.mark.parametrize(("max_rows", "chunk"), [(1, 4), (2, 8), (1, 16)])
-def test_certification_of_reading_has_something_to_think_about_in_engines_of_few_rows(max_rows, chunk):
+@pytest.mark.parametrize(("max_requests", "chunk"), [(1, 4), (2, 8), (1, 16)])
+def test_certification_of_reading_has_something_to_think_about_in_engines_of_few_rows(max_requests, chunk):
     cfg = dataclasses.replace(CFG, thinking=dataclasses.replace(CFG.thinking, chunk=chunk, max_thought=1))
     model = Model(cfg, random_thinker(cfg), tokenizer=None, eos_ids=(), digest="")
-    planner_of = Engine(model, EngineConfig(max_rows=max_rows, max_len=96, schedule=SCHEDULE, num_speculative_tokens=3))
-    trial = planner_of.planner._trial(planner_of._runner.state, planner.fast_plan(max_rows))
+    planner_of = Engine(model, EngineConfig(max_requests=max_requests, max_len=96, schedule=SCHEDULE, num_speculative_tokens=3))
+    trial = planner_of.planner._trial(planner_of._runner.state, planner.fast_plan(max_requests))
     assert max((len(prompt) - 1) // chunk for prompt in trial.prompts) >= 3
 
 

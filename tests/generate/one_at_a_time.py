@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig, Schedule
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 from tests.fakes import RANDOM_CFG, Request, bits, generate_drafted, random_model, state_of
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from detspec.config import ModelConfig
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 from tests.fakes import ALIBI_CFG, FAMILY_CFGS, Request
 from tests.generate.one_at_a_time import (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from tests.fakes import FAMILY_CFGS, Request
 from tests.generate.one_at_a_time import MAX_LEN, generate_all, make_schedule, one_at_a_time, results
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401

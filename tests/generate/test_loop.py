@@ -15,7 +15,7 @@ from detspec.generate.insert import init_state
 from detspec.generate.loop import default_draft, dvr_step, generate, generate_state, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import param_shapes, params_bytes
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import LENGTH, STOP
 from tests.fakes import RANDOM_CFG, TABLE_CFG, Request, draft_source, random_model, state_of, table_model
 
@@ -75,7 +75,7 @@ def test_generate_with_new_prompts_of_the_same_shape_compiles_nothing():
     assert run_with(0) == run_with(1) == run_with(2)
 
 
-def compiled_loop(cfg: ModelConfig, schedule: Schedule, *, max_rows: int, max_len: int, keep_old_cache: bool = False):
+def compiled_loop(cfg: ModelConfig, schedule: Schedule, *, max_requests: int, max_len: int, keep_old_cache: bool = False):
     """The compiled program of prefill and loop with a donated state, and the state's shapes."""
 
     def program(params, state):
@@ -85,7 +85,7 @@ def compiled_loop(cfg: ModelConfig, schedule: Schedule, *, max_rows: int, max_le
         state, _ = run(state, step_fn, max_steps=jnp.int32(max_len), min_live=jnp.int32(1))
         return (state, old.k, old.v) if keep_old_cache else state
 
-    room = {"max_rows": max_rows, "max_len": max_len, "max_stop_ids": 2, "max_logit_bias": 2}
+    room = {"max_requests": max_requests, "max_len": max_len, "max_stop_ids": 2, "max_logit_bias": 2}
     shapes = jax.eval_shape(lambda: init_state(cfg, **room, schedule=schedule))
     return jax.jit(program, donate_argnums=1).lower(param_shapes(cfg), shapes).compile(), shapes
 
@@ -99,14 +99,14 @@ def pool_copies(compiled, shapes) -> list[str]:
 
 @pytest.mark.parametrize("window", [1, 8])
 def test_loop_copies_no_page_pool(window):
-    compiled, shapes = compiled_loop(RANDOM_CFG, Schedule(rows=16, window=window, page=16), max_rows=3, max_len=MAX_LEN)
+    compiled, shapes = compiled_loop(RANDOM_CFG, Schedule(rows=16, window=window, page=16), max_requests=3, max_len=MAX_LEN)
     assert pool_copies(compiled, shapes) == []
     assert compiled.memory_analysis().alias_size_in_bytes >= sum(pool.size * 4 for pool in (*shapes.cache.k, *shapes.cache.v))
 
 
 def test_loop_that_keeps_its_old_cache_does_copy_page_pools():
     compiled, shapes = compiled_loop(
-        RANDOM_CFG, Schedule(rows=16, window=1, page=16), max_rows=3, max_len=MAX_LEN, keep_old_cache=True
+        RANDOM_CFG, Schedule(rows=16, window=1, page=16), max_requests=3, max_len=MAX_LEN, keep_old_cache=True
     )
     assert len(pool_copies(compiled, shapes)) >= 2 * RANDOM_CFG.num_layers
 
@@ -116,11 +116,11 @@ def test_generation_needs_a_quarter_more_memory_than_weights_and_cache_at_most(w
     """Arguments, temporaries and what of the result is not aliased; CPU peaks leave out temporaries."""
     cfg = ModelConfig(2048, 256, 4, 4, 2, 64, 688, tie_embeddings=True)
     schedule = Schedule(rows=64, window=window)
-    compiled, _ = compiled_loop(cfg, schedule, max_rows=8, max_len=512)
+    compiled, _ = compiled_loop(cfg, schedule, max_requests=8, max_len=512)
     memory = compiled.memory_analysis()
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
-    held = params_bytes(param_shapes(cfg)) + cache_bytes(cfg, max_rows=8, max_len=512, schedule=schedule)
+    held = params_bytes(param_shapes(cfg)) + cache_bytes(cfg, max_requests=8, max_len=512, schedule=schedule)
     assert needed > held  # the analysis counts what it must
     assert needed <= 1.25 * held, f"{needed / held:.3f} x; temporaries {memory.temp_size_in_bytes / 1e6:.2f} MB"
 
@@ -169,4 +169,6 @@ def test_generate_with_other_numbers_of_prompts_and_parameters_is_refused():
 
 def test_init_state_with_a_window_longer_than_its_rows_is_refused():
     with pytest.raises(InputError, match="window"):
-        init_state(TABLE_CFG, max_rows=1, max_len=8, max_stop_ids=1, max_logit_bias=1, schedule=Schedule(rows=16, window=16))
+        init_state(
+            TABLE_CFG, max_requests=1, max_len=8, max_stop_ids=1, max_logit_bias=1, schedule=Schedule(rows=16, window=16)
+        )

@@ -7,7 +7,7 @@ import pytest
 from detspec.config import Schedule
 from detspec.generate.insert import init_state, no_requests, pack_requests, put_requests
 from detspec.generate.packing import pack_rows, unpack_rows
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from tests.fakes import RANDOM_CFG
 
 TREE = {
@@ -31,7 +31,7 @@ def test_unpacked_rows_are_bitwise_what_was_packed_and_lie_where_they_were_put()
 @pytest.fixture(scope="module")
 def state():
     return init_state(
-        RANDOM_CFG, max_rows=3, max_len=16, max_stop_ids=2, max_logit_bias=2, schedule=Schedule(rows=8, window=4, page=4)
+        RANDOM_CFG, max_requests=3, max_len=16, max_stop_ids=2, max_logit_bias=2, schedule=Schedule(rows=8, window=4, page=4)
     )
 
 

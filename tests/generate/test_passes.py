@@ -11,7 +11,7 @@ from detspec.config import Schedule
 from detspec.generate.loop import dvr_step
 from detspec.generate.passes import Stretches, cut, reached, stretches
 from detspec.generate.prefill import prefill
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import NO_ROW
 from tests.fakes import RANDOM_CFG, Request, bits, draft_source, random_model, state_of
 

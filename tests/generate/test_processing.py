@@ -13,7 +13,7 @@ import pytest
 
 from detspec.config import Schedule
 from detspec.generate.insert import insert, pack_requests
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import LENGTH, STOP, GenState
 from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, generate_drafted, state_of, table_model
 

@@ -15,7 +15,7 @@ from detspec.generate.loop import generate
 from detspec.generate.prefill import prefill
 from detspec.generate.score import replay
 from detspec.ops.row_sum import fixed_sum
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 from tests.fakes import COUNT_UP, RANDOM_CFG, TABLE_CFG, TABLE_LOGPROB, Request, bits, random_model, state_of, table_model
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from detspec.config import Schedule
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import LENGTH, NOT_FINITE, PAD_ID, RUNNING, STOP, GenState
 from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, bits, generate_drafted, state_of, table_model
 

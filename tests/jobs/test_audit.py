@@ -17,7 +17,7 @@ from detspec.errors import InputError
 from detspec.jobs.audit import AuditReport, run_audit
 from detspec.jobs.job import run_job
 from detspec.jobs.prompts import Prompts
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, broken_params, some_prompts, some_sampling, without_tokenizer
 
 DEFAULTS = SamplingParams(max_tokens=9, temperature=0.5)
@@ -68,7 +68,7 @@ def job(one_row, tmp_path_factory) -> Path:
 
 
 def audit(model, folder: Path, **keywords: Any) -> AuditReport:
-    return run_audit(model, folder / "out.jsonl", prompts=folder / "in.jsonl", max_rows=3, **keywords)
+    return run_audit(model, folder / "out.jsonl", prompts=folder / "in.jsonl", max_requests=3, **keywords)
 
 
 def copy(job: Path, folder: Path, name: str, change: Callable[[Lines], Any]) -> Path:
@@ -171,7 +171,7 @@ def test_ordinary_records_are_counted_apart_and_caught_when_they_claim_to_be_det
     lines = prompt_lines(8)
     for line in lines:
         line.setdefault("sampling", {})["deterministic"] = False
-    config = EngineConfig(max_rows=3, max_len=64, method="none", schedule=SCHEDULE)
+    config = EngineConfig(max_requests=3, max_len=64, method="none", schedule=SCHEDULE)
     for engine in (one_row, Engine(model, config)):
         make_job(engine, tmp_path, lines)
         report = audit(model, tmp_path)
@@ -191,7 +191,7 @@ def test_ordinary_records_are_counted_apart_and_caught_when_they_claim_to_be_det
 
 def test_record_that_ended_in_an_error_reproduces(tmp_path):
     model = without_tokenizer(broken_params(200))
-    engine = Engine(model, EngineConfig(max_rows=1, max_len=64, method="none", schedule=SCHEDULE))
+    engine = Engine(model, EngineConfig(max_requests=1, max_len=64, method="none", schedule=SCHEDULE))
     make_job(engine, tmp_path, [{"id": "a", "prompt_token_ids": [1]}, {"id": "broken", "prompt_token_ids": [1, 200]}])
     assert read_lines(tmp_path / "out.jsonl")[1]["finish_reason"] == "error"
     assert audit(model, tmp_path).reproduced
@@ -317,7 +317,7 @@ def test_another_machine_is_named_first(model, job, monkeypatch):
 
 
 def test_prompts_are_found_through_the_manifest_and_their_hash_is_checked(model, job, tmp_path):
-    assert run_audit(model, job / "out.jsonl", max_rows=3).reproduced
+    assert run_audit(model, job / "out.jsonl", max_requests=3).reproduced
     folder = copy(job, tmp_path, "out.jsonl", lambda lines: None)
     with (folder / "in.jsonl").open("a") as file:
         file.write("\n")
@@ -325,7 +325,7 @@ def test_prompts_are_found_through_the_manifest_and_their_hash_is_checked(model,
         audit(model, folder)
     edit_manifest(folder, lambda manifest: manifest["prompts"].update(source="-"))
     with pytest.raises(InputError, match="from the standard input: name a file of them with --prompts"):
-        run_audit(model, folder / "out.jsonl", max_rows=3)
+        run_audit(model, folder / "out.jsonl", max_requests=3)
 
 
 BAD_INPUT = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from detspec.errors import InputError
-from detspec.jobs.files import beside, check_out, find_shards, journal_path, new_files, shard_path
+from detspec.jobs.files import check_out, find_shards, journal_path, new_files, shard_path, sibling
 
 
 def test_output_that_cannot_be_written_is_refused(tmp_path):
@@ -71,7 +71,7 @@ def test_new_files_appear_together_once_whole(tmp_path):
     ("out", "expected"), [("out.jsonl", "out.stats.json"), ("out", "out.stats.json"), ("v1.2.jsonl", "v1.2.stats.json")]
 )
 def test_files_beside_the_output_are_named_after_it(out, expected):
-    assert beside(Path("x") / out, "stats") == Path("x") / expected
+    assert sibling(Path("x") / out, "stats") == Path("x") / expected
 
 
 def test_shards_are_named_after_the_output_and_found_beside_it(tmp_path):
@@ -79,8 +79,8 @@ def test_shards_are_named_after_the_output_and_found_beside_it(tmp_path):
     names = [shard_path(out, index, 3) for index in range(3)]
     assert [path.name for path in names] == [f"out.0000{i}-of-00003.jsonl" for i in range(3)]
     assert journal_path(names[2]).name == "out.00002-of-00003.jsonl.journal"
-    assert beside(names[2], "rejects").name == "out.00002-of-00003.rejects.jsonl"
-    for path in (*names, *map(journal_path, names), beside(names[0], "stats"), beside(names[0], "rejects"), out):
+    assert sibling(names[2], "rejects").name == "out.00002-of-00003.rejects.jsonl"
+    for path in (*names, *map(journal_path, names), sibling(names[0], "stats"), sibling(names[0], "rejects"), out):
         path.touch()
     (tmp_path / "other.00000-of-00003.jsonl").touch()
     assert find_shards(out) == {(index, 3): path for index, path in enumerate(names)}

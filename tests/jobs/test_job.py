@@ -15,17 +15,17 @@ import pytest
 from detspec.checkpoint.chat import ChatTemplate
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.progress import Progress
 from detspec.errors import InputError
 from detspec.jobs import job as jobs
-from detspec.jobs.files import beside, journal_path, shard_path
+from detspec.jobs.dry_run import plan_job
+from detspec.jobs.files import journal_path, shard_path, sibling
 from detspec.jobs.job import JobResult, Unfinished, run_job, stream_job
 from detspec.jobs.lines import completion_line, parse_request
 from detspec.jobs.merge import merge
-from detspec.jobs.plan import plan_job
 from detspec.jobs.prompts import Prompts
 from detspec.jobs.signals import StopSignals
-from detspec.sampling import SamplingParams
+from detspec.progress import Progress
+from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, broken_params, some_prompts, some_sampling, without_tokenizer
 
 DEFAULTS = SamplingParams(max_tokens=8)
@@ -170,12 +170,12 @@ def test_statistics_count_this_job_alone(three_rows, tmp_path):
     counts = []
     for name in ("a.jsonl", "b.jsonl"):
         job(three_rows, some_lines()[:2], tmp_path / name)
-        counts.append(json.loads(beside(tmp_path / name, "stats").read_text())["last_start"]["num_verify_passes"])
+        counts.append(json.loads(sibling(tmp_path / name, "stats").read_text())["last_start"]["num_verify_passes"])
     assert counts[0] == counts[1]
 
 
 def test_request_with_logits_that_are_no_numbers_ends_in_error_and_spares_the_others(tmp_path):
-    config = EngineConfig(max_rows=3, max_len=64, method="none", schedule=SCHEDULE)
+    config = EngineConfig(max_requests=3, max_len=64, method="none", schedule=SCHEDULE)
     engine = Engine(without_tokenizer(broken_params(200)), config)
     prompts = {"a": [1, 2], "broken": [1, 2, 200], "b": [7], "c": [3] * 20, "broken too": [200], "d": [9]}
 
@@ -394,12 +394,12 @@ def test_rejected_lines_lie_beside_the_output_and_change_nothing_else(three_rows
     result = start(three_rows, some_lines_and_bad_ones(), out, on_error="reject", fresh=True)
     assert result.num_rejected == result.stats["num_rejected"] == 3
     assert out.read_bytes().splitlines() == reference
-    rejected = [json.loads(text) for text in beside(out, "rejects").read_bytes().splitlines()]
+    rejected = [json.loads(text) for text in sibling(out, "rejects").read_bytes().splitlines()]
     assert [entry["line"] for entry in rejected] == [2, 8, 10]
     again = start(three_rows, some_lines_and_bad_ones(), out, on_error="reject")
     assert (again.stats, again.num_rejected) == ({}, 3)
     job(three_rows, some_lines(), out)
-    assert not beside(out, "rejects").exists()
+    assert not sibling(out, "rejects").exists()
 
 
 def test_merged_shards_are_the_files_of_one_job(three_rows, tmp_path):
@@ -408,20 +408,20 @@ def test_merged_shards_are_the_files_of_one_job(three_rows, tmp_path):
     paths = [shard_path(out, index, 4) for index in range(4)]
     for index in (2, 0, 3, 1):
         start(three_rows, some_lines_and_bad_ones(), paths[index], on_error="reject", shard=(index, 4))
-    expected = {what: beside(single, what).read_bytes() for what in ("manifest", "rejects")}
+    expected = {what: sibling(single, what).read_bytes() for what in ("manifest", "rejects")}
     for shards in ((), paths[::-1]):
         stats = merge(out, shards)
         assert out.read_bytes() == single.read_bytes()
-        assert {what: beside(out, what).read_bytes() for what in expected} == expected
-    whole = json.loads(beside(single, "stats").read_text())
+        assert {what: sibling(out, what).read_bytes() for what in expected} == expected
+    whole = json.loads(sibling(single, "stats").read_text())
     names_of_facts = ("num_requests", "num_rejected", "num_prompt_tokens", "num_tokens", "num_failed")
     assert {name: stats[name] for name in names_of_facts} == {name: whole[name] for name in names_of_facts}
     assert stats["num_shards"] == 4
-    parts = [json.loads(beside(path, "stats").read_text())["last_start"] for path in paths]
+    parts = [json.loads(sibling(path, "stats").read_text())["last_start"] for path in paths]
     assert stats["last_start"]["num_tokens"] == stats["num_tokens"]
     assert stats["last_start"]["num_verify_passes"] == sum(part["num_verify_passes"] for part in parts) > 0
-    assert stats == json.loads(beside(out, "stats").read_text())
-    for path in (*paths, *(beside(path, "manifest") for path in paths)):
+    assert stats == json.loads(sibling(out, "stats").read_text())
+    for path in (*paths, *(sibling(path, "manifest") for path in paths)):
         assert path.exists()  # merging leaves the shards
 
     # What is wrong with shards: each of these is put right before the next.

@@ -9,7 +9,7 @@ from detspec.engine.engine import Engine
 from detspec.errors import InputError
 from detspec.jobs.prompts import Prompts
 from detspec.jobs.scan import block, requests, scan
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import byte_params, make_engine, without_tokenizer
 
 DEFAULTS = SamplingParams(max_tokens=8)

@@ -42,7 +42,7 @@ def windows_of(window: int, rows: int, row: int = 0) -> Windows:
 
 def logits_of(cfg: ModelConfig, window: int, rows: int = 32, row: int = 0, **changes) -> np.ndarray:
     schedule = Schedule(rows=rows, window=window, page=PAGE, **changes)
-    cache = init_cache(cfg, max_rows=2, max_len=32, schedule=schedule)
+    cache = init_cache(cfg, max_requests=2, max_len=32, schedule=schedule)
     logits, *_ = one_pass(random_model(cfg), cfg, windows_of(window, rows, row), cache, schedule=schedule)
     return np.asarray(logits).reshape(rows, -1)[:LENGTH]
 
@@ -89,7 +89,7 @@ def test_forward_multiplies_all_weights_as_its_schedule_says(linear, rows_of_pro
     """
     for rows, expected in rows_of_products.items():
         schedule = Schedule(rows=rows, window=1, page=PAGE, linear=linear)
-        cache = init_cache(RANDOM_CFG, max_rows=2, max_len=32, schedule=schedule)
+        cache = init_cache(RANDOM_CFG, max_requests=2, max_len=32, schedule=schedule)
         program = one_pass.lower(random_model(RANDOM_CFG), RANDOM_CFG, windows_of(1, rows), cache, schedule=schedule).as_text()
         products = re.findall(r"dot_general.*: \(tensor<(\d+)x\d+xbf16>, tensor<\d+x\d+xbf16>\)", program)
         assert len(products) == 7 * RANDOM_CFG.num_layers + 1
@@ -98,7 +98,7 @@ def test_forward_multiplies_all_weights_as_its_schedule_says(linear, rows_of_pro
 
 def test_forward_writes_the_pages_of_its_rows_and_the_scratch_page_only():
     schedule = Schedule(rows=32, window=8, page=PAGE)
-    cache = init_cache(RANDOM_CFG, max_rows=2, max_len=32, schedule=schedule)
+    cache = init_cache(RANDOM_CFG, max_requests=2, max_len=32, schedule=schedule)
     _, after, _ = one_pass(random_model(RANDOM_CFG), RANDOM_CFG, windows_of(8, 32), cache, schedule=schedule)
     written = [(np.asarray(pool) != 0).any((1, 2)) for pool in after.k]  # [num_pages, page]
     written += [(np.asarray(pool) != 0).any((1, 3)) for pool in after.v]

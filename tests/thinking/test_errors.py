@@ -10,9 +10,9 @@ from detspec.config import Schedule, ThinkingConfig
 from detspec.errors import InputError
 from detspec.generate.insert import check_prompt, init_state, pack_requests, start_state
 from detspec.model.params import init_params, param_shapes, with_thinking
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.thinking.blocks import thinking_of
-from detspec.thinking.guesses import guess_fn
+from detspec.thinking.drafts import guess_fn
 from tests.fakes import RANDOM_CFG
 
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
@@ -22,7 +22,7 @@ SCHEDULE = Schedule(rows=16, window=4, page=16)
 
 def make_state(schedule: Schedule = SCHEDULE, **changes):
     cfg = dataclasses.replace(CFG, thinking=dataclasses.replace(THINKING, **changes))
-    return init_state(cfg, max_rows=1, max_len=32, max_stop_ids=1, max_logit_bias=1, schedule=schedule)
+    return init_state(cfg, max_requests=1, max_len=32, max_stop_ids=1, max_logit_bias=1, schedule=schedule)
 
 
 @pytest.mark.parametrize(

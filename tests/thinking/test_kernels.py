@@ -7,12 +7,12 @@ import pytest
 
 from detspec.config import Schedule
 from detspec.generate.loop import generate_state
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from tests.fakes import Request
 from tests.generate.one_at_a_time import make_schedule
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401
 from tests.thinking.fakes import THINKER_CFG, random_thinker
-from tests.thinking.test_reading import facts, start
+from tests.thinking.test_think_prompt import facts, start
 
 PROMPTS = [
     np.random.default_rng(seed).integers(0, THINKER_CFG.vocab_size, length).tolist() for seed, length in ((0, 14), (3, 9))

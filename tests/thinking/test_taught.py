@@ -13,12 +13,12 @@ from detspec.generate.insert import start_state
 from detspec.model.params import Params
 from detspec.ops.alibi import alibi_slopes
 from detspec.ops.rope import rope_frequencies
-from detspec.sampling import SamplingParams
+from detspec.sampling_params import SamplingParams
 from detspec.state import NO_TOKEN
 from detspec.thinking import taught
 from detspec.thinking.blocks import compress_sequences
-from detspec.thinking.reading import read
 from detspec.thinking.taught import forward_taught
+from detspec.thinking.think_prompt import read
 from tests.double import QUICK_COMPILATION, in_float64
 from tests.fakes import random_model
 
@@ -75,7 +75,7 @@ def slow_logits(params: Params, cfg: ModelConfig, tokens: np.ndarray, thoughts: 
                 x = x + jnp.concatenate(states)[:end]
             if depth == cfg.thinking.out_layer:
                 tapped = x
-            x = slow_block(layer, cfg, x, cfg.window_of(depth))
+            x = slow_block(layer, cfg, x, cfg.sliding_window_of(depth))
         logits.append(norm(x, params["final_norm"], cfg)[chunk * C :] @ head.T)
         if chunk < len(thoughts):
             thought_logits.append(slow_thought(params, cfg, tapped[chunk * C :], thoughts[chunk]))

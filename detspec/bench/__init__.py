@@ -1,0 +1,1 @@
+"""How fast: ordinary against deterministic generation, and what bounds both."""

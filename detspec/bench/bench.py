@@ -1,0 +1,170 @@
+"""How fast: ordinary generation against deterministic, in one process, taken in turn.
+
+1. Every case of a batch size is run once without a clock: programs are compiled and certified.
+2. `repeats` rounds run each case once, so that a machine that drifts drifts for all of them; a case is compared with the
+   ordinary run of its own round.
+3. The device's copy bandwidth and its best matrix product say what bounds an ordinary step.
+"""
+
+import hashlib
+import importlib.resources
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from detspec.bench.bound import bound, measure_machine
+from detspec.bench.rounds import RunProgress, Variants, cases_of, measure
+from detspec.checkpoint.load import Model
+from detspec.config import ModelConfig
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.environment import default_schedule
+from detspec.errors import InputError
+from detspec.model.params import init_params, params_bytes
+
+MODES = ("fast", "canonical", "batch_invariant", "dvr", "auto")
+
+
+def run_bench(
+    model: Model,
+    *,
+    batches: Sequence[int] = (1, 8, 32),
+    modes: Sequence[str] = MODES,
+    shares: Sequence[int] = (0, 10, 50, 100),
+    windows: Sequence[int] = (4, 16),
+    prompt_len: int = 64,
+    new_tokens: int = 128,
+    repeats: int = 5,
+    on_progress: Callable[[int, int, str], None] | None = None,
+) -> dict[str, Any]:
+    """Measures tokens per second, prefill included, greedy, all requests of a batch at once.
+
+    Args:
+        model: what runs; see `random_model` for one of any size.
+        batches: numbers of requests in flight.
+        modes: of "fast" (nothing verified; always measured, as all else is compared with it), "canonical" (one canonical row
+            each), "batch_invariant" (the same with pinned products, so that kernels alone make every pass invariant), "dvr"
+            (self draft, each of `windows`), "auto" (the engine chooses; drafts of the longest of `windows`).
+        shares: percentages of deterministic requests for "dvr" and "auto", rounded up to whole requests.
+        windows: `W` of "dvr".
+        prompt_len, new_tokens: of every request.
+        repeats: rounds.
+        on_progress: called before each run with runs done, runs in all, and what is next.
+
+    Returns:
+        A dictionary that JSON can hold: `fingerprint`, `model`, `settings`, `machine`, and for each of `batches` its `bound`,
+        its `cases` with all samples, and what became of the `bits`; `variants` says how many results, bit for bit, one request
+        gave at most in each mode, over all batch sizes.
+
+    Raises:
+        InputError: an unknown mode, a share outside 0 .. 100, nothing to measure, or requests that do not fit the model.
+    """
+    _check(modes, batches=batches, shares=shares, windows=windows, counts=(prompt_len, new_tokens, repeats))
+    prompts = bench_prompts(model, max(batches), prompt_len)
+    cases = {batch: cases_of(batch, modes, shares, windows) for batch in batches}
+    progress = RunProgress(sum(len(c) for c in cases.values()) * (repeats + 1), on_progress)
+    machine = measure_machine(model.cfg)
+    measured, by_mode = [], Variants()
+    for batch in batches:
+        entry = measure(model, cases[batch], prompts[:batch], new_tokens, repeats, progress, by_mode)
+        step_ms = 1e3 * batch / entry["cases"][0]["median_tok_per_s"]  # the first case is "fast"
+        limits = bound(model.cfg, machine, batch=batch, context=prompt_len + new_tokens / 2, step_ms=step_ms)
+        measured.append({"batch": batch, "bound": limits, **entry})
+    return {
+        "fingerprint": Engine(model, EngineConfig(max_requests=1, max_len=default_schedule().window)).fingerprint(),
+        "model": {**model.cfg.to_json(), "num_params": model.cfg.num_params, "bytes": params_bytes(model.params)},
+        "settings": {
+            "batches": list(batches),
+            "modes": list(modes),
+            "shares": list(shares),
+            "windows": list(windows),
+            "prompt_len": prompt_len,
+            "new_tokens": new_tokens,
+            "repeats": repeats,
+            "temperature": 0.0,
+        },
+        "machine": machine,
+        "batches": measured,
+        "variants": {
+            mode: by_mode.most(f"{mode} {'ordinary' if mode == 'fast' else 'deterministic'}")
+            for mode in dict.fromkeys(("fast", *modes))
+        },
+    }
+
+
+def bench_table(result: dict[str, Any]) -> str:
+    """The result as aligned text, a block for each batch size."""
+    model, machine, settings = result["model"], result["machine"], result["settings"]
+    lines = [
+        f"{model['num_params'] / 1e6:.1f} M parameters, {model['dtype']}, {model['bytes'] / 1e6:.0f} MB; "
+        f"prompt {settings['prompt_len']}, {settings['new_tokens']} new tokens, greedy, median of {settings['repeats']}",
+        f"{result['fingerprint']['device_kind']}, {machine['cpu_count']} cores, load {machine['load_average']:.1f} at first, "
+        f"jax {result['fingerprint']['jax']}; weights read at {machine['read_bytes_per_s'] / 1e9:.1f} GB/s, "
+        f"matrix product {machine['flop_per_s'] / 1e12:.2f} TFLOP/s",
+    ]
+    for entry in result["batches"]:
+        limits, bits = entry["bound"], entry["bits"]
+        lines += [
+            "",
+            f"batch {entry['batch']}: an ordinary step takes {limits['step_ms']:.2f} ms; reading {limits['bytes'] / 1e6:.1f} "
+            f"MB needs {limits['memory_ms']:.2f}, {limits['flop'] / 1e9:.2f} GFLOP need {limits['compute_ms']:.2f}: "
+            f"bound by {limits['name']}",
+            f"  {'':<16}{'tok/s':>9}{'lowest':>9}{'highest':>9}{'/ fast':>8}"
+            f"{'accepted':>10}{'rollbacks':>11}{'recomputed':>12}",
+        ]
+        for case in entry["cases"]:
+            if case["refused"]:
+                lines.append(f"  {case['label']:<16}refused: {case['refused']}")
+                continue
+            accepted = f"{100 * case['draft_acceptance_rate']:.2f} %" if case["num_draft_tokens"] else "-"
+            lines.append(
+                f"  {case['label']:<16}{case['median_tok_per_s']:>9.1f}{min(case['tok_per_s']):>9.1f}"
+                f"{max(case['tok_per_s']):>9.1f}{case['ratio_to_fast']:>8.3f}{accepted:>10}"
+                f"{case['num_rollbacks']:>11}{case['num_recomputed_tokens']:>12}"
+            )
+        lines.append(
+            f"  bits: {bits['deterministic_variants']} different result(s) of any deterministic request; "
+            f"{bits['ordinary_differ']} of {bits['ordinary_compared']} ordinary results differ from the deterministic ones"
+        )
+    variants = ", ".join(f"{mode} {number}" for mode, number in result["variants"].items() if number)
+    lines += ["", f"different results of one request over all batch sizes, at most: {variants}"]
+    return "\n".join(lines)
+
+
+def random_model(cfg: ModelConfig, seed: int = 0) -> Model:
+    """Random weights of shape `cfg`; no tokenizer. The digest names config and seed, it does not read the weights."""
+    digest = hashlib.sha256(json.dumps(["random", seed, cfg.to_json()], sort_keys=True).encode()).hexdigest()
+    return Model(cfg, init_params(cfg, jax.random.key(seed)), tokenizer=None, eos_ids=(), digest=digest)
+
+
+def _check(
+    modes: Sequence[str], *, batches: Sequence[int], shares: Sequence[int], windows: Sequence[int], counts: tuple[int, int, int]
+) -> None:
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        raise InputError(f"unknown mode {unknown[0]!r}; there are {', '.join(MODES)}")
+    if bad := [share for share in shares if not 0 <= share <= 100]:
+        raise InputError(f"shares are percentages from 0 to 100, got {bad[0]!r}")
+    for name, values in (("batches", batches), ("modes", modes), ("shares", shares), ("windows", windows)):
+        if len(values) == 0:
+            raise InputError(f"{name} is empty: there is nothing to measure")
+    for name, value in zip(("prompt_len", "new_tokens", "repeats"), counts, strict=True):
+        if value < 1:
+            raise InputError(f"{name} must be at least 1, got {value!r}")
+    if bad := [batch for batch in batches if batch < 1]:
+        raise InputError(f"batches must be at least 1, got {bad[0]!r}")
+
+
+def bench_prompts(model: Model, number: int, prompt_len: int) -> list[tuple[int, ...]]:
+    """`number` different prompts of `prompt_len` tokens: stretches of the demo's texts, or random ids without a tokenizer."""
+    if model.tokenizer is None:
+        ids = np.random.default_rng(0).integers(0, model.cfg.vocab_size, size=(number, prompt_len))
+        return [tuple(row) for row in ids.tolist()]
+    text = importlib.resources.files("detspec").joinpath("assets/demo_prompts.jsonl").read_text(encoding="utf-8")
+    pieces = [model.tokenizer.encode(json.loads(line)["prompt"] + "\n\n") for line in text.splitlines()]
+    stream = [token for piece in pieces for token in piece]
+    stream *= 1 + (number + prompt_len) // len(stream)
+    stride = max(1, (len(stream) - prompt_len) // number)
+    return [tuple(stream[i * stride : i * stride + prompt_len]) for i in range(number)]

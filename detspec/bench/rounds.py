@@ -1,0 +1,202 @@
+"""The cases of one batch size, run in turn: warm-up, then rounds in which each is timed once."""
+
+import dataclasses
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from detspec.checkpoint.load import Model
+from detspec.config import Schedule
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.request import Completion, Request
+from detspec.environment import default_schedule
+from detspec.errors import InputError
+from detspec.sampling_params import SamplingParams
+
+METHODS = {"fast": "none", "canonical": "none", "batch_invariant": "none", "dvr": "self", "auto": "auto"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One thing that is timed: `num_deterministic` of the batch's requests ask for determinism."""
+
+    mode: str
+    window: int
+    num_deterministic: int
+    share: int
+
+    @property
+    def label(self) -> str:
+        """Short name for tables and progress bars."""
+        name = f"dvr W={self.window}" if self.mode == "dvr" else self.mode
+        return f"{name} {self.share} %" if self.mode in ("dvr", "auto") else name
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the canonical pass: the device's own, with pinned products where kernels alone are to make it invariant."""
+        own = default_schedule()
+        return dataclasses.replace(own, linear="pinned") if self.mode == "batch_invariant" else own
+
+
+class RunProgress:
+    """Counts runs and tells who listens."""
+
+    def __init__(self, total: int, listener: Callable[[int, int, str], None] | None) -> None:
+        self.done, self.total, self.listener = 0, total, listener
+
+    def next(self, what: str) -> None:
+        """One run is about to begin."""
+        if self.listener is not None:
+            self.listener(self.done, self.total, what)
+        self.done += 1
+
+
+def cases_of(batch: int, modes: Sequence[str], shares: Sequence[int], windows: Sequence[int]) -> list[Case]:
+    """What is timed at one batch size, ordinary generation first.
+
+    Shares are rounded up to whole requests, and one that gives the same number as another is left out: at 1 request 10 % is
+    already all of it, and called 100 %.
+    """
+    numbers = {-(-share * batch // 100): share for share in sorted(shares)}
+    longest = max(windows)
+    cases = [Case("fast", 1, 0, 0)]
+    cases += [Case(mode, 1, batch, 100) for mode in ("canonical", "batch_invariant") if mode in modes]
+    if "dvr" in modes:
+        cases += [Case("dvr", window, number, share) for window in windows for number, share in numbers.items() if number]
+    if "auto" in modes:
+        cases += [Case("auto", longest, number, share) for number, share in numbers.items()]
+    return cases
+
+
+def measure(
+    model: Model,
+    cases: list[Case],
+    prompts: list[tuple[int, ...]],
+    new_tokens: int,
+    repeats: int,
+    progress: RunProgress,
+    by_mode: "Variants",
+) -> dict[str, Any]:
+    """All cases of one batch size: a warm-up of each, then `repeats` rounds; adds what each gave to `by_mode`."""
+    engines: dict[tuple[str, int, Schedule], Engine] = {}
+    refused: dict[Case, str] = {}
+    samples: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
+    variants = Variants()
+    for case in cases:
+        progress.next(f"batch {len(prompts)}, {case.label}: compiling and certifying")
+        key = (METHODS[case.mode], case.window, case.schedule)
+        if key not in engines:
+            engines[key] = _engine(model, case, prompts, new_tokens)
+        try:
+            _run_once(engines[key], case, prompts, new_tokens, variants, by_mode)
+        except InputError as error:  # this device does not certify it: a result, not a failure
+            refused[case] = str(error)
+    for _ in range(repeats):
+        for case in cases:
+            progress.next(f"batch {len(prompts)}, {case.label}")
+            if case not in refused:
+                engine = engines[METHODS[case.mode], case.window, case.schedule]
+                samples[case].append(_run_once(engine, case, prompts, new_tokens, variants, by_mode))
+    fast = [sample["tok_per_s"] for sample in samples[cases[0]]]
+    return {
+        "cases": [_summary(case, samples[case], fast, refused.get(case)) for case in cases],
+        "bits": variants.counts(),
+    }
+
+
+def _engine(model: Model, case: Case, prompts: list[tuple[int, ...]], new_tokens: int) -> Engine:
+    return Engine(
+        model,
+        EngineConfig(
+            max_requests=len(prompts),
+            max_len=max(len(prompts[0]) + new_tokens, default_schedule().window, case.window),
+            method=METHODS[case.mode],
+            num_speculative_tokens=max(case.window - 1, 1),
+            schedule=case.schedule,
+        ),
+    )
+
+
+def _run_once(
+    engine: Engine,
+    case: Case,
+    prompts: list[tuple[int, ...]],
+    new_tokens: int,
+    variants: "Variants",
+    by_mode: "Variants",
+) -> dict[str, Any]:
+    """One timed run; what the engine counted in it."""
+    requests = [
+        Request(
+            str(i), prompt, SamplingParams(max_tokens=new_tokens, ignore_eos=True, deterministic=i < case.num_deterministic)
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    before = engine.stats
+    began = time.perf_counter()
+    completions = list(engine.run(requests))
+    seconds = time.perf_counter() - began
+    after = dataclasses.asdict(engine.stats)
+    for completion in completions:
+        deterministic = requests[int(completion.id)].sampling.deterministic
+        # Pinned products are another schedule than that of the other deterministic ones: its bits are its own.
+        kind = "deterministic" if deterministic else "ordinary"
+        for seen, name in ((variants, case.mode if case.mode == "batch_invariant" else kind), (by_mode, f"{case.mode} {kind}")):
+            seen.add(name, completion)
+    num_tokens = sum(len(completion.token_ids) for completion in completions)
+    counted = {name: after[name] - value for name, value in dataclasses.asdict(before).items()}
+    return {"seconds": seconds, "tok_per_s": num_tokens / seconds, **counted}
+
+
+def _summary(case: Case, samples: list[dict[str, Any]], fast: list[float], refused: str | None) -> dict[str, Any]:
+    """A case with the median of its samples, and of their ratios to the ordinary run of the same round; counters added up."""
+    described = {**dataclasses.asdict(case), "label": case.label, "refused": refused}
+    if refused is not None:
+        return described
+    tok_per_s = [sample["tok_per_s"] for sample in samples]
+    ratios = [mine / other for mine, other in zip(tok_per_s, fast, strict=True)]
+    counted = {name: sum(sample[name] for sample in samples) for name in samples[0] if name.startswith("num_")}
+    drafted, passes, accepted = (
+        counted[name] for name in ("num_draft_tokens", "num_verify_passes", "num_accepted_draft_tokens")
+    )
+    return {
+        **described,
+        "tok_per_s": tok_per_s,
+        "median_tok_per_s": median(tok_per_s),
+        "ratios": ratios,
+        "ratio_to_fast": median(ratios),
+        **counted,
+        "draft_acceptance_rate": accepted / drafted if drafted else None,
+        "mean_acceptance_length": 1 + accepted / passes if passes else None,
+    }
+
+
+class Variants:
+    """The different results, bit for bit, that each request gave, by kinds that are compared."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, set[bytes]]] = defaultdict(lambda: defaultdict(set))
+
+    def add(self, kind: str, completion: Completion) -> None:
+        """One result of a request."""
+        tokens, logprobs = np.asarray(completion.token_ids, np.int32), np.asarray(completion.logprobs, np.float32)
+        self._seen[kind][completion.id].add(tokens.tobytes() + logprobs.tobytes())
+
+    def most(self, kind: str) -> int:
+        """Most different results of any one request; 0 if there is none."""
+        return max((len(results) for results in self._seen[kind].values()), default=0)
+
+    def counts(self) -> dict[str, int]:
+        """Most variants of any "deterministic" request (1 is what is promised), and how many "ordinary" ones differ from it."""
+        promised, ordinary = self._seen["deterministic"], self._seen["ordinary"]
+        compared = promised.keys() & ordinary.keys()
+        return {
+            "deterministic_variants": self.most("deterministic"),
+            "ordinary_compared": len(compared),
+            "ordinary_differ": sum(bool(ordinary[id] - promised[id]) for id in compared),
+        }

@@ -1,0 +1,261 @@
+"""The demonstration: the same requests in several batches and orders, once as usual and once verified, bits compared.
+
+Ordinary generation is the inverse control: if it gave the same bits in every batch too, the comparison would show nothing.
+"""
+
+import dataclasses
+import importlib.resources
+import json
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from detspec.checkpoint.load import Model
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.request import Completion, Stats
+from detspec.errors import InputError
+from detspec.sampling_params import SamplingParams
+
+BATCHES = (1, 5, 16)
+TEMPERATURES = (0.0, 0.8)
+KINDS = ("ordinary", "deterministic")
+DRAFTING_BATCH = 5  # the fast path's bits are furthest from the canonical ones in small batches, so guesses fail there
+SHUFFLE_SEED = 0
+SHOWN_PROMPTS = 2
+SHOWN_LINES = 10
+SHOWN_WIDTH = 110
+PARTING_CHARS = 36
+REPEATS = 2  # of each timed pair, ordinary and deterministic in turn; the faster of each counts, as noise only ever adds
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """How far a run's results are from the first run's: texts, and log-probabilities by bit pattern, place by place."""
+
+    texts: int
+    logprobs: int
+    num_texts: int
+    num_logprobs: int
+
+    @property
+    def none(self) -> bool:
+        """True if everything is the same."""
+        return self.texts == 0 and self.logprobs == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """All prompts generated once. `completions` are in the order of the prompts, whatever order they were given in."""
+
+    kind: str
+    temperature: float
+    batch: int
+    label: str
+    completions: tuple[Completion, ...]
+    seconds: float
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all prompts."""
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoReport:
+    """All runs, in the order they were made; the first of each kind and temperature is what the others are compared with."""
+
+    prompts: tuple[str, ...]
+    runs: tuple[Run, ...]
+    plans: tuple[str, ...]
+
+    def reference(self, run: Run) -> Run:
+        """The first run of the same kind and temperature."""
+        return next(r for r in self.runs if (r.kind, r.temperature) == (run.kind, run.temperature))
+
+    def change(self, run: Run) -> Change:
+        """`run` against its reference."""
+        return compare(self.reference(run).completions, run.completions)
+
+    @property
+    def held(self) -> bool:
+        """No deterministic run changed a bit."""
+        return all(self.change(run).none for run in self.runs if run.kind == "deterministic")
+
+    @property
+    def control_found(self) -> bool:
+        """Ordinary runs changed, so the comparison can see a change."""
+        return not all(self.change(run).none for run in self.runs if run.kind == "ordinary")
+
+    def table(self) -> str:
+        """The report for people."""
+        return "\n".join([*self._bits(), *self._parting(), "", *self._speed(), "", *self._speculation(), "", *self._texts()])
+
+    def _bits(self) -> list[str]:
+        first = self.runs[0]
+        lines = [
+            f"What changed against {first.label}, of {len(self.prompts)} texts and their log-probabilities (bit patterns):",
+            "",
+            f"  {'':38}{'ordinary':>24}   {'deterministic':>24}",
+            f"  {'':38}{'texts':>10}{'log-probs':>14}   {'texts':>10}{'log-probs':>14}",
+        ]
+        for temperature in TEMPERATURES:
+            at = [run for run in self.runs if run.temperature == temperature]
+            for label in dict.fromkeys(run.label for run in at):
+                cells = "   ".join(self._cells([run for run in at if (run.kind, run.label) == (kind, label)]) for kind in KINDS)
+                lines.append(f"  {f'temperature {temperature:g}, {label}':38}{cells}".rstrip())
+        return lines
+
+    def _cells(self, repeats: list[Run]) -> str:
+        """The largest change among repeats of one run."""
+        if not repeats:
+            return f"{'':24}"
+        change = max((self.change(run) for run in repeats), key=lambda change: change.logprobs)
+        return f"{f'{change.texts}/{change.num_texts}':>10}{f'{change.logprobs}/{change.num_logprobs}':>14}"
+
+    def _parting(self) -> list[str]:
+        """Where the first ordinary text that changed parted from its reference."""
+        for run in self.runs:
+            if run.kind == "ordinary":
+                for first, other in zip(self.reference(run).completions, run.completions, strict=True):
+                    if first.text != other.text:
+                        pairs = zip(first.text, other.text, strict=False)
+                        at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first.text), len(other.text)))
+                        shown = slice(max(0, at - PARTING_CHARS), at + PARTING_CHARS)
+                        return [
+                            "",
+                            f"An ordinary text that changed, at temperature {run.temperature:g}:",
+                            "",
+                            f"  {self.reference(run).label:10}{first.text[shown]!r}",
+                            f"  {run.label:10}{other.text[shown]!r}",
+                        ]
+        return []
+
+    def _speed(self) -> list[str]:
+        lines = [
+            "Speed, after compiling, in new tokens a second:",
+            "",
+            f"  {'':16}{'ordinary':>12}{'deterministic':>16}{'ratio':>8}",
+        ]
+        for batch in BATCHES:
+            rates = [self._rate(kind, batch) for kind in KINDS]
+            lines.append(f"  {rows_label(batch):16}{rates[0]:12,.0f}{rates[1]:16,.0f}{rates[1] / rates[0]:8.2f}")
+        return lines
+
+    def _rate(self, kind: str, batch: int) -> float:
+        """Tokens a second over both temperatures, of the fastest run of each."""
+        tokens, seconds = 0, 0.0
+        for temperature in TEMPERATURES:
+            timed = [run for run in self.runs if (run.kind, run.batch, run.temperature) == (kind, batch, temperature)]
+            fastest = min((run for run in timed if "self draft" not in run.label), key=lambda run: run.seconds)
+            tokens, seconds = tokens + fastest.num_tokens, seconds + fastest.seconds
+        return tokens / seconds
+
+    def _speculation(self) -> list[str]:
+        lines = [f"Programs certified here (windows x rows a window [batch]): {', '.join(self.plans)}"]
+        for run in self.runs:
+            if "self draft" in run.label:
+                stats = sum((completion.stats for completion in run.completions), Stats())
+                lines.append(
+                    f"Self draft at temperature {run.temperature:g}: {stats.num_draft_tokens} tokens drafted, "
+                    f"{stats.num_accepted_draft_tokens} accepted; rollbacks: {stats.num_rollbacks}, "
+                    f"recomputed tokens: {stats.num_recomputed_tokens}"
+                )
+        return lines
+
+    def _texts(self) -> list[str]:
+        lines = ["Deterministic texts at temperature 0, after the mark, and their digests:", ""]
+        greedy = next(run for run in self.runs if run.kind == "deterministic" and run.temperature == 0)
+        for prompt, completion in list(zip(self.prompts, greedy.completions, strict=True))[:SHOWN_PROMPTS]:
+            text = f"{prompt}▏{completion.text}".splitlines()
+            lines += [f"  {completion.digest[:16]}", *(f"  │ {line[:SHOWN_WIDTH]}" for line in text[:SHOWN_LINES]), ""]
+        return lines[:-1]
+
+
+def run_demo(model: Model, *, max_tokens: int = 128, progress: Callable[[str], None] | None = None) -> DemoReport:
+    """Generates the demonstration's prompts at batch sizes 1, 5 and 16, and at 16 shuffled; see `DemoReport`.
+
+    `progress` is told what is done next, `NUM_STAGES` times.
+    """
+    say = progress or (lambda stage: None)
+    prompts = demo_prompts()
+    engines = {}
+    plans: dict[str, None] = {}
+    for batch in BATCHES:
+        say(f"compiling for {rows_label(batch)}")
+        engines[batch] = ready_engine(model, batch, prompts, max_tokens, "auto")
+    say("compiling the self draft")
+    drafting = ready_engine(model, DRAFTING_BATCH, prompts, max_tokens, "self")
+    for engine in (*engines.values(), drafting):
+        plans |= dict.fromkeys(plan.label for plan, certificate in engine.certificates.items() if certificate.equal)
+
+    in_order = list(range(len(prompts)))
+    shuffled = np.random.default_rng(SHUFFLE_SEED).permutation(len(prompts)).tolist()
+    runs = []
+    for temperature in TEMPERATURES:
+        settings = [(batch, rows_label(batch), in_order) for batch in BATCHES]
+        settings.append((BATCHES[-1], f"{rows_label(BATCHES[-1])}, shuffled", shuffled))
+        for batch, label, order in settings:
+            say(f"temperature {temperature:g}, {label}")
+            runs += [
+                one_run(engines[batch], kind, temperature, label, prompts, order, max_tokens)
+                for _ in range(REPEATS)
+                for kind in KINDS
+            ]
+        label = f"{rows_label(DRAFTING_BATCH)}, self draft"
+        say(f"temperature {temperature:g}, {label}")
+        runs.append(one_run(drafting, "deterministic", temperature, label, prompts, in_order, max_tokens))
+    return DemoReport(tuple(prompts), tuple(runs), tuple(plans))
+
+
+NUM_STAGES = len(BATCHES) + 1 + len(TEMPERATURES) * (len(BATCHES) + 2)
+
+
+def demo_prompts() -> list[str]:
+    """The prompts that come with the package."""
+    text = (importlib.resources.files("detspec") / "assets" / "demo_prompts.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line)["prompt"] for line in text.splitlines() if line]
+
+
+def rows_label(batch: int) -> str:
+    """`1 row`, `5 rows`."""
+    return f"{batch} row" if batch == 1 else f"{batch} rows"
+
+
+def ready_engine(model: Model, batch: int, prompts: Sequence[str], max_tokens: int, method: str) -> Engine:
+    """An engine with everything compiled and certified that a run of `prompts` needs."""
+    if model.tokenizer is None:
+        raise InputError("the demonstration's prompts are text, and the checkpoint has no tokenizer.json")
+    longest = max(len(model.tokenizer.encode(prompt)) for prompt in prompts)
+    engine = Engine(model, EngineConfig(max_requests=batch, max_len=longest + max_tokens, method=method))
+    engine.generate(list(prompts), SamplingParams(max_tokens=1))
+    return engine
+
+
+def one_run(
+    engine: Engine, kind: str, temperature: float, label: str, prompts: Sequence[str], order: Sequence[int], max_tokens: int
+) -> Run:
+    """Generates the prompts in `order`; the seed of a prompt is its index."""
+    sampling = [
+        SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, deterministic=kind == "deterministic")
+        for i in order
+    ]
+    began = time.perf_counter()
+    completions = engine.generate([prompts[i] for i in order], sampling)
+    seconds = time.perf_counter() - began
+    by_prompt = dict(zip(order, completions, strict=True))
+    ordered = tuple(by_prompt[i] for i in range(len(prompts)))
+    return Run(kind, temperature, engine.config.max_requests, label, ordered, seconds)
+
+
+def compare(first: Sequence[Completion], second: Sequence[Completion]) -> Change:
+    """Texts by their tokens; log-probabilities place by place, where a place that only one of them has counts as changed."""
+    texts = logprobs = num_logprobs = 0
+    for a, b in zip(first, second, strict=True):
+        x, y = (np.asarray(completion.logprobs, np.float32).view(np.uint32) for completion in (a, b))
+        shorter, longer = sorted((len(x), len(y)))
+        texts += a.token_ids != b.token_ids
+        logprobs += int((x[:shorter] != y[:shorter]).sum()) + longer - shorter
+        num_logprobs += longer
+    return Change(int(texts), logprobs, len(first), num_logprobs)

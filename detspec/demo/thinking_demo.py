@@ -1,0 +1,148 @@
+"""A model that thinks while it reads, answering one question: alone, and among others with other guesses."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from detspec.checkpoint.load import Model
+from detspec.config import Schedule
+from detspec.environment import chosen_schedule
+from detspec.errors import InputError
+from detspec.generate.insert import start_state
+from detspec.generate.loop import generate_state
+from detspec.sampling_params import SamplingParams
+from detspec.state import GenState
+from detspec.thinking.blocks import thinking_of
+from detspec.thinking.drafts import guess_fn
+from detspec.thinking.thoughts import thought_lists
+
+QUESTION = "A coin's state is heads. Alice flips, then Bob flips. What's the state?"
+ANSWER_SIGN = "A:"
+OTHERS = (
+    "A coin's state is tails. Carol waits, then David flips, then Erin sings, then Frank flips. What's the state? A:",
+    "A coin's state is heads. Bob reads, then Bob flips. What's the state? A:",
+    "A coin's state is tails. Alice flips. What's the state? A:",
+)
+MAX_TOKENS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class ThinkingReport:
+    """What was thought and answered.
+
+    Attributes:
+        chunks: texts of the prompt's chunks.
+        thoughts: what was thought after each but the last; "" for nothing.
+        answer: the new text.
+        rounds: of speculation, with nothing but trivial guesses.
+        equal: the same bits of thoughts, states, tokens and log-probabilities came out among `num_others` other requests,
+            with guesses from a cheap pass that reads ahead.
+        num_others: see `equal`.
+        first_s, again_s: seconds with compilation, and without.
+    """
+
+    chunks: tuple[str, ...]
+    thoughts: tuple[str, ...]
+    answer: str
+    rounds: int
+    equal: bool
+    num_others: int
+    first_s: float
+    again_s: float
+
+    def table(self) -> str:
+        """The report for people."""
+        width = max(len(chunk) for chunk in self.chunks)
+        lines = [f"{'read':{width}}   thought"]
+        for chunk, thought in zip(self.chunks, (*self.thoughts, None), strict=True):
+            lines.append(f"{chunk:{width}}   {'' if thought is None else thought or '-'}".rstrip())
+        rounds = f"{self.rounds} round{'s' * (self.rounds != 1)} of speculation"
+        lines += [
+            "",
+            f"answer: {self.answer}",
+            "",
+            f"{rounds}, {self.again_s * 1e3:.1f} ms (the first time {self.first_s:.1f} s)",
+        ]
+        same = "the same bits" if self.equal else "OTHER BITS"
+        lines.append(
+            f"Among {self.num_others} other requests and with other guesses: {same} of thoughts, answer, log-probabilities."
+        )
+        return "\n".join(lines)
+
+
+def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
+    """Answers `question`, to which "A:" is added if it does not end so.
+
+    Raises:
+        InputError: the model does not think or has no tokenizer, or the question holds words that it does not know, or is
+            longer than it was made for.
+    """
+    thinking = thinking_of(model.cfg)
+    if model.tokenizer is None:
+        raise InputError("the checkpoint has no tokenizer.json, so there is no text to read and to answer")
+    if not question.rstrip().endswith(ANSWER_SIGN):
+        question = f"{question.rstrip()} {ANSWER_SIGN}"
+    prompt = model.tokenizer.encode(question)
+    if len(prompt) + MAX_TOKENS > model.cfg.max_position:
+        raise InputError(
+            f"the question has {len(prompt)} tokens; with {MAX_TOKENS} for the answer that is more than the model's "
+            f"{model.cfg.max_position} positions: ask a shorter one"
+        )
+    schedule = chosen_schedule(None, model.cfg)
+    schedule = schedule.budget(schedule.rows, 1)  # a short answer needs no drafts
+    others = other_prompts(model, prompt)
+    began = time.perf_counter()
+    alone = _answer(model, [prompt], schedule, "trivial")
+    first_s, began = time.perf_counter() - began, time.perf_counter()
+    alone = _answer(model, [prompt], schedule, "trivial")
+    again_s = time.perf_counter() - began
+    among = _answer(model, [*others, prompt], schedule, "sequential")
+    assert alone.reading is not None
+    C, num_thoughts = thinking.chunk, int(alone.reading.end[0])
+    thoughts = thought_lists(np.asarray(alone.reading.thoughts)[0, :num_thoughts])
+    new = np.asarray(alone.tokens)[0, len(prompt) : int(alone.committed[0])].tolist()
+    return ThinkingReport(
+        chunks=tuple(model.decode(prompt[start : start + C]) for start in range(0, len(prompt), C)),
+        thoughts=tuple(model.decode([token for token in thought if token != thinking.end_id]) for thought in thoughts),
+        answer=model.decode(new),
+        rounds=int(alone.reading.num_refused[0]) + 1,
+        equal=_bits(alone, 0) == _bits(among, len(others)),
+        num_others=len(others),
+        first_s=first_s,
+        again_s=again_s,
+    )
+
+
+def other_prompts(model: Model, prompt: Sequence[int]) -> list[list[int]]:
+    """Prompts to stand beside `prompt`: `OTHERS`, or its own ends where the tokenizer does not know all their words."""
+    assert model.tokenizer is not None
+    try:
+        return [model.tokenizer.encode(other) for other in OTHERS]
+    except InputError:
+        return [list(prompt[-length:]) for length in range(1, len(OTHERS) + 1)]
+
+
+def _answer(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule, guesses: str) -> GenState:
+    """The final state of all `prompts` side by side."""
+    longest = max(map(len, prompts)) + MAX_TOKENS
+    max_len = min(schedule.whole_pages(longest), model.cfg.max_position)
+    sampling = [SamplingParams(max_tokens=MAX_TOKENS, thinking=True)] * len(prompts)
+    state = start_state(model.cfg, prompts, sampling, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
+    state = generate_state(model.params, model.cfg, state, schedule=schedule, guess_fn=guess_fn(guesses, schedule))
+    return jax.block_until_ready(state)
+
+
+def _bits(state: GenState, row: int) -> list[bytes]:
+    """All bits of what `row` thought and answered."""
+    assert state.reading is not None
+    num_thoughts, num_tokens = int(state.reading.end[row]), int(state.committed[row])
+    parts = (
+        state.reading.thoughts[row, :num_thoughts],
+        state.reading.states[row],
+        state.tokens[row, :num_tokens],
+        state.logprobs[row, :num_tokens],
+    )
+    return [np.asarray(part).tobytes() for part in parts]

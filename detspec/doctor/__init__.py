@@ -1,0 +1,1 @@
+"""Whether determinism can be promised on the device at hand."""

@@ -1,0 +1,272 @@
+"""Examination of the canonical pass, one way of varying it at a time.
+
+One text is run through the pass again and again, each time with something changed that must not matter, and everything the
+pass says of it is compared bit for bit: the keys and values of every layer at every position, the logits, and tokens and
+log-probabilities sampled from them. The keys and values of layer `l` are a function of what layer `l - 1` put out, so the
+first layer whose entries differ names the place. The inverse control runs the same text on the fast path at several batch
+sizes: if nothing differs there, the comparison has no power on this device and says so.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.cache import KVCache, init_cache
+from detspec.checkpoint.load import Model
+from detspec.config import ModelConfig, Schedule
+from detspec.model.params import Params
+from detspec.model.transformer import forward
+from detspec.sampler import sample
+from detspec.sampling_params import SamplingParams, row_sampling
+from detspec.state import NO_ROW, RowSampling, Windows
+
+POISON = 1e30  # finite: what a masked slot may hold
+TEXT_ROW = 0  # the cache row of the text under examination
+NUM_ROWS = 4  # cache rows, the others are for neighbours
+
+T = TypeVar("T")
+Variants = Sequence[tuple[str, Callable[[], T]]]  # by name
+
+
+@dataclasses.dataclass(frozen=True)
+class PassResult:
+    """What a pass says of the text, position by position."""
+
+    keys_values: np.ndarray  # [L, 2, positions, K, H] as stored
+    logits: np.ndarray  # [positions, V] float32
+    tokens: np.ndarray  # [positions] int32, sampled
+    logprobs: np.ndarray  # [positions] float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One axis of variation: how many variants were run, and the first difference in words, "" if there is none."""
+
+    axis: str
+    meaning: str
+    num_variants: int
+    differs: str
+
+    @property
+    def equal(self) -> bool:
+        """True if all variants gave the same bits."""
+        return not self.differs
+
+
+def examine(
+    model: Model, schedule: Schedule, *, on_progress: Callable[[str], None] | None = None
+) -> tuple[tuple[Check, ...], Check]:
+    """Varies the canonical pass of `schedule` along each axis; returns the checks and the inverse control."""
+    say = on_progress or (lambda step: None)
+    examination = _Examination(model, schedule)
+    say("anchor")
+    anchor = examination.read(schedule)
+    checks = compare(anchor, examination.axes(), _first_difference, say)
+    return checks, examination.control(anchor, say)
+
+
+def compare(
+    anchor: T, axes: Iterable[tuple[str, str, Variants[T]]], difference_fn: Callable[[T, T], str], say: Callable[[str], None]
+) -> tuple[Check, ...]:
+    """Runs all variants of each axis and says where the first that differs from `anchor` does."""
+    checks = []
+    for axis, meaning, variants in axes:
+        differs = ""
+        for name, run in variants:
+            say(f"{axis}: {name}")
+            found = difference_fn(anchor, run())
+            if found and not differs:
+                differs = f"{name}: {found}"
+        checks.append(Check(axis, meaning, len(variants), differs))
+    return tuple(checks)
+
+
+def text_length(cfg: ModelConfig, schedule: Schedule) -> int:
+    """Positions of the text: more than two passes, a whole number of neither windows nor pages."""
+    return min(2 * schedule.rows + 23, 200, cfg.max_position)
+
+
+class _Examination:
+    """One text, its neighbours, and the ways to run them through a pass."""
+
+    def __init__(self, model: Model, schedule: Schedule) -> None:
+        self.params, self.cfg, self.schedule = model.params, model.cfg, schedule
+        rng = np.random.default_rng(0)
+        self.length = text_length(model.cfg, schedule)
+        self.texts = rng.integers(0, self.cfg.vocab_size, size=(NUM_ROWS, self.length)).astype(np.int32)
+        self.sampling = row_sampling([SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)])
+        self.free = schedule.alignment == "free"
+
+    def axes(self) -> Iterator[tuple[str, str, Variants[PassResult]]]:
+        """Axis, what varies, and named variants of the reading."""
+        s = self.schedule
+        yield "run", "the same pass again", [("again", partial(self.read, s))]
+        groups = sorted({1, s.groups // 2, s.groups - 1} - {0})
+        if groups:
+            variants = [(f"window {g} of {s.groups}", partial(self.read, s, group=g)) for g in groups]
+            yield "group index", "place of the text's window in the pass", variants
+        if s.groups > 1:
+            variants = [(f"set {n}", partial(self.read, s, group=s.groups // 2, neighbours=n)) for n in (1, 2, 3)]
+            yield "neighbours", "what the other windows hold, and how far along they are", variants
+        variants = [(f"row {row}", partial(self.read, s, row=row)) for row in (1, NUM_ROWS - 1)]
+        yield "cache row", "the text's row of the cache", variants
+        yield (
+            "page placement",
+            "which pages of the pool the text got",
+            [("reversed", partial(self.read, s, reverse_pages=True))],
+        )
+        yield "stale slots", f"unused slots filled with +-{POISON:g}", [("poisoned", partial(self.read, s, poison=True))]
+        if self.free:
+            variants = [
+                (f"first window of {n}", partial(self.read, s, first=n)) for n in (1, s.window // 2 + 1, s.window - 1) if n > 0
+            ]
+            yield "window offset", "where windows start", variants
+            splits = [2**i for i in range(s.rows.bit_length()) if 2**i != s.window]
+            variants = [(f"{s.rows // w}x{w}", partial(self.read, s.budget(s.rows, w))) for w in splits]
+            yield "split", f"how the budget of {s.rows} rows is cut into windows", variants
+            variants = [("one token a pass", partial(self.read, s.budget(s.rows, 1), per_pass=1))]
+            yield "prefix rebuild", "prefix decoded token by token, not prefilled", variants
+
+    def control(self, anchor: PassResult, say: Callable[[str], None]) -> Check:
+        """The text decoded on the fast path at several batch sizes: log-probabilities must differ somewhere."""
+        differs, batches = "", (1, 2, 4, 16)
+        for batch in batches:
+            say(f"inverse control: fast path at batch {batch}")
+            fast = self.schedule.fast(batch)
+            found = _first_difference(anchor, self.read(fast, per_pass=1))
+            if found and not differs:
+                differs = f"batch {batch}: {found}"
+        return Check("inverse control", "the fast path, other batch sizes", len(batches), differs)
+
+    def read(
+        self,
+        schedule: Schedule,
+        *,
+        row: int = TEXT_ROW,
+        group: int = 0,
+        neighbours: int = 0,
+        first: int = 0,
+        per_pass: int = 0,
+        reverse_pages: bool = False,
+        poison: bool = False,
+    ) -> PassResult:
+        """Runs the text through passes of `schedule` and reads off what they say.
+
+        Args:
+            row: cache row of the text.
+            group: window of each pass that the text starts at; 0 lets it fill the pass.
+            neighbours: which set of other texts runs beside it; 0 is nobody.
+            first: tokens of the first window, 0 for a whole one.
+            per_pass: windows of the text in one pass; 0 for as many as fit.
+            reverse_pages: hand out the pool's pages from the other end.
+            poison: fill the pool with large values first.
+        """
+        W, G = schedule.window, schedule.groups
+        cache = init_cache(self.cfg, max_requests=NUM_ROWS, max_len=self.length, schedule=self.schedule)
+        cache = disturbed(cache, self.schedule, reverse_pages=reverse_pages, poison=poison)
+        starts = [0, *range(first, self.length, W)] if first else list(range(0, self.length, W))
+        ends = [*starts[1:], self.length]
+        windows = list(zip(starts, ends, strict=True))
+        room = min(per_pass or G, G - group)
+        logits = np.zeros((self.length, self.cfg.vocab_size), np.float32)
+        tokens, logprobs = np.zeros(self.length, np.int32), np.zeros(self.length, np.float32)
+        for index in range(0, len(windows), room):
+            mine = windows[index : index + room]
+            batch = _empty_windows(G, W)
+            for place, (start, end) in enumerate(mine):
+                _put(batch, group + place, row, self.texts[TEXT_ROW], start, end)
+            if neighbours:
+                taken = range(group, group + len(mine))
+                others = [g for g in range(G) if g not in taken]
+                for n, g in enumerate(others[: NUM_ROWS - 1]):
+                    other = (row + 1 + n) % NUM_ROWS
+                    start = (index // room * W * neighbours + 3 * n * (neighbours - 1)) % max(1, self.length - W)
+                    _put(batch, g, other, self.texts[other], start, min(start + max(1, W - n), self.length))
+            out, chosen, logprob, cache = _pass(
+                self.params, self.cfg, Windows(**{k: jnp.asarray(v) for k, v in batch.items()}), cache, self.sampling, schedule
+            )
+            for place, (start, end) in enumerate(mine):
+                logits[start:end] = np.asarray(out[group + place, : end - start])
+                tokens[start:end] = np.asarray(chosen[group + place, : end - start])
+                logprobs[start:end] = np.asarray(logprob[group + place, : end - start])
+        return PassResult(keys_values(cache, row, self.length, self.schedule), logits, tokens, logprobs)
+
+
+def disturbed(cache: KVCache, schedule: Schedule, *, reverse_pages: bool, poison: bool) -> KVCache:
+    """`cache` with its pages handed out from the other end, and with large values in every slot."""
+    if reverse_pages:
+        cache = cache.replace(page_table=cache.page_table[::-1, ::-1])
+    if poison:
+        sign = jnp.where(jnp.arange(schedule.page) % 2 == 0, POISON, -POISON).astype(schedule.cache_dtype)[None, None, :, None]
+        keys = tuple(x + jnp.moveaxis(sign, 2, schedule.key_slot_axis) for x in cache.k)
+        cache = cache.replace(k=keys, v=tuple(x + sign for x in cache.v))
+    return cache
+
+
+def keys_values(cache: KVCache, row: int, length: int, schedule: Schedule) -> np.ndarray:
+    """`[L, 2, length, K, H]`, what `cache` holds for the first positions of `row`."""
+    position = np.arange(length)
+    pages = np.asarray(cache.page_table)[row, position // cache.page]
+    slots = position % cache.page
+    keys = [np.moveaxis(np.asarray(x), schedule.key_slot_axis, 2)[pages, :, slots] for x in cache.k]
+    values = [np.asarray(x)[pages, :, slots] for x in cache.v]
+    return np.stack([keys, values], axis=1)
+
+
+@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("cache",))
+def _pass(
+    params: Params, cfg: ModelConfig, windows: Windows, cache: KVCache, sampling: RowSampling, schedule: Schedule
+) -> tuple[jax.Array, jax.Array, jax.Array, KVCache]:
+    """One pass: logits `[G, W, V]`, sampled tokens and log-probabilities `[G, W]`, and the cache."""
+    G, W = windows.tokens.shape
+    logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=schedule)
+    rows = jax.tree.map(lambda x: jnp.repeat(x, G * W, axis=0), sampling)
+    flat = logits_f32.reshape(G * W, -1)
+    position = windows.positions.reshape(-1) + 1
+    tokens, logprobs = sample(flat, position, rows, lambda: windows.tokens, schedule=schedule)  # no row has penalties
+    return logits_f32, tokens.reshape(G, W), logprobs.reshape(G, W), cache
+
+
+def _empty_windows(G: int, W: int) -> dict[str, np.ndarray]:
+    """A pass of padding."""
+    zeros = np.zeros(G, np.int32)
+    return {"tokens": np.zeros((G, W), np.int32), "row": np.full(G, NO_ROW, np.int32), "start": zeros, "count": zeros.copy()}
+
+
+def _put(batch: dict[str, np.ndarray], group: int, row: int, text: Sequence[int] | np.ndarray, start: int, end: int) -> None:
+    """Makes window `group` hold `text[start:end]` for cache row `row`."""
+    batch["tokens"][group, : end - start] = text[start:end]
+    batch["row"][group], batch["start"][group], batch["count"][group] = row, start, end - start
+
+
+def _first_difference(anchor: PassResult, other: PassResult) -> str:
+    """Where `other` first parts from `anchor`, layer by layer, in words; "" if nowhere."""
+    if found := different_keys_values(anchor.keys_values, other.keys_values):
+        return found
+    for name in ("logits", "tokens", "logprobs"):
+        position = first_position(getattr(anchor, name), getattr(other, name))
+        if position is not None:
+            return f"{name} at position {position}, with the keys and values of all layers equal"
+    return ""
+
+
+def different_keys_values(anchor: np.ndarray, other: np.ndarray) -> str:
+    """The first layer and position where `[L, 2, positions, K, H]` differ, in words; "" if nowhere."""
+    for layer in range(anchor.shape[0]):
+        for which, name in enumerate(("keys", "values")):
+            position = first_position(anchor[layer, which], other[layer, which])
+            if position is not None:
+                return f"{name} of layer {layer} at position {position}"
+    return ""
+
+
+def first_position(a: np.ndarray, b: np.ndarray) -> int | None:
+    """The first index of the first axis at which the bits of `a` and `b` differ."""
+    bits = [np.ascontiguousarray(x).view(np.uint8).reshape(x.shape[0], -1) for x in (a, b)]
+    differs = (bits[0] != bits[1]).any(1)
+    return int(np.argmax(differs)) if differs.any() else None

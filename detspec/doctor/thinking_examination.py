@@ -1,0 +1,120 @@
+"""Examination of reading with thoughts: what must not matter to thoughts, their states, and the keys and values behind them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from detspec.checkpoint.load import Model
+from detspec.config import ModelConfig, Schedule
+from detspec.doctor.examination import (
+    POISON,
+    Check,
+    Variants,
+    compare,
+    different_keys_values,
+    disturbed,
+    first_position,
+    keys_values,
+)
+from detspec.generate.insert import init_state, insert, pack_requests
+from detspec.model.params import Params
+from detspec.sampling_params import SamplingParams
+from detspec.state import GenState
+from detspec.thinking.think_prompt import read
+from detspec.thinking.thoughts import thought_lists
+
+NUM_CHUNKS = (6, 13, 4)  # that are thought about, of the prompt and of two neighbours, if the model reads so far
+NUM_ROWS = len(NUM_CHUNKS)
+SAMPLING = SamplingParams(max_tokens=1)
+
+
+class ReadPrompt(NamedTuple):
+    """What is known of a prompt that was read."""
+
+    keys_values: np.ndarray  # [L, 2, positions, K, H]
+    thoughts: np.ndarray  # [chunks, M] int32
+    states: np.ndarray  # [C, D], of the last thought
+
+
+def examine_thoughts(
+    model: Model, schedule: Schedule, *, on_progress: Callable[[str], None] | None = None
+) -> tuple[Check, ...]:
+    """Varies how `model` reads one made-up prompt in passes of `schedule`; no checks if it does not think."""
+    thinking = model.cfg.thinking
+    if thinking is None:
+        return ()
+    examination = _Examination(model, schedule)
+    anchor = examination.read()
+    return compare(anchor, examination.axes(anchor), _first_difference, on_progress or (lambda step: None))
+
+
+class _Examination:
+    """A prompt, its neighbours, and the ways to read them."""
+
+    def __init__(self, model: Model, schedule: Schedule) -> None:
+        self.model, self.schedule = model, schedule
+        cfg = model.cfg
+        assert cfg.thinking is not None
+        most = (cfg.max_position - 2) // cfg.thinking.chunk
+        self.num_chunks, *others = (min(number, most) for number in NUM_CHUNKS)
+        rng = np.random.default_rng(0)
+        lengths = [number * cfg.thinking.chunk + 1 for number in (self.num_chunks, *others)]
+        self.prompts = [rng.integers(0, cfg.vocab_size, length).tolist() for length in lengths]
+
+    def axes(self, anchor: ReadPrompt) -> Iterator[tuple[str, str, Variants[ReadPrompt]]]:
+        """Axis, what varies, and named variants."""
+        right = thought_lists(anchor.thoughts)
+        wrong = [[(thought[0] + 1) % self.model.cfg.vocab_size, *thought[1:]] for thought in right]
+        partly = [wrong[i] if i % 3 == 0 else thought for i, thought in enumerate(right)]
+        told = {"right": right, "every third wrong": partly, "all wrong": wrong}
+        variants = [(name, partial(self.read, guesses=guesses)) for name, guesses in told.items()]
+        yield "guessed thoughts", "what the thoughts were guessed to be", variants
+        beside = [(f"row {row} of {NUM_ROWS}", partial(self.read, row=row, neighbours=True)) for row in range(NUM_ROWS)]
+        yield "reading rows", "the prompt's row, and who reads beside it", [("row 1 alone", partial(self.read, row=1)), *beside]
+        placed = [("pages reversed", partial(self.read, reverse_pages=True)), ("poisoned", partial(self.read, poison=True))]
+        yield "reading pages", f"its pages, and unused slots filled with +-{POISON:g}", placed
+
+    def read(
+        self,
+        *,
+        guesses: Sequence[Sequence[int]] = (),
+        row: int = 0,
+        neighbours: bool = False,
+        reverse_pages: bool = False,
+        poison: bool = False,
+    ) -> ReadPrompt:
+        """Reads the prompt in `row`, with others in the rows beside it."""
+        cfg, schedule = self.model.cfg, self.schedule
+        max_len = schedule.whole_pages(max(map(len, self.prompts)) + SAMPLING.max_tokens)
+        state = init_state(cfg, max_requests=NUM_ROWS, max_len=max_len, max_stop_ids=1, max_logit_bias=1, schedule=schedule)
+        state = state.replace(cache=disturbed(state.cache, schedule, reverse_pages=reverse_pages, poison=poison))
+        rows = [row, *(other for other in range(NUM_ROWS) if other != row)] if neighbours else [row]
+        asked = self.prompts[: len(rows)], [SAMPLING] * len(rows), ()
+        state = insert(state, pack_requests(state, rows, *asked, thoughts=[guesses, *[()] * (len(rows) - 1)]))
+        state = _read(self.model.params, cfg, state, schedule)
+        assert state.reading is not None
+        thoughts, states = (np.asarray(x[row]) for x in (state.reading.thoughts, state.reading.states))
+        held = keys_values(state.cache, row, int(state.cache.length[row]), schedule)
+        return ReadPrompt(held, thoughts[: self.num_chunks], states)
+
+
+@partial(jax.jit, static_argnames=("cfg", "schedule"))
+def _read(params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> GenState:
+    return read(params, cfg, state, schedule=schedule)
+
+
+def _first_difference(anchor: ReadPrompt, other: ReadPrompt) -> str:
+    """Where `other` first parts from `anchor`, in words; "" if nowhere."""
+    if anchor.keys_values.shape != other.keys_values.shape:
+        return f"{other.keys_values.shape[2]} positions were read, not {anchor.keys_values.shape[2]}"
+    if found := different_keys_values(anchor.keys_values, other.keys_values):
+        return found
+    chunk = first_position(anchor.thoughts, other.thoughts)
+    if chunk is not None:
+        said = [thought_lists(each.thoughts[chunk : chunk + 1])[0] for each in (anchor, other)]
+        return f"the thought after chunk {chunk} is {said[1]}, not {said[0]}"
+    place = first_position(anchor.states, other.states)
+    return "" if place is None else f"the state at place {place}, with all thoughts, keys and values equal"

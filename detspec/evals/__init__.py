@@ -1,1 +1,0 @@
-"""What a user measures: certification, benchmarks, traces, the demonstration."""

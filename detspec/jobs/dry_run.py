@@ -1,0 +1,71 @@
+"""What a job will take, before anything is compiled, generated or written: `--dry-run`."""
+
+import dataclasses
+from pathlib import Path
+
+from detspec.cache import cache_bytes
+from detspec.engine.engine import Engine
+from detspec.engine.policy import needed_plans
+from detspec.jobs.files import journal_path
+from detspec.jobs.journal import read_journal
+from detspec.jobs.manifest import complete_manifest, job_header
+from detspec.jobs.prompts import Prompts
+from detspec.jobs.scan import Scan, scan
+from detspec.model.params import params_bytes
+from detspec.sampling_params import SamplingParams
+
+
+def plan_job(
+    engine: Engine, prompts: Prompts, out: Path | None, *, defaults: SamplingParams, shard: tuple[int, int], on_error: str
+) -> str:
+    """Checks everything and describes the job as lines of text.
+
+    Args:
+        out: the output whose journal counts; None leaves it out.
+        engine, prompts, defaults, shard, on_error: as in `run_job`.
+
+    Raises:
+        InputError: as in `run_job`.
+    """
+    found = scan(prompts, engine, defaults, shard=shard, reject=None if on_error == "stop" else lambda _: None)
+    header = job_header(engine, prompts, defaults, shard=shard, on_error=on_error)
+    num_kept, num_todo = 0, found.num_completions
+    if out is not None and complete_manifest(out, header):
+        num_kept, num_todo = found.num_completions, 0
+    elif out is not None and (journal := read_journal(journal_path(out), header)):
+        journal.load(found.first, found.counts)
+        num_kept, num_todo = journal.num_kept, journal.num_todo
+    cfg, config, schedule = engine.model.cfg, engine.config, engine.schedule
+    cache = cache_bytes(
+        cfg,
+        max_requests=config.max_requests,
+        max_len=config.max_len,
+        schedule=schedule,
+        num_pages=engine.num_pages,
+    )
+    plans = needed_plans(config, schedule, num_todo, deterministic=found.deterministic)
+    lines = {
+        "model": f"{cfg.num_params:,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
+        "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {schedule.page} slots, {schedule.cache_dtype}",
+        "engine": f"{config.max_requests} rows, max_len {config.max_len}, method {config.method}",
+        "schedule": ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(schedule).items()),
+        "requests": f"{found.num_requests:,} of {found.num_lines:,} lines (shard {shard[0]}/{shard[1]})",
+        "rejected": f"{found.num_rejected:,} lines",
+        "prompt tokens": f"{found.num_prompt_tokens:,}, at most {found.longest_prompt:,} each",
+        "new tokens": f"at most {found.num_new_tokens:,}, at most {found.most_new_tokens:,} each",
+        "kept": f"{num_kept:,} of {found.num_completions:,} completions",
+        "programs": f"{len(plans)} to compile at most: {', '.join(plan.label for plan in plans) or 'none'}",
+        "passes": f"at least {least_passes(engine, found):,} if nothing stops early and nothing is kept",
+    }
+    width = max(map(len, lines))
+    return "\n".join(f"{name:{width}}  {value}" for name, value in lines.items())
+
+
+def least_passes(engine: Engine, found: Scan) -> int:
+    """Canonical passes that no luck with drafts can avoid: one holds `rows` tokens of prompts, or commits as many at best."""
+    config, schedule = engine.config, engine.schedule
+    window = 1 if config.method == "none" else config.num_speculative_tokens + 1
+    most_committed = min(schedule.rows, config.max_requests * window)
+    prefill = -(-(found.num_prompt_tokens - found.num_requests) // schedule.rows)
+    decode = max(-(-found.num_new_tokens // most_committed), -(-found.most_new_tokens // window))
+    return prefill + decode

@@ -1,0 +1,212 @@
+"""Named shapes that kernels are compiled, tested and timed at: those of published models, under the schedules they run with."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from detspec.config import ModelConfig, Schedule
+from detspec.ops.attention.api import paged_attention
+from detspec.ops.linear.api import linear_fn
+from detspec.presets import preset
+from detspec.roofline import Work
+from detspec.targets import Compiled, Target, canonical_schedule, compile_for
+
+MODELS = (
+    "llama3_1_8b",
+    "llama3_3_70b",
+    "qwen3_0_6b",
+    "qwen3_8b",
+    "gemma2_2b",
+    "gemma3_1b",
+    "gemma3_4b",
+    "gemma3_27b",
+)
+ROWS = (1, 8, 32, 256)  # of products with weights: decoding, and a canonical pass
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionShape:
+    """Attention of `groups` windows of `window` queries over sequences of up to `max_len` positions.
+
+    Attributes:
+        name: model, kind of layer and pass; "gemma3_1b/sliding/16x16", "qwen3_8b/full/decode32".
+        num_heads, num_kv_heads, head_dim, scale, cap, sliding_window, alibi: of the layer.
+        groups, window, max_len: of the pass.
+        decode: one query a row, by the schedule's fast path.
+        cfg: the model, for its default schedule.
+    """
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    cap: float | None
+    sliding_window: int | None
+    alibi: bool
+    groups: int
+    window: int
+    max_len: int
+    decode: bool
+    cfg: ModelConfig = dataclasses.field(compare=False, repr=False)
+
+    def schedule(self, target: Target) -> Schedule:
+        """What the pass runs with on `target`."""
+        canonical = canonical_schedule(target, self.cfg, window=self.window, groups=self.groups)
+        return canonical.fast(self.groups) if self.decode else canonical
+
+    def work(self, schedule: Schedule) -> Work:
+        """What windows at the end of `max_len` positions take: each query tile reads the pages it attends to once."""
+        positions = range(max(self.max_len - self.window, 0), self.max_len)
+        first_seen = [0 if self.sliding_window is None else max(p + 1 - self.sliding_window, 0) for p in positions]
+        tiles = range(0, len(positions), schedule.query_tile)
+        lasts = [positions[min(start + schedule.query_tile, len(positions)) - 1] for start in tiles]
+        pages = sum(
+            last // schedule.page - first_seen[start] // schedule.page + 1 for start, last in zip(tiles, lasts, strict=True)
+        )
+        q, k_pages, *_ = self.operands(schedule)
+        page_bytes = 2 * k_pages.size // k_pages.shape[0] * k_pages.dtype.itemsize
+        seen = sum(p + 1 - first for p, first in zip(positions, first_seen, strict=True))
+        return Work(
+            bytes=float(self.groups * pages * page_bytes + q.size * (q.dtype.itemsize + 4)),
+            flop=float(4 * self.groups * self.num_heads * self.head_dim * seen),
+        )
+
+    def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes of queries, key pages, value pages, page tables and positions, every row with its own pages."""
+        max_pages = -(-self.max_len // schedule.page)
+        head_dim = schedule.cache_head_dim(self.head_dim)
+        values = (1 + self.groups * max_pages, self.num_kv_heads, schedule.page, head_dim)
+        keys = values if schedule.key_slot_axis == 2 else (*values[:2], head_dim, schedule.page)
+        cache = jnp.dtype(schedule.cache_dtype)
+        return (
+            jax.ShapeDtypeStruct((self.groups, self.window, self.num_heads, self.head_dim), jnp.bfloat16),
+            jax.ShapeDtypeStruct(keys, cache),
+            jax.ShapeDtypeStruct(values, cache),
+            jax.ShapeDtypeStruct((self.groups, max_pages), jnp.int32),
+            jax.ShapeDtypeStruct((self.groups, self.window), jnp.int32),
+        )
+
+    def function(self, schedule: Schedule) -> Callable[..., Any]:
+        """The attention of `operands(schedule)`."""
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, positions: jax.Array) -> jax.Array:
+            return paged_attention(
+                *(q, k, v, tables, positions),
+                scale=self.scale,
+                cap=self.cap,
+                sliding_window=self.sliding_window,
+                alibi=self.alibi,
+                schedule=schedule,
+            )
+
+        return attend
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearShape:
+    """A pinned product of `rows` rows with a weight `[num_out, num_in]`, bfloat16; named "qwen3_8b/down/256"."""
+
+    name: str
+    rows: int
+    num_in: int
+    num_out: int
+
+    def schedule(self, target: Target) -> Schedule:
+        """What the product runs with on `target`."""
+        return dataclasses.replace(canonical_schedule(target), linear="pinned")
+
+    def work(self, schedule: Schedule) -> Work:
+        """Weights and rows are read once, float32 results written once."""
+        del schedule
+        read = 2 * (self.num_in * self.num_out + self.rows * self.num_in)
+        return Work(bytes=float(read + 4 * self.rows * self.num_out), flop=float(2 * self.rows * self.num_in * self.num_out))
+
+    def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes of rows and weight."""
+        del schedule
+        shapes = ((self.rows, self.num_in), (self.num_out, self.num_in))
+        return tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+
+    def function(self, schedule: Schedule) -> Callable[..., Any]:
+        """The product of `operands(schedule)`."""
+        return linear_fn(schedule)
+
+
+KernelShape = AttentionShape | LinearShape
+
+
+def compile_shape(shape: KernelShape, target: Target) -> Compiled:
+    """The kernel of `shape` alone, compiled for `target`."""
+    schedule = shape.schedule(target)
+    return compile_for(target, shape.function(schedule), *shape.operands(schedule))
+
+
+def attention_shapes() -> tuple[AttentionShape, ...]:
+    """Every model's full and sliding layers: a canonical pass of 16 windows of 16, and decoding of 32 rows.
+
+    Of one model of each kind also the other ways to cut 256 rows, a few rows of odd length, and decoding of 8 rows and of 1;
+    of one of them also layers with linear biases instead of rotations.
+    """
+    passes = {"16x16": (16, 16, 4096), "decode32": (32, 1, 4096)}
+    more = {
+        "256x1": (256, 1, 1024),
+        "1x256": (1, 256, 8192),
+        "5x8 odd": (5, 8, 999),
+        "decode8": (8, 1, 8191),
+        "decode1": (1, 1, 4096),
+    }
+    shapes = []
+    for model in MODELS:
+        cfg = preset(model)
+        kinds = ["full", *["sliding"] * any(cfg.sliding_layers), *["alibi"] * (model == "qwen3_8b")]
+        for kind in kinds:
+            for name, (groups, window, max_len) in (passes | (more if model in ("qwen3_8b", "gemma2_2b") else {})).items():
+                shapes.append(
+                    AttentionShape(
+                        name=f"{model}/{kind}/{name}",
+                        num_heads=cfg.num_heads,
+                        num_kv_heads=cfg.num_kv_heads,
+                        head_dim=cfg.head_dim,
+                        scale=cfg.score_scale,
+                        cap=cfg.attn_softcap,
+                        sliding_window=cfg.sliding_window if kind == "sliding" else None,
+                        alibi=kind == "alibi",
+                        groups=groups,
+                        window=window,
+                        max_len=max_len,
+                        decode=name.startswith("decode"),
+                        cfg=cfg,
+                    )
+                )
+    return _distinct(shapes)
+
+
+def linear_shapes() -> tuple[LinearShape, ...]:
+    """Every model's products at 256 rows; those of Qwen3 8B at all of `ROWS`."""
+    shapes = []
+    for model in MODELS:
+        cfg = preset(model)
+        heads = cfg.num_heads * cfg.head_dim
+        products = {
+            "q": (cfg.d_model, heads),
+            "o": (heads, cfg.d_model),
+            "gate": (cfg.d_model, cfg.d_ff),
+            "down": (cfg.d_ff, cfg.d_model),
+            "head": (cfg.d_model, cfg.vocab_size),
+        }
+        for rows in ROWS if model == "qwen3_8b" else ROWS[-1:]:
+            for name, (num_in, num_out) in products.items():
+                shapes.append(LinearShape(f"{model}/{name}/{rows}", rows, num_in, num_out))
+    return _distinct(shapes)
+
+
+def _distinct(shapes: list[Any]) -> tuple[Any, ...]:
+    """One shape of those that differ in name alone, under the first name."""
+    distinct: dict[Any, Any] = {}
+    for shape in shapes:
+        distinct.setdefault(dataclasses.replace(shape, name=""), shape)
+    return tuple(distinct.values())

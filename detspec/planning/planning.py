@@ -1,0 +1,261 @@
+"""What a model will need and do on a device that is not at hand: `detspec plan`.
+
+1. Does it fit? Weights and cache must be less than what the device's programs may use.
+2. The draft step and the canonical pass, the ones that an engine runs, are compiled for the device: their memory is measured,
+   not guessed. Parameters and state are shapes; nothing is allocated.
+3. What both must read and multiply, over the device's peaks, is the least time they can take. The rest is predicted from that.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from detspec.cache import cache_bytes
+from detspec.config import ModelConfig, Schedule, is_count
+from detspec.draft.recorded import recorded_draft
+from detspec.engine.policy import Plan, step_tokens
+from detspec.errors import InputError
+from detspec.generate.insert import init_state
+from detspec.generate.loop import dvr_step, fast_step
+from detspec.model.params import Params, param_shapes, params_bytes
+from detspec.roofline import Work, pass_work
+from detspec.state import GenState
+from detspec.targets import GPU_SHARE, Compiled, Target, compile_for, compilers
+
+ACCEPTANCE = 0.99  # chance that a token which the model itself drafted agrees: what LLM-42 and our own runs see, rounded down
+MAX_STOP_IDS, MAX_LOGIT_BIAS = 16, 64  # the engine's defaults
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# What the TPU compiler says of the device's memory, not of VMEM: "total memory required for HLO temporaries (28.06G) exceeds
+# available HBM (15.75G)", arguments counted, or "Used 17.20G of 15.75G hbm".
+OUT_OF_MEMORY = re.compile(
+    r"(?:HLO temporaries \(|Used )([\d.]+)([KMGT]?)(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT]?)(?:\)| hbm)"
+)
+OnStage = Callable[[str], None]
+
+
+def plan(
+    cfg: ModelConfig,
+    target: Target,
+    *,
+    schedule: Schedule,
+    max_requests: int = 32,
+    max_len: int = 1024,
+    on_stage: OnStage = lambda name: None,
+) -> dict[str, Any]:
+    """Compiles `cfg`'s draft step and canonical pass for one device of `target`, and predicts their speed.
+
+    Args:
+        cfg: the model.
+        target: the device.
+        schedule: the canonical one, see `targets.canonical_schedule`.
+        max_requests: `B`, requests in flight.
+        max_len: positions of each; the predictions are for rows that are full.
+        on_stage: called with what is done next.
+
+    Returns:
+        A dictionary that JSON can hold: `settings`, `versions`, `memory`, the passes `draft_step` and `canonical_pass`,
+        `predicted` rates, and `splits`, what each window of the same row budget would give; see `plan_table`.
+
+    Raises:
+        InputError: it does not fit, with what would; or a package is missing, see `compile_for`.
+    """
+    for name, value in (("max_requests", max_requests), ("max_len", max_len)):
+        if not is_count(value):
+            raise InputError(f"{name} must be an integer of at least 1, got {value!r}")
+    params = param_shapes(cfg)
+    room = {"max_requests": max_requests, "max_len": max_len}
+    sizes = {
+        "weights_bytes": params_bytes(params),
+        "cache_bytes": cache_bytes(cfg, **room, schedule=schedule),
+        "row_bytes": -(-max_len // schedule.page)
+        * cache_bytes(cfg, max_requests=1, max_len=schedule.page, schedule=schedule)
+        // 2,
+    }
+    _check_fits(target, sizes, max_requests, needed=sizes["weights_bytes"] + sizes["cache_bytes"])
+    state = jax.eval_shape(
+        lambda: init_state(cfg, **room, max_stop_ids=MAX_STOP_IDS, max_logit_bias=MAX_LOGIT_BIAS, schedule=schedule)
+    )
+    programs = {}
+    for name, fn, recorded in (
+        ("draft step", partial(draft_step, cfg, schedule), ()),
+        ("canonical pass", partial(canonical_step, cfg, schedule), _recorded(max_requests, max_len)),
+    ):
+        on_stage(f"compiling the {name} of {cfg.num_layers} layers for {target.name}")
+        programs[name] = _compile(target, sizes, max_requests, fn, params, state, *recorded)
+    decode = pass_work(cfg, schedule.fast(max_requests), windows=max_requests, context=max_len)
+    verify = pass_work(cfg, schedule, windows=min(max_requests, schedule.groups), context=max_len)
+    return {
+        "settings": {
+            "target": dataclasses.asdict(target),
+            "model": {**cfg.to_json(), "num_params": cfg.num_params},
+            "schedule": dataclasses.asdict(schedule),
+            **room,
+            "acceptance": ACCEPTANCE,
+        },
+        "versions": compilers(),
+        "memory": {
+            **sizes,
+            "peak_bytes": max(program.peak_bytes for program in programs.values()),
+            "usable_bytes": target.usable_bytes,
+            "hbm_bytes": target.hbm_bytes,
+        },
+        "draft_step": _report(programs["draft step"], decode, target),
+        "canonical_pass": _report(programs["canonical pass"], verify, target),
+        **predict(cfg, target, schedule=schedule, live=max_requests, context=max_len),
+    }
+
+
+def draft_step(cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState) -> GenState:
+    """One step of ordinary decoding, which is also one token of the self draft."""
+    return fast_step(params, cfg, state, schedule=schedule)
+
+
+def canonical_step(
+    cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState, tokens: jax.Array, length: jax.Array
+) -> GenState:
+    """Verification and commit of drafts that are read from `tokens [B, max_len]`, `length [B]` of them each."""
+    draft_fn = recorded_draft(tokens, length, schedule.window)
+    return dvr_step(params, cfg, state, draft_fn=draft_fn, schedule=schedule)
+
+
+def predict(cfg: ModelConfig, target: Target, *, schedule: Schedule, live: int, context: int) -> dict[str, Any]:
+    """Tokens per second of `live` rows that hold `context` positions each, passes taking their roofline time.
+
+    Returns:
+        `predicted`: rates of ordinary decoding, of canonical decoding (windows of one) and of drafting with the schedule's
+        window, and the `best_window` and `best_groups` of the same budget of rows. `splits`: rate and seconds of every window.
+    """
+    decode_s = pass_work(cfg, schedule.fast(live), windows=live, context=context).seconds(target)
+    splits = []
+    for window in (1 << power for power in range(schedule.rows.bit_length())):
+        if schedule.rows % window or window > context:
+            continue
+        split = schedule.budget(schedule.rows, window)
+        full, rest = divmod(live, split.groups)
+        passes = [split.groups] * full + [rest] * (rest > 0)
+        pass_s = sum(pass_work(cfg, split, windows=windows, context=context).seconds(target) for windows in passes)
+        step_s = (window - 1) * decode_s + pass_s
+        tokens = step_tokens(Plan(batch=live, rows=schedule.rows, window=window), live, 0, ACCEPTANCE)
+        splits.append({"window": window, "groups": split.groups, "step_ms": 1e3 * step_s, "tok_per_s": tokens / step_s})
+    rates = {split["window"]: split["tok_per_s"] for split in splits}
+    best = max(splits, key=lambda split: split["tok_per_s"])
+    return {
+        "predicted": {
+            "ordinary_tok_per_s": live / decode_s,
+            "canonical_tok_per_s": rates[1],
+            "drafting_tok_per_s": rates[schedule.window],
+            "best_window": best["window"],
+            "best_groups": best["groups"],
+            "best_tok_per_s": best["tok_per_s"],
+        },
+        "splits": splits,
+    }
+
+
+def plan_table(result: dict[str, Any]) -> str:
+    """The result of `plan` as text."""
+    settings, memory, predicted = result["settings"], result["memory"], result["predicted"]
+    target, schedule = settings["target"], settings["schedule"]
+    lines = [
+        f"{settings['model']['num_params'] / 1e9:.2f} B parameters, {settings['model']['dtype']}, on {target['name']}, "
+        f"{target['device']}: {target['hbm_bytes'] / 1e9:.0f} GB at {target['bytes_per_s'] / 1e12:.2f} TB/s, "
+        f"{target['flop_per_s'] / 1e12:.0f} TFLOP/s",
+        f"{settings['max_requests']} rows of {settings['max_len']} positions; a canonical pass of "
+        f"{schedule['rows'] // schedule['window']} x {schedule['window']} rows; attention {schedule['implementation']!r}, "
+        f"cache {schedule['cache_dtype']}",
+        "",
+        "memory, as compiled",
+        *(
+            f"  {label:<26}{memory[key] / 1e9:>9.2f} GB"
+            for label, key in (
+                ("weights", "weights_bytes"),
+                ("cache", "cache_bytes"),
+                ("peak", "peak_bytes"),
+                ("usable", "usable_bytes"),
+            )
+        ),
+        "",
+        f"{'one pass':<18}{'GFLOP':>10}{'GB':>9}{'at least':>12}  {'bound by':<12}{'temporaries':>12}{'compiled in':>13}",
+    ]
+    for label, key in (("draft step", "draft_step"), ("canonical pass", "canonical_pass")):
+        row = result[key]
+        lines.append(
+            f"  {label:<16}{row['flop'] / 1e9:>10,.0f}{row['bytes'] / 1e9:>9.2f}{row['least_ms']:>9.2f} ms  {row['bound']:<12}"
+            f"{row['compiler']['temp_bytes'] / 1e6:>9,.0f} MB{row['compiler']['seconds']:>11.1f} s"
+        )
+    lines += [
+        "",
+        f"predicted at those times, rows full, {settings['acceptance']:.0%} of drafted tokens accepted (nothing was run)",
+        f"  ordinary decoding         {predicted['ordinary_tok_per_s']:>9,.0f} tok/s",
+        f"  canonical, windows of 1   {predicted['canonical_tok_per_s']:>9,.0f} tok/s",
+        f"  drafting, windows of {schedule['window']:<4} {predicted['drafting_tok_per_s']:>9,.0f} tok/s",
+        f"  best split of {schedule['rows']} rows: {predicted['best_groups']} windows of {predicted['best_window']}, "
+        f"{predicted['best_tok_per_s']:,.0f} tok/s",
+    ]
+    return "\n".join(lines)
+
+
+def _recorded(max_requests: int, max_len: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    return jax.ShapeDtypeStruct((max_requests, max_len), jnp.int32), jax.ShapeDtypeStruct((max_requests,), jnp.int32)
+
+
+def _report(program: Compiled, work: Work, target: Target) -> dict[str, Any]:
+    """One pass: its work and least time, and what its compiler says."""
+    return {
+        "flop": work.flop,
+        "bytes": work.bytes,
+        "least_ms": 1e3 * work.seconds(target),
+        "bound": work.bound(target),
+        "peak_bytes": program.peak_bytes,
+        "compiler": program.numbers(),
+    }
+
+
+def _compile(
+    target: Target,
+    sizes: dict[str, int],
+    max_requests: int,
+    fn: Callable[..., Any],
+    params: Params,
+    state: GenState,
+    *more: Any,
+) -> Compiled:
+    """`compile_for`; a program that needs more memory than there is raises `InputError`."""
+    try:
+        program = compile_for(target, fn, params, state, *more, donate=(1,))
+    except jax.errors.JaxRuntimeError as error:
+        found = OUT_OF_MEMORY.search(str(error))
+        if "RESOURCE_EXHAUSTED" not in str(error) or found is None:
+            raise
+        needed, limit = (float(found[i]) * UNITS[found[i + 1]] for i in (1, 3))
+        _check_fits(dataclasses.replace(target, usable_bytes=int(limit)), sizes, max_requests, needed=int(needed))
+        raise
+    _check_fits(target, sizes, max_requests, needed=program.peak_bytes)
+    return program
+
+
+def _check_fits(target: Target, sizes: dict[str, int], max_requests: int, *, needed: int) -> None:
+    """Raises `InputError` if `needed` bytes are more than programs may use, and says what would fit."""
+    usable = target.usable_bytes
+    if needed <= usable:
+        return
+    said = f"needs {needed / 1e9:.1f} GB of {target.name}, whose programs may use {usable / 1e9:.1f} GB"
+    if target.platform == "gpu":
+        said += f" ({GPU_SHARE:.0%}, unless XLA_CLIENT_MEM_FRACTION says otherwise)"
+    if sizes["weights_bytes"] >= usable:
+        devices = math.ceil(sizes["weights_bytes"] / usable)
+        raise InputError(
+            f"the model {said}: its weights alone take {sizes['weights_bytes'] / 1e9:.1f} GB, at least {devices} such devices"
+        )
+    rows = max_requests - math.ceil((needed - usable) / sizes["row_bytes"])
+    if rows < 1:
+        raise InputError(f"the model {said}: not even one row of this length fits; lower max_len, or the rows of a pass")
+    raise InputError(
+        f"the model with {max_requests} rows {said}; {rows} rows of this length fit, as far as can be told before trying"
+    )

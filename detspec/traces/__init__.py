@@ -1,0 +1,1 @@
+"""Windows and thoughts of real runs: recorded, and drawn."""

@@ -1,0 +1,152 @@
+"""Draws the passes that read a prompt with thoughts: a line per pass, a column per chunk, guesses and what came of them."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+from detspec.traces.thought_shapes import (
+    BROWN,
+    GUTTER,
+    INNER,
+    MARGIN,
+    Column,
+    subscript,
+    thought_text,
+)
+from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace, shown_passes
+from detspec.viz.shapes import BLUE, FAINT, GREEN, RED, YELLOW, block, draw_legend, label
+
+HEADING, LINE, GAP_LINE, CLOSING, LEGEND = 0.98, 1.02, 0.35, 0.75, 0.5
+BLOCK, BLOCK_WIDTH, TEXT_SIZE, TEXT_CHARS = 0.29, INNER - 0.16, 7.0, 14
+MARK_COLOURS = {"✓": "#2e8b2e", "✗": "#c62828"}
+MEANINGS = (
+    (BLUE, "committed", False),
+    (YELLOW, "guessed", False),
+    (GREEN, "✓ guess was right", False),
+    (GREEN, "✗ guess was wrong, corrected", True),
+    (RED, "void", False),
+    (BROWN, "state that is not 0", False),
+)
+
+
+def rounds_height(trace: ThoughtTrace, columns: Sequence[Column]) -> float:
+    """Inches that `draw_rounds` needs."""
+    lines = pass_lines(trace, columns)
+    return HEADING + sum(GAP_LINE if number is None else LINE for number in lines) + CLOSING + LEGEND
+
+
+def pass_lines(trace: ThoughtTrace, columns: Sequence[Column]) -> list[int | None]:
+    """The passes under `columns`; None stands for a run left out."""
+    return shown_passes(trace, [column.chunk for column in columns if column.chunk is not None])
+
+
+def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top: float) -> None:
+    """The passes below `top`, then how the answer came about, and what the colours mean."""
+    label(axes, MARGIN, top + 0.2, "Rounds of speculation: guess, verify, commit by index", size=13.0, ha="left", weight="bold")
+    remarks = (
+        "A pass reads all chunks that are left at once, or as many as it holds; each gets the state of the thought guessed for "
+        "the chunk before it.",
+        "Thoughts up to the first wrong guess are committed, and the pass's own in its place. What came after it was read with "
+        "a wrong state: it is void, and the next pass reads it again.",
+    )
+    for i, remark in enumerate(remarks):
+        label(axes, MARGIN, top + 0.46 + 0.19 * i, remark, size=8.0, ha="left", color=FAINT)
+    y = top + HEADING
+    lines = pass_lines(trace, columns)
+    for before, number, after in zip([None, *lines], lines, [*lines[1:], None], strict=False):
+        if number is not None:
+            draw_pass(axes, trace, number, columns, y)
+            y += LINE
+        elif before is not None and after is not None:
+            first, last = trace.passes[before + 1], trace.passes[after - 1]
+            passes = f"passes {before + 2} to {after} are" if after - before > 2 else f"pass {after} is"
+            text = f"⋮   {passes} left out: from read {first.first} to read {last.read}"
+            label(axes, MARGIN, y + GAP_LINE / 2 - 0.04, text, size=8.0, ha="left", color=FAINT)
+            y += GAP_LINE
+    draw_closing(axes, trace, columns, y)
+    draw_legend(axes, MARGIN, y + CLOSING + 0.12, MEANINGS)
+
+
+def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Column], top: float) -> None:
+    """One pass: what each chunk was given, what was guessed after it, and what the pass says of the guess."""
+    one = trace.passes[number]
+    right = columns[-1].left + INNER
+    axes.plot([MARGIN, right + 1.4], [top - 0.04, top - 0.04], color="#e2e2e2", linewidth=0.8)
+    label(axes, MARGIN, top + 0.3, f"pass {number + 1}", size=10.0, ha="left", weight="bold")
+    reads = f"chunks {one.first} to {one.end - 1}" if one.end - one.first > 1 else f"chunk {one.first}"
+    label(axes, MARGIN, top + 0.49, f"reads {reads}", size=8.0, ha="left", color=FAINT)
+    for y, what in ((0.12, "state given"), (0.35, "guess"), (0.71, "verdict")):
+        label(axes, MARGIN + GUTTER + 0.06, top + y, what, size=7.0, ha="right", color=FAINT)
+    for column in columns:
+        if column.chunk is None:
+            label(axes, column.middle, top + 0.5, "⋯", size=12.0, color=FAINT)
+        elif column.chunk < one.first:
+            draw_block(axes, column, top + 0.57, BLUE, subscript("Z", column.chunk), trace.thoughts[column.chunk])
+        elif column.chunk < one.end:
+            draw_verdict(axes, trace, one, column, top)
+        elif column.chunk < len(trace.thoughts):
+            label(axes, column.left + BLOCK_WIDTH / 2, top + 0.5, "not in this pass", size=7.0, color=FAINT)
+    x = right + 0.12
+    label(axes, x, top + 0.36, f"read {one.read}", size=9.0, ha="left", weight="bold")
+    label(axes, x, top + 0.54, f"length {one.length}", size=9.0, ha="left", weight="bold")
+    label(axes, x, top + 0.72, _outcome(one), size=7.0, ha="left", color=FAINT)
+
+
+def draw_verdict(axes: Axes, trace: ThoughtTrace, one: ThoughtPass, column: Column, top: float) -> None:
+    """One chunk in one pass."""
+    assert column.chunk is not None
+    depth, name = column.chunk - one.first, subscript("Z", column.chunk)
+    label(axes, column.left + BLOCK_WIDTH / 2, top + 0.12, given(trace, one, column.chunk), size=7.0, color=FAINT)
+    draw_block(axes, column, top + 0.21, YELLOW, f"{name}'", one.guesses[depth])
+    if depth >= len(one.thoughts):
+        draw_block(axes, column, top + 0.57, RED, name, Thought(("void",)))
+        return
+    right = depth < one.accepted
+    draw_block(axes, column, top + 0.57, GREEN, name, one.thoughts[depth], hatched=not right)
+    mark = "✓" if right else "✗"
+    place = column.left + BLOCK_WIDTH + 0.1, top + 0.35
+    label(axes, *place, mark, size=12.0, color=MARK_COLOURS[mark], weight="bold")
+
+
+def given(trace: ThoughtTrace, one: ThoughtPass, chunk: int) -> str:
+    """The state that `chunk` was read with: that of the thought committed, or guessed, after the chunk before it."""
+    if chunk == one.first:
+        return state_text(chunk, trace.thoughts[chunk - 1] if chunk else Thought(), "")
+    return state_text(chunk, one.guesses[chunk - 1 - one.first], "'")
+
+
+def state_text(chunk: int, before: Thought, sign: str) -> str:
+    """The state of `chunk` after the thought `before` it; `sign` marks a guess."""
+    return f"{subscript('S', chunk)} = " + ("0" if before.trivial else f"C({subscript('Z', chunk - 1)}{sign})")
+
+
+def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top: float) -> None:
+    """The last chunk and the answer."""
+    right = columns[-1].left + INNER
+    axes.plot([MARGIN, right + 1.4], [top - 0.04, top - 0.04], color="#e2e2e2", linewidth=0.8)
+    last = len(trace.thoughts)
+    label(axes, MARGIN, top + 0.3, "answer", size=10.0, ha="left", weight="bold")
+    label(axes, MARGIN, top + 0.49, f"chunk {last}, then decoding", size=8.0, ha="left", color=FAINT)
+    for column in columns:
+        if column.chunk is None:
+            label(axes, column.middle, top + 0.4, "⋯", size=12.0, color=FAINT)
+        elif column.chunk < last:
+            draw_block(axes, column, top + 0.25, BLUE, subscript("Z", column.chunk), trace.thoughts[column.chunk])
+        else:
+            state = state_text(last, trace.thoughts[-1], "")
+            label(axes, column.left + BLOCK_WIDTH / 2, top + 0.12, state, size=7.0, color=FAINT)
+            draw_block(axes, column, top + 0.25, BLUE, "", Thought(trace.answer))
+    x, passes = right + 0.12, len(trace.passes)
+    label(axes, x, top + 0.32, f"{passes} pass{'' if passes == 1 else 'es'}", size=9.0, ha="left", weight="bold")
+    label(axes, x, top + 0.5, f"for {last} chunk{'' if last == 1 else 's'}", size=7.0, ha="left", color=FAINT)
+
+
+def draw_block(axes: Axes, column: Column, y: float, colour: str, symbol: str, thought: Thought, hatched: bool = False) -> None:
+    """A thought in the panel, as much of it as fits beside `symbol`."""
+    text = thought_text(thought, TEXT_CHARS - len(symbol.rstrip("'")))
+    block(axes, column.left - 0.03, y, BLOCK_WIDTH + 0.03, BLOCK, colour, symbol, text, hatched, TEXT_SIZE)
+
+
+def _outcome(one: ThoughtPass) -> str:
+    right = f"{one.accepted} of {len(one.guesses)} right"
+    return f"{right}, 1 corrected" if one.refused else right

@@ -1,0 +1,250 @@
+"""Draws a prompt that is read with thoughts: a column per chunk, from its tokens up to its thought, and the passes below."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from detspec.traces.draw_rounds import draw_rounds, rounds_height
+from detspec.traces.thought_shapes import (
+    BROWN,
+    CHIP_LINE,
+    COLUMN,
+    INNER,
+    MARGIN,
+    PALE_BLUE,
+    RIGHT,
+    TEAL,
+    Column,
+    answer_chips,
+    box,
+    chip_lines,
+    columns_of,
+    draw_chips,
+    elbow,
+    plus,
+    subscript,
+    thought_chips,
+    token_lines,
+)
+from detspec.traces.thoughts import ThoughtTrace
+from detspec.viz.shapes import BLUE, FAINT, GREY, INK, arrow, canvas, cylinder, label
+
+TITLE, HEADING = 0.6, 0.7
+STATE = (0.02, 0.42, 0.28)  # a state's box: where it begins in a column's boxes, its width and height
+LAYERS = 0.5
+MIN_WIDTH = 10.6  # what the title and the legend need
+
+
+class Levels(NamedTuple):
+    """Where the parts of all columns stand, from top to bottom."""
+
+    thoughts: float  # lower edge of the thoughts
+    pair: float  # upper edge of T and C
+    out: float  # the line of L_out
+    layers: float  # upper edge of the layers between the two lines
+    added: float  # the line of L_in
+    first: float  # upper edge of the layers up to L_in
+    tokens: float  # upper edge of the tokens
+    bottom: float
+
+
+def draw_thoughts(trace: ThoughtTrace) -> Figure:
+    """The chunks with their states and thoughts, and the passes that read them, under the trace's title."""
+    columns = columns_of(trace)
+    levels = levels_of(trace, columns, TITLE + HEADING)
+    width = max(columns[-1].x + COLUMN + RIGHT + MARGIN, MIN_WIDTH)
+    figure, axes = canvas(width, levels.bottom + rounds_height(trace, columns))
+    label(axes, MARGIN, 0.33, trace.title, size=min(11.0, 105.0 * width / max(len(trace.title), 1)), ha="left", weight="bold")
+    heading = f"Read in chunks of {trace.chunk} tokens, a thought after each"
+    label(axes, MARGIN, TITLE + 0.2, heading, size=13.0, ha="left", weight="bold")
+    label(axes, MARGIN, TITLE + 0.46, _remark(trace, columns), size=8.0, ha="left", color=FAINT)
+    draw_lines(axes, trace, columns, levels)
+    draw_gutter(axes, trace, levels)
+    for before, column, after in zip([None, *columns], columns, [*columns[1:], None], strict=False):
+        if column.chunk is None:
+            for y in (levels.pair + 0.17, levels.layers + LAYERS / 2, levels.tokens + 0.2):
+                label(axes, column.middle, y, "⋯", size=14.0)
+            continue
+        draw_stream(axes, trace, column, levels)
+        draw_state(axes, trace, before, column, levels)
+        if column.chunk < len(trace.thoughts):
+            draw_thought(axes, trace, column, after, levels)
+        else:
+            draw_answer(axes, trace, column, levels)
+    draw_rounds(axes, trace, columns, levels.bottom)
+    return figure
+
+
+def levels_of(trace: ThoughtTrace, columns: Sequence[Column], top: float) -> Levels:
+    """The levels below `top`: as much room as the longest thought and the longest chunk of tokens take."""
+    shown = [column.chunk for column in columns if column.chunk is not None]
+    thoughts = [thought_chips(trace.thoughts[chunk]) for chunk in shown if chunk < len(trace.thoughts)]
+    most = max(len(chip_lines(chips, INNER - 0.1)) for chips in (*thoughts, answer_chips(trace)))
+    bottom = top + 0.2 + most * CHIP_LINE + 0.1
+    pair = bottom + 0.34
+    out = pair + 0.34 + 0.24
+    layers = out + 0.26
+    added = layers + LAYERS + 0.42
+    first = added + 0.3
+    tokens = first + 0.3 + 0.28
+    lines = max(len(token_lines(trace, chunk)) for chunk in shown)
+    return Levels(bottom, pair, out, layers, added, first, tokens, tokens + lines * CHIP_LINE + 0.12 + 0.6)
+
+
+def draw_lines(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], levels: Levels) -> None:
+    """What runs through all columns: the lines of L_in and L_out, and the cache behind the layers."""
+    left, right = columns[0].x, columns[-1].left + INNER
+    axes.add_patch(
+        Rectangle(
+            (left - 0.02, levels.layers - 0.09),
+            *(right - left + 0.09, LAYERS + 0.18),
+            facecolor=PALE_BLUE,
+            edgecolor="none",
+        )
+    )
+    in_layer, out_layer, _ = trace.layers
+    for y, name, layer in ((levels.out, "Lᵒᵘᵗ", out_layer), (levels.added, "Lⁱⁿ", in_layer)):
+        axes.plot([left, right + 0.07], [y, y], color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0)
+        label(axes, right + 0.14, y - 0.02, name, size=10.0, ha="left", weight="bold")
+        label(
+            axes,
+            right + 0.14,
+            y + 0.17,
+            f"after layer {layer}" if layer else "the embeddings",
+            size=8.0,
+            ha="left",
+            color=FAINT,
+        )
+    for i, text in enumerate(("each chunk writes its", "keys and values and", "reads those before it")):
+        label(axes, right + 0.14, levels.layers + 0.13 + 0.15 * i, text, size=7.5, ha="left", color=FAINT)
+
+
+def draw_gutter(axes: Axes, trace: ThoughtTrace, levels: Levels) -> None:
+    """Names of the rows, and the KV cache beside the layers."""
+    names = (
+        (levels.thoughts - 0.3, "thoughts Z", ("a few tokens each, up to an", "end token; faint: nothing to think")),
+        (levels.pair + 0.05, "thinker T, compressor C", ("T reads a chunk and says its", "thought, C makes it a state")),
+        (levels.added + 0.04, "states S", ("added to the next chunk;", "0 if there was nothing to think")),
+        (levels.tokens + 0.1, "input", ("the prompt, and", "the answer in blue")),
+    )
+    for y, name, remarks in names:
+        label(axes, MARGIN, y, name, size=9.0, ha="left", weight="bold")
+        for i, remark in enumerate(remarks, 1):
+            label(axes, MARGIN, y + 0.03 + 0.15 * i, remark, size=7.0, ha="left", color=FAINT)
+    slots = len(trace.thoughts) * trace.chunk
+    middle, x = levels.layers + LAYERS / 2, MARGIN + 0.3
+    parts = [(BLUE, 0.6 / min(len(trace.chunks) - 1, 12))] * min(len(trace.chunks) - 1, 12)
+    cylinder(axes, x, middle - 0.32, 0.56, parts)
+    label(axes, x + 0.38, middle - 0.14, "KV cache", ha="left", weight="bold")
+    label(axes, x + 0.38, middle + 0.03, f"{slots} slots", size=7.0, ha="left", color=FAINT)
+    label(axes, x + 0.38, middle + 0.16, "after reading", size=7.0, ha="left", color=FAINT)
+    arrow(axes, (MARGIN + 1.42, middle), (MARGIN + 1.88, middle), strong=True)
+
+
+def draw_stream(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels) -> None:
+    """A chunk's tokens and the layers over them."""
+    assert column.chunk is not None
+    in_layer, out_layer, num_layers = trace.layers
+    is_last = column.chunk == len(trace.thoughts)
+    lines = token_lines(trace, column.chunk)
+    height = len(lines) * CHIP_LINE + 0.12
+    box(axes, column.left, levels.tokens, INNER, height, "white")
+    draw_chips(axes, column.middle, levels.tokens + 0.06, lines)
+    start = column.chunk * trace.chunk
+    name = f"chunk {column.chunk}" + (" (the last)" if is_last else "")
+    label(axes, column.middle, levels.tokens + height + 0.12, name, size=8.0)
+    end = start + len(trace.chunks[column.chunk]) - 1
+    places = f"positions {start} to {end}" if end > start else f"position {start}"
+    label(axes, column.middle, levels.tokens + height + 0.27, places, size=7.0, color=FAINT)
+    for y, tall, text in (
+        (levels.first, 0.3, _layers(1, in_layer)),
+        (levels.layers, LAYERS, _layers(in_layer + 1, num_layers if is_last else out_layer)),
+    ):
+        box(axes, column.left, y, INNER, tall, GREY)
+        label(axes, column.middle, y + tall / 2, text, size=8.0)
+    for start_y, end_y in (
+        (levels.tokens, levels.first + 0.3),
+        (levels.first, levels.added + 0.09),
+        (levels.added - 0.09, levels.layers + LAYERS),
+    ):
+        arrow(axes, (column.middle, start_y), (column.middle, end_y), colour=INK)
+
+
+def draw_state(axes: Axes, trace: ThoughtTrace, before: Column | None, column: Column, levels: Levels) -> None:
+    """The state that a chunk is given, and how it comes from the thought before."""
+    assert column.chunk is not None
+    offset, width, height = STATE
+    x, y = column.left + offset, levels.added
+    faint = column.chunk == 0 or trace.thoughts[column.chunk - 1].trivial
+    plus(axes, column.middle, y, faint=faint)
+    name = subscript("S", column.chunk)
+    box(axes, x, y - height / 2, width, height, "white" if faint else BROWN, faint=faint)
+    text = f"{name} = 0" if faint else name
+    label(axes, x + width / 2, y, text, size=6.5 if faint else 9.0, color=FAINT if faint else INK)
+    elbow(axes, [(x + width, y), (x + width, y), (column.middle - 0.09, y)], faint=faint)
+    if before is None:
+        return
+    lane = column.x + 0.05
+    if before.chunk is None:
+        elbow(axes, [(before.middle + 0.15, y), (before.middle + 0.15, y), (x, y)], faint=faint)
+    else:
+        corner = levels.pair + 0.17
+        elbow(axes, [(before.left + INNER - 0.04, corner), (lane, corner), (lane, y), (x, y)], faint=faint)
+
+
+def draw_thought(axes: Axes, trace: ThoughtTrace, column: Column, after: Column | None, levels: Levels) -> None:
+    """T and C over a chunk, and the thought over both."""
+    assert column.chunk is not None
+    thought = trace.thoughts[column.chunk]
+    faint = thought.trivial
+    lines = chip_lines(thought_chips(thought), INNER - 0.1)
+    height = len(lines) * CHIP_LINE + 0.1
+    said, written = column.left + 0.32, column.left + INNER - 0.32
+    width = INNER * 0.62 if faint else INNER
+    box(axes, column.middle - width / 2, levels.thoughts - height, width, height, "white", faint=faint)
+    draw_chips(axes, column.middle, levels.thoughts - height + 0.05, lines)
+    name = subscript("Z", column.chunk)
+    label(
+        *(axes, column.middle, levels.thoughts - height - 0.12, name),
+        size=8.0 if faint else 10.0,
+        weight="normal" if faint else "bold",
+        color=FAINT if faint else INK,
+    )
+    for x, letter in ((said, "T"), (written, "C")):
+        quiet = faint and letter == "C"
+        box(axes, x - 0.28, levels.pair, 0.56, 0.34, "white" if quiet else TEAL, faint=quiet)
+        label(axes, x, levels.pair + 0.17, letter, size=10.0, weight="bold", color=FAINT if quiet else INK)
+    arrow(axes, (said, levels.layers), (said, levels.pair + 0.34), colour=INK)
+    arrow(axes, (said, levels.pair), (said, levels.thoughts), colour=INK)
+    arrow(axes, (written, levels.thoughts), (written, levels.pair), colour=FAINT if faint else INK)
+    if after is not None and after.chunk is None:
+        y = levels.pair + 0.17
+        elbow(axes, [(written + 0.28, y), (written + 0.28, y), (after.middle - 0.15, y)], faint=faint)
+
+
+def draw_answer(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels) -> None:
+    """What the model goes on with after the last chunk."""
+    lines = chip_lines(answer_chips(trace), INNER - 0.1)
+    height = len(lines) * CHIP_LINE + 0.1
+    box(axes, column.left, levels.thoughts - height, INNER, height, "white")
+    draw_chips(axes, column.middle, levels.thoughts - height + 0.05, lines)
+    label(axes, column.middle, levels.thoughts - height - 0.12, "the answer", size=9.0, weight="bold")
+    arrow(axes, (column.middle, levels.layers), (column.middle, levels.thoughts), colour=INK)
+    for y, text in ((0.09, "no thought"), (0.25, "follows here")):
+        label(axes, column.middle + 0.07, levels.pair + y, text, size=7.0, ha="left", color=FAINT)
+
+
+def _remark(trace: ThoughtTrace, columns: Sequence[Column]) -> str:
+    text = "A thought becomes a state, and the next chunk is read with it: so what was thought reaches everything after it."
+    shown = [column.chunk for column in columns if column.chunk is not None]
+    left_out = sorted(set(range(len(trace.chunks))) - set(shown))
+    return f"{text}   Chunks {left_out[0]} to {left_out[-1]} are left out." if left_out else text
+
+
+def _layers(first: int, last: int) -> str:
+    if last < first:
+        return "embeddings"
+    return f"layer {first}" if first == last else f"layers {first} to {last}"

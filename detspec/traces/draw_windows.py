@@ -1,0 +1,221 @@
+"""Draws the windows of a trace: a column per stage, a line per token; in inches, y downwards."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from detspec.traces.windows import Trace, TraceWindow, shown_tokens
+from detspec.viz.shapes import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    RED,
+    YELLOW,
+    arrow,
+    block,
+    canvas,
+    cylinder,
+    draw_legend,
+    label,
+    printable,
+)
+
+COLUMN, GAP, MARGIN, LINE = 2.25, 0.8, 0.4, 0.31
+CYLINDER_TOP, CYLINDER_BODY, CYLINDER_WINDOW = 0.74, 0.5, 0.72  # its rim below a window's top, its blue and its coloured part
+TOKEN_CHARS = 11
+
+MARK_COLOURS = {"✓": "#2e8b2e", "✗": "#c62828"}
+
+
+class Cell(NamedTuple):
+    """One token in one column: how its block looks, and the tick or cross beside it."""
+
+    colour: str
+    name: str
+    token: str
+    hatched: bool = False
+    mark: str = ""
+
+
+MEANINGS = (
+    (BLUE, "committed before", False),
+    (YELLOW, "drafted: a guess", False),
+    (GREEN, "accepted", False),
+    (RED, "rejected", False),
+    (GREEN, "bonus or correction: chosen by verify", True),
+    (GREY, "other requests", False),
+)
+
+
+def draw_trace(trace: Trace, windows: Sequence[int]) -> Figure:
+    """The windows of those indices, one below the other, under the trace's title and over a legend."""
+    heights = [window_height(trace.windows[index]) for index in windows]
+    figure, axes = canvas(2 * MARGIN + 4 * COLUMN + 3 * GAP, 0.6 + sum(heights) + 0.5)
+    label(axes, MARGIN, 0.33, trace.title, size=min(11.0, 1375.0 / max(len(trace.title), 1)), ha="left", weight="bold")
+    top = 0.6
+    for index, height in zip(windows, heights, strict=True):
+        draw_window(axes, trace, index, top)
+        top += height
+    draw_legend(axes, MARGIN, top + 0.1, MEANINGS)
+    return figure
+
+
+def window_height(window: TraceWindow) -> float:
+    """Inches that `draw_window` needs."""
+    return CYLINDER_TOP + CYLINDER_BODY + CYLINDER_WINDOW + 0.75 + LINE * max(len(shown_tokens(window)) + 0.4, 4.4) + 0.85
+
+
+def draw_window(axes: Axes, trace: Trace, index: int, top: float) -> None:
+    """One window below `top`: stage names, caches, tokens and a caption."""
+    window = trace.windows[index]
+    columns = [MARGIN + i * (COLUMN + GAP) for i in range(4)]
+    stages = ["Prefill" if index == 0 else f"Prefill and {_count(index, 'window')}", "Decode", "Verify", _outcome(window)]
+    remarks = [
+        "the prompt's K/V but for its last token T₀" if index == 0 else "what is final so far",
+        "cheap steps guess ahead",
+        "one pass of a fixed shape over T₀ and the guesses",
+        "a guess differs: the cache is cut" if window.rolled_back else "every guess agrees",
+    ]
+    for x, stage, remark in zip(columns, stages, remarks, strict=True):
+        label(axes, x + COLUMN / 2, top + 0.22, stage, size=13.0, weight="bold")
+        label(axes, x + COLUMN / 2, top + 0.46, remark, size=8.0, color=FAINT)
+    draw_caches(axes, window, index, columns, top + CYLINDER_TOP)
+    tokens_top = top + CYLINDER_TOP + CYLINDER_BODY + CYLINDER_WINDOW + 0.75
+    draw_request(axes, trace, index, columns[0], tokens_top)
+    draw_tokens(axes, window, columns, tokens_top)
+    draw_others(axes, trace.other_rows, columns[1], tokens_top + (len(shown_tokens(window)) - 0.9) * LINE)
+    bottom = top + window_height(window) - 0.5
+    for y, text, weight in zip((bottom, bottom + 0.22), _captions(window), ("bold", "normal"), strict=True):
+        label(axes, columns[3] + COLUMN, y, text, size=10.0, ha="right", weight=weight)
+
+
+def draw_caches(axes: Axes, window: TraceWindow, index: int, columns: Sequence[float], top: float) -> None:
+    """Four cylinders: blue is the cache before the window, a slice below it is one slot that the window wrote."""
+    kept = window.length_after - window.length_before
+    rejected = window.length_verified - window.length_after
+    runs: tuple[tuple[tuple[str, int], ...], ...] = (
+        (),
+        ((YELLOW, window.length_drafted - window.length_before),),
+        ((GREEN, kept), (RED, rejected)),
+        ((GREEN, kept),),
+    )
+    slot = min(CYLINDER_WINDOW / (len(window.drafted) + 1), 0.14)
+    names = (
+        "KV cache after prefill" if index == 0 else f"KV cache after {_count(index, 'window')}",
+        "KV cache after decode",
+        "KV cache after verify",
+        "KV cache after verify-rollback" if window.rolled_back else "KV cache after accepting",
+    )
+    lengths = (window.length_before, window.length_drafted, window.length_verified, window.length_after)
+    for i, x in enumerate(columns):
+        middle = x + COLUMN / 2
+        cylinder(axes, middle, top, 1.1, [(BLUE, CYLINDER_BODY), *slices(runs[i], slot)])
+        label(axes, middle, top + CYLINDER_BODY + CYLINDER_WINDOW + 0.26, names[i])
+        label(axes, middle, top + CYLINDER_BODY + CYLINDER_WINDOW + 0.45, f"{lengths[i]} slots", color=FAINT)
+        if i:
+            arrow(axes, (x - GAP - 0.35, top + 0.35), (x + 0.35, top + 0.35), strong=True)
+
+
+def slices(runs: Sequence[tuple[str, int]], slot: float) -> list[tuple[str, float]]:
+    """Runs of `(colour, slots)` as parts of a cylinder: one part a slot, or one a run where slots get too thin."""
+    if slot < 0.04:
+        return [(colour, number * slot) for colour, number in runs if number]
+    return [(colour, slot) for colour, number in runs for _ in range(number)]
+
+
+def draw_request(axes: Axes, trace: Trace, index: int, x: float, top: float) -> None:
+    """The first column: the sequence so far, T0 at its end, and the requests that share the batch."""
+    window = trace.windows[index]
+    before = [*trace.prompt, trace.windows[0].last_token, *(token for w in trace.windows[:index] for token in w.committed)]
+    tail = printable("".join(before[: window.start]), TOKEN_CHARS, tail=True)
+    block(axes, x, top, COLUMN, LINE, BLUE, "prompt" if index == 0 else "so far", tail)
+    block(axes, x, top + LINE, COLUMN, LINE, BLUE, "T₀", printable(window.last_token, TOKEN_CHARS))
+    label(
+        axes, x + 0.05, top + 2.35 * LINE, f"deterministic request: {_count(window.start, 'token')} and T₀", size=8.0, ha="left"
+    )
+    draw_others(axes, trace.other_rows, x, top + 3 * LINE)
+
+
+def draw_others(axes: Axes, other_rows: int, x: float, y: float) -> None:
+    """Grey blocks for the other requests of the batch, four at most, and their number."""
+    if other_rows:
+        for i in range(min(other_rows, 4)):
+            block(axes, x + i * COLUMN / 4, y, COLUMN / 4, 0.7 * LINE, GREY, "")
+        label(axes, x + 0.05, y + LINE, f"other requests: {other_rows}", size=8.0, ha="left")
+
+
+def draw_tokens(axes: Axes, window: TraceWindow, columns: Sequence[float], top: float) -> None:
+    """The token columns of decode, verify and the outcome, a line per token."""
+    arrow(axes, (columns[0] + COLUMN, top + 1.5 * LINE), (columns[1] - 0.3, top + LINE / 2))
+    label(axes, columns[1] - 0.05, top - 0.1, "position", size=7.0, ha="right", color=FAINT)
+    lines = shown_tokens(window)
+    for line, i in enumerate(lines):
+        y = top + line * LINE
+        middle = y + LINE / 2
+        if i is None:
+            for x, cell in zip(columns[1:], cells(window, lines[line + 1]), strict=True):
+                label(axes, x + COLUMN / 2, middle, "⋮" if cell else "", size=12.0)
+            continue
+        drafted, verified, outcome = cells(window, i)
+        for x, cell in zip(columns[1:], (drafted, verified, outcome), strict=True):
+            if cell:
+                block(axes, x, y, COLUMN, LINE, cell.colour, cell.name, printable(cell.token, TOKEN_CHARS), cell.hatched)
+                label(axes, x - 0.05, middle, str(window.start + i), size=7.0, ha="right", color=FAINT)
+        if verified and verified.mark:
+            colour = MARK_COLOURS[verified.mark]
+            label(axes, columns[2] + COLUMN + 0.12, middle, verified.mark, size=12.0, color=colour, weight="bold")
+        if drafted:
+            arrow(axes, (columns[1] + COLUMN, middle), (columns[2] - 0.3, middle))
+        if outcome:
+            arrow(axes, (columns[2] + COLUMN + 0.25, middle), (columns[3] - 0.3, middle))
+
+
+def cells(window: TraceWindow, i: int | None) -> tuple[Cell | None, Cell | None, Cell | None]:
+    """T_i as it stands in the columns of decode, verify and the outcome."""
+    if not i:
+        opening = Cell(BLUE, symbol(0), window.last_token)
+        return opening, opening, opening
+    name, target = symbol(i), window.targets[i - 1]
+    drafted = Cell(YELLOW, f"{name}'", window.drafted[i - 1]) if i <= len(window.drafted) else None
+    own = i == window.accepted + 1  # the correction or the bonus: verify's own choice
+    if i <= window.accepted:
+        verified = Cell(GREEN, f"{name} (={name}')", target, mark="✓")
+    elif window.rolled_back:
+        verified = Cell(RED, f"{name} (≠{name}')" if own else name, target, mark="✗")
+    else:
+        verified = Cell(GREEN, name, target, hatched=True)
+    outcome = Cell(GREEN, name, window.committed[i - 1], hatched=own) if i <= len(window.committed) else None
+    return drafted, verified, outcome
+
+
+def symbol(i: int) -> str:
+    """T with `i` as a subscript."""
+    return "T" + str(i).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
+
+
+def _outcome(window: TraceWindow) -> str:
+    return "Rollback" if window.rolled_back else "No Rollback"
+
+
+def _captions(window: TraceWindow) -> tuple[str, str]:
+    """The outcome in a sentence, and what became of the last token."""
+    last = symbol(len(window.committed))
+    if len(window.committed) <= window.accepted:
+        return f"{_outcome(window)}: the text ends with {last}", "everything after it is void"
+    if window.rolled_back:
+        return (
+            f"Rollback: sequence and KV cache restored until the last accepted token {symbol(window.accepted)} "
+            f"(length {window.length_verified} → {window.length_after})",
+            f"verify's own {last} is committed in place of {last}' and opens the next window",
+        )
+    return (
+        f"No Rollback: sequence and KV after accepting all tokens (including {last})",
+        f"{last} costs nothing extra: verify chose it after {symbol(window.accepted)}; it opens the next window",
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

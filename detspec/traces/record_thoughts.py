@@ -1,0 +1,129 @@
+"""A prompt read with thoughts, recorded pass by pass as it happens.
+
+The functions are those of the engine (`read_pass`, then the program of `ds.generate`), called one pass at a time, so that
+what a pass was given and what it committed can be looked at.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import numpy as np
+
+from detspec.checkpoint.load import Model
+from detspec.config import ModelConfig
+from detspec.environment import default_schedule
+from detspec.errors import InputError
+from detspec.generate.insert import start_state
+from detspec.generate.loop import generate_state
+from detspec.model.params import Params
+from detspec.sampling_params import SamplingParams
+from detspec.state import GenState
+from detspec.thinking.blocks import thinking_of
+from detspec.thinking.drafts import guess_fn
+from detspec.thinking.think_prompt import GuessFn, read_pass
+from detspec.thinking.thoughts import thought_lists
+from detspec.traces.record_windows import Prompt, encode_prompt, token_text
+from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
+
+GUESSER_NAMES = {"trivial": "all thoughts guessed trivial", "sequential": "thoughts guessed by a cheap pass that reads ahead"}
+
+
+def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *, guesses: str = "trivial") -> ThoughtTrace:
+    """Reads `prompt` with thoughts, records every pass, and generates the answer.
+
+    Args:
+        model: weights that think, and tokenizer.
+        prompt: text or token ids, more than one chunk of them.
+        sampling: of the answer.
+        guesses: who guesses thoughts, one of `detspec.thinking.drafts.GUESSES`.
+
+    Raises:
+        InputError: the model does not think, the prompt is unsound or no longer than a chunk, or nobody guesses like that.
+    """
+    cfg, thinking, ids = model.cfg, thinking_of(model.cfg), encode_prompt(model, prompt)
+    C = thinking.chunk
+    if 0 < len(ids) <= C:
+        raise InputError(
+            f"the prompt has {len(ids)} tokens, and a thought follows every chunk of {C} but the last: there is none to "
+            f"trace; give a prompt of at least {C + 1} tokens"
+        )
+    schedule = default_schedule(cfg)
+    source = guess_fn(guesses, schedule)
+    max_len = max(len(ids) + sampling.max_tokens, schedule.window)
+    if max_len > cfg.max_position:
+        raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {cfg.max_position}")
+    asked = dataclasses.replace(sampling, thinking=True)
+    state = start_state(cfg, [ids], [asked], eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
+    state = _guessed(model.params, cfg, state, source=source)
+    passes: list[ThoughtPass] = []
+    before = _seen(state)
+    while before.read < before.end:
+        state = _pass(model.params, cfg, state, schedule=schedule)
+        after = _seen(state)
+        passes.append(_pass_between(model, before, after, most=schedule.rows // C))
+        before = after
+    state = generate_state(model.params, cfg, state, schedule=schedule)
+    tokens, committed = jax.device_get((state.tokens[0], state.committed[0]))
+    return ThoughtTrace(
+        chunks=tuple(_texts(model, ids[start : start + C]) for start in range(0, len(ids), C)),
+        passes=tuple(passes),
+        answer=_texts(model, [token for token in tokens[len(ids) : committed].tolist() if token not in model.eos_ids]),
+        chunk=C,
+        layers=(thinking.in_layer, thinking.out_layer, cfg.num_layers),
+        title=f"model {model.digest[:12]}, {GUESSER_NAMES[guesses]}",
+    )
+
+
+@partial(jax.jit, static_argnames=("cfg", "source"), donate_argnames=("state",))
+def _guessed(params: Params, cfg: ModelConfig, state: GenState, *, source: GuessFn) -> GenState:
+    return source(params, cfg, state)
+
+
+_pass = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))(read_pass)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """How far the only row has been read between two passes, on the host."""
+
+    thoughts: np.ndarray  # [X, M]
+    read: int
+    end: int
+    num_accepted: int
+    length: int
+
+
+def _seen(state: GenState) -> _Seen:
+    reading = state.reading
+    assert reading is not None
+    thoughts, *numbers = jax.device_get(
+        (reading.thoughts[0], reading.read[0], reading.end[0], reading.num_accepted[0], state.cache.length[0])
+    )
+    return _Seen(thoughts, *map(int, numbers))
+
+
+def _pass_between(model: Model, before: _Seen, after: _Seen, *, most: int) -> ThoughtPass:
+    """The pass that led from `before` to `after`; it had room for `most` chunks."""
+    return ThoughtPass(
+        first=before.read,
+        guesses=_thoughts(model, before.thoughts[before.read : min(before.end, before.read + most)]),
+        accepted=after.num_accepted - before.num_accepted,
+        thoughts=_thoughts(model, after.thoughts[before.read : after.read]),
+        read=after.read,
+        length=after.length,
+    )
+
+
+def _thoughts(model: Model, thoughts: np.ndarray) -> tuple[Thought, ...]:
+    """`[n, M]` token ids as text."""
+    end_id = thinking_of(model.cfg).end_id
+    return tuple(
+        Thought(_texts(model, [token for token in tokens if token != end_id]), ended=end_id in tokens)
+        for tokens in thought_lists(thoughts)
+    )
+
+
+def _texts(model: Model, token_ids: Sequence[int]) -> tuple[str, ...]:
+    return tuple(token_text(model, token) for token in token_ids)

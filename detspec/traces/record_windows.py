@@ -1,0 +1,238 @@
+"""Real windows of draft, verify and commit, recorded as they happen.
+
+The functions are those of the engine (`self_draft`, `verify`, `commit`), called one step at a time, so that what they hand
+on to each other can be looked at.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.checkpoint.load import Model
+from detspec.config import ModelConfig, Schedule
+from detspec.draft.self_draft import self_draft
+from detspec.engine.policy import canonical_plans
+from detspec.environment import default_schedule
+from detspec.errors import InputError
+from detspec.generate.commit import commit
+from detspec.generate.insert import start_state
+from detspec.generate.prefill import prefill
+from detspec.generate.verify import verify
+from detspec.model.params import Params
+from detspec.sampling_params import SamplingParams
+from detspec.state import Draft, GenState, Verified
+from detspec.traces.windows import Trace, TraceWindow
+
+Prompt = str | Sequence[int]
+
+OWN_NAME = "its fast path"
+ROUNDED_NAME = "its fast path with weights rounded to 8 bits"
+
+
+def run_trace(
+    model: Model,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    *,
+    window: int = 4,
+    max_tokens: int = 32,
+    other_prompts: Sequence[Prompt] = (),
+    draft_params: Params | None = None,
+) -> Trace:
+    """Generates from `prompt` and records every window.
+
+    T0 of the first window is the prompt's last token: prefill leaves its keys and values to the window.
+
+    Args:
+        model: weights and tokenizer.
+        prompt: text or token ids.
+        sampling: of the request; `max_tokens` beside it counts, and it must be deterministic.
+        window: `W`, one more than the drafted tokens; a power of two of at least 2.
+        max_tokens: most new tokens.
+        other_prompts: further requests in the batch. They change which guesses the fast path makes, not what is committed.
+        draft_params: weights that guess, of the model's shape; the model's own if None.
+
+    Raises:
+        InputError: a prompt or `window` is unsound, or the request is not deterministic.
+    """
+    prompts = [prompt, *other_prompts]
+    return trace_batch(model, prompts, sampling, window=window, max_tokens=max_tokens, draft_params=draft_params)[0]
+
+
+def find_rollback(
+    model: Model,
+    prompts: Sequence[Prompt],
+    *,
+    temperature: float = 1.0,
+    window: int = 4,
+    max_tokens: int = 96,
+    num_rows: int = 16,
+    num_batches: int = 2,
+) -> Trace:
+    """The first real trace, in a fixed order of drafts and seeds, with both a window without and a window with a rollback.
+
+    `num_batches` batches of `num_rows` requests, `prompts` in turn, are guessed by the model's own fast path, whose guesses
+    rarely fail (on a CPU once in 10^4 to 10^5); then the same by its weights rounded to 8 bits, whose guesses fail now and
+    then, and change nothing that is committed. The title says which it was. If every guess was right, a trace without a
+    rollback is returned: ask `any(window.rolled_back for window in trace.windows)`.
+
+    Raises:
+        InputError: a prompt or `window` is unsound; there is no prompt, row or batch.
+    """
+    if len(prompts) == 0 or num_rows < 1 or num_batches < 1:
+        raise InputError("find_rollback needs at least one prompt, one row and one batch")
+    requests = [prompts[row % len(prompts)] for row in range(num_rows)]
+    for rounded in (False, True):
+        draft_params = rounded_params(model.params) if rounded else None
+        for batch in range(num_batches):
+            sampling = SamplingParams(temperature=temperature, seed=batch * num_rows)
+            traces = trace_batch(
+                *(model, requests, sampling),
+                window=window,
+                max_tokens=max_tokens,
+                draft_params=draft_params,
+                draft_name=ROUNDED_NAME if rounded else OWN_NAME,
+            )
+            both = [trace for trace in traces if {w.rolled_back for w in trace.windows if w.drafted} == {True, False}]
+            if both:  # rather one in which some guesses were right before the first wrong one
+                return max(both, key=lambda trace: next(w.accepted > 0 for w in trace.windows if w.rolled_back))
+    return traces[0]
+
+
+def rounded_params(params: Params, levels: int = 127) -> Params:
+    """`params` with every matrix row rounded to `-levels .. levels` times its own step, as 8-bit weights are; for drafts."""
+
+    def rounded(leaf: jax.Array) -> jax.Array:
+        if leaf.ndim < 2:
+            return leaf
+        leaf_f32 = leaf.astype(jnp.float32)
+        step = jnp.maximum(jnp.abs(leaf_f32).max(-1, keepdims=True), 1e-30) / levels
+        return (jnp.round(leaf_f32 / step) * step).astype(leaf.dtype)
+
+    return jax.tree.map(rounded, params)
+
+
+def trace_batch(
+    model: Model,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    *,
+    window: int,
+    max_tokens: int,
+    draft_params: Params | None = None,
+    draft_name: str = "",
+) -> list[Trace]:
+    """Generates from all `prompts` side by side and records every window of each; see `run_trace`.
+
+    The seed of prompt `b` is `sampling.seed + b`, so that equal prompts give different texts; `draft_name` goes into titles.
+    """
+    state, each, schedule, canonical = _start(model, prompts, sampling, window, max_tokens)
+    first = _seen(state)
+    windows: list[list[TraceWindow]] = [[] for _ in prompts]
+    weights = (model.params, model.params if draft_params is None else draft_params)
+    before = first
+    while before.live.any():
+        state, *answers = _step(*weights, model.cfg, state, schedule=schedule, canonical=canonical)
+        after = _seen(state)
+        draft, verified = jax.device_get(answers)
+        for row in np.flatnonzero(before.live).tolist():
+            windows[row].append(_window(model, row, before, draft, verified, after))
+        before = after
+    draft_name = draft_name or (OWN_NAME if draft_params is None else "other weights")
+    title = f"model {model.digest[:12]}, drafted by {draft_name}, temperature {sampling.temperature:g}"
+    return [
+        Trace(
+            prompt=tuple(token_text(model, int(token)) for token in first.tokens[row, : first.committed[row] - 1]),
+            windows=tuple(windows[row]),
+            other_rows=len(prompts) - 1,
+            title=f"{title}, seed {params.seed}",
+        )
+        for row, params in enumerate(each)
+    ]
+
+
+def _start(
+    model: Model, prompts: Sequence[Prompt], sampling: SamplingParams, window: int, max_tokens: int
+) -> tuple[GenState, list[SamplingParams], Schedule, Schedule]:
+    """The prefilled state, each row's sampling, the schedule of the prefill, and that of the windows: the engine's."""
+    if not sampling.deterministic:
+        raise InputError("only a deterministic request has windows to trace, got deterministic=False")
+    if window < 2 or window & (window - 1):
+        raise InputError(f"the window must be a power of two of at least 2, got {window!r}")
+    ids = [encode_prompt(model, prompt) for prompt in prompts]
+    each = [replace(sampling, max_tokens=max_tokens, seed=(sampling.seed + b) % 2**32) for b in range(len(ids))]
+    schedule = default_schedule(model.cfg)
+    max_len = max(max(len(prompt) for prompt in ids) + max_tokens, schedule.window, window)
+    if max_len > model.cfg.max_position:
+        raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {model.cfg.max_position}")
+    canonical = schedule.budget(canonical_plans(len(ids), window, schedule.rows)[0].rows, window)
+    state = start_state(model.cfg, ids, each, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
+    return _prefilled(model.params, model.cfg, state, schedule=schedule), each, schedule, canonical
+
+
+_prefilled = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))(prefill)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a state holds between two steps, on the host."""
+
+    tokens: np.ndarray  # [B, max_len]
+    committed: np.ndarray  # [B]
+    length: np.ndarray  # [B]
+    live: np.ndarray  # [B]
+
+
+def _seen(state: GenState) -> _Seen:
+    return _Seen(*jax.device_get((state.tokens, state.committed, state.cache.length, state.live)))
+
+
+@partial(jax.jit, static_argnames=("cfg", "schedule", "canonical"), donate_argnames=("state",))
+def _step(
+    params: Params, draft_params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, canonical: Schedule
+) -> tuple[GenState, Draft, Verified]:
+    """`dvr_step` that also returns its draft and verdict, without their caches."""
+    draft = self_draft(canonical.window, schedule)(draft_params, cfg, state)
+    verified = verify(params, cfg, state, draft, schedule=canonical)
+    state = commit(state, draft, verified)
+    return state, draft.replace(cache=None), verified.replace(cache=None)
+
+
+def _window(model: Model, row: int, before: _Seen, draft: Draft, verified: Verified, after: _Seen) -> TraceWindow:
+    """What one step did to `row`."""
+    length, committed = int(before.length[row]), int(before.committed[row])
+    num_drafted = int(draft.count[row])
+
+    def text(tokens: np.ndarray) -> tuple[str, ...]:
+        return tuple(token_text(model, int(token)) for token in tokens)
+
+    return TraceWindow(
+        start=committed - 1,
+        last_token=token_text(model, int(before.tokens[row, committed - 1])),
+        drafted=text(np.asarray(draft.tokens)[row, :num_drafted]),
+        targets=text(np.asarray(verified.targets)[row, : num_drafted + 1]),
+        accepted=int(verified.accepted[row]),
+        committed=text(after.tokens[row, committed : int(after.committed[row])]),
+        length_before=length,
+        length_drafted=length + num_drafted,
+        length_after=int(after.length[row]),
+    )
+
+
+def encode_prompt(model: Model, prompt: Prompt) -> tuple[int, ...]:
+    """Token ids of a prompt; `InputError` if it is text and the model has no tokenizer."""
+    if not isinstance(prompt, str):
+        return tuple(prompt)
+    if model.tokenizer is None:
+        raise InputError("the model has no tokenizer, so prompts must be token ids, not text")
+    return tuple(model.tokenizer.encode(prompt))
+
+
+def token_text(model: Model, token: int) -> str:
+    """One token as text; its id in angle brackets where it has none, as special tokens do."""
+    text = "" if model.tokenizer is None else model.tokenizer.decode([token])
+    return text or f"<{token}>"

@@ -1,0 +1,130 @@
+"""What the replication runs, in order: trainings, then measurements on what they exported; and one of them in this process."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from detspec.checkpoint.load import Model, load
+from detspec.environment import fingerprint
+from detspec.errors import InputError
+from detspec.train.run import read_log, train
+from replications.thinking_states.answer_time import answer_times
+from replications.thinking_states.forced import forced_flips
+from replications.thinking_states.pool import Run, write_result
+from replications.thinking_states.prefill import prefill_times, rounds_by_sparsity
+from replications.thinking_states.runs import QUICK, get_config, trainings
+from replications.thinking_states.step_time import step_times
+
+QUICK_TRAININGS = ("parity-thinking-0", "parity-cot-0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One measurement: `function(*models, **settings)`; `quick` are the settings that differ in a trial."""
+
+    function: Callable[..., Any]
+    models: tuple[str, ...]
+    settings: dict[str, Any]
+    quick: dict[str, Any]
+    alone: bool
+
+
+def steps(model: Model, **settings: Any) -> list[dict[str, Any]]:
+    """Step times of models of this shape; the weights do not matter."""
+    return step_times(model.cfg, **settings)
+
+
+MEASUREMENTS = {
+    "forced": Measurement(
+        forced_flips,
+        ("parity-thinking-0",),
+        {"num_ops": (10, 20), "num_problems": 128, "seed": 1},
+        {"num_ops": (2,), "num_problems": 2},
+        alone=False,
+    ),
+    "rounds": Measurement(
+        rounds_by_sparsity,
+        ("sparse",),
+        {"fillers": (0.0, 0.5, 0.8, 0.95), "num_ops": 40, "num_problems": 32, "seed": 3},
+        {"fillers": (0.5,), "num_ops": 4, "num_problems": 1},
+        alone=False,
+    ),
+    "prefill_time": Measurement(
+        prefill_times,
+        ("sparse",),
+        {"filler": 0.95, "num_ops": 100, "rows": {1: (16, 32, 64), 32: (512, 1024)}, "repeats": 9, "seed": 4},
+        {"num_ops": 4, "rows": {1: (16,)}, "repeats": 1},
+        alone=True,
+    ),
+    "answer_time": Measurement(
+        answer_times,
+        ("parity-thinking-0", "parity-cot-0"),
+        {"num_ops": 10, "batches": (1, 32), "repeats": 30, "seed": 2},
+        {"num_ops": 2, "batches": (1,), "repeats": 1},
+        alone=True,
+    ),
+    "step_time": Measurement(
+        steps,
+        ("parity-thinking-0",),
+        {"shape": (1, 256), "thought_tokens": 128, "num_chunks": (2, 8, 32), "repeats": 15},
+        {"shape": (1, 16), "thought_tokens": 8, "num_chunks": (1, 2), "repeats": 1},
+        alone=True,
+    ),
+}
+
+
+def all_runs(*, quick: bool, only: Sequence[str] = ()) -> list[Run]:
+    """Everything in the order it should begin: what others need, what needs it and can run beside others, what is timed last.
+
+    With `only` these runs and those whose models they measure; `InputError` for a name that there is not.
+    """
+    measured = [Run(name, models_of(one, quick=quick), one.alone) for name, one in MEASUREMENTS.items()]
+    needed = {name for run in measured for name in run.needs}
+    trained = [Run(name) for name in (QUICK_TRAININGS if quick else trainings())]
+    runs = [run for run in trained if run.name in needed] + [run for run in measured if not run.alone]
+    runs += [run for run in trained if run.name not in needed] + [run for run in measured if run.alone]
+    if unknown := set(only) - {run.name for run in runs}:
+        raise InputError(f"no run {', '.join(sorted(unknown))}; there are {', '.join(run.name for run in runs)}")
+    wanted = {*only, *(needed for run in runs if run.name in only for needed in run.needs)}
+    return [run for run in runs if run.name in wanted or not only]
+
+
+def models_of(measurement: Measurement, *, quick: bool) -> tuple[str, ...]:
+    """The runs whose models are measured; a trial has trained no sparse one."""
+    return tuple("parity-thinking-0" if quick and name == "sparse" else name for name in measurement.models)
+
+
+def perform(name: str, *, workdir: Path, config_file: Path, quick: bool) -> None:
+    """Executes the run called `name` in this process and leaves its result in `workdir/NAME`."""
+    began, cpu_began = time.perf_counter(), time.process_time()
+    folder = workdir / name
+    if name in MEASUREMENTS:
+        one = MEASUREMENTS[name]
+        settings = {**one.settings, **(one.quick if quick else {})}
+        models = [load(workdir / needed / "export") for needed in models_of(one, quick=quick)]
+        result = {"models": list(models_of(one, quick=quick)), "settings": settings, "found": one.function(*models, **settings)}
+    else:
+        result = trained(name, folder, config_file, quick=quick)
+    took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
+    write_result(folder, {"name": name, **took, "fingerprint": fingerprint(), **result})
+
+
+def trained(name: str, folder: Path, config_file: Path, *, quick: bool) -> dict[str, Any]:
+    """Trains the run called `name`, as `detspec train` does."""
+    arm = f"{QUICK}{name}" if quick else name
+    config = get_config(arm)
+    began = time.process_time()
+    train(f"{config_file}:{arm}", workdir=folder, progress=False)
+    accuracy = json.loads((folder / "accuracy.json").read_text(encoding="utf-8"))
+    last = [line for line in read_log(folder / "log.jsonl") if "loss" in line][-1]
+    return {
+        "command": f"detspec train --config configs/{config_file.name}:{arm}",
+        "training_cpu_seconds": time.process_time() - began,
+        "config": json.loads(json.dumps(dataclasses.asdict(config))),
+        "task": type(config.task).__name__,
+        "loss": last["loss"],
+        "accuracy": {int(n): value for n, value in accuracy["accuracy"].items()},
+    }

@@ -1,0 +1,83 @@
+"""Prompts of drawn problems, as states that are ready to be read."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.checkpoint.load import Model
+from detspec.config import ModelConfig, Schedule
+from detspec.draft.none import no_draft
+from detspec.generate.insert import commit_like, start_state
+from detspec.generate.loop import dvr_step, run
+from detspec.generate.prefill import prefill
+from detspec.model.params import Params
+from detspec.sampling_params import SamplingParams
+from detspec.state import GenState
+from detspec.thinking.think_prompt import GuessFn, read
+from detspec.train.problems.chunks import encode
+from detspec.train.problems.problem import Problem
+from detspec.train.problems.task import Task, tokenizer_of
+from detspec.train.problems.words import END_ID
+
+
+def draw_problems(task: Task, *, num_ops: int, number: int, seed: int) -> list[Problem]:
+    """`number` problems of `num_ops` operations."""
+    rng = np.random.default_rng((seed, num_ops))
+    return [task.draw(rng, num_ops) for _ in range(number)]
+
+
+def prompts_of(task: Task, problems: Sequence[Problem], arm: str) -> list[list[int]]:
+    """The token ids that a model trained on `task` in `arm` reads of `problems`."""
+    return [one.prompt for one in encode(problems, tokenizer_of(task), arm)]
+
+
+def ready_state(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    schedule: Schedule,
+    max_len: int | None = None,
+    thoughts: jax.Array | None = None,
+) -> GenState:
+    """The state of `prompts`, greedy, nothing read.
+
+    Args:
+        model: that reads them.
+        prompts: token ids.
+        max_tokens: at most so many new ones.
+        schedule: that it is read by.
+        max_len: positions of a row; by default just enough.
+        thoughts: guesses `[B, X, M]`; trivial ones by default.
+    """
+    max_len = schedule.whole_pages(max_len or max(map(len, prompts)) + max_tokens)
+    sampling = [SamplingParams(max_tokens=max_tokens)] * len(prompts)
+    state = start_state(model.cfg, prompts, sampling, eos_ids=(END_ID,), max_len=max_len, schedule=schedule)
+    if thoughts is not None:
+        assert state.reading is not None
+        state = state.replace(reading=state.reading.replace(thoughts=jnp.copy(thoughts)))
+    return commit_like(model.params, state)
+
+
+@partial(jax.jit, static_argnames=("cfg", "guess_fn"), donate_argnames=("state",))
+def guess_thoughts(params: Params, cfg: ModelConfig, state: GenState, *, guess_fn: GuessFn) -> GenState:
+    """`guess_fn` alone: `read_prompts` is then one program whoever guesses."""
+    return guess_fn(params, cfg, state)
+
+
+@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
+def read_prompts(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
+    """Everything before the first new token: thoughts, where the model thinks, then the rest of the prompts."""
+    if state.reading is not None:
+        state = read(params, cfg, state, schedule=schedule)
+    return prefill(params, cfg, state, schedule=schedule)
+
+
+@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
+def decode(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
+    """Everything after `read_prompts`, one canonical token of each row a pass, as the engine decodes where that is cheapest."""
+    step_fn = partial(dvr_step, params, cfg, draft_fn=no_draft, schedule=schedule)
+    return run(state, step_fn, max_steps=jnp.int32(state.tokens.shape[1]), min_live=jnp.int32(1))[0]

@@ -1,0 +1,371 @@
+"""Choosing tokens: filters keep the right sets, noise has the right distribution, and a row's choice is its own."""
+
+import dataclasses
+import json
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.config import Schedule
+from detspec.errors import InputError
+from detspec.sampler import sample
+from detspec.sampling_params import SamplingParams, row_sampling
+from detspec.state import NO_TOKEN
+from tests.fakes import bits
+
+SCHEDULE = Schedule()
+
+
+@partial(jax.jit, static_argnames=("schedule",))
+def choose(logits, position, rows, *, schedule=SCHEDULE):
+    return sample(logits, position, rows, lambda: jnp.zeros((1, 1), jnp.int32), schedule=schedule)
+
+
+def positions(count: int, start: int = 0) -> np.ndarray:
+    return np.arange(start, start + count, dtype=np.int32)
+
+
+def logits_of(rows: int, vocab: int, seed: int = 0) -> np.ndarray:
+    return (3 * np.random.default_rng(seed).standard_normal((rows, vocab))).astype(np.float32)
+
+
+def sampled(logits_row: np.ndarray, params: SamplingParams, count: int) -> np.ndarray:
+    """`count` tokens of one row's distribution, at positions 0 .. count-1."""
+    rows = row_sampling([params] * count)
+    return np.asarray(choose(np.tile(logits_row, (count, 1)), positions(count), rows)[0])
+
+
+def kept_set(logits_row: np.ndarray, params: SamplingParams) -> set[int]:
+    """What the filters keep, worked out one token after the other: min_p, then the k likeliest, then the nucleus of those."""
+    x = logits_row.astype(np.float64) / params.temperature
+    ranked = sorted(range(len(x)), key=lambda token: -x[token])
+    kept = [token for token in ranked if math.exp(x[token] - x[ranked[0]]) >= params.min_p]
+    kept = kept[: params.top_k or None]
+    total = sum(math.exp(x[token] - x[ranked[0]]) for token in kept)
+    nucleus, reached = [], 0.0
+    for token in kept:
+        if reached >= params.top_p * total:
+            break
+        nucleus.append(token)
+        reached += math.exp(x[token] - x[ranked[0]])
+    return set(nucleus)
+
+
+# Filters --------------------------------------------------------------------------------------------------------------------
+
+FILTERS = [
+    {"top_k": 1},
+    {"top_k": 3},
+    {"top_k": 100},
+    {"top_p": 0.5},
+    {"top_p": 0.9},
+    {"top_p": 1e-6},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"top_k": 5, "top_p": 0.7},
+    {"top_k": 6, "top_p": 0.8, "min_p": 0.2},
+    {"top_k": 4, "top_p": 0.95, "temperature": 2.0},
+    {"top_p": 0.8, "temperature": 0.5},
+    {},
+]
+
+
+@pytest.mark.parametrize("changes", FILTERS, ids=str)
+def test_filters_keep_exactly_the_right_tokens(changes):
+    """12 tokens whose probabilities differ by a factor of 0.75: at 4096 draws the rarest kept one is missed with 1e-19."""
+    params = SamplingParams(**{"temperature": 1.0, "seed": 5, **changes})
+    logits_row = np.random.default_rng(3).permutation(np.log(0.75) * np.arange(12)).astype(np.float32)
+    assert set(sampled(logits_row, params, 4096).tolist()) == kept_set(logits_row, params)
+
+
+def test_filters_of_the_list_keep_different_sets():
+    logits_row = (np.log(0.75) * np.arange(12)).astype(np.float32)
+    sizes = [len(kept_set(logits_row, SamplingParams(**{"temperature": 1.0, **changes}))) for changes in FILTERS]
+    assert min(sizes) == 1
+    assert max(sizes) == 12
+    assert len(set(sizes)) >= 6
+
+
+def test_top_p_keeps_the_token_that_reaches_p():
+    """Probabilities .5 .3 .2: p = .5 is reached by the first alone, .51 needs the second, .81 all three."""
+    logits_row = np.log(np.float32([0.3, 0.5, 0.2]))
+    found = {p: set(sampled(logits_row, SamplingParams(temperature=1.0, top_p=p), 512).tolist()) for p in (0.49, 0.51, 0.81)}
+    assert found == {0.49: {1}, 0.51: {0, 1}, 0.81: {0, 1, 2}}
+
+
+def test_top_k_keeps_ties_with_its_last_token():
+    logits_row = np.float32([1, 0, 1, -1, 1])
+    assert set(sampled(logits_row, SamplingParams(temperature=1.0, top_k=2), 512).tolist()) == {0, 2, 4}
+
+
+def test_top_k_of_one_equals_greedy():
+    logits = logits_of(64, 211)
+    one = choose(logits, positions(64), row_sampling([SamplingParams(temperature=1.3, top_k=1, seed=s) for s in range(64)]))
+    greedy = choose(logits, positions(64), row_sampling([SamplingParams()] * 64))
+    assert one[0].tolist() == greedy[0].tolist() == logits.argmax(-1).tolist()
+    assert (bits(one[1]) == bits(greedy[1])).all()
+    free = choose(logits, positions(64), row_sampling([SamplingParams(temperature=1.3, seed=s) for s in range(64)]))
+    assert free[0].tolist() != greedy[0].tolist()
+
+
+def test_filters_of_one_row_leave_the_bits_of_its_neighbours():
+    """No filter anywhere, and none at all being random, take other branches of the program."""
+    logits = logits_of(4, 211)
+    plain = [
+        SamplingParams(),
+        SamplingParams(temperature=0.8, seed=1),
+        SamplingParams(temperature=1.5, seed=2),
+        SamplingParams(),
+    ]
+    filtered = [*plain[:3], SamplingParams(temperature=1.0, top_k=3, top_p=0.5, min_p=0.1, seed=9)]
+    found = [choose(logits, positions(4), row_sampling(params)) for params in (plain, filtered, [SamplingParams()] * 4)]
+    assert found[0][0][:3].tolist() == found[1][0][:3].tolist()
+    assert (bits(found[0][1])[:3] == bits(found[1][1])[:3]).all()
+    assert found[0][0][0] == found[2][0][0]
+    assert bits(found[0][1])[0] == bits(found[2][1])[0]
+    assert found[1][0][1:3].tolist() != found[2][0][1:3].tolist()
+
+
+# Seed and position ----------------------------------------------------------------------------------------------------------
+
+
+def test_same_seed_and_position_choose_the_same_token_in_any_row_and_batch():
+    logits_row = logits_of(1, 211)[0]
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=77)
+    alone = choose(logits_row[None], np.int32([30]), row_sampling([params]))
+    for rows, row in ((4, 3), (16, 0), (64, 41)):
+        others = [SamplingParams(temperature=0.5, seed=s) for s in range(rows)]
+        others[row] = params
+        logits, at = logits_of(rows, 211, seed=rows), positions(rows)
+        logits[row], at[row] = logits_row, 30
+        tokens, logprobs = choose(logits, at, row_sampling(others))
+        assert tokens[row] == alone[0][0]
+        assert bits(logprobs)[row] == bits(alone[1])[0]
+
+
+@pytest.mark.parametrize("what", ["seed", "position"])
+def test_other_seeds_and_positions_choose_other_tokens(what):
+    logits = np.zeros((64, 211), np.float32)
+    seeds = range(64) if what == "seed" else [0] * 64
+    at = positions(64) if what == "position" else np.zeros(64, np.int32)
+    tokens = choose(logits, at, row_sampling([SamplingParams(temperature=1.0, seed=s) for s in seeds]))[0]
+    assert len(set(tokens.tolist())) > 40  # 64 draws of 211: about 55 different ones
+
+
+def test_seed_at_the_end_of_its_range_is_a_seed_of_its_own():
+    logits = np.zeros((3, 2**12), np.float32)
+    rows = row_sampling([SamplingParams(temperature=1.0, seed=s) for s in (0, 2**31, 2**32 - 1)])
+    assert len(set(choose(logits, positions(1).repeat(3), rows)[0].tolist())) == 3
+
+
+# Distribution ---------------------------------------------------------------------------------------------------------------
+
+
+def chi_square(tokens: np.ndarray, probabilities: np.ndarray) -> float:
+    counts = np.bincount(tokens, minlength=len(probabilities))
+    expected = probabilities * len(tokens)
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    weights = np.exp(x.astype(np.float64) - x.max())
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_tokens_are_distributed_as_softmax(temperature):
+    """7 degrees of freedom: chi-square exceeds 24.3 once in a thousand draws; the seeds are fixed."""
+    logits_row = np.float32([0, 1, -1, 0.5, 2, -0.5, 0.2, 1.5])
+    by_position = sampled(logits_row, SamplingParams(temperature=temperature, seed=1), 8192)
+    seeds = row_sampling([SamplingParams(temperature=temperature, seed=s) for s in range(8192)])
+    by_seed = np.asarray(choose(np.tile(logits_row, (8192, 1)), np.full(8192, 3, np.int32), seeds)[0])
+    for tokens in (by_position, by_seed):
+        assert chi_square(tokens, softmax(logits_row / temperature)) < 24.3
+        assert chi_square(tokens, softmax(logits_row / (1.2 * temperature))) > 24.3
+
+
+def test_tokens_under_filters_are_distributed_as_the_renormalised_softmax():
+    """3 of 8 are kept: 2 degrees of freedom, 13.8 once in a thousand."""
+    logits_row = np.float32([0, 1, -1, 0.5, 2, -0.5, 0.2, 1.5])
+    tokens = sampled(logits_row, SamplingParams(temperature=1.0, top_k=3, seed=1), 8192)
+    kept = [1, 4, 7]
+    assert set(tokens.tolist()) == set(kept)
+    assert chi_square(np.searchsorted(kept, tokens), softmax(logits_row[kept])) < 13.8
+
+
+# Log-probabilities ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reductions", ["fixed", "native"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs_are_of_the_raw_distribution(temperature, reductions):
+    """Before temperature and filters."""
+    logits = logits_of(32, 2048)
+    rows = row_sampling([SamplingParams(temperature=temperature, top_k=50 if temperature else 0, seed=s) for s in range(32)])
+    tokens, logprobs = choose(logits, positions(32), rows, schedule=Schedule(reductions=reductions))
+    x = logits.astype(np.float64)
+    exact = x - x.max(-1, keepdims=True)
+    exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+    # Numbers of size 16 in float32, subtracted twice: 3 * 16 * 2**-24 = 3e-6; the sum's own error is smaller.
+    np.testing.assert_allclose(logprobs, exact[np.arange(32), np.asarray(tokens)], rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize("changes", [*FILTERS, {"temperature": 0.0, "top_k": 2}, {"temperature": 1e-3}], ids=str)
+def test_processed_logprobs_are_of_the_distribution_that_tokens_are_drawn_from(changes):
+    """Scaled, and renormalised over what the filters keep; greedy rows are neither scaled nor filtered."""
+    params = SamplingParams(**{"temperature": 1.0, "seed": 5, "logprobs_mode": "processed", **changes})
+    logits_row = np.random.default_rng(3).permutation(np.log(0.75) * np.arange(12)).astype(np.float32)
+    logits = np.tile(logits_row, (64, 1))
+    tokens, logprobs = choose(logits, positions(64), row_sampling([params] * 64))
+    greedy = params.temperature == 0
+    kept = sorted(range(12) if greedy else kept_set(logits_row, params))
+    exact = np.full(12, -np.inf)
+    exact[kept] = np.log(softmax(logits_row[kept].astype(np.float64) / (params.temperature or 1)))
+    # Numbers of size 3 / T in float32, subtracted twice: 3 * 3 * 2**-24 = 5e-7 / T.
+    np.testing.assert_allclose(logprobs, exact[np.asarray(tokens)], rtol=0, atol=1e-6 / (params.temperature or 1))
+    plain = [dataclasses.replace(params, logprobs_mode="raw")] * 63
+    beside = choose(logits, positions(64), row_sampling([params, *plain]))
+    assert beside[0].tolist() == tokens.tolist()
+    assert bits(beside[1])[0] == bits(logprobs)[0]
+    same = greedy or (params.temperature == 1 and len(kept) == 12)
+    assert (bits(beside[1])[1:] == bits(logprobs)[1:]).all() == same
+
+
+def logprob_variants(vocab: int, schedule: Schedule) -> int:
+    """How many answers a row gets beside 0, 7 and 63 others."""
+    logits = logits_of(64, vocab)
+    found = set()
+    for rows in (1, 8, 64):
+        params = row_sampling([SamplingParams()] * rows)
+        tokens, logprobs = choose(logits[:rows], positions(rows), params, schedule=schedule)
+        found.add((int(tokens[0]), int(bits(logprobs)[0])))
+    return len(found)
+
+
+def test_logprobs_beside_any_number_of_rows_have_the_same_bits():
+    assert logprob_variants(1000, Schedule()) == 1
+
+
+def test_logprobs_summed_in_the_backends_own_order_have_other_bits_somewhere():
+    assert any(logprob_variants(vocab, Schedule(reductions="native")) > 1 for vocab in (1000, 256, 688, 97))
+
+
+HIDING = {"logprobs_mode": "processed", "min_tokens": 9, "stop_token_ids": [7], "temperature": 0.5, "top_k": 3}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("changes", [{}, HIDING], ids=["raw", "banned and processed"])
+def test_logprob_of_a_row_with_a_broken_logit_is_nan_and_of_its_neighbour_not(changes, bad):
+    logits = logits_of(2, 211)
+    rows = row_sampling([SamplingParams(**changes)] * 2)
+    clean = choose(logits, positions(2), rows)[1]
+    assert np.isfinite(clean).all()
+    logits[0, 7] = bad
+    logprobs = choose(logits, positions(2), rows)[1]
+    assert np.isnan(logprobs[0])
+    assert bits(logprobs)[1] == bits(clean)[1]
+
+
+# Parameters -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("max_tokens", [0, -1, 1.5, "4", None, True]),
+        ("temperature", [-0.1, math.inf, math.nan, "1", None, True]),
+        ("top_k", [-1, 0.5, None]),
+        ("top_p", [0, 1.01, -1, math.nan, "0.9"]),
+        ("min_p", [-0.1, 1.1, math.nan]),
+        ("seed", [-1, 2**32, 0.0, None]),
+        ("ignore_eos", [1, "yes", None]),
+        ("deterministic", [0, None]),
+        ("logprobs_mode", ["raw_logprobs", True, None, 1]),
+        ("stop_token_ids", [(-1,), (1.0,), (True,), ("a",)]),
+        ("n", [0, 1025, 1.0, True, "2"]),
+        ("min_tokens", [-1, 65, 1.0, True]),  # max_tokens is 64
+        ("logprobs", [-1, 21, None, True]),
+        ("prompt_logprobs", [-1, 21, 1.0, False]),
+        ("repetition_penalty", [0, -1.0, math.inf, math.nan, True, None]),
+        ("frequency_penalty", [-2.1, 2.1, math.nan, "1"]),
+        ("presence_penalty", [-2.1, 2.1, math.nan, True]),
+        ("stop", ["", 3, ("",), ("a\ufffd",), (3,), None, {"a": 1}]),
+        ("logit_bias", [3, "3", [1], [(1, 2, 3)], None]),
+    ],
+)
+def test_sampling_params_with_a_bad_value_name_the_parameter_and_the_value(name, values):
+    for value in values:
+        shown = value[0] if isinstance(value, tuple) else value
+        with pytest.raises(InputError, match=f"{name} .*{shown!r}"):
+            SamplingParams(**{name: value})
+
+
+def test_sampling_params_take_numpy_numbers_and_lists():
+    params = SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(2), stop_token_ids=[1, 2])
+    assert params.stop_token_ids == (1, 2)
+    assert hash(params) == hash(SamplingParams(max_tokens=3, temperature=0.5, top_k=2, stop_token_ids=(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        ({-1: 1.0}, "logit_bias .* got -1"),
+        ({"+1": 1.0}, r"logit_bias .* got '\+1'"),
+        ({True: 1.0}, "logit_bias .* got True"),
+        ({2**31: 1.0}, "logit_bias .* got 2147483648"),
+        ({1: 100.5}, "logit_bias .* got 100.5"),
+        ({1: math.nan}, "logit_bias .* got nan"),
+        ({1: "2"}, "logit_bias .* got '2'"),
+        ({1: 2.0, "1": 2.0}, "names token 1 twice"),
+    ],
+)
+def test_logit_bias_with_a_bad_token_or_value_is_refused(bias, message):
+    with pytest.raises(InputError, match=message):
+        SamplingParams(logit_bias=bias)
+
+
+def test_sampling_params_read_from_json_are_those_of_python_and_survive_the_way_back():
+    given = json.loads('{"logit_bias": {"12": 1, "3": -2.5}, "stop": "end", "temperature": 1, "stop_token_ids": [4]}')
+    params = dataclasses.replace(SamplingParams(), **given)
+    assert params == SamplingParams(logit_bias=((3, -2.5), (12, 1.0)), stop=["end"], temperature=1.0, stop_token_ids=(4,))
+    assert hash(params) == hash(
+        SamplingParams(logit_bias={12: 1.0, 3: -2.5}, stop=("end",), temperature=1.0, stop_token_ids=[4])
+    )
+    facts = json.dumps(dataclasses.asdict(params), sort_keys=True)
+    same = SamplingParams(logit_bias={np.int64(12): np.float32(1), 3: -2.5}, stop="end", temperature=1.0, stop_token_ids=[4])
+    assert json.dumps(dataclasses.asdict(same), sort_keys=True) == facts  # what a digest is made of
+    assert SamplingParams(**json.loads(facts)) == params
+    assert dataclasses.replace(params, seed=1).logit_bias == params.logit_bias
+    assert dataclasses.replace(params, logit_bias={}) != params
+
+
+def test_row_sampling_fills_up_the_lists_of_each_row():
+    """Row 0 asks for nothing but has the model's stop token 7; row 1 ignores it."""
+    asks = SamplingParams(logit_bias={5: 1.5, 2: -1.0}, stop_token_ids=(3,), ignore_eos=True, min_tokens=4)
+    rows = row_sampling([SamplingParams(), asks], [2, 3], eos_ids=[7], max_stop_ids=2, max_logit_bias=3)
+    assert rows.stop_ids.tolist() == [[7, NO_TOKEN], [3, NO_TOKEN]]
+    assert rows.bias_ids.tolist() == [[NO_TOKEN] * 3, [2, 5, NO_TOKEN]]
+    assert rows.bias_values.tolist() == [[0.0] * 3, [-1.0, 1.5, 0.0]]
+    assert (rows.prompt_len.tolist(), rows.min_len.tolist()) == ([2, 3], [2, 7])
+    for room in ({"max_stop_ids": 0}, {"max_logit_bias": 1}):
+        with pytest.raises(InputError, match="there is room for"):
+            row_sampling([SamplingParams(), asks], **room)
+
+
+def test_row_sampling_stacks_one_value_per_row():
+    rows = row_sampling([SamplingParams(), SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=2**32 - 1)])
+    assert rows.temperature.tolist() == [0.0, 0.5]
+    assert rows.top_k.tolist() == [0, 3]
+    assert rows.seed.tolist() == [0, 2**32 - 1]
+    assert (rows.top_p.dtype, rows.seed.dtype) == (jnp.float32, jnp.uint32)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-50])
+def test_temperature_close_to_zero_equals_greedy(temperature):
+    """1e-50 is 0 in float32."""
+    logits = np.float32([[0, 5, 10]])
+    assert choose(logits, positions(1), row_sampling([SamplingParams(temperature=temperature)]))[0].tolist() == [2]

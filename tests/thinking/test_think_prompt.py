@@ -1,0 +1,284 @@
+"""Reading with thoughts: the same bits whatever was guessed, how the batch lies and what it holds; commit and rollback."""
+
+from collections import Counter
+from functools import cache, partial
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import detspec
+from detspec.checkpoint.load import Model, load
+from detspec.config import ModelConfig, Schedule
+from detspec.draft.none import no_draft
+from detspec.generate.insert import init_state, insert, pack_requests
+from detspec.generate.loop import dvr_step, generate_state, run
+from detspec.generate.prefill import prefill
+from detspec.model.params import Params, param_shapes
+from detspec.sampling_params import SamplingParams
+from detspec.state import NO_TOKEN, GenState
+from detspec.thinking.drafts import sequential_guesses, trivial_guesses
+from detspec.thinking.think_prompt import next_chunks, read_pass
+from detspec.thinking.thoughts import thought_lists
+from detspec.train.problems.chunks import align, encode
+from detspec.train.problems.parity import Parity
+from detspec.train.problems.task import tokenizer_of
+from tests.fakes import MAX_LOGIT_BIAS, MAX_STOP_IDS, Request, bits
+from tests.generate.one_at_a_time import poisoned
+from tests.generate.test_loop import pool_copies
+from tests.thinking.fakes import ALIBI_THINKER_CFG, TABLE_THINKER_CFG, THINKER_CFG, random_thinker, table_thinker
+
+ROWS, PAGE, MAX_LEN = 16, 16, 48
+MAX_PROMPT, MAX_NEW = 34, 6
+ONE_BY_ONE = Schedule(rows=ROWS, window=1, page=PAGE)
+# (model, window, batch, source): a fixed list, so that the number of compilations is bounded.
+CASES = {
+    "told": (THINKER_CFG, 4, 3, None),
+    "sequential": (ALIBI_THINKER_CFG, 8, 2, sequential_guesses),
+}
+V, C, M = THINKER_CFG.vocab_size, THINKER_CFG.thinking.chunk, THINKER_CFG.thinking.max_thought
+KINDS = ("right", "random", "partly right", "none")
+PHASES = [phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain]
+
+prompts = st.lists(st.integers(0, V - 1), min_size=1, max_size=MAX_PROMPT).map(tuple)
+samplings = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, MAX_NEW),
+    temperature=st.sampled_from([0.0, 0.8]),
+    seed=st.integers(0, 2**32 - 1),
+    thinking=st.sampled_from([None, None, None, False]),
+)
+all_requests = st.builds(Request, prompt=prompts, sampling=samplings)
+# One of them is in every batch; between them they think thoughts of all kinds.
+FIXED = tuple(
+    Request(tuple(np.random.default_rng(seed).integers(0, V, 33).tolist()), SamplingParams(max_tokens=4)) for seed in (0, 1, 2)
+)
+
+
+def start(cfg: ModelConfig, requests, schedule: Schedule, *, max_len: int = MAX_LEN, thoughts=None) -> GenState:
+    """The state of one row per request, nothing read, `thoughts` guessed."""
+    room = {"max_len": max_len, "max_stop_ids": MAX_STOP_IDS, "max_logit_bias": MAX_LOGIT_BIAS}
+    state = init_state(cfg, max_requests=len(requests), **room, schedule=schedule)
+    asked = [r.prompt for r in requests], [r.sampling for r in requests], ()
+    return insert(state, pack_requests(state, range(len(requests)), *asked, thoughts=thoughts))
+
+
+def facts(state: GenState) -> list[tuple]:
+    """Of each row: thoughts, states, keys and values of its positions, tokens and log-probabilities, all as bits."""
+    reading, rows = state.reading, []
+    table, length = np.asarray(state.cache.page_table), np.asarray(state.cache.length)
+    pools = [np.asarray(pool).swapaxes(2, 3) for pool in state.cache.k] + [np.asarray(pool) for pool in state.cache.v]
+    for b, n in enumerate(np.asarray(state.committed).tolist()):
+        position = np.arange(length[b])
+        page = pools[0].shape[2]
+        held = [pool[table[b, position // page], :, position % page] for pool in pools]  # [length, K, H] each
+        rows.append(
+            (
+                np.asarray(reading.thoughts)[b, : int(reading.end[b])].tolist(),
+                bits(reading.states[b]).tobytes(),
+                b"".join(bits(x).tobytes() for x in held),
+                np.asarray(state.tokens)[b, :n].tolist(),
+                bits(state.logprobs)[b, :n].tolist(),
+            )
+        )
+    return rows
+
+
+@partial(jax.jit, static_argnames="cfg")
+def read_one_chunk(params: Params, cfg: ModelConfig, state: GenState) -> GenState:
+    """A pass that holds one chunk of each row, and so speculates on nothing."""
+    reading = state.reading
+    alone = reading.replace(end=jnp.minimum(reading.read + 1, reading.end))
+    state = read_pass(params, cfg, state.replace(reading=alone), schedule=ONE_BY_ONE)
+    return state.replace(reading=state.reading.replace(end=reading.end))
+
+
+@partial(jax.jit, static_argnames="cfg")
+def answer_token_by_token(params: Params, cfg: ModelConfig, state: GenState) -> GenState:
+    """The rest of `generate_state` once everything is read: half of what there is to compile."""
+    state = prefill(params, cfg, state, schedule=ONE_BY_ONE)
+    step_fn = partial(dvr_step, params, cfg, draft_fn=no_draft, schedule=ONE_BY_ONE)
+    return run(state, step_fn, max_steps=jnp.int32(MAX_LEN), min_live=jnp.int32(1))[0]
+
+
+def sequentially(cfg: ModelConfig, request: Request, change_at: int | None = None) -> tuple[tuple, Counter]:
+    """The reference: alone, chunk by chunk, token by token; what there is, and how many thoughts are of which kind.
+
+    The states of the thought after chunk `change_at` are replaced by others.
+    """
+    params, state, kinds = random_thinker(cfg), start(cfg, [request], ONE_BY_ONE), Counter()
+    for chunk in range(int(state.reading.end[0])):
+        state = read_one_chunk(params, cfg, state)
+        kinds[kind_of(state.reading.thoughts[0, chunk].tolist())] += 1
+        if chunk == change_at:
+            state = state.replace(reading=state.reading.replace(states=state.reading.states + 1))
+    return facts(answer_token_by_token(params, cfg, state))[0], kinds
+
+
+reference = cache(sequentially)
+
+
+def kind_of(thought: list[int]) -> str:
+    if thought[0] == 0:
+        return "trivial"
+    return "cut" if 0 not in thought else "long" if thought.index(0) > 1 else "short"
+
+
+def guesses_of(kind: str, thoughts: list[list[int]], rng: np.random.Generator) -> list[list[int]]:
+    """Guesses of the true `thoughts`: right, random, each of them right or with one token more or less or another one, none."""
+    right = thought_lists(np.asarray(thoughts, np.int32).reshape(-1, M))
+    if kind == "none":
+        return []
+    if kind == "random":
+        return [rng.integers(0, V, rng.integers(1, M + 1)).tolist() for _ in right]
+    if kind == "right":
+        return right
+    changes = (
+        lambda t: t,
+        lambda t: t[:-1] or [5],
+        lambda t: [*t, 7][-M:],
+        lambda t: [*t[:-1], (t[-1] + 3) % V],
+        lambda t: [(t[0] + 1) % V, *t[1:]],
+    )
+    return [changes[rng.integers(len(changes))](thought) for thought in right]
+
+
+def scattered(state: GenState, rng: np.random.Generator) -> GenState:
+    """Pages handed out in another order, large numbers left in every slot."""
+    table = 1 + rng.permutation(state.cache.page_table.size).reshape(state.cache.page_table.shape).astype(np.int32)
+    pools = {name: poisoned(getattr(state.cache, name), rng) for name in ("k", "v")}
+    return state.replace(cache=state.cache.replace(page_table=jnp.asarray(table), **pools))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_speculative_reading_for_any_guesses_neighbours_and_places_equals_reading_chunk_by_chunk(name):
+    cfg, window, batch, source = CASES[name]
+    schedule = Schedule(rows=ROWS, window=window, page=PAGE)
+    guess_fn = source(schedule) if source else None
+    seen: Counter = Counter()
+
+    @hypothesis.settings(max_examples=4, phases=PHASES)
+    @hypothesis.given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        requests = [data.draw(st.sampled_from(FIXED)), *(data.draw(all_requests) for _ in range(batch - 1))]
+        requests = data.draw(st.permutations(requests))
+        rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+        expected = [reference(cfg, request) for request in requests]
+        thoughts = [guesses_of(rng.choice(KINDS), row[0], rng) for row, _ in expected]
+        state = scattered(start(cfg, requests, schedule, thoughts=thoughts), rng)
+        state = generate_state(random_thinker(cfg), cfg, state, schedule=schedule, guess_fn=guess_fn)
+        assert (state.reading.read == state.reading.end).all()
+        for b, got in enumerate(facts(state)):
+            assert got == expected[b][0], f"row {b} of {requests}"
+        seen["accepted"] += int(state.reading.num_accepted.sum())
+        seen["refused"] += int(state.reading.num_refused.sum())
+
+    check()
+    assert seen["accepted"]
+    assert seen["refused"] or guess_fn is not None  # what was guessed by reading ahead may all be right
+    kinds = sum((reference(cfg, request)[1] for request in FIXED), Counter())
+    assert all(kinds[kind] for kind in ("trivial", "short", "long", "cut")), kinds
+
+
+def test_other_states_after_one_thought_change_what_follows_and_nothing_before():
+    request = Request(tuple(range(3, 3 + 22)), SamplingParams(max_tokens=3))
+    (thoughts, *rest), _ = reference(THINKER_CFG, request)
+    (changed, *others), _ = sequentially(THINKER_CFG, request, change_at=2)
+    assert changed[:3] == thoughts[:3]
+    assert all(one != other for one, other in zip(rest[1:2] + rest[3:], others[1:2] + others[3:], strict=True))
+
+
+def test_keys_and_values_of_the_cheap_pass_are_not_those_that_are_committed():
+    cfg, rng = ALIBI_THINKER_CFG, np.random.default_rng(0)
+    schedule = Schedule(rows=ROWS, window=8, page=PAGE)
+    requests = [Request(tuple(rng.integers(0, V, 33).tolist()), SamplingParams(max_tokens=1)) for _ in range(2)]
+    read = jax.jit(partial(sequential_guesses(schedule)), static_argnums=1)
+    params, state = random_thinker(cfg), start(cfg, requests, schedule)
+    guessed = read(params, cfg, state)
+    assert (guessed.reading.read == 0).all()
+    assert (guessed.reading.states == 0).all()
+    assert (guessed.cache.length == 0).all()
+    unverified = guessed.replace(cache=guessed.cache.replace(length=jnp.full(2, 32, jnp.int32)))
+    assert [row[2] for row in facts(unverified)] != [reference(cfg, request)[0][2] for request in requests]
+
+
+def test_read_pass_of_known_thoughts_commits_up_to_the_first_wrong_guess():
+    """C = 4, M = 3, four windows. Row 0 thinks [5 6 0], [0], [3 3 3]; row 1 [0]; prompts of 4 and 1 tokens have no thought."""
+    schedule = Schedule(rows=16, window=4, page=8)
+    prompts = [2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 2, 3, 9], [9, 9, 9, 9, 9], [9, 9, 9, 9], [9]
+    requests = [Request(tuple(prompt), SamplingParams(max_tokens=1)) for prompt in prompts]
+    state = start(TABLE_THINKER_CFG, requests, schedule, max_len=16)
+    assert state.reading.end.tolist() == [3, 1, 0, 0]
+    step = jax.jit(partial(read_pass, schedule=schedule), static_argnums=1)
+
+    chunks = next_chunks(state, 4)
+    assert chunks.windows.row.tolist() == [0, 1, 0, 0]
+    assert chunks.depth.tolist() == [0, 0, 1, 2]
+    assert chunks.windows.tokens[2].tolist() == [2, 2, 2, 2]
+    state = step(table_thinker(), TABLE_THINKER_CFG, state)  # row 0: a wrong guess at once; row 1: a right one
+    assert thought_lists(state.reading.thoughts[0])[:3] == [[5, 6, 0], [0], [0]]
+    expect(state, read=[1, 1, 0, 0], passes=[1, 1, 0, 0], guesses=[1, 1, 0, 0], accepted=[0, 1, 0, 0], refused=[1, 0, 0, 0])
+    assert jnp.argmax(state.reading.states[0], axis=-1).tolist() == [5, 6, 0, 0]
+    assert (state.reading.states[0].sum(-1) == 1).all()
+    assert (state.reading.states[1:] == 0).all()
+
+    chunks = next_chunks(state, 4)
+    assert chunks.windows.row.tolist() == [0, 0, -1, -1]
+    assert chunks.windows.start.tolist() == [4, 8, 0, 0]
+    state = step(table_thinker(), TABLE_THINKER_CFG, state)  # a right guess, then a wrong one
+    assert thought_lists(state.reading.thoughts[0])[:3] == [[5, 6, 0], [0], [3, 3, 3]]
+    expect(state, read=[3, 1, 0, 0], passes=[2, 1, 0, 0], guesses=[3, 1, 0, 0], accepted=[1, 1, 0, 0], refused=[2, 0, 0, 0])
+    assert jnp.argmax(state.reading.states[0], axis=-1).tolist() == [3, 3, 0, 0]
+    assert not state.reading.thoughts[0, 3:, 1:].tolist() or (state.reading.thoughts[0, 3:, 1:] == NO_TOKEN).all()
+
+
+def expect(state: GenState, *, read: list[int], **counters: list[int]) -> None:
+    assert state.reading.read.tolist() == read
+    assert state.cache.length.tolist() == [4 * n for n in read]
+    assert {name: getattr(state.reading, f"num_{name}").tolist() for name in counters} == counters
+
+
+@pytest.fixture(scope="module")
+def parity() -> Model:
+    """The trained model that comes with the package."""
+    return load(Path(detspec.__file__).parent / "assets" / "thinking_parity")
+
+
+def test_trained_model_takes_a_round_more_than_there_are_thoughts_and_one_if_all_are_known(parity: Model):
+    rng, schedule, task = np.random.default_rng(0), Schedule(rows=128, window=1, page=64), Parity(filler=0.5)
+    encoded = encode([task.draw(rng, n) for n in (10, 3, 8)], tokenizer_of(task), "thinking")
+    true = [align(one, parity.cfg.thinking) for one in encoded]
+    requests = [Request(tuple(one.prompt), SamplingParams(max_tokens=2)) for one in encoded]
+    start_of = partial(start, parity.cfg, requests, schedule, max_len=128)
+    plain = generate_state(parity.params, parity.cfg, start_of(), schedule=schedule)
+    told = generate_state(parity.params, parity.cfg, start_of(thoughts=true), schedule=schedule)
+    for b, thoughts in enumerate(true):
+        assert thought_lists(plain.reading.thoughts[b])[: len(thoughts)] == thoughts
+        assert plain.tokens[b, len(encoded[b].prompt) :][:2].tolist() == encoded[b].continuation
+        assert plain.reading.num_refused[b] == sum(len(thought) > 1 for thought in thoughts) > 0
+    assert told.reading.num_refused.tolist() == [0, 0, 0]
+    assert told.reading.num_accepted.tolist() == [len(thoughts) for thoughts in true]
+    assert (bits(told.logprobs) == bits(plain.logprobs)).all()
+
+
+def test_trivial_guesses_leave_committed_thoughts():
+    requests = [Request((2, 2, 2, 1, 2, 2, 2, 2, 9), SamplingParams(max_tokens=1))]
+    told = [[[5, 6, 0], [7, 7, 7]]]
+    state = start(TABLE_THINKER_CFG, requests, Schedule(rows=16, window=4, page=8), max_len=16, thoughts=told)
+    state = state.replace(reading=state.reading.replace(read=jnp.ones(1, jnp.int32)))
+    guessed = trivial_guesses(table_thinker(), TABLE_THINKER_CFG, state)
+    assert thought_lists(guessed.reading.thoughts[0]) == [[5, 6, 0], [0], [0], [0]]
+
+
+def test_reading_and_generating_copies_no_page_pool():
+    """The program that the test of "told" runs, which is compiled once."""
+    cfg, window, batch, _ = CASES["told"]
+    schedule = Schedule(rows=ROWS, window=window, page=PAGE)
+    shapes = jax.eval_shape(lambda: start(cfg, [Request((1,), SamplingParams())] * batch, schedule, max_len=MAX_LEN))
+    lowered = generate_state.lower(param_shapes(cfg), cfg, shapes, schedule=schedule, guess_fn=None)
+    program = lowered.compile()
+    assert pool_copies(program, shapes) == []
