@@ -10,12 +10,13 @@ import pytest
 from hlo import kernel_calls, pool_moves
 
 from detspec.cache import KVCache
-from detspec.config import ModelConfig, Schedule, ThinkingConfig
+from detspec.config import ModelConfig, ThinkingConfig
 from detspec.generate.insert import init_state
 from detspec.generate.loop import generate_state
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params, param_shapes
 from detspec.presets import preset
+from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.targets import Compiled, canonical_schedule, compile_for, target
 from detspec.thinking.think_prompt import read

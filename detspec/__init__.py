@@ -8,7 +8,7 @@ Dimension key of the whole package: `B` rows, `G` windows in a canonical pass, `
 """
 
 from detspec.checkpoint.load import Model, load
-from detspec.config import ModelConfig, Schedule, ThinkingConfig
+from detspec.config import ModelConfig, ThinkingConfig
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Piece, Request, Stats, Thought
@@ -17,6 +17,7 @@ from detspec.errors import InputError
 from detspec.generate.loop import generate
 from detspec.generate.score import score
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from detspec.traces.record_thoughts import run_thought_trace
 from detspec.traces.record_windows import find_rollback, run_trace
 from detspec.traces.thoughts import save_thoughts

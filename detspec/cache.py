@@ -16,7 +16,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
+from detspec.schedule import Numerics
 
 SCRATCH_PAGE = 0
 
@@ -24,7 +25,7 @@ SCRATCH_PAGE = 0
 class KVCache(flax.struct.PyTreeNode):
     """Keys and values of all rows, in pages shared by one pool a layer."""
 
-    k: tuple[jax.Array, ...]  # L x [num_pages, K, page, H], or [num_pages, K, H, page] (`Schedule.key_slot_axis`)
+    k: tuple[jax.Array, ...]  # L x [num_pages, K, page, H], or [num_pages, K, H, page] (`Numerics.key_slot_axis`)
     v: tuple[jax.Array, ...]  # L x [num_pages, K, page, H]
     page_table: jax.Array  # [B, max_pages] int32
     length: jax.Array  # [B] int32, valid slots
@@ -41,20 +42,20 @@ class KVCache(flax.struct.PyTreeNode):
 
 
 def init_cache(
-    cfg: ModelConfig, *, max_requests: int, max_len: int, schedule: Schedule, num_pages: int | None = None
+    cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: Numerics, num_pages: int | None = None
 ) -> KVCache:
     """An empty cache of `max_requests` rows of `max_len` positions (rounded up to whole pages), for passes of `schedule`.
 
     By default every row has its own pages, in order. With `num_pages`, the scratch page not counted, rows have none, and
     whoever runs them hands pages out.
     """
-    page, dtype = schedule.page, jnp.dtype(schedule.cache_dtype)
+    page, dtype = numerics.page, jnp.dtype(numerics.cache_dtype)
     max_pages = -(-max_len // page)
     table = identity_table(max_requests, max_pages) if num_pages is None else jnp.zeros((max_requests, max_pages), jnp.int32)
     num_pages = 1 + (max_requests * max_pages if num_pages is None else num_pages)
-    head_dim = schedule.cache_head_dim(cfg.head_dim)
+    head_dim = numerics.cache_head_dim(cfg.head_dim)
     values = (num_pages, cfg.num_kv_heads, page, head_dim)
-    keys = values if schedule.key_slot_axis == 2 else (num_pages, cfg.num_kv_heads, head_dim, page)
+    keys = values if numerics.key_slot_axis == 2 else (num_pages, cfg.num_kv_heads, head_dim, page)
     return KVCache(
         k=tuple(jnp.zeros(keys, dtype) for _ in range(cfg.num_layers)),
         v=tuple(jnp.zeros(values, dtype) for _ in range(cfg.num_layers)),
@@ -68,11 +69,11 @@ def identity_table(max_requests: int, max_pages: int) -> jax.Array:
     return 1 + jnp.arange(max_requests * max_pages, dtype=jnp.int32).reshape(max_requests, max_pages)
 
 
-def cache_bytes(cfg: ModelConfig, *, max_requests: int, max_len: int, schedule: Schedule, num_pages: int | None = None) -> int:
+def cache_bytes(cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: Numerics, num_pages: int | None = None) -> int:
     """Bytes that `init_cache` with the same arguments takes for keys and values."""
-    num_pages = 1 + (max_requests * -(-max_len // schedule.page) if num_pages is None else num_pages)
-    head_bytes = schedule.cache_head_dim(cfg.head_dim) * jnp.dtype(schedule.cache_dtype).itemsize
-    return 2 * cfg.num_layers * num_pages * schedule.page * cfg.num_kv_heads * head_bytes
+    num_pages = 1 + (max_requests * -(-max_len // numerics.page) if num_pages is None else num_pages)
+    head_bytes = numerics.cache_head_dim(cfg.head_dim) * jnp.dtype(numerics.cache_dtype).itemsize
+    return 2 * cfg.num_layers * num_pages * numerics.page * cfg.num_kv_heads * head_bytes
 
 
 def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Frozen configuration values: the shape of a model and the schedule of its passes."""
+"""Frozen configuration values: the shape of a model."""
 
 import dataclasses
 from typing import Any
@@ -7,10 +7,6 @@ import jax.numpy as jnp
 
 from detspec.errors import InputError
 
-IMPLEMENTATIONS = ("reference", "pallas_tpu", "pallas_gpu")
-LINEARS = ("xla", "pinned")
-ALIGNMENTS = ("free", "window")
-REDUCTIONS = ("fixed", "native")
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
 ACTIVATIONS = ("silu", "gelu_tanh")
 POSITION_ENCODINGS = ("rope", "alibi")
@@ -247,107 +243,3 @@ class ModelConfig:
         table = self.vocab_size * self.d_model
         thinking = 0 if self.thinking is None else 2 * layer + table + self.d_model
         return (1 if self.tie_embeddings else 2) * table + self.num_layers * layer + self.d_model + thinking
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """Everything that decides the order of floating-point operations in a pass; frozen, never tuned at run time.
-
-    A canonical pass has `rows = groups * window` token rows. With `alignment="free"` the committed bits depend on neither
-    factor, only on `rows`, and not even on that between values of `rows` that a device certifies as equal. The fast path is
-    another value of the same class: `schedule.fast(batch)`.
-
-    Attributes:
-        rows: `R`, token rows of a canonical pass; a multiple of `window`.
-        window: `W`, consecutive positions of one sequence in one window; a power of two.
-        page: slots of one cache page, which is the KV block of the attention's reduction; a power of two.
-        query_tile: most query rows that attention handles together; a power of two.
-        block_pages: pages that one step of the attention takes together; 1 in a canonical pass.
-        num_splits: parts that the KV sequence is cut into and merged from; 1 in a canonical pass.
-        fast_block_pages: `block_pages` of the fast path, see `detspec.environment.FAST_BLOCKS`.
-        fast_splits: `num_splits` of the fast path for one row. More rows share them, so that about as many blocks run at once:
-            16 are 16, 8, 4, 2 and 1 for 1, 2, 4, 8 and 16 rows.
-        reductions: order of the sums in norms, softmax and log-probabilities: "fixed" by the length of a row alone, as a
-            canonical pass needs it, or "native", XLA's own, which may depend on how many rows there are.
-        cache_dtype: of keys and values in the cache: "float32", "bfloat16" or "float16".
-        alignment: "free": a window starts at the last committed token, wherever that is. "window": it starts at a multiple
-            of `window`, and the committed tokens before are verified again; the way out where a device certifies everything
-            but the offset inside a window. The bits then depend on `window`.
-        implementation: of the attention and of pinned products: "reference" (plain jax.numpy, anywhere), "pallas_tpu"
-            (Mosaic, TPU v4 and newer) or "pallas_gpu" (Mosaic, Hopper GPUs). Nothing falls back to another.
-        linear: products with weights: "xla", as the compiler likes them, or "pinned": in tiles of one fixed size, each row's
-            sum in one order, however many rows there are. It makes canonical passes batch-invariant, at the price of the
-            tiles; the fast path keeps XLA's.
-        interpret: run the kernels in Pallas's interpreter, on any device: slow, for tests.
-    """
-
-    rows: int = 64
-    window: int = 16
-    page: int = 64
-    query_tile: int = 16
-    block_pages: int = 1
-    num_splits: int = 1
-    fast_block_pages: int = 1
-    fast_splits: int = 1
-    reductions: str = "fixed"
-    cache_dtype: str = "float32"
-    alignment: str = "free"
-    implementation: str = "reference"
-    linear: str = "xla"
-    interpret: bool = False
-
-    def __post_init__(self) -> None:
-        for field in ("window", "page", "query_tile", "block_pages", "num_splits", "fast_block_pages", "fast_splits"):
-            value = getattr(self, field)
-            if not is_count(value) or value & (value - 1):
-                raise InputError(f"Schedule.{field} must be a power of two, got {value!r}")
-        if not is_count(self.rows) or self.rows % self.window:
-            raise InputError(f"Schedule.rows must be a positive multiple of Schedule.window ({self.window}), got {self.rows!r}")
-        for field, accepted in (
-            ("reductions", REDUCTIONS),
-            ("cache_dtype", tuple(DTYPES)),
-            ("alignment", ALIGNMENTS),
-            ("implementation", IMPLEMENTATIONS),
-            ("linear", LINEARS),
-            ("interpret", (True, False)),
-        ):
-            if getattr(self, field) not in accepted:
-                raise InputError(f"Schedule.{field} must be one of {accepted}, got {getattr(self, field)!r}")
-
-    @property
-    def groups(self) -> int:
-        """`G`, windows in one pass."""
-        return self.rows // self.window
-
-    @property
-    def key_slot_axis(self) -> int:
-        """The axis of the key pages that holds their slots: the last for XLA's products on the CPU, else as for values."""
-        return 3 if self.implementation == "reference" else 2
-
-    def cache_head_dim(self, head_dim: int) -> int:
-        """Places of a head in the cache, zeros at its end: kernels read whole registers (TPU) or swizzled rows (GPU)."""
-        unit = {"reference": 1, "pallas_tpu": 128, "pallas_gpu": 64}[self.implementation]
-        return -(-head_dim // unit) * unit
-
-    def budget(self, rows: int, window: int) -> "Schedule":
-        """The same schedule with a budget of `rows` cut into windows of `window`."""
-        return dataclasses.replace(self, rows=rows, window=window)
-
-    def whole_pages(self, length: int) -> int:
-        """`length` positions, rounded up to whole pages: as many as a row then takes anyway, and fewer programs to compile."""
-        return -(-length // self.page) * self.page
-
-    def fast(self, batch: int) -> "Schedule":
-        """The cheapest decode schedule for `batch` live rows: one-row windows and tiles, sums and products in XLA's order."""
-        shared = 1 << (batch - 1).bit_length()
-        return dataclasses.replace(
-            self,
-            rows=batch,
-            window=1,
-            query_tile=1,
-            block_pages=self.fast_block_pages,
-            num_splits=max(self.fast_splits // shared, 1),
-            reductions="native",
-            alignment="free",
-            linear="xla",
-        )

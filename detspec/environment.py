@@ -11,20 +11,21 @@ from pathlib import Path
 
 import jax
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.errors import InputError
+from detspec.schedule import Budget, FastPath, Numerics, Schedule
 
 # Canonical passes by platform. On the CPU the cache is float32: an in-place write into a bf16 array converts the whole array.
 DEFAULT_SCHEDULES = {
-    "cpu": Schedule(rows=64, window=16, page=64, query_tile=16, cache_dtype="float32"),
-    "gpu": Schedule(rows=256, window=16, page=128, query_tile=16, cache_dtype="bfloat16"),
-    "tpu": Schedule(rows=256, window=16, page=128, query_tile=16, cache_dtype="bfloat16"),
+    "cpu": Schedule(Numerics(page=64, query_tile=16, cache_dtype="float32"), Budget(64, 16)),
+    "gpu": Schedule(Numerics(page=128, query_tile=16, cache_dtype="bfloat16"), Budget(256, 16)),
+    "tpu": Schedule(Numerics(page=128, query_tile=16, cache_dtype="bfloat16"), Budget(256, 16)),
 }
 HOPPER = "9.0"  # the compute capability whose instructions the GPU kernels are written in; Blackwell's are others
 WIDE_HEAD_DIM, WIDE_HEAD_PAGE = 256, 64  # a Hopper GPU's shared memory does not hold longer pages of heads so wide
 TILE_ROWS = 128  # query rows that a Hopper GPU's registers hold: positions of a tile times query heads of a KV head
 
-# (`fast_block_pages`, `fast_splits`) of fast decoding, by a part of the device's kind, frozen: two pages a step keep a TPU's
+# The `FastPath` of decoding (`block_pages`, `splits`), by a part of the device's kind, frozen: two pages a step keep a TPU's
 # registers busy, two splits both TensorCores of a v4 or a v5p (whose kind is "TPU v5") when one row is decoded. On a GPU a row
 # takes `K * splits` thread blocks, and each of 132 processors holds one: 8 heads x 16. None of these has been measured.
 FAST_BLOCKS = {
@@ -55,15 +56,13 @@ def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: Mod
         )
     elif platform != "cpu":
         block_pages, splits = next((blocks for kind, blocks in FAST_BLOCKS.items() if kind in device_kind), (1, 1))
-        schedule = dataclasses.replace(
-            schedule, implementation=f"pallas_{platform}", fast_block_pages=block_pages, fast_splits=splits
-        )
+        schedule = schedule.with_numerics(implementation=f"pallas_{platform}")
+        schedule = dataclasses.replace(schedule, fast_path=FastPath(block_pages, splits))
         if platform == "gpu" and cfg is not None:
             fits = max(TILE_ROWS * cfg.num_kv_heads // cfg.num_heads, 1)
-            schedule = dataclasses.replace(
-                schedule,
-                page=WIDE_HEAD_PAGE if cfg.head_dim >= WIDE_HEAD_DIM else schedule.page,
-                query_tile=min(schedule.query_tile, 1 << (fits.bit_length() - 1)),
+            schedule = schedule.with_numerics(
+                page=WIDE_HEAD_PAGE if cfg.head_dim >= WIDE_HEAD_DIM else schedule.numerics.page,
+                query_tile=min(schedule.numerics.query_tile, 1 << (fits.bit_length() - 1)),
             )
     return schedule
 
@@ -89,12 +88,12 @@ def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
         "pallas_tpu": device.platform == "tpu",
         "pallas_gpu": device.platform == "gpu" and capability == HOPPER,
     }
-    if not schedule.interpret and not runs[schedule.implementation]:
+    if not schedule.numerics.interpret and not runs[schedule.numerics.implementation]:
         needed = {"pallas_tpu": "a TPU", "pallas_gpu": f"a GPU of compute capability {HOPPER} (Hopper)"}[
-            schedule.implementation
+            schedule.numerics.implementation
         ]
         raise InputError(
-            f"Schedule.implementation {schedule.implementation!r} needs {needed}, this process computes on "
+            f"Numerics.implementation {schedule.numerics.implementation!r} needs {needed}, this process computes on "
             f'{device.device_kind}: use "reference", or interpret=True to try it out slowly'
         )
     return schedule

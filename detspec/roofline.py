@@ -7,7 +7,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
+from detspec.schedule import Schedule
 from detspec.targets import Target
 
 
@@ -28,7 +29,7 @@ class Work:
 
 
 def pass_work(cfg: ModelConfig, schedule: Schedule, *, windows: int, context: int) -> Work:
-    """The work of one pass of `schedule.rows` token rows.
+    """The work of one pass of `schedule.budget.rows` token rows.
 
     Weights are read once and multiplied with every row, rows of padding too. A query tile reads the pages that it attends to
     once, and multiplies what they hold twice. Logits are written and read once, in float32. Activations, new keys and values,
@@ -37,18 +38,23 @@ def pass_work(cfg: ModelConfig, schedule: Schedule, *, windows: int, context: in
     Args:
         cfg: the model.
         schedule: the pass's own: its rows, window, query tile, page and cache dtype.
-        windows: windows that are no padding, at most `schedule.groups`.
+        windows: windows that are no padding, at most `schedule.budget.groups`.
         context: positions that each of them attends to, its own included.
     """
     lookup = 0 if cfg.tie_embeddings else cfg.vocab_size * cfg.d_model  # an embedding that is no head is not multiplied
     num_multiplied = cfg.num_params - lookup
-    num_bytes = num_multiplied * cfg.jax_dtype.itemsize + 2 * 4 * schedule.rows * cfg.vocab_size
-    flop = 2 * schedule.rows * num_multiplied
-    tiles = windows * -(-schedule.window // schedule.query_tile)
-    slot_bytes = 2 * cfg.num_kv_heads * schedule.cache_head_dim(cfg.head_dim) * jnp.dtype(schedule.cache_dtype).itemsize
+    num_bytes = num_multiplied * cfg.jax_dtype.itemsize + 2 * 4 * schedule.budget.rows * cfg.vocab_size
+    flop = 2 * schedule.budget.rows * num_multiplied
+    tiles = windows * -(-schedule.budget.window // schedule.numerics.query_tile)
+    slot_bytes = (
+        2
+        * cfg.num_kv_heads
+        * schedule.numerics.cache_head_dim(cfg.head_dim)
+        * jnp.dtype(schedule.numerics.cache_dtype).itemsize
+    )
     for layer in range(cfg.num_layers):
         sliding = cfg.sliding_window_of(layer)
         seen = context if sliding is None else min(context, sliding)
-        num_bytes += tiles * schedule.whole_pages(seen) * slot_bytes
-        flop += windows * schedule.window * 4 * seen * cfg.num_heads * cfg.head_dim
+        num_bytes += tiles * schedule.numerics.whole_pages(seen) * slot_bytes
+        flop += windows * schedule.budget.window * 4 * seen * cfg.num_heads * cfg.head_dim
     return Work(bytes=float(num_bytes), flop=float(flop))

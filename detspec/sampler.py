@@ -11,9 +11,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from detspec.config import Schedule
 from detspec.ops.first_largest import first_largest
 from detspec.ops.row_sum import SumFn, fixed_sum, sum_fn
+from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN, RowSampling
 
 
@@ -23,7 +23,7 @@ def sample(
     rows: RowSampling,
     texts_fn: Callable[[], jax.Array],
     *,
-    schedule: Schedule,
+    numerics: Numerics,
 ) -> tuple[jax.Array, jax.Array]:
     """Chooses one token for each of `R` rows.
 
@@ -49,10 +49,10 @@ def sample(
         drawn_from = _narrow(_process_if_asked(logits_f32, position, rows, texts_fn), rows)
         chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, drawn_from)
         tokens = first_largest(chosen_by)
-        raw = logprobs_at(logits_f32, tokens, sum_fn(schedule))
+        raw = logprobs_at(logits_f32, tokens, sum_fn(numerics))
 
         def report() -> jax.Array:
-            drawn_with = logprobs_at(drawn_from, tokens, sum_fn(schedule))
+            drawn_with = logprobs_at(drawn_from, tokens, sum_fn(numerics))
             # A bias or a filter may hide a logit that is not finite; the row is to end nevertheless.
             return jnp.where(rows.processed_logprobs & jnp.isfinite(raw), drawn_with, raw)
 

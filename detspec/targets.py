@@ -27,9 +27,10 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from detspec.config import ModelConfig, Schedule, is_count
+from detspec.config import ModelConfig, is_count
 from detspec.environment import HOPPER, schedule_for
 from detspec.errors import InputError
+from detspec.schedule import Schedule
 
 GIB, GB, TERA = 1 << 30, 10**9, 10**12
 MIB, KIB = 1 << 20, 1 << 10
@@ -169,13 +170,13 @@ def canonical_schedule(
         InputError: a window that is no power of two, or no group.
     """
     default = schedule_for(target.platform, target.kind, HOPPER if target.platform == "gpu" else "", cfg)
-    window = default.window if window is None else window
+    window = default.budget.window if window is None else window
     if not is_count(window) or window & (window - 1):
         raise InputError(f"the window must be a power of two, got {window!r}")
-    groups = max(1, default.rows // window) if groups is None else groups
+    groups = max(1, default.budget.rows // window) if groups is None else groups
     if not is_count(groups):
         raise InputError(f"a canonical pass must have at least 1 window (group), got {groups!r}")
-    return default.budget(groups * window, window)
+    return default.with_budget(groups * window, window)
 
 
 def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequence[int] = ()) -> Compiled:

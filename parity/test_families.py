@@ -12,6 +12,7 @@ import detspec as ds
 from detspec.cache import init_cache
 from detspec.checkpoint.hf import save_hf
 from detspec.model.transformer import forward, forward_sequences
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import Windows
 
 TOLERANCE = 2e-5  # of the largest logit: float32 sums in another order
@@ -34,8 +35,8 @@ def pair(request, tmp_path_factory):
 def cached_logits(model: ds.Model, rows, window: int) -> np.ndarray:
     """Through the paged cache, `window` positions a pass."""
     B, T = np.shape(rows)
-    schedule = ds.Schedule(rows=B * window, window=window, page=16)
-    cache = init_cache(model.cfg, max_requests=B, max_len=T, schedule=schedule)
+    schedule = Schedule(Numerics(page=16), Budget(B * window, window))
+    cache = init_cache(model.cfg, max_requests=B, max_len=T, numerics=schedule.numerics)
     logits = []
     for start in range(0, T, window):
         count = min(window, T - start)
@@ -76,7 +77,7 @@ def test_greedy_texts(pair):
     prompts = [row[:n] for row, n in zip(token_rows(3), (1, 30, 77), strict=True)]
     expected = [greedy(theirs, prompt, NUM_NEW) for prompt in prompts]
     sampling = ds.SamplingParams(max_tokens=NUM_NEW, ignore_eos=True)
-    state = ds.generate(model.params, model.cfg, prompts, sampling, schedule=ds.Schedule(rows=48, window=16, page=16))
+    state = ds.generate(model.params, model.cfg, prompts, sampling, schedule=Schedule(Numerics(page=16), Budget(48, 16)))
     found = [row[len(p) : len(p) + NUM_NEW] for row, p in zip(state.tokens.tolist(), prompts, strict=True)]
     assert found == expected
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from detspec.bench.bench import random_model
 from detspec.cache import cache_bytes
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.doctor.doctor import run_doctor
 from detspec.environment import default_schedule, fingerprint
 from detspec.generate.insert import init_state
@@ -31,6 +31,7 @@ from detspec.ops.attention.api import paged_attention
 from detspec.ops.linear.api import linear_fn
 from detspec.presets import preset
 from detspec.roofline import pass_work
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import GenState, Windows
 
 LEAST_SAMPLE_S = 0.02  # calls are queued until a sample takes so long, so that dispatch hides behind the device
@@ -85,10 +86,11 @@ def main() -> None:
     if args.interpret:
         page = 64 if args.implementation == "pallas_gpu" else 16
         small = Schedule(
-            rows=16, window=8, page=page, cache_dtype="bfloat16", implementation=args.implementation, interpret=True
+            Numerics(page=page, cache_dtype="bfloat16", implementation=args.implementation, interpret=True),
+            Budget(16, 8),
         )
         schedule = dataclasses.replace(small, fast_splits=2)
-    elif schedule.implementation == "reference":
+    elif schedule.numerics.implementation == "reference":
         raise SystemExit("bench_kernels: this device has no kernels; --interpret runs small shapes in the interpreter")
     result = run(sizes, schedule, args.repeats)
     print(table(result))
@@ -115,8 +117,10 @@ def run(sizes: Sizes, schedule: Schedule, repeats: int) -> dict[str, Any]:
 def contests(sizes: Sizes, schedule: Schedule) -> Iterator[Contest]:
     """Attention of canonical passes and of decoding, pinned products, then passes of the whole model."""
     for groups, window in sizes.canonical:
-        yield attention_contest(sizes, schedule.budget(groups * window, window), f"canonical {groups}x{window}", sizes.context)
-    prefill = schedule.budget(sizes.prefill, sizes.prefill)
+        yield attention_contest(
+            sizes, schedule.with_budget(groups * window, window), f"canonical {groups}x{window}", sizes.context
+        )
+    prefill = schedule.with_budget(sizes.prefill, sizes.prefill)
     yield attention_contest(sizes, prefill, f"prefill 1x{sizes.prefill}", sizes.prefill, target=0.6)
     yield decode_contest(sizes, schedule.fast(sizes.rows))
     for rows in sizes.linear_rows:
@@ -126,9 +130,9 @@ def contests(sizes: Sizes, schedule: Schedule) -> Iterator[Contest]:
 
 def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int, target: float | None = None) -> Contest:
     """Windows at the end of `context` positions, against attention over keys and values that lie in one piece."""
-    cfg, (G, W) = sizes.cfg, (schedule.groups, schedule.window)
+    cfg, (G, W) = sizes.cfg, (schedule.budget.groups, schedule.budget.window)
     q, pages, tables, positions = operands(cfg, schedule, context)
-    kernel = jax.jit(partial(paged_attention, scale=cfg.score_scale, schedule=schedule))
+    kernel = jax.jit(partial(paged_attention, scale=cfg.score_scale, numerics=schedule.numerics))
     whole = (G, context, cfg.num_kv_heads, cfg.head_dim)
     k, v = (jax.random.normal(jax.random.key(n), whole, jnp.bfloat16) for n in (3, 4))
     mask = None if context == W else (positions[:, None, :, None] >= jnp.arange(context, dtype=jnp.int32)[None, None, None])
@@ -139,7 +143,7 @@ def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int,
     calls = {"kernel": partial(kernel, q, pages, pages, tables, positions), **torch_attention(q, k, context)}
     calls[library] = partial(plain, q, k, v, mask=mask)
     seen = context - (W - 1) / 2
-    tiles = G * -(-W // schedule.query_tile)
+    tiles = G * -(-W // schedule.numerics.query_tile)
     num_bytes = 2 * pages.dtype.itemsize * cfg.num_kv_heads * cfg.head_dim * (context * G if W > 1 else seen * tiles)
     return Contest(
         f"attention, {name} at {context}", calls, (num_bytes, 4 * G * W * seen * cfg.num_heads * cfg.head_dim), target
@@ -150,7 +154,7 @@ def decode_contest(sizes: Sizes, schedule: Schedule) -> Contest:
     """One token of each row, against copying as many bytes as its keys and values have (half of them read, half written)."""
     cfg = sizes.cfg
     q, pages, tables, positions = operands(cfg, schedule, sizes.context)
-    kernel = jax.jit(partial(paged_attention, scale=cfg.score_scale, schedule=schedule))
+    kernel = jax.jit(partial(paged_attention, scale=cfg.score_scale, numerics=schedule.numerics))
     num_bytes = 2 * sizes.rows * sizes.context * cfg.num_kv_heads * cfg.head_dim * pages.dtype.itemsize
     calls = {"kernel": partial(kernel, q, pages, pages, tables, positions), "copy": copying(num_bytes // 2)}
     flop = 4 * sizes.rows * sizes.context * cfg.num_heads * cfg.head_dim
@@ -161,7 +165,7 @@ def linear_contest(cfg: ModelConfig, schedule: Schedule, rows: int) -> Contest:
     """The down projection of all rows, pinned and as XLA likes it."""
     x = jax.random.normal(jax.random.key(0), (rows, cfg.d_ff), cfg.jax_dtype)
     weight = jax.random.normal(jax.random.key(1), (cfg.d_model, cfg.d_ff), cfg.jax_dtype)
-    products = {name: jax.jit(linear_fn(dataclasses.replace(schedule, linear=name))) for name in ("pinned", "xla")}
+    products = {name: jax.jit(linear_fn(schedule.with_numerics(linear=name).numerics)) for name in ("pinned", "xla")}
     calls = {name: partial(product, x, weight) for name, product in products.items()}
     return Contest(f"product, {rows} rows of {cfg.d_ff} x {cfg.d_model}", calls, (weight.nbytes, 2 * rows * weight.size))
 
@@ -178,7 +182,7 @@ def model_contest(sizes: Sizes, schedule: Schedule) -> Contest:
 
         @partial(jax.jit, donate_argnums=1)
         def one_pass(params: Params, state: GenState) -> tuple[jax.Array, GenState]:
-            logits, cache, _ = forward(params, cfg, windows, state.cache, schedule=schedule)
+            logits, cache, _ = forward(params, cfg, windows, state.cache, numerics=schedule.numerics)
             return logits.max(-1), state.replace(cache=cache)
 
         def call() -> jax.Array:
@@ -188,27 +192,27 @@ def model_contest(sizes: Sizes, schedule: Schedule) -> Contest:
         return call
 
     calls = {"canonical pass": passing(schedule), "decode step": passing(schedule.fast(sizes.rows))}
-    work = pass_work(cfg, schedule, windows=min(schedule.groups, sizes.rows), context=sizes.context)
-    gigabytes = cache_bytes(cfg, max_requests=sizes.rows, max_len=sizes.context, schedule=schedule) / 1e9
-    name = f"model, {schedule.rows} rows canonical beside {sizes.rows} decoded at {sizes.context} ({gigabytes:.1f} GB cache)"
+    work = pass_work(cfg, schedule, windows=min(schedule.budget.groups, sizes.rows), context=sizes.context)
+    gigabytes = cache_bytes(cfg, max_requests=sizes.rows, max_len=sizes.context, numerics=schedule.numerics) / 1e9
+    name = f"model, {schedule.budget.rows} rows canonical, {sizes.rows} decoded at {sizes.context} ({gigabytes:.1f} GB cache)"
     return Contest(name, calls, (work.bytes, work.flop), 1 / 1.5)
 
 
 def operands(cfg: ModelConfig, schedule: Schedule, context: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Queries, one pool of pages for keys and values both, scattered page tables, and positions that end at `context`."""
-    G, W = schedule.groups, schedule.window
-    max_pages = -(-context // schedule.page)
+    G, W = schedule.budget.groups, schedule.budget.window
+    max_pages = -(-context // schedule.numerics.page)
     order = np.random.default_rng(0).permutation(G * max_pages).astype(np.int32)
-    pool = (1 + G * max_pages, cfg.num_kv_heads, schedule.page, schedule.cache_head_dim(cfg.head_dim))
+    pool = (1 + G * max_pages, cfg.num_kv_heads, schedule.numerics.page, schedule.numerics.cache_head_dim(cfg.head_dim))
     q = jax.random.normal(jax.random.key(1), (G, W, cfg.num_heads, cfg.head_dim), jnp.bfloat16)
-    pages = jax.random.normal(jax.random.key(2), pool, jnp.dtype(schedule.cache_dtype))
+    pages = jax.random.normal(jax.random.key(2), pool, jnp.dtype(schedule.numerics.cache_dtype))
     positions = jnp.broadcast_to(jnp.arange(context - W, context, dtype=jnp.int32), (G, W))
     return q, pages, jnp.asarray(1 + order.reshape(G, max_pages)), positions
 
 
 def last_windows(schedule: Schedule, sizes: Sizes) -> Windows:
     """The last window of every cache row, in as many groups as the pass has; padding beyond."""
-    G, W = schedule.groups, schedule.window
+    G, W = schedule.budget.groups, schedule.budget.window
     row = np.where(np.arange(G) < sizes.rows, np.arange(G), -1).astype(np.int32)
     used = row >= 0
     return Windows(

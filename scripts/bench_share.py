@@ -161,7 +161,7 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
     requests = {w.name: w.requests(model, w.num_requests(max(args.rows)), **shape) for w in workloads}
     longest = max(len(r.prompt_token_ids) + r.sampling.max_tokens for some in requests.values() for r in some)
     # Later runs would find the prompts of earlier ones in shared pages, and skip work that is to be timed.
-    config = EngineConfig(max_len=max(longest, default_schedule().window, 16), prefix_sharing=False)
+    config = EngineConfig(max_len=max(longest, default_schedule().budget.window, 16), prefix_sharing=False)
     cells = [cell for workload in workloads for rows in args.rows for cell in cells_of(workload, rows, args.shares)]
     kinds = dict.fromkeys((cell.rows, cell.ordinary_engine) for cell in cells)
     engines = {kind: Engine(model, dataclasses.replace(config, max_requests=kind[0])) for kind in kinds}

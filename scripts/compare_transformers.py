@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "python": platform.python_version(),
-            **Engine(model, EngineConfig(max_requests=1, max_len=default_schedule().window)).fingerprint(),
+            **Engine(model, EngineConfig(max_requests=1, max_len=default_schedule().budget.window)).fingerprint(),
         },
         "model": model.cfg.to_json() | {"num_params": model.cfg.num_params},
         "settings": {
@@ -134,7 +134,7 @@ def compare(model: Model, others: Variants, batch: int, args: argparse.Namespace
 
 def ours(model: Model, prompts: list[tuple[int, ...]], new_tokens: int, *, deterministic: bool) -> Run:
     """Generates with the engine as it comes: `method="auto"`."""
-    max_len = max(len(prompts[0]) + new_tokens, default_schedule().window)
+    max_len = max(len(prompts[0]) + new_tokens, default_schedule().budget.window)
     engine = Engine(model, EngineConfig(max_requests=len(prompts), max_len=max_len))
     sampling = SamplingParams(max_tokens=new_tokens, ignore_eos=True, deterministic=deterministic)
     return lambda: [list(completion.token_ids) for completion in engine.generate(prompts, sampling)]

@@ -59,7 +59,7 @@ def row(device: Target, shape: KernelShape) -> dict[str, Any]:
         "target": device.name,
         "shape": shape.name,
         "schedule": schedule_text(shape, device),
-        "implementation": schedule.implementation,
+        "implementation": schedule.numerics.implementation,
         "on_chip_bytes": on_chip_bytes(compiled, device),
         "on_chip_limit_bytes": device.on_chip_bytes,
         "work_flop": work.flop,
@@ -72,10 +72,10 @@ def row(device: Target, shape: KernelShape) -> dict[str, Any]:
 
 def schedule_text(shape: KernelShape, device: Target) -> str:
     """The values of the schedule that the kernel is built from."""
-    schedule = shape.schedule(device)
     if not isinstance(shape, AttentionShape):
         return "pinned"
-    return f"page {schedule.page} x {schedule.block_pages}, tile {schedule.query_tile}, splits {schedule.num_splits}"
+    numerics = shape.schedule(device).numerics
+    return f"page {numerics.page} x {numerics.block_pages}, tile {numerics.query_tile}, splits {numerics.num_splits}"
 
 
 def on_chip_bytes(compiled: Compiled, device: Target) -> int:

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     replayer = Replayer(model, schedule=engine.schedule, max_requests=REPLAYED_ROWS, max_len=args.max_len)
     replayer.prepare()
     figures = []
-    print(f"{args.requests} requests, median of {args.repeats}; the replay reads {replayer.schedule.rows} rows a pass")
+    print(f"{args.requests} requests, median of {args.repeats}; the replay reads {replayer.schedule.budget.rows} rows a pass")
     print(f"{'rows':>4}  {'':8}{'generate':>12}{'replay':>12}{'ratio':>20}")
     print(f"{'':4}  {'':8}{'new tok/s':>12}{'new tok/s':>12}{'least':>10}{'median':>10}")
     for rows, engine in engines.items():

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.config import ModelConfig, RopeScaling, Schedule
+from detspec.config import ModelConfig, RopeScaling
 from detspec.draft.draft_fn import DraftFn
 from detspec.draft.none import no_draft
 from detspec.draft.recorded import recorded_draft
@@ -27,6 +27,7 @@ from detspec.generate.loop import dvr_step, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params, init_params, param_shapes
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from detspec.state import Draft, GenState
 
 TABLE_CFG = ModelConfig(
@@ -138,7 +139,10 @@ def draft_source(source: str, schedule: Schedule, recorded: jax.Array, recorded_
     """
     if source == "none":
         return no_draft
-    own, guess = self_draft(max(schedule.window, 2), schedule), recorded_draft(recorded, recorded_length, schedule.window)
+    own, guess = (
+        self_draft(max(schedule.budget.window, 2), schedule),
+        recorded_draft(recorded, recorded_length, schedule.budget.window),
+    )
 
     def told(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
         draft = guess(params, cfg, state)

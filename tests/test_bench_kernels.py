@@ -28,7 +28,7 @@ def test_main_times_every_kernel_beside_its_measure(script, tmp_path, capsys, mo
         script.main()
     result = json.loads(out.read_text())
     assert result["certified"]
-    assert result["schedule"]["implementation"] == "pallas_tpu"
+    assert result["schedule"]["numerics"]["implementation"] == "pallas_tpu"
     against = {row["what"].split(",")[0]: row["measure"] for row in result["rows"]}
     assert against == {"attention": "copy", "product": "xla", "model": "decode step"}  # the last attention is decoding
     assert all(min(samples) > 0 for row in result["rows"] for samples in row["samples_s"].values())

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from detspec.cache import SCRATCH_PAGE, append, cache_bytes, init_cache
-from detspec.config import Schedule
+from detspec.schedule import Numerics
 from tests.fakes import TABLE_CFG
 
 
 def make_cache(max_requests=3, max_len=10, page=4, implementation="reference"):
     return init_cache(
-        TABLE_CFG, max_requests=max_requests, max_len=max_len, schedule=Schedule(page=page, implementation=implementation)
+        TABLE_CFG,
+        max_requests=max_requests,
+        max_len=max_len,
+        numerics=Numerics(page=page, implementation=implementation),
     )
 
 
@@ -45,8 +48,8 @@ def test_init_cache_rounds_rows_up_to_whole_pages(max_len, page, rounded):
 
 @pytest.mark.parametrize(("dtype", "implementation"), [("float32", "reference"), ("bfloat16", "pallas_tpu")])
 def test_cache_bytes_are_those_of_the_pools(dtype, implementation):
-    schedule = Schedule(page=4, cache_dtype=dtype, implementation=implementation)
-    sizes = {"max_requests": 3, "max_len": 10, "schedule": schedule}
+    numerics = Numerics(page=4, cache_dtype=dtype, implementation=implementation)
+    sizes = {"max_requests": 3, "max_len": 10, "numerics": numerics}
     cache = init_cache(TABLE_CFG, **sizes)
     assert cache_bytes(TABLE_CFG, **sizes) == sum(pool.nbytes for pool in (*cache.k, *cache.v))
 

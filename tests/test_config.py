@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import param_shapes
+from detspec.schedule import Budget, FastPath, Numerics, Schedule
 from tests.fakes import FAMILY_CFGS
 
 SIZES = {
@@ -55,12 +56,17 @@ def test_model_config_names_dtypes_as_jax_takes_them():
 
 
 @pytest.mark.parametrize(
-    "field", ["window", "page", "query_tile", "block_pages", "num_splits", "fast_block_pages", "fast_splits"]
+    ("part", "field"),
+    [
+        (Budget, "window"),
+        *((Numerics, field) for field in ("page", "query_tile", "block_pages", "num_splits")),
+        *((FastPath, field) for field in ("block_pages", "splits")),
+    ],
 )
 @pytest.mark.parametrize("value", [0, -4, 3, 48, 8.0, "8"])
-def test_schedule_with_a_size_that_is_no_power_of_two_names_field_and_value(field, value):
-    with pytest.raises(InputError, match=f"{field} .*power of two.*{value!r}"):
-        Schedule(**{field: value})
+def test_schedule_with_a_size_that_is_no_power_of_two_names_field_and_value(part, field, value):
+    with pytest.raises(InputError, match=f"{part.__name__}.{field} .*power of two.*{value!r}"):
+        part(**{field: value})
 
 
 @pytest.mark.parametrize(
@@ -76,26 +82,38 @@ def test_schedule_with_a_size_that_is_no_power_of_two_names_field_and_value(fiel
 )
 def test_schedule_with_an_unknown_name_says_what_is_accepted(field, value, accepted):
     with pytest.raises(InputError, match=f"{field} must be one of .*{accepted}.*{value}"):
-        Schedule(**{field: value})
+        Numerics(**{field: value})
 
 
 @pytest.mark.parametrize("rows", [0, -16, 8, 24, 16.0, "16"])
 def test_schedule_with_rows_that_are_no_whole_windows_is_refused(rows):
-    with pytest.raises(InputError, match=rf"rows must be a positive multiple of Schedule.window \(16\), got {rows!r}"):
-        Schedule(rows=rows, window=16)
+    with pytest.raises(InputError, match=rf"rows must be a positive multiple of Budget.window \(16\), got {rows!r}"):
+        Schedule(budget=Budget(rows, 16))
 
 
 def test_schedule_budget_changes_rows_and_window_only():
-    schedule = Schedule(page=16, alignment="window")
-    assert schedule.budget(128, 8) == dataclasses.replace(schedule, rows=128, window=8)
-    assert schedule.budget(128, 8).groups == 16
+    schedule = Schedule(Numerics(page=16, alignment="window"))
+    assert schedule.with_budget(128, 8) == dataclasses.replace(schedule, budget=Budget(128, 8))
+    assert schedule.with_budget(128, 8).budget.groups == 16
 
 
 @pytest.mark.parametrize(("batch", "splits"), [(1, 4), (2, 2), (3, 1), (4, 1), (33, 1)])
 def test_fast_schedule_has_one_row_windows_and_splits_that_its_rows_share(batch, splits):
-    fast = Schedule(page=16, alignment="window", fast_splits=4, linear="pinned").fast(batch)
-    assert (fast.rows, fast.window, fast.alignment, fast.reductions, fast.linear) == (batch, 1, "free", "native", "xla")
-    assert (fast.page, fast.num_splits) == (16, splits)
+    fast = Schedule(Numerics(page=16, alignment="window", linear="pinned"), fast_path=FastPath(splits=4)).fast(batch)
+    assert fast.budget == Budget(batch, 1)
+    assert fast.numerics == Numerics(page=16, query_tile=1, num_splits=splits, reductions="native")
+
+
+def test_bits_of_a_schedule_hold_the_window_only_where_windows_are_aligned():
+    free, aligned = Schedule(), Schedule(Numerics(alignment="window"))
+    assert free.bits() == free.with_budget(64, 4).bits()
+    assert free.bits() == dataclasses.replace(free, fast_path=FastPath(2, 4)).bits()
+    assert free.bits() != free.with_budget(128, 16).bits()
+    assert aligned.bits() != aligned.with_budget(64, 4).bits()
+    for schedule in (free, aligned, aligned.with_budget(64, 4)):
+        assert Schedule.from_bits(json.loads(json.dumps(schedule.bits()))).bits() == schedule.bits()
+    with pytest.raises(InputError, match="not of this version"):
+        Schedule.from_bits({"rows": 64, "tiles": 3})
 
 
 @pytest.mark.parametrize("cfg", FAMILY_CFGS.values(), ids=FAMILY_CFGS)
@@ -107,5 +125,5 @@ def test_model_config_survives_json(cfg):
 
 def test_equal_schedules_are_one_key():
     """Programs are cached by schedule."""
-    assert {Schedule(rows=32), Schedule(rows=32)} == {Schedule(rows=32)}
+    assert {Schedule(budget=Budget(rows=32)), Schedule(budget=Budget(rows=32))} == {Schedule(budget=Budget(rows=32))}
     assert hash(ModelConfig(**SIZES)) == hash(ModelConfig(**SIZES))

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 import detspec as ds
-from detspec.config import Schedule
 from detspec.environment import chosen_schedule, default_schedule, schedule_for
 from detspec.errors import InputError
 from detspec.presets import preset
+from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import TABLE_CFG, table_model
 
 
@@ -27,10 +27,13 @@ from tests.fakes import TABLE_CFG, table_model
 )
 def test_schedule_of_a_device_with_kernels_names_them_and_its_frozen_blocks(platform, kind, blocks):
     schedule = schedule_for(platform, kind, "9.0" if platform == "gpu" else "")
-    assert schedule.implementation == f"pallas_{platform}"
-    assert (schedule.block_pages, schedule.num_splits) == (1, 1)  # a canonical pass: page by page, never split
+    assert schedule.numerics.implementation == f"pallas_{platform}"
+    assert (schedule.numerics.block_pages, schedule.numerics.num_splits) == (
+        1,
+        1,
+    )  # a canonical pass: page by page, never split
     fast = schedule.fast(1)
-    assert (fast.block_pages, fast.num_splits, fast.query_tile) == (*blocks, 1)
+    assert (fast.numerics.block_pages, fast.numerics.num_splits, fast.numerics.query_tile) == (*blocks, 1)
 
 
 @pytest.mark.parametrize(("kind", "capability"), [("Tesla T4", "7.5"), ("NVIDIA A100", "8.0"), ("NVIDIA B200", "10.0")])
@@ -38,34 +41,34 @@ def test_schedule_of_a_gpu_without_kernels_is_the_reference_with_one_warning(kin
     with pytest.warns(UserWarning, match=f"Hopper.*{kind} has {capability} and runs the reference") as warned:
         schedule = schedule_for("gpu", kind, capability)
     assert len(warned) == 1
-    assert schedule.implementation == "reference"
+    assert schedule.numerics.implementation == "reference"
 
 
 def test_schedule_of_a_hopper_gpu_has_shorter_pages_for_wide_heads():
-    assert schedule_for("gpu", "NVIDIA H200", "9.0", preset("gemma3_4b")).page == 64
-    assert schedule_for("gpu", "NVIDIA H200", "9.0", preset("qwen3_8b")).page == 128
-    assert schedule_for("tpu", "TPU v5 lite", "", preset("gemma3_4b")).page == 128
+    assert schedule_for("gpu", "NVIDIA H200", "9.0", preset("gemma3_4b")).numerics.page == 64
+    assert schedule_for("gpu", "NVIDIA H200", "9.0", preset("qwen3_8b")).numerics.page == 128
+    assert schedule_for("tpu", "TPU v5 lite", "", preset("gemma3_4b")).numerics.page == 128
 
 
 def test_schedule_of_a_hopper_gpu_has_shorter_tiles_for_many_heads_of_a_kv_head():
     """128 rows: 16 positions of 8 heads, 8 of 12 (96 rows, not 192), 8 of 16, 1 of 100."""
     for heads, tile in ((8, 16), (12, 8), (16, 8), (100, 1)):
         cfg = dataclasses.replace(TABLE_CFG, num_heads=heads)
-        assert schedule_for("gpu", "NVIDIA H200", "9.0", cfg).query_tile == tile
-        assert schedule_for("tpu", "TPU v5 lite", "", cfg).query_tile == 16
+        assert schedule_for("gpu", "NVIDIA H200", "9.0", cfg).numerics.query_tile == tile
+        assert schedule_for("tpu", "TPU v5 lite", "", cfg).numerics.query_tile == 16
 
 
 def test_schedule_of_this_process_is_its_devices():
     assert default_schedule() == chosen_schedule(None, TABLE_CFG) == schedule_for("cpu", "cpu")
-    assert default_schedule().implementation == "reference"
+    assert default_schedule().numerics.implementation == "reference"
 
 
 @pytest.mark.parametrize(
     ("implementation", "needed"), [("pallas_tpu", "a TPU"), ("pallas_gpu", r"a GPU of compute capability 9.0 \(Hopper\)")]
 )
 def test_schedule_of_another_device_is_refused_before_anything_runs(implementation, needed):
-    schedule = Schedule(rows=8, window=4, page=16, implementation=implementation)
+    schedule = Schedule(Numerics(page=16, implementation=implementation), Budget(8, 4))
     with pytest.raises(InputError, match=f"{implementation}.*needs {needed}, this process computes on cpu"):
         ds.generate(table_model(), TABLE_CFG, [[1]], ds.SamplingParams(max_tokens=2), schedule=schedule)
-    interpreted = dataclasses.replace(schedule, interpret=True)
+    interpreted = schedule.with_numerics(interpret=True)
     assert chosen_schedule(interpreted, TABLE_CFG) == interpreted

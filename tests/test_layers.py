@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "detspec"
 
 # Left to right; modules of one tuple may import each other.
 TRUNK = (
-    ("errors", "config", "presets", "environment", "targets", "roofline", "progress"),
+    ("errors", "config", "schedule", "presets", "environment", "targets", "roofline", "progress"),
     ("cache", "state"),
     ("ops",),
     ("model",),
@@ -35,7 +35,20 @@ BRANCHES = {
     "train": (("viz", "checkpoint", "thinking"), "demo"),
 }
 
-PURE = ("config", "cache", "state", "ops", "model", "thinking", "stopping", "sampling_params", "sampler", "draft", "generate")
+PURE = (
+    "config",
+    "schedule",
+    "cache",
+    "state",
+    "ops",
+    "model",
+    "thinking",
+    "stopping",
+    "sampling_params",
+    "sampler",
+    "draft",
+    "generate",
+)
 IMPURE_MODULES = {
     "io",
     "json",

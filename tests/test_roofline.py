@@ -4,14 +4,15 @@ import dataclasses
 
 import pytest
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.roofline import Work, pass_work
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.targets import target
 
 # Per layer: q 8x8, k and v 4x8 each, o 8x8, three of 16x8, two norms of 8: 64 + 64 + 64 + 384 + 16 = 592 weights.
 # Two layers, the final norm of 8 and the head of 32 x 8: 1448 multiplied (or added); the embedding is looked up.
 CFG = ModelConfig(vocab_size=32, d_model=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, dtype="bfloat16")
-SCHEDULE = Schedule(rows=12, window=4, page=4, query_tile=2, cache_dtype="bfloat16")
+SCHEDULE = Schedule(Numerics(page=4, query_tile=2, cache_dtype="bfloat16"), Budget(12, 4))
 WEIGHTS, LOGITS, SLOT = 1448 * 2, 2 * 4 * 32, 2 * 4 * 2  # bytes: of all, of one row, of one slot in one layer
 
 

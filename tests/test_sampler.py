@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.sampler import process_logits, sample
 from detspec.sampling_params import SamplingParams, row_sampling
+from detspec.schedule import Numerics
 from tests.fakes import bits
 
 V, T, EOS = 37, 24, 5
@@ -97,7 +97,7 @@ def test_choice_sees_the_places_before_it_and_none_after(W):
 def test_sampled_tokens_are_those_of_the_processed_logits_and_log_probabilities_of_the_raw_ones(temperature):
     logits, position, rows, texts, _ = example(1, 4)
     rows = rows.replace(temperature=jnp.full(len(PARAMS), temperature))
-    choose = jax.jit(partial(sample, schedule=Schedule()), static_argnums=3)
+    choose = jax.jit(partial(sample, numerics=Numerics()), static_argnums=3)
     neutral = row_sampling([SamplingParams(temperature=temperature)] * len(PARAMS))
     tokens, logprobs = choose(logits, position, rows, lambda: jnp.asarray(texts))
     processed = jax.jit(process_logits)(logits, position, rows, texts)
@@ -115,7 +115,7 @@ def test_processed_logprobs_equal_those_worked_out_token_by_token(temperature):
     logits, position, rows, texts, prompt_lens = example(4, 5)
     num_rows = len(position)
     rows = rows.replace(temperature=jnp.full(num_rows, temperature), processed_logprobs=jnp.ones(num_rows, bool))
-    choose = jax.jit(partial(sample, schedule=Schedule()), static_argnums=3)
+    choose = jax.jit(partial(sample, numerics=Numerics()), static_argnums=3)
     tokens, logprobs = choose(logits, position, rows, lambda: jnp.asarray(texts))
     raw = choose(logits, position, rows.replace(processed_logprobs=jnp.zeros(num_rows, bool)), lambda: jnp.asarray(texts))
     assert raw[0].tolist() == tokens.tolist()

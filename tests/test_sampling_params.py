@@ -10,19 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.sampler import sample
 from detspec.sampling_params import SamplingParams, row_sampling
+from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN
 from tests.fakes import bits
 
-SCHEDULE = Schedule()
+NUMERICS = Numerics()
 
 
-@partial(jax.jit, static_argnames=("schedule",))
-def choose(logits, position, rows, *, schedule=SCHEDULE):
-    return sample(logits, position, rows, lambda: jnp.zeros((1, 1), jnp.int32), schedule=schedule)
+@partial(jax.jit, static_argnames=("numerics",))
+def choose(logits, position, rows, *, numerics=NUMERICS):
+    return sample(logits, position, rows, lambda: jnp.zeros((1, 1), jnp.int32), numerics=numerics)
 
 
 def positions(count: int, start: int = 0) -> np.ndarray:
@@ -206,7 +206,7 @@ def test_logprobs_are_of_the_raw_distribution(temperature, reductions):
     """Before temperature and filters."""
     logits = logits_of(32, 2048)
     rows = row_sampling([SamplingParams(temperature=temperature, top_k=50 if temperature else 0, seed=s) for s in range(32)])
-    tokens, logprobs = choose(logits, positions(32), rows, schedule=Schedule(reductions=reductions))
+    tokens, logprobs = choose(logits, positions(32), rows, numerics=Numerics(reductions=reductions))
     x = logits.astype(np.float64)
     exact = x - x.max(-1, keepdims=True)
     exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
@@ -235,23 +235,23 @@ def test_processed_logprobs_are_of_the_distribution_that_tokens_are_drawn_from(c
     assert (bits(beside[1])[1:] == bits(logprobs)[1:]).all() == same
 
 
-def logprob_variants(vocab: int, schedule: Schedule) -> int:
+def logprob_variants(vocab: int, numerics: Numerics) -> int:
     """How many answers a row gets beside 0, 7 and 63 others."""
     logits = logits_of(64, vocab)
     found = set()
     for rows in (1, 8, 64):
         params = row_sampling([SamplingParams()] * rows)
-        tokens, logprobs = choose(logits[:rows], positions(rows), params, schedule=schedule)
+        tokens, logprobs = choose(logits[:rows], positions(rows), params, numerics=numerics)
         found.add((int(tokens[0]), int(bits(logprobs)[0])))
     return len(found)
 
 
 def test_logprobs_beside_any_number_of_rows_have_the_same_bits():
-    assert logprob_variants(1000, Schedule()) == 1
+    assert logprob_variants(1000, Numerics()) == 1
 
 
 def test_logprobs_summed_in_the_backends_own_order_have_other_bits_somewhere():
-    assert any(logprob_variants(vocab, Schedule(reductions="native")) > 1 for vocab in (1000, 256, 688, 97))
+    assert any(logprob_variants(vocab, Numerics(reductions="native")) > 1 for vocab in (1000, 256, 688, 97))
 
 
 HIDING = {"logprobs_mode": "processed", "min_tokens": 9, "stop_token_ids": [7], "temperature": 0.5, "top_k": 3}

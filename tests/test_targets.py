@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from detspec import targets
-from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.presets import preset
+from detspec.schedule import Budget, Schedule
 from detspec.targets import TARGETS, canonical_schedule, compile_for, device_of, target
 
 SHAPE = jax.ShapeDtypeStruct((8, 128), jnp.float32)
@@ -44,11 +44,11 @@ def test_target_has_plausible_figures(name: str):
 
 def test_canonical_schedule_runs_the_kernels_of_the_platform_on_the_default_budget():
     tpu, gpu = (canonical_schedule(target(name)) for name in ("v5e:2x2", "h100"))
-    assert (tpu.implementation, gpu.implementation) == ("pallas_tpu", "pallas_gpu")
-    assert (tpu.rows, tpu.window, tpu.page, gpu.page) == (256, 16, 128, 128)
-    assert canonical_schedule(target("h100"), preset("gemma3_4b")).page == 64
-    assert canonical_schedule(target("v5e:2x2"), preset("gemma3_4b")).page == 128
-    assert (tpu.fast_block_pages, gpu.fast_splits) == (2, 16)
+    assert (tpu.numerics.implementation, gpu.numerics.implementation) == ("pallas_tpu", "pallas_gpu")
+    assert (tpu.budget, tpu.numerics.page, gpu.numerics.page) == (Budget(256, 16), 128, 128)
+    assert canonical_schedule(target("h100"), preset("gemma3_4b")).numerics.page == 64
+    assert canonical_schedule(target("v5e:2x2"), preset("gemma3_4b")).numerics.page == 128
+    assert (tpu.fast_path.block_pages, gpu.fast_path.splits) == (2, 16)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_canonical_schedule_runs_the_kernels_of_the_platform_on_the_default_budg
 )
 def test_canonical_schedule_is_cut_as_asked(split: dict[str, int], rows: int, window: int):
     schedule = canonical_schedule(target("v6e:2x2"), **split)
-    assert (schedule.rows, schedule.window) == (rows, window)
+    assert (schedule.budget.rows, schedule.budget.window) == (rows, window)
     assert isinstance(schedule, Schedule)
 
 

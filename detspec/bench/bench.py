@@ -74,7 +74,7 @@ def run_bench(
         limits = bound(model.cfg, machine, batch=batch, context=prompt_len + new_tokens / 2, step_ms=step_ms)
         measured.append({"batch": batch, "bound": limits, **entry})
     return {
-        "fingerprint": Engine(model, EngineConfig(max_requests=1, max_len=default_schedule().window)).fingerprint(),
+        "fingerprint": Engine(model, EngineConfig(max_requests=1, max_len=default_schedule().budget.window)).fingerprint(),
         "model": {**model.cfg.to_json(), "num_params": model.cfg.num_params, "bytes": params_bytes(model.params)},
         "settings": {
             "batches": list(batches),

@@ -39,7 +39,7 @@ def bound(cfg: ModelConfig, machine: dict[str, Any], *, batch: int, context: flo
     Neither does if the larger takes less than half of the step: then it is "overhead" (attention over gathered pages, dispatch,
     small operations). If reading would take longer than the step, the weights stay in the processor's caches: "overhead" too.
     """
-    kv_itemsize = jnp.dtype(default_schedule(cfg).cache_dtype).itemsize
+    kv_itemsize = jnp.dtype(default_schedule(cfg).numerics.cache_dtype).itemsize
     lookup = 0 if cfg.tie_embeddings else cfg.vocab_size * cfg.d_model  # an embedding that is no head is not multiplied
     num_multiplied = cfg.num_params - lookup
     num_bytes = float(num_multiplied * cfg.jax_dtype.itemsize)

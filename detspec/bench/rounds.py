@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Request
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 
 METHODS = {"fast": "none", "canonical": "none", "batch_invariant": "none", "dvr": "self", "auto": "auto"}
 
@@ -40,7 +40,7 @@ class Case:
     def schedule(self) -> Schedule:
         """Of the canonical pass: the device's own, with pinned products where kernels alone are to make it invariant."""
         own = default_schedule()
-        return dataclasses.replace(own, linear="pinned") if self.mode == "batch_invariant" else own
+        return own.with_numerics(linear="pinned") if self.mode == "batch_invariant" else own
 
 
 class RunProgress:
@@ -114,7 +114,7 @@ def _engine(model: Model, case: Case, prompts: list[tuple[int, ...]], new_tokens
         model,
         EngineConfig(
             max_requests=len(prompts),
-            max_len=max(len(prompts[0]) + new_tokens, default_schedule().window, case.window),
+            max_len=max(len(prompts[0]) + new_tokens, default_schedule().budget.window, case.window),
             method=METHODS[case.mode],
             num_speculative_tokens=max(case.window - 1, 1),
             schedule=case.schedule,

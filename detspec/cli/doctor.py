@@ -29,14 +29,12 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 0 if the device is certified, else 1."""
-    import dataclasses
-
     from detspec.doctor.doctor import run_doctor
     from detspec.environment import default_schedule
     from detspec.progress import Progress
 
     model = load_model(args)
-    schedule = dataclasses.replace(default_schedule(model.cfg), alignment=args.alignment, linear=args.linear)
+    schedule = default_schedule(model.cfg).with_numerics(alignment=args.alignment, linear=args.linear)
     with Progress(0, "steps") as progress:
         report = run_doctor(model, schedule=schedule, max_requests=args.max_requests, on_progress=progress.stage)
     print(report.table())

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.generate.insert import start_state
 from detspec.generate.loop import generate_state
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.drafts import guess_fn
@@ -92,7 +92,7 @@ def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
             f"{model.cfg.max_position} positions: ask a shorter one"
         )
     schedule = chosen_schedule(None, model.cfg)
-    schedule = schedule.budget(schedule.rows, 1)  # a short answer needs no drafts
+    schedule = schedule.with_budget(schedule.budget.rows, 1)  # a short answer needs no drafts
     others = other_prompts(model, prompt)
     began = time.perf_counter()
     alone = _answer(model, [prompt], schedule, "trivial")
@@ -128,7 +128,7 @@ def other_prompts(model: Model, prompt: Sequence[int]) -> list[list[int]]:
 def _answer(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule, guesses: str) -> GenState:
     """The final state of all `prompts` side by side."""
     longest = max(map(len, prompts)) + MAX_TOKENS
-    max_len = min(schedule.whole_pages(longest), model.cfg.max_position)
+    max_len = min(schedule.numerics.whole_pages(longest), model.cfg.max_position)
     sampling = [SamplingParams(max_tokens=MAX_TOKENS, thinking=True)] * len(prompts)
     state = start_state(model.cfg, prompts, sampling, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
     state = generate_state(model.params, model.cfg, state, schedule=schedule, guess_fn=guess_fn(guesses, schedule))

@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable
 
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
 from detspec.doctor.examination import Check, examine, text_length
 from detspec.doctor.thinking_examination import examine_thoughts
 from detspec.engine.certify import Certificate
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import chosen_schedule, fingerprint
+from detspec.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +33,11 @@ class DoctorReport:
     def table(self) -> str:
         """The report for people."""
         lines = [f"{name:12} {value}" for name, value in self.fingerprint.items()]
-        s = self.schedule
+        rows, window = dataclasses.astuple(self.schedule.budget)
+        numerics = self.schedule.numerics
         lines.append(
-            f"{'schedule':12} rows {s.rows}, window {s.window}, page {s.page}, query tile {s.query_tile}, "
-            f"{s.cache_dtype} cache, {s.implementation} attention, {s.linear} products"
+            f"{'schedule':12} rows {rows}, window {window}, page {numerics.page}, query tile {numerics.query_tile}, "
+            f"{numerics.cache_dtype} cache, {numerics.implementation} attention, {numerics.linear} products"
         )
         lines += ["", f"  {'axis':16} {'what varies':58} {'runs':>4}  same bits at {self.num_positions} positions"]
         for check in self.checks:

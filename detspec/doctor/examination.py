@@ -18,11 +18,12 @@ import numpy as np
 
 from detspec.cache import KVCache, init_cache
 from detspec.checkpoint.load import Model
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampler import sample
 from detspec.sampling_params import SamplingParams, row_sampling
+from detspec.schedule import Schedule
 from detspec.state import NO_ROW, RowSampling, Windows
 
 POISON = 1e30  # finite: what a masked slot may hold
@@ -88,7 +89,7 @@ def compare(
 
 def text_length(cfg: ModelConfig, schedule: Schedule) -> int:
     """Positions of the text: more than two passes, a whole number of neither windows nor pages."""
-    return min(2 * schedule.rows + 23, 200, cfg.max_position)
+    return min(2 * schedule.budget.rows + 23, 200, cfg.max_position)
 
 
 class _Examination:
@@ -100,18 +101,18 @@ class _Examination:
         self.length = text_length(model.cfg, schedule)
         self.texts = rng.integers(0, self.cfg.vocab_size, size=(NUM_ROWS, self.length)).astype(np.int32)
         self.sampling = row_sampling([SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)])
-        self.free = schedule.alignment == "free"
+        self.free = schedule.numerics.alignment == "free"
 
     def axes(self) -> Iterator[tuple[str, str, Variants[PassResult]]]:
         """Axis, what varies, and named variants of the reading."""
         s = self.schedule
         yield "run", "the same pass again", [("again", partial(self.read, s))]
-        groups = sorted({1, s.groups // 2, s.groups - 1} - {0})
+        groups = sorted({1, s.budget.groups // 2, s.budget.groups - 1} - {0})
         if groups:
-            variants = [(f"window {g} of {s.groups}", partial(self.read, s, group=g)) for g in groups]
+            variants = [(f"window {g} of {s.budget.groups}", partial(self.read, s, group=g)) for g in groups]
             yield "group index", "place of the text's window in the pass", variants
-        if s.groups > 1:
-            variants = [(f"set {n}", partial(self.read, s, group=s.groups // 2, neighbours=n)) for n in (1, 2, 3)]
+        if s.budget.groups > 1:
+            variants = [(f"set {n}", partial(self.read, s, group=s.budget.groups // 2, neighbours=n)) for n in (1, 2, 3)]
             yield "neighbours", "what the other windows hold, and how far along they are", variants
         variants = [(f"row {row}", partial(self.read, s, row=row)) for row in (1, NUM_ROWS - 1)]
         yield "cache row", "the text's row of the cache", variants
@@ -123,13 +124,15 @@ class _Examination:
         yield "stale slots", f"unused slots filled with +-{POISON:g}", [("poisoned", partial(self.read, s, poison=True))]
         if self.free:
             variants = [
-                (f"first window of {n}", partial(self.read, s, first=n)) for n in (1, s.window // 2 + 1, s.window - 1) if n > 0
+                (f"first window of {n}", partial(self.read, s, first=n))
+                for n in (1, s.budget.window // 2 + 1, s.budget.window - 1)
+                if n > 0
             ]
             yield "window offset", "where windows start", variants
-            splits = [2**i for i in range(s.rows.bit_length()) if 2**i != s.window]
-            variants = [(f"{s.rows // w}x{w}", partial(self.read, s.budget(s.rows, w))) for w in splits]
-            yield "split", f"how the budget of {s.rows} rows is cut into windows", variants
-            variants = [("one token a pass", partial(self.read, s.budget(s.rows, 1), per_pass=1))]
+            splits = [2**i for i in range(s.budget.rows.bit_length()) if 2**i != s.budget.window]
+            variants = [(f"{s.budget.rows // w}x{w}", partial(self.read, s.with_budget(s.budget.rows, w))) for w in splits]
+            yield "split", f"how the budget of {s.budget.rows} rows is cut into windows", variants
+            variants = [("one token a pass", partial(self.read, s.with_budget(s.budget.rows, 1), per_pass=1))]
             yield "prefix rebuild", "prefix decoded token by token, not prefilled", variants
 
     def control(self, anchor: PassResult, say: Callable[[str], None]) -> Check:
@@ -166,8 +169,8 @@ class _Examination:
             reverse_pages: hand out the pool's pages from the other end.
             poison: fill the pool with large values first.
         """
-        W, G = schedule.window, schedule.groups
-        cache = init_cache(self.cfg, max_requests=NUM_ROWS, max_len=self.length, schedule=self.schedule)
+        W, G = schedule.budget.window, schedule.budget.groups
+        cache = init_cache(self.cfg, max_requests=NUM_ROWS, max_len=self.length, numerics=self.schedule.numerics)
         cache = disturbed(cache, self.schedule, reverse_pages=reverse_pages, poison=poison)
         starts = [0, *range(first, self.length, W)] if first else list(range(0, self.length, W))
         ends = [*starts[1:], self.length]
@@ -202,8 +205,10 @@ def disturbed(cache: KVCache, schedule: Schedule, *, reverse_pages: bool, poison
     if reverse_pages:
         cache = cache.replace(page_table=cache.page_table[::-1, ::-1])
     if poison:
-        sign = jnp.where(jnp.arange(schedule.page) % 2 == 0, POISON, -POISON).astype(schedule.cache_dtype)[None, None, :, None]
-        keys = tuple(x + jnp.moveaxis(sign, 2, schedule.key_slot_axis) for x in cache.k)
+        sign = jnp.where(jnp.arange(schedule.numerics.page) % 2 == 0, POISON, -POISON).astype(schedule.numerics.cache_dtype)[
+            None, None, :, None
+        ]
+        keys = tuple(x + jnp.moveaxis(sign, 2, schedule.numerics.key_slot_axis) for x in cache.k)
         cache = cache.replace(k=keys, v=tuple(x + sign for x in cache.v))
     return cache
 
@@ -213,7 +218,7 @@ def keys_values(cache: KVCache, row: int, length: int, schedule: Schedule) -> np
     position = np.arange(length)
     pages = np.asarray(cache.page_table)[row, position // cache.page]
     slots = position % cache.page
-    keys = [np.moveaxis(np.asarray(x), schedule.key_slot_axis, 2)[pages, :, slots] for x in cache.k]
+    keys = [np.moveaxis(np.asarray(x), schedule.numerics.key_slot_axis, 2)[pages, :, slots] for x in cache.k]
     values = [np.asarray(x)[pages, :, slots] for x in cache.v]
     return np.stack([keys, values], axis=1)
 
@@ -224,11 +229,11 @@ def _pass(
 ) -> tuple[jax.Array, jax.Array, jax.Array, KVCache]:
     """One pass: logits `[G, W, V]`, sampled tokens and log-probabilities `[G, W]`, and the cache."""
     G, W = windows.tokens.shape
-    logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=schedule)
+    logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics)
     rows = jax.tree.map(lambda x: jnp.repeat(x, G * W, axis=0), sampling)
     flat = logits_f32.reshape(G * W, -1)
     position = windows.positions.reshape(-1) + 1
-    tokens, logprobs = sample(flat, position, rows, lambda: windows.tokens, schedule=schedule)  # no row has penalties
+    tokens, logprobs = sample(flat, position, rows, lambda: windows.tokens, numerics=schedule.numerics)  # no row has penalties
     return logits_f32, tokens.reshape(G, W), logprobs.reshape(G, W), cache
 
 

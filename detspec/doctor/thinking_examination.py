@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.doctor.examination import (
     POISON,
     Check,
@@ -22,6 +22,7 @@ from detspec.doctor.examination import (
 from detspec.generate.insert import init_state, insert, pack_requests
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.think_prompt import read
 from detspec.thinking.thoughts import thought_lists
@@ -88,7 +89,7 @@ class _Examination:
     ) -> ReadPrompt:
         """Reads the prompt in `row`, with others in the rows beside it."""
         cfg, schedule = self.model.cfg, self.schedule
-        max_len = schedule.whole_pages(max(map(len, self.prompts)) + SAMPLING.max_tokens)
+        max_len = schedule.numerics.whole_pages(max(map(len, self.prompts)) + SAMPLING.max_tokens)
         state = init_state(cfg, max_requests=NUM_ROWS, max_len=max_len, max_stop_ids=1, max_logit_bias=1, schedule=schedule)
         state = state.replace(cache=disturbed(state.cache, schedule, reverse_pages=reverse_pages, poison=poison))
         rows = [row, *(other for other in range(NUM_ROWS) if other != row)] if neighbours else [row]

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 
 from detspec.cache import KVCache
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.draft.draft_fn import DraftFn, draft_limit
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampler import sample
+from detspec.schedule import Schedule
 from detspec.state import Draft, GenState, Windows
 from detspec.stopping import is_stop
 
@@ -38,7 +39,7 @@ def self_draft(window: int, schedule: Schedule) -> DraftFn:
             row = jnp.arange(B, dtype=jnp.int32)
             position = state.cache.length + step
             windows = Windows(tokens=last[:, None], row=row, start=position, count=going.astype(jnp.int32))
-            logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=fast, inject=state.inject(windows))
+            logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=fast.numerics, inject=state.inject(windows))
 
             def texts() -> jax.Array:
                 """Committed tokens and the guesses so far, `[B, max_len]`."""
@@ -46,7 +47,7 @@ def self_draft(window: int, schedule: Schedule) -> DraftFn:
                 place = jnp.where(guess < step, state.committed[:, None] + guess, state.tokens.shape[1])
                 return state.tokens.at[row[:, None], place].set(tokens, mode="drop")
 
-            chosen, logprob = sample(logits_f32[:, 0], position + 1, state.sampling, texts, schedule=fast)
+            chosen, logprob = sample(logits_f32[:, 0], position + 1, state.sampling, texts, numerics=fast.numerics)
             tokens = tokens.at[:, step].set(chosen)
             logprobs = logprobs.at[:, step].set(logprob)
             count += going.astype(jnp.int32)

@@ -1,7 +1,7 @@
 """Certification of a plan on the device at hand, on its whole compiled program.
 
 A program is certified if the tokens and log-probability bits that it commits, for a batch of made-up requests, are those of
-the anchor: the canonical pass of `Schedule.rows` rows in windows of `Schedule.window`, reading what the program committed. At
+the anchor: the canonical pass of `Budget.rows` rows in windows of `Budget.window`, reading what the program committed. At
 the first token that the anchor would not have chosen, its target differs.
 Plans that differ from the anchor are not used; only the anchor itself failing is an error.
 """
@@ -12,11 +12,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.engine.policy import Plan
 from detspec.engine.programs import replay_rows
 from detspec.engine.trial import Trial
 from detspec.model.params import Params
+from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.thoughts import thought_lists
 

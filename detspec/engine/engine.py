@@ -54,7 +54,7 @@ class Engine:
         self.config = config or EngineConfig()
         self.schedule = chosen_schedule(self.config.schedule, model.cfg)
         self.stats = Stats()
-        max_requests, max_len, page = self.config.max_requests, self.config.max_len, self.schedule.page
+        max_requests, max_len, page = self.config.max_requests, self.config.max_len, self.schedule.numerics.page
         if max_len > model.cfg.max_position:
             raise InputError(f"max_len {max_len} exceeds the {model.cfg.max_position} positions that the model was made for")
         max_pages = -(-max_len // page)
@@ -67,7 +67,7 @@ class Engine:
         sharing = self.config.prefix_sharing
         allocator = Allocator(self._pool, page=page, max_requests=max_requests, max_pages=max_pages, sharing=sharing)
         chunk = None if model.cfg.thinking is None else model.cfg.thinking.chunk
-        self._scheduler = Scheduler(allocator, max_requests=max_requests, window=self.schedule.window, chunk=chunk)
+        self._scheduler = Scheduler(allocator, max_requests=max_requests, window=self.schedule.budget.window, chunk=chunk)
         self._weight_version: str | None = None
         self._read_fingerprint()
         self._running = self._stopping = False
@@ -76,8 +76,7 @@ class Engine:
     def fingerprint(self) -> dict[str, object]:
         """Everything but the request that committed bits may depend on."""
         version = {} if self._weight_version is None else {"weight_version": self._weight_version}
-        schedule = dataclasses.asdict(self.schedule)
-        return {**fingerprint(), "model": self.model.digest, **version, "schedule": schedule}
+        return {**fingerprint(), "model": self.model.digest, **version, "schedule": self.schedule.bits()}
 
     @property
     def certificates(self) -> dict[Plan, Certificate]:
@@ -299,8 +298,8 @@ class Engine:
                 visit_s=self._runner.clock.visit_s,
                 segment_steps=min(segment_steps, TRIED_STEPS * plan.window) if trying else segment_steps,
                 max_prefill_passes=self.config.max_prefill_passes,
-                prefill_rows=self.schedule.rows,
-                prefill_window=self.schedule.window,
+                prefill_rows=self.schedule.budget.rows,
+                prefill_window=self.schedule.budget.window,
                 smaller_batch=self.planner.smaller_batch(plan),
             )
             num_steps = self._scheduler.affordable(segment.num_steps, plan.window)

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from detspec.config import Schedule
 from detspec.errors import InputError
+from detspec.schedule import Schedule
 from detspec.thinking.drafts import GUESSES
 
 METHODS = ("auto", "self", "none")
@@ -16,7 +16,7 @@ class EngineConfig:
     Attributes:
         max_requests: most requests in flight.
         max_len: positions a request may take, prompt and new tokens together.
-        num_pages: cache pages that requests share, of `Schedule.page` positions each; by default enough for all at `max_len`.
+        num_pages: cache pages that requests share, of `Numerics.page` positions each; by default enough for all at `max_len`.
             With fewer, requests wait, or start over when pages run out; their bits stay what they are.
         prefix_sharing: requests that begin with the same tokens share the pages that hold them.
         method: what fills the row budget of deterministic requests. "none": one canonical row each, no draft. "self": the

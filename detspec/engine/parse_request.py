@@ -36,7 +36,7 @@ def read_request(
     if len(sampling.logit_bias) > config.max_logit_bias:
         raise InputError(f"more biased tokens than EngineConfig.max_logit_bias ({config.max_logit_bias}) has room for")
     if config.num_pages is not None:  # else there are enough for any request of `max_len`
-        page = (config.schedule or default_schedule(model.cfg)).page
+        page = (config.schedule or default_schedule(model.cfg)).numerics.page
         needed = -(-(len(ids) + sampling.max_tokens) // page)
         if needed > config.num_pages:
             raise InputError(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
 from detspec.engine.certify import Certificate, certify, certify_reading
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan, allowed_windows, canonical_plans, choose, fast_plan, needed_batches
@@ -14,6 +13,7 @@ from detspec.engine.request import Stats
 from detspec.engine.step_times import StepTimes
 from detspec.engine.trial import Trial, time_plans
 from detspec.errors import InputError
+from detspec.schedule import Schedule
 from detspec.state import GenState
 
 PRIOR_ACCEPTANCE = 0.99
@@ -87,7 +87,7 @@ class Planner:
 
     def _certify_window(self, state: GenState, batch: int, window: int) -> GenState:
         """Tries the plans of one window size until one is certified, and times it beside the others of its batch."""
-        for plan in canonical_plans(batch, window, self._schedule.rows):
+        for plan in canonical_plans(batch, window, self._schedule.budget.rows):
             if self._config.method == "auto" and window > 1 and not self._draft_can_win(batch):
                 self.certificates[plan] = Certificate(plan, equal=False, differs=CANNOT_WIN)
                 break
@@ -112,7 +112,7 @@ class Planner:
         if differs:
             raise InputError(
                 f"this device does not certify reading with thoughts, so determinism cannot be promised: {differs}. Try "
-                'Schedule(linear="pinned")'
+                'Schedule(Numerics(linear="pinned"))'
             )
         self._reading_certified = True
         return _free(state)
@@ -145,8 +145,8 @@ class Planner:
         )
         return (
             f"this device does not certify the canonical pass at {num_live} rows, so determinism cannot be promised. {found}. "
-            'Run `detspec doctor`: if only window offsets fail there, use Schedule(alignment="window"); if numbers of rows do, '
-            'Schedule(linear="pinned")'
+            'Run `detspec doctor`. If only window offsets fail there, use Schedule(Numerics(alignment="window")); if numbers '
+            'of rows do, use Schedule(Numerics(linear="pinned"))'
         )
 
 

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from detspec.config import Schedule
 from detspec.engine.engine_config import EngineConfig
+from detspec.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +63,8 @@ def needed_batches(config: EngineConfig, num_requests: int) -> tuple[int, ...]:
 
 def allowed_windows(config: EngineConfig, schedule: Schedule) -> tuple[int, ...]:
     """The window sizes that the method allows; aligned windows keep the schedule's, because the bits depend on it."""
-    if schedule.alignment == "window":
-        return (schedule.window,)
+    if schedule.numerics.alignment == "window":
+        return (schedule.budget.window,)
     speculative = config.num_speculative_tokens + 1
     return {"none": (1,), "self": (speculative,)}.get(config.method, (1, speculative))
 
@@ -78,7 +78,7 @@ def needed_plans(config: EngineConfig, schedule: Schedule, num_requests: int, *,
     for batch in needed_batches(config, num_requests):
         plans.append(fast_plan(batch))
         for window in allowed_windows(config, schedule) if deterministic else ():
-            plans += canonical_plans(batch, window, schedule.rows)
+            plans += canonical_plans(batch, window, schedule.budget.rows)
     return tuple(plans)
 
 

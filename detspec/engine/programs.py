@@ -9,13 +9,14 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.engine.policy import Plan
 from detspec.generate.insert import Requests, put_requests, put_rows, take_rows
 from detspec.generate.loop import default_draft, dvr_step, fast_step, run
 from detspec.generate.prefill import prefill
 from detspec.generate.score import Replayed, replay
 from detspec.model.params import Params
+from detspec.schedule import Schedule
 from detspec.state import READING_COUNTERS, GenState
 from detspec.thinking.drafts import guess_fn
 from detspec.thinking.think_prompt import read
@@ -76,7 +77,7 @@ def run_segment(
     Ends after `max_steps`, when fewer than `min_live` of the rows are live, or when those in use that are not live have
     idled for `max_idle` steps, added up.
     """
-    canonical = schedule.budget(plan.rows, plan.window)
+    canonical = schedule.with_budget(plan.rows, plan.window)
     if plan.fast:
         step_fn = partial(fast_step, params, cfg, schedule=schedule)
     else:

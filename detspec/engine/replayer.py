@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.engine.policy import NEVER
 from detspec.engine.programs import prefill_rows, read_rows, replay_rows
 from detspec.engine.request import Request
@@ -25,6 +25,7 @@ from detspec.errors import InputError
 from detspec.generate.insert import check_prompt, commit_like, init_state, insert, pack_requests, thinks
 from detspec.generate.score import Replayed
 from detspec.sampling_params import MAX_LOGPROBS, SamplingParams
+from detspec.schedule import Schedule
 from detspec.state import PAD_ID, GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.thoughts import thought_lists
@@ -152,7 +153,7 @@ class Replayer:
         prompts = [request.prompt_token_ids for request, _ in batch]
         sampling = [request.sampling for request, _ in batch]
         likeliest = any(_wants_likeliest(request) for request, _ in batch)
-        page, table = self._asked.page, self._page_table.copy()
+        page, table = self._asked.numerics.page, self._page_table.copy()
         # Prompts are read in the order of rows, so what a row shares with the one before is in the cache when it is needed.
         thinking = any(thinks(self._model.cfg, request.sampling) for request, _ in batch)
         shared = [0] * len(batch) if likeliest or thinking else shared_pages(prompts, page)
@@ -191,10 +192,10 @@ class Replayer:
 
 def large_passes(schedule: Schedule, max_len: int) -> Schedule:
     """The same schedule with passes of more rows and windows of a query tile at least; aligned windows keep their length."""
-    window = schedule.window
-    if schedule.alignment == "free":
-        window = max(window, schedule.query_tile)
-    return schedule.budget(max(schedule.rows, LARGE_ROWS, window), window) if window <= max_len else schedule
+    window = schedule.budget.window
+    if schedule.numerics.alignment == "free":
+        window = max(window, schedule.numerics.query_tile)
+    return schedule.with_budget(max(schedule.budget.rows, LARGE_ROWS, window), window) if window <= max_len else schedule
 
 
 def shared_pages(prompts: Sequence[Sequence[int]], page: int) -> list[int]:

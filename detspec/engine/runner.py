@@ -7,7 +7,6 @@ import numpy as np
 
 from detspec.cache import SCRATCH_PAGE
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
 from detspec.engine.clock import Clock
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan, Segment
@@ -17,6 +16,7 @@ from detspec.engine.sequence import SequenceState
 from detspec.engine.step_times import StepTimes
 from detspec.generate.insert import Requests, commit_like, init_state, no_requests, pack_requests
 from detspec.sampling_params import MAX_LOGPROBS
+from detspec.schedule import Schedule
 from detspec.thinking.thoughts import thought_lists
 
 

@@ -7,12 +7,13 @@ import jax
 import numpy as np
 
 from detspec.cache import SCRATCH_PAGE, identity_table
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.engine.policy import NEVER, Plan
 from detspec.engine.programs import prefill_rows, run_segment
 from detspec.generate.insert import pack_requests
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from detspec.state import GenState
 
 PROBE_TOKENS = 24
@@ -53,7 +54,7 @@ class Trial:
         self._in_use = np.arange(max_requests) < plan.batch
         self._table = np.full(state.cache.page_table.shape, SCRATCH_PAGE, np.int32)
         self._table[: plan.batch, :pages_each] = identity_table(plan.batch, pages_each)
-        room = min(max_len, pages_each * schedule.page)
+        room = min(max_len, pages_each * schedule.numerics.page)
         self._num_new = max(1, min(PROBE_TOKENS, room // 2))
         wanted = PROBE_PROMPT if cfg.thinking is None else max(PROBE_PROMPT, PROBE_CHUNKS * cfg.thinking.chunk + 1)
         longest = max(1, min(wanted, room - self._num_new))

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.cache import init_cache
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.generate.packing import pack_rows, unpack_rows
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams, all_stop_ids, row_sampling
+from detspec.schedule import Schedule
 from detspec.state import PAD_ID, RUNNING, GenState, RowSampling, init_counters
 from detspec.thinking.think_prompt import init_reading
 from detspec.thinking.thoughts import pack_guesses
@@ -39,9 +40,9 @@ def init_state(
         InputError: a window of the schedule is longer than `max_len`, or a model that thinks cannot with this schedule, see
             `init_reading`.
     """
-    if schedule.window > max_len:
+    if schedule.budget.window > max_len:
         raise InputError(
-            f"Schedule.window ({schedule.window}) is larger than the cache's max_len ({max_len}): lower one, raise the other"
+            f"Budget.window ({schedule.budget.window}) is more than the cache's max_len ({max_len}): lower one, raise the other"
         )
     nobody = row_sampling([SamplingParams()] * max_requests, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias)
     return GenState(
@@ -54,7 +55,7 @@ def init_state(
         deterministic=jnp.ones(max_requests, bool),
         sampling=jax.tree.map(jnp.asarray, nobody),
         counters=init_counters(max_requests),
-        cache=init_cache(cfg, max_requests=max_requests, max_len=max_len, schedule=schedule, num_pages=num_pages),
+        cache=init_cache(cfg, max_requests=max_requests, max_len=max_len, numerics=schedule.numerics, num_pages=num_pages),
         reading=init_reading(cfg, max_requests=max_requests, max_len=max_len, schedule=schedule) if cfg.thinking else None,
     )
 

@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.draft.draft_fn import DraftFn
 from detspec.draft.none import no_draft
 from detspec.draft.self_draft import self_draft
@@ -18,6 +18,7 @@ from detspec.generate.prefill import prefill
 from detspec.generate.verify import unverified, verify
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.think_prompt import GuessFn, read
 
@@ -37,7 +38,7 @@ def fast_step(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Sc
 
 def default_draft(schedule: Schedule) -> DraftFn:
     """The self draft for windows of several tokens, no draft for windows of one."""
-    return no_draft if schedule.window == 1 else self_draft(schedule.window, schedule)
+    return no_draft if schedule.budget.window == 1 else self_draft(schedule.budget.window, schedule)
 
 
 def run(
@@ -106,7 +107,7 @@ def generate(
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
     if len(each) != len(prompts):
         raise InputError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one for all, or one each")
-    max_len = max_len or max(max(len(p) + s.max_tokens for p, s in zip(prompts, each, strict=True)), schedule.window)
+    max_len = max_len or max(max(len(p) + s.max_tokens for p, s in zip(prompts, each, strict=True)), schedule.budget.window)
     state = start_state(cfg, prompts, each, eos_ids=eos_ids, max_len=max_len, schedule=schedule)
     return generate_state(params, cfg, state, schedule=schedule, draft_fn=draft_fn)
 

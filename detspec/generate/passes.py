@@ -12,7 +12,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from detspec.config import Schedule
+from detspec.schedule import Schedule
 from detspec.state import NO_ROW, GenState, Windows
 
 Carry = TypeVar("Carry")
@@ -31,7 +31,7 @@ class Stretches(flax.struct.PyTreeNode):
 
 def stretches(first: jax.Array, end: jax.Array, schedule: Schedule) -> Stretches:
     """Positions `first .. end - 1` of each row `[B]`; where windows are aligned, from the start of the window of `first`."""
-    start = first - first % schedule.window if schedule.alignment == "window" else first
+    start = first - first % schedule.budget.window if schedule.numerics.alignment == "window" else first
     return Stretches(start=jnp.where(first < end, start, end), end=end)
 
 
@@ -76,7 +76,7 @@ def run_passes(
     """Calls `pass_fn(windows, carry)` under `lax.while_loop` until `stretches` of all rows have been read.
 
     Args:
-        pass_fn: one pass over windows of `schedule.groups` by `schedule.window`.
+        pass_fn: one pass over windows of `schedule.budget.groups` by `schedule.budget.window`.
         carry: what the first pass gets; each next one gets what the last returned.
         tokens: `[B, T]` int32.
         stretches: what to read of them.
@@ -86,7 +86,7 @@ def run_passes(
     Returns:
         How many windows have been read, for `reached`; and what the last pass returned.
     """
-    W, G = schedule.window, schedule.groups
+    W, G = schedule.budget.window, schedule.budget.groups
     num_passes = -(-stretches.windows_of_rows(W).sum(dtype=jnp.int32) // G)
     if max_passes is not None:
         num_passes = jnp.minimum(num_passes, max_passes)

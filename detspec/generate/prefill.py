@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from detspec.cache import KVCache
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.generate.passes import missing, reached, run_passes
 from detspec.model.params import Params
 from detspec.model.transformer import forward
+from detspec.schedule import Schedule
 from detspec.state import GenState, Windows
 
 
@@ -21,11 +22,11 @@ def prefill(
     """Brings every live row to `cache.length == committed - 1`, or as far as `max_passes` passes over all rows reach."""
 
     def run_pass(windows: Windows, cache: KVCache) -> KVCache:
-        _, cache, _ = forward(params, cfg, windows, cache, schedule=schedule, inject=state.inject(windows))
+        _, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=state.inject(windows))
         return cache
 
     lacking = missing(state, schedule)
     with jax.named_scope("prefill"):
         done, cache = run_passes(run_pass, state.cache, state.tokens, lacking, schedule=schedule, max_passes=max_passes)
-    length = jnp.maximum(state.cache.length, reached(lacking, done, schedule.window))
+    length = jnp.maximum(state.cache.length, reached(lacking, done, schedule.budget.window))
     return state.replace(cache=cache.replace(length=length))

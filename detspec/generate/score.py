@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.cache import KVCache
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
 from detspec.generate.insert import start_state
 from detspec.generate.passes import run_passes, stretches
@@ -18,6 +18,7 @@ from detspec.model.transformer import forward
 from detspec.ops.row_sum import sum_fn
 from detspec.sampler import logprobs_at, reported_logits, sample
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from detspec.state import GenState, Windows
 
 
@@ -62,7 +63,7 @@ def score(
     if not sequences:
         return []
     schedule = chosen_schedule(schedule, cfg)
-    max_len = max_len or max(schedule.window, *(len(text) + 1 for text in sequences))
+    max_len = max_len or max(schedule.budget.window, *(len(text) + 1 for text in sequences))
     sampling = [SamplingParams(max_tokens=1, thinking=False)] * len(sequences)
     state = start_state(cfg, sequences, sampling, eos_ids=(), max_len=max_len, schedule=schedule)
     replayed, _ = _score_rows(params, cfg, state, schedule=schedule)
@@ -101,7 +102,7 @@ def replay(
         but no log-probability of a given token. And the state with `cache.length == committed - 1`.
     """
     B, T = state.tokens.shape
-    W, R = schedule.window, schedule.rows
+    W, R = schedule.budget.window, schedule.budget.rows
     first = state.cache.length if start is None else start
     end = jnp.where(state.live, state.committed, 0)
 
@@ -109,15 +110,15 @@ def replay(
         """All about the tokens at `position [R]` of rows `[G]`, from the logits `[R, V]` of the positions before."""
         row = jnp.repeat(rows_of_windows, W)
         given = state.tokens[row, jnp.minimum(position, T - 1)]
-        logprobs = logprobs_at(logits_f32, given, sum_fn(schedule))
+        logprobs = logprobs_at(logits_f32, given, sum_fn(schedule.numerics))
         sampling = jax.tree.map(lambda x: x[row], state.sampling)
         texts_fn = lambda: state.tokens[rows_of_windows]  # noqa: E731
         reported = reported_logits(logits_f32, position, sampling, texts_fn) if top_k else logits_f32
         _, top_ids = jax.lax.top_k(reported, top_k)
-        top_logprobs_of = partial(logprobs_at, reported, sum_row=sum_fn(schedule))
+        top_logprobs_of = partial(logprobs_at, reported, sum_row=sum_fn(schedule.numerics))
         targets = target_logprobs = None
         if choose:
-            targets, target_logprobs = sample(logits_f32, position, sampling, texts_fn, schedule=schedule)
+            targets, target_logprobs = sample(logits_f32, position, sampling, texts_fn, numerics=schedule.numerics)
         return Replayed(
             logprobs=jnp.where(position < state.committed[row], logprobs, 0.0),
             top_ids=top_ids.astype(jnp.int32),
@@ -128,7 +129,7 @@ def replay(
 
     def run_pass(windows: Windows, carry: tuple[Replayed, KVCache]) -> tuple[Replayed, KVCache]:
         replayed, cache = carry
-        logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=schedule, inject=state.inject(windows))
+        logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=state.inject(windows))
         row = jnp.maximum(windows.row, 0)
         position = windows.positions.reshape(-1) + 1
         found = read(logits_f32.reshape(R, -1), row, position)

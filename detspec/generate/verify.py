@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from detspec.cache import KVCache
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.generate.passes import cut, missing, reached
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampler import sample
+from detspec.schedule import Schedule
 from detspec.state import NO_ROW, Draft, GenState, Verified, Windows
 
 
@@ -23,12 +24,12 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
     The rows to verify are packed together, so the number of passes is `ceil(rows / G)`, none if there are none. Windows that
     the last of these passes would leave empty take along what rows that are catching up lack.
     """
-    B, W, G = state.tokens.shape[0], schedule.window, schedule.groups
+    B, W, G = state.tokens.shape[0], schedule.budget.window, schedule.budget.groups
     wanted = state.ready & ~draft.final
     order = jnp.argsort(~wanted, stable=True).astype(jnp.int32)  # rows to verify first
     num_wanted = wanted.sum(dtype=jnp.int32)
     # Committed tokens that a window of this row holds before the last one.
-    before = state.cache.length % W if schedule.alignment == "window" else jnp.zeros_like(state.cache.length)
+    before = state.cache.length % W if schedule.numerics.alignment == "window" else jnp.zeros_like(state.cache.length)
     num_guessed = jnp.minimum(draft.count, W - 1 - before)
     lacking = missing(state, schedule)
 
@@ -42,7 +43,7 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
         own = _windows(state, draft, row, in_pass, before[row], num_guessed[row])
         along = cut(lacking, index - num_wanted, state.tokens, W)
         windows = jax.tree.map(lambda x, y: jax.vmap(jnp.where)(in_pass, x, y), own, along)
-        logits_f32, cache, _ = forward(params, cfg, windows, cache, schedule=schedule, inject=state.inject(windows))
+        logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=state.inject(windows))
 
         def texts() -> jax.Array:
             """The rows' committed tokens, and over them what the windows hold, guesses too, `[G, max_len]`."""
@@ -51,7 +52,7 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
 
         rows = jax.tree.map(lambda x: jnp.repeat(x[row], W, axis=0), state.sampling)
         position = windows.positions.reshape(-1) + 1
-        chosen, logprob = sample(logits_f32.reshape(G * W, -1), position, rows, texts, schedule=schedule)
+        chosen, logprob = sample(logits_f32.reshape(G * W, -1), position, rows, texts, numerics=schedule.numerics)
         place = jnp.where(in_pass, row, B)
         targets = targets.at[place].set(chosen.reshape(G, W), mode="drop")
         logprobs = logprobs.at[place].set(logprob.reshape(G, W), mode="drop")
@@ -62,7 +63,7 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
         done, targets, logprobs, cache = jax.lax.while_loop(lambda carry: carry[0] < num_wanted, run_pass, carry)
     taken_along = reached(lacking, jnp.maximum(done - num_wanted, 0), W)
     cache = cache.replace(length=jnp.maximum(cache.length, taken_along))
-    if schedule.alignment == "window":  # bring the target after the last committed token to the front
+    if schedule.numerics.alignment == "window":  # bring the target after the last committed token to the front
         shift = jnp.minimum(before[:, None] + jnp.arange(W, dtype=jnp.int32)[None, :], W - 1)
         targets, logprobs = (jnp.take_along_axis(x, shift, axis=1) for x in (targets, logprobs))
     agrees = (targets[:, : W - 1] == draft.tokens) & (jnp.arange(W - 1, dtype=jnp.int32)[None, :] < num_guessed[:, None])

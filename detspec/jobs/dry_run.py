@@ -1,6 +1,5 @@
 """What a job will take, before anything is compiled, generated or written: `--dry-run`."""
 
-import dataclasses
 from pathlib import Path
 
 from detspec.cache import cache_bytes
@@ -35,20 +34,20 @@ def plan_job(
     elif out is not None and (journal := read_journal(journal_path(out), header)):
         journal.load(found.first, found.counts)
         num_kept, num_todo = journal.num_kept, journal.num_todo
-    cfg, config, schedule = engine.model.cfg, engine.config, engine.schedule
+    cfg, config, numerics = engine.model.cfg, engine.config, engine.schedule.numerics
     cache = cache_bytes(
         cfg,
         max_requests=config.max_requests,
         max_len=config.max_len,
-        schedule=schedule,
+        numerics=numerics,
         num_pages=engine.num_pages,
     )
-    plans = needed_plans(config, schedule, num_todo, deterministic=found.deterministic)
+    plans = needed_plans(config, engine.schedule, num_todo, deterministic=found.deterministic)
     lines = {
         "model": f"{cfg.num_params:,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
-        "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {schedule.page} slots, {schedule.cache_dtype}",
+        "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {numerics.page} slots, {numerics.cache_dtype}",
         "engine": f"{config.max_requests} rows, max_len {config.max_len}, method {config.method}",
-        "schedule": ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(schedule).items()),
+        "schedule": ", ".join(f"{name} {value}" for name, value in engine.schedule.bits().items()),
         "requests": f"{found.num_requests:,} of {found.num_lines:,} lines (shard {shard[0]}/{shard[1]})",
         "rejected": f"{found.num_rejected:,} lines",
         "prompt tokens": f"{found.num_prompt_tokens:,}, at most {found.longest_prompt:,} each",
@@ -65,7 +64,7 @@ def least_passes(engine: Engine, found: Scan) -> int:
     """Canonical passes that no luck with drafts can avoid: one holds `rows` tokens of prompts, or commits as many at best."""
     config, schedule = engine.config, engine.schedule
     window = 1 if config.method == "none" else config.num_speculative_tokens + 1
-    most_committed = min(schedule.rows, config.max_requests * window)
-    prefill = -(-(found.num_prompt_tokens - found.num_requests) // schedule.rows)
+    most_committed = min(schedule.budget.rows, config.max_requests * window)
+    prefill = -(-(found.num_prompt_tokens - found.num_requests) // schedule.budget.rows)
     decode = max(-(-found.num_new_tokens // most_committed), -(-found.most_new_tokens // window))
     return prefill + decode

@@ -48,7 +48,7 @@ def job_manifest(
     return {
         "digest": hashlib.sha256(json.dumps(header["fingerprint"], sort_keys=True).encode()).hexdigest(),
         **header,
-        "engine": {**dataclasses.asdict(engine.config), "schedule": dataclasses.asdict(engine.schedule)},
+        "engine": {**dataclasses.asdict(engine.config), "schedule": engine.schedule.bits()},
         "prompts": {
             "source": prompts.source,
             "sha256": prompts.sha256,

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.errors import InputError
@@ -20,6 +19,7 @@ from detspec.jobs.files import sibling
 from detspec.jobs.lines import LOGPROB_KEYS, parse_request, refuse_unknown
 from detspec.jobs.manifest import read_manifest
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 
 RECORD_KEYS = ("id", "token_ids", "text", "logprobs", "finish_reason", "prompt_len", "digest")
 
@@ -70,7 +70,7 @@ class Origin:
     @property
     def schedule(self) -> Schedule:
         """Of the job's canonical pass."""
-        return Schedule(**self.fingerprint["schedule"])
+        return Schedule.from_bits(self.fingerprint["schedule"])
 
 
 def read_origin(records: Path) -> Origin:
@@ -90,7 +90,7 @@ def read_origin(records: Path) -> Origin:
             fingerprint=fingerprint,
             text=dict(manifest["text"]),
             sampling=SamplingParams(**manifest["sampling"]),
-            engine=EngineConfig(**{**manifest["engine"], "schedule": Schedule(**fingerprint["schedule"])}),
+            engine=EngineConfig(**{**manifest["engine"], "schedule": Schedule.from_bits(fingerprint["schedule"])}),
             source=manifest["prompts"]["source"],
             sha256=manifest["prompts"]["sha256"],
         )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.cache import SCRATCH_PAGE, KVCache, append
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.model.layers import RowOps, attend_sequence, block, layer_rotations, logits_f32, row_ops, scale_embeddings
 from detspec.model.params import Params
 from detspec.ops.attention.api import NO_POSITION, paged_attention
@@ -14,6 +14,7 @@ from detspec.ops.linear import xla
 from detspec.ops.linear.api import linear_fn
 from detspec.ops.rope import Rotation
 from detspec.ops.row_sum import native_sum, sum_fn
+from detspec.schedule import Numerics
 from detspec.state import Windows
 
 
@@ -31,7 +32,7 @@ def forward(
     windows: Windows,
     cache: KVCache,
     *,
-    schedule: Schedule,
+    numerics: Numerics,
     inject: jax.Array | None = None,
     tap_layer: int | None = None,
 ) -> Pass:
@@ -51,7 +52,7 @@ def forward(
     G, W = windows.tokens.shape
     places = place(windows, cache)
     rotations = layer_rotations(cfg, windows.positions.reshape(-1))
-    ops = row_ops(cfg, sum_fn(schedule), linear_fn(schedule))
+    ops = row_ops(cfg, sum_fn(numerics), linear_fn(numerics))
 
     x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1)))  # [R, D]
     k_pools, v_pools, tapped = [], [], None
@@ -61,7 +62,7 @@ def forward(
             x, pages = paged_block(
                 *(layer, cfg, x, rotations[index], (cache.k[index], cache.v[index]), places, ops),
                 sliding_window=cfg.sliding_window_of(index),
-                schedule=schedule,
+                numerics=numerics,
             )
         k_pools.append(pages[0])
         v_pools.append(pages[1])
@@ -115,7 +116,7 @@ def paged_block(
     ops: RowOps,
     *,
     sliding_window: int | None,
-    schedule: Schedule,
+    numerics: Numerics,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """One layer over token rows `x [R, D]` at `places` of its `pages` (keys, values): the rows after it, and the pages."""
     G, W = places.looking_from.shape
@@ -125,7 +126,7 @@ def paged_block(
         # with their scores, but nan values would reach rows that mask them, as `0 * nan`.
         sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]
         k, v = jnp.where(sound, k, jnp.nan), jnp.where(sound, v, jnp.zeros_like(v))
-        k_pages = append(pages[0], k, places.page_ids, places.slots, slot_axis=schedule.key_slot_axis)
+        k_pages = append(pages[0], k, places.page_ids, places.slots, slot_axis=numerics.key_slot_axis)
         v_pages = append(pages[1], v, places.page_ids, places.slots)
         attended = paged_attention(
             *(q.reshape(G, W, cfg.num_heads, cfg.head_dim), k_pages, v_pages, places.tables, places.looking_from),
@@ -133,7 +134,7 @@ def paged_block(
             cap=cfg.attn_softcap,
             sliding_window=sliding_window,
             alibi=cfg.position_encoding == "alibi",
-            schedule=schedule,
+            numerics=numerics,
         )
         return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)
 

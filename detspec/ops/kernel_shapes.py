@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.linear.api import linear_fn
 from detspec.presets import preset
 from detspec.roofline import Work
+from detspec.schedule import Schedule
 from detspec.targets import Compiled, Target, canonical_schedule, compile_for
 
 MODELS = (
@@ -62,10 +63,11 @@ class AttentionShape:
         """What windows at the end of `max_len` positions take: each query tile reads the pages it attends to once."""
         positions = range(max(self.max_len - self.window, 0), self.max_len)
         first_seen = [0 if self.sliding_window is None else max(p + 1 - self.sliding_window, 0) for p in positions]
-        tiles = range(0, len(positions), schedule.query_tile)
-        lasts = [positions[min(start + schedule.query_tile, len(positions)) - 1] for start in tiles]
+        tiles = range(0, len(positions), schedule.numerics.query_tile)
+        lasts = [positions[min(start + schedule.numerics.query_tile, len(positions)) - 1] for start in tiles]
         pages = sum(
-            last // schedule.page - first_seen[start] // schedule.page + 1 for start, last in zip(tiles, lasts, strict=True)
+            last // schedule.numerics.page - first_seen[start] // schedule.numerics.page + 1
+            for start, last in zip(tiles, lasts, strict=True)
         )
         q, k_pages, *_ = self.operands(schedule)
         page_bytes = 2 * k_pages.size // k_pages.shape[0] * k_pages.dtype.itemsize
@@ -77,11 +79,11 @@ class AttentionShape:
 
     def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes of queries, key pages, value pages, page tables and positions, every row with its own pages."""
-        max_pages = -(-self.max_len // schedule.page)
-        head_dim = schedule.cache_head_dim(self.head_dim)
-        values = (1 + self.groups * max_pages, self.num_kv_heads, schedule.page, head_dim)
-        keys = values if schedule.key_slot_axis == 2 else (*values[:2], head_dim, schedule.page)
-        cache = jnp.dtype(schedule.cache_dtype)
+        max_pages = -(-self.max_len // schedule.numerics.page)
+        head_dim = schedule.numerics.cache_head_dim(self.head_dim)
+        values = (1 + self.groups * max_pages, self.num_kv_heads, schedule.numerics.page, head_dim)
+        keys = values if schedule.numerics.key_slot_axis == 2 else (*values[:2], head_dim, schedule.numerics.page)
+        cache = jnp.dtype(schedule.numerics.cache_dtype)
         return (
             jax.ShapeDtypeStruct((self.groups, self.window, self.num_heads, self.head_dim), jnp.bfloat16),
             jax.ShapeDtypeStruct(keys, cache),
@@ -100,7 +102,7 @@ class AttentionShape:
                 cap=self.cap,
                 sliding_window=self.sliding_window,
                 alibi=self.alibi,
-                schedule=schedule,
+                numerics=schedule.numerics,
             )
 
         return attend
@@ -117,7 +119,7 @@ class LinearShape:
 
     def schedule(self, target: Target) -> Schedule:
         """What the product runs with on `target`."""
-        return dataclasses.replace(canonical_schedule(target), linear="pinned")
+        return canonical_schedule(target).with_numerics(linear="pinned")
 
     def work(self, schedule: Schedule) -> Work:
         """Weights and rows are read once, float32 results written once."""
@@ -133,7 +135,7 @@ class LinearShape:
 
     def function(self, schedule: Schedule) -> Callable[..., Any]:
         """The product of `operands(schedule)`."""
-        return linear_fn(schedule)
+        return linear_fn(schedule.numerics)
 
 
 KernelShape = AttentionShape | LinearShape

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from detspec.config import Schedule
+from detspec.schedule import Numerics
 
 SumFn = Callable[[jax.Array], jax.Array]  # [..., n] -> [...]
 
@@ -33,6 +33,6 @@ def native_sum(x: jax.Array) -> jax.Array:
     return x.sum(-1)
 
 
-def sum_fn(schedule: Schedule) -> SumFn:
-    """The sum that `schedule.reductions` names."""
-    return {"fixed": fixed_sum, "native": native_sum}[schedule.reductions]
+def sum_fn(numerics: Numerics) -> SumFn:
+    """The sum that `numerics.reductions` names."""
+    return {"fixed": fixed_sum, "native": native_sum}[numerics.reductions]

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.cache import cache_bytes
-from detspec.config import ModelConfig, Schedule, is_count
+from detspec.config import ModelConfig, is_count
 from detspec.draft.recorded import recorded_draft
 from detspec.engine.policy import Plan, step_tokens
 from detspec.errors import InputError
@@ -25,6 +25,7 @@ from detspec.generate.insert import init_state
 from detspec.generate.loop import dvr_step, fast_step
 from detspec.model.params import Params, param_shapes, params_bytes
 from detspec.roofline import Work, pass_work
+from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.targets import GPU_SHARE, Compiled, Target, compile_for, compilers
 
@@ -72,9 +73,9 @@ def plan(
     room = {"max_requests": max_requests, "max_len": max_len}
     sizes = {
         "weights_bytes": params_bytes(params),
-        "cache_bytes": cache_bytes(cfg, **room, schedule=schedule),
-        "row_bytes": -(-max_len // schedule.page)
-        * cache_bytes(cfg, max_requests=1, max_len=schedule.page, schedule=schedule)
+        "cache_bytes": cache_bytes(cfg, **room, numerics=schedule.numerics),
+        "row_bytes": -(-max_len // schedule.numerics.page)
+        * cache_bytes(cfg, max_requests=1, max_len=schedule.numerics.page, numerics=schedule.numerics)
         // 2,
     }
     _check_fits(target, sizes, max_requests, needed=sizes["weights_bytes"] + sizes["cache_bytes"])
@@ -89,7 +90,7 @@ def plan(
         on_stage(f"compiling the {name} of {cfg.num_layers} layers for {target.name}")
         programs[name] = _compile(target, sizes, max_requests, fn, params, state, *recorded)
     decode = pass_work(cfg, schedule.fast(max_requests), windows=max_requests, context=max_len)
-    verify = pass_work(cfg, schedule, windows=min(max_requests, schedule.groups), context=max_len)
+    verify = pass_work(cfg, schedule, windows=min(max_requests, schedule.budget.groups), context=max_len)
     return {
         "settings": {
             "target": dataclasses.asdict(target),
@@ -120,7 +121,7 @@ def canonical_step(
     cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState, tokens: jax.Array, length: jax.Array
 ) -> GenState:
     """Verification and commit of drafts that are read from `tokens [B, max_len]`, `length [B]` of them each."""
-    draft_fn = recorded_draft(tokens, length, schedule.window)
+    draft_fn = recorded_draft(tokens, length, schedule.budget.window)
     return dvr_step(params, cfg, state, draft_fn=draft_fn, schedule=schedule)
 
 
@@ -133,23 +134,23 @@ def predict(cfg: ModelConfig, target: Target, *, schedule: Schedule, live: int, 
     """
     decode_s = pass_work(cfg, schedule.fast(live), windows=live, context=context).seconds(target)
     splits = []
-    for window in (1 << power for power in range(schedule.rows.bit_length())):
-        if schedule.rows % window or window > context:
+    for window in (1 << power for power in range(schedule.budget.rows.bit_length())):
+        if schedule.budget.rows % window or window > context:
             continue
-        split = schedule.budget(schedule.rows, window)
-        full, rest = divmod(live, split.groups)
-        passes = [split.groups] * full + [rest] * (rest > 0)
+        split = schedule.with_budget(schedule.budget.rows, window)
+        full, rest = divmod(live, split.budget.groups)
+        passes = [split.budget.groups] * full + [rest] * (rest > 0)
         pass_s = sum(pass_work(cfg, split, windows=windows, context=context).seconds(target) for windows in passes)
         step_s = (window - 1) * decode_s + pass_s
-        tokens = step_tokens(Plan(batch=live, rows=schedule.rows, window=window), live, 0, ACCEPTANCE)
-        splits.append({"window": window, "groups": split.groups, "step_ms": 1e3 * step_s, "tok_per_s": tokens / step_s})
+        tokens = step_tokens(Plan(batch=live, rows=schedule.budget.rows, window=window), live, 0, ACCEPTANCE)
+        splits.append({"window": window, "groups": split.budget.groups, "step_ms": 1e3 * step_s, "tok_per_s": tokens / step_s})
     rates = {split["window"]: split["tok_per_s"] for split in splits}
     best = max(splits, key=lambda split: split["tok_per_s"])
     return {
         "predicted": {
             "ordinary_tok_per_s": live / decode_s,
             "canonical_tok_per_s": rates[1],
-            "drafting_tok_per_s": rates[schedule.window],
+            "drafting_tok_per_s": rates[schedule.budget.window],
             "best_window": best["window"],
             "best_groups": best["groups"],
             "best_tok_per_s": best["tok_per_s"],
@@ -161,14 +162,14 @@ def predict(cfg: ModelConfig, target: Target, *, schedule: Schedule, live: int, 
 def plan_table(result: dict[str, Any]) -> str:
     """The result of `plan` as text."""
     settings, memory, predicted = result["settings"], result["memory"], result["predicted"]
-    target, schedule = settings["target"], settings["schedule"]
+    target, numerics, budget = settings["target"], settings["schedule"]["numerics"], settings["schedule"]["budget"]
     lines = [
         f"{settings['model']['num_params'] / 1e9:.2f} B parameters, {settings['model']['dtype']}, on {target['name']}, "
         f"{target['device']}: {target['hbm_bytes'] / 1e9:.0f} GB at {target['bytes_per_s'] / 1e12:.2f} TB/s, "
         f"{target['flop_per_s'] / 1e12:.0f} TFLOP/s",
         f"{settings['max_requests']} rows of {settings['max_len']} positions; a canonical pass of "
-        f"{schedule['rows'] // schedule['window']} x {schedule['window']} rows; attention {schedule['implementation']!r}, "
-        f"cache {schedule['cache_dtype']}",
+        f"{budget['rows'] // budget['window']} x {budget['window']} rows; attention {numerics['implementation']!r}, "
+        f"cache {numerics['cache_dtype']}",
         "",
         "memory, as compiled",
         *(
@@ -194,8 +195,8 @@ def plan_table(result: dict[str, Any]) -> str:
         f"predicted at those times, rows full, {settings['acceptance']:.0%} of drafted tokens accepted (nothing was run)",
         f"  ordinary decoding         {predicted['ordinary_tok_per_s']:>9,.0f} tok/s",
         f"  canonical, windows of 1   {predicted['canonical_tok_per_s']:>9,.0f} tok/s",
-        f"  drafting, windows of {schedule['window']:<4} {predicted['drafting_tok_per_s']:>9,.0f} tok/s",
-        f"  best split of {schedule['rows']} rows: {predicted['best_groups']} windows of {predicted['best_window']}, "
+        f"  drafting, windows of {budget['window']:<4} {predicted['drafting_tok_per_s']:>9,.0f} tok/s",
+        f"  best split of {budget['rows']} rows: {predicted['best_groups']} windows of {predicted['best_window']}, "
         f"{predicted['best_tok_per_s']:,.0f} tok/s",
     ]
     return "\n".join(lines)

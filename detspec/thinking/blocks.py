@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.cache import init_cache
-from detspec.config import ModelConfig, Schedule, ThinkingConfig
+from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.layers import RowOps, layer_rotations, row_ops, scale_embeddings
 from detspec.model.params import Params
@@ -27,6 +27,7 @@ from detspec.ops.first_largest import first_largest
 from detspec.ops.linear.api import linear_fn
 from detspec.ops.row_sum import sum_fn
 from detspec.ops.softcap import softcap
+from detspec.schedule import Numerics
 from detspec.state import Windows
 from detspec.thinking.thoughts import cut_after_end, is_trivial, padded_thoughts, thought_length
 
@@ -72,31 +73,31 @@ def think_sequences(params: Params, cfg: ModelConfig, tapped: jax.Array, thought
     return _thought_logits(thinker, cfg, x[:, C - 1 :], ops)
 
 
-def compress(params: Params, cfg: ModelConfig, thoughts: jax.Array, *, schedule: Schedule) -> jax.Array:
+def compress(params: Params, cfg: ModelConfig, thoughts: jax.Array, *, numerics: Numerics) -> jax.Array:
     """States of the thoughts of a canonical pass: `thoughts [G, M]` int32 -> `[G, C, D]`."""
     tokens = _compressor_tokens(cfg, thoughts)
     G, P = tokens.shape
-    desk = init_cache(_one_layer(cfg), max_requests=G, max_len=P, schedule=schedule)
+    desk = init_cache(_one_layer(cfg), max_requests=G, max_len=P, numerics=numerics)
     windows = Windows(tokens=tokens, row=jnp.arange(G, dtype=jnp.int32), start=_all(G, 0), count=_all(G, P))
     x = scale_embeddings(cfg, lookup(params["embed"], tokens.reshape(-1)))
     x, _ = paged_block(
         *(params["thinking"]["compressor"]["layer"], cfg, x, layer_rotations(cfg, windows.positions.reshape(-1))[0]),
-        *((desk.k[0], desk.v[0]), place(windows, desk), canonical_ops(cfg, schedule)),
+        *((desk.k[0], desk.v[0]), place(windows, desk), canonical_ops(cfg, numerics)),
         sliding_window=None,
-        schedule=schedule,
+        numerics=numerics,
     )
     return _states(cfg, x.reshape(G, P, -1), thoughts)
 
 
 def compress_if_any(
-    params: Params, cfg: ModelConfig, thoughts: jax.Array, wanted: jax.Array, *, schedule: Schedule
+    params: Params, cfg: ModelConfig, thoughts: jax.Array, wanted: jax.Array, *, numerics: Numerics
 ) -> jax.Array:
     """States `[G, C, D]` of `thoughts [G, M]`, if one that is `wanted [G]` is not trivial; they are 0 else."""
     thinking = thinking_of(cfg)
     shape = (thoughts.shape[0], thinking.chunk, cfg.d_model)
     return jax.lax.cond(
         jnp.any(wanted & ~is_trivial(thoughts, thinking.end_id)),
-        lambda: compress(params, cfg, thoughts, schedule=schedule),
+        lambda: compress(params, cfg, thoughts, numerics=numerics),
         lambda: jnp.zeros(shape, cfg.jax_dtype),
     )
 
@@ -108,7 +109,7 @@ def think(
     guesses: jax.Array,
     wanted_fn: Callable[[jax.Array], jax.Array],
     *,
-    schedule: Schedule,
+    numerics: Numerics,
 ) -> jax.Array:
     """The thoughts after the chunks of a canonical pass.
 
@@ -132,9 +133,9 @@ def think(
     G, C, D = tapped.shape
     M, end_id = guesses.shape[1], thinking.end_id
     thinker = params["thinking"]["thinker"]
-    ops = canonical_ops(cfg, schedule)
+    ops = canonical_ops(cfg, numerics)
     row = jnp.arange(G, dtype=jnp.int32)
-    desk = init_cache(_one_layer(cfg), max_requests=G, max_len=C + M - 1, schedule=schedule)
+    desk = init_cache(_one_layer(cfg), max_requests=G, max_len=C + M - 1, numerics=numerics)
 
     def read(
         x: jax.Array, tokens: jax.Array, start: int, pages: tuple[jax.Array, jax.Array]
@@ -144,7 +145,7 @@ def think(
         return paged_block(
             *(thinker["layer"], cfg, x.reshape(-1, D), rotation, pages, place(windows, desk), ops),
             sliding_window=None,
-            schedule=schedule,
+            numerics=numerics,
         )
 
     x, pages = read(tapped, jnp.zeros((G, C), jnp.int32), 0, (desk.k[0], desk.v[0]))
@@ -172,9 +173,9 @@ def think(
     return cut_after_end(carry[0], end_id)
 
 
-def canonical_ops(cfg: ModelConfig, schedule: Schedule) -> RowOps:
+def canonical_ops(cfg: ModelConfig, numerics: Numerics) -> RowOps:
     """Operations on single rows as `schedule` orders them."""
-    return row_ops(cfg, sum_fn(schedule), linear_fn(schedule))
+    return row_ops(cfg, sum_fn(numerics), linear_fn(numerics))
 
 
 def _agreed(tokens: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:

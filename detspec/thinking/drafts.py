@@ -7,17 +7,17 @@ Recorded thoughts need no source: `pack_requests(..., thoughts=)` puts them in w
 `guess_fn` takes what is there.
 """
 
-import dataclasses
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 
 from detspec.cache import KVCache
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.model.transformer import forward
+from detspec.schedule import Schedule
 from detspec.state import NO_ROW, GenState, Windows
 from detspec.thinking.blocks import compress_if_any, think, thinking_of
 from detspec.thinking.think_prompt import GuessFn
@@ -59,7 +59,7 @@ def sequential_guesses(schedule: Schedule) -> GuessFn:
         reading, thinking = state.reading, thinking_of(cfg)
         assert reading is not None
         B, C = state.tokens.shape[0], thinking.chunk
-        fast = dataclasses.replace(schedule.budget(B * C, C), reductions="native", linear="xla")
+        fast = schedule.with_budget(B * C, C).with_numerics(reductions="native", linear="xla")
         row = jnp.arange(B, dtype=jnp.int32)
         unread = jnp.where(state.live, reading.end - reading.read, 0)
 
@@ -76,10 +76,12 @@ def sequential_guesses(schedule: Schedule) -> GuessFn:
                 start=positions[:, 0],
                 count=jnp.where(going, C, 0).astype(jnp.int32),
             )
-            _, cache, tapped = forward(params, cfg, windows, cache, schedule=fast, inject=states, tap_layer=thinking.out_layer)
+            _, cache, tapped = forward(
+                params, cfg, windows, cache, numerics=fast.numerics, inject=states, tap_layer=thinking.out_layer
+            )
             assert tapped is not None
-            thought = think(params, cfg, tapped, thoughts[row, place], lambda refused: going, schedule=fast)
-            states = compress_if_any(params, cfg, thought, going, schedule=fast)
+            thought = think(params, cfg, tapped, thoughts[row, place], lambda refused: going, numerics=fast.numerics)
+            states = compress_if_any(params, cfg, thought, going, numerics=fast.numerics)
             thoughts = thoughts.at[jnp.where(going, row, B), place].set(thought, mode="drop")
             return step + 1, states, thoughts, cache
 

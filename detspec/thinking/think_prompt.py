@@ -19,10 +19,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.model.transformer import forward
+from detspec.schedule import Schedule
 from detspec.state import NO_ROW, READING_COUNTERS, GenState, Reading, Windows
 from detspec.thinking.blocks import compress_if_any, think, thinking_of
 from detspec.thinking.thoughts import trivial_thoughts
@@ -39,20 +40,20 @@ def init_reading(cfg: ModelConfig, *, max_requests: int, max_len: int, schedule:
     """
     thinking = thinking_of(cfg)
     C, M = thinking.chunk, thinking.max_thought
-    if schedule.rows % C:
+    if schedule.budget.rows % C:
         raise InputError(
-            f"a canonical pass of {schedule.rows} rows cannot be cut into chunks of {C} tokens: choose Schedule.rows as a "
+            f"a canonical pass of {schedule.budget.rows} rows cannot be cut into chunks of {C} tokens: choose Budget.rows as a "
             "multiple of ThinkingConfig.chunk"
         )
-    if schedule.page < C + M - 1:
+    if schedule.numerics.page < C + M - 1:
         raise InputError(
-            f"a chunk of {C} tokens and a thought of up to {M} do not fit a page of {schedule.page} slots together: raise "
-            f"Schedule.page to at least {C + M - 1}, or lower ThinkingConfig.max_thought"
+            f"a chunk of {C} tokens and a thought of up to {M} do not fit a page of {schedule.numerics.page} slots together: "
+            f"raise Numerics.page to at least {C + M - 1}, or lower ThinkingConfig.max_thought"
         )
-    if schedule.alignment != "free":
+    if schedule.numerics.alignment != "free":
         raise InputError(
-            f'a model that thinks needs Schedule.alignment "free", got {schedule.alignment!r}: aligned windows would read '
-            "chunks again without their states"
+            f'a model that thinks needs Numerics.alignment "free", got {schedule.numerics.alignment!r}: aligned windows would '
+            "read chunks again without their states"
         )
     return Reading(
         thoughts=trivial_thoughts((max_requests, max(max_len // C, 1), M), thinking.end_id),
@@ -100,19 +101,19 @@ def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Sc
     """One canonical pass over the next chunks of the rows that are reading: verifies their guesses and commits."""
     reading, thinking = state.reading, thinking_of(cfg)
     assert reading is not None
-    chunks = next_chunks(state, schedule.rows // thinking.chunk)
+    chunks = next_chunks(state, schedule.budget.rows // thinking.chunk)
     row = jnp.maximum(chunks.windows.row, 0)
     place = reading.read[row] + chunks.depth
 
     # 1. What each chunk is given: the committed states for a row's first, those of the guess before it for the others.
     before = reading.thoughts[row, jnp.maximum(place - 1, 0)]
     guessed = (chunks.depth > 0) & chunks.used
-    assumed = compress_if_any(params, cfg, before, guessed, schedule=schedule)
+    assumed = compress_if_any(params, cfg, before, guessed, numerics=schedule.numerics)
     inject = jnp.where((chunks.depth == 0)[:, None, None], reading.states[row], assumed)
 
     # 2. The pass, and the thoughts after its chunks.
     _, cache, tapped = forward(
-        params, cfg, chunks.windows, state.cache, schedule=schedule, inject=inject, tap_layer=thinking.out_layer
+        params, cfg, chunks.windows, state.cache, numerics=schedule.numerics, inject=inject, tap_layer=thinking.out_layer
     )
     assert tapped is not None
     guesses = reading.thoughts[row, place]
@@ -122,7 +123,7 @@ def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Sc
         """What follows a wrong guess is void."""
         return chunks.used & (chunks.depth <= _before_refused(chunks, refused, B)[row])
 
-    thoughts = think(params, cfg, tapped, guesses, wanted, schedule=schedule)
+    thoughts = think(params, cfg, tapped, guesses, wanted, numerics=schedule.numerics)
 
     # 3. Commit each row's thoughts up to and with the first that was guessed wrong.
     offered = jnp.zeros(B, jnp.int32).at[jnp.where(chunks.used, row, B)].add(1, mode="drop")
@@ -130,7 +131,7 @@ def read_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Sc
     gained = jnp.minimum(accepted + 1, offered)
     committed = chunks.used & (chunks.depth < gained[row])
     is_last = committed & (chunks.depth == gained[row] - 1)
-    states = compress_if_any(params, cfg, thoughts, is_last, schedule=schedule)
+    states = compress_if_any(params, cfg, thoughts, is_last, numerics=schedule.numerics)
     took_part = (offered > 0).astype(jnp.int32)
     reading = reading.replace(
         thoughts=reading.thoughts.at[jnp.where(committed, row, B), place].set(thoughts, mode="drop"),

@@ -51,7 +51,7 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
         )
     schedule = default_schedule(cfg)
     source = guess_fn(guesses, schedule)
-    max_len = max(len(ids) + sampling.max_tokens, schedule.window)
+    max_len = max(len(ids) + sampling.max_tokens, schedule.budget.window)
     if max_len > cfg.max_position:
         raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {cfg.max_position}")
     asked = dataclasses.replace(sampling, thinking=True)
@@ -62,7 +62,7 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
     while before.read < before.end:
         state = _pass(model.params, cfg, state, schedule=schedule)
         after = _seen(state)
-        passes.append(_pass_between(model, before, after, most=schedule.rows // C))
+        passes.append(_pass_between(model, before, after, most=schedule.budget.rows // C))
         before = after
     state = generate_state(model.params, cfg, state, schedule=schedule)
     tokens, committed = jax.device_get((state.tokens[0], state.committed[0]))

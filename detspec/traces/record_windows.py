@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.draft.self_draft import self_draft
 from detspec.engine.policy import canonical_plans
 from detspec.environment import default_schedule
@@ -24,6 +24,7 @@ from detspec.generate.prefill import prefill
 from detspec.generate.verify import verify
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from detspec.state import Draft, GenState, Verified
 from detspec.traces.windows import Trace, TraceWindow
 
@@ -166,10 +167,10 @@ def _start(
     ids = [encode_prompt(model, prompt) for prompt in prompts]
     each = [replace(sampling, max_tokens=max_tokens, seed=(sampling.seed + b) % 2**32) for b in range(len(ids))]
     schedule = default_schedule(model.cfg)
-    max_len = max(max(len(prompt) for prompt in ids) + max_tokens, schedule.window, window)
+    max_len = max(max(len(prompt) for prompt in ids) + max_tokens, schedule.budget.window, window)
     if max_len > model.cfg.max_position:
         raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {model.cfg.max_position}")
-    canonical = schedule.budget(canonical_plans(len(ids), window, schedule.rows)[0].rows, window)
+    canonical = schedule.with_budget(canonical_plans(len(ids), window, schedule.budget.rows)[0].rows, window)
     state = start_state(model.cfg, ids, each, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
     return _prefilled(model.params, model.cfg, state, schedule=schedule), each, schedule, canonical
 
@@ -196,7 +197,7 @@ def _step(
     params: Params, draft_params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, canonical: Schedule
 ) -> tuple[GenState, Draft, Verified]:
     """`dvr_step` that also returns its draft and verdict, without their caches."""
-    draft = self_draft(canonical.window, schedule)(draft_params, cfg, state)
+    draft = self_draft(canonical.budget.window, schedule)(draft_params, cfg, state)
     verified = verify(params, cfg, state, draft, schedule=canonical)
     state = commit(state, draft, verified)
     return state, draft.replace(cache=None), verified.replace(cache=None)

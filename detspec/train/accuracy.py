@@ -62,8 +62,8 @@ def answers_to(
     # Room for what a right continuation takes: who needs more is wrong.
     room = max(len(one.continuation) for one in encoded)
     schedule = chosen_schedule(None, cfg)
-    schedule = schedule.budget(schedule.rows, 1)  # compiling a draft takes longer than these short texts
-    max_len = schedule.whole_pages(max_len or longest(problems, tokenizer, arm))
+    schedule = schedule.with_budget(schedule.budget.rows, 1)  # compiling a draft takes longer than these short texts
+    max_len = schedule.numerics.whole_pages(max_len or longest(problems, tokenizer, arm))
     answers: list[str | None] = []
     for start in range(0, len(problems), BATCH):
         batch = encoded[start : start + BATCH]

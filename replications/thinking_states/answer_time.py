@@ -104,7 +104,7 @@ def continuations_of(problems: Sequence[Problem], arm: str) -> list[list[int]]:
 def _prepare(model: Model, prompts: Sequence[Sequence[int]], setting: Setting, max_tokens: int, until: str) -> Prepare:
     schedule = chosen_schedule(None, model.cfg)
     window = PREFILL_WINDOW if setting.arm == "cot" else thinking_of(model.cfg).chunk
-    reads, decodes = schedule.budget(setting.rows, window), schedule.budget(len(prompts), 1)
+    reads, decodes = schedule.with_budget(setting.rows, window), schedule.with_budget(len(prompts), 1)
 
     def prepare() -> Any:
         state = ready_state(model, prompts, max_tokens=max_tokens, schedule=reads)

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
 from detspec.model.params import Params
+from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import compress
 from detspec.thinking.think_prompt import read
@@ -47,7 +48,7 @@ def _flips(model: Model, prompts: Sequence[Sequence[int]], problems: Sequence[Pr
     tokenizer, num_problems = tokenizer_of(Parity()), len(problems)
     schedule = chosen_schedule(None, model.cfg)
     start = partial(ready_state, model, prompts, max_tokens=MAX_TOKENS, max_len=max_len, schedule=schedule)
-    answer = partial(decode, model.params, model.cfg, schedule=schedule.budget(num_problems, 1))
+    answer = partial(decode, model.params, model.cfg, schedule=schedule.with_budget(num_problems, 1))
     free = answer(read_prompts(model.params, model.cfg, start(), schedule=schedule))
     assert free.reading is not None
     thoughts, end = np.asarray(free.reading.thoughts), np.asarray(free.reading.end)
@@ -98,7 +99,7 @@ def read_forced(
     row = jnp.arange(place.shape[0], dtype=jnp.int32)
     reading = state.reading.replace(
         thoughts=state.reading.thoughts.at[row, place].set(thoughts),
-        states=compress(params, cfg, thoughts, schedule=schedule),
+        states=compress(params, cfg, thoughts, numerics=schedule.numerics),
         end=end,
     )
     return read(params, cfg, state.replace(reading=reading), schedule=schedule)

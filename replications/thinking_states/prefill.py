@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
 from detspec.environment import chosen_schedule
+from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.drafts import guess_fn

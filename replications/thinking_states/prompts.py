@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.draft.none import no_draft
 from detspec.generate.insert import commit_like, start_state
 from detspec.generate.loop import dvr_step, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.think_prompt import GuessFn, read
 from detspec.train.problems.chunks import encode
@@ -53,7 +54,7 @@ def ready_state(
         max_len: positions of a row; by default just enough.
         thoughts: guesses `[B, X, M]`; trivial ones by default.
     """
-    max_len = schedule.whole_pages(max_len or max(map(len, prompts)) + max_tokens)
+    max_len = schedule.numerics.whole_pages(max_len or max(map(len, prompts)) + max_tokens)
     sampling = [SamplingParams(max_tokens=max_tokens)] * len(prompts)
     state = start_state(model.cfg, prompts, sampling, eos_ids=(END_ID,), max_len=max_len, schedule=schedule)
     if thoughts is not None:

@@ -12,6 +12,7 @@ import pytest
 
 import detspec as ds
 from detspec.model.transformer import forward_sequences
+from detspec.schedule import Budget, Numerics, Schedule
 
 GOLDENS = sorted(path.parent for path in (Path(__file__).parent / "goldens").glob("*/golden.npz"))
 sequences_of = jax.jit(forward_sequences, static_argnames="cfg")
@@ -40,6 +41,6 @@ def test_greedy_continuation_is_that_of_transformers(golden):
     model, stored = golden
     prompt = stored["tokens"][: int(stored["num_prompt"])].tolist()
     sampling = ds.SamplingParams(max_tokens=len(stored["continuation"]), ignore_eos=True)
-    schedule = ds.Schedule(rows=16, window=1, page=16)  # no draft: what guesses do is tested in tests/generate
+    schedule = Schedule(Numerics(page=16), Budget(16, 1))  # no draft: what guesses do is tested in tests/generate
     state = ds.generate(model.params, model.cfg, [prompt], sampling, schedule=schedule)
     assert state.tokens[0, len(prompt) :].tolist()[: len(stored["continuation"])] == stored["continuation"].tolist()

@@ -5,17 +5,17 @@ import dataclasses
 import pytest
 
 from detspec.bench.bench import random_model
-from detspec.config import Schedule
 from detspec.doctor.doctor import run_doctor
 from detspec.doctor.examination import examine
 from detspec.engine.policy import canonical_plans
+from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import RANDOM_CFG
 
 pytestmark = pytest.mark.slow
 
 
 def test_doctor_canonical_schedule_certified() -> None:
-    report = run_doctor(random_model(RANDOM_CFG), schedule=Schedule(rows=8, window=4), max_requests=1)
+    report = run_doctor(random_model(RANDOM_CFG), schedule=Schedule(budget=Budget(8, 4)), max_requests=1)
     assert report.certified, report.table()
     axes = {check.axis for check in report.checks}
     assert axes == {
@@ -31,7 +31,7 @@ def test_examine_split_kv_in_canonical_pass_named() -> None:
     # Where the KV sequence is cut then follows the longest neighbour: a doctor that certified this would certify anything.
     # In float32, because rounding to bfloat16 hides most differences of a model this small.
     cfg = dataclasses.replace(RANDOM_CFG, dtype="float32")
-    broken = Schedule(rows=4, window=2, page=4, num_splits=4)
+    broken = Schedule(Numerics(page=4, num_splits=4), Budget(4, 2))
     checks, control = examine(random_model(cfg), broken)
     failed = {check.axis: check.differs for check in checks if not check.equal}
     assert "neighbours" in failed
@@ -41,7 +41,7 @@ def test_examine_split_kv_in_canonical_pass_named() -> None:
 
 
 def test_doctor_window_alignment_leaves_out_offsets() -> None:
-    schedule = Schedule(rows=8, window=4, alignment="window")
+    schedule = Schedule(Numerics(alignment="window"), Budget(8, 4))
     report = run_doctor(random_model(RANDOM_CFG), schedule=schedule, max_requests=1)
     assert report.certified, report.table()
     assert not {"window offset", "split"} & {check.axis for check in report.checks}

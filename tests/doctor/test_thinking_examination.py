@@ -3,10 +3,10 @@
 import dataclasses
 
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
 from detspec.doctor import doctor
 from detspec.doctor.examination import Check
 from detspec.doctor.thinking_examination import examine_thoughts
+from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import RANDOM_CFG, random_model
 from tests.thinking.fakes import THINKER_CFG, random_thinker
 
@@ -19,7 +19,7 @@ def thinker(**changes) -> Model:
 
 
 def test_examine_thoughts_of_a_canonical_schedule_hold_on_every_axis():
-    checks = examine_thoughts(thinker(), Schedule(rows=16, window=4, page=16))
+    checks = examine_thoughts(thinker(), Schedule(Numerics(page=16), Budget(16, 4)))
     assert [check.axis for check in checks] == AXES
     assert [check.num_variants for check in checks] == [3, 4, 2]
     assert all(check.equal for check in checks), checks
@@ -28,7 +28,7 @@ def test_examine_thoughts_of_a_canonical_schedule_hold_on_every_axis():
 def test_examine_thoughts_where_the_sum_depends_on_the_pass_names_layer_and_position():
     # The keys' sequence is cut by the furthest place of a pass, and how many chunks of a prompt a pass holds depends on who is
     # beside it. In float32, because rounding to bfloat16 hides most differences of a model this small.
-    broken = Schedule(rows=16, window=4, page=8, num_splits=4)
+    broken = Schedule(Numerics(page=8, num_splits=4), Budget(16, 4))
     failed = {check.axis: check.differs for check in examine_thoughts(thinker(dtype="float32"), broken) if not check.equal}
     assert "keys of layer 1 at position" in failed["reading rows"]
     assert "reading pages" not in failed
@@ -36,7 +36,7 @@ def test_examine_thoughts_where_the_sum_depends_on_the_pass_names_layer_and_posi
 
 def test_examine_thoughts_of_a_model_that_does_not_think_is_nothing():
     model = Model(RANDOM_CFG, random_model(RANDOM_CFG), tokenizer=None, eos_ids=(), digest="")
-    assert examine_thoughts(model, Schedule(rows=16, window=4)) == ()
+    assert examine_thoughts(model, Schedule(budget=Budget(16, 4))) == ()
 
 
 def test_doctor_that_finds_thoughts_to_vary_reports_it_and_leaves_the_engine_out(monkeypatch):
@@ -44,7 +44,7 @@ def test_doctor_that_finds_thoughts_to_vary_reports_it_and_leaves_the_engine_out
     varies = Check("reading rows", "who reads beside it", 4, "row 1 alone: the state at place 0")
     monkeypatch.setattr(doctor, "examine", lambda *args, **kwargs: ((Check("run", "", 1, ""),), control))
     monkeypatch.setattr(doctor, "examine_thoughts", lambda *args, **kwargs: (varies,))
-    report = doctor.run_doctor(thinker(), schedule=Schedule(rows=16, window=4), max_requests=1)
+    report = doctor.run_doctor(thinker(), schedule=Schedule(budget=Budget(16, 4)), max_requests=1)
     assert not report.certified
     assert report.plans == ()
     lines = report.table().splitlines()

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.draft.draft_fn import draft_limit
 from detspec.draft.none import no_draft
 from detspec.draft.recorded import recorded_draft
@@ -15,9 +14,10 @@ from detspec.draft.self_draft import self_draft
 from detspec.errors import InputError
 from detspec.generate.prefill import prefill
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import TABLE_CFG, TABLE_LOGPROB, Request, state_of, table_model
 
-SCHEDULE = Schedule(rows=8, window=4, page=4)
+SCHEDULE = Schedule(Numerics(page=4), Budget(8, 4))
 
 
 @partial(jax.jit, static_argnames=("schedule",))

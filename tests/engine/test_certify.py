@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
 from detspec.engine.certify import _first_difference
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import canonical_plans, fast_plan, needed_plans
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Schedule
 from tests.engine.byte_model import SCHEDULE, facts
 
 
@@ -29,11 +29,11 @@ def engine_of(model: Model, method: str) -> Engine:
 def spoil(monkeypatch: pytest.MonkeyPatch, *, windows: bool) -> None:
     """Canonical passes of single rows, and with `windows` of all lengths, sum in the backend's own order."""
 
-    def budget(self: Schedule, rows: int, window: int) -> Schedule:
+    def spoilt(self: Schedule, rows: int, window: int) -> Schedule:
         reductions = "native" if windows or window == 1 else "fixed"
-        return dataclasses.replace(self, rows=rows, window=window, reductions=reductions)
+        return dataclasses.replace(self, budget=Budget(rows, window)).with_numerics(reductions=reductions)
 
-    monkeypatch.setattr(Schedule, "budget", budget)
+    monkeypatch.setattr(Schedule, "with_budget", spoilt)
 
 
 def test_certify_with_native_sums_in_the_canonical_pass_refuses_the_engine(model, monkeypatch):
@@ -41,8 +41,8 @@ def test_certify_with_native_sums_in_the_canonical_pass_refuses_the_engine(model
     engine = engine_of(model, "none")
     with pytest.raises(InputError, match=r"does not certify the canonical pass at 2 rows.*detspec doctor"):
         engine.generate([[1], [2]], SamplingParams(max_tokens=4))
-    tried = [engine.certificates[plan] for plan in canonical_plans(2, 1, SCHEDULE.rows)]
-    assert [certificate.plan.rows for certificate in tried] == [2, SCHEDULE.rows]
+    tried = [engine.certificates[plan] for plan in canonical_plans(2, 1, SCHEDULE.budget.rows)]
+    assert [certificate.plan.rows for certificate in tried] == [2, SCHEDULE.budget.rows]
     for certificate in tried:
         assert not certificate.equal
         assert "tokens after the prompt" in certificate.differs
@@ -56,15 +56,15 @@ def test_engine_with_one_broken_plan_uses_the_other(model, one_row, monkeypatch)
     spoil(monkeypatch, windows=False)
     engine = engine_of(model, "auto")
     found = engine.generate([[1, 2, 3], [4]], sampling)
-    assert not any(engine.certificates[plan].equal for plan in canonical_plans(2, 1, SCHEDULE.rows))
-    assert engine.certificates[canonical_plans(2, 4, SCHEDULE.rows)[0]].equal
+    assert not any(engine.certificates[plan].equal for plan in canonical_plans(2, 1, SCHEDULE.budget.rows))
+    assert engine.certificates[canonical_plans(2, 4, SCHEDULE.budget.rows)[0]].equal
     assert found[0].stats.num_draft_tokens > 0
     assert [facts(c) for c in found] == expected
 
 
 def test_certify_of_sound_plans_finds_them_equal_and_times_them(three_rows):
     three_rows.generate([[1], [2], [3]], SamplingParams(max_tokens=2))
-    canonical = three_rows.certificates[canonical_plans(3, 4, SCHEDULE.rows)[0]]
+    canonical = three_rows.certificates[canonical_plans(3, 4, SCHEDULE.budget.rows)[0]]
     assert canonical.equal
     assert canonical.differs == ""
     assert 0 < canonical.step_s < 10

@@ -188,7 +188,7 @@ def test_engine_config_that_cannot_be_is_refused(changes, message):
     ("config", "message"),
     [
         (EngineConfig(max_len=129), "max_len 129 exceeds the 128 positions"),
-        (EngineConfig(max_len=32, schedule=dataclasses.replace(SCHEDULE, rows=64, window=64)), r"window \(64\) is larger"),
+        (EngineConfig(max_len=32, schedule=SCHEDULE.with_budget(64, 64)), r"window \(64\) is larger"),
     ],
 )
 def test_engine_of_a_config_that_does_not_suit_the_model_is_refused(config, message):

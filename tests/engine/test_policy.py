@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from detspec.config import Schedule
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import (
     MAX_ROUNDS,
@@ -22,6 +21,7 @@ from detspec.engine.policy import (
     pow2_ceil,
     step_tokens,
 )
+from detspec.schedule import Budget, Numerics, Schedule
 
 
 def plan_of(batch: int, window: int, rows: int = 64) -> Plan:
@@ -133,12 +133,12 @@ def test_canonical_plans_go_from_the_batch_alone_to_the_anchor(batch, window, ro
 )
 def test_needed_plans_of_small_cases(num_requests, deterministic, changes, expected):
     config = EngineConfig(**{"max_requests": 8, **changes})
-    plans = needed_plans(config, Schedule(rows=64), num_requests, deterministic=deterministic)
+    plans = needed_plans(config, Schedule(budget=Budget(rows=64)), num_requests, deterministic=deterministic)
     assert " ".join(plan.label for plan in plans) == expected
 
 
 def test_needed_plans_of_aligned_windows_keep_the_schedules_window():
-    schedule = Schedule(rows=64, window=32, alignment="window")
+    schedule = Schedule(Numerics(alignment="window"), Budget(64, 32))
     plans = needed_plans(EngineConfig(max_requests=1), schedule, 1, deterministic=True)
     assert [plan.label for plan in plans] == ["fast[1]", "1x32[1]", "2x32[1]"]
 

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.engine import replayer as replaying
 from detspec.engine.replayer import Replayer, large_passes, shared_pages
 from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Schedule
 from tests.engine.byte_model import SCHEDULE, ordinary, some_prompts, some_sampling
 
 MAX_LEN = 64
@@ -48,7 +48,7 @@ def test_replay_of_completions_has_their_tokens_and_bits(three_rows, replayer):
     """Eight records go through three rows in three batches, in large passes, sampled ones apart."""
     completions = three_rows.generate(some_prompts(), some_sampling())
     replays = list(replayer.run(iter(records(completions))))
-    assert replayer.schedule.rows == LARGE_ROWS
+    assert replayer.schedule.budget.rows == LARGE_ROWS
     assert agreeing(replays, completions) == [True] * 8
     assert [len(replay.targets) for replay in replays] == [len(c.token_ids) + 1 for c in completions]
 
@@ -82,20 +82,20 @@ def test_shared_pages_by_hand():
 
 
 def test_replayer_stays_at_the_schedule_asked_for_where_larger_passes_differ(model, three_rows, monkeypatch):
-    def budget(self: Schedule, rows: int, window: int) -> Schedule:
-        return dataclasses.replace(self, rows=rows, window=window, reductions="native")
+    def spoilt(self: Schedule, rows: int, window: int) -> Schedule:
+        return dataclasses.replace(self, budget=Budget(rows, window)).with_numerics(reductions="native")
 
     completions = three_rows.generate(some_prompts(), some_sampling())
-    monkeypatch.setattr(Schedule, "budget", budget)
+    monkeypatch.setattr(Schedule, "with_budget", spoilt)
     replayer = Replayer(model, schedule=SCHEDULE, max_requests=3, max_len=MAX_LEN)
     assert all(agreeing(replayer.run(records(completions)), completions))
     assert replayer.schedule == SCHEDULE
 
 
 def test_large_passes_keep_aligned_windows_and_short_caches():
-    assert large_passes(SCHEDULE, 64) == dataclasses.replace(SCHEDULE, rows=LARGE_ROWS, window=16)
-    aligned = dataclasses.replace(SCHEDULE, alignment="window")
-    assert large_passes(aligned, 64) == dataclasses.replace(aligned, rows=LARGE_ROWS)
+    assert large_passes(SCHEDULE, 64) == SCHEDULE.with_budget(LARGE_ROWS, 16)
+    aligned = SCHEDULE.with_numerics(alignment="window")
+    assert large_passes(aligned, 64) == aligned.with_budget(LARGE_ROWS, aligned.budget.window)
     assert large_passes(SCHEDULE, 8) == SCHEDULE
 
 

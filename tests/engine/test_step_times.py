@@ -80,7 +80,7 @@ def test_engine_times_the_plans_that_it_runs(three_rows, monkeypatch):
     monkeypatch.setattr(three_rows, "config", dataclasses.replace(three_rows.config, segment_steps=8))
     expected = [facts(completion) for completion in three_rows.generate(prompts, sampling)]
     times = three_rows.planner.step_times
-    plan = canonical_plans(3, 4, three_rows.schedule.rows)[0]
+    plan = canonical_plans(3, 4, three_rows.schedule.budget.rows)[0]
     for absurd in (1e-9, 1e9):
         times.measured({plan: absurd})
         for _ in range(20):  # a segment that ended before the host looked is not counted

@@ -9,7 +9,6 @@ import pytest
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
-from detspec.config import Schedule
 from detspec.engine import certify, planner
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
@@ -20,10 +19,11 @@ from detspec.jobs.audit import run_audit
 from detspec.jobs.job import run_job
 from detspec.jobs.prompts import Prompts
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from tests.thinking.fakes import THINKER_CFG, random_thinker
 
 # Pages of 16: prompts take several, and few are enough to preempt.
-SCHEDULE = Schedule(rows=16, window=4, page=16)
+SCHEDULE = Schedule(Numerics(page=16), Budget(16, 4))
 CFG = dataclasses.replace(THINKER_CFG, num_layers=2)
 PROMPT_LENS = (3, 17, 40, 61, 9, 52, 5, 33)
 IN_ORDER = range(8)

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import GenState
 from tests.fakes import RANDOM_CFG, Request, bits, generate_drafted, random_model, state_of
 
@@ -81,8 +82,8 @@ def generate_all(
 
 def make_schedule(rows: int, window: int, alignment: str = "free", implementation: str = "reference") -> Schedule:
     """Kernels run in Pallas's interpreter."""
-    schedule = Schedule(rows=rows, window=window, page=PAGE, alignment=alignment, implementation=implementation)
-    return dataclasses.replace(schedule, **KERNELS.get(implementation, {}))
+    schedule = Schedule(Numerics(page=PAGE, alignment=alignment, implementation=implementation), Budget(rows, window))
+    return schedule.with_numerics(**KERNELS.get(implementation, {}))
 
 
 def results(state: GenState) -> list[tuple]:

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from detspec.cache import cache_bytes
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.generate.insert import init_state
 from detspec.generate.loop import default_draft, dvr_step, generate, generate_state, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import param_shapes, params_bytes
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import LENGTH, STOP
 from tests.fakes import RANDOM_CFG, TABLE_CFG, Request, draft_source, random_model, state_of, table_model
 
-SCHEDULE = Schedule(rows=16, window=4, page=16)
+SCHEDULE = Schedule(Numerics(page=16), Budget(16, 4))
 MAX_LEN = 48
 
 
@@ -60,7 +61,7 @@ def test_program_is_traced_once_for_all_prompts_rollbacks_and_endings():
 
 def generate_by_table(prompts, sampling):
     """The text of each row; always the same shapes, so that it is compiled once. Token 12 ends a text."""
-    schedule = Schedule(rows=8, window=4, page=4)
+    schedule = Schedule(Numerics(page=4), Budget(8, 4))
     state = generate(table_model(), TABLE_CFG, prompts, sampling, eos_ids=[12], schedule=schedule, max_len=16)
     texts = [tokens[:n] for tokens, n in zip(state.tokens.tolist(), state.committed.tolist(), strict=True)]
     return texts, state.finish.tolist()
@@ -99,14 +100,16 @@ def pool_copies(compiled, shapes) -> list[str]:
 
 @pytest.mark.parametrize("window", [1, 8])
 def test_loop_copies_no_page_pool(window):
-    compiled, shapes = compiled_loop(RANDOM_CFG, Schedule(rows=16, window=window, page=16), max_requests=3, max_len=MAX_LEN)
+    compiled, shapes = compiled_loop(
+        RANDOM_CFG, Schedule(Numerics(page=16), Budget(16, window)), max_requests=3, max_len=MAX_LEN
+    )
     assert pool_copies(compiled, shapes) == []
     assert compiled.memory_analysis().alias_size_in_bytes >= sum(pool.size * 4 for pool in (*shapes.cache.k, *shapes.cache.v))
 
 
 def test_loop_that_keeps_its_old_cache_does_copy_page_pools():
     compiled, shapes = compiled_loop(
-        RANDOM_CFG, Schedule(rows=16, window=1, page=16), max_requests=3, max_len=MAX_LEN, keep_old_cache=True
+        RANDOM_CFG, Schedule(Numerics(page=16), Budget(16, 1)), max_requests=3, max_len=MAX_LEN, keep_old_cache=True
     )
     assert len(pool_copies(compiled, shapes)) >= 2 * RANDOM_CFG.num_layers
 
@@ -115,12 +118,12 @@ def test_loop_that_keeps_its_old_cache_does_copy_page_pools():
 def test_generation_needs_a_quarter_more_memory_than_weights_and_cache_at_most(window):
     """Arguments, temporaries and what of the result is not aliased; CPU peaks leave out temporaries."""
     cfg = ModelConfig(2048, 256, 4, 4, 2, 64, 688, tie_embeddings=True)
-    schedule = Schedule(rows=64, window=window)
+    schedule = Schedule(budget=Budget(64, window))
     compiled, _ = compiled_loop(cfg, schedule, max_requests=8, max_len=512)
     memory = compiled.memory_analysis()
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
-    held = params_bytes(param_shapes(cfg)) + cache_bytes(cfg, max_requests=8, max_len=512, schedule=schedule)
+    held = params_bytes(param_shapes(cfg)) + cache_bytes(cfg, max_requests=8, max_len=512, numerics=schedule.numerics)
     assert needed > held  # the analysis counts what it must
     assert needed <= 1.25 * held, f"{needed / held:.3f} x; temporaries {memory.temp_size_in_bytes / 1e6:.2f} MB"
 
@@ -157,18 +160,18 @@ def test_generate_with_a_prompt_that_just_fits_takes_it():
     ],
 )
 def test_generate_with_a_bad_prompt_says_what_is_wrong(prompt, max_tokens, message):
-    schedule = Schedule(rows=8, window=4, page=4)
+    schedule = Schedule(Numerics(page=4), Budget(8, 4))
     with pytest.raises(InputError, match=message):
         generate(table_model(), TABLE_CFG, [[1], prompt], SamplingParams(max_tokens=max_tokens), schedule=schedule, max_len=16)
 
 
 def test_generate_with_other_numbers_of_prompts_and_parameters_is_refused():
     with pytest.raises(InputError, match="2 prompts but 1 sampling"):
-        generate(table_model(), TABLE_CFG, [[1], [2]], [SamplingParams()], schedule=Schedule(rows=8, window=4, page=4))
+        generate(table_model(), TABLE_CFG, [[1], [2]], [SamplingParams()], schedule=Schedule(Numerics(page=4), Budget(8, 4)))
 
 
 def test_init_state_with_a_window_longer_than_its_rows_is_refused():
     with pytest.raises(InputError, match="window"):
         init_state(
-            TABLE_CFG, max_requests=1, max_len=8, max_stop_ids=1, max_logit_bias=1, schedule=Schedule(rows=16, window=16)
+            TABLE_CFG, max_requests=1, max_len=8, max_stop_ids=1, max_logit_bias=1, schedule=Schedule(budget=Budget(16, 16))
         )

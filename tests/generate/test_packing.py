@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.generate.insert import init_state, no_requests, pack_requests, put_requests
 from detspec.generate.packing import pack_rows, unpack_rows
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import RANDOM_CFG
 
 TREE = {
@@ -31,7 +31,12 @@ def test_unpacked_rows_are_bitwise_what_was_packed_and_lie_where_they_were_put()
 @pytest.fixture(scope="module")
 def state():
     return init_state(
-        RANDOM_CFG, max_requests=3, max_len=16, max_stop_ids=2, max_logit_bias=2, schedule=Schedule(rows=8, window=4, page=4)
+        RANDOM_CFG,
+        max_requests=3,
+        max_len=16,
+        max_stop_ids=2,
+        max_logit_bias=2,
+        schedule=Schedule(Numerics(page=4), Budget(8, 4)),
     )
 
 

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.config import Schedule
 from detspec.generate.loop import dvr_step
 from detspec.generate.passes import Stretches, cut, reached, stretches
 from detspec.generate.prefill import prefill
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import NO_ROW
 from tests.fakes import RANDOM_CFG, Request, bits, draft_source, random_model, state_of
 
-SCHEDULE = Schedule(rows=16, window=4, page=16)
+SCHEDULE = Schedule(Numerics(page=16), Budget(16, 4))
 MAX_LEN = 48
 FLOAT32 = dataclasses.replace(RANDOM_CFG, dtype="float32")  # rounding to bfloat16 hides most differences
 prefilled = jax.jit(partial(prefill, cfg=RANDOM_CFG, schedule=SCHEDULE))
@@ -40,7 +40,7 @@ def test_reached_after_each_window_of_two_rows():
 
 
 def test_aligned_stretches_begin_with_the_window_of_their_first_position():
-    aligned = dataclasses.replace(SCHEDULE, alignment="window")
+    aligned = SCHEDULE.with_numerics(alignment="window")
     found = stretches(jnp.int32([6, 6]), jnp.int32([9, 6]), aligned)
     assert found.start.tolist() == [4, 6]  # a row that lacks nothing begins nowhere
 
@@ -80,7 +80,7 @@ def stayed(schedule: Schedule) -> dict[str, bool]:
     caught_up, whole = catch_up(params, state=both), started([False, True])
 
     def values(state, row):  # of its first 16 positions
-        pages = state.cache.page_table[row, : 16 // schedule.page]
+        pages = state.cache.page_table[row, : 16 // schedule.numerics.page]
         return [bits(pool[pages]).tolist() for pool in state.cache.v]
 
     assert np.all(values(whole, 1))  # something was written everywhere
@@ -94,4 +94,4 @@ def test_prompt_rides_along_with_verification_and_disturbs_nobody():
 
 def test_prompt_that_rides_along_in_passes_that_split_the_sequence_disturbs_and_is_disturbed():
     """The inverse control: where the sequence is cut then follows the longest row of the pass."""
-    assert stayed(dataclasses.replace(SCHEDULE, page=4, num_splits=2)) == {"verified": False, "rode": False}
+    assert stayed(SCHEDULE.with_numerics(page=4, num_splits=2)) == {"verified": False, "rode": False}

@@ -6,20 +6,18 @@
     3: 4 (the prompt's 3 does not count)    3: 4-2    0: 3 has 4-4 as all others    1: 4    2: 4    3: 4-4, but 0 1 2 have -2
 """
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.generate.insert import insert, pack_requests
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import LENGTH, STOP, GenState
 from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, generate_drafted, state_of, table_model
 
 MAX_LEN = 24  # as in test_worked_examples.py: the programs are the same
-SCHEDULE = Schedule(rows=8, window=4, page=4)
-ALIGNED = dataclasses.replace(SCHEDULE, alignment="window")
+SCHEDULE = Schedule(Numerics(page=4), Budget(8, 4))
+ALIGNED = SCHEDULE.with_numerics(alignment="window")
 LOOP = tuple(3 if t == 3 else up for t, up in enumerate(COUNT_UP))
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from detspec import score
-from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.generate.loop import generate
 from detspec.generate.prefill import prefill
 from detspec.generate.score import replay
 from detspec.ops.row_sum import fixed_sum
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import GenState
 from tests.fakes import COUNT_UP, RANDOM_CFG, TABLE_CFG, TABLE_LOGPROB, Request, bits, random_model, state_of, table_model
 
@@ -31,7 +31,7 @@ MAX_LEN = 48
 
 
 def schedule_of(window: int, alignment: str = "free") -> Schedule:
-    return Schedule(rows=16, window=window, page=16, alignment=alignment)
+    return Schedule(Numerics(page=16, alignment=alignment), Budget(16, window))
 
 
 @cache
@@ -77,7 +77,7 @@ def test_score_of_ordinary_generation_differs_somewhere():
 
 def test_score_by_hand():
     """The model that counts up: after 5 comes 6 with log-probability -0.2428, anything else has 4 less."""
-    found = score(table_model(COUNT_UP), TABLE_CFG, [[5, 6, 7], [5, 7], [9]], schedule=Schedule(rows=4, window=4, page=4))
+    found = score(table_model(COUNT_UP), TABLE_CFG, [[5, 6, 7], [5, 7], [9]], schedule=Schedule(Numerics(page=4), Budget(4, 4)))
     assert [len(x) for x in found] == [3, 2, 1]
     assert all(x.dtype == np.float32 and np.isnan(x[0]) for x in found)
     np.testing.assert_allclose(found[0][1:], [TABLE_LOGPROB] * 2, rtol=1e-6)  # float32 against Python's float64

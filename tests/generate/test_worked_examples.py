@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import LENGTH, NOT_FINITE, PAD_ID, RUNNING, STOP, GenState
 from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, bits, generate_drafted, state_of, table_model
 
 MAX_LEN = 24
-SCHEDULE = Schedule(rows=8, window=4, page=4)
+SCHEDULE = Schedule(Numerics(page=4), Budget(8, 4))
 PROMPT = (1, 2, 3)
 BROKEN = 13
 
@@ -121,7 +121,7 @@ def test_empty_draft_commits_exactly_one_token():
 
 
 def test_window_of_one_row_commits_one_token_without_any_draft():
-    state = step([request()], [[]], steps=5, schedule=Schedule(rows=4, window=1, page=4), source="none")
+    state = step([request()], [[]], steps=5, schedule=Schedule(Numerics(page=4), Budget(4, 1)), source="none")
     assert committed(state) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert counters(state) == {"passes": 5, "drafted": 0, "accepted": 0, "rollbacks": 0, "recomputed": 0}
 
@@ -296,7 +296,7 @@ def test_self_draft_stops_guessing_at_a_stop_token():
 @pytest.mark.parametrize(("prompt_len", "new"), [(1, 4), (2, 3), (3, 2), (4, 1), (5, 4)])
 def test_aligned_window_ends_at_a_multiple_of_its_length(prompt_len, new):
     """W = 4: a row of length 2 (T0 at position 2) has one place left for a guess, so it gains two tokens."""
-    schedule = Schedule(rows=8, window=4, page=4, alignment="window")
+    schedule = Schedule(Numerics(page=4, alignment="window"), Budget(8, 4))
     prompt = tuple(range(1, prompt_len + 1))
     state = step([request(prompt)], [[*range(1, 16)]], schedule=schedule)
     assert committed(state) == [*range(1, prompt_len + new + 1)]
@@ -304,7 +304,7 @@ def test_aligned_window_ends_at_a_multiple_of_its_length(prompt_len, new):
 
 def test_aligned_windows_with_perfect_guesses_never_roll_back():
     """Guesses that found no place in the window were not refused: they were not read."""
-    schedule = Schedule(rows=8, window=4, page=4, alignment="window")
+    schedule = Schedule(Numerics(page=4, alignment="window"), Budget(8, 4))
     state = step([request()], [[*range(1, 16)]], steps=2, schedule=schedule)
     assert committed(state) == [*range(1, 10)]
     assert counters(state) == {"passes": 2, "drafted": 4, "accepted": 4, "rollbacks": 0, "recomputed": 0}

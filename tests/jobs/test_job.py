@@ -160,7 +160,7 @@ def test_statistics_and_manifest_lie_beside_the_output(three_rows, tmp_path):
     manifest = json.loads((tmp_path / "out.manifest.json").read_text())
     assert manifest["fingerprint"] == three_rows.fingerprint()
     assert manifest["sampling"]["max_tokens"] == 8
-    assert manifest["engine"]["schedule"]["rows"] == SCHEDULE.rows
+    assert manifest["engine"]["schedule"]["rows"] == SCHEDULE.budget.rows
     assert manifest["prompts"]["source"] == str(tmp_path / "in.jsonl")
     assert (manifest["prompts"]["num_requests"], manifest["shard"]) == (8, [0, 1])
     assert manifest["output"]["bytes"] == (tmp_path / "out.jsonl").stat().st_size

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from detspec.cache import init_cache
-from detspec.config import ModelConfig, RopeScaling, Schedule
+from detspec.config import ModelConfig, RopeScaling
 from detspec.model.params import init_params, param_shapes, params_bytes
 from detspec.model.transformer import forward, forward_sequences
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import NO_ROW, Windows
 from tests.fakes import ALIBI_CFG, RANDOM_CFG, bits, random_model
 
@@ -23,7 +24,7 @@ TOKENS = np.random.default_rng(0).integers(0, RANDOM_CFG.vocab_size, LENGTH, dty
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"))
 def one_pass(params, cfg, windows, cache, *, schedule):
-    return forward(params, cfg, windows, cache, schedule=schedule)
+    return forward(params, cfg, windows, cache, numerics=schedule.numerics)
 
 
 def windows_of(window: int, rows: int, row: int = 0) -> Windows:
@@ -41,8 +42,8 @@ def windows_of(window: int, rows: int, row: int = 0) -> Windows:
 
 
 def logits_of(cfg: ModelConfig, window: int, rows: int = 32, row: int = 0, **changes) -> np.ndarray:
-    schedule = Schedule(rows=rows, window=window, page=PAGE, **changes)
-    cache = init_cache(cfg, max_requests=2, max_len=32, schedule=schedule)
+    schedule = Schedule(Numerics(page=PAGE, **changes), Budget(rows, window))
+    cache = init_cache(cfg, max_requests=2, max_len=32, numerics=schedule.numerics)
     logits, *_ = one_pass(random_model(cfg), cfg, windows_of(window, rows, row), cache, schedule=schedule)
     return np.asarray(logits).reshape(rows, -1)[:LENGTH]
 
@@ -88,8 +89,8 @@ def test_forward_multiplies_all_weights_as_its_schedule_says(linear, rows_of_pro
     Products with weights are those of two matrices; attention's have more axes.
     """
     for rows, expected in rows_of_products.items():
-        schedule = Schedule(rows=rows, window=1, page=PAGE, linear=linear)
-        cache = init_cache(RANDOM_CFG, max_requests=2, max_len=32, schedule=schedule)
+        schedule = Schedule(Numerics(page=PAGE, linear=linear), Budget(rows, 1))
+        cache = init_cache(RANDOM_CFG, max_requests=2, max_len=32, numerics=schedule.numerics)
         program = one_pass.lower(random_model(RANDOM_CFG), RANDOM_CFG, windows_of(1, rows), cache, schedule=schedule).as_text()
         products = re.findall(r"dot_general.*: \(tensor<(\d+)x\d+xbf16>, tensor<\d+x\d+xbf16>\)", program)
         assert len(products) == 7 * RANDOM_CFG.num_layers + 1
@@ -97,8 +98,8 @@ def test_forward_multiplies_all_weights_as_its_schedule_says(linear, rows_of_pro
 
 
 def test_forward_writes_the_pages_of_its_rows_and_the_scratch_page_only():
-    schedule = Schedule(rows=32, window=8, page=PAGE)
-    cache = init_cache(RANDOM_CFG, max_requests=2, max_len=32, schedule=schedule)
+    schedule = Schedule(Numerics(page=PAGE), Budget(32, 8))
+    cache = init_cache(RANDOM_CFG, max_requests=2, max_len=32, numerics=schedule.numerics)
     _, after, _ = one_pass(random_model(RANDOM_CFG), RANDOM_CFG, windows_of(8, 32), cache, schedule=schedule)
     written = [(np.asarray(pool) != 0).any((1, 2)) for pool in after.k]  # [num_pages, page]
     written += [(np.asarray(pool) != 0).any((1, 3)) for pool in after.v]

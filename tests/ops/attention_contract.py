@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.ops.attention.api import NO_POSITION, paged_attention
+from detspec.schedule import Numerics
 from tests.fakes import bits
 
 TABLE_PAGES = 6  # pages of each sequence; its length decides how many are read
@@ -67,9 +67,9 @@ def make_problem(shape: Shape, *, dtype: str = "float32", seed: int = 0, ends: t
     )
 
 
-@partial(jax.jit, static_argnames=("schedule", "cap", "sliding_window", "alibi"))
+@partial(jax.jit, static_argnames=("numerics", "cap", "sliding_window", "alibi"))
 def attend(
-    q, k, v, page_tables, positions, *, schedule: Schedule, cap=None, sliding_window=None, alibi: bool = False
+    q, k, v, page_tables, positions, *, numerics: Numerics, cap=None, sliding_window=None, alibi: bool = False
 ) -> jax.Array:
     return paged_attention(
         *(q, k, v, page_tables, positions),
@@ -77,7 +77,7 @@ def attend(
         cap=cap,
         sliding_window=sliding_window,
         alibi=alibi,
-        schedule=schedule,
+        numerics=numerics,
     )
 
 
@@ -103,12 +103,12 @@ def oracle(problem: Problem, *, cap: float | None = None, sliding_window: int | 
     return out
 
 
-def attended(problem: Problem, schedule: Schedule, **rule) -> np.ndarray:
-    """What the implementation that `schedule` names answers, with queries and pages of `schedule.cache_dtype`."""
-    q, k, v = (jnp.asarray(x).astype(schedule.cache_dtype) for x in (problem.q, problem.k, problem.v))
-    zeros = ((0, 0), (0, 0), (0, 0), (0, schedule.cache_head_dim(q.shape[3]) - q.shape[3]))
-    k, v = jnp.moveaxis(jnp.pad(k, zeros), 2, schedule.key_slot_axis), jnp.pad(v, zeros)
-    return np.asarray(attend(q, k, v, problem.page_tables, problem.positions, schedule=schedule, **rule))
+def attended(problem: Problem, numerics: Numerics, **rule) -> np.ndarray:
+    """What the implementation that `numerics` names answers, with queries and pages of `numerics.cache_dtype`."""
+    q, k, v = (jnp.asarray(x).astype(numerics.cache_dtype) for x in (problem.q, problem.k, problem.v))
+    zeros = ((0, 0), (0, 0), (0, 0), (0, numerics.cache_head_dim(q.shape[3]) - q.shape[3]))
+    k, v = jnp.moveaxis(jnp.pad(k, zeros), 2, numerics.key_slot_axis), jnp.pad(v, zeros)
+    return np.asarray(attend(q, k, v, problem.page_tables, problem.positions, numerics=numerics, **rule))
 
 
 class AttentionContract:
@@ -127,22 +127,21 @@ class AttentionContract:
         """Ends of sequences, given for pages of 16 slots: those past the first page grow with the page."""
         return tuple(end if end <= 16 else end * self.page // 16 for end in at_page_16)
 
-    def schedule(self, shape: Shape, **changes) -> Schedule:
-        # Rows and window of the schedule are those of q; attention takes them from there.
-        values = {"rows": 64, "window": 1, "page": shape.page, "query_tile": 16, "cache_dtype": self.dtype}
-        return Schedule(**{**values, "implementation": self.implementation, "interpret": self.interpret, **changes})
+    def numerics(self, shape: Shape, **changes) -> Numerics:
+        values = {"page": shape.page, "query_tile": 16, "cache_dtype": self.dtype}
+        return Numerics(**{**values, "implementation": self.implementation, "interpret": self.interpret, **changes})
 
     def problem(self, shape: Shape, **choices) -> Problem:
         return make_problem(shape, dtype=self.dtype, **choices)
 
-    def run(self, problem: Problem, schedule: Schedule, **rule) -> np.ndarray:
-        return attended(problem, schedule, **rule)
+    def run(self, problem: Problem, numerics: Numerics, **rule) -> np.ndarray:
+        return attended(problem, numerics, **rule)
 
     def check_value(self, got: np.ndarray, problem: Problem, **rule) -> None:
         """Against float64, at most twice as far from it as the reference is at the same dtypes."""
         exact = oracle(problem, **rule)
         page = problem.v.shape[2]
-        plain = attended(problem, Schedule(rows=64, window=1, page=page, cache_dtype=self.dtype), **rule)
+        plain = attended(problem, Numerics(page=page, cache_dtype=self.dtype), **rule)
         distance = np.abs(plain - exact).max()
         # Averages of numbers of size 1 by weights that sum to 1: float32 keeps them to some 10 of 2**-24. In bfloat16 the
         # weights are rounded by 2**-9 at most before they meet values of up to 5.
@@ -156,24 +155,24 @@ class AttentionContract:
     def test_attention_of_grouped_heads_and_odd_lengths_equals_float64(self, Q):
         shape = self.shape(G=3, W=8, K=2, Q=Q)
         problem = self.problem(shape)
-        self.check_value(self.run(problem, self.schedule(shape)), problem)
+        self.check_value(self.run(problem, self.numerics(shape)), problem)
 
     def test_attention_of_heads_that_fill_no_register_equals_float64(self):
         shape = self.shape(G=2, W=3, K=2, Q=2, H=24)
         problem = self.problem(shape)
-        self.check_value(self.run(problem, self.schedule(shape)), problem)
+        self.check_value(self.run(problem, self.numerics(shape)), problem)
 
     def test_attention_with_larger_pages_and_heads_equals_float64(self):
         shape = self.shape(G=2, W=5, K=1, Q=2, H=2 * self.head_dim, page=2 * self.page)
         problem = self.problem(shape)
-        self.check_value(self.run(problem, self.schedule(shape)), problem)
+        self.check_value(self.run(problem, self.numerics(shape)), problem)
 
     @pytest.mark.parametrize("num_splits", [1, 4])
     @pytest.mark.parametrize("query_tile", [1, 4, 16])
     def test_attention_in_tiles_and_splits_equals_float64(self, query_tile, num_splits):
         shape = self.shape(G=2, W=7, K=2, Q=2)
         problem = self.problem(shape, ends=self.positions(9, 83))  # one row sees a single block: three splits see nothing
-        got = self.run(problem, self.schedule(shape, query_tile=query_tile, num_splits=num_splits))
+        got = self.run(problem, self.numerics(shape, query_tile=query_tile, num_splits=num_splits))
         self.check_value(got, problem)
 
     @pytest.mark.parametrize("num_splits", [1, 4])
@@ -182,7 +181,7 @@ class AttentionContract:
         """Windows of less than a page, across pages, and longer than the sequence."""
         shape = self.shape(G=3, W=7, K=2, Q=2)
         problem = self.problem(shape, ends=self.positions(9, 83, 96))
-        got = self.run(problem, self.schedule(shape, num_splits=num_splits), **rule)
+        got = self.run(problem, self.numerics(shape, num_splits=num_splits), **rule)
         self.check_value(got, problem, **rule)
         assert (np.abs(got - oracle(problem)) > 1e-2).any() == (rule != {"sliding_window": 1000})
 
@@ -194,14 +193,14 @@ class AttentionContract:
         rule = {"alibi": True, **rule}
         shape = self.shape(G=3, W=7, K=2, Q=Q)
         problem = self.problem(shape, ends=self.positions(9, 83, 96))
-        got = self.run(problem, self.schedule(shape, num_splits=num_splits), **rule)
+        got = self.run(problem, self.numerics(shape, num_splits=num_splits), **rule)
         self.check_value(got, problem, **rule)
         assert (np.abs(got - oracle(problem, **{**rule, "alibi": False})) > 1e-2).any()
 
     def test_attention_at_the_first_position_returns_its_value(self):
         shape = self.shape(G=1, W=1, K=2, Q=2)
         problem = self.problem(shape, ends=(1,))
-        got = self.run(problem, self.schedule(shape))
+        got = self.run(problem, self.numerics(shape))
         value = problem.v[problem.page_tables[0, 0], :, 0]
         np.testing.assert_array_equal(got[0, 0], np.repeat(value, 2, axis=0))
 
@@ -217,7 +216,7 @@ class AttentionContract:
 
     def base(self) -> tuple[Problem, np.ndarray]:
         problem = self.problem(self.SHAPE, ends=self.ENDS)
-        return problem, bits(self.run(problem, self.schedule(self.SHAPE)))
+        return problem, bits(self.run(problem, self.numerics(self.SHAPE)))
 
     def test_bits_with_groups_permuted_are_permuted(self):
         problem, expected = self.base()
@@ -225,7 +224,7 @@ class AttentionContract:
         permuted = problem.replace(
             q=problem.q[order], page_tables=problem.page_tables[order], positions=problem.positions[order]
         )
-        assert (bits(self.run(permuted, self.schedule(self.SHAPE))) == expected[order]).all()
+        assert (bits(self.run(permuted, self.numerics(self.SHAPE))) == expected[order]).all()
         assert (expected[order] != expected).any()
 
     @pytest.mark.parametrize("group", range(4))
@@ -237,7 +236,7 @@ class AttentionContract:
         pages = problem.page_tables[group]
         k[pages], v[pages] = problem.k[pages], problem.v[pages]
         mixed = problem.replace(q=q, positions=positions, k=k, v=v)
-        got = bits(self.run(mixed, self.schedule(self.SHAPE)))
+        got = bits(self.run(mixed, self.numerics(self.SHAPE)))
         assert (got[group] == expected[group]).all()
         others = [g for g in range(4) if g != group]
         assert (got[others] != expected[others]).any()
@@ -252,7 +251,7 @@ class AttentionContract:
             positions=problem.positions.reshape(G, W),
             page_tables=np.repeat(problem.page_tables, 8 // split, axis=0),
         )
-        got = bits(self.run(cut, self.schedule(self.SHAPE)))
+        got = bits(self.run(cut, self.numerics(self.SHAPE)))
         assert (got.reshape(expected.shape) == expected).all()
 
     @pytest.mark.parametrize("split", [1, 2, 4])
@@ -260,16 +259,16 @@ class AttentionContract:
         """Of 16 heads, most slopes are no powers of two, and their products with a distance are rounded."""
         shape = self.shape(G=3, W=8, K=2, Q=8)
         problem = self.problem(shape, ends=self.positions(8, 47, 90))
-        schedule = self.schedule(shape, query_tile=8)
-        expected = bits(self.run(problem, schedule, alibi=True))
+        numerics = self.numerics(shape, query_tile=8)
+        expected = bits(self.run(problem, numerics, alibi=True))
         cut = problem.replace(
             q=problem.q[1:].reshape(-1, split, *problem.q.shape[2:]),
             positions=problem.positions[1:].reshape(-1, split),
             page_tables=np.repeat(problem.page_tables[1:], 8 // split, axis=0),
         )
-        got = bits(self.run(cut, schedule, alibi=True))
+        got = bits(self.run(cut, numerics, alibi=True))
         assert (got.reshape(expected[1:].shape) == expected[1:]).all()
-        assert (bits(self.run(cut, schedule)).reshape(expected[1:].shape) != expected[1:]).any()
+        assert (bits(self.run(cut, numerics)).reshape(expected[1:].shape) != expected[1:]).any()
 
     @pytest.mark.parametrize("offset", [1, 3, 7])
     def test_bits_with_queries_at_another_offset_of_their_window_stay(self, offset):
@@ -279,7 +278,7 @@ class AttentionContract:
         earlier = self.problem(shape, seed=2).q
         q = np.concatenate([earlier[:, :offset], problem.q[:, : shape.W - offset]], axis=1)
         moved = problem.replace(q=q, positions=np.maximum(problem.positions - offset, 0))
-        got = bits(self.run(moved, self.schedule(shape)))
+        got = bits(self.run(moved, self.numerics(shape)))
         assert (got[1:, offset:] == expected[1:, : shape.W - offset]).all()  # group 0 starts at 0 and cannot move
         assert (got[1:, :offset] != expected[1:, :offset]).any()
 
@@ -289,9 +288,9 @@ class AttentionContract:
         k, v = problem.k.copy(), problem.v.copy()
         k[moved], v[moved] = problem.k[1:], problem.v[1:]
         elsewhere = problem.replace(k=k, v=v, page_tables=moved[problem.page_tables - 1].astype(np.int32))
-        assert (bits(self.run(elsewhere, self.schedule(self.SHAPE))) == expected).all()
+        assert (bits(self.run(elsewhere, self.numerics(self.SHAPE))) == expected).all()
         forgotten = elsewhere.replace(page_tables=problem.page_tables)
-        assert (bits(self.run(forgotten, self.schedule(self.SHAPE))) != expected).any()
+        assert (bits(self.run(forgotten, self.numerics(self.SHAPE))) != expected).any()
 
     @pytest.mark.parametrize("size", [1.0, 1e30])
     def test_bits_with_anything_finite_in_stale_slots_stay(self, size):
@@ -305,15 +304,15 @@ class AttentionContract:
         for pool in (k, v):
             noise = (size * rng.standard_normal(pool.shape)).astype(np.float32)
             np.copyto(pool, noise, where=stale[:, None, :, None])
-        assert (bits(self.run(problem.replace(k=k, v=v), self.schedule(self.SHAPE))) == expected).all()
+        assert (bits(self.run(problem.replace(k=k, v=v), self.numerics(self.SHAPE))) == expected).all()
         k[problem.page_tables[3, 0], :, 0] += 1  # a slot that is not stale
-        assert (bits(self.run(problem.replace(k=k, v=v), self.schedule(self.SHAPE))) != expected).any()
+        assert (bits(self.run(problem.replace(k=k, v=v), self.numerics(self.SHAPE))) != expected).any()
 
     def test_bits_of_a_short_row_beside_a_longer_neighbour_stay(self):
         """Blocks past a row's position are run for the neighbour's sake and must be no-ops."""
         problem, expected = self.base()
         alone = problem.replace(positions=np.minimum(problem.positions, np.arange(8, dtype=np.int32)))
-        got = bits(self.run(alone, self.schedule(self.SHAPE)))
+        got = bits(self.run(alone, self.numerics(self.SHAPE)))
         assert (got[0] == expected[0]).all()
         assert (got[3] != expected[3]).any()
 
@@ -321,7 +320,7 @@ class AttentionContract:
         problem, expected = self.base()
         positions = problem.positions.copy()
         positions[1] = NO_POSITION
-        got = self.run(problem.replace(positions=positions), self.schedule(self.SHAPE))
+        got = self.run(problem.replace(positions=positions), self.numerics(self.SHAPE))
         assert (bits(got)[[0, 2, 3]] == expected[[0, 2, 3]]).all()
         assert np.isfinite(got[1]).all()
         assert (bits(got)[1] != expected[1]).any()
@@ -333,7 +332,7 @@ class AttentionContract:
         k, v = problem.k.copy(), problem.v.copy()
         place = problem.page_tables[2, at // self.page], slice(None), at % self.page
         k[place], v[place] = np.nan, 0.0
-        got = self.run(problem.replace(k=k, v=v), self.schedule(self.SHAPE))
+        got = self.run(problem.replace(k=k, v=v), self.numerics(self.SHAPE))
         assert np.isnan(got[2, 3:]).all()
         assert (bits(got)[2, :3] == expected[2, :3]).all()
         assert (bits(got)[[0, 1, 3]] == expected[[0, 1, 3]]).all()
@@ -342,20 +341,20 @@ class AttentionContract:
     def test_bits_of_a_sliding_window_stay_wherever_the_neighbours_windows_begin(self, group):
         """The loop starts at the first page that anybody needs: pages before a row's window must be no-ops, or not be run."""
         problem = self.problem(self.SHAPE, ends=self.ENDS)
-        together = bits(self.run(problem, self.schedule(self.SHAPE), sliding_window=10))
+        together = bits(self.run(problem, self.numerics(self.SHAPE), sliding_window=10))
         alone = problem.replace(
             q=problem.q[group : group + 1],
             page_tables=problem.page_tables[group : group + 1],
             positions=problem.positions[group : group + 1],
         )
-        assert (bits(self.run(alone, self.schedule(self.SHAPE), sliding_window=10))[0] == together[group]).all()
-        wider = bits(self.run(problem, self.schedule(self.SHAPE), sliding_window=12))
+        assert (bits(self.run(alone, self.numerics(self.SHAPE), sliding_window=10))[0] == together[group]).all()
+        wider = bits(self.run(problem, self.numerics(self.SHAPE), sliding_window=12))
         assert (wider[group] != together[group]).any() == (problem.positions[group, -1] >= 10)
 
     def test_bits_with_splits_over_the_sequence_differ(self):
         """Why the canonical pass has none."""
         problem, expected = self.base()
-        assert (bits(self.run(problem, self.schedule(self.SHAPE, num_splits=4))) != expected).any()
+        assert (bits(self.run(problem, self.numerics(self.SHAPE, num_splits=4))) != expected).any()
 
     def test_bits_with_other_pages_differ(self):
         """The page is the block of the reduction: the same keys and values in pages of 32 add up in another order."""
@@ -367,6 +366,6 @@ class AttentionContract:
 
         tables = np.arange(self.SHAPE.G * TABLE_PAGES // 2, dtype=np.int32).reshape(self.SHAPE.G, -1)
         paired = problem.replace(k=merged(problem.k), v=merged(problem.v), page_tables=tables)
-        got = self.run(paired, self.schedule(self.SHAPE, page=2 * self.page))
+        got = self.run(paired, self.numerics(self.SHAPE, page=2 * self.page))
         self.check_value(got, paired)
         assert (bits(got) != expected).any()

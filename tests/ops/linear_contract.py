@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.ops.linear.api import linear_fn
+from detspec.schedule import Numerics
 from tests.fakes import bits
 
 
-@partial(jax.jit, static_argnames=("schedule",))
-def product(x: jax.Array, weight: jax.Array, *, schedule: Schedule) -> jax.Array:
-    return linear_fn(schedule)(x, weight)
+@partial(jax.jit, static_argnames=("numerics",))
+def product(x: jax.Array, weight: jax.Array, *, numerics: Numerics) -> jax.Array:
+    return linear_fn(numerics)(x, weight)
 
 
 def make_problem(num_in: int, num_out: int, dtype: str, *, rows: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
@@ -25,14 +25,14 @@ def make_problem(num_in: int, num_out: int, dtype: str, *, rows: int, seed: int 
 
 
 class LinearContract:
-    """Inherit, and name the schedule, the dtypes and the sizes `(in, out)` to try."""
+    """Inherit, and name the numerics, the dtypes and the sizes `(in, out)` to try."""
 
-    schedule: Schedule
+    numerics: Numerics
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     sizes: tuple[tuple[int, int], ...] = ((64, 211), (96, 64), (1152, 130), (2200, 40))
 
     def run(self, x: jax.Array, weight: jax.Array) -> np.ndarray:
-        return np.asarray(product(x, weight, schedule=self.schedule))
+        return np.asarray(product(x, weight, numerics=self.numerics))
 
     def cases(self) -> list[tuple[int, int, str]]:
         return [(*size, dtype) for size in self.sizes for dtype in self.dtypes]
@@ -45,7 +45,7 @@ class LinearContract:
             assert (got.shape, got.dtype) == (exact.shape, np.float32)
             # Any order of `in` float32 additions of numbers of size 1 is off by some sqrt(in) * 2**-24 * sqrt(in) at the worst
             # of 15000 places. XLA's own order may be a lucky one: twice its error, and no less than the bound.
-            xla = np.asarray(product(x, weight, schedule=Schedule()))
+            xla = np.asarray(product(x, weight, numerics=Numerics()))
             allowed = max(2 * np.abs(xla - exact).max(), num_in * 2.0**-24)
             assert np.abs(got - exact).max() <= allowed, (num_in, num_out, dtype)
 
@@ -107,8 +107,8 @@ class PinnedContract(LinearContract):
     )
     def test_product_of_shapes_that_do_not_fit_is_refused(self, x, weight, message):
         with pytest.raises(InputError, match=message):
-            linear_fn(self.schedule)(jnp.zeros(x, jnp.bfloat16), jnp.zeros(weight, jnp.bfloat16))
+            linear_fn(self.numerics)(jnp.zeros(x, jnp.bfloat16), jnp.zeros(weight, jnp.bfloat16))
 
     def test_product_of_two_dtypes_is_refused(self):
         with pytest.raises(InputError, match="x and weight must have one dtype, got bfloat16 and float32"):
-            linear_fn(self.schedule)(jnp.zeros((3, 64), jnp.bfloat16), jnp.zeros((32, 64), jnp.float32))
+            linear_fn(self.numerics)(jnp.zeros((3, 64), jnp.bfloat16), jnp.zeros((32, 64), jnp.float32))

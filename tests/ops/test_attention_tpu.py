@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.ops.attention.api import paged_attention
+from detspec.schedule import Numerics
 from tests.ops.attention_contract import AttentionContract, Problem, attended, make_problem, oracle
 
 
-def simulated(problem: Problem, schedule: Schedule, **rule) -> tuple[np.ndarray, bool]:
+def simulated(problem: Problem, numerics: Numerics, **rule) -> tuple[np.ndarray, bool]:
     """What the kernel answers, and whether it raced; Pallas has no public name for the latter yet."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call as simulator
 
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")):
-        got = attended(problem, schedule, **rule)
+        got = attended(problem, numerics, **rule)
     races = simulator.get_races() if hasattr(simulator, "get_races") else simulator.races
     return got, races.races_found
 
@@ -33,8 +33,8 @@ class TestPallasTpu(AttentionContract):
     head_dim = 128
     dtype = "bfloat16"
 
-    def run(self, problem: Problem, schedule: Schedule, **rule) -> np.ndarray:
-        got, raced = simulated(problem, schedule, **rule)
+    def run(self, problem: Problem, numerics: Numerics, **rule) -> np.ndarray:
+        got, raced = simulated(problem, numerics, **rule)
         assert not raced
         return got
 
@@ -43,23 +43,23 @@ class TestPallasTpu(AttentionContract):
         """Blocks that end within the table, past the last page of a sequence, and past the table."""
         shape = self.shape(G=3, W=1, K=2, Q=4)
         problem = self.problem(shape, ends=(9, 83, 96))
-        schedule = self.schedule(shape, query_tile=1, block_pages=block_pages, num_splits=num_splits)
-        self.check_value(self.run(problem, schedule, sliding_window=50), problem, sliding_window=50)
-        self.check_value(self.run(problem, schedule), problem)
+        numerics = self.numerics(shape, query_tile=1, block_pages=block_pages, num_splits=num_splits)
+        self.check_value(self.run(problem, numerics, sliding_window=50), problem, sliding_window=50)
+        self.check_value(self.run(problem, numerics), problem)
 
     def test_attention_of_float32_pages_is_as_close_as_the_reference(self):
         """Products of float32 are not rounded to bfloat16 on the way."""
         shape = self.shape(G=2, W=5, K=2, Q=2)
         problem = make_problem(shape)
-        got = self.run(problem, self.schedule(shape, cache_dtype="float32"))
+        got = self.run(problem, self.numerics(shape, cache_dtype="float32"))
         assert np.abs(got - oracle(problem)).max() <= 2e-6
 
     def test_a_kernel_that_does_not_wait_for_its_pages_is_caught(self, monkeypatch):
         shape = self.shape(G=2, W=8, K=2, Q=2)
-        problem, schedule = self.problem(shape), self.schedule(shape, query_tile=8)
+        problem, numerics = self.problem(shape), self.numerics(shape, query_tile=8)
         copy = pltpu.make_async_copy
         monkeypatch.setattr(pltpu, "make_async_copy", lambda *refs: SimpleNamespace(start=copy(*refs).start, wait=lambda: None))
-        got, raced = simulated(problem, schedule)
+        got, raced = simulated(problem, numerics)
         assert raced or np.isnan(got).any()  # the simulator copies late: what was not waited for is not there
 
 
@@ -68,7 +68,7 @@ class TestPallasTpu(AttentionContract):
     [
         ({}, {}, "float16", "cache_dtype float16"),
         ({"H": 96}, {}, "bfloat16", r"k_pages must have shape \(4, 8, 128, 128\).*got \(4, 8, 128, 96\)"),
-        ({"page": 8}, {}, "bfloat16", "at least 16 slots, got Schedule.page 8"),
+        ({"page": 8}, {}, "bfloat16", "at least 16 slots, got Numerics.page 8"),
         ({"N": 64, "K": 64}, {"block_pages": 8}, "bfloat16", "VMEM.*block_pages 8"),
         ({"pages": 200_000}, {}, "bfloat16", "bytes for scalars.*2 windows and 200000 pages: lower max_len"),
         ({"N": 6}, {}, "bfloat16", "q has 6 heads.*multiple of the 8"),
@@ -82,6 +82,6 @@ def test_what_the_kernel_does_not_take_is_refused_before_compilation(sizes, chan
     q = jax.ShapeDtypeStruct((2, 4, size["N"], size["H"]), jnp.bfloat16)
     pages = jax.ShapeDtypeStruct((4, size["K"], size["page"], size["H"]), dtype)
     integers = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, size["pages"]), (2, 4))]
-    schedule = Schedule(**{"page": size["page"], "implementation": "pallas_tpu", "cache_dtype": dtype, **changes})
+    numerics = Numerics(**{"page": size["page"], "implementation": "pallas_tpu", "cache_dtype": dtype, **changes})
     with pytest.raises(InputError, match=message):
-        jax.eval_shape(lambda *args: paged_attention(*args, scale=1.0, schedule=schedule), q, pages, pages, *integers)
+        jax.eval_shape(lambda *args: paged_attention(*args, scale=1.0, numerics=numerics), q, pages, pages, *integers)

@@ -5,44 +5,44 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.ops.linear.api import linear, linear_fn
 from detspec.ops.linear.xla import linear_f32
+from detspec.schedule import Numerics
 from tests.fakes import bits
 from tests.ops.linear_contract import LinearContract, PinnedContract
 
 
-def pinned(implementation: str) -> Schedule:
-    return Schedule(linear="pinned", implementation=implementation, interpret=implementation != "reference")
+def pinned(implementation: str) -> Numerics:
+    return Numerics(linear="pinned", implementation=implementation, interpret=implementation != "reference")
 
 
 class TestXla(LinearContract):
-    schedule = Schedule()
+    numerics = Numerics()
 
 
 class TestReference(PinnedContract):
-    schedule = pinned("reference")
+    numerics = pinned("reference")
 
 
 @pytest.mark.kernels
 class TestPallasTpu(PinnedContract):
     """In the interpreter, where what is not written yet is nan: no edge of a block may reach a sum."""
 
-    schedule = pinned("pallas_tpu")
+    numerics = pinned("pallas_tpu")
     sizes = ((96, 211), (1152, 40))
     stretches = ((7, 8), (40, 300))
 
     def test_product_of_float16_is_refused(self):
         with pytest.raises(InputError, match='"pallas_tpu" products must be bfloat16 or float32, got float16'):
-            linear_fn(self.schedule)(jnp.zeros((3, 64), jnp.float16), jnp.zeros((32, 64), jnp.float16))
+            linear_fn(self.numerics)(jnp.zeros((3, 64), jnp.float16), jnp.zeros((32, 64), jnp.float16))
 
 
 @pytest.mark.kernels
 class TestPallasGpu(PinnedContract):
     """In the interpreter, whose numpy products give the rows of one tile of 64 bits that depend on their place in it."""
 
-    schedule = pinned("pallas_gpu")
+    numerics = pinned("pallas_gpu")
     dtypes = ("bfloat16",)
     sizes = ((40, 80), (192, 192))
     rows, place_step = 140, 64
@@ -50,7 +50,7 @@ class TestPallasGpu(PinnedContract):
 
     def test_product_of_float32_is_refused(self):
         with pytest.raises(InputError, match='"pallas_gpu" products must be bfloat16 or float16, got float32'):
-            linear_fn(self.schedule)(jnp.zeros((3, 64), jnp.float32), jnp.zeros((32, 64), jnp.float32))
+            linear_fn(self.numerics)(jnp.zeros((3, 64), jnp.float32), jnp.zeros((32, 64), jnp.float32))
 
 
 def test_linear_adds_the_bias_in_float32_and_rounds_once():

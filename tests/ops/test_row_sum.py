@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.ops.row_sum import fixed_sum, native_sum, sum_fn
+from detspec.schedule import Numerics, Schedule
 from tests.fakes import bits
 
 ROWS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 100, 256)
@@ -56,6 +56,6 @@ def test_fixed_sum_adds_halves():
 
 
 def test_sum_fn_takes_the_order_from_the_schedule():
-    assert sum_fn(Schedule()) is fixed_sum
-    assert sum_fn(Schedule(reductions="native")) is native_sum
-    assert sum_fn(Schedule().fast(4)) is native_sum
+    assert sum_fn(Numerics()) is fixed_sum
+    assert sum_fn(Numerics(reductions="native")) is native_sum
+    assert sum_fn(Schedule().fast(4).numerics) is native_sum

@@ -1,7 +1,5 @@
 """What a plan predicts and refuses; the compilers are not asked, see aot/test_plan.py."""
 
-import dataclasses
-
 import jax
 import pytest
 
@@ -146,7 +144,7 @@ def test_best_split_is_the_fastest_of_all_that_the_budget_allows():
 def test_best_window_is_long_where_few_rows_are_live_and_one_where_a_pass_is_full():
     """A pass of 1024 rows is bound by arithmetic on v5e, and takes several decode steps. For 8 live rows drafts spread it over
     their windows; with as many rows live as the pass has, each is worth its place, and windows of one win."""
-    wide = dataclasses.replace(SCHEDULE, rows=1024, window=16)
+    wide = SCHEDULE.with_budget(1024, 16)
     assert predict(QWEN, V5E, schedule=wide, live=8, context=256)["predicted"]["best_window"] > 1
     assert predict(QWEN, V5E, schedule=wide, live=1024, context=256)["predicted"]["best_window"] == 1
 

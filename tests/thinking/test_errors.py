@@ -6,18 +6,19 @@ import jax
 import pytest
 
 import detspec as ds
-from detspec.config import Schedule, ThinkingConfig
+from detspec.config import ThinkingConfig
 from detspec.errors import InputError
 from detspec.generate.insert import check_prompt, init_state, pack_requests, start_state
 from detspec.model.params import init_params, param_shapes, with_thinking
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.drafts import guess_fn
 from tests.fakes import RANDOM_CFG
 
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
 CFG = dataclasses.replace(RANDOM_CFG, thinking=THINKING)
-SCHEDULE = Schedule(rows=16, window=4, page=16)
+SCHEDULE = Schedule(Numerics(page=16), Budget(16, 4))
 
 
 def make_state(schedule: Schedule = SCHEDULE, **changes):
@@ -42,7 +43,7 @@ def test_config_of_no_sense_is_refused(changes: dict, message: str):
 
 def test_chunks_that_do_not_fit_the_budget_of_a_pass_are_refused():
     with pytest.raises(InputError, match="a canonical pass of 24 rows cannot be cut into chunks of 16 tokens"):
-        make_state(Schedule(rows=24, window=4, page=32), chunk=16)
+        make_state(Schedule(Numerics(page=32), Budget(24, 4)), chunk=16)
 
 
 def test_chunk_and_thought_that_do_not_fit_a_page_are_refused():
@@ -53,7 +54,7 @@ def test_chunk_and_thought_that_do_not_fit_a_page_are_refused():
 
 def test_aligned_windows_are_refused():
     with pytest.raises(InputError, match=r"needs Schedule\.alignment \"free\", got 'window'"):
-        make_state(dataclasses.replace(SCHEDULE, alignment="window"))
+        make_state(SCHEDULE.with_numerics(alignment="window"))
 
 
 @pytest.mark.parametrize("thought", [[], [1, 2, 3, 0]])

@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from detspec.config import Schedule
 from detspec.generate.loop import generate_state
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from tests.fakes import Request
 from tests.generate.one_at_a_time import make_schedule
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401

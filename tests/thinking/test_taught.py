@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.config import ModelConfig, Schedule, ThinkingConfig
+from detspec.config import ModelConfig, ThinkingConfig
 from detspec.generate.insert import start_state
 from detspec.model.params import Params
 from detspec.ops.alibi import alibi_slopes
 from detspec.ops.rope import rope_frequencies
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import NO_TOKEN
 from detspec.thinking import taught
 from detspec.thinking.blocks import compress_sequences
@@ -197,7 +198,7 @@ def test_gradients_without_the_path_through_the_states_are_far_from_them(gradien
 def test_gradient_does_not_go_through_the_generation_of_a_thought():
     """Thoughts that the model generates inside the differentiated function give the bits of the gradients of given ones."""
     params, tokens = trained_parts(PLAIN), jnp.asarray(TOKENS)
-    schedule = Schedule(rows=16, window=4, page=16)
+    schedule = Schedule(Numerics(page=16), Budget(16, 4))
     state = start_state(PLAIN, TOKENS.tolist(), [SamplingParams(max_tokens=1)], eos_ids=(), max_len=16, schedule=schedule)
 
     def generated_by(params: Params) -> jax.Array:

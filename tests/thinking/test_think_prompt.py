@@ -13,13 +13,14 @@ import pytest
 
 import detspec
 from detspec.checkpoint.load import Model, load
-from detspec.config import ModelConfig, Schedule
+from detspec.config import ModelConfig
 from detspec.draft.none import no_draft
 from detspec.generate.insert import init_state, insert, pack_requests
 from detspec.generate.loop import dvr_step, generate_state, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params, param_shapes
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import NO_TOKEN, GenState
 from detspec.thinking.drafts import sequential_guesses, trivial_guesses
 from detspec.thinking.think_prompt import next_chunks, read_pass
@@ -34,7 +35,7 @@ from tests.thinking.fakes import ALIBI_THINKER_CFG, TABLE_THINKER_CFG, THINKER_C
 
 ROWS, PAGE, MAX_LEN = 16, 16, 48
 MAX_PROMPT, MAX_NEW = 34, 6
-ONE_BY_ONE = Schedule(rows=ROWS, window=1, page=PAGE)
+ONE_BY_ONE = Schedule(Numerics(page=PAGE), Budget(ROWS, 1))
 # (model, window, batch, source): a fixed list, so that the number of compilations is bounded.
 CASES = {
     "told": (THINKER_CFG, 4, 3, None),
@@ -157,7 +158,7 @@ def scattered(state: GenState, rng: np.random.Generator) -> GenState:
 @pytest.mark.parametrize("name", CASES)
 def test_speculative_reading_for_any_guesses_neighbours_and_places_equals_reading_chunk_by_chunk(name):
     cfg, window, batch, source = CASES[name]
-    schedule = Schedule(rows=ROWS, window=window, page=PAGE)
+    schedule = Schedule(Numerics(page=PAGE), Budget(ROWS, window))
     guess_fn = source(schedule) if source else None
     seen: Counter = Counter()
 
@@ -194,7 +195,7 @@ def test_other_states_after_one_thought_change_what_follows_and_nothing_before()
 
 def test_keys_and_values_of_the_cheap_pass_are_not_those_that_are_committed():
     cfg, rng = ALIBI_THINKER_CFG, np.random.default_rng(0)
-    schedule = Schedule(rows=ROWS, window=8, page=PAGE)
+    schedule = Schedule(Numerics(page=PAGE), Budget(ROWS, 8))
     requests = [Request(tuple(rng.integers(0, V, 33).tolist()), SamplingParams(max_tokens=1)) for _ in range(2)]
     read = jax.jit(partial(sequential_guesses(schedule)), static_argnums=1)
     params, state = random_thinker(cfg), start(cfg, requests, schedule)
@@ -208,7 +209,7 @@ def test_keys_and_values_of_the_cheap_pass_are_not_those_that_are_committed():
 
 def test_read_pass_of_known_thoughts_commits_up_to_the_first_wrong_guess():
     """C = 4, M = 3, four windows. Row 0 thinks [5 6 0], [0], [3 3 3]; row 1 [0]; prompts of 4 and 1 tokens have no thought."""
-    schedule = Schedule(rows=16, window=4, page=8)
+    schedule = Schedule(Numerics(page=8), Budget(16, 4))
     prompts = [2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 2, 3, 9], [9, 9, 9, 9, 9], [9, 9, 9, 9], [9]
     requests = [Request(tuple(prompt), SamplingParams(max_tokens=1)) for prompt in prompts]
     state = start(TABLE_THINKER_CFG, requests, schedule, max_len=16)
@@ -249,7 +250,7 @@ def parity() -> Model:
 
 
 def test_trained_model_takes_a_round_more_than_there_are_thoughts_and_one_if_all_are_known(parity: Model):
-    rng, schedule, task = np.random.default_rng(0), Schedule(rows=128, window=1, page=64), Parity(filler=0.5)
+    rng, schedule, task = np.random.default_rng(0), Schedule(Numerics(page=64), Budget(128, 1)), Parity(filler=0.5)
     encoded = encode([task.draw(rng, n) for n in (10, 3, 8)], tokenizer_of(task), "thinking")
     true = [align(one, parity.cfg.thinking) for one in encoded]
     requests = [Request(tuple(one.prompt), SamplingParams(max_tokens=2)) for one in encoded]
@@ -268,7 +269,7 @@ def test_trained_model_takes_a_round_more_than_there_are_thoughts_and_one_if_all
 def test_trivial_guesses_leave_committed_thoughts():
     requests = [Request((2, 2, 2, 1, 2, 2, 2, 2, 9), SamplingParams(max_tokens=1))]
     told = [[[5, 6, 0], [7, 7, 7]]]
-    state = start(TABLE_THINKER_CFG, requests, Schedule(rows=16, window=4, page=8), max_len=16, thoughts=told)
+    state = start(TABLE_THINKER_CFG, requests, Schedule(Numerics(page=8), Budget(16, 4)), max_len=16, thoughts=told)
     state = state.replace(reading=state.reading.replace(read=jnp.ones(1, jnp.int32)))
     guessed = trivial_guesses(table_thinker(), TABLE_THINKER_CFG, state)
     assert thought_lists(guessed.reading.thoughts[0]) == [[5, 6, 0], [0], [0], [0]]
@@ -277,7 +278,7 @@ def test_trivial_guesses_leave_committed_thoughts():
 def test_reading_and_generating_copies_no_page_pool():
     """The program that the test of "told" runs, which is compiled once."""
     cfg, window, batch, _ = CASES["told"]
-    schedule = Schedule(rows=ROWS, window=window, page=PAGE)
+    schedule = Schedule(Numerics(page=PAGE), Budget(ROWS, window))
     shapes = jax.eval_shape(lambda: start(cfg, [Request((1,), SamplingParams())] * batch, schedule, max_len=MAX_LEN))
     lowered = generate_state.lower(param_shapes(cfg), cfg, shapes, schedule=schedule, guess_fn=None)
     program = lowered.compile()

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.ops.attention import reference
+from detspec.schedule import Numerics
 
 NO_POSITION = -1  # of the queries of a window that pads a pass
 
@@ -21,7 +21,7 @@ def paged_attention(
     cap: float | None = None,
     sliding_window: int | None = None,
     alibi: bool = False,
-    schedule: Schedule,
+    numerics: Numerics,
 ) -> jax.Array:
     """Causal attention of `G` windows of `W` queries, each over its own sequence in the cache.
 
@@ -32,8 +32,8 @@ def paged_attention(
 
     Args:
         q: `[G, W, N, H]`, in the activations' dtype.
-        k_pages: `[num_pages, K, page, H]`, or `[num_pages, K, H, page]` if `schedule.key_slot_axis` is 3; in the cache's dtype.
-        v_pages: `[num_pages, K, page, H]`, in the cache's dtype. The `H` of pages is `schedule.cache_head_dim` of the queries'.
+        k_pages: `[num_pages, K, page, H]`, or `[num_pages, K, H, page]` if `numerics.key_slot_axis` is 3; in the cache's dtype.
+        v_pages: `[num_pages, K, page, H]`, in the cache's dtype. The `H` of pages is `numerics.cache_head_dim` of the queries'.
         page_tables: `[G, max_pages]` int32, each window's pages in order.
         positions: `[G, W]` int32, of a window ascending one by one, its last one repeated where it is not full; or NO_POSITION
             everywhere in a window, for which no attention is needed: what it returns is finite if scratch pages are.
@@ -49,15 +49,15 @@ def paged_attention(
     Raises:
         InputError: the shapes contradict each other, or are not among those that the implementation takes.
     """
-    _check(q, k_pages, v_pages, page_tables, positions, schedule)
+    _check(q, k_pages, v_pages, page_tables, positions, numerics)
     head_dim = q.shape[3]
     q = jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, v_pages.shape[3] - head_dim)))
     attend = reference.paged_attention
-    if schedule.implementation == "pallas_tpu":
+    if numerics.implementation == "pallas_tpu":
         from detspec.ops.attention import pallas_tpu
 
         attend = pallas_tpu.paged_attention
-    elif schedule.implementation == "pallas_gpu":
+    elif numerics.implementation == "pallas_gpu":
         from detspec.ops.attention import pallas_gpu
 
         attend = pallas_gpu.paged_attention
@@ -67,13 +67,13 @@ def paged_attention(
         cap=cap,
         sliding_window=sliding_window,
         alibi=alibi,
-        schedule=schedule,
+        numerics=numerics,
     )
     return attended[..., :head_dim]
 
 
 def _check(
-    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, page_tables: jax.Array, positions: jax.Array, schedule: Schedule
+    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, page_tables: jax.Array, positions: jax.Array, numerics: Numerics
 ) -> None:
     """Raises `InputError` for arguments that contradict each other, whatever the implementation."""
     for name, x, axes in (
@@ -87,18 +87,18 @@ def _check(
             raise InputError(f"{name} must be {axes}, got shape {x.shape}")
     G, W, N, H = q.shape
     num_pages, K, page, _ = v_pages.shape
-    H = schedule.cache_head_dim(H)
+    H = numerics.cache_head_dim(H)
     expected = {
-        "k_pages": (k_pages.shape, (num_pages, K, page, H) if schedule.key_slot_axis == 2 else (num_pages, K, H, page)),
-        "v_pages": (v_pages.shape, (num_pages, K, schedule.page, H)),
+        "k_pages": (k_pages.shape, (num_pages, K, page, H) if numerics.key_slot_axis == 2 else (num_pages, K, H, page)),
+        "v_pages": (v_pages.shape, (num_pages, K, numerics.page, H)),
         "page_tables": (page_tables.shape, (G, page_tables.shape[1])),
         "positions": (positions.shape, (G, W)),
     }
     for name, (given, wanted) in expected.items():
         if given != wanted:
             raise InputError(
-                f"{name} must have shape {wanted} for queries {q.shape}, pages of {schedule.page} slots and the "
-                f"{schedule.implementation!r} attention, got {given}"
+                f"{name} must have shape {wanted} for queries {q.shape}, pages of {numerics.page} slots and the "
+                f"{numerics.implementation!r} attention, got {given}"
             )
     if N % K:
         raise InputError(f"q has {N} heads, which must be a multiple of the {K} heads of k_pages and v_pages")

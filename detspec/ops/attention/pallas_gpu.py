@@ -28,11 +28,11 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.attention.reference import MASK_VALUE
 from detspec.ops.attention.splits import merge_splits
+from detspec.schedule import Numerics
 
 ROWS = 64  # M of a wgmma
 MAX_WARPGROUPS = 2  # that compute: a third one's accumulators would not fit into the registers
@@ -66,14 +66,14 @@ def paged_attention(
     cap: float | None,
     sliding_window: int | None,
     alibi: bool,
-    schedule: Schedule,
+    numerics: Numerics,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float16."""
-    check(q, v_pages, schedule)
+    check(q, v_pages, numerics)
     G, W, N, H = q.shape
     K, page = v_pages.shape[1], v_pages.shape[2]
-    Q, tile, splits = N // K, schedule.query_tile, schedule.num_splits
-    shape = tile_shape(q, v_pages, schedule)
+    Q, tile, splits = N // K, numerics.query_tile, numerics.num_splits
+    shape = tile_shape(q, v_pages, numerics)
     width = min(W, tile)  # positions of a tile that a window can fill
     tiles = -(-W // tile)
     X, rows, used = G * tiles, shape.warpgroups * ROWS, shape.warpgroups * shape.used_rows
@@ -85,7 +85,7 @@ def paged_attention(
     positions = jnp.pad(positions, ((0, 0), (0, tiles * width - W)), mode="edge").reshape(X, width)
     positions = jnp.pad(jnp.repeat(positions, Q, axis=1), ((0, 0), (0, rows - width * Q)), mode="edge")
 
-    block = schedule.block_pages * page
+    block = numerics.block_pages * page
     swizzled = [(plgpu.TilingTransform((COPY_ROWS, 128 // size)), plgpu.SwizzleTransform(128)) for size in (2, 4)]
     scratch = [
         plgpu.SMEM((shape.num_slots, block, H), k_pages.dtype, transforms=swizzled[0]),
@@ -95,11 +95,11 @@ def paged_attention(
         plgpu.SMEM((shape.warpgroups, ROWS), jnp.int32),
         plgpu.SMEM((shape.warpgroups, ROWS), jnp.float32),
         plgpu.Barrier(num_arrivals=3 if alibi else 2, num_barriers=shape.warpgroups),
-        plgpu.Barrier(num_arrivals=schedule.block_pages, num_barriers=shape.num_slots),
+        plgpu.Barrier(num_arrivals=numerics.block_pages, num_barriers=shape.num_slots),
         plgpu.Barrier(num_arrivals=shape.warpgroups, num_barriers=shape.num_slots),
     ]
     attend_tile = partial(
-        _attend_tile, tiles=tiles, scale=scale, cap=cap, sliding_window=sliding_window, alibi=alibi, schedule=schedule
+        _attend_tile, tiles=tiles, scale=scale, cap=cap, sliding_window=sliding_window, alibi=alibi, numerics=numerics
     )
 
     def kernel(*refs: Any) -> None:
@@ -126,7 +126,7 @@ def paged_attention(
             transcendentals=rows * K * slots,
             bytes_accessed=2 * K * H * slots * k_pages.dtype.itemsize + q.nbytes + 4 * q.size * splits,
         ),
-        interpret=_simulator() if schedule.interpret else False,
+        interpret=_simulator() if numerics.interpret else False,
         name="paged_attention",
     )(*operands)
     if splits > 1:
@@ -138,64 +138,64 @@ def paged_attention(
     return attended.reshape(G, tiles * width, N, H)[:, :W]
 
 
-def check(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> None:
+def check(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> None:
     """Raises `InputError` for what the kernel does not take, naming the argument; shapes as in `api.paged_attention`."""
     K, page, H = v_pages.shape[1:]
-    Q, tile = q.shape[2] // K, schedule.query_tile
+    Q, tile = q.shape[2] // K, numerics.query_tile
     if v_pages.dtype not in DTYPES:
         raise InputError(f'the "pallas_gpu" attention takes a bfloat16 or float16 cache, got cache_dtype {v_pages.dtype}')
     if H not in (64, 128, 192, 256):
         raise InputError(
             f'the "pallas_gpu" attention takes a head_dim of 64, 128, 192 or 256, got {H}: '
-            'use Schedule(implementation="reference")'
+            'use Schedule(Numerics(implementation="reference"))'
         )
     if page % 64:
-        raise InputError(f'the "pallas_gpu" attention takes pages of a multiple of 64 slots, got Schedule.page {page}')
-    if schedule.block_pages * page > MAX_BLOCK:
+        raise InputError(f'the "pallas_gpu" attention takes pages of a multiple of 64 slots, got Numerics.page {page}')
+    if numerics.block_pages * page > MAX_BLOCK:
         raise InputError(
-            f'the "pallas_gpu" attention takes at most {MAX_BLOCK} slots a step, got block_pages {schedule.block_pages} of '
-            f"Schedule.page {page}: lower one of these"
+            f'the "pallas_gpu" attention takes at most {MAX_BLOCK} slots a step, got block_pages {numerics.block_pages} of '
+            f"Numerics.page {page}: lower one of these"
         )
     if tile * Q > MAX_WARPGROUPS * ROWS:
         raise InputError(
             f'the "pallas_gpu" attention has registers for {MAX_WARPGROUPS * ROWS} query rows in a tile, got query_tile {tile} '
             f"of {Q} heads a KV head: lower query_tile"
         )
-    if (needed := smem_bytes(q, v_pages, schedule)) > SMEM_BYTES:
+    if (needed := smem_bytes(q, v_pages, numerics)) > SMEM_BYTES:
         raise InputError(
             f'the "pallas_gpu" attention has {SMEM_BYTES:,} bytes of shared memory, and would need {needed:,} for a head_dim '
-            f"of {H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {tile}: lower one of these"
+            f"of {H}, pages of {page}, block_pages {numerics.block_pages}, query_tile {tile}: lower one of these"
         )
 
 
-def tile_shape(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> TileShape:
+def tile_shape(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> TileShape:
     """The sizes of a CTA for `q [G, W, N, H]` and `v_pages [num_pages, K, page, H]`: as many slots as fit."""
     W, Q = q.shape[1], q.shape[2] // v_pages.shape[1]
-    fixed, slot = _smem_parts(v_pages, schedule, Q)
-    used = min(ROWS, min(W, schedule.query_tile) * Q)
+    fixed, slot = _smem_parts(v_pages, numerics, Q)
+    used = min(ROWS, min(W, numerics.query_tile) * Q)
     return TileShape(
-        warpgroups=_warpgroups(schedule, Q),
+        warpgroups=_warpgroups(numerics, Q),
         used_rows=-(-used // COPY_ROWS) * COPY_ROWS,
         num_slots=min(max((SMEM_BYTES - fixed) // slot, MIN_SLOTS), MAX_SLOTS),
     )
 
 
-def smem_bytes(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> int:
+def smem_bytes(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> int:
     """Bytes of shared memory that a CTA holds: the ring, queries, probabilities, results on their way out, and scratch."""
-    fixed, slot = _smem_parts(v_pages, schedule, q.shape[2] // v_pages.shape[1])
-    return fixed + tile_shape(q, v_pages, schedule).num_slots * slot
+    fixed, slot = _smem_parts(v_pages, numerics, q.shape[2] // v_pages.shape[1])
+    return fixed + tile_shape(q, v_pages, numerics).num_slots * slot
 
 
-def _warpgroups(schedule: Schedule, Q: int) -> int:
-    return -(-schedule.query_tile * Q // ROWS)
+def _warpgroups(numerics: Numerics, Q: int) -> int:
+    return -(-numerics.query_tile * Q // ROWS)
 
 
-def _smem_parts(v_pages: jax.Array, schedule: Schedule, Q: int) -> tuple[int, int]:
+def _smem_parts(v_pages: jax.Array, numerics: Numerics, Q: int) -> tuple[int, int]:
     """Bytes of shared memory beside the ring, and of one slot of it."""
     page, H = v_pages.shape[2:]
-    size, block = v_pages.dtype.itemsize, schedule.block_pages * page
+    size, block = v_pages.dtype.itemsize, numerics.block_pages * page
     small = 5 * ALIGNMENT  # positions, sums, barriers, and what the compiler keeps for sums over a row
-    return _warpgroups(schedule, Q) * ROWS * (H * size + block * size + OUT_COLUMNS * 4) + small, block * H * size
+    return _warpgroups(numerics, Q) * ROWS * (H * size + block * size + OUT_COLUMNS * 4) + small, block * H * size
 
 
 def _simulator() -> Any:
@@ -217,13 +217,13 @@ def _attend_tile(
     cap: float | None,
     sliding_window: int | None,
     alibi: bool,
-    schedule: Schedule,
+    numerics: Numerics,
 ) -> None:
     """One warpgroup of a CTA: the last one fetches what the others compute with."""
     slopes_refs, result_refs = refs[:alibi], refs[alibi:]
     o_ref, *lse_refs, ring_ref, q_tile_ref, p_ref, out_ref, position_ref, numbers_ref, queries, arrived, free = result_refs
     num_slots, block, H = ring_ref.shape
-    page, rows, block_pages = k_ref.shape[2], positions_ref.shape[1], schedule.block_pages
+    page, rows, block_pages = k_ref.shape[2], positions_ref.shape[1], numerics.block_pages
     warpgroups = rows // ROWS
     used = q_ref.shape[2] // warpgroups
     head, split, x, warpgroup = (jax.lax.axis_index(name) for name in ("head", "split", "tile", "warpgroup"))
@@ -232,8 +232,8 @@ def _attend_tile(
     last_page = jax.lax.div(last + page, page) - 1  # -1 without a position
     first_page = jnp.int32(0) if sliding_window is None else jax.lax.div(jnp.maximum(first - sliding_window + 1, 0), page)
     num_steps = jax.lax.div(last_page - first_page + block_pages, block_pages)
-    if schedule.num_splits > 1:
-        per_split = jax.lax.div(num_steps + schedule.num_splits - 1, schedule.num_splits)
+    if numerics.num_splits > 1:
+        per_split = jax.lax.div(num_steps + numerics.num_splits - 1, numerics.num_splits)
         first_page += split * per_split * block_pages
         num_steps = jnp.clip(num_steps - split * per_split, 0, per_split)
 
@@ -279,7 +279,7 @@ def _attend_tile(
         position = position_ref[warpgroup]
         slopes = numbers_ref[warpgroup] if alibi else None
         columns = H if H <= MAX_COLUMNS else 64
-        product = partial(_product, interpret=schedule.interpret)
+        product = partial(_product, interpret=numerics.interpret)
 
         def attend_block(step: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             m_prev, l_prev, o_prev = carry

@@ -24,12 +24,12 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.attention.reference import MASK_VALUE
 from detspec.ops.attention.splits import merge_splits
 from detspec.ops.softcap import softcap
+from detspec.schedule import Numerics
 
 NUM_LANES = 2  # of the grid: TensorCores that one device may have
 MIN_ROWS = 16  # a bfloat16 tile in VMEM has 16 rows
@@ -64,14 +64,14 @@ def paged_attention(
     cap: float | None,
     sliding_window: int | None,
     alibi: bool,
-    schedule: Schedule,
+    numerics: Numerics,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float32."""
-    check(q, v_pages, page_tables, alibi, schedule)
+    check(q, v_pages, page_tables, alibi, numerics)
     G, W, N, H = q.shape
     K, page = v_pages.shape[1], v_pages.shape[2]
-    Q, tile, splits = N // K, schedule.query_tile, schedule.num_splits
-    shape = tile_shape(q, v_pages, schedule)
+    Q, tile, splits = N // K, numerics.query_tile, numerics.num_splits
+    shape = tile_shape(q, v_pages, numerics)
     width = min(W, tile)  # positions of a tile that a window can fill
     tiles = -(-W // tile)
 
@@ -81,7 +81,7 @@ def paged_attention(
     q = jnp.pad(q, ((0, 0), (0, 0), (0, shape.used_rows - width * Q), (0, 0)))
     positions = jnp.pad(positions, ((0, 0), (0, tiles * width - W)), mode="edge").reshape(G * tiles, width)
 
-    work = _plan_work(positions, page, sliding_window, schedule)
+    work = _plan_work(positions, page, sliding_window, numerics)
     num_tiles, lanes = G * tiles * splits, NUM_LANES
     per_lane = -(-num_tiles // lanes)
     kernel = partial(
@@ -116,7 +116,7 @@ def paged_attention(
     if splits > 1:  # and the logarithm of each row's sum of exponentials, in every column
         result_shapes.append(jax.ShapeDtypeStruct((per_lane * lanes, K, used, LANE_WIDTH), jnp.float32))
         result_specs.append(pl.BlockSpec((None, K, used, LANE_WIDTH), at_result))
-    ring = (buffers, schedule.block_pages, K, page, H)
+    ring = (buffers, numerics.block_pages, K, page, H)
     slots = G * tiles * page_tables.shape[1] * page  # as if every table were full
     results = pl.pallas_call(
         kernel,
@@ -143,7 +143,7 @@ def paged_attention(
             transcendentals=used * K * slots,
             bytes_accessed=2 * K * H * slots * k_pages.dtype.itemsize + q.nbytes + 4 * q.size,
         ),
-        interpret=schedule.interpret,
+        interpret=numerics.interpret,
         name="paged_attention",
     )(work, page_tables.reshape(-1), *operands)
     attended = results[0][:num_tiles]
@@ -155,50 +155,50 @@ def paged_attention(
     return attended.reshape(G, tiles * width, N, H)[:, :W]
 
 
-def check(q: jax.Array, v_pages: jax.Array, page_tables: jax.Array, alibi: bool, schedule: Schedule) -> None:
+def check(q: jax.Array, v_pages: jax.Array, page_tables: jax.Array, alibi: bool, numerics: Numerics) -> None:
     """Raises `InputError` for what the kernel does not take, naming the argument; shapes as in `api.paged_attention`."""
     K, page, H = v_pages.shape[1:]
     if v_pages.dtype not in DTYPES:
         raise InputError(f'the "pallas_tpu" attention takes a bfloat16 or float32 cache, got cache_dtype {v_pages.dtype}')
     if page % MIN_ROWS:
-        raise InputError(f'the "pallas_tpu" attention takes pages of at least {MIN_ROWS} slots, got Schedule.page {page}')
-    if (needed := vmem_bytes(q, v_pages, alibi, schedule)) > VMEM_BYTES:
+        raise InputError(f'the "pallas_tpu" attention takes pages of at least {MIN_ROWS} slots, got Numerics.page {page}')
+    if (needed := vmem_bytes(q, v_pages, alibi, numerics)) > VMEM_BYTES:
         raise InputError(
             f'the "pallas_tpu" attention has {VMEM_BYTES:,} bytes of VMEM, and would need {needed:,} for {K} KV heads of '
-            f"{H}, pages of {page}, block_pages {schedule.block_pages}, query_tile {schedule.query_tile}: lower one of these"
+            f"{H}, pages of {page}, block_pages {numerics.block_pages}, query_tile {numerics.query_tile}: lower one of these"
         )
     G, W = q.shape[:2]
-    tiles = G * -(-W // schedule.query_tile) * schedule.num_splits
+    tiles = G * -(-W // numerics.query_tile) * numerics.num_splits
     if (needed := 4 * (page_tables.size + NUM_FACTS * tiles + NUM_LANES)) > SMEM_BYTES:
         raise InputError(
             f'the "pallas_tpu" attention has {SMEM_BYTES:,} bytes for scalars, and would need {needed:,} for page_tables of '
-            f"{G} windows and {page_tables.shape[1]} pages: lower max_len or the rows of a pass, or raise Schedule.page"
+            f"{G} windows and {page_tables.shape[1]} pages: lower max_len or the rows of a pass, or raise Numerics.page"
         )
 
 
-def tile_shape(q: jax.Array, v_pages: jax.Array, schedule: Schedule) -> TileShape:
+def tile_shape(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> TileShape:
     """The sizes of a program for `q [G, W, N, H]` and `v_pages [num_pages, K, page, H]`."""
     _, W, N, _ = q.shape
     _, K, page, H = v_pages.shape
-    step_bytes = 2 * schedule.block_pages * K * page * H * v_pages.dtype.itemsize
+    step_bytes = 2 * numerics.block_pages * K * page * H * v_pages.dtype.itemsize
 
     def whole(rows: int) -> int:
         return -(-rows // MIN_ROWS) * MIN_ROWS
 
     return TileShape(
-        rows=whole(schedule.query_tile * (N // K)),
-        used_rows=whole(min(W, schedule.query_tile) * (N // K)),
+        rows=whole(numerics.query_tile * (N // K)),
+        used_rows=whole(min(W, numerics.query_tile) * (N // K)),
         num_buffers=min(max(1 + -(-IN_FLIGHT_BYTES // step_bytes), 2), MAX_BUFFERS),
     )
 
 
-def vmem_bytes(q: jax.Array, v_pages: jax.Array, alibi: bool, schedule: Schedule) -> int:
+def vmem_bytes(q: jax.Array, v_pages: jax.Array, alibi: bool, numerics: Numerics) -> int:
     """Bytes of VMEM that a program holds: the ring of pages, queries, running sums, and two blocks each of input and output."""
     _, K, page, H = v_pages.shape
-    rows, used, buffers = tile_shape(q, v_pages, schedule)
+    rows, used, buffers = tile_shape(q, v_pages, numerics)
     itemsize = v_pages.dtype.itemsize
-    ring = 2 * buffers * schedule.block_pages * K * page * H * itemsize
-    lse = LANE_WIDTH if schedule.num_splits > 1 else 0
+    ring = 2 * buffers * numerics.block_pages * K * page * H * itemsize
+    lse = LANE_WIDTH if numerics.num_splits > 1 else 0
     blocks = H * (itemsize + 4) + 4 * lse + (4 * LANE_WIDTH if alibi else 0)
     return ring + K * rows * H * itemsize + 4 * K * used * (H + 2 * LANE_WIDTH) + 2 * K * used * blocks
 
@@ -209,13 +209,13 @@ def _row_slopes(N: int, K: int, rows: int) -> np.ndarray:
     return np.repeat(slopes[:, :, None], LANE_WIDTH, axis=2)
 
 
-def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, schedule: Schedule) -> jax.Array:
+def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, numerics: Numerics) -> jax.Array:
     """What each tile has to do, from the positions `[X, width]` of its rows: int32 scalars in the order of FIRST_BLOCK ...
 
     A tile is `split` of query tile `x` at `x * num_splits + split`. Tiles of a lane that have nothing to do are skipped:
     `next_tile` is the next one that has, or `num_tiles`.
     """
-    splits, block = schedule.num_splits, schedule.block_pages
+    splits, block = numerics.num_splits, numerics.block_pages
     start, last = positions[:, 0], positions.max(1)
     first_page = jnp.zeros_like(start) if sliding_window is None else jnp.maximum(start - sliding_window + 1, 0) // page
     steps = jnp.where(last >= 0, -(-(last // page + 1 - first_page) // block), 0)

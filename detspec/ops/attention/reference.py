@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.attention.splits import merge_splits
 from detspec.ops.row_sum import SumFn, sum_fn
 from detspec.ops.softcap import softcap
+from detspec.schedule import Numerics
 
 MASK_VALUE = -1e30  # finite, so that a fully masked block stays free of nan
 MIN_TILE_ROWS = 2  # a one-row product takes another code path on the CPU, with other bits
@@ -39,17 +39,17 @@ def paged_attention(
     cap: float | None,
     sliding_window: int | None,
     alibi: bool,
-    schedule: Schedule,
+    numerics: Numerics,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, H, page]`."""
-    if schedule.block_pages != 1:
-        raise InputError(f'the "reference" attention takes one page a step, got Schedule.block_pages {schedule.block_pages}')
+    if numerics.block_pages != 1:
+        raise InputError(f'the "reference" attention takes one page a step, got Numerics.block_pages {numerics.block_pages}')
     G, W, N, H = q.shape
     K, page = v_pages.shape[1], v_pages.shape[2]
     Q = N // K
     # Padding looks where the furthest window does, so that no sliding window starts early for its sake.
     positions = jnp.where(positions >= 0, positions, jnp.max(positions))
-    tile = max(min(W, schedule.query_tile), -(-MIN_TILE_ROWS // Q))
+    tile = max(min(W, numerics.query_tile), -(-MIN_TILE_ROWS // Q))
     padded = -(-W // tile) * tile
     tiles = padded // tile
 
@@ -69,9 +69,9 @@ def paged_attention(
         cap=cap,
         sliding_window=sliding_window,
         row_slope=row_slope,
-        sum_fn=sum_fn(schedule),
+        sum_fn=sum_fn(numerics),
     )
-    num_splits = schedule.num_splits
+    num_splits = numerics.num_splits
     if num_splits == 1:
         first = jnp.broadcast_to(first_block, (G * tiles,))
         _, l, o = attend(q, k_pages, v_pages, page_tables, row_position, first, num_blocks)

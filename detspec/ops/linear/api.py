@@ -5,15 +5,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from detspec.config import Schedule
 from detspec.errors import InputError
 from detspec.ops.linear import reference, xla
+from detspec.schedule import Numerics
 
 LinearFn = Callable[[jax.Array, jax.Array], jax.Array]  # (x [..., in], weight [out, in]) -> float32 [..., out]
 
 
-def linear_fn(schedule: Schedule) -> LinearFn:
-    """The product that `schedule.linear` names, pinned ones by `schedule.implementation`.
+def linear_fn(numerics: Numerics) -> LinearFn:
+    """The product that `numerics.linear` names, pinned ones by `numerics.implementation`.
 
     It takes `x [..., in]` and `weight [out, in]` of one dtype and returns `x @ weight.T`, accumulated in float32, as float32
     `[..., out]`. With "pinned" products a row's bits depend on that row, on the weight and on the implementation alone: not on
@@ -22,9 +22,9 @@ def linear_fn(schedule: Schedule) -> LinearFn:
     Raises:
         InputError: when called: the arguments contradict each other, or are not among those that the implementation takes.
     """
-    if schedule.linear == "xla":
+    if numerics.linear == "xla":
         return xla.linear_f32
-    return lambda x, weight: _pinned_f32(x, weight, schedule)
+    return lambda x, weight: _pinned_f32(x, weight, numerics)
 
 
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None, linear_f32: LinearFn) -> jax.Array:
@@ -35,21 +35,21 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None, linear_f32: 
     return y_f32.astype(x.dtype)
 
 
-def _pinned_f32(x: jax.Array, weight: jax.Array, schedule: Schedule) -> jax.Array:
+def _pinned_f32(x: jax.Array, weight: jax.Array, numerics: Numerics) -> jax.Array:
     """Checks the arguments, and gives the implementation all rows of `x` as one matrix."""
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise InputError(f"weight must be [out, in] for x [..., in], got weight {weight.shape} for x {x.shape}")
     if x.dtype != weight.dtype:
         raise InputError(f"x and weight must have one dtype, got {x.dtype} and {weight.dtype}")
     rows = x.reshape(-1, x.shape[-1])
-    if schedule.implementation == "pallas_tpu":
+    if numerics.implementation == "pallas_tpu":
         from detspec.ops.linear import pallas_tpu
 
-        y_f32 = pallas_tpu.linear_f32(rows, weight, interpret=schedule.interpret)
-    elif schedule.implementation == "pallas_gpu":
+        y_f32 = pallas_tpu.linear_f32(rows, weight, interpret=numerics.interpret)
+    elif numerics.implementation == "pallas_gpu":
         from detspec.ops.linear import pallas_gpu
 
-        y_f32 = pallas_gpu.linear_f32(rows, weight, interpret=schedule.interpret)
+        y_f32 = pallas_gpu.linear_f32(rows, weight, interpret=numerics.interpret)
     else:
         y_f32 = reference.linear_f32(rows, weight)
     return y_f32.reshape(*x.shape[:-1], -1)

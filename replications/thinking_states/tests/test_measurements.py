@@ -28,7 +28,7 @@ THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_i
 CFG = ModelConfig(
     *(64, 32, 2, 2, 1, 16, 32), dtype="float32", tie_embeddings=True, position_encoding="alibi", thinking=THINKING
 )
-SCHEDULE = dataclasses.replace(default_schedule(), rows=16, window=1)
+SCHEDULE = default_schedule().with_budget(16, 1)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_reading_and_decoding_apart_give_the_bits_of_generating_at_once(model: M
     at_once = generate_state(model.params, CFG, ready_state(model, prompts, max_tokens=3, schedule=SCHEDULE), schedule=SCHEDULE)
     read = read_prompts(model.params, CFG, ready_state(model, prompts, max_tokens=3, schedule=SCHEDULE), schedule=SCHEDULE)
     assert (np.asarray(read.committed) < np.asarray(at_once.committed)).all()
-    apart = decode(model.params, CFG, read, schedule=SCHEDULE.budget(len(prompts), 1))
+    apart = decode(model.params, CFG, read, schedule=SCHEDULE.with_budget(len(prompts), 1))
     assert (np.asarray(apart.tokens) == np.asarray(at_once.tokens)).all()
     bits = np.asarray(apart.logprobs)
     assert bits.tobytes() == np.asarray(at_once.logprobs).tobytes()
@@ -82,7 +82,7 @@ def test_reading_and_decoding_apart_give_the_bits_of_generating_at_once(model: M
 
 
 def test_every_source_reads_the_same_thoughts_and_right_ones_take_one_round(model: Model, prompts: list[list[int]]):
-    recorded, schedule = None, SCHEDULE.budget(16, THINKING.chunk)
+    recorded, schedule = None, SCHEDULE.with_budget(16, THINKING.chunk)
     rounds = {}
     for source in SOURCES:
         state = read_by(model, prompts, source, schedule=schedule, recorded=recorded)()
