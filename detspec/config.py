@@ -232,14 +232,3 @@ class ModelConfig:
     def jax_dtype(self) -> jnp.dtype:
         """`dtype` as JAX takes it."""
         return jnp.dtype(DTYPES[self.dtype])
-
-    @property
-    def num_params(self) -> int:
-        """Number of weights, the tied head counted once."""
-        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.d_model
-        layer = attention + 3 * self.d_ff * self.d_model + (4 if self.post_norms else 2) * self.d_model
-        layer += self.qkv_bias * (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        layer += self.o_bias * self.d_model + self.qk_norm * 2 * self.head_dim
-        table = self.vocab_size * self.d_model
-        thinking = 0 if self.thinking is None else 2 * layer + table + self.d_model
-        return (1 if self.tie_embeddings else 2) * table + self.num_layers * layer + self.d_model + thinking

@@ -27,10 +27,10 @@ from detspec.environment import default_schedule, fingerprint
 from detspec.generate.insert import init_state
 from detspec.model.params import Params
 from detspec.model.transformer import forward
+from detspec.model.work import pass_work
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.linear.api import linear_fn
 from detspec.presets import preset
-from detspec.roofline import pass_work
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import GenState, Windows
 

@@ -26,6 +26,7 @@ import numpy as np
 from detspec import Engine, EngineConfig, InputError, Model, SamplingParams, default_schedule, load
 from detspec.bench.bench import bench_prompts, random_model
 from detspec.checkpoint.hf import save_hf
+from detspec.model.params import num_params
 from detspec.presets import preset
 
 try:
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "python": platform.python_version(),
             **Engine(model, EngineConfig(max_requests=1, max_len=default_schedule().budget.window)).fingerprint(),
         },
-        "model": model.cfg.to_json() | {"num_params": model.cfg.num_params},
+        "model": model.cfg.to_json() | {"num_params": num_params(model.cfg)},
         "settings": {
             "prompt_len": args.prompt_len,
             "new_tokens": args.new_tokens,

@@ -51,11 +51,11 @@ def write(folder: Path, gb: float, shards: int) -> int:
     import jax
 
     from detspec.checkpoint.hf import save_hf
-    from detspec.model.params import init_params, params_bytes
+    from detspec.model.params import init_params, num_params, params_bytes
     from detspec.presets import preset
 
     base = preset("random_100m")
-    layer = 2 * (base.num_params - 2 * base.vocab_size * base.d_model) / base.num_layers
+    layer = 2 * (num_params(base) - 2 * base.vocab_size * base.d_model) / base.num_layers
     cfg = dataclasses.replace(base, num_layers=max(1, round((gb * 1e9 - 4 * base.vocab_size * base.d_model) / layer)))
     params = init_params(cfg, jax.random.key(0))
     save_hf(folder, cfg, params, max_shard_bytes=params_bytes(params) // shards + 1)

@@ -3,13 +3,11 @@
 import dataclasses
 import json
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 from detspec.config import ModelConfig
 from detspec.errors import InputError
-from detspec.model.params import param_shapes
 from detspec.schedule import Budget, FastPath, Numerics, Schedule
 from tests.fakes import FAMILY_CFGS
 
@@ -42,12 +40,6 @@ def test_model_config_with_a_bad_size_names_field_and_value(field, value):
 def test_model_config_with_values_that_do_not_fit_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
         ModelConfig(**{**SIZES, **changes})
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_model_config_counts_the_weights_of_the_pytree(tied):
-    cfg = ModelConfig(**SIZES, tie_embeddings=tied)
-    assert cfg.num_params == sum(leaf.size for leaf in jax.tree.leaves(param_shapes(cfg)))
 
 
 def test_model_config_names_dtypes_as_jax_takes_them():

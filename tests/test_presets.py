@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import jax
 import pytest
 
 from detspec.checkpoint.families import describe, family_of, read_fields
@@ -11,12 +10,8 @@ from detspec.checkpoint.hf import load_hf
 from detspec.checkpoint.load import find_folder
 from detspec.config import ModelConfig
 from detspec.errors import InputError
-from detspec.model.params import param_shapes
+from detspec.model.params import num_params
 from detspec.presets import PRESETS, preset
-
-
-def test_preset_random_100m_has_about_100_million_weights():
-    assert 95e6 < preset("random_100m").num_params < 105e6
 
 
 def test_preset_tiny_python_has_the_shape_of_the_shipped_model():
@@ -41,12 +36,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_preset_of_a_published_model_has_its_number_of_weights(name: str):
-    assert preset(name).num_params == PUBLISHED[name]
-
-
-@pytest.mark.parametrize("name", sorted(PRESETS))
-def test_preset_counts_the_weights_of_its_pytree(name: str):
-    assert preset(name).num_params == sum(leaf.size for leaf in jax.tree.leaves(param_shapes(preset(name))))
+    assert num_params(preset(name)) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -67,11 +57,6 @@ def test_preset_is_what_some_hugging_face_config_says(name: str):
         "gemma3": "gemma3_text",
     }
     assert family.model_type == expected.get(name.split("_")[0].replace("llama3", "llama"), "llama")
-
-
-@pytest.mark.parametrize("name", ["tiny_python", "random_100m"])
-def test_preset_head_is_untied(name: str):
-    assert not preset(name).tie_embeddings
 
 
 def test_preset_unknown_name_is_refused_naming_those_known():

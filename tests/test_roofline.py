@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from detspec.config import ModelConfig
-from detspec.roofline import Work, pass_work
+from detspec.model.work import pass_work
+from detspec.roofline import Work
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.targets import target
 

@@ -23,7 +23,7 @@ from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule
 from detspec.errors import InputError
-from detspec.model.params import init_params, params_bytes
+from detspec.model.params import init_params, num_params, params_bytes
 
 MODES = ("fast", "canonical", "batch_invariant", "dvr", "auto")
 
@@ -75,7 +75,7 @@ def run_bench(
         measured.append({"batch": batch, "bound": limits, **entry})
     return {
         "fingerprint": Engine(model, EngineConfig(max_requests=1, max_len=default_schedule().budget.window)).fingerprint(),
-        "model": {**model.cfg.to_json(), "num_params": model.cfg.num_params, "bytes": params_bytes(model.params)},
+        "model": {**model.cfg.to_json(), "num_params": num_params(model.cfg), "bytes": params_bytes(model.params)},
         "settings": {
             "batches": list(batches),
             "modes": list(modes),

@@ -11,11 +11,15 @@ import jax.numpy as jnp
 
 from detspec.config import ModelConfig
 from detspec.environment import default_schedule
+from detspec.model.work import pass_work
 from detspec.ops.linear.xla import linear_f32
 
 
 def measure_machine(cfg: ModelConfig) -> dict[str, Any]:
-    """Bandwidth of reading a matrix too large for caches in a product with few rows; FLOP/s of a square product."""
+    """Measures memory bandwidth and arithmetic speed in the dtype of `cfg`.
+
+    Bandwidth is that of a product of few rows with a matrix that exceeds the caches; FLOP/s are those of a square product.
+    """
     on_cpu = jax.default_backend() == "cpu"
     big = jnp.ones((((64 if on_cpu else 1024) << 20) // 1024, 1024), cfg.jax_dtype)
     few = jnp.ones((4, 1024), cfg.jax_dtype)
@@ -32,25 +36,30 @@ def measure_machine(cfg: ModelConfig) -> dict[str, Any]:
 
 
 def bound(cfg: ModelConfig, machine: dict[str, Any], *, batch: int, context: float, step_ms: float) -> dict[str, Any]:
-    """What an ordinary step of `batch` rows must read and multiply, and which of the two explains its `step_ms`.
+    """Says whether memory or arithmetic explains the time of an ordinary step.
 
-    Weights are read once a step, keys and values of the mean `context` once a row; `machine` is `measure_machine`'s.
+    Neither does if the longer of the two takes less than half of the step. Then "overhead" does: attention over gathered pages,
+    dispatch, small operations. If reading alone would take longer than the step, the weights stay in the processor's caches,
+    and the answer is "overhead" too.
 
-    Neither does if the larger takes less than half of the step: then it is "overhead" (attention over gathered pages, dispatch,
-    small operations). If reading would take longer than the step, the weights stay in the processor's caches: "overhead" too.
+    Args:
+        cfg: the model.
+        machine: from `measure_machine`.
+        batch: rows of the step.
+        context: positions that a row attends to, on average.
+        step_ms: measured milliseconds of the step.
+
+    Returns:
+        `bytes` and `flop` of the step, `step_ms`, the least times `memory_ms` and `compute_ms`, and `name`: "memory", "compute"
+        or "overhead".
     """
-    kv_itemsize = jnp.dtype(default_schedule(cfg).numerics.cache_dtype).itemsize
-    lookup = 0 if cfg.tie_embeddings else cfg.vocab_size * cfg.d_model  # an embedding that is no head is not multiplied
-    num_multiplied = cfg.num_params - lookup
-    num_bytes = float(num_multiplied * cfg.jax_dtype.itemsize)
-    num_bytes += batch * context * 2 * cfg.num_layers * cfg.num_kv_heads * cfg.head_dim * kv_itemsize
-    flop = batch * (2 * num_multiplied + 4 * context * cfg.num_layers * cfg.num_heads * cfg.head_dim)
-    floors = {"memory": 1e3 * num_bytes / machine["read_bytes_per_s"], "compute": 1e3 * flop / machine["flop_per_s"]}
+    work = pass_work(cfg, default_schedule(cfg).fast(batch), windows=batch, context=round(context))
+    floors = {"memory": 1e3 * work.bytes / machine["read_bytes_per_s"], "compute": 1e3 * work.flop / machine["flop_per_s"]}
     possible = {key: value for key, value in floors.items() if value <= 1.1 * step_ms}
     name = max(possible, key=lambda key: possible[key], default="overhead")
     return {
-        "bytes": num_bytes,
-        "flop": flop,
+        "bytes": work.bytes,
+        "flop": work.flop,
         "step_ms": step_ms,
         **{f"{key}_ms": value for key, value in floors.items()},
         "name": name if possible.get(name, 0.0) >= step_ms / 2 else "overhead",
@@ -58,7 +67,7 @@ def bound(cfg: ModelConfig, machine: dict[str, Any], *, batch: int, context: flo
 
 
 def _best_s(run: Callable[..., jax.Array], *args: jax.Array) -> float:
-    """Least seconds of five calls after one that compiles: noise only ever adds."""
+    """Least seconds of five calls, after one that compiles; noise only adds time."""
     jax.block_until_ready(run(*args))
     seconds = []
     for _ in range(5):

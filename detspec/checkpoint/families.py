@@ -8,12 +8,14 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
 
 from detspec.config import DTYPES, ModelConfig, RopeScaling, is_count, is_number
 from detspec.errors import InputError
-from detspec.model.params import param_shapes
+from detspec.model.params import Params
 
 HfConfig = dict[str, Any]
 
@@ -528,15 +530,45 @@ def describe_sliding(family: Family, cfg: ModelConfig) -> HfConfig:
     return described
 
 
-def tensor_paths(family: Family, cfg: ModelConfig) -> dict[str, tuple[str | int, ...]]:
-    """Tensor name -> path in the pytree, layers in ascending order, for all the tensors `cfg` asks for."""
-    shapes = param_shapes(cfg)
-    paths: dict[str, tuple[str | int, ...]] = {}
-    for layered, templates in itertools.groupby(family.names.items(), key=lambda item: "{}" in item[0]):
-        templates_here = list(templates)
-        for index in range(cfg.num_layers) if layered else (0,):
-            leaves = shapes["layers"][index] if layered else shapes
-            for name, path in templates_here:
-                if path[-1] in leaves:
-                    paths[name.format(index)] = tuple(index if part == "{}" else part for part in path)
-    return paths
+class TensorPlace(NamedTuple):
+    """Where one tensor of a checkpoint belongs in the parameters."""
+
+    path: tuple[str | int, ...]  # keys and indices from the root of the pytree
+    part: int | None  # index on the first axis of a stacked weight; None if the tensor is the whole weight
+
+
+def tensor_places(family: Family, params: Params) -> dict[str, TensorPlace]:
+    """Tensor name -> its place in `params`, layers in ascending order; `params` may hold shapes instead of arrays.
+
+    Raises:
+        InputError: the family has no name for a weight.
+    """
+    places: dict[str, TensorPlace] = {}
+    for layered, group in itertools.groupby(family.names.items(), key=lambda item: "{}" in item[1]):
+        templates = list(group)
+        for index in range(len(params["layers"])) if layered else (0,):
+            for name, template in templates:
+                path = tuple(index if key == "{}" else key for key in template)
+                leaf = leaf_at(params, path)
+                if leaf is None:
+                    continue
+                numbers = (index,) * layered
+                if name.count("{}") == len(numbers):
+                    places[name.format(*numbers)] = TensorPlace(path, None)
+                else:
+                    places |= {name.format(*numbers, part): TensorPlace(path, part) for part in range(leaf.shape[0])}
+    weights = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(params)]
+    named = {".".join(map(str, place.path)) for place in places.values()}
+    for weight in weights:
+        if weight not in named:
+            raise InputError(f"model_type {family.model_type!r} has no tensor name for the weight {weight}")
+    return places
+
+
+def leaf_at(tree: Any, path: Sequence[str | int]) -> Any:
+    """`tree[path[0]][path[1]]...`, or None if there is no such entry."""
+    for key in path:
+        if isinstance(tree, dict) and key not in tree:
+            return None
+        tree = tree[key]
+    return tree

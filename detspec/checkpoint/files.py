@@ -132,23 +132,27 @@ def read_tensor(folder: Path, header: Header) -> np.ndarray:
 
     Pages of a memory-mapped file would be faulted in one by one, and then copied.
     """
-    dtype = jnp.dtype(FILE_DTYPES[header.dtype])
-    size = math.prod(header.shape) * dtype.itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    aligned = memory[start : start + size]
+    array = aligned_empty(header.shape, jnp.dtype(FILE_DTYPES[header.dtype]))
     with (folder / header.file).open("rb", buffering=0) as file:
         file.seek(header.begin)
-        rest = memoryview(aligned.data)
+        rest = memoryview(array.reshape(-1).view(np.uint8).data)
         while rest:
             count = file.readinto(rest)
             if not count:
                 raise InputError(f"{folder / header.file} ended while it was read")
             rest = rest[count:]
-    return aligned.view(dtype).reshape(header.shape)
+    return array
 
 
-def write_tensors(folder: Path, tensors: dict[str, jax.Array], max_shard_bytes: int | None) -> None:
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array whose numbers are not set yet, in memory that jax takes over on a CPU without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def write_tensors(folder: Path, tensors: dict[str, jax.Array | np.ndarray], max_shard_bytes: int | None) -> None:
     """Writes `model.safetensors`, or shards of at most `max_shard_bytes` (one tensor at least) and their index."""
     shards = list(split_shards(tensors, max_shard_bytes))
     weight_map: dict[str, str] = {}
@@ -163,7 +167,7 @@ def write_tensors(folder: Path, tensors: dict[str, jax.Array], max_shard_bytes: 
         write_json(folder / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def split_shards(tensors: dict[str, jax.Array], max_shard_bytes: int | None) -> Iterator[list[str]]:
+def split_shards(tensors: dict[str, jax.Array | np.ndarray], max_shard_bytes: int | None) -> Iterator[list[str]]:
     """Names in order, cut where a shard would outgrow `max_shard_bytes`."""
     shard: list[str] = []
     size = 0

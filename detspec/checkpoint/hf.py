@@ -18,11 +18,21 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from detspec.checkpoint.families import SKIPPED_SUFFIXES, Family, describe, family_of, find_family, read_fields, tensor_paths
+from detspec.checkpoint.families import (
+    SKIPPED_SUFFIXES,
+    Family,
+    describe,
+    family_of,
+    find_family,
+    leaf_at,
+    read_fields,
+    tensor_places,
+)
 from detspec.checkpoint.files import (
     FILE_DTYPES,
     Header,
     Problems,
+    aligned_empty,
     copy_side_files,
     read_headers,
     read_json,
@@ -38,10 +48,16 @@ READERS = 2  # threads; reading and checking let each other run
 PATIENCE_S = 2.0  # a progress bar appears when loading takes longer
 
 
-def load_hf(path: str | Path) -> tuple[ModelConfig, Params]:
+def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params]:
     """Reads the Hugging Face folder at `path`; weights come in the config's dtype (without one, in the files').
 
-    Raises one `InputError` that names everything that is missing, damaged, unknown or unsupported.
+    Args:
+        path: a folder with a `config.json`.
+        sharding: where each array goes, straight from host memory: one `jax.sharding.Sharding` for all, or a pytree of them
+            like the parameters; the default device if None.
+
+    Raises:
+        InputError: one error that names everything that is missing, damaged, unknown or unsupported.
     """
     path = Path(path)
     problems = Problems(path)
@@ -53,10 +69,10 @@ def load_hf(path: str | Path) -> tuple[ModelConfig, Params]:
     cfg = build_config(fields, tensors, problems)
     problems.raise_if_any()
     assert cfg is not None
-    wanted = tensor_paths(family, cfg)
-    check_tensors(family, cfg, wanted, tensors, problems)
+    shapes = param_shapes(cfg, sharding=sharding)
+    check_tensors(family, shapes, tensors, problems)
     problems.raise_if_any()
-    params = read_params(path, family, cfg, wanted, tensors, problems)
+    params = read_params(path, family, shapes, tensors, problems)
     problems.raise_if_any()
     return cfg, params
 
@@ -91,7 +107,7 @@ def save_hf(
         tokens["eos_token_id"] = list(eos_ids) if len(eos_ids) > 1 else eos_ids[0]
     write_json(temporary / "config.json", {**describe(family, cfg), **tokens})
     write_json(temporary / "generation_config.json", tokens)
-    write_tensors(temporary, named_tensors(family, cfg, params), max_shard_bytes)
+    write_tensors(temporary, named_tensors(family, params), max_shard_bytes)
     if tokenizer_json is not None:
         (temporary / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         write_json(temporary / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -108,16 +124,13 @@ def save_hf(
         os.replace(temporary, path)
 
 
-def named_tensors(family: Family, cfg: ModelConfig, params: Params) -> dict[str, jax.Array]:
-    """Every array of `params` under its Hugging Face name, in the order of the name table."""
-    return {name: leaf_at(params, path) for name, path in tensor_paths(family, cfg).items()}
-
-
-def leaf_at(tree: Any, path: Sequence[str | int]) -> Any:
-    """`tree[path[0]][path[1]]...`"""
-    for part in path:
-        tree = tree[part]
-    return tree
+def named_tensors(family: Family, params: Params) -> dict[str, jax.Array | np.ndarray]:
+    """Every array of `params` under its Hugging Face name, in the order of the name table; stacked weights are split."""
+    tensors = {}
+    for name, (path, part) in tensor_places(family, params).items():
+        leaf = leaf_at(params, path)
+        tensors[name] = leaf if part is None else np.asarray(leaf)[part]
+    return tensors
 
 
 def read_hf_config(path: str | Path) -> ModelConfig:
@@ -159,67 +172,76 @@ def build_config(fields: dict[str, Any], tensors: dict[str, Header], problems: P
         return None
 
 
-def check_tensors(
-    family: Family,
-    cfg: ModelConfig,
-    wanted: dict[str, tuple[str | int, ...]],
-    tensors: dict[str, Header],
-    problems: Problems,
-) -> None:
-    """Holds the headers against the tensors that the config asks for."""
-    shapes = param_shapes(cfg)
-    for name, path in wanted.items():
-        shape = leaf_at(shapes, path).shape
+def check_tensors(family: Family, shapes: Params, tensors: dict[str, Header], problems: Problems) -> None:
+    """Compares the headers `tensors` with the weights that `shapes` asks for; each difference is a problem."""
+    places = tensor_places(family, shapes)
+    for name, (path, part) in places.items():
+        leaf = leaf_at(shapes, path)
+        shape = leaf.shape if part is None else leaf.shape[1:]
         if name not in tensors:
             problems.append(f"tensor {name} {list(shape)} is missing")
         elif tensors[name].shape != shape:
             problems.append(f"tensor {name} has shape {list(tensors[name].shape)}, the config asks for {list(shape)}")
     for name, header in tensors.items():
-        if name not in wanted and not name.endswith(SKIPPED_SUFFIXES) and name != tied_head(family, cfg):
+        if name not in places and not name.endswith(SKIPPED_SUFFIXES) and name != tied_head(family, shapes):
             problems.append(
                 f"{header.file}: tensor {name} {list(header.shape)} is not part of the model that the config describes"
             )
 
 
-def tied_head(family: Family, cfg: ModelConfig) -> str | None:
-    """Name of the head that some checkpoints store although it is the embedding again."""
-    return next(name for name, path in family.names.items() if path == ("head",)) if cfg.tie_embeddings else None
+def tied_head(family: Family, shapes: Params) -> str | None:
+    """The name of the head if it is the embedding; some checkpoints store it twice."""
+    return None if "head" in shapes else next((name for name, path in family.names.items() if path == ("head",)), None)
 
 
-def read_params(
-    path: Path,
-    family: Family,
-    cfg: ModelConfig,
-    wanted: dict[str, tuple[str | int, ...]],
-    tensors: dict[str, Header],
-    problems: Problems,
-) -> Params:
-    """Reads the tensors one by one; those with NaN or infinity, and a stored tied head unlike the embedding, are problems."""
-    params = param_shapes(cfg)
-    in_file_order = sorted(wanted, key=lambda name: (tensors[name].file, tensors[name].begin))
+def read_params(folder: Path, family: Family, shapes: Params, tensors: dict[str, Header], problems: Problems) -> Params:
+    """Reads the weights one by one, each to its sharding in `shapes`.
 
-    def read(name: str) -> tuple[np.ndarray, bool]:
-        with np.errstate(over="ignore"):  # what overflows is found to be infinite
-            array = read_tensor(path, tensors[name]).astype(cfg.jax_dtype, copy=False)
-        return array, all_finite(array)
+    NaN, infinity, and a stored tied head that differs from the embedding are problems.
+    """
+    params = jax.tree.map(lambda leaf: leaf, shapes)
+    places = tensor_places(family, shapes)
+    parts_of: dict[tuple[str | int, ...], list[str]] = {}  # path of a weight -> the tensors that it is made of
+    for name in sorted(places, key=lambda name: (tensors[name].file, tensors[name].begin)):
+        parts_of.setdefault(places[name].path, []).append(name)
+
+    def read(path: tuple[str | int, ...]) -> tuple[np.ndarray, list[str]]:
+        """The weight at `path`, and the names of its tensors that are not finite."""
+        leaf = leaf_at(shapes, path)
+        arrays = ((name, read_as(folder, tensors[name], leaf.dtype)) for name in parts_of[path])
+        if places[parts_of[path][0]].part is None:
+            ((name, whole),) = arrays
+            return whole, [] if all_finite(whole) else [name]
+        stack, infinite = aligned_empty(leaf.shape, leaf.dtype), []
+        for name, array in arrays:
+            stack[places[name].part] = array
+            infinite += [] if all_finite(array) else [name]
+        return stack, infinite
 
     with ThreadPoolExecutor(max_workers=READERS) as pool:
-        bar = tqdm(total=len(wanted), desc=f"loading {path.name}", unit=" tensors", delay=PATIENCE_S, leave=False)
-        for name, (array, finite) in zip(in_file_order, pool.map(read, in_file_order), strict=True):
-            if not finite:
-                problems.append(f"tensor {name} holds NaN or infinite weights as {cfg.dtype}")
-            *parents, last = wanted[name]
-            leaf_at(params, parents)[last] = jax.device_put(array, may_alias=True)
-            bar.update()
+        bar = tqdm(total=len(places), desc=f"loading {folder.name}", unit=" tensors", delay=PATIENCE_S, leave=False)
+        for path, (array, infinite) in zip(parts_of, pool.map(read, parts_of), strict=True):
+            problems.extend(f"tensor {name} holds NaN or infinite weights as {array.dtype}" for name in infinite)
+            *parents, last = path
+            leaf_at(params, parents)[last] = jax.device_put(array, leaf_at(shapes, path).sharding, may_alias=True)
+            bar.update(len(parts_of[path]))
         bar.close()
-    head = tied_head(family, cfg)
-    if head in tensors and not np.array_equal(read(head)[0], np.asarray(params["embed"])):
-        problems.append(f"tensor {head} differs from the embedding although tie_word_embeddings is true")
+    head = tied_head(family, shapes)
+    if head in tensors:
+        embed = np.asarray(params["embed"])
+        if not np.array_equal(read_as(folder, tensors[head], embed.dtype), embed):
+            problems.append(f"tensor {head} differs from the embedding although tie_word_embeddings is true")
     return params
 
 
+def read_as(folder: Path, header: Header, dtype: np.dtype) -> np.ndarray:
+    """The tensor in `dtype`; numbers that are too large for it become infinite."""
+    with np.errstate(over="ignore"):
+        return read_tensor(folder, header).astype(dtype, copy=False)
+
+
 def all_finite(array: np.ndarray) -> bool:
-    """Whether no number in `array` is nan or infinite; by bit pattern, ten times as fast as `np.isfinite` in bfloat16."""
+    """Whether all numbers in `array` are finite; comparing bit patterns is ten times as fast as `np.isfinite` in bfloat16."""
     infinity = np.asarray(np.inf, array.dtype)
     unsigned = np.dtype(f"uint{8 * infinity.itemsize}")
     magnitudes = np.bitwise_and(array.view(unsigned), np.iinfo(unsigned).max >> 1)

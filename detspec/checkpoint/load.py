@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from detspec.checkpoint.chat import ChatTemplate, read_chat_template
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.generation_config import read_eos_ids, read_sampling_defaults
@@ -77,8 +75,7 @@ def load(path: str | Path | None = None, *, sharding: Any = None) -> Model:
     if is_native(folder):
         cfg, params, digest = load_native(folder, sharding=sharding)
     else:
-        cfg, params = load_hf(folder)
-        params = params if sharding is None else jax.device_put(params, sharding)
+        cfg, params = load_hf(folder, sharding=sharding)
         digest = digest_model(cfg, params)
     tokenizer_path = folder / "tokenizer.json"
     tokenizer = Tokenizer(tokenizer_path) if tokenizer_path.exists() else None

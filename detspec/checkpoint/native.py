@@ -23,7 +23,8 @@ from detspec.checkpoint.files import MAX_PROBLEMS, copy_side_files, write_json
 from detspec.config import ModelConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
-from detspec.model.params import Params, param_shapes
+from detspec.model.params import Params, WeightsFn, param_shapes
+from detspec.model.weights import weights
 
 MANIFEST_NAME = "manifest.json"
 WEIGHTS_FOLDER = "weights"
@@ -80,13 +81,14 @@ def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: str | 
     return path
 
 
-def load_native(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params, str]:
+def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn = weights) -> tuple[ModelConfig, Params, str]:
     """Reads the folder at `path`: config, weights and their digest, which is checked.
 
     Args:
         path: a folder of ours.
         sharding: where each array goes, straight from disk: one `jax.sharding.Sharding` for all, or a pytree of them like
             the parameters; the first device if None.
+        weights_fn: declares the weights of a config.
 
     Raises:
         InputError: no manifest, a damaged one or one of a later format; weights that are missing, damaged, or not those of
@@ -96,11 +98,8 @@ def load_native(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig,
     manifest = _read_manifest(path)
     cfg = _config_of(manifest, path)
     _check_files(path / WEIGHTS_FOLDER, manifest.get("files"))
-    shapes = param_shapes(cfg)
-    if sharding is None or isinstance(sharding, jax.sharding.Sharding):
-        place = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        sharding = jax.tree.map(lambda _: place, shapes)
-    target = jax.tree.map(lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, sharding)
+    sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    target = param_shapes(cfg, sharding=sharding, weights_fn=weights_fn)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             params = checkpointer.restore(path / WEIGHTS_FOLDER, target)

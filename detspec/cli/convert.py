@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from detspec.checkpoint.load import load
     from detspec.checkpoint.native import is_native, save_native
     from detspec.errors import InputError
-    from detspec.model.params import params_bytes
+    from detspec.model.params import num_params, params_bytes
 
     if not args.max_shard_gb > 0:
         raise InputError(f"--max-shard-gb must be a positive number, got {args.max_shard_gb:g}")
@@ -53,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
         save_hf(
             out, cfg, params, eos_ids=model.eos_ids, max_shard_bytes=shard if size > shard else None, side_files_from=source
         )
-    print(f"{out}: {cfg.num_params / 1e6:.1f} M parameters, {cfg.dtype}, digest {digest_model(cfg, params)}")
+    print(f"{out}: {num_params(cfg) / 1e6:.1f} M parameters, {cfg.dtype}, digest {digest_model(cfg, params)}")
     return 0

@@ -10,7 +10,7 @@ from detspec.jobs.journal import read_journal
 from detspec.jobs.manifest import complete_manifest, job_header
 from detspec.jobs.prompts import Prompts
 from detspec.jobs.scan import Scan, scan
-from detspec.model.params import params_bytes
+from detspec.model.params import num_params, params_bytes
 from detspec.sampling_params import SamplingParams
 
 
@@ -44,7 +44,7 @@ def plan_job(
     )
     plans = needed_plans(config, engine.schedule, num_todo, deterministic=found.deterministic)
     lines = {
-        "model": f"{cfg.num_params:,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
+        "model": f"{num_params(cfg):,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
         "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {numerics.page} slots, {numerics.cache_dtype}",
         "engine": f"{config.max_requests} rows, max_len {config.max_len}, method {config.method}",
         "schedule": ", ".join(f"{name} {value}" for name, value in engine.schedule.bits().items()),

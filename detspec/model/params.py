@@ -1,67 +1,50 @@
-"""The parameter pytree: which weights a config asks for, their shapes, and random ones."""
+"""The parameters of a model: shapes, random values, counts and checks, all from the declared weights."""
 
 import dataclasses
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
+from detspec.model.weights import Weights, weights
 
 Params = dict[str, Any]
+WeightsFn = Callable[[ModelConfig], Weights]
 
 
-def param_shapes(cfg: ModelConfig) -> Params:
+def param_shapes(cfg: ModelConfig, *, sharding: Any = None, weights_fn: WeightsFn = weights) -> Params:
     """The pytree of `jax.ShapeDtypeStruct` that `cfg` asks for; every matrix is `[out, in]`, as checkpoints store it.
 
-    `{"embed": [V, D], "layers": ({"attn_norm": [D], "q": [N*H, D], "k": [K*H, D], "v": [K*H, D], "o": [D, N*H],
-    "mlp_norm": [D], "gate": [F, D], "up": [F, D], "down": [D, F]}, ...), "final_norm": [D], "head": [V, D]}`;
-    no `"head"` when the embedding is tied. As the config asks, a layer also has `"q_bias": [N*H]`, `"k_bias", "v_bias": [K*H]`,
-    `"o_bias": [D]`, `"q_norm", "k_norm": [H]`, and `"attn_post_norm", "mlp_post_norm": [D]`. A model that thinks has
-    `"thinking": {"thinker": {"layer": {...}, "final_norm": [D], "head": [V, D]}, "compressor": {"layer": {...}}}` too.
+    Args:
+        cfg: the model.
+        sharding: where the arrays belong: one `jax.sharding.Sharding` for all, a pytree of them like the parameters, or None.
+        weights_fn: declares the weights of a config.
     """
+    tree = weights_fn(cfg)
+    if sharding is None or isinstance(sharding, jax.sharding.Sharding):
+        sharding = jax.tree.map(lambda _: sharding, tree)
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape(cfg), cfg.jax_dtype, sharding=place), tree, sharding
+    )
 
-    def weight(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, cfg.jax_dtype)
 
-    D, F, V = cfg.d_model, cfg.d_ff, cfg.vocab_size
-    NH, KH = cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
-    layer = {
-        "attn_norm": weight(D),
-        "q": weight(NH, D),
-        "k": weight(KH, D),
-        "v": weight(KH, D),
-        "o": weight(D, NH),
-        "mlp_norm": weight(D),
-        "gate": weight(F, D),
-        "up": weight(F, D),
-        "down": weight(D, F),
-    }
-    if cfg.qkv_bias:
-        layer |= {"q_bias": weight(NH), "k_bias": weight(KH), "v_bias": weight(KH)}
-    if cfg.o_bias:
-        layer |= {"o_bias": weight(D)}
-    if cfg.qk_norm:
-        layer |= {"q_norm": weight(cfg.head_dim), "k_norm": weight(cfg.head_dim)}
-    if cfg.post_norms:
-        layer |= {"attn_post_norm": weight(D), "mlp_post_norm": weight(D)}
-    shapes: Params = {
-        "embed": weight(V, D),
-        "layers": tuple(dict(layer) for _ in range(cfg.num_layers)),
-        "final_norm": weight(D),
-    }
-    if not cfg.tie_embeddings:
-        shapes["head"] = weight(V, D)
+def init_params(cfg: ModelConfig, key: jax.Array, *, weights_fn: WeightsFn = weights) -> Params:
+    """Random weights, as each is declared; a thinker and a compressor are copies, see `with_thinking`."""
     if cfg.thinking is not None:
-        thinker = {"layer": dict(layer), "final_norm": weight(D), "head": weight(V, D)}
-        shapes["thinking"] = {"thinker": thinker, "compressor": {"layer": dict(layer)}}
-    return shapes
+        backbone = dataclasses.replace(cfg, thinking=None)
+        return with_thinking(backbone, init_params(backbone, key, weights_fn=weights_fn), cfg.thinking)[1]
+    leaves, treedef = jax.tree.flatten(weights_fn(cfg))
+    keys = jax.random.split(key, len(leaves))
+    arrays = [leaf.init(k, leaf.shape(cfg), cfg).astype(cfg.jax_dtype) for leaf, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(treedef, arrays)
 
 
 def with_thinking(cfg: ModelConfig, params: Params, thinking: ThinkingConfig) -> tuple[ModelConfig, Params]:
-    """A model that thinks, from the backbone `cfg`, `params`: untrained, the thinker and the compressor as copies.
+    """The backbone `cfg`, `params` with an untrained thinker and compressor, which are copies of its parts.
 
     The thinker T is the last layer with the output head, the compressor C is the first layer (Thinking States, section 3).
     """
@@ -71,33 +54,24 @@ def with_thinking(cfg: ModelConfig, params: Params, thinking: ThinkingConfig) ->
         "head": params["embed"] if cfg.tie_embeddings else params["head"],
     }
     parts = {"thinker": thinker, "compressor": {"layer": dict(params["layers"][0])}}
-    # Buffers of their own, so that whoever donates the parameters donates each once.
+    # Copied, because a program that donates the parameters may donate each buffer only once.
     return dataclasses.replace(cfg, thinking=thinking), {**params, "thinking": jax.tree.map(jnp.copy, parts)}
 
 
-def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
-    """Random weights: norms 1 (or 0 where one is added), biases 0, matrices normal with deviation `1/sqrt(in)`.
+def num_params(cfg: ModelConfig, *, weights_fn: WeightsFn = weights) -> int:
+    """Number of weights, a tied head counted once."""
+    return sum(math.prod(leaf.shape(cfg)) for leaf in jax.tree.leaves(weights_fn(cfg)))
 
-    The two residual outputs, `o` and `down`, are divided by `sqrt(2 L)`.
-    The embedding's deviation is `1/sqrt(D)` when it is also the head, else 1. A thinker and a compressor are copies, see
-    `with_thinking`.
+
+def active_params(cfg: ModelConfig, *, rows: int = 1, weights_fn: WeightsFn = weights) -> int:
+    """Number of weights that a pass over `rows` tokens multiplies or adds at most; each token takes those of one row.
+
+    An embedding that is no head is looked up instead. The thinker and the compressor work between passes. Of a weight of
+    experts, those count that the tokens can choose.
     """
-    if cfg.thinking is not None:
-        backbone = dataclasses.replace(cfg, thinking=None)
-        return with_thinking(backbone, init_params(backbone, key), cfg.thinking)[1]
-    leaves, treedef = jax.tree.flatten_with_path(param_shapes(cfg))
-    keys = jax.random.split(key, len(leaves))
-
-    def init(path: Any, leaf: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
-        name = path[-1].key
-        if len(leaf.shape) == 1:
-            return jnp.full(leaf.shape, 0 if name.endswith("_bias") or cfg.norm_plus_one else 1, leaf.dtype)
-        deviation = 1.0 if name == "embed" and not cfg.tie_embeddings else leaf.shape[1] ** -0.5
-        if name in ("o", "down"):
-            deviation /= (2 * cfg.num_layers) ** 0.5
-        return (jax.random.normal(key, leaf.shape, jnp.float32) * np.float32(deviation)).astype(leaf.dtype)
-
-    return jax.tree.unflatten(treedef, [init(path, leaf, k) for (path, leaf), k in zip(leaves, keys, strict=True)])
+    left_out = {"thinking"} if cfg.tie_embeddings else {"thinking", "embed"}
+    taken = {name: part for name, part in weights_fn(cfg).items() if name not in left_out}
+    return sum(leaf.active_size(cfg, rows) for leaf in jax.tree.leaves(taken))
 
 
 def params_bytes(params: Params) -> int:
@@ -105,17 +79,18 @@ def params_bytes(params: Params) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 
-def check_params(cfg: ModelConfig, params: Params) -> None:
+def check_params(cfg: ModelConfig, params: Params, *, weights_fn: WeightsFn = weights) -> None:
     """Raises `InputError` unless `params` have the tree, shapes and dtypes of the weights of `cfg`."""
-    expected = dict(jax.tree.leaves_with_path(param_shapes(cfg)))
+    expected = dict(jax.tree.leaves_with_path(param_shapes(cfg, weights_fn=weights_fn)))
     given = dict(jax.tree.leaves_with_path(params))
-    odd = sorted(map(jax.tree_util.keystr, expected.keys() ^ given.keys()))
-    if odd:
-        raise InputError(f"the weights are not those of the model: {odd[0]} is in one of them alone")
+    missing = [f"{jax.tree_util.keystr(path)} is missing" for path in expected if path not in given]
+    unknown = [f"{jax.tree_util.keystr(path)} is unknown" for path in given if path not in expected]
+    if missing or unknown:
+        raise InputError(f"the weights do not fit the model: {(missing + unknown)[0]}; give weights of the same config")
     for path, like in expected.items():
         leaf = given[path]
         if (like.shape, like.dtype) != (leaf.shape, leaf.dtype):
             raise InputError(
                 f"weight {jax.tree_util.keystr(path)} has shape {leaf.shape} and dtype {leaf.dtype}, the model's has "
-                f"{like.shape} and {like.dtype}"
+                f"{like.shape} and {like.dtype}; give weights of the same config"
             )

@@ -23,8 +23,9 @@ from detspec.engine.policy import Plan, step_tokens
 from detspec.errors import InputError
 from detspec.generate.insert import init_state
 from detspec.generate.loop import dvr_step, fast_step
-from detspec.model.params import Params, param_shapes, params_bytes
-from detspec.roofline import Work, pass_work
+from detspec.model.params import Params, num_params, param_shapes, params_bytes
+from detspec.model.work import pass_work
+from detspec.roofline import Work
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.targets import GPU_SHARE, Compiled, Target, compile_for, compilers
@@ -94,7 +95,7 @@ def plan(
     return {
         "settings": {
             "target": dataclasses.asdict(target),
-            "model": {**cfg.to_json(), "num_params": cfg.num_params},
+            "model": {**cfg.to_json(), "num_params": num_params(cfg)},
             "schedule": dataclasses.asdict(schedule),
             **room,
             "acceptance": ACCEPTANCE,

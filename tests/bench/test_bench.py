@@ -12,6 +12,7 @@ from detspec.bench.rounds import Case, Variants, cases_of
 from detspec.engine.engine import Engine
 from detspec.engine.request import Completion, Stats
 from detspec.errors import InputError
+from detspec.model.params import num_params
 from detspec.presets import preset
 from tests.fakes import RANDOM_CFG
 
@@ -47,7 +48,7 @@ def test_run_bench_result_survives_json(result: dict):
 
 def test_run_bench_names_versions_model_and_settings(result: dict):
     assert {"jax", "device_kind", "model", "schedule"} <= set(result["fingerprint"])
-    assert result["model"]["num_params"] == CFG.num_params
+    assert result["model"]["num_params"] == num_params(CFG)
     assert result["settings"]["repeats"] == 3
     assert result["machine"]["read_bytes_per_s"] > 0
     assert result["machine"]["flop_per_s"] > 0

@@ -223,7 +223,7 @@ def test_sharded_folder_loads_the_same_bits(tmp_path: Path):
 
 
 def test_every_tensor_has_the_name_that_transformers_gives_it():
-    names = named_tensors(LLAMA, TINY, init_params(TINY, jax.random.key(0)))
+    names = named_tensors(LLAMA, init_params(TINY, jax.random.key(0)))
     assert list(names)[:2] == ["model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"]
     assert list(names)[-2:] == ["model.norm.weight", "lm_head.weight"]
     assert names["model.layers.1.mlp.down_proj.weight"].shape == (16, 24)

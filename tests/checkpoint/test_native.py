@@ -62,12 +62,19 @@ def test_restore_goes_straight_to_the_sharding_that_is_asked_for(folder):
     assert model.digest == load(folder).digest
 
 
-RESTORE_TO_FOUR = """
+LOAD_TO_FOUR = """
 import sys, jax
 import detspec as ds
 mesh = jax.make_mesh((4,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
 rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
-model = ds.load(sys.argv[1], sharding=rows)
+with jax.transfer_guard_device_to_device("disallow_explicit"):
+    model = ds.load(sys.argv[1], sharding=rows)
+try:
+    with jax.transfer_guard_device_to_device("disallow_explicit"):
+        jax.device_put(jax.device_put(jax.numpy.ones(4), jax.devices()[0]), rows)
+    raise SystemExit("the guard lets arrays move between devices")
+except RuntimeError:
+    pass
 shards = model.params["embed"].addressable_shards
 assert len(shards) == 4, shards
 assert all(shard.data.shape[0] * 4 == model.cfg.vocab_size for shard in shards)
@@ -75,12 +82,17 @@ print(model.digest)
 """
 
 
-def test_restore_to_four_devices_cuts_every_array(tmp_path):
+@pytest.mark.parametrize("kind", ["native", "hf"])
+def test_load_to_four_devices_cuts_every_array_on_its_way_from_the_host(tmp_path, kind):
     """212 rows of the embedding, 53 to a device; and the digest is that of one device."""
     cfg = dataclasses.replace(CFG, vocab_size=212)
-    folder = save_native(tmp_path / "model", cfg, random_model(cfg)).result()
+    folder = tmp_path / "model"
+    if kind == "native":
+        save_native(folder, cfg, random_model(cfg)).result()
+    else:
+        save_hf(folder, cfg, random_model(cfg))
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    command = [sys.executable, "-c", RESTORE_TO_FOUR, str(folder)]
+    command = [sys.executable, "-c", LOAD_TO_FOUR, str(folder)]
     found = subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, check=True, capture_output=True, text=True)
     assert found.stdout.split() == [digest_model(cfg, random_model(cfg))]
 

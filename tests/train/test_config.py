@@ -6,6 +6,7 @@ import pytest
 
 from detspec.cli.commands import main
 from detspec.errors import InputError
+from detspec.model.params import num_params
 from detspec.train import run
 from detspec.train.config import load_config, split_source
 from detspec.train.experiment import Result
@@ -24,6 +25,7 @@ RUNS = {
 KIND = """
 import dataclasses
 from detspec.errors import InputError
+from detspec.model.params import num_params
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -102,7 +104,7 @@ def test_command_names_the_work_folder_after_file_and_arm(monkeypatch, capsys, s
 def test_config_of_the_repository_loads_and_opens_with_a_lab_note(source: str, most_bytes: float, tmp_path: Path):
     config = load_config(CONFIGS / source)
     cfg = config.model if isinstance(config, LanguageConfig) else config.model(tokenizer_of(config.task))
-    assert 4 * cfg.num_params <= most_bytes
+    assert 4 * num_params(cfg) <= most_bytes
     assert split_source(CONFIGS / source)[0].read_text().startswith('"""')
 
 

@@ -1,0 +1,171 @@
+"""Declared weights: shapes, first values, counts and checks follow, for layers that differ from their neighbours too."""
+
+import dataclasses
+import math
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from detspec.checkpoint.families import LLAMA
+from detspec.checkpoint.files import Problems, read_headers, write_tensors
+from detspec.checkpoint.hf import check_tensors, named_tensors, read_params
+from detspec.checkpoint.native import load_native, save_native
+from detspec.config import ModelConfig, ThinkingConfig
+from detspec.errors import InputError
+from detspec.model.params import Params, active_params, check_params, init_params, num_params, param_shapes
+from detspec.model.weights import Experts, Weights, layer_weights, weight, weights
+from tests.fakes import ALIBI_CFG, FAMILY_CFGS, RANDOM_CFG
+
+THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=3)
+
+
+def uneven_layer(cfg: ModelConfig, index: int) -> Weights:
+    """Layer 1 alone has a matrix that its neighbours have not."""
+    layer = layer_weights(cfg, index)
+    return {**layer, "value_mix": weight("H D")} if index == 1 else layer
+
+
+uneven = partial(weights, layer_fn=uneven_layer)
+
+
+def flat_bytes(params: Params) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
+
+
+# Sums of each model's leaves, the i-th times i + 1, in the order of the flattened pytree: another order of the keys or another
+# deviation gives other sums.
+GOLDEN_SUMS = {
+    "random": (RANDOM_CFG, 3435.67),
+    "qwen3": (FAMILY_CFGS["qwen3"], 5122.09),
+    "gemma3": (FAMILY_CFGS["gemma3"], 814.08),
+    "alibi": (ALIBI_CFG, 3242.74),
+    "tied": (dataclasses.replace(RANDOM_CFG, tie_embeddings=True), 2671.04),
+    "thinking": (dataclasses.replace(RANDOM_CFG, thinking=THINKING), 14196.57),
+}
+
+
+@pytest.mark.parametrize(("cfg", "expected"), GOLDEN_SUMS.values(), ids=GOLDEN_SUMS)
+def test_random_weights_are_those_of_earlier_versions(cfg: ModelConfig, expected: float):
+    leaves = jax.tree.leaves(init_params(cfg, jax.random.key(0)))
+    found = sum(index * np.asarray(leaf, np.float64).sum() for index, leaf in enumerate(leaves, start=1))
+    # Processors may round the inverse error function differently, by less than an ulp of bfloat16 in each number.
+    assert found == pytest.approx(expected, abs=0.1)
+
+
+def test_layer_with_a_weight_of_its_own_has_shape_first_values_and_count():
+    shapes = param_shapes(RANDOM_CFG, weights_fn=uneven)
+    assert shapes["layers"][1]["value_mix"].shape == (16, 64)
+    assert "value_mix" not in shapes["layers"][0]
+    params = init_params(RANDOM_CFG, jax.random.key(0), weights_fn=uneven)
+    assert np.asarray(params["layers"][1]["value_mix"], np.float32).std() == pytest.approx(64**-0.5, rel=0.1)
+    assert num_params(RANDOM_CFG, weights_fn=uneven) == num_params(RANDOM_CFG) + 16 * 64
+    assert active_params(RANDOM_CFG, weights_fn=uneven) == active_params(RANDOM_CFG) + 16 * 64
+
+
+def test_layer_with_a_weight_of_its_own_is_checked():
+    params = init_params(RANDOM_CFG, jax.random.key(0), weights_fn=uneven)
+    check_params(RANDOM_CFG, params, weights_fn=uneven)
+    with pytest.raises(InputError, match=r"\['layers'\]\[1\]\['value_mix'\] is unknown"):
+        check_params(RANDOM_CFG, params)
+    with pytest.raises(InputError, match=r"\['layers'\]\[1\]\['value_mix'\] is missing"):
+        check_params(RANDOM_CFG, init_params(RANDOM_CFG, jax.random.key(0)), weights_fn=uneven)
+    params["layers"][1]["value_mix"] = params["layers"][1]["value_mix"].T
+    with pytest.raises(InputError, match=r"'value_mix'\] has shape \(64, 16\) and dtype bfloat16, the model's has \(16, 64\)"):
+        check_params(RANDOM_CFG, params, weights_fn=uneven)
+
+
+def test_thinker_is_a_copy_of_a_last_layer_with_a_weight_of_its_own():
+    cfg = dataclasses.replace(RANDOM_CFG, thinking=THINKING)
+    params = init_params(cfg, jax.random.key(0), weights_fn=uneven)
+    check_params(cfg, params, weights_fn=uneven)
+    thinker, compressor = params["thinking"]["thinker"]["layer"], params["thinking"]["compressor"]["layer"]
+    assert (thinker["value_mix"] == params["layers"][1]["value_mix"]).all()
+    assert "value_mix" not in compressor
+
+
+def test_layer_with_a_weight_of_its_own_survives_our_folders(tmp_path: Path):
+    params = init_params(RANDOM_CFG, jax.random.key(0), weights_fn=uneven)
+    folder = save_native(tmp_path / "model", RANDOM_CFG, params).result()
+    cfg, loaded, _ = load_native(folder, weights_fn=uneven)
+    check_params(cfg, loaded, weights_fn=uneven)
+    assert flat_bytes(loaded) == flat_bytes(params)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_native(folder)
+
+
+def test_layer_with_a_weight_of_its_own_has_a_name_in_checkpoints(tmp_path: Path):
+    """The name table has one line for all layers; the layers that lack the weight have no such tensor."""
+    name = "model.layers.{}.value_mix.weight"
+    family = dataclasses.replace(LLAMA, names={**LLAMA.names, name: ("layers", "{}", "value_mix")})
+    params = init_params(RANDOM_CFG, jax.random.key(0), weights_fn=uneven)
+    tensors = named_tensors(family, params)
+    assert name.format(1) in tensors
+    assert name.format(0) not in tensors
+    with pytest.raises(InputError, match=r"'llama' has no tensor name for the weight layers\.1\.value_mix"):
+        named_tensors(LLAMA, params)
+
+    write_tensors(tmp_path, tensors, None)
+    problems = Problems(tmp_path)
+    headers, shapes = read_headers(tmp_path, problems), param_shapes(RANDOM_CFG, weights_fn=uneven)
+    check_tensors(family, shapes, headers, problems)
+    assert flat_bytes(read_params(tmp_path, family, shapes, headers, problems)) == flat_bytes(params)
+    assert problems == []
+    check_tensors(LLAMA, param_shapes(RANDOM_CFG), headers, problems)
+    assert problems == [
+        "model.safetensors: tensor model.layers.1.value_mix.weight [16, 64] is not part of the model that the config describes"
+    ]
+
+
+def expert_layer(cfg: ModelConfig, index: int) -> Weights:
+    """8 experts of which a token takes 2, and a router that multiplies each token with all of its 8 rows."""
+    layer = layer_weights(cfg, index)
+    taken = Experts(num=8, active=2)
+    experts = {
+        "gate": weight("E F D", experts=taken),
+        "up": weight("E F D", experts=taken),
+        "down": weight("E D F", experts=taken),
+    }
+    rest = {name: leaf for name, leaf in layer.items() if name not in experts}
+    return {**rest, "router": weight("E D", experts=Experts(num=8, active=8)), "experts": experts}
+
+
+@pytest.mark.parametrize(("rows", "experts"), [(1, 2), (3, 6), (4, 8), (64, 8)])
+def test_experts_count_as_far_as_the_tokens_of_a_pass_can_choose_them(rows: int, experts: int):
+    """d_model 64, d_ff 96: an expert has 3 x 64 x 96 weights, a dense layer as many; the router adds 8 x 64."""
+    of_experts = partial(weights, layer_fn=expert_layer)
+    expert, router, dense = 3 * 64 * 96, 8 * 64, active_params(RANDOM_CFG)
+    assert num_params(RANDOM_CFG, weights_fn=of_experts) == num_params(RANDOM_CFG) + 2 * (7 * expert + router)
+    assert active_params(RANDOM_CFG, rows=rows, weights_fn=of_experts) == dense + 2 * ((experts - 1) * expert + router)
+
+
+def test_each_expert_starts_as_a_dense_layer_would():
+    params = init_params(RANDOM_CFG, jax.random.key(0), weights_fn=partial(weights, layer_fn=expert_layer))
+    up = np.asarray(params["layers"][0]["experts"]["up"], np.float32)
+    assert up.shape == (8, 96, 64)
+    np.testing.assert_allclose(up.std((1, 2)), 64**-0.5, rtol=0.05)
+    assert len({expert.tobytes() for expert in up}) == 8
+
+
+def test_active_weights_leave_out_what_a_pass_does_not_multiply():
+    """An embedding that is no head is looked up; the thinker and the compressor work between passes."""
+    embed = 211 * 64
+    assert active_params(RANDOM_CFG) == num_params(RANDOM_CFG) - embed
+    tied = dataclasses.replace(RANDOM_CFG, tie_embeddings=True)
+    assert active_params(tied) == num_params(tied) == active_params(RANDOM_CFG)
+    assert active_params(dataclasses.replace(RANDOM_CFG, thinking=THINKING)) == active_params(RANDOM_CFG)
+
+
+@pytest.mark.parametrize(
+    ("axes", "experts"), [("X D", None), ("E D", None), ("F D", Experts(2, 1)), ("F E", Experts(2, 1)), ("EF D", Experts(2, 1))]
+)
+def test_axes_that_the_dimension_key_does_not_explain_are_refused(axes: str, experts: Experts | None):
+    with pytest.raises(InputError, match=f"named in the letters V D N K H F.*got '{axes}'"):
+        weight(axes, experts=experts)
+
+
+def test_axis_of_two_letters_is_as_long_as_their_product():
+    assert weight("NH D").shape(RANDOM_CFG) == (4 * 16, 64)
+    assert math.prod(weight("KH").shape(RANDOM_CFG)) == 2 * 16
