@@ -1,21 +1,18 @@
-"""Model families of Hugging Face: what the keys of `config.json` and the names of tensors mean to us.
+"""Model families of Hugging Face: what the keys of `config.json` mean for a `ModelConfig`, in both directions.
 
-A new family is one more `Family`: our matrices are `[out, in]` like those of every checkpoint, so a name table is all the
-conversion there is.
+A new family is one more `Family`. Weights are not converted: matrices are `[out, in]` here as in every checkpoint, so a table
+of names is enough.
 """
 
 import dataclasses
-import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-import jax
-
+from detspec.checkpoint.tensor_names import GEMMA_NAMES, LLAMA_NAMES, TensorNames
 from detspec.config import DTYPES, ModelConfig, RopeScaling, is_count, is_number
 from detspec.errors import InputError
-from detspec.model.params import Params
 
 HfConfig = dict[str, Any]
 
@@ -25,16 +22,16 @@ class Family:
     """How one `model_type` of Hugging Face maps to a `ModelConfig` and its parameters.
 
     Attributes:
-        model_type: value of the config key of that name.
-        architecture: the class whose checkpoints these are.
+        model_type: the value of the config key `model_type`.
+        architecture: the class in transformers that wrote the checkpoints.
         fields: config key -> fields of `ModelConfig` that it sets.
         defaults: values of config keys that may be left out.
         traits: fields of `ModelConfig` that are the same in every model of the family.
-        fixed: config keys that would change the computation, and the value that leaves it as it is.
-        slides: whether a layer's attention slides, by index, where the config has no `layer_types`.
-        names: tensor name -> path in the pytree; `{}` stands for the layer's index.
+        fixed: config keys that would change the computation -> the only value that is supported.
+        slides: says by index whether a layer's attention slides, where the config has no `layer_types`.
+        names: the tensors of its checkpoints.
         rope_theta: rotary base where the config has none.
-        sliding_rope_theta: the same for sliding layers, in families that give them a base of their own.
+        sliding_rope_theta: rotary base of sliding layers where the config has none; None if they share `rope_theta`.
     """
 
     model_type: str
@@ -44,7 +41,7 @@ class Family:
     traits: dict[str, Any]
     fixed: dict[str, Any]
     slides: Callable[[int, HfConfig], bool]
-    names: dict[str, tuple[str, ...]]
+    names: TensorNames
     rope_theta: float = 10000.0
     sliding_rope_theta: float | None = None
 
@@ -69,7 +66,7 @@ GEMMA_FIELDS = {
     "final_logit_softcapping": ("logit_softcap",),
 }
 ACTIVATION_KEYS = ("hidden_act", "hidden_activation")
-# Theirs -> ours.
+# Name in config.json -> name in ModelConfig.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 
@@ -86,43 +83,10 @@ FIXED = {
     "use_mrope": False,
 }
 NO_SLIDING = {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
-NULLABLE = frozenset({"sliding_window", "final_logit_softcapping", "attn_logit_softcapping"})  # elsewhere null is left out
-
-LAYER_NAMES = {
-    "model.layers.{}.self_attn.q_proj.weight": ("layers", "{}", "q"),
-    "model.layers.{}.self_attn.q_proj.bias": ("layers", "{}", "q_bias"),
-    "model.layers.{}.self_attn.k_proj.weight": ("layers", "{}", "k"),
-    "model.layers.{}.self_attn.k_proj.bias": ("layers", "{}", "k_bias"),
-    "model.layers.{}.self_attn.v_proj.weight": ("layers", "{}", "v"),
-    "model.layers.{}.self_attn.v_proj.bias": ("layers", "{}", "v_bias"),
-    "model.layers.{}.self_attn.o_proj.weight": ("layers", "{}", "o"),
-    "model.layers.{}.self_attn.o_proj.bias": ("layers", "{}", "o_bias"),
-    "model.layers.{}.self_attn.q_norm.weight": ("layers", "{}", "q_norm"),
-    "model.layers.{}.self_attn.k_norm.weight": ("layers", "{}", "k_norm"),
-    "model.layers.{}.mlp.gate_proj.weight": ("layers", "{}", "gate"),
-    "model.layers.{}.mlp.up_proj.weight": ("layers", "{}", "up"),
-    "model.layers.{}.mlp.down_proj.weight": ("layers", "{}", "down"),
-}
-# Two norms a layer, both before what they feed; Gemma has two more, and the same name for another one.
-LLAMA_NAMES = {
-    "model.embed_tokens.weight": ("embed",),
-    "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
-    **LAYER_NAMES,
-    "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "mlp_norm"),
-    "model.norm.weight": ("final_norm",),
-    "lm_head.weight": ("head",),
-}
-GEMMA_NAMES = {
-    "model.embed_tokens.weight": ("embed",),
-    "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
-    **LAYER_NAMES,
-    "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "attn_post_norm"),
-    "model.layers.{}.pre_feedforward_layernorm.weight": ("layers", "{}", "mlp_norm"),
-    "model.layers.{}.post_feedforward_layernorm.weight": ("layers", "{}", "mlp_post_norm"),
-    "model.norm.weight": ("final_norm",),
-    "lm_head.weight": ("head",),
-}
-SKIPPED_SUFFIXES = (".self_attn.rotary_emb.inv_freq",)  # tensors that hold nothing but constants
+# Keys for which null is a value; any other key that is null counts as left out.
+NULLABLE = frozenset(
+    {"sliding_window", "final_logit_softcapping", "attn_logit_softcapping"}
+)  # null counts for these keys; for others it is as if left out
 
 
 def _past_max_window_layers(index: int, hf_config: HfConfig) -> bool:
@@ -225,7 +189,7 @@ SLIDING_KEYS = frozenset(
     }
 )
 
-# Keys that say nothing about the computation of logits at inference, in any family.
+# Keys that do not change the logits at inference, in any family.
 HARMLESS_KEYS = frozenset(
     [
         "_attn_implementation_autoset",
@@ -259,7 +223,7 @@ DTYPE_KEYS = frozenset({"dtype", "torch_dtype"})
 
 
 def find_family(hf_config: HfConfig, problems: list[str]) -> Family | None:
-    """The family that `model_type` and `architectures` name."""
+    """The family that `model_type` and `architectures` name, or None and a problem."""
     model_type = hf_config.get("model_type")
     architectures = hf_config.get("architectures")
     for family in FAMILIES:
@@ -273,7 +237,7 @@ def find_family(hf_config: HfConfig, problems: list[str]) -> Family | None:
 
 
 def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[str, Any]:
-    """Fields of `ModelConfig`, as far as the config gives them; what is wrong goes to `problems`."""
+    """The fields of `ModelConfig` that the config gives; what is wrong with it is appended to `problems`."""
     known = {*family.fields, *family.fixed, *HARMLESS_KEYS, *ROPE_KEYS, *DTYPE_KEYS, *SLIDING_KEYS}
     unknown = {key: value for key, value in hf_config.items() if key not in known}
     if unknown:
@@ -306,12 +270,12 @@ def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dic
 
 
 def sliding_pattern(hf_config: HfConfig) -> int:
-    """Every how many layers one of Gemma 3 attends to everything."""
+    """Gemma 3: one layer in this many attends to all positions."""
     return hf_config.get("sliding_window_pattern") or hf_config.get("_sliding_window_pattern") or 6
 
 
 def read_sliding(hf_config: HfConfig, family: Family, num_layers: Any, problems: list[str]) -> dict[str, Any]:
-    """Which layers slide and how far they see: from `layer_types`, else as is the family's way."""
+    """Which layers slide, and their window: from `layer_types`, or by the rule of the family."""
     if not isinstance(num_layers, int) or "sliding_window" in family.fixed:
         return {}
     for key in ("sliding_window_pattern", "_sliding_window_pattern", "max_window_layers"):
@@ -339,12 +303,12 @@ def read_rope(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[
     """Rotary bases and scaling, from `rope_theta` and `rope_scaling`, or (transformers 5) from `rope_parameters`."""
     settings = [hf_config[key] for key in ("rope_parameters", "rope_scaling") if hf_config.get(key) is not None]
     if not all(isinstance(setting, dict) for setting in settings):
-        problems.append(f"config.json: rope settings {json.dumps(settings)} are no JSON objects")
+        problems.append(f"config.json: rope settings {json.dumps(settings)} are not JSON objects")
         return {}
     nested = [setting for setting in settings if set(setting) & set(LAYER_TYPES)]
     flat = [setting for setting in settings if setting not in nested]
     if not all(isinstance(setting[kind] or {}, dict) for setting in nested for kind in set(setting) & set(LAYER_TYPES)):
-        problems.append(f"config.json: rope settings {json.dumps(nested)} hold what is no JSON object")
+        problems.append(f"config.json: rope settings {json.dumps(nested)} hold a value that is not a JSON object")
         return {}
     full = [setting["full_attention"] for setting in nested if setting.get("full_attention") is not None]
     sliding = [setting["sliding_attention"] for setting in nested if setting.get("sliding_attention") is not None]
@@ -363,7 +327,7 @@ def read_rope(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[
 def read_rope_setting(
     hf_config: HfConfig, theta_key: str, settings: list[dict[str, Any]], default: float, problems: list[str]
 ) -> tuple[Any, RopeScaling | None]:
-    """Base and scaling of one kind of layers; several places must agree."""
+    """Rotary base and scaling of one kind of layers; where the config gives them several times, they must agree."""
     bases = [hf_config[theta_key]] if hf_config.get(theta_key) is not None else []
     scalings = []
     for setting in settings:
@@ -382,7 +346,7 @@ def read_rope_setting(
     return float(theta), scalings[0] if scalings else None
 
 
-# Theirs -> ours, by rope_type; all of them go with `factor`.
+# By rope_type: key in config.json -> field of RopeScaling. Each type has `factor` as well.
 ROPE_SCALING_FIELDS = {
     "linear": {},
     "llama3": {
@@ -402,7 +366,7 @@ YARN_MSCALES = ("mscale", "mscale_all_dim")
 
 
 def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, problems: list[str]) -> RopeScaling | None:
-    """The scaling that one rope setting, its base left out, asks for."""
+    """The scaling that one rope setting asks for; `setting` comes without its base."""
     rest = {key: value for key, value in setting.items() if value is not None}
     kinds = {str(rest.pop(key)) for key in ("rope_type", "type") if key in rest} or {"default"}
     kind = kinds.pop() if len(kinds) == 1 else None
@@ -440,7 +404,7 @@ def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, problems: li
 
 
 def yarn_attention_factor(factor: float, mscales: list[float]) -> float:
-    """`0.1 ln(factor) + 1`, or the quotient of two of these, weighted, as DeepSeek has it."""
+    """`0.1 ln(factor) + 1`, or a quotient of two such terms with the weights `mscales`, as in DeepSeek's models."""
 
     def mscale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -449,7 +413,7 @@ def yarn_attention_factor(factor: float, mscales: list[float]) -> float:
 
 
 def read_dtype(hf_config: HfConfig, problems: list[str]) -> str | None:
-    """The dtype the config asks for, or None."""
+    """The dtype that the config names, or None."""
     for key in ("dtype", "torch_dtype"):
         value = hf_config.get(key)
         if value is not None:
@@ -461,10 +425,10 @@ def read_dtype(hf_config: HfConfig, problems: list[str]) -> str | None:
 
 
 def family_of(cfg: ModelConfig) -> Family:
-    """The first family whose `config.json` says all of `cfg`.
+    """The first family whose `config.json` can express all of `cfg`.
 
     Raises:
-        InputError: there is none.
+        InputError: no family can.
     """
     accepted = ", ".join(family.model_type for family in FAMILIES)
     if cfg.thinking is not None:
@@ -488,7 +452,7 @@ def family_of(cfg: ModelConfig) -> Family:
 
 
 def describe(family: Family, cfg: ModelConfig) -> HfConfig:
-    """The `config.json` of `cfg`, with the rotary settings in the words of transformers 4 and of 5."""
+    """The `config.json` of `cfg`; rotary settings are written both as transformers 4 and as transformers 5 reads them."""
     fields = {key: getattr(cfg, names[0]) for key, names in family.fields.items()}
     for key in ACTIVATION_KEYS:
         if key in fields:
@@ -520,7 +484,7 @@ def describe(family: Family, cfg: ModelConfig) -> HfConfig:
 
 
 def describe_sliding(family: Family, cfg: ModelConfig) -> HfConfig:
-    """The keys that say which layers slide."""
+    """The config keys that say which layers slide."""
     described: HfConfig = {"sliding_window": cfg.sliding_window}
     if "layer_types" not in family.fixed:
         kinds = {slides: kind for kind, slides in LAYER_TYPES.items()}
@@ -528,47 +492,3 @@ def describe_sliding(family: Family, cfg: ModelConfig) -> HfConfig:
     if family.slides is _past_max_window_layers:
         described["use_sliding_window"] = any(cfg.sliding_layers)
     return described
-
-
-class TensorPlace(NamedTuple):
-    """Where one tensor of a checkpoint belongs in the parameters."""
-
-    path: tuple[str | int, ...]  # keys and indices from the root of the pytree
-    part: int | None  # index on the first axis of a stacked weight; None if the tensor is the whole weight
-
-
-def tensor_places(family: Family, params: Params) -> dict[str, TensorPlace]:
-    """Tensor name -> its place in `params`, layers in ascending order; `params` may hold shapes instead of arrays.
-
-    Raises:
-        InputError: the family has no name for a weight.
-    """
-    places: dict[str, TensorPlace] = {}
-    for layered, group in itertools.groupby(family.names.items(), key=lambda item: "{}" in item[1]):
-        templates = list(group)
-        for index in range(len(params["layers"])) if layered else (0,):
-            for name, template in templates:
-                path = tuple(index if key == "{}" else key for key in template)
-                leaf = leaf_at(params, path)
-                if leaf is None:
-                    continue
-                numbers = (index,) * layered
-                if name.count("{}") == len(numbers):
-                    places[name.format(*numbers)] = TensorPlace(path, None)
-                else:
-                    places |= {name.format(*numbers, part): TensorPlace(path, part) for part in range(leaf.shape[0])}
-    weights = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(params)]
-    named = {".".join(map(str, place.path)) for place in places.values()}
-    for weight in weights:
-        if weight not in named:
-            raise InputError(f"model_type {family.model_type!r} has no tensor name for the weight {weight}")
-    return places
-
-
-def leaf_at(tree: Any, path: Sequence[str | int]) -> Any:
-    """`tree[path[0]][path[1]]...`, or None if there is no such entry."""
-    for key in path:
-        if isinstance(tree, dict) and key not in tree:
-            return None
-        tree = tree[key]
-    return tree

@@ -18,16 +18,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from detspec.checkpoint.families import (
-    SKIPPED_SUFFIXES,
-    Family,
-    describe,
-    family_of,
-    find_family,
-    leaf_at,
-    read_fields,
-    tensor_places,
-)
+from detspec.checkpoint.families import Family, describe, family_of, find_family, read_fields
 from detspec.checkpoint.files import (
     FILE_DTYPES,
     Header,
@@ -40,6 +31,7 @@ from detspec.checkpoint.files import (
     write_json,
     write_tensors,
 )
+from detspec.checkpoint.tensor_names import SKIPPED_SUFFIXES, TensorNames, leaf_at, tensor_places
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, param_shapes
@@ -70,9 +62,9 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     problems.raise_if_any()
     assert cfg is not None
     shapes = param_shapes(cfg, sharding=sharding)
-    check_tensors(family, shapes, tensors, problems)
+    check_tensors(family.names, shapes, tensors, problems)
     problems.raise_if_any()
-    params = read_params(path, family, shapes, tensors, problems)
+    params = read_params(path, family.names, shapes, tensors, problems)
     problems.raise_if_any()
     return cfg, params
 
@@ -107,7 +99,7 @@ def save_hf(
         tokens["eos_token_id"] = list(eos_ids) if len(eos_ids) > 1 else eos_ids[0]
     write_json(temporary / "config.json", {**describe(family, cfg), **tokens})
     write_json(temporary / "generation_config.json", tokens)
-    write_tensors(temporary, named_tensors(family, params), max_shard_bytes)
+    write_tensors(temporary, named_tensors(family.names, params), max_shard_bytes)
     if tokenizer_json is not None:
         (temporary / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         write_json(temporary / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -124,10 +116,10 @@ def save_hf(
         os.replace(temporary, path)
 
 
-def named_tensors(family: Family, params: Params) -> dict[str, jax.Array | np.ndarray]:
+def named_tensors(names: TensorNames, params: Params) -> dict[str, jax.Array | np.ndarray]:
     """Every array of `params` under its Hugging Face name, in the order of the name table; stacked weights are split."""
     tensors = {}
-    for name, (path, part) in tensor_places(family, params).items():
+    for name, (path, part) in tensor_places(names, params).items():
         leaf = leaf_at(params, path)
         tensors[name] = leaf if part is None else np.asarray(leaf)[part]
     return tensors
@@ -172,9 +164,9 @@ def build_config(fields: dict[str, Any], tensors: dict[str, Header], problems: P
         return None
 
 
-def check_tensors(family: Family, shapes: Params, tensors: dict[str, Header], problems: Problems) -> None:
+def check_tensors(names: TensorNames, shapes: Params, tensors: dict[str, Header], problems: Problems) -> None:
     """Compares the headers `tensors` with the weights that `shapes` asks for; each difference is a problem."""
-    places = tensor_places(family, shapes)
+    places = tensor_places(names, shapes)
     for name, (path, part) in places.items():
         leaf = leaf_at(shapes, path)
         shape = leaf.shape if part is None else leaf.shape[1:]
@@ -183,24 +175,24 @@ def check_tensors(family: Family, shapes: Params, tensors: dict[str, Header], pr
         elif tensors[name].shape != shape:
             problems.append(f"tensor {name} has shape {list(tensors[name].shape)}, the config asks for {list(shape)}")
     for name, header in tensors.items():
-        if name not in places and not name.endswith(SKIPPED_SUFFIXES) and name != tied_head(family, shapes):
+        if name not in places and not name.endswith(SKIPPED_SUFFIXES) and name != tied_head(names, shapes):
             problems.append(
                 f"{header.file}: tensor {name} {list(header.shape)} is not part of the model that the config describes"
             )
 
 
-def tied_head(family: Family, shapes: Params) -> str | None:
+def tied_head(names: TensorNames, shapes: Params) -> str | None:
     """The name of the head if it is the embedding; some checkpoints store it twice."""
-    return None if "head" in shapes else next((name for name, path in family.names.items() if path == ("head",)), None)
+    return None if "head" in shapes else next((name for name, path in names.items() if path == ("head",)), None)
 
 
-def read_params(folder: Path, family: Family, shapes: Params, tensors: dict[str, Header], problems: Problems) -> Params:
+def read_params(folder: Path, names: TensorNames, shapes: Params, tensors: dict[str, Header], problems: Problems) -> Params:
     """Reads the weights one by one, each to its sharding in `shapes`.
 
     NaN, infinity, and a stored tied head that differs from the embedding are problems.
     """
     params = jax.tree.map(lambda leaf: leaf, shapes)
-    places = tensor_places(family, shapes)
+    places = tensor_places(names, shapes)
     parts_of: dict[tuple[str | int, ...], list[str]] = {}  # path of a weight -> the tensors that it is made of
     for name in sorted(places, key=lambda name: (tensors[name].file, tensors[name].begin)):
         parts_of.setdefault(places[name].path, []).append(name)
@@ -226,7 +218,7 @@ def read_params(folder: Path, family: Family, shapes: Params, tensors: dict[str,
             leaf_at(params, parents)[last] = jax.device_put(array, leaf_at(shapes, path).sharding, may_alias=True)
             bar.update(len(parts_of[path]))
         bar.close()
-    head = tied_head(family, shapes)
+    head = tied_head(names, shapes)
     if head in tensors:
         embed = np.asarray(params["embed"])
         if not np.array_equal(read_as(folder, tensors[head], embed.dtype), embed):

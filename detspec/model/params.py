@@ -64,10 +64,10 @@ def num_params(cfg: ModelConfig, *, weights_fn: WeightsFn = weights) -> int:
 
 
 def active_params(cfg: ModelConfig, *, rows: int = 1, weights_fn: WeightsFn = weights) -> int:
-    """Number of weights that a pass over `rows` tokens multiplies or adds at most; each token takes those of one row.
+    """Number of weights that a pass over `rows` tokens reads at most; with 1 row, those that each token is multiplied with.
 
-    An embedding that is no head is looked up instead. The thinker and the compressor work between passes. Of a weight of
-    experts, those count that the tokens can choose.
+    Only as many experts count as the tokens can choose. An embedding that is not the head is left out: it is not multiplied,
+    single rows are looked up. So are the thinker and the compressor, which work between passes.
     """
     left_out = {"thinking"} if cfg.tie_embeddings else {"thinking", "embed"}
     taken = {name: part for name, part in weights_fn(cfg).items() if name not in left_out}

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from detspec.checkpoint.families import LLAMA, find_family, read_fields
+from detspec.checkpoint.families import find_family, read_fields
 from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
+from detspec.checkpoint.tensor_names import LLAMA_NAMES
 from detspec.config import ModelConfig, RopeScaling, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params
@@ -159,7 +160,7 @@ def test_layer_types_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("model_type", "config", "culprit"),
     [
-        ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "no JSON object"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "not a JSON object"),
         (
             "gemma3_text",
             {"sliding_window_pattern": "six"},
@@ -223,7 +224,7 @@ def test_sharded_folder_loads_the_same_bits(tmp_path: Path):
 
 
 def test_every_tensor_has_the_name_that_transformers_gives_it():
-    names = named_tensors(LLAMA, init_params(TINY, jax.random.key(0)))
+    names = named_tensors(LLAMA_NAMES, init_params(TINY, jax.random.key(0)))
     assert list(names)[:2] == ["model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"]
     assert list(names)[-2:] == ["model.norm.weight", "lm_head.weight"]
     assert names["model.layers.1.mlp.down_proj.weight"].shape == (16, 24)
@@ -307,7 +308,7 @@ def test_stored_copy_of_a_tied_head_is_accepted_only_when_it_is_one(tmp_path: Pa
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 4}}, "unsupported keys beta_fast"),
         ({"rope_parameters": {"rope_theta": 5000.0, "rope_type": "yarn"}}, "lacks factor"),
         ({"rope_parameters": {"rope_theta": 5000.0, "partial_rotary_factor": 0.5}}, '"partial_rotary_factor": 0.5'),
-        ({"rope_parameters": 5000.0}, "no JSON objects"),
+        ({"rope_parameters": 5000.0}, "not JSON objects"),
         ({"rope_parameters": {"rope_theta": 6000.0, "rope_type": "default"}}, "5000.0 and 6000.0"),
         ({"attention_bias": True}, "self_attn.q_proj.bias [32] is missing"),
         ({"mlp_bias": True}, "mlp_bias = true"),

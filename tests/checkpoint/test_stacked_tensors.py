@@ -1,4 +1,4 @@
-"""A name table with two `{}`, a made-up family of experts: many tensors make up one weight, in both directions."""
+"""A name table with two `{}`, made up for a layer of experts: many tensors make up one weight, in both directions."""
 
 import dataclasses
 from functools import partial
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from detspec.checkpoint.families import LLAMA, tensor_places
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import check_tensors, named_tensors, read_params
+from detspec.checkpoint.tensor_names import LLAMA_NAMES, tensor_places
 from detspec.config import ModelConfig
 from detspec.model.params import Params, init_params, param_shapes
 from detspec.model.weights import Experts, Weights, layer_weights, weight, weights
@@ -28,7 +28,7 @@ CFG = ModelConfig(
     dtype="float32",
 )
 DOWN = "model.layers.{}.mlp.experts.{}.down_proj.weight"
-FAMILY = dataclasses.replace(LLAMA, names={**LLAMA.names, DOWN: ("layers", "{}", "experts", "down")})
+NAMES = {**LLAMA_NAMES, DOWN: ("layers", "{}", "experts", "down")}
 
 
 def layer_of_experts(cfg: ModelConfig, index: int) -> Weights:
@@ -45,7 +45,7 @@ of_experts = partial(weights, layer_fn=layer_of_experts)
 
 def write(folder: Path, params: Params) -> Path:
     folder.mkdir()
-    write_tensors(folder, named_tensors(FAMILY, params), None)
+    write_tensors(folder, named_tensors(NAMES, params), None)
     return folder
 
 
@@ -54,8 +54,8 @@ def read(folder: Path, dtype: str = "float32") -> tuple[Params, list[str]]:
     problems = Problems(folder)
     headers = read_headers(folder, problems)
     shapes = param_shapes(dataclasses.replace(CFG, dtype=dtype), weights_fn=of_experts)
-    check_tensors(FAMILY, shapes, headers, problems)
-    return ({} if problems else read_params(folder, FAMILY, shapes, headers, problems)), list(problems)
+    check_tensors(NAMES, shapes, headers, problems)
+    return ({} if problems else read_params(folder, NAMES, shapes, headers, problems)), list(problems)
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def params() -> Params:
 
 
 def test_each_expert_has_a_tensor_of_its_own(params):
-    tensors = named_tensors(FAMILY, params)
+    tensors = named_tensors(NAMES, params)
     assert [name for name in tensors if "experts" in name] == [DOWN.format(1, expert) for expert in range(3)]
     stacked = np.asarray(params["layers"][1]["experts"]["down"])
     assert stacked.shape == (3, 8, 16)
     for expert in range(3):
         assert (tensors[DOWN.format(1, expert)] == stacked[expert]).all()
-        assert tensor_places(FAMILY, params)[DOWN.format(1, expert)] == (("layers", 1, "experts", "down"), expert)
+        assert tensor_places(NAMES, params)[DOWN.format(1, expert)] == (("layers", 1, "experts", "down"), expert)
     assert (stacked[0] != stacked[1]).any()
 
 
@@ -101,7 +101,7 @@ def test_experts_are_cast_and_go_to_the_sharding_of_their_weight(params, tmp_pat
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("expert"))
     shapes = param_shapes(dataclasses.replace(CFG, dtype="bfloat16"), sharding=sharding, weights_fn=of_experts)
     headers = read_headers(folder, Problems(folder))
-    down = read_params(folder, FAMILY, shapes, headers, Problems(folder))["layers"][1]["experts"]["down"]
+    down = read_params(folder, NAMES, shapes, headers, Problems(folder))["layers"][1]["experts"]["down"]
     assert down.sharding == sharding
     assert (np.asarray(down) == np.asarray(params["layers"][1]["experts"]["down"]).astype("bfloat16")).all()
 

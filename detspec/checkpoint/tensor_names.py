@@ -1,0 +1,96 @@
+"""The tensors of Hugging Face checkpoints: their names, and the place of each in the parameters."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from detspec.errors import InputError
+from detspec.model.params import Params
+
+# Name of a tensor -> path in the pytree. The `{}` of a path is the index of the layer. A name with one `{}` more than its path
+# names the parts of a stacked weight along its first axis; here down is `[E, D, F]`, made of E tensors `[D, F]`:
+#
+#     "model.layers.{}.mlp.experts.{}.down_proj.weight": ("layers", "{}", "experts", "down")
+TensorNames = dict[str, tuple[str, ...]]
+
+LAYER_NAMES: TensorNames = {
+    "model.layers.{}.self_attn.q_proj.weight": ("layers", "{}", "q"),
+    "model.layers.{}.self_attn.q_proj.bias": ("layers", "{}", "q_bias"),
+    "model.layers.{}.self_attn.k_proj.weight": ("layers", "{}", "k"),
+    "model.layers.{}.self_attn.k_proj.bias": ("layers", "{}", "k_bias"),
+    "model.layers.{}.self_attn.v_proj.weight": ("layers", "{}", "v"),
+    "model.layers.{}.self_attn.v_proj.bias": ("layers", "{}", "v_bias"),
+    "model.layers.{}.self_attn.o_proj.weight": ("layers", "{}", "o"),
+    "model.layers.{}.self_attn.o_proj.bias": ("layers", "{}", "o_bias"),
+    "model.layers.{}.self_attn.q_norm.weight": ("layers", "{}", "q_norm"),
+    "model.layers.{}.self_attn.k_norm.weight": ("layers", "{}", "k_norm"),
+    "model.layers.{}.mlp.gate_proj.weight": ("layers", "{}", "gate"),
+    "model.layers.{}.mlp.up_proj.weight": ("layers", "{}", "up"),
+    "model.layers.{}.mlp.down_proj.weight": ("layers", "{}", "down"),
+}
+# Llama has two norms in a layer, each before what it feeds. Gemma has four; one name means another norm there.
+LLAMA_NAMES: TensorNames = {
+    "model.embed_tokens.weight": ("embed",),
+    "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
+    **LAYER_NAMES,
+    "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "mlp_norm"),
+    "model.norm.weight": ("final_norm",),
+    "lm_head.weight": ("head",),
+}
+GEMMA_NAMES: TensorNames = {
+    "model.embed_tokens.weight": ("embed",),
+    "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
+    **LAYER_NAMES,
+    "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "attn_post_norm"),
+    "model.layers.{}.pre_feedforward_layernorm.weight": ("layers", "{}", "mlp_norm"),
+    "model.layers.{}.post_feedforward_layernorm.weight": ("layers", "{}", "mlp_post_norm"),
+    "model.norm.weight": ("final_norm",),
+    "lm_head.weight": ("head",),
+}
+SKIPPED_SUFFIXES = (".self_attn.rotary_emb.inv_freq",)  # tensors of constants, which are not read
+
+
+class TensorPlace(NamedTuple):
+    """Where one tensor of a checkpoint belongs in the parameters."""
+
+    path: tuple[str | int, ...]  # keys and indices from the root of the pytree
+    part: int | None  # index on the first axis of a stacked weight; None if the tensor is the whole weight
+
+
+def tensor_places(names: TensorNames, params: Params) -> dict[str, TensorPlace]:
+    """Tensor name -> its place in `params`, layers in ascending order; `params` may hold shapes instead of arrays.
+
+    Raises:
+        InputError: `names` lacks a weight of `params`.
+    """
+    places: dict[str, TensorPlace] = {}
+    for layered, group in itertools.groupby(names.items(), key=lambda item: "{}" in item[1]):
+        templates = list(group)
+        for index in range(len(params["layers"])) if layered else (0,):
+            for name, template in templates:
+                path = tuple(index if key == "{}" else key for key in template)
+                leaf = leaf_at(params, path)
+                if leaf is None:
+                    continue
+                numbers = (index,) * layered
+                if name.count("{}") == len(numbers):
+                    places[name.format(*numbers)] = TensorPlace(path, None)
+                else:
+                    places |= {name.format(*numbers, part): TensorPlace(path, part) for part in range(leaf.shape[0])}
+    named = {".".join(map(str, place.path)) for place in places.values()}
+    for path, _ in jax.tree.leaves_with_path(params):
+        weight = jax.tree_util.keystr(path, simple=True, separator=".")
+        if weight not in named:
+            raise InputError(f"no tensor name for the weight {weight}: the table of names has {', '.join(names)}")
+    return places
+
+
+def leaf_at(tree: Any, path: Sequence[str | int]) -> Any:
+    """`tree[path[0]][path[1]]...`, or None if there is no such entry."""
+    for key in path:
+        if isinstance(tree, dict) and key not in tree:
+            return None
+        tree = tree[key]
+    return tree
