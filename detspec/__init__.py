@@ -11,7 +11,7 @@ from detspec.checkpoint.load import Model, load
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Completion, Piece, Request, Stats, Thought
+from detspec.engine.request import Completion, Request, Stats, Thought, Update
 from detspec.environment import default_schedule, fingerprint
 from detspec.errors import InputError
 from detspec.generate.loop import generate
@@ -30,13 +30,13 @@ __all__ = [
     "InputError",
     "Model",
     "ModelConfig",
-    "Piece",
     "Request",
     "SamplingParams",
     "Schedule",
     "Stats",
     "ThinkingConfig",
     "Thought",
+    "Update",
     "default_schedule",
     "find_rollback",
     "fingerprint",

@@ -216,21 +216,22 @@ def mixed(requests: list[Request], num_deterministic: int, seed: int) -> list[Re
 def run_once(engine: Engine, requests: list[Request], variants: Variants) -> dict[str, float]:
     """One timed run, from the first request to the last completion."""
     completions = []
-    row_seconds = 0.0
-
-    def on_segment(_: int, num_live: int) -> None:
-        nonlocal row_seconds, looked
-        now = time.perf_counter()
-        in_use = min(engine.config.max_requests, len(requests) - len(completions))  # as it began; `num_live` as it ended
-        row_seconds += (now - looked) * (in_use + num_live) / 2
-        looked = now
-
-    busy_s, idle_s, preempted = engine.busy_s, engine.idle_s, engine.num_preemptions
+    live_seconds = 0.0
+    busy_s = engine.busy_s
+    idle_s = engine.idle_s
+    preempted = engine.num_preemptions
     began = looked = time.perf_counter()
-    for completion in engine.run(requests, on_segment=on_segment):
-        completions.append(completion)
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        in_use = engine.num_live  # as the segment began; below as it ended
+        completions += [update.completion for update in engine.step() if update.completion is not None]
+        now = time.perf_counter()
+        live_seconds += (now - looked) * (in_use + engine.num_live) / 2
+        looked = now
     seconds = time.perf_counter() - began
-    busy_s, idle_s = engine.busy_s - busy_s, engine.idle_s - idle_s
+    busy_s = engine.busy_s - busy_s
+    idle_s = engine.idle_s - idle_s
     for completion in completions:
         deterministic = requests[int(completion.id)].sampling.deterministic
         variants.add("deterministic" if deterministic else "ordinary", completion)
@@ -240,7 +241,7 @@ def run_once(engine: Engine, requests: list[Request], variants: Variants) -> dic
         "tok_per_s": (new_tokens + sum(len(request.prompt_token_ids) for request in requests)) / seconds,
         "new_tok_per_s": new_tokens / seconds,
         "idle_share": idle_s / (busy_s + idle_s),
-        "live_rows": row_seconds / seconds,
+        "live_requests": live_seconds / seconds,
         "num_preemptions": engine.num_preemptions - preempted,
     }
 
@@ -262,7 +263,7 @@ def summary(cell: Cell, samples: dict[Cell, list[dict[str, float]]]) -> dict[str
         "ratios": ratios,
         "ratio": median(ratios),
         "idle_share": mean(sample["idle_share"] for sample in samples[cell]),
-        "live_rows": mean(sample["live_rows"] for sample in samples[cell]),
+        "live_requests": mean(sample["live_requests"] for sample in samples[cell]),
         "num_preemptions": sum(sample["num_preemptions"] for sample in samples[cell]),
         "samples": samples[cell],
     }
@@ -287,7 +288,7 @@ def table(result: dict[str, Any]) -> str:
         lines.append(
             f"{cell['workload']:<9}{cell['rows']:>5}{who:>20}{cell['median_tok_per_s']:>9.0f}"
             f"{cell['median_new_tok_per_s']:>11.0f}{''.join(format(ratio, '>8.3f') for ratio in ratios):>24}"
-            f"{cell['idle_share']:>7.1%}{cell['live_rows']:>7.1f}{cell['num_preemptions']:>11}"
+            f"{cell['idle_share']:>7.1%}{cell['live_requests']:>7.1f}{cell['num_preemptions']:>11}"
         )
     shared = [cell for cell in result["cells"] if not cell["ordinary_engine"]]
     lines.append("")

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     for engine in engines.values():
         engine.prepare(args.requests)
-    replayer = Replayer(model, schedule=engine.schedule, max_requests=REPLAYED_ROWS, max_len=args.max_len)
+    replayer = Replayer(model, EngineConfig(schedule=engine.schedule, max_requests=REPLAYED_ROWS, max_len=args.max_len))
     replayer.prepare()
     figures = []
     print(f"{args.requests} requests, median of {args.repeats}; the replay reads {replayer.schedule.budget.rows} rows a pass")

@@ -56,7 +56,7 @@ def measure(engine: ds.Engine, number: int, new_tokens: int, *, deterministic: b
     tenth, done, tokens, base = max(1, number // 10), 0, 0, None
     busy_s, idle_s, began = engine.busy_s, engine.idle_s, time.perf_counter()
     requests = some_requests(engine, number, new_tokens, deterministic=deterministic)
-    for completion in engine.run(requests, deterministic=deterministic):
+    for completion in engine.run(requests):
         done, tokens = done + 1, tokens + len(completion.token_ids)
         if done % tenth:
             continue

@@ -188,7 +188,7 @@ def run_demo(model: Model, *, max_tokens: int = 128, progress: Callable[[str], N
     say("compiling the self draft")
     drafting = ready_engine(model, DRAFTING_BATCH, prompts, max_tokens, "self")
     for engine in (*engines.values(), drafting):
-        plans |= dict.fromkeys(plan.label for plan, certificate in engine.certificates.items() if certificate.equal)
+        plans |= dict.fromkeys(plan.label for plan, certificate in engine.certificates.items() if certificate.is_certified)
 
     in_order = list(range(len(prompts)))
     shuffled = np.random.default_rng(SHUFFLE_SEED).permutation(len(prompts)).tolist()

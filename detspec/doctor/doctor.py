@@ -50,13 +50,7 @@ class DoctorReport:
         if not self.plans:
             lines.append("  not examined: an engine refuses a model whose thoughts vary")
         for certificate in self.plans:
-            verdict = (
-                "ordinary"
-                if certificate.plan.fast
-                else "same bits"
-                if certificate.equal
-                else f"not used: {certificate.differs}"
-            )
+            verdict = f"{certificate.status}: {certificate.why}" if certificate.why else certificate.status
             timing = f"{certificate.step_s * 1e3:8.2f} ms a step" if math.isfinite(certificate.step_s) else " " * 18
             lines.append(f"  {certificate.plan.label:16} {timing}  {verdict}")
         lines += ["", "certified" if self.certified else "NOT CERTIFIED: determinism is not promised on this device"]

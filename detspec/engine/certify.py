@@ -1,116 +1,151 @@
 """Certification of a plan on the device at hand, on its whole compiled program.
 
-A program is certified if the tokens and log-probability bits that it commits, for a batch of made-up requests, are those of
-the anchor: the canonical pass of `Budget.rows` rows in windows of `Budget.window`, reading what the program committed. At
-the first token that the anchor would not have chosen, its target differs.
+A plan is certified if the tokens and log-probability bits that it commits, for a batch of made-up requests, are those of the
+anchor: canonical passes of the schedule's own budget, which replay what the plan committed. At the first token that the anchor
+would not have chosen, its target differs. The made-up requests cross the borders of pages and reach the end of the cache.
 Plans that differ from the anchor are not used; only the anchor itself failing is an error.
 """
 
 import dataclasses
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
-from detspec.config import ModelConfig
+from detspec.engine.bits import first_difference, same_bits
+from detspec.engine.device import Device
 from detspec.engine.policy import Plan
-from detspec.engine.programs import replay_rows
-from detspec.engine.trial import Trial
-from detspec.model.params import Params
-from detspec.schedule import Schedule
-from detspec.state import GenState
+from detspec.engine.probes import Probes
+from detspec.engine.programs import Asked, Texts
 from detspec.thinking.thoughts import thought_lists
+
+ORDINARY, CERTIFIED, DIFFERS, NOT_TRIED = "ordinary", "certified", "differs", "not tried"
+TIMING_ROUNDS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What was found out about one plan.
+    """What is known of one plan.
 
     Attributes:
         plan: the program.
-        equal: its committed bits are the anchor's. Never asked of a fast plan, which promises nothing.
-        differs: where they first part, for people; "" if they do not.
-        step_s: seconds of one step with the batch full, when it was last timed beside others; inf if it never was.
+        status: "ordinary": it promises nothing. "certified": its committed bits are the anchor's. "differs": they are not.
+            "not tried": it cannot win.
+        why: where bits first part, or why it was not tried; "" for the others.
+        step_s: seconds of one step with the batch full, when it was last timed; inf if it never was.
     """
 
     plan: Plan
-    equal: bool
-    differs: str
+    status: str
+    why: str = ""
     step_s: float = float("inf")
 
-
-def certify(
-    params: Params, cfg: ModelConfig, state: GenState, trial: Trial, *, schedule: Schedule
-) -> tuple[Certificate, GenState]:
-    """Compiles the plan of `trial`, runs it, and replays the result through the anchor; fast plans are compiled alone."""
-    max_requests, max_len = state.tokens.shape
-    plan, rows = trial.plan, trial.rows
-    state = trial.step(trial.start(state, deterministic=not plan.fast), max_len)
-    if plan.fast:
-        return Certificate(plan, equal=False, differs=""), state
-    tokens, logprobs, committed = (np.asarray(x[: plan.batch]) for x in (state.tokens, state.logprobs, state.committed))
-    state = trial.start(state, deterministic=True)
-    length = jnp.zeros(max_requests, jnp.int32).at[rows].set(committed)
-    recorded = jnp.zeros((max_requests, max_len), jnp.int32).at[rows].set(tokens)
-    replayed, state = replay_rows(params, cfg, state, recorded, length, schedule=schedule)
-    anchor_tokens, anchor_logprobs = (np.asarray(x[: plan.batch]) for x in (replayed.targets, replayed.target_logprobs))
-    differs = _first_difference(trial.prompts, committed, tokens, logprobs, anchor_tokens, anchor_logprobs)
-    return Certificate(plan, equal=not differs, differs=differs), state
+    @property
+    def is_certified(self) -> bool:
+        """Whether deterministic requests may use the plan."""
+        return self.status == CERTIFIED
 
 
-def certify_reading(state: GenState, trial: Trial) -> tuple[str, GenState]:
-    """Where a model's thoughts about made-up prompts depend on their rows or on what was guessed; "" if nowhere.
+def certify(device: Device, plan: Plan) -> Certificate:
+    """Compiles `plan`, runs it on probes, and replays the result through the anchor; ordinary plans are only compiled.
 
-    The prompts are read twice by the program that the engine reads with: with trivial guesses, and then in reversed rows with
+    A batch of one takes two turns, because one probe does not reach everywhere.
+    """
+    for turn in range(1 if plan.ordinary or plan.batch > 1 else 2):
+        probes = Probes(device, plan.batch, deterministic=not plan.ordinary, far=not plan.ordinary, turn=turn)
+        probes.start()
+        report = probes.step(plan, device.config.max_len)
+        if plan.ordinary:
+            jax.block_until_ready(report)
+            return Certificate(plan, ORDINARY)
+        if differs := _differs_from_anchor(probes, np.asarray(report.tokens), np.asarray(report.logprobs), report.progress.committed):
+            return Certificate(plan, DIFFERS, differs)
+    return Certificate(plan, CERTIFIED)
+
+
+def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarray, committed: np.ndarray) -> str:
+    """The first place and new position where the anchor's tokens or log-probability bits differ, in words; "" if nowhere.
+
+    Args:
+        probes: as the plan left them.
+        tokens, logprobs: `[batch, max_len]`, what the plan committed.
+        committed: `[batch]`, positions in use.
+    """
+    device = probes.device
+    every, number = device.config.max_requests, np.zeros(device.config.max_requests, np.int32)
+    texts = Texts(np.zeros((every, device.config.max_len), np.int32), number, probes.replay_from())
+    texts.tokens[: probes.batch] = tokens
+    texts.length[: probes.batch] = committed
+    anchor = device.replay(probes.placement, texts, Asked(choose=True, top_k=0))
+    assert anchor.targets is not None
+    assert anchor.target_logprobs is not None
+    targets, target_logprobs = (np.asarray(x)[: probes.batch] for x in (anchor.targets, anchor.target_logprobs))
+    position = np.arange(tokens.shape[1])[None, :]
+    prompt_len = np.asarray([len(probe.tokens) for probe in probes.each])
+    new = (position >= prompt_len[:, None]) & (position < committed[:, None])
+    found = first_difference([(tokens, targets), (logprobs, target_logprobs)], new)
+    if found is None:
+        return ""
+    place, at = found
+    return (
+        f"sequence {place} at position {at} ({at - prompt_len[place]} tokens after the prompt): token {tokens[place, at]} and "
+        f"log-probability {logprobs[place, at]!r}, the anchor has {targets[place, at]} and {target_logprobs[place, at]!r}"
+    )
+
+
+class _Thoughts(NamedTuple):
+    """What made-up prompts made a model think."""
+
+    tokens: np.ndarray  # [batch, X, M] int32
+    number: np.ndarray  # [batch] int32
+    states: np.ndarray  # [batch, C, D]
+
+
+def certify_thoughts(device: Device, batch: int) -> str:
+    """Where a model's thoughts about made-up prompts depend on their places or on what was drafted; "" if nowhere.
+
+    The prompts are read twice by the program that the engine reads with: with trivial drafts, and then in reversed places with
     the thoughts that were found, every third of them changed. Thoughts and bits of states must be the same.
     """
-    batch = trial.plan.batch
+    probes = Probes(device, batch)
 
-    def read(state: GenState, **how: Any) -> tuple[np.ndarray, np.ndarray, GenState]:
-        state = trial.start(state, deterministic=True, **how)
-        assert state.reading is not None
-        thoughts, states = (np.asarray(x[:batch]) for x in (state.reading.thoughts, state.reading.states))
-        return thoughts, states.view(f"u{states.dtype.itemsize}"), state
+    def think(**how: object) -> _Thoughts:
+        probes.start(**how)  # type: ignore[arg-type]
+        found = device.thoughts()
+        assert found is not None
+        return _Thoughts(*(np.asarray(x)[:batch] for x in found))
 
-    thoughts, states, state = read(state)
-    assert state.reading is not None
-    num_read = np.asarray(state.reading.read[:batch])
-    guesses = [thought_lists(thoughts[b, : num_read[b]]) for b in range(batch)]
-    for thought in [thought for of_row in guesses for thought in of_row][::3]:
-        thought[0] = (thought[0] + 1) % trial.vocab_size
-    thoughts_again, states_again, state = read(state, reverse=True, thoughts=guesses)
-    differs = ""
+    first = think()
+    drafts = [thought_lists(first.tokens[b, : first.number[b]]) for b in range(batch)]
+    for thought in [thought for of_sequence in drafts for thought in of_sequence][::3]:
+        thought[0] = (thought[0] + 1) % device.model.cfg.vocab_size
+    again = think(reverse=True, thoughts=drafts)
     for b in range(batch):
-        row = batch - 1 - b
-        chunks = [i for i in range(num_read[b]) if not np.array_equal(thoughts[b, i], thoughts_again[row, i])]
-        if chunks:
-            found, again = (thought_lists(each[None])[0] for each in (thoughts[b, chunks[0]], thoughts_again[row, chunks[0]]))
-            differs = f"the thought of row {b} after chunk {chunks[0]} is {found}, in row {row} after other guesses {again}"
-        elif not np.array_equal(states[b], states_again[row]):
-            differs = f"the states of row {b} after its last thought have other bits in row {row}"
-        if differs:
-            break
-    return differs, state
+        place = batch - 1 - b
+        same = (first.tokens[b] == again.tokens[place]).all(-1)
+        if chunks := np.flatnonzero(~same[: first.number[b]]).tolist():
+            found, other = (thought_lists(x[chunks[:1]])[0] for x in (first.tokens[b], again.tokens[place]))
+            return (
+                f"the thought of sequence {b} after chunk {chunks[0]} is {found}, in place {place} after other drafts {other}"
+            )
+        if not same_bits(first.states[b], again.states[place]).all():
+            return f"the states of sequence {b} after its last thought have other bits in place {place}"
+    return ""
 
 
-def _first_difference(
-    prompts: list[list[int]],
-    committed: np.ndarray,
-    tokens: np.ndarray,
-    logprobs: np.ndarray,
-    anchor_tokens: np.ndarray,
-    anchor_logprobs: np.ndarray,
-) -> str:
-    """The first row and new position where tokens or log-probability bits differ, as a sentence; "" if nowhere."""
-    position = np.arange(tokens.shape[1])[None, :]
-    prompt_len = np.asarray([len(prompt) for prompt in prompts])
-    new = (position >= prompt_len[:, None]) & (position < committed[:, None])
-    differs = (tokens != anchor_tokens) | (logprobs.view(np.uint32) != anchor_logprobs.view(np.uint32))
-    if not (differs & new).any():
-        return ""
-    row, position = np.argwhere(differs & new)[0]
-    return (
-        f"row {row} at position {position} ({position - prompt_len[row]} tokens after the prompt): "
-        f"token {tokens[row, position]} and log-probability {logprobs[row, position]!r}, "
-        f"the anchor has {anchor_tokens[row, position]} and {anchor_logprobs[row, position]!r}"
-    )
+def time_plans(device: Device, plans: Sequence[Plan]) -> dict[Plan, float]:
+    """Seconds of a step of each compiled plan, the least of a few rounds: they take turns, and noise only ever adds."""
+    seconds = dict.fromkeys(plans, float("inf"))
+    for _ in range(TIMING_ROUNDS):
+        for plan in plans:
+            probes = Probes(device, plan.batch, deterministic=not plan.ordinary)
+            steps = max(1, probes.num_new // 2 // plan.budget.window)
+            probes.start()
+            device.wait()
+            began = time.perf_counter()
+            jax.block_until_ready(probes.step(plan, steps))
+            device.wait()
+            seconds[plan] = min(seconds[plan], (time.perf_counter() - began) / steps)
+    return seconds

@@ -12,7 +12,6 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        """Stands still."""
         self.busy_s = self.idle_s = 0.0
         self.visit_s = 1e-3  # until measured
         self._busy = False
@@ -44,6 +43,6 @@ class Clock:
             self._since, self._busy = now, False
 
     def stop(self) -> None:
-        """The run is over: the time until the next one is nobody's."""
+        """Nothing is in flight: time until the next work is not counted."""
         self.free()
         self._since = None

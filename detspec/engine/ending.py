@@ -1,66 +1,74 @@
-"""How a sample ends: by a stop string that the host finds, and as the completion that goes out."""
+"""How a sequence ends: by the device, by a stop string that the host finds, or aborted; and the updates that go out."""
 
-import dataclasses
+from typing import Any
 
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.engine.request import FINISH_REASONS, Completion, Thought, completion_digest
+from detspec.engine.request import FINISH_REASONS, Completion, Thought, Update, completion_digest
 from detspec.engine.sequence import SequenceState, asked_logprobs
-from detspec.engine.text import find_stop
-from detspec.state import STOP
+from detspec.engine.text import find_stop, showable
+from detspec.state import RUNNING, STOP
 
 
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """A sample that has ended; `text` is given where a stop string cut it. `keep`: its keys and values are sound."""
+def end_if_done(sequence: SequenceState, first: int, model: Model) -> None:
+    """Sets `finish_reason` if the device ended `sequence`, or if its text holds a stop string.
 
-    sample: SequenceState
-    reason: str
-    text: str | None = None
-    keep: bool = True
-
-
-def stopped(sample: SequenceState, first: int, model: Model) -> Finished | None:
-    """How `sample` ends if a stop string is in its text, completed by the new token number `first` or a later one.
-
-    Tokens behind that one are void and are dropped.
+    Args:
+        sequence: its new tokens must have been fetched if it has stop strings.
+        first: number of the first new token that the last segment brought; earlier ones end no text.
+        model: decodes. Tokens after the one that completes a stop string are void and are dropped.
     """
-    sampling = sample.request.sampling
-    if not sampling.stop or len(sample.new_tokens) < first:
-        return None
-    found = find_stop(model.decode, sample.new_tokens, sampling.stop, first=first, begin=sampling.min_tokens)
-    if found is None:
-        return None
-    num_tokens, text = found
-    sample.cut(num_tokens)
-    return Finished(sample, FINISH_REASONS[STOP], text)
+    sampling = sequence.request.sampling
+    if sequence.finish != RUNNING:
+        sequence.finish_reason = FINISH_REASONS[sequence.finish]
+    if not sampling.stop or len(sequence.new_tokens) < first:
+        return
+    found = find_stop(model.decode, sequence.new_tokens, sampling.stop, first=first, begin=sampling.min_tokens)
+    if found is not None:
+        num_tokens, sequence.text = found
+        sequence.cut(num_tokens)
+        sequence.finish_reason = FINISH_REASONS[STOP]
 
 
-def complete(end: Finished, model: Model, context: str) -> Completion:
-    """The completion of a sample that has ended; `context` is the digest of all that its bits depend on besides the request."""
-    request, token_ids = end.sample.request, end.sample.new_tokens
-    top_logprobs, prompt_logprobs, prompt_top_logprobs = asked_logprobs(end.sample)
-    logprobs, thoughts = np.asarray(end.sample.logprobs, np.float32), end.sample.thoughts
+def update_of(sequence: SequenceState, model: Model, context: str) -> Update:
+    """What is new of `sequence` since its last update; `context` digests all that bits depend on besides the request."""
+    text = model.decode(sequence.new_tokens) if sequence.text is None else sequence.text
+    completion = complete(sequence, text, context, model) if sequence.finish_reason else None
+    shown = text if completion else showable(text, sequence.request.sampling.stop)
+    start = sequence.num_sent
+    piece = shown[sequence.num_shown :]
+    sequence.num_sent = len(sequence.new_tokens)
+    sequence.num_shown = max(sequence.num_shown, len(shown))
+    return Update(sequence.request, sequence.new_tokens[start:], tuple(sequence.logprobs[start:]), piece, completion)
+
+
+def complete(sequence: SequenceState, text: str, context: str, model: Model) -> Completion:
+    """The completion of a sequence that has ended with `text`."""
+    request = sequence.request
+    asked: Any = ((), (), ())
+    if sequence.replayed is not None:
+        asked = asked_logprobs(request, len(sequence.tokens), sequence.replayed)
+    logprobs = np.asarray(sequence.logprobs, np.float32)
     return Completion(
         id=request.id,
         index=request.index,
         prompt_token_ids=request.prompt_token_ids,
-        token_ids=token_ids,
-        logprobs=tuple(end.sample.logprobs),
-        text=model.decode(token_ids) if end.text is None else end.text,
-        finish_reason=end.reason,
-        digest=completion_digest(request, token_ids, logprobs, thoughts, context),
-        stats=end.sample.stats,
+        token_ids=sequence.new_tokens,
+        logprobs=tuple(sequence.logprobs),
+        text=text,
+        finish_reason=sequence.finish_reason,
+        digest=completion_digest(request, sequence.new_tokens, logprobs, sequence.thoughts, context),
+        stats=sequence.stats,
         logprobs_mode=request.sampling.logprobs_mode,
-        top_logprobs=top_logprobs,
-        prompt_logprobs=prompt_logprobs,
-        prompt_top_logprobs=prompt_top_logprobs,
-        thoughts=tuple(read_thought(token_ids, model) for token_ids in thoughts),
+        top_logprobs=asked[0],
+        prompt_logprobs=asked[1],
+        prompt_top_logprobs=asked[2],
+        thoughts=tuple(decode_thought(token_ids, model) for token_ids in sequence.thoughts),
     )
 
 
-def read_thought(token_ids: list[int], model: Model) -> Thought:
+def decode_thought(token_ids: list[int], model: Model) -> Thought:
     """A thought of `model` as it goes out."""
     assert model.cfg.thinking is not None
     ended = token_ids[-1] == model.cfg.thinking.end_id

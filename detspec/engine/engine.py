@@ -1,31 +1,39 @@
-"""The engine: the life of a request.
+"""The engine: many requests at once, one step at a time.
 
-1. `_admit` gives waiting requests rows and pages, shared ones where their tokens are known.
-2. `_step` lets the policy choose a plan that the pages last for, and starts a segment on the device.
-3. While the segment runs, the completions of the one before go out.
-4. `_collect` waits for it and takes out what has finished; rows and pages are free again.
+The life of a request:
+
+1. `add` checks it and queues its samples; any thread may call it, also while others run.
+2. `step` collects the segment on the device: what has ended gives its place and pages back.
+3. Samples that wait get places and pages, shared ones where their tokens are known; the planner chooses a plan that the pages
+   last for, and the next segment starts.
+4. While it runs, `step` puts the updates of the one before together and returns them.
+
+`generate`, `run` and `stream` are drivers of `step`; a server is another one.
 """
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
+from detspec.draft.source import Drafter
 from detspec.engine.allocator import Allocator
 from detspec.engine.certify import Certificate
-from detspec.engine.ending import Finished, complete, stopped
+from detspec.engine.device import Device
+from detspec.engine.ending import end_if_done, update_of
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
-from detspec.engine.parse_request import check_ordinary, read_request, settled
+from detspec.engine.parse_request import check_request, request_of
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Plan, Segment, plan_segment
-from detspec.engine.request import ABORTED, FINISH_REASONS, Completion, Piece, Request, Stats
-from detspec.engine.runner import Runner
+from detspec.engine.policy import Costs, Plan, Segment, plan_segment
+from detspec.engine.request import ABORTED, Completion, Request, Stats, Update
 from detspec.engine.scheduler import Scheduler
-from detspec.engine.sequence import SequenceState
-from detspec.engine.text import showable
+from detspec.engine.segments import Segments
+from detspec.engine.sequence import SequenceState, wants_replay
 from detspec.environment import chosen_schedule, fingerprint
 from detspec.errors import InputError
 from detspec.model.params import Params, check_params
@@ -36,47 +44,97 @@ TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by 
 
 
 class Engine:
-    """Generates for many requests at once, rows refilled as they finish.
+    """Generates for many requests at once; places are refilled as they get free.
 
     Example::
 
         engine = ds.Engine(ds.load(), ds.EngineConfig(max_requests=8))
         completions = engine.generate(["def fib(n):"], ds.SamplingParams(max_tokens=64))
 
+    Any thread may call `add` and `abort`; all else belongs to one thread, the one that steps.
+
     Attributes:
-        model, config, schedule: what it runs, and how.
+        config, schedule: how it runs.
+        device: its weights, state and programs.
+        planner: its plans, with certificates and times.
+        scheduler, pool: its requests in flight, and its cache pages.
         stats: what speculation did for all requests that have ended so far, aborted ones too.
+        num_tokens: tokens that all segments so far have committed.
     """
 
-    def __init__(self, model: Model, config: EngineConfig | None = None) -> None:
-        """Allocates the cache. Programs are compiled and certified when a run first needs them."""
-        self.model = model
-        self.config = config or EngineConfig()
-        self.schedule = chosen_schedule(self.config.schedule, model.cfg)
-        self.stats = Stats()
-        max_requests, max_len, page = self.config.max_requests, self.config.max_len, self.schedule.numerics.page
-        if max_len > model.cfg.max_position:
-            raise InputError(f"max_len {max_len} exceeds the {model.cfg.max_position} positions that the model was made for")
-        max_pages = -(-max_len // page)
-        num_pages = max_requests * max_pages if self.config.num_pages is None else self.config.num_pages
-        if num_pages < max_requests:
-            raise InputError(f"num_pages ({num_pages}) must be at least max_requests ({max_requests}): a page for every row")
-        self.planner = Planner(model, self.schedule, self.config, num_pages=num_pages)
-        self._runner = Runner(model, self.schedule, self.config, self.planner.step_times, num_pages=num_pages)
-        self._pool = PagePool(num_pages)
-        sharing = self.config.prefix_sharing
-        allocator = Allocator(self._pool, page=page, max_requests=max_requests, max_pages=max_pages, sharing=sharing)
-        chunk = None if model.cfg.thinking is None else model.cfg.thinking.chunk
-        self._scheduler = Scheduler(allocator, max_requests=max_requests, window=self.schedule.budget.window, chunk=chunk)
-        self._weight_version: str | None = None
-        self._read_fingerprint()
-        self._running = self._stopping = False
-        self._aborted: list[SequenceState] = []
+    def __init__(
+        self, model: Model, config: EngineConfig | None = None, *, drafters: Mapping[str, Drafter] | None = None
+    ) -> None:
+        """Allocates the cache. Programs are compiled and certified when a step first needs them.
 
-    def fingerprint(self) -> dict[str, object]:
-        """Everything but the request that committed bits may depend on."""
-        version = {} if self._weight_version is None else {"weight_version": self._weight_version}
-        return {**fingerprint(), "model": self.model.digest, **version, "schedule": self.schedule.bits()}
+        Args:
+            model: what runs.
+            config: how it runs.
+            drafters: further draft sources with their weights, by the names that `config.method` may have.
+
+        Raises:
+            InputError: the device does not run the schedule, or config, drafters and model do not fit together.
+        """
+        config = config or EngineConfig()
+        schedule = chosen_schedule(config.schedule, model.cfg)
+        if config.max_len > model.cfg.max_position:
+            raise InputError(
+                f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
+            )
+        enough = config.max_requests * schedule.numerics.num_pages(config.max_len)
+        num_pages = enough if config.num_pages is None else config.num_pages
+        if num_pages < config.max_requests:
+            raise InputError(
+                f"num_pages ({num_pages}) must be at least max_requests ({config.max_requests}): a page for each of them"
+            )
+        self._drive_on(Device(model, schedule, config, num_pages=num_pages, drafters=drafters))
+
+    @classmethod
+    def over(cls, device: Device) -> "Engine":
+        """An engine that drives `device`, or anything with its methods."""
+        engine = cls.__new__(cls)
+        engine._drive_on(device)
+        return engine
+
+    def _drive_on(self, device: Device) -> None:
+        if device.config.method not in ("auto", *device.drafters):
+            names = ", ".join(("auto", *device.drafters))
+            raise InputError(f"EngineConfig.method must be one of {names}, got {device.config.method!r}")
+        self.device = device
+        self.config = device.config
+        self.schedule = device.schedule
+        self.stats = Stats()
+        self.num_tokens = 0
+        self.planner = Planner(device)
+        self.pool = PagePool(device.num_pages)
+        allocator = Allocator(
+            self.pool,
+            page=device.schedule.numerics.page,
+            max_requests=device.config.max_requests,
+            max_pages=device.max_pages,
+            sharing=device.config.prefix_sharing,
+        )
+        thinking = device.model.cfg.thinking
+        self.scheduler = Scheduler(
+            allocator,
+            max_requests=device.config.max_requests,
+            window=device.schedule.budget.window,
+            chunk=None if thinking is None else thinking.chunk,
+        )
+        self._segments = Segments(device, self.planner.step_times, self.planner.acceptance)
+        self._weight_version: str | None = None
+        self._digest = ""
+        self._name_weights()
+        self._inbox: deque[SequenceState | str | deque[Update]] = deque()  # new samples, ids to abort, drivers that are gone
+        self._news: list[SequenceState] = []  # sequences whose updates are still to be made
+        self._outbox: deque[Update] = deque()  # of requests that came by `add`
+        self._is_running = False  # a segment is on the device
+        self._is_stepping = False
+
+    @property
+    def model(self) -> Model:
+        """The weights that it runs."""
+        return self.device.model
 
     @property
     def certificates(self) -> dict[Plan, Certificate]:
@@ -84,71 +142,76 @@ class Engine:
         return self.planner.certificates
 
     @property
+    def has_work(self) -> bool:
+        """Whether a step has something to do, or updates to return."""
+        return bool(self._inbox or self.scheduler.all or self._news or self._outbox)
+
+    @property
+    def num_live(self) -> int:
+        """Samples that have a place on the device."""
+        return len(self.scheduler.sequences)
+
+    @property
     def num_preemptions(self) -> int:
-        """How often a row gave its pages back to be caught up with later."""
-        return self._scheduler.num_preemptions
+        """How often a sample gave its pages back to be caught up with later."""
+        return self.scheduler.num_preemptions
 
     @property
     def num_pages(self) -> int:
-        """Cache pages that rows share."""
-        return self._pool.num_pages
+        """Cache pages that requests share."""
+        return self.pool.num_pages
 
     @property
     def num_pages_held(self) -> int:
-        """Cache pages that rows hold now."""
-        return self._pool.num_held
+        """Cache pages that requests hold now."""
+        return self.pool.num_held
 
     @property
     def busy_s(self) -> float:
         """Seconds that the device had a segment to run."""
-        return self._runner.clock.busy_s
+        return self.device.clock.busy_s
 
     @property
     def idle_s(self) -> float:
         """Seconds that the device waited for the host between two segments."""
-        return self._runner.clock.idle_s
+        return self.device.clock.idle_s
 
-    def prepare(self, num_requests: int, *, deterministic: bool = True) -> tuple[Certificate, ...]:
-        """Compiles, certifies and times the programs that a run of `num_requests` needs; runs do it by themselves.
-
-        Args:
-            num_requests: samples, that is: `n` of a request count `n` times.
-            deterministic: whether there are deterministic ones among them.
-
-        Raises:
-            InputError: the engine is in the middle of a run.
-        """
-        self._check_idle()
-        if self.planner.lacks(num_requests, deterministic):
-            self._pool.clear()  # the trial runs write over all pages
-            self._runner.state = self.planner.prepare(self._runner.state, num_requests, deterministic)
-            if self.config.prefix_sharing:
-                self._runner.prepare()
-        return tuple(self.certificates.values())
-
-    def update_params(self, params: Params, weight_version: str | None = None) -> None:
-        """Goes on with other weights of the same shapes; what pages hold is forgotten, nothing is compiled anew.
-
-        Args:
-            params: the new weights.
-            weight_version: names them in fingerprints and digests. By default they are named by a digest of all weights, which
-                takes as long as reading them.
-
-        Raises:
-            InputError: the engine is in the middle of a run, or a weight has another shape or dtype than before.
-        """
-        self._check_idle()
-        check_params(self.model.cfg, params)
-        digest = digest_model(self.model.cfg, params) if weight_version is None else ""
-        self.model = dataclasses.replace(self.model, params=params, digest=digest)
-        self.planner.model = self._runner.model = self.model
-        self._weight_version = weight_version
-        self._pool.clear()
-        self._read_fingerprint()
+    def fingerprint(self) -> dict[str, object]:
+        """Everything but the request that committed bits may depend on."""
+        version = {} if self._weight_version is None else {"weight_version": self._weight_version}
+        return {**fingerprint(), "model": self.model.digest, **version, "schedule": self.schedule.bits()}
 
     def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0") -> Request:
-        """Tokenizes and checks one prompt; raises `InputError` as `read_request` does."""
-        return read_request(self.model, self.config, prompt, sampling, id=id)
+        """Tokenizes and checks one prompt; raises `InputError` as `check_request` does."""
+        return request_of(self.model, self.config, prompt, sampling, id=id)
+
+    def add(self, request: Request, *, stream: bool = False) -> None:
+        """Queues a request and returns at once; `step` runs it and returns its updates.
+
+        Args:
+            request: its `id` names it in updates and for `abort`; ids of requests in flight should differ.
+            stream: updates come with each step that commits tokens, and steps are short; else one update at the end.
+
+        Raises:
+            InputError: the request is unsound or does not fit this engine, see `check_request`.
+        """
+        self._queue(request, stream, self._outbox)
+
+    def abort(self, id: str) -> None:
+        """Ends all samples of a request at the next step; their last updates hold what was committed, reason "abort"."""
+        self._inbox.append(id)
+
+    def step(self) -> list[Update]:
+        """Starts a segment, and returns what the one before brought; an empty list if there is nothing to do.
+
+        Raises:
+            InputError: a deterministic request is in flight and this device certifies no plan for it. Nothing is lost: abort
+                such requests, and step on.
+        """
+        self._advance()
+        updates = list(self._outbox)
+        self._outbox.clear()
+        return updates
 
     def generate(
         self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
@@ -156,7 +219,7 @@ class Engine:
         """Completes all `prompts` (texts or token ids); `sampling` for all of them or one each.
 
         Returns:
-            Completions in input order; the `n` samples of a prompt stand side by side.
+            Completions in input order; the `n` samples of a prompt follow each other.
         """
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         if len(each) != len(prompts):
@@ -164,186 +227,220 @@ class Engine:
         requests = [self.request(p, s, id=str(i)) for i, (p, s) in enumerate(zip(prompts, each, strict=True))]
         return sorted(self.run(requests), key=lambda completion: (int(completion.id), completion.index))
 
-    def stream(self, prompt: str | Sequence[int], sampling: SamplingParams) -> Iterator[Piece]:
-        """Yields pieces of one completion as they are committed; only final tokens and final text ever leave.
+    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Yields completions as they finish; asks `requests` for about one round of places more than are in flight."""
+        for update in self._drive(requests, stream=False):
+            if update.completion is not None:
+                yield update.completion
+
+    def stream(self, prompt: str | Sequence[int], sampling: SamplingParams) -> Iterator[Update]:
+        """Yields updates of one completion as tokens are committed; only final tokens and final text ever leave.
 
         Raises:
             InputError: the prompt is unsound, or more than one sample is asked for.
         """
         if sampling.n != 1:
             raise InputError(f"a stream is of one sample, got n = {sampling.n}: stream each with its seed, or use generate")
-        request = self.request(prompt, sampling)
-        sent, shown = 0, ""
-        for brought in self._rounds([request], segment_steps=1, watch=True):
-            for sample, end in brought:
-                text = self.model.decode(sample.new_tokens)
-                if end is None:
-                    text = showable(text, sampling.stop)
-                elif end.text is not None:
-                    text = end.text
-                piece = text[len(shown) :] if text.startswith(shown) else ""
-                token_ids, logprobs = sample.new_tokens[sent:], tuple(sample.logprobs[sent:])
-                sent, shown = sent + len(token_ids), shown + piece
-                if token_ids or piece:
-                    yield Piece(token_ids, logprobs, piece)
+        for update in self._drive([self.request(prompt, sampling)], stream=True):
+            if update.token_ids or update.text:
+                yield update
 
-    def run(
-        self,
-        requests: Iterable[Request],
-        *,
-        deterministic: bool = True,
-        on_segment: Callable[[int, int], None] | None = None,
-    ) -> Iterator[Completion]:
-        """Yields completions as they finish; asks `requests` for at most one round of rows more.
+    def prepare(self, num_requests: int | None = None, *, deterministic: bool = True) -> tuple[Certificate, ...]:
+        """Compiles, certifies and times programs ahead; steps do it by themselves when they first need one.
 
         Args:
-            requests: checked requests, their ids all different.
-            deterministic: whether deterministic ones may come. False spares their programs, which cannot be made in the middle
-                of a run; a sequence is looked through for them.
-            on_segment: called after each segment with tokens committed since the last call and live rows, for progress bars.
-                It may call `stop`; what it raises ends the run at once, without the completions of that segment.
+            num_requests: samples at once (`n` of a request count `n` times); None for any traffic, as a server should.
+            deterministic: whether there are deterministic ones among them.
 
         Raises:
-            InputError: the engine is in the middle of a run, or a request is deterministic where none was to come.
+            InputError: thoughts of this model depend on places or drafts on this device.
         """
-        if not deterministic:
-            checked = map(check_ordinary, requests)
-            requests = list(checked) if isinstance(requests, Sequence) else checked
-        for brought in self._rounds(requests, self.config.segment_steps, deterministic=deterministic, on_segment=on_segment):
-            for _, end in brought:
-                if end is not None:
-                    yield complete(end, self.model, self._digest)
+        num_requests = self.config.max_requests + 1 if num_requests is None else num_requests
+        if self.planner.lacks(num_requests, deterministic):
+            self._collect()
+            while self.scheduler.sequences:  # trial runs need all places; preempted sequences go on to the same bits
+                self._preempt()
+            self.pool.clear()  # and they write over all pages
+            self.planner.prepare(num_requests, deterministic)
+            if self.config.prefix_sharing:
+                self.device.copy([])
+        return tuple(self.certificates.values())
 
-    def abort(self, id: str) -> int:
-        """Ends a request in the middle of a run, all its samples; its rows and pages are free at once.
+    def update_params(self, params: Params, weight_version: str | None = None) -> None:
+        """Goes on with other weights of the same shapes; what pages hold is forgotten, nothing is compiled again.
 
-        What was committed goes out as completions with finish reason "abort". Returns how many samples were in flight.
+        Args:
+            params: the new weights.
+            weight_version: names them in fingerprints and digests. By default they are named by a digest of all weights, which
+                takes as long as reading them.
+
+        Raises:
+            InputError: requests are in flight, or a weight has another shape or dtype than before.
         """
-        found = self._scheduler.abort(id, self._context)
-        self._aborted.extend(found)
-        return len(found)
+        self._take_in()
+        if self.has_work:
+            raise InputError("requests are in flight: finish or abort them before the weights change")
+        check_params(self.model.cfg, params)
+        digest = digest_model(self.model.cfg, params) if weight_version is None else ""
+        self.device.model = dataclasses.replace(self.model, params=params, digest=digest)
+        self._weight_version = weight_version
+        self._name_weights()
 
-    def stop(self) -> None:
-        """Ends the run after the segment on the device, when its completions are out; a signal handler may call it."""
-        self._stopping = True
+    def stop(self) -> list[Update]:
+        """Drops all requests; returns the updates that were due, of the segment on the device too."""
+        self._collect()
+        self._take_in()
+        self._hand_out()
+        self.scheduler.take_out(lambda sequence: True)
+        self._segments.rest()
+        updates = list(self._outbox)
+        self._outbox.clear()
+        return updates
 
-    def _rounds(
-        self,
-        requests: Iterable[Request],
-        segment_steps: int,
-        *,
-        deterministic: bool = True,
-        watch: bool = False,
-        on_segment: Callable[[int, int], None] | None = None,
-    ) -> Iterator[list[tuple[SequenceState, Finished | None]]]:
-        """Admit, step, hand out, collect; until nobody waits and no row is in use.
-
-        Yields what each segment brought, once the next one runs: samples that ended, and with `watch` those that got on.
-        """
-        self._check_idle()
-        if isinstance(requests, Sequence):
-            if not requests:
-                return
-            num_samples = sum(request.sampling.n for request in requests)
-            self.prepare(num_samples, deterministic=any(request.sampling.deterministic for request in requests))
-        else:
-            self.prepare(self.config.max_requests + 1, deterministic=deterministic)
-        self._running, self._stopping = True, False
+    def _drive(self, requests: Iterable[Request], *, stream: bool) -> Iterator[Update]:
+        """Adds `requests` as places get free and yields their updates; when it is closed, so are they."""
+        outbox: deque[Update] = deque()
+        source = iter(requests)
+        num_open = 0
         try:
-            self._scheduler.feed(settled(request, self.model.cfg) for request in requests)
-            brought: list[tuple[SequenceState, Finished | None]] = []
             while True:
-                if not self._stopping:
-                    self._admit()
-                running = bool(self._scheduler.samples) and not self._stopping
-                if running:
-                    self._step(segment_steps)
-                yield brought
-                if not running and not self._aborted:
+                while num_open < 2 * self.config.max_requests and (more := list(islice(source, 1))):
+                    num_open += self._queue(more[0], stream, outbox)
+                if not num_open:
                     return
-                brought = self._collect(watch, on_segment) if running else []
-                for sample in self._aborted:
-                    self._runner.read(sample)
-                    sample.thoughts.clear()  # of a prompt that was read to its end or not
-                    self.stats += sample.stats
-                    brought.append((sample, Finished(sample, ABORTED)))
-                self._aborted.clear()
+                self._advance()
+                while outbox:
+                    num_open -= outbox[0].completion is not None
+                    yield outbox.popleft()
         finally:
-            self._scheduler.clear(self._context)
-            self._aborted.clear()
-            self._runner.rest()
-            self._running = False
+            self._inbox.append(outbox)
+            if not self._is_stepping:  # the garbage collector may close a driver at any moment
+                self._take_in()
 
-    def _admit(self) -> None:
-        """Puts those who wait into free rows."""
-        admitted = self._scheduler.admit(self._context)
-        if admitted.samples:
-            self._runner.admit(admitted)
+    def _queue(self, request: Request, stream: bool, outbox: deque[Update]) -> int:
+        """Checks `request` and puts its samples into the inbox; returns how many there are."""
+        samples = list(check_request(self.model, self.config, request).samples())
+        self._inbox.extend(SequenceState(sample, outbox, stream) for sample in samples)
+        return len(samples)
 
-    def _step(self, segment_steps: int) -> None:
-        """Starts one segment over all rows in use, and does not wait for it."""
-        plan, segment = self._plan(segment_steps)
-        self._runner.start(plan, segment, self._scheduler.samples, self._scheduler.allocator.page_table)
-        self._scheduler.look_ahead()  # reads what is to come while the device works
+    def _advance(self) -> None:
+        """Collects a segment, starts the next, and puts updates into their outboxes while the device works."""
+        self._is_stepping = True
+        try:
+            self._collect()
+            self._take_in()
+            self._prepare_for(self.scheduler.all)
+            if admitted := self.scheduler.admit():
+                self._segments.admit(admitted)
+            if self.scheduler.sequences:
+                self._start()
+            else:
+                self._segments.rest()
+            self._hand_out()
+        finally:
+            self._is_stepping = False
 
-    def _plan(self, segment_steps: int) -> tuple[Plan, Segment]:
-        """The next plan and how long to run it, with pages reserved for it; rows that they do not last for are preempted."""
+    def _prepare_for(self, sequences: Sequence[SequenceState]) -> None:
+        """Makes the programs that `sequences` need; where some run already, traffic grows, so those for any traffic."""
+        deterministic = any(sequence.request.sampling.deterministic for sequence in sequences)
+        if self.planner.lacks(len(sequences), deterministic):
+            self.prepare(None if self.scheduler.sequences else len(sequences), deterministic=deterministic)
+
+    def _take_in(self) -> None:
+        """Queues what was added, and ends what was aborted or left by its driver, in the order of the calls."""
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, SequenceState):
+                self.scheduler.queue.append(item)
+            elif isinstance(item, str):
+                for sequence in self.scheduler.all:
+                    if sequence.request.id == item:
+                        self._abort(sequence)
+            else:
+                self.scheduler.take_out(lambda sequence, outbox=item: sequence.outbox is outbox)  # type: ignore[misc]
+        if self._is_running and not self.scheduler.sequences:
+            self._collect()
+            self._segments.rest()
+
+    def _abort(self, sequence: SequenceState) -> None:
+        """Ends `sequence` with what it has committed."""
+        self._segments.fetch(sequence)
+        sequence.thoughts.clear()  # the prompt may not have been read to its end
+        sequence.finish_reason = ABORTED
+        self._end(sequence, keep=False)
+
+    def _start(self) -> None:
+        """Starts one segment over all sequences that have a place, and does not wait for it."""
+        plan, segment = self._plan()
+        self._segments.start(plan, segment, self.scheduler.sequences, self.scheduler.allocator.page_table)
+        self._is_running = True
+
+    def _plan(self) -> tuple[Plan, Segment]:
+        """The next plan and how long to run it, with pages reserved; sequences that they do not last for are preempted."""
+        segment_steps = 1 if any(sequence.streamed for sequence in self.scheduler.sequences) else self.config.segment_steps
         while True:
-            load = self._scheduler.load()
-            plan, trying = self.planner.choose(load.num_deterministic, load.num_ordinary, self.stats)
+            load = self.scheduler.load()
+            plan, is_trial = self.planner.choose(load.num_deterministic, load.num_ordinary)
+            costs = Costs(
+                step_s=self.planner.step_times.known(plan),
+                visit_s=self.device.clock.visit_s,
+                smaller_batch=self.planner.smaller_batch(plan),
+            )
             segment = plan_segment(
                 load,
                 plan,
-                step_s=self.planner.step_times.known(plan),
-                visit_s=self._runner.clock.visit_s,
-                segment_steps=min(segment_steps, TRIED_STEPS * plan.window) if trying else segment_steps,
+                costs,
+                segment_steps=min(segment_steps, TRIED_STEPS * plan.budget.window) if is_trial else segment_steps,
                 max_prefill_passes=self.config.max_prefill_passes,
-                prefill_rows=self.schedule.budget.rows,
-                prefill_window=self.schedule.budget.window,
-                smaller_batch=self.planner.smaller_batch(plan),
+                prefill=self.schedule.budget,
             )
-            num_steps = self._scheduler.affordable(segment.num_steps, plan.window)
+            num_steps = self.scheduler.affordable(segment.num_steps, plan.budget.window)
             if num_steps:
-                self._scheduler.reserve(num_steps * plan.window)
+                self.scheduler.reserve(num_steps * plan.budget.window)
                 return plan, segment.shortened(num_steps)
-            self._runner.read(self._scheduler.samples[-1])
-            self._scheduler.preempt(self._context)
+            self._preempt()
 
-    def _collect(
-        self, watch: bool, on_segment: Callable[[int, int], None] | None
-    ) -> list[tuple[SequenceState, Finished | None]]:
-        """Waits for the segment and takes finished samples out of their rows."""
-        brought: list[tuple[SequenceState, Finished | None]] = []
-        num_tokens = 0
-        for sample, (committed, length, finish, *counters) in self._runner.wait():
-            if sample.row is None:
-                continue  # aborted meanwhile
-            num_tokens += committed - sample.committed
-            sample.committed, sample.length, sample.stay = committed, length, Stats(*counters)
-            self._scheduler.allocator.register(sample)
-            end = None if finish == RUNNING else Finished(sample, FINISH_REASONS[finish], keep=finish != NOT_FINITE)
-            if end is not None or watch or sample.request.sampling.stop:
-                first = len(sample.new_tokens) + 1
-                self._runner.read(sample)
-                end = stopped(sample, first, self.model) or end
-            if end is not None or watch:
-                brought.append((sample, end))
-        ended = [end for _, end in brought if end is not None]
-        to_replay = [end.sample for end in ended if end.sample.wants_replay]
+    def _preempt(self) -> None:
+        """Takes the youngest sequence out of its place, to go on later."""
+        self._segments.fetch(self.scheduler.sequences[-1])
+        self.scheduler.preempt()
+
+    def _collect(self) -> None:
+        """Waits for the segment on the device, if there is one; sequences that have ended give their places back."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        self.num_tokens += self._segments.wait()
+        ended: list[SequenceState] = []
+        for sequence in self.scheduler.sequences:
+            self.scheduler.allocator.register(sequence)
+            if sequence.streamed or sequence.finish != RUNNING or sequence.request.sampling.stop:
+                first = len(sequence.new_tokens) + 1
+                self._segments.fetch(sequence)
+                end_if_done(sequence, first, self.model)
+            if sequence.finish_reason:
+                ended.append(sequence)
+            elif sequence.streamed:
+                self._news.append(sequence)
+        to_replay = [sequence for sequence in ended if wants_replay(sequence.request)]
         if to_replay:
-            self._runner.replay(to_replay, self._scheduler.allocator.page_table)
-        for end in ended:
-            self._scheduler.remove(end.sample, self._context, keep=end.keep)
-            self.stats += end.sample.stats
-        if on_segment is not None:
-            on_segment(num_tokens, len(self._scheduler.samples))
-        return brought
+            self._segments.replay(to_replay, self.scheduler.allocator.page_table)
+        for sequence in ended:
+            self._end(sequence, keep=sequence.finish != NOT_FINITE)
 
-    def _check_idle(self) -> None:
-        if self._running:
-            raise InputError("this engine is in the middle of another run: finish it first, or make a second engine")
+    def _end(self, sequence: SequenceState, *, keep: bool) -> None:
+        """Takes back the place and pages of a sequence that has ended; with `keep` its pages stay cached."""
+        self.scheduler.remove(sequence, keep=keep)
+        self.stats += sequence.stats
+        self._news.append(sequence)
 
-    def _read_fingerprint(self) -> None:
+    def _hand_out(self) -> None:
+        """Puts the updates of all sequences that have news into their outboxes."""
+        for sequence in self._news:
+            sequence.outbox.append(update_of(sequence, self.model, self._digest))
+        self._news.clear()
+
+    def _name_weights(self) -> None:
         """Digests of what the bits depend on: in hex for completions, as bytes for the contents of pages."""
         self._digest = hashlib.sha256(json.dumps(self.fingerprint(), sort_keys=True).encode()).hexdigest()
-        self._context = bytes.fromhex(self._digest)
+        self.pool.clear(bytes.fromhex(self._digest))

@@ -4,33 +4,32 @@ import dataclasses
 
 from detspec.errors import InputError
 from detspec.schedule import Schedule
-from detspec.thinking.drafts import GUESSES
 
-METHODS = ("auto", "self", "none")
+THOUGHTS = ("none", "self")
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """How an engine runs; none of it changes what a deterministic request commits, but for `schedule`.
+    """How an engine runs; of all this, only `schedule` decides the bits of a deterministic request.
 
     Attributes:
-        max_requests: most requests in flight.
-        max_len: positions a request may take, prompt and new tokens together.
-        num_pages: cache pages that requests share, of `Numerics.page` positions each; by default enough for all at `max_len`.
-            With fewer, requests wait, or start over when pages run out; their bits stay what they are.
+        max_requests: most samples in flight.
+        max_len: positions that a request may take, prompt and new tokens together.
+        num_pages: cache pages that requests share, of `Numerics.page` positions each; by default enough for `max_requests` of
+            `max_len`. With fewer, requests wait, or start over when pages run out; their bits stay the same.
         prefix_sharing: requests that begin with the same tokens share the pages that hold them.
-        method: what fills the row budget of deterministic requests. "none": one canonical row each, no draft. "self": the
-            model's own fast path drafts, windows of `num_speculative_tokens + 1`. "auto": whichever commits more tokens per
-            second with the rows that are live, from measured times.
-        num_speculative_tokens: drafted tokens a window under "self" and "auto"; one less than a power of two.
+        method: name of the draft source that fills the row budget of deterministic requests. "none": one canonical row each, no
+            draft. "self": the model's own fast path drafts. A name of the engine's `drafters`. "auto": whichever commits most
+            tokens per second with what is live, from measured times and acceptance.
+        num_speculative_tokens: drafted tokens of a window; one less than a power of two.
         max_stop_ids: room for stop tokens of one request.
         max_logit_bias: room for tokens of one request's `logit_bias`.
-        segment_steps: most tokens a row gains before the host looks.
-        max_prefill_passes: most canonical passes over prompts that decoding rows wait for between two steps. 1 is best for
-            whoever waits for tokens; more are better for throughput, because rows decode together sooner.
-        guesses: who guesses the thoughts of a model that thinks: "trivial", that there are none, as published; "sequential", a
-            cheap pass over one chunk of each prompt after the other.
-        schedule: of the canonical pass; the device's default if None.
+        segment_steps: most tokens that a sequence gains before the host looks; 1 while a request is streamed.
+        max_prefill_passes: most canonical passes over prompts that decoding sequences wait for between two steps. 1 minimises
+            latency; larger values raise throughput by letting sequences start decoding together.
+        thoughts: draft source for the thoughts of a model that thinks. "none": that there are none, as published. "self": the
+            model reads ahead, one chunk of each prompt after the other, on its cheapest shape.
+        schedule: numerics and budget of the canonical pass; the device's default if None.
     """
 
     max_requests: int = 32
@@ -43,7 +42,7 @@ class EngineConfig:
     max_logit_bias: int = 64
     segment_steps: int = 64
     max_prefill_passes: int = 1
-    guesses: str = "trivial"
+    thoughts: str = "none"
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
@@ -61,10 +60,10 @@ class EngineConfig:
                 raise InputError(f"EngineConfig.{field} must be an integer of at least 1, got {value!r}")
         if self.num_pages is not None and (not isinstance(self.num_pages, int) or self.num_pages < 1):
             raise InputError(f"EngineConfig.num_pages must be an integer of at least 1, or None, got {self.num_pages!r}")
-        if self.method not in METHODS:
-            raise InputError(f"EngineConfig.method must be one of {METHODS}, got {self.method!r}")
-        if self.guesses not in GUESSES:
-            raise InputError(f"EngineConfig.guesses must be one of {GUESSES}, got {self.guesses!r}")
+        if not isinstance(self.method, str):
+            raise InputError(f'EngineConfig.method must be "auto" or the name of a draft source, got {self.method!r}')
+        if self.thoughts not in THOUGHTS:
+            raise InputError(f"EngineConfig.thoughts must be one of {THOUGHTS}, got {self.thoughts!r}")
         window = self.num_speculative_tokens + 1
         if window & (window - 1):
             raise InputError(

@@ -1,10 +1,10 @@
 """Whose page is whose: a pool of cache pages, shared by what they hold.
 
-1. `allocate` hands out a page nobody holds, the least recently used one that is merely kept for its contents if need be.
+1. `allocate` hands out a free page, otherwise it evicts the least recently used cached one.
 2. `register` says what a page holds, under a key from `prefix_keys`; `share` hands it out once more under that key.
-3. `release` gives a page back. One that is registered is kept for its contents until it is needed for others.
+3. `release` gives a page back. A registered page stays cached until it is needed for other contents.
 
-A page has as many holders as rows whose page table lists it. Only keys and values of the canonical pass are registered, and
+A page has as many holders as sequences whose page table lists it. Only keys and values of the canonical pass are registered, and
 whole pages of committed tokens are never written again, so holders cannot disturb each other.
 """
 
@@ -18,11 +18,17 @@ from detspec.cache import SCRATCH_PAGE
 
 
 class PagePool:
-    """Pages 1 .. `num_pages`; page 0 is scratch and belongs to nobody."""
+    """Pages 1 .. `num_pages`; page 0 is scratch and has no holder.
 
-    def __init__(self, num_pages: int) -> None:
-        """All pages free."""
+    Attributes:
+        num_pages: how many there are.
+        root: digest of all that keys and values depend on besides tokens; part of every key.
+    """
+
+    def __init__(self, num_pages: int, root: bytes = b"") -> None:
+        """All pages are free."""
         self.num_pages = num_pages
+        self.root = root
         self._free = list(range(num_pages, SCRATCH_PAGE, -1))
         self._holders: dict[int, int] = {}
         self._kept: OrderedDict[int, None] = OrderedDict()  # pages without holders, least recently used first
@@ -36,7 +42,7 @@ class PagePool:
 
     @property
     def num_held(self) -> int:
-        """Pages that rows hold."""
+        """Pages that sequences hold."""
         return len(self._holders)
 
     def allocate(self) -> int:
@@ -70,7 +76,7 @@ class PagePool:
             self._keys_of.setdefault(page, []).append(key)
 
     def release(self, pages: Iterable[int]) -> None:
-        """One holder less of each of `pages`, given in the order of a sequence: its end is taken for others first."""
+        """Takes one holder from each of `pages`, given in the order of a sequence: its end is evicted first."""
         for page in reversed(list(pages)):
             self._holders[page] -= 1
             if self._holders[page] == 0:
@@ -80,8 +86,9 @@ class PagePool:
                 else:
                     self._free.append(page)
 
-    def clear(self) -> None:
-        """Forgets what all pages hold."""
+    def clear(self, root: bytes | None = None) -> None:
+        """Forgets what all pages hold; keys depend on `root` from now on, if it is given."""
+        self.root = self.root if root is None else root
         self._page_of.clear()
         self._keys_of.clear()
         self._free.extend(self._kept)
@@ -92,10 +99,10 @@ class PagePool:
             del self._page_of[key]
 
 
-def prefix_keys(context: bytes, tokens: Sequence[int], page: int) -> list[bytes]:
-    """A key for each whole page of `tokens`: digest of `context` and of all tokens up to the page's end."""
+def prefix_keys(root: bytes, tokens: Sequence[int], page: int) -> list[bytes]:
+    """A key for each whole page of `tokens`: digest of `root` and of all tokens up to the page's end."""
     keys: list[bytes] = []
-    previous = context
+    previous = root
     for start in range(0, len(tokens) - page + 1, page):
         previous = hashlib.sha256(previous + np.asarray(tokens[start : start + page], np.int32).tobytes()).digest()
         keys.append(previous)

@@ -1,163 +1,211 @@
-"""The engine's compiled programs: prefill, segments of steps over some rows, copies of pages, and the replay of given texts.
+"""The engine's compiled programs: prefill, segments of steps over some sequences, copies of pages, and replays of given texts.
 
-The host owns the page table and knows which rows are in use; every program is given both.
+The host owns the page table and knows which places are in use; every program is given both.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from detspec.config import ModelConfig
-from detspec.engine.policy import Plan
-from detspec.generate.insert import Requests, put_requests, put_rows, take_rows
-from detspec.generate.loop import default_draft, dvr_step, fast_step, run
+from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
+from detspec.generate.insert import Requests, put_requests
+from detspec.generate.loop import Limits, dvr_step, ordinary_step, run
 from detspec.generate.prefill import prefill
 from detspec.generate.score import Replayed, replay
+from detspec.generate.sequences import put_sequences, take_sequences
 from detspec.model.params import Params
 from detspec.schedule import Schedule
-from detspec.state import READING_COUNTERS, GenState
-from detspec.thinking.drafts import guess_fn
-from detspec.thinking.think_prompt import read
+from detspec.state import Counters, GenState, init_counters
+from detspec.thinking.think_prompt import think_prompt
 from detspec.thinking.thoughts import is_trivial
+
+Array = jax.Array | np.ndarray
+
+
+class Placement(NamedTuple):
+    """Where sequences are, as the host knows it."""
+
+    page_table: Array  # [B, max_pages] int32
+    in_use: Array  # [B] bool, places that hold a request
+    chosen: Array  # [b] int32, places that a program is about, all different; for a segment those in use come first
+
+
+class Weights(NamedTuple):
+    """The parameters of a step: the model's, and those of its draft source."""
+
+    params: Params
+    draft: DraftParams
+
+
+class Texts(NamedTuple):
+    """Whole texts to replay, one for each place."""
+
+    tokens: Array  # [B, max_len] int32
+    length: Array  # [B] int32, tokens in use
+    start: Array  # [B] int32, first position to feed; what the cache holds before it stays
+
+
+class Asked(NamedTuple):
+    """What a replay is to find out."""
+
+    choose: bool  # the token that each sequence's sampling parameters choose, at every position
+    top_k: int  # how many of the likeliest tokens, at every position
+
+
+class Progress(NamedTuple):
+    """How far sequences are."""
+
+    steps: Any  # [b] int32, steps of the segment
+    committed: Any  # [b] int32
+    length: Any  # [b] int32, valid cache slots
+    finish: Any  # [b] int32
+    counters: Counters  # [b] int32 each
 
 
 class Report(flax.struct.PyTreeNode):
-    """What the host reads after a segment, of the `b` rows that it stepped; copies, so that the state can go on."""
+    """What the host reads after a segment about the `b` sequences that it stepped; copies, so that the state can go on."""
 
-    progress: jax.Array  # [4 + counters, b] int32: steps of the segment, committed, cache length, finish, counters
+    packed: jax.Array  # [fields of Progress, b] int32
     thoughts: jax.Array | None  # [b, X, M] int32, of models that think
     tokens: jax.Array  # [b, max_len] int32
     logprobs: jax.Array  # [b, max_len] float32
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the segment has ended."""
+        return bool(self.packed.is_ready())  # type: ignore[attr-defined]  # missing in jax's stub
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "guesses"), donate_argnames=("state",))
-def prefill_rows(
+    @property
+    def progress(self) -> Progress:
+        """How far the sequences are, in numpy; waits for the segment."""
+        structure = jax.tree.structure(Progress(0, 0, 0, 0, init_counters(1)))
+        return Progress(*jax.tree.unflatten(structure, list(np.asarray(self.packed))))
+
+
+@partial(jax.jit, static_argnames=("cfg", "schedule", "think"), donate_argnames=("state",))
+def prefill_sequences(
     params: Params,
     cfg: ModelConfig,
     state: GenState,
-    requests: Requests,
-    in_use: jax.Array,
-    page_table: jax.Array,
-    max_passes: jax.Array,
+    work: tuple[Requests, Placement, Array],
     *,
     schedule: Schedule,
-    guesses: str,
+    think: DraftSource,
 ) -> GenState:
-    """Puts `requests` into their rows, and catches up the rows `in_use [B]` bool as far as `max_passes` passes reach.
+    """Puts requests into their places, and catches up all places in use as far as a number of passes reaches.
 
-    Prompts that are to be thought about are read first, in as many passes at most; `guesses` names who guesses the thoughts
-    of new requests that bring none, as those that come back do.
+    `work` is the requests, the placement and the number of passes. Prompts that are to be thought about come first, in as many
+    passes at most. `think` drafts the thoughts of new requests that bring none.
     """
-    state = _arranged(put_requests(state, requests), in_use, page_table)
+    requests, placement, max_passes = work
+    state = _arranged(put_requests(state, requests), placement)
     if state.reading is not None:
-        state = _guessed(params, cfg, state, jnp.asarray(requests.chosen), schedule=schedule, guesses=guesses)
-        state = read(params, cfg, state, schedule=schedule, max_passes=max_passes)
-    return prefill(params, cfg, state, schedule=schedule, max_passes=max_passes)
+        state = _with_thoughts(params, cfg, state, requests, schedule=schedule, think=think)
+        state = think_prompt(params, cfg, state, schedule=schedule, max_passes=jnp.asarray(max_passes))
+    return prefill(params, cfg, state, schedule=schedule, max_passes=jnp.asarray(max_passes))
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "plan"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
 def run_segment(
-    params: Params,
+    weights: Weights,
     cfg: ModelConfig,
     state: GenState,
-    in_use: jax.Array,
-    page_table: jax.Array,
-    rows: jax.Array,
-    max_steps: jax.Array,
-    min_live: jax.Array,
-    max_idle: jax.Array,
+    placement: Placement,
+    limits: Limits,
     *,
     schedule: Schedule,
-    plan: Plan,
+    source: DraftSource | None,
 ) -> tuple[GenState, Report]:
-    """Steps `rows [plan.batch]` (all different) by `plan`; what is reported comes in their order.
+    """Steps the sequences `placement.chosen`; the report has them in this order.
 
-    Ends after `max_steps`, when fewer than `min_live` of the rows are live, or when those in use that are not live have
-    idled for `max_idle` steps, added up.
+    Args:
+        weights: the model's, and those of the draft source.
+        cfg: the model.
+        state: all sequences.
+        placement: which of them are in use, and which to step.
+        limits: when the segment ends; idle steps are those of chosen sequences in use that are no longer live.
+        schedule: numerics and budget of a step.
+        source: what drafts; None is ordinary decoding, and nothing is verified.
     """
-    canonical = schedule.with_budget(plan.rows, plan.window)
-    if plan.fast:
-        step_fn = partial(fast_step, params, cfg, schedule=schedule)
+    step_fn: Callable[[GenState], GenState]
+    if source is None:
+        step_fn = partial(ordinary_step, weights.params, cfg, schedule=schedule)
     else:
-        step_fn = partial(dvr_step, params, cfg, draft_fn=default_draft(canonical), schedule=canonical)
-    arranged = _arranged(state, in_use, page_table)
-    takes_all = plan.batch == state.live.shape[0]  # then nothing is copied out of the state and back
-    part = arranged if takes_all else take_rows(arranged, rows)
-    num_rows = in_use[rows].sum(dtype=jnp.int32)
-    part, steps = run(part, step_fn, max_steps=max_steps, min_live=min_live, num_rows=num_rows, max_idle=max_idle)
-    steps = jnp.full_like(part.committed, steps)
-    progress = [steps, part.committed, part.cache.length, part.finish, *jax.tree.leaves(part.counters)]
-    thoughts = None
-    if part.reading is not None:
-        progress += [getattr(part.reading, name) for name in READING_COUNTERS]
-        thoughts = part.reading.thoughts
-    report = Report(jnp.stack(progress), thoughts, part.tokens, part.logprobs)
+        draft = draft_fn(Drafter(source, weights.draft), schedule)
+
+        def step_fn(state: GenState) -> GenState:
+            return dvr_step(weights.params, cfg, state, draft_fn=draft, schedule=schedule)[0]
+
+    arranged, chosen = _arranged(state, placement), jnp.asarray(placement.chosen)
+    takes_all = chosen.shape[0] == state.live.shape[0]  # then nothing is copied out of the state and back
+    part = arranged if takes_all else take_sequences(arranged, chosen)
+    num_sequences = jnp.asarray(placement.in_use)[chosen].sum(dtype=jnp.int32)
+    part, steps = run(part, step_fn, limits=limits, num_sequences=num_sequences)
+    progress = Progress(jnp.full_like(part.committed, steps), part.committed, part.cache.length, part.finish, part.counters)
+    thoughts = None if part.reading is None else part.reading.thoughts
+    report = Report(jnp.stack(jax.tree.leaves(progress)), thoughts, part.tokens, part.logprobs)
     if not takes_all:
-        return put_rows(state, rows, part), report
-    of_rows = jax.tree.map(lambda x: x[rows], (report.thoughts, report.tokens, report.logprobs))
-    return part, Report(report.progress[:, rows], *of_rows)
+        return put_sequences(state, chosen, part), report
+    thoughts, tokens, logprobs = jax.tree.map(lambda x: x[chosen], (report.thoughts, report.tokens, report.logprobs))
+    return part, Report(report.packed[:, chosen], thoughts, tokens, logprobs)
 
 
 @partial(jax.jit, donate_argnames=("state",))
 def copy_pages(state: GenState, source: jax.Array, target: jax.Array) -> GenState:
     """Copies pages `source [n]` over pages `target [n]`, in all layers; scratch over scratch where there is nothing to copy."""
-    cache = state.cache
-    k, v = (tuple(pages.at[target].set(pages[source]) for pages in pools) for pools in (cache.k, cache.v))
-    return state.replace(cache=cache.replace(k=k, v=v))
+
+    def copied(pools: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(pages.at[target].set(pages[source]) for pages in pools)
+
+    return state.replace(cache=state.cache.replace(k=copied(state.cache.k), v=copied(state.cache.v)))
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "top_k"), donate_argnames=("state",))
-def replay_rows(
+@partial(jax.jit, static_argnames=("cfg", "schedule", "asked"), donate_argnames=("state",))
+def replay_texts(
     params: Params,
     cfg: ModelConfig,
     state: GenState,
-    tokens: jax.Array,
-    length: jax.Array,
+    placement: Placement,
+    texts: Texts,
     *,
     schedule: Schedule,
-    top_k: int = 0,
+    asked: Asked,
 ) -> tuple[Replayed, GenState]:
-    """Reads all live rows from where they are in the cache: `tokens [B, max_len]` are the whole texts, `length [B]` long."""
-    return replay(params, cfg, state.replace(tokens=tokens, committed=length), schedule=schedule, top_k=top_k)
-
-
-@partial(jax.jit, static_argnames=("cfg", "schedule", "top_k"), donate_argnames=("state",))
-def score_rows(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    chosen: jax.Array,
-    page_table: jax.Array,
-    start: jax.Array,
-    *,
-    schedule: Schedule,
-    top_k: int,
-) -> tuple[Replayed, GenState]:
-    """Reads what rows `chosen [B]` bool have committed once more, from `start [B]` on, for the likeliest tokens everywhere."""
-    state = state.replace(cache=state.cache.replace(page_table=page_table))
-    replayed, after = replay(params, cfg, state.replace(live=chosen), schedule=schedule, choose=False, top_k=top_k, start=start)
+    """Replays the texts of the places in use through canonical passes; the state keeps its own texts and lengths."""
+    cache = state.cache.replace(page_table=jnp.asarray(placement.page_table))
+    given: dict[str, Any] = {"tokens": jnp.asarray(texts.tokens), "committed": jnp.asarray(texts.length)}
+    live = jnp.asarray(placement.in_use)
+    replayed, after = replay(
+        params,
+        cfg,
+        state.replace(cache=cache, live=live, **given),
+        schedule=schedule,
+        choose=asked.choose,
+        top_k=asked.top_k,
+        start=jnp.asarray(texts.start),
+    )
     return replayed, state.replace(cache=after.cache.replace(length=state.cache.length))
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
-def read_rows(params: Params, cfg: ModelConfig, state: GenState, requests: Requests, *, schedule: Schedule) -> GenState:
-    """Puts `requests` into their rows, and reads the prompts that are to be thought about, up to their last chunks."""
-    return read(params, cfg, put_requests(state, requests), schedule=schedule)
-
-
-def _guessed(
-    params: Params, cfg: ModelConfig, state: GenState, new: jax.Array, *, schedule: Schedule, guesses: str
+def _with_thoughts(
+    params: Params, cfg: ModelConfig, state: GenState, requests: Requests, *, schedule: Schedule, think: DraftSource
 ) -> GenState:
-    """`state` with thoughts guessed for rows `new [B]` that bring no guesses."""
-    if guesses == "trivial" or state.reading is None:
-        return state
+    """`state` with thoughts drafted for new requests that bring none; those that come back bring their own."""
+    assert state.reading is not None
+    if think.think is None or think.name == "none":
+        return state  # `put_requests` left drafts of trivial thoughts
     brings_none = is_trivial(state.reading.thoughts, state.reading.end_id).all(1)
-    guessed = guess_fn(guesses, schedule)(params, cfg, state.replace(live=state.live & new & brings_none))
-    return guessed.replace(live=state.live)
+    new = state.live & jnp.asarray(requests.chosen) & brings_none
+    return think.think(params, cfg, state.replace(live=new), schedule).replace(live=state.live)
 
 
-def _arranged(state: GenState, in_use: jax.Array, page_table: jax.Array) -> GenState:
-    """`state` with the host's page table, and no row live that the host has taken out."""
-    return state.replace(live=state.live & in_use, cache=state.cache.replace(page_table=page_table))
+def _arranged(state: GenState, placement: Placement) -> GenState:
+    """`state` with the host's page table, and nothing live in places that the host has taken back."""
+    cache = state.cache.replace(page_table=jnp.asarray(placement.page_table))
+    return state.replace(live=state.live & jnp.asarray(placement.in_use), cache=cache)

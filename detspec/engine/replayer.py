@@ -1,9 +1,9 @@
 """Replays recorded completions, many at a time, through the canonical pass that decides their bits.
 
-1. Texts are taken `max_requests` at a time, of a few times as many that are put in order first; a batch is put together
-   while the device works on the one before.
-2. `prefill_rows` writes the keys and values of the prompts, once where they begin alike; `replay_rows` reads the recorded
-   tokens after them.
+1. Texts are taken a batch at a time, of a few batches that are put in order first; a batch is put together while the device
+   works on the one before.
+2. A prefill writes the keys and values of the prompts, once where they begin alike; a replay reads the recorded tokens after
+   them.
 """
 
 import dataclasses
@@ -11,22 +11,24 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
+from detspec.engine.bits import same_bits
+from detspec.engine.device import Device
+from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import NEVER
-from detspec.engine.programs import prefill_rows, read_rows, replay_rows
+from detspec.engine.programs import Asked, Placement, Texts
 from detspec.engine.request import Request
-from detspec.engine.sequence import first_sample
+from detspec.engine.sequence import wants_replay
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
-from detspec.generate.insert import check_prompt, commit_like, init_state, insert, pack_requests, thinks
+from detspec.generate.checks import check_prompt, thinks
+from detspec.generate.insert import Entry
 from detspec.generate.score import Replayed
 from detspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from detspec.schedule import Schedule
-from detspec.state import PAD_ID, GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.thoughts import thought_lists
 
@@ -44,8 +46,8 @@ class Replay:
         targets: int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills
             `max_len`.
         logprobs: float32, log-probabilities of the targets, raw or processed as the request asks.
-        likeliest: of the whole text, as in `SequenceState.replayed`; None if the request asks for no such log-probabilities.
-        thoughts: token ids of what is thought after each chunk of a prompt that is read thinking.
+        likeliest: what is found of the whole text, as in `SequenceState.replayed`; None if the request does not ask for it.
+        thoughts: token ids of the thought after each chunk of a prompt that is read with thoughts.
     """
 
     targets: np.ndarray
@@ -58,59 +60,42 @@ class Replayer:
     """Replays any number of completions; one program for texts of all lengths.
 
     Attributes:
-        schedule: of its passes: large ones if this device certifies that their bits are those of the schedule asked for.
+        schedule: the schedule of its passes: large ones if this device certifies that their bits are those of the config's.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        schedule: Schedule | None = None,
-        max_requests: int = 32,
-        max_len: int = 1024,
-        max_stop_ids: int = 16,
-        max_logit_bias: int = 64,
-    ) -> None:
-        """Allocates a cache of `max_requests` rows of `max_len` positions, prompt and new tokens together.
-
-        The last two are the room for stop tokens and biased tokens of one request, as in `EngineConfig`.
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        """Allocates a cache of `config.max_requests` sequences of `config.max_len` positions.
 
         Raises:
-            InputError: `max_requests` or `max_len` is not positive, or `max_len` is more than the model was made for.
+            InputError: `max_len` is more than the model was made for, or the device does not run the schedule.
         """
-        if max_requests < 1 or not 1 <= max_len <= model.cfg.max_position:
+        if config.max_len > model.cfg.max_position:
             raise InputError(
-                f"max_requests must be at least 1, got {max_requests}, and max_len in 1 .. {model.cfg.max_position} (positions "
-                f"that the model was made for), got {max_len}"
+                f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
             )
-        self._model, self._max_rows, self._max_len = model, max_requests, max_len
-        self.schedule = self._asked = chosen_schedule(schedule, model.cfg)
-        state = init_state(
-            model.cfg,
-            max_requests=max_requests,
-            max_len=max_len,
-            max_stop_ids=max_stop_ids,
-            max_logit_bias=max_logit_bias,
-            schedule=self.schedule,
-        )
-        self._state = commit_like(model.params, state)
-        self._page_table = np.array(self._state.cache.page_table)
+        self._asked = chosen_schedule(config.schedule, model.cfg)
+        self.schedule = self._asked
+        config = dataclasses.replace(config, thoughts="none")
+        num_pages = config.max_requests * self._asked.numerics.num_pages(config.max_len)
+        self._device = Device(model, self._asked, config, num_pages=num_pages)
+        self._page_table = 1 + np.arange(num_pages, dtype=np.int32).reshape(config.max_requests, -1)
         self._prepared = False
 
     def prepare(self) -> None:
         """Compiles, and tries larger passes on made-up texts; `run` does it by itself."""
         if self._prepared:
             return
-        asked, large = self._asked, large_passes(self._asked, self._max_len)
-        if large != asked:
-            probes = _probes(self._model.cfg.vocab_size, self._max_rows, self._max_len)
+        config = self._device.config
+        large = large_passes(self._asked, config.max_len)
+        if large != self._asked:
+            texts = _made_up_texts(self._device.model.cfg.vocab_size, config.max_requests, config.max_len)
             found = []
-            for self.schedule in (asked, large):
-                replayed, thoughts = self._dispatch(probes)
+            for self.schedule in (self._asked, large):
+                replayed, thoughts = self._dispatch(texts)
                 answers = (replayed.targets, replayed.target_logprobs, *(() if thoughts is None else (thoughts,)))
-                found.append([np.asarray(answer).view(np.uint32) for answer in answers])
-            if not all(np.array_equal(*pair) for pair in zip(*found, strict=True)):
-                self.schedule = asked
+                found.append([np.asarray(answer) for answer in answers])
+            if not all(same_bits(a, b).all() for a, b in zip(*found, strict=True)):
+                self.schedule = self._asked
         self._prepared = True
 
     def run(self, records: Iterable[tuple[Request, Sequence[int]]]) -> Iterator[Replay]:
@@ -133,59 +118,66 @@ class Replayer:
     def _replays(self, records: Iterable[tuple[Request, Sequence[int]]]) -> Iterator[tuple[int, Replay]]:
         """Replays with the numbers of their records; the device has a batch to work on while one is handed out."""
         running: tuple[list[int], Batch, Replayed, jax.Array | None] | None = None
-        for numbers, batch in _batches(records, self._max_rows):
+        for numbers, batch in _batches(records, self._device.config.max_requests):
             dispatched = numbers, batch, *self._dispatch(batch)
             if running is not None:
-                yield from _unpack(self._model.cfg, *running)
+                yield from _unpack(self._device.model.cfg, *running)
             running = dispatched
         if running is not None:
-            yield from _unpack(self._model.cfg, *running)
+            yield from _unpack(self._device.model.cfg, *running)
 
     def _dispatch(self, batch: Batch) -> tuple[Replayed, jax.Array | None]:
         """Starts the passes over one batch; returns what will be known of its texts and thoughts `[max_requests, X, M]`."""
-        tokens = np.full((self._max_rows, self._max_len), PAD_ID, np.int32)
-        length = np.ones(self._max_rows, np.int32)
-        for row, (request, token_ids) in enumerate(batch):
-            text = (*request.prompt_token_ids, *token_ids)
-            self._check(request, text)
-            tokens[row, : len(text)] = text
-            length[row] = len(text)
+        device = self._device
+        cfg = device.model.cfg
+        for request, token_ids in batch:
+            self._check(request, (*request.prompt_token_ids, *token_ids))
+        likeliest = any(wants_replay(request) for request, _ in batch)
+        thinking = [thinks(cfg, request.sampling) for request, _ in batch]
         prompts = [request.prompt_token_ids for request, _ in batch]
-        sampling = [request.sampling for request, _ in batch]
-        likeliest = any(_wants_likeliest(request) for request, _ in batch)
-        page, table = self._asked.numerics.page, self._page_table.copy()
-        # Prompts are read in the order of rows, so what a row shares with the one before is in the cache when it is needed.
-        thinking = any(thinks(self._model.cfg, request.sampling) for request, _ in batch)
-        shared = [0] * len(batch) if likeliest or thinking else shared_pages(prompts, page)
-        for row, number in enumerate(shared):
-            table[row, :number] = table[row - 1, :number]
-        idle = self._state.replace(
-            live=jnp.zeros(self._max_rows, bool), cache=self._state.cache.replace(page_table=jnp.asarray(table))
-        )
-        lengths = [number * page for number in shared]
-        params, cfg = self._model.params, self._model.cfg
-        requests = pack_requests(idle, range(len(batch)), prompts, sampling, self._model.eos_ids, lengths=lengths)
-        if likeliest:
-            # As the engine reads them: prompts too, in passes that need no certificate.
-            top_k = min(MAX_LOGPROBS, cfg.vocab_size)
-            if cfg.thinking is None:
-                state = insert(idle, requests)
-            else:
-                state = read_rows(params, cfg, idle, requests, schedule=self._asked)
-            replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self._asked, top_k=top_k)
-            return replayed, _thoughts_of(self._state)
-        in_use, passes = np.arange(self._max_rows) < len(batch), np.int32(NEVER)
-        state = prefill_rows(params, cfg, idle, requests, in_use, table, passes, schedule=self.schedule, guesses="trivial")
-        replayed, self._state = replay_rows(params, cfg, state, tokens, length, schedule=self.schedule)
-        return replayed, _thoughts_of(self._state)
+        # Prompts are read in the order of places, so what a place shares with the one before is there when it is needed.
+        page = self._asked.numerics.page
+        shared = [0] * len(batch) if likeliest or any(thinking) else shared_pages(prompts, page)
+        placement = self._placement(shared)
+        entries = [
+            Entry(place=place, tokens=request.prompt_token_ids, sampling=request.sampling, length=number * page)
+            for place, ((request, _), number) in enumerate(zip(batch, shared, strict=True))
+        ]
+        # Where the likeliest tokens are asked for, prompts are replayed too, by passes that need no certificate.
+        schedule = self._asked if likeliest else self.schedule
+        start = [0 if likeliest and not reads_thoughts else len(prompt) - 1 for prompt, reads_thoughts in zip(prompts, thinking, strict=True)]
+        device.clear()
+        device.put(entries)
+        device.prefill(placement, 0 if likeliest and cfg.thinking is None else NEVER, schedule=schedule)
+        asked = Asked(choose=True, top_k=min(MAX_LOGPROBS, cfg.vocab_size) if likeliest else 0)
+        replayed = device.replay(placement, self._texts(batch, start), asked, schedule=schedule)
+        thoughts = device.thoughts()
+        return replayed, None if thoughts is None else thoughts[0]
+
+    def _placement(self, shared: Sequence[int]) -> Placement:
+        """Places of a batch; each shares so many pages with the one before it."""
+        table = self._page_table.copy()
+        for place, number in enumerate(shared):
+            table[place, :number] = table[place - 1, :number]
+        return Placement(table, np.arange(len(table)) < len(shared), np.arange(len(shared), dtype=np.int32))
+
+    def _texts(self, batch: Batch, start: Sequence[int]) -> Texts:
+        every = len(self._page_table)
+        tokens = np.zeros((every, self._device.config.max_len), np.int32)
+        texts = Texts(tokens, np.ones(every, np.int32), np.zeros(every, np.int32))
+        for place, (request, token_ids) in enumerate(batch):
+            text = (*request.prompt_token_ids, *token_ids)
+            texts.tokens[place, : len(text)] = text
+            texts.length[place] = len(text)
+            texts.start[place] = start[place]
+        return texts
 
     def _check(self, request: Request, text: tuple[int, ...]) -> None:
-        if len(text) > self._max_len:
-            raise InputError(
-                f"{request.id!r} has {len(text)} tokens with its prompt, more than the replayer's max_len of {self._max_len}"
-            )
+        max_len = self._device.config.max_len
+        if len(text) > max_len:
+            raise InputError(f"{request.id!r} has {len(text)} tokens with its prompt, more than the replayer's max_len of {max_len}")
         try:
-            check_prompt(text, SamplingParams(max_tokens=1), self._model.cfg, max_len=self._max_len + 1)
+            check_prompt(text, SamplingParams(max_tokens=1), self._device.model.cfg, max_len=max_len + 1)
         except InputError as error:
             raise InputError(f"{request.id!r}: {error}") from error
 
@@ -204,11 +196,12 @@ def shared_pages(prompts: Sequence[Sequence[int]], page: int) -> list[int]:
     Pages of 2: `abcde, abcdx, abcx, xb` share 0, 2, 1 and 0.
     """
     shared = [0] * len(prompts)
-    for row in range(1, len(prompts)):
-        before, prompt = prompts[row - 1], prompts[row]
+    for i in range(1, len(prompts)):
+        before = prompts[i - 1]
+        prompt = prompts[i]
         most = (min(len(before), len(prompt)) - 1) // page
-        while shared[row] < most and all(before[p] == prompt[p] for p in range(shared[row] * page, shared[row] * page + page)):
-            shared[row] += 1
+        while shared[i] < most and all(before[p] == prompt[p] for p in range(shared[i] * page, shared[i] * page + page)):
+            shared[i] += 1
     return shared
 
 
@@ -226,38 +219,30 @@ def _batches(records: Iterable[tuple[Request, Sequence[int]]], max_requests: int
             yield list(numbers), batch
 
 
-def _probes(vocab_size: int, number: int, max_len: int) -> Batch:
+def _made_up_texts(vocab_size: int, number: int, max_len: int) -> Batch:
     """Made-up texts of mixed lengths, greedy and sampled."""
     rng = np.random.default_rng(0)
-    probes = []
+    texts = []
     for b in range(number):
         text = rng.integers(0, vocab_size, 2 + (11 * b + max_len // 2) % max(1, min(max_len - 1, 2 * PROBE_TOKENS))).tolist()
         sampling = SamplingParams(temperature=float(b % 2), seed=b)
         cut = max(1, len(text) // 3)
-        probes.append((Request(f"probe {b}", tuple(text[:cut]), sampling), text[cut:]))
-    return probes
-
-
-def _thoughts_of(state: GenState) -> jax.Array | None:
-    """A copy, so that the state can go on."""
-    return None if state.reading is None else jnp.copy(state.reading.thoughts)
+        texts.append((Request(f"made up {b}", tuple(text[:cut]), sampling), text[cut:]))
+    return texts
 
 
 def _unpack(
     cfg: ModelConfig, numbers: Sequence[int], batch: Batch, replayed: Replayed, thoughts: jax.Array | None
 ) -> Iterator[tuple[int, Replay]]:
-    """The part of each row that is about its new tokens, and what was thought before them."""
+    """The part of each text that is about its new tokens, and what was thought before them."""
     found = jax.device_get(replayed)
-    for row, (number, (request, token_ids)) in enumerate(zip(numbers, batch, strict=True)):
+    for place, (number, (request, token_ids)) in enumerate(zip(numbers, batch, strict=True)):
         prompt_len = len(request.prompt_token_ids)
         new = slice(prompt_len, prompt_len + len(token_ids) + 1)
-        likeliest = found.logprobs[row], found.top_ids[row], found.top_logprobs[row]
-        wanted = likeliest if _wants_likeliest(request) else None
+        likeliest = found.logprobs[place], found.top_ids[place], found.top_logprobs[place]
+        wanted = likeliest if wants_replay(request) else None
         thought: list[list[int]] = []
         if thinks(cfg, request.sampling):
-            thought = thought_lists(np.asarray(thoughts)[row, : (prompt_len - 1) // thinking_of(cfg).chunk])
-        yield number, Replay(found.targets[row, new], found.target_logprobs[row, new], wanted, thought)
+            thought = thought_lists(np.asarray(thoughts)[place, : (prompt_len - 1) // thinking_of(cfg).chunk])
+        yield number, Replay(found.targets[place, new], found.target_logprobs[place, new], wanted, thought)
 
-
-def _wants_likeliest(request: Request) -> bool:
-    return first_sample(request).wants_replay

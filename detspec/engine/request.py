@@ -1,9 +1,10 @@
-"""What goes into the engine and what comes out."""
+"""What goes into the engine and what comes out of it."""
 
 import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,10 +52,10 @@ class Thought:
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """What speculation did for one request; names are vLLM's where it has them. Not a deterministic fact.
+    """What speculation did for one request; names are vLLM's where it has them. It is no deterministic fact.
 
-    The last four are of a prompt that was read thinking: canonical passes that held chunks of it, thoughts that were guessed
-    and verified, how many of them were right, and passes that ended at a wrong one, one less than the rounds of speculation.
+    The last four count what happened while a prompt was read with thoughts: canonical passes that held chunks of it, drafted
+    thoughts that were verified, how many of these were accepted, and passes that ended at a rejected one.
     """
 
     num_verify_passes: int = 0
@@ -63,9 +64,9 @@ class Stats:
     num_rollbacks: int = 0
     num_recomputed_tokens: int = 0
     num_read_passes: int = 0
-    num_guessed_thoughts: int = 0
+    num_draft_thoughts: int = 0
     num_accepted_thoughts: int = 0
-    num_refused_thoughts: int = 0
+    num_rejected_thoughts: int = 0
 
     @property
     def draft_acceptance_rate(self) -> float:
@@ -123,13 +124,22 @@ class Completion:
     thoughts: tuple[Thought, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """Newly committed tokens of a stream, their log-probabilities, and the text that is complete with them."""
+class Update(NamedTuple):
+    """What is new of one sample of a request.
 
+    Attributes:
+        request: the sample, with its `id` and `index`.
+        token_ids: tokens that were committed since the last update.
+        logprobs: their log-probabilities.
+        text: the text that is complete with them.
+        completion: all of it, in the last update; None before.
+    """
+
+    request: Request
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
+    completion: Completion | None
 
 
 def completion_digest(

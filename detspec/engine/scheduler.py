@@ -1,163 +1,130 @@
-"""Who is in which row: admission, pages for the next segment, preemption, abort; host bookkeeping alone.
+"""Which sequence is in which place: admission, pages for the next segment, preemption; host bookkeeping alone.
 
-A request that has waited longest comes first. When pages run out, the youngest row gives its own back and waits again, at the
-front, with the tokens it has: it is caught up with later, to the same bits. The oldest row is never preempted, so all end.
+The request that has waited longest comes first. When pages run out, the youngest sequence gives its own back and waits again, at
+the front, with the tokens it has: it is caught up with later, to the same bits. The oldest is never preempted, so all end.
 """
 
-import dataclasses
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import NamedTuple
 
 from detspec.engine.allocator import Allocator
 from detspec.engine.policy import Load
-from detspec.engine.request import Request, Stats
-from detspec.engine.sequence import SequenceState, first_sample
+from detspec.engine.sequence import SequenceState
 
 
-@dataclasses.dataclass(frozen=True)
-class Admitted:
-    """Samples that got a row, and for each which page to copy over which."""
+class Admitted(NamedTuple):
+    """A sequence that got a place, and which page to copy over which before it runs."""
 
-    samples: tuple[SequenceState, ...]
-    copies: tuple[tuple[int, int], ...]
+    sequence: SequenceState
+    copy: tuple[int, int]
 
 
 class Scheduler:
-    """Rows, their samples in the order in which they came, and the queue before them."""
+    """The sequences in places of the device, the oldest first, and the queue before them."""
 
     def __init__(self, allocator: Allocator, *, max_requests: int, window: int, chunk: int | None) -> None:
-        """Nobody is there; `chunk` is `C` of a model that thinks."""
+        """`window` is the longest window of a prefill pass; `chunk` is `C` of a model that thinks, else None."""
         self.allocator = allocator
-        self.samples: list[SequenceState] = []  # in rows, the oldest first
+        self.sequences: list[SequenceState] = []
+        self.queue: deque[SequenceState] = deque()
         self.num_preemptions = 0
-        self._queue: deque[SequenceState] = deque()
-        self._source: Iterator[SequenceState] = iter(())
-        self._aborted: set[str] = set()
-        self._free_rows = list(range(max_requests))
-        self._max_rows = max_requests
-        self._window, self._chunk = window, chunk
+        self._free_places = list(range(max_requests))
+        self._window = window
+        self._chunk = chunk
 
     @property
-    def waiting(self) -> bool:
-        """Whether someone waits for a row."""
-        return self._peek(0)
+    def all(self) -> list[SequenceState]:
+        """All sequences that have not ended, in places or waiting."""
+        return [*self.sequences, *self.queue]
 
-    def feed(self, requests: Iterator[Request]) -> None:
-        """The requests to come; they are asked for as rows get free, and at most a round of rows ahead."""
-        self._source = (first_sample(one) for request in requests for one in request.samples())
-        self._aborted.clear()
+    def admit(self) -> list[Admitted]:
+        """Gives places and pages to sequences that wait, as far as there are any.
 
-    def look_ahead(self) -> None:
-        """Asks for requests of one more round of rows, so that they are at hand when rows get free."""
-        self._peek(self._max_rows - 1)
-
-    def admit(self, context: bytes) -> Admitted:
-        """Gives rows and pages to those who wait, as far as there are any.
-
-        Whoever begins like a row that is just being prefilled waits until it can share that row's pages; others pass.
+        A sequence that begins like one that is just being prefilled waits until it can share its pages; others pass it.
         """
-        admitted: list[SequenceState] = []
-        copies: list[tuple[int, int]] = []
-        place = 0  # in the queue; those before it are to wait a little
-        while self._free_rows and place < self._max_rows and self._peek(place):
-            sample = self._queue[place]
-            if self.allocator.awaits(sample, context):
-                place += 1
+        admitted: list[Admitted] = []
+        index = 0  # in the queue; those before it are to wait a little
+        while self._free_places and index < min(len(self.queue), len(self.allocator.page_table)):
+            sequence = self.queue[index]
+            if self.allocator.awaits(sequence):
+                index += 1
                 continue
             copy = self.allocator.admit(
-                *(sample, self._free_rows[-1], context),
-                num_positions=self._reach(sample, self._window),
-                headroom=len(self.samples),
+                sequence,
+                self._free_places[-1],
+                num_positions=self._reach(sequence, self._window),
+                headroom=len(self.sequences),
             )
             if copy is None:
                 break
-            # An ordinary row's new tokens come from the fast path; what it has to catch up with does not.
-            sample.canonical = sample.limit if sample.request.sampling.deterministic else sample.committed - 1
-            del self._queue[place]
-            self._free_rows.pop()
-            self.samples.append(sample)
-            admitted.append(sample)
-            copies.append(copy)
-        return Admitted(tuple(admitted), tuple(copies))
+            # An ordinary sequence's new tokens come from the fast path; what it has to catch up with does not.
+            sequence.canonical = sequence.limit if sequence.request.sampling.deterministic else sequence.committed - 1
+            del self.queue[index]
+            self._free_places.pop()
+            self.sequences.append(sequence)
+            admitted.append(Admitted(sequence, copy))
+        return admitted
 
     def load(self) -> Load:
-        """What is in the rows."""
-        deterministic = [sample for sample in self.samples if sample.request.sampling.deterministic]
-        behind = tuple(sample.behind for sample in self.samples if sample.behind)
+        """What is in the places."""
+        deterministic = [sequence for sequence in self.sequences if sequence.request.sampling.deterministic]
+        behind = tuple(sequence.behind for sequence in self.sequences if sequence.behind)
         return Load(
             num_deterministic=len(deterministic),
-            num_ordinary=len(self.samples) - len(deterministic),
+            num_ordinary=len(self.sequences) - len(deterministic),
             behind=behind,
-            ready_deterministic=sum(not sample.behind for sample in deterministic),
-            num_ready=len(self.samples) - len(behind),
-            unread_chunks=sum(map(self._unread_chunks, self.samples)),
-            waiting=self.waiting,
+            ready_deterministic=sum(not sequence.behind for sequence in deterministic),
+            num_ready=len(self.sequences) - len(behind),
+            unread_chunks=sum(map(self._unread_chunks, self.sequences)),
+            waiting=bool(self.queue),
         )
 
     def affordable(self, steps: int, window: int) -> int:
-        """How many steps, at most `steps`, the pages last for, if each may commit `window` tokens a row; 0 if not for one."""
+        """How many steps, at most `steps`, the pages last for, if each may commit `window` tokens; 0 if not for one."""
         while steps and self._missing(steps * window) > self.allocator.pool.num_available:
             steps //= 2
         return steps
 
     def reserve(self, gain: int) -> None:
-        """Gives every row the pages for `gain` more tokens."""
-        for sample in self.samples:
-            self.allocator.grow(sample, self._reach(sample, gain))
+        """Gives every sequence the pages for `gain` more tokens."""
+        for sequence in self.sequences:
+            self.allocator.grow(sequence, self._reach(sequence, gain))
 
-    def preempt(self, context: bytes) -> None:
-        """Sends the youngest back to the front of the queue; the host must have read its tokens."""
-        sample = self.samples[-1]
-        self.remove(sample, context, keep=True)
-        sample.earlier, sample.stay = sample.stats, Stats()
-        self._queue.appendleft(sample)
+    def preempt(self) -> None:
+        """Sends the youngest back to the front of the queue; the host must have fetched its tokens."""
+        sequence = self.sequences[-1]
+        self.remove(sequence, keep=True)
+        sequence.preempt()
+        self.queue.appendleft(sequence)
         self.num_preemptions += 1
 
-    def remove(self, sample: SequenceState, context: bytes, *, keep: bool) -> None:
-        """Frees the row and the pages of `sample`, whose contents stay known with `keep`."""
-        assert sample.row is not None
-        self.samples.remove(sample)
-        self._free_rows.append(sample.row)
-        self.allocator.free(sample, context, keep=keep)
+    def remove(self, sequence: SequenceState, *, keep: bool) -> None:
+        """Frees the place and the pages of `sequence`, or its place in the queue; with `keep` its pages stay cached."""
+        if sequence.place is None:
+            self.queue.remove(sequence)
+            return
+        self.sequences.remove(sequence)
+        self._free_places.append(sequence.place)
+        self.allocator.free(sequence, keep=keep)
 
-    def abort(self, id: str, context: bytes) -> list[SequenceState]:
-        """Takes out all samples of request `id`, from rows and queue; those not yet asked for never come."""
-        self._aborted.add(id)
-        in_rows = [sample for sample in self.samples if sample.request.id == id]
-        for sample in in_rows:
-            self.remove(sample, context, keep=False)
-        queued = [sample for sample in self._queue if sample.request.id == id]
-        for sample in queued:
-            self._queue.remove(sample)
-        return in_rows + queued
-
-    def clear(self, context: bytes) -> None:
-        """Takes everybody out."""
-        for sample in list(self.samples):
-            self.remove(sample, context, keep=False)
-        self._queue.clear()
-        self._source = iter(())
+    def take_out(self, is_meant: Callable[[SequenceState], bool]) -> list[SequenceState]:
+        """Removes all sequences that `is_meant` accepts, and returns them."""
+        found = [sequence for sequence in self.all if is_meant(sequence)]
+        for sequence in found:
+            self.remove(sequence, keep=False)
+        return found
 
     def _missing(self, gain: int) -> int:
-        return sum(self.allocator.num_missing(sample, self._reach(sample, gain)) for sample in self.samples)
+        return sum(self.allocator.num_missing(sequence, self._reach(sequence, gain)) for sequence in self.sequences)
 
-    def _unread_chunks(self, sample: SequenceState) -> int:
-        """Chunks of its prompt that `sample` has yet to read and to think about."""
-        if not sample.thinks or self._chunk is None:
+    def _unread_chunks(self, sequence: SequenceState) -> int:
+        """Chunks of its prompt that `sequence` has yet to read and to think about."""
+        if not sequence.thinks or self._chunk is None:
             return 0
-        return max(0, (sample.prompt_len - 1) // self._chunk - sample.length // self._chunk)
+        return max(0, (sequence.prompt_len - 1) // self._chunk - sequence.length // self._chunk)
 
     @staticmethod
-    def _reach(sample: SequenceState, gain: int) -> int:
-        """Positions that `sample` may touch while it gains up to `gain` tokens."""
-        return min(sample.limit, sample.committed + gain)
-
-    def _peek(self, place: int) -> bool:
-        """Whether there is someone at `place` of the queue, for whom the source is asked if need be."""
-        while len(self._queue) <= place:
-            sample = next(self._source, None)
-            if sample is None:
-                return False
-            if sample.request.id not in self._aborted:
-                self._queue.append(sample)
-        return True
+    def _reach(sequence: SequenceState, gain: int) -> int:
+        """Positions that `sequence` may touch while it gains up to `gain` tokens."""
+        return min(sequence.limit, sequence.committed + gain)

@@ -1,48 +1,71 @@
-"""One sample of a request on its way: what is committed of it, and the pages that it holds."""
+"""One sample of a request on its way: what is committed, the pages that it holds, and how it ended."""
 
 import dataclasses
+from collections import deque
 
 import numpy as np
 
-from detspec.engine.request import Request, Stats, TopLogprobs
+from detspec.engine.request import Request, Stats, TopLogprobs, Update
+from detspec.state import RUNNING
+
+
+# What the canonical pass says of a text, entry `p` about the token at position `p`: log-probability of the token [T], likeliest
+# ids [T, k] and their log-probabilities [T, k].
+Replayed = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(eq=False)
 class SequenceState:
-    """The host's view of one row, or of a request that waits for one.
+    """The host's view of one sequence, in a place of the device or waiting for one.
 
     Attributes:
-        request: what is asked for; one sample of it.
-        tokens: prompt and new tokens, as far as the host has read them. All committed ones while it waits.
-        logprobs: of the new tokens among `tokens`.
-        stay: counters of this stay in a row; `earlier` those of stays before it was preempted.
+        request: one sample of what is asked for.
+        outbox: where its updates go.
+        streamed: whether updates are wanted before it ends.
+        tokens: prompt and new tokens, as far as the host has fetched them; all committed ones while it waits.
+        logprobs: log-probabilities of the new tokens among `tokens`.
+        stay: counters of this stay in a place; `earlier` those of stays before it was preempted.
         committed, length: as in `GenState`, when the host last looked.
-        canonical: positions that the canonical pass has written or will write before any other does.
-        row: where it is, None while it waits.
+        canonical: length of the prefix whose keys and values come from the canonical pass and may be shared.
+        place: index in the device's batch, None while it waits.
         pages: its pages in order.
-        keys: of the pages of what it has to catch up with: `num_whole` whole ones, and behind them one for the partial page.
-            Worked out when they are first asked for, and forgotten with the pages.
-        thoughts: token ids of what was thought after each chunk of the prompt, as far as the host has read them.
-        replayed: what the canonical pass says of its text, entry `p` about the token at position `p`: log-probability of the
-            token, likeliest ids, their log-probabilities. Read once it has ended, if it was asked for.
+        keys: prefix-cache keys of what it has to catch up with: `num_whole` full pages, then one for the trailing partial page.
+            They are made when they are first asked for, and forgotten with the pages.
         registered: how many of `keys` have been written.
+        thoughts: token ids of the thought after each chunk of the prompt, as far as the host has fetched them.
+        replayed: what the canonical pass says of its text; set once it has ended, if it was asked for.
+        finish: as in `GenState`, when the host last looked.
+        finish_reason: why it ended; "" while it goes on.
+        text: its text, if a stop string cut it.
+        num_sent, num_shown: new tokens and characters that earlier updates held.
     """
 
     request: Request
-    tokens: list[int]
+    outbox: deque[Update] = dataclasses.field(default_factory=deque)
+    streamed: bool = False
+    tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     stay: Stats = dataclasses.field(default_factory=Stats)
     earlier: Stats = dataclasses.field(default_factory=Stats)
     committed: int = 0
     length: int = 0
     canonical: int = 0
-    row: int | None = None
+    place: int | None = None
     pages: list[int] = dataclasses.field(default_factory=list)
     keys: list[bytes] = dataclasses.field(default_factory=list)
     num_whole: int = 0
     registered: int = 0
     thoughts: list[list[int]] = dataclasses.field(default_factory=list)
-    replayed: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    replayed: Replayed | None = None
+    finish: int = RUNNING
+    finish_reason: str = ""
+    text: str | None = None
+    num_sent: int = 0
+    num_shown: int = 0
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt_token_ids)
+        self.committed = len(self.tokens)
 
     @property
     def prompt_len(self) -> int:
@@ -56,19 +79,13 @@ class SequenceState:
 
     @property
     def new_tokens(self) -> tuple[int, ...]:
-        """Those after the prompt."""
+        """Tokens after the prompt."""
         return tuple(self.tokens[self.prompt_len :])
 
     @property
     def thinks(self) -> bool:
-        """Whether its prompt is read thinking: then its keys and values are not those of its tokens alone."""
+        """Whether its prompt is read with thoughts: then its keys and values are not those of its tokens alone."""
         return self.request.sampling.thinking is True
-
-    @property
-    def wants_replay(self) -> bool:
-        """Whether log-probabilities are asked for besides those of the new tokens."""
-        sampling = self.request.sampling
-        return sampling.logprobs > 0 or sampling.prompt_logprobs is not None
 
     @property
     def stats(self) -> Stats:
@@ -80,8 +97,8 @@ class SequenceState:
         """Committed tokens but the last that the cache lacks."""
         return max(0, self.committed - 1 - self.length)
 
-    def read(self, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-        """Takes over committed tokens from its row's arrays `[max_len]`."""
+    def extend(self, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """Takes over committed tokens from the arrays `[max_len]` of its place."""
         new = slice(len(self.tokens), self.committed)
         self.tokens.extend(tokens[new].tolist())
         self.logprobs.extend(logprobs[new].tolist())
@@ -90,25 +107,35 @@ class SequenceState:
         """Drops all but the first `num_new` new tokens."""
         del self.tokens[self.prompt_len + num_new :], self.logprobs[num_new:]
 
+    def preempt(self) -> None:
+        """Its stay in a place is over, and there will be another one."""
+        self.earlier = self.stats
+        self.stay = Stats()
 
-def first_sample(request: Request) -> SequenceState:
-    """A request that nothing is known of but its prompt."""
-    return SequenceState(request, list(request.prompt_token_ids), committed=len(request.prompt_token_ids))
+
+def wants_replay(request: Request) -> bool:
+    """Whether `request` asks for log-probabilities other than those of its new tokens."""
+    return request.sampling.logprobs > 0 or request.sampling.prompt_logprobs is not None
 
 
-def asked_logprobs(sample: SequenceState) -> tuple[tuple[TopLogprobs, ...], tuple[float | None, ...], tuple[TopLogprobs, ...]]:
-    """What `sample` asks for of its `replayed` text: see `Completion`, the attributes that end in `logprobs`."""
-    if sample.replayed is None:
-        return (), (), ()
-    logprobs, top_ids, top_logprobs = sample.replayed
+def asked_logprobs(
+    request: Request, num_tokens: int, replayed: Replayed
+) -> tuple[tuple[TopLogprobs, ...], tuple[float | None, ...], tuple[TopLogprobs, ...]]:
+    """The parts of a `replayed` text of `num_tokens` that `request` asks for.
+
+    Returns:
+        `top_logprobs`, `prompt_logprobs` and `prompt_top_logprobs` of a `Completion`.
+    """
+    logprobs, top_ids, top_logprobs = replayed
 
     def likeliest(position: int, number: int) -> TopLogprobs:
         pairs = zip(top_ids[position].tolist(), top_logprobs[position].tolist(), strict=True)
         return tuple(pairs)[: number if position else 0]
 
-    sampling, prompt_len = sample.request.sampling, sample.prompt_len
-    number, prompt_number = sampling.logprobs, sampling.prompt_logprobs
-    new = tuple(likeliest(p, number) for p in range(prompt_len, len(sample.tokens))) if number else ()
+    prompt_len = len(request.prompt_token_ids)
+    number = request.sampling.logprobs
+    prompt_number = request.sampling.prompt_logprobs
+    new = tuple(likeliest(p, number) for p in range(prompt_len, num_tokens)) if number else ()
     if prompt_number is None:
         return new, (), ()
     of_prompt = tuple(None if p == 0 else float(logprobs[p]) for p in range(prompt_len))

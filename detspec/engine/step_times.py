@@ -1,23 +1,25 @@
-"""What a step of each plan takes, kept true while they run."""
+"""What a step of each plan takes and brings, kept true while plans run."""
 
 from collections.abc import Iterable, Mapping
 
+from detspec.draft.source import DraftSource
 from detspec.engine.policy import Plan
 
 WEIGHT = 0.5  # of a segment that was slower than believed; one that was faster is believed, because noise only ever adds
-MOST_GROWTH = 2.0  # a process that was held up for once says little about the plan
-OPTIMISM = 0.99  # how much cheaper a plan is hoped to be for each segment that another was chosen for
+MOST_GROWTH = 2.0  # a process that was held up once says little about the plan
+OPTIMISM = 0.99  # a plan is hoped to be this much cheaper for each segment that another was chosen for
+PRIOR_WINDOWS = 12  # verified windows that the assumed acceptance counts as
+REMEMBERED_WINDOWS = 192  # older windows count less and less: texts change
 
 
 class StepTimes:
-    """Seconds of one step with the batch full.
+    """Seconds of one step of each plan with its batch full.
 
-    Times that were taken while other processes were busy may be wrong by any factor. The plan that runs is timed as it runs.
-    Of one that is passed over a little more is hoped each time, until it is tried again, for a few steps.
+    Times that were taken while other processes were busy may be wrong by any factor, so a plan is timed again as it runs. Each
+    time a plan is skipped its estimate drops by 1 %, so that it is eventually retried for a few steps.
     """
 
     def __init__(self) -> None:
-        """Nothing is known."""
         self._seconds: dict[Plan, float] = {}
         self._hope: dict[Plan, float] = {}
 
@@ -39,9 +41,39 @@ class StepTimes:
             self._hope[plan] *= OPTIMISM
 
     def known(self, plan: Plan) -> float:
-        """What is believed of `plan`."""
+        """The estimate for `plan`."""
         return self._seconds[plan]
 
     def hoped(self, plan: Plan) -> float:
-        """What may be hoped of `plan`: what is believed, or less if it has not run for a while."""
+        """The estimate for `plan`, or less if it has not run for a while."""
         return self._seconds[plan] * self._hope[plan]
+
+
+class Acceptance:
+    """Drafted tokens that one verified window of each draft source brings, from what was verified lately."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[str, int], float] = {}
+        self._accepted: dict[tuple[str, int], float] = {}
+
+    def observed(self, plan: Plan, windows: int, accepted: int) -> None:
+        """Counts `windows` more that `plan` verified, and the drafted tokens that were accepted in them."""
+        key = plan.draft, plan.budget.window
+        if key not in self._windows or not windows:
+            return
+        keep = max(0.0, 1 - windows / REMEMBERED_WINDOWS)
+        self._windows[key] = keep * self._windows[key] + windows
+        self._accepted[key] = keep * self._accepted[key] + accepted
+
+    def tokens(self, plan: Plan, source: DraftSource) -> float:
+        """Tokens that a window of `plan` is expected to commit: the accepted ones and one more.
+
+        At first that is what the source assumes: with a chance `a` that a drafted token agrees, a window of `W` commits
+        `1 + a + a^2 + ... + a^(W-1)`.
+        """
+        key = plan.draft, plan.budget.window
+        if key not in self._windows:
+            assumed = sum(source.prior_acceptance**i for i in range(1, plan.budget.window))
+            self._windows[key] = PRIOR_WINDOWS
+            self._accepted[key] = PRIOR_WINDOWS * assumed
+        return 1 + self._accepted[key] / self._windows[key]

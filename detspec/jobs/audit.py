@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.engine.ending import read_thought
+from detspec.engine.ending import decode_thought
 from detspec.engine.replayer import Replay, Replayer
 from detspec.engine.request import Request, completion_digest
-from detspec.engine.sequence import SequenceState, asked_logprobs
+from detspec.engine.sequence import asked_logprobs
 from detspec.engine.text import find_stop
 from detspec.environment import fingerprint
 from detspec.errors import InputError
@@ -129,14 +129,7 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
             raise InputError("the job read its prompts from the standard input: name a file of them with --prompts")
         prompts = Path(origin.source)
     report = AuditReport(machine=machine_differences(origin))
-    replayer = Replayer(
-        model,
-        schedule=origin.schedule,
-        max_requests=max_requests,
-        max_len=origin.engine.max_len,
-        max_stop_ids=origin.engine.max_stop_ids,
-        max_logit_bias=origin.engine.max_logit_bias,
-    )
+    replayer = Replayer(model, dataclasses.replace(origin.engine, max_requests=max_requests, num_pages=None))
     waiting: deque[tuple[Record, Request]] = deque()
     with PromptsById(prompts, origin.sha256) as asked, Progress(_count_lines(records), "records") as progress:
         progress.stage("compiling and certifying")
@@ -239,7 +232,7 @@ def first_difference(record: Record, request: Request, replay: Replay, model: Mo
 
 def _first_other_thought(record: Record, replay: Replay, model: Model) -> Difference | None:
     """The first thought about the prompt that is not the recorded one."""
-    canonical = [thought_line(read_thought(token_ids, model)) for token_ids in replay.thoughts]
+    canonical = [thought_line(decode_thought(token_ids, model)) for token_ids in replay.thoughts]
     pairs = itertools.zip_longest(map(json.dumps, record.thoughts), map(json.dumps, canonical), fillvalue="nothing")
     for chunk, (found, thought) in enumerate(pairs):
         if found != thought:
@@ -269,8 +262,10 @@ def _ending(record: Record, request: Request, replay: Replay, model: Model) -> t
 
 def _first_asked_difference(record: Record, request: Request, replay: Replay) -> Difference | None:
     """Where log-probabilities that the request asks for besides those of the new tokens first part from the recorded ones."""
-    sample = SequenceState(request, [*request.prompt_token_ids, *record.token_ids], replayed=replay.likeliest)
-    for key, canonical in zip(LOGPROB_KEYS, asked_logprobs(sample), strict=True):
+    if replay.likeliest is None:
+        return None
+    num_tokens = len(request.prompt_token_ids) + len(record.token_ids)
+    for key, canonical in zip(LOGPROB_KEYS, asked_logprobs(request, num_tokens, replay.likeliest), strict=True):
         recorded = [json.dumps(entry) for entry in record.asked.get(key, ())]  # as text, in which -0.0 is not 0.0
         pairs = itertools.zip_longest(recorded, map(json.dumps, as_json(canonical)), fillvalue="nothing")
         for position, (found, entry) in enumerate(pairs):

@@ -1,21 +1,24 @@
 """Generating the requests of a job: what an engine does with them, until a signal comes, and how fast."""
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from detspec.engine.engine import Engine
-from detspec.engine.request import Completion, Request, Stats
+from detspec.engine.request import Completion, Request, Stats, Update
 from detspec.jobs.signals import StopSignals
 from detspec.progress import Progress
+
+KeepFn = Callable[[int, Request, Completion], None]  # takes a completion, with its request and that one's number
 
 
 def generate(
     engine: Engine,
     todo: Iterator[tuple[int, Request]],
     num_todo: int,
-    keep: Callable[[int, Request, Completion], None],
+    keep: KeepFn,
     progress: Progress,
     signals: StopSignals,
     *,
@@ -35,52 +38,71 @@ def generate(
     Raises:
         Stopped: after the segment that was running when a signal came, and its completions.
     """
-    running: dict[str, list[Any]] = {}  # id: number, request, samples to come
-    num_tokens = 0
-    counters = Stats()
-
-    def waiting() -> Iterator[Request]:
-        for number, request in todo:
-            if signals.received:
-                return
-            running[request.id] = [number, request, request.sampling.n]
-            yield request
-
-    def on_segment(tokens: int, num_live: int) -> None:
-        progress.segment(tokens, num_live)
-        if signals.received:
-            engine.stop()
-
     began = time.perf_counter()
     if num_todo:
         progress.stage("compiling and certifying")
         engine.prepare(num_todo, deterministic=deterministic)
     prepared = time.perf_counter()
     progress.stage("generating")
+    run = _Run(engine, todo, keep, progress)
     with signals.deferred():
-        few = num_todo <= engine.config.max_requests  # a list tells the engine so
-        requests = list(waiting()) if few else waiting()
-        for completion in engine.run(requests, deterministic=deterministic, on_segment=on_segment) if num_todo else ():
-            number, request, _ = running[completion.id]
-            keep(number, request, completion)
-            running[completion.id][2] -= 1
-            if not running[completion.id][2]:
-                del running[completion.id]
-            num_tokens += len(completion.token_ids)
-            counters += completion.stats
-            progress.finished(acceptance=counters.draft_acceptance_rate)
+        try:
+            while run.fill() and not signals.received:
+                run.take(engine.step())
+        finally:
+            updates = engine.stop()  # what is on the device ends, the rest is dropped
+        run.take(updates)
     generate_s = time.perf_counter() - prepared
     return {
-        "num_tokens": num_tokens,
+        "num_tokens": run.num_tokens,
         "compile_s": round(prepared - began, 3),
         "generate_s": round(generate_s, 3),
-        "tok_per_s": round(num_tokens / generate_s, 1),
-        "mean_acceptance_length": counters.mean_acceptance_length,
-        "draft_acceptance_rate": counters.draft_acceptance_rate,
-        **dataclasses.asdict(counters),
+        "tok_per_s": round(run.num_tokens / generate_s, 1),
+        "mean_acceptance_length": run.counters.mean_acceptance_length,
+        "draft_acceptance_rate": run.counters.draft_acceptance_rate,
+        **dataclasses.asdict(run.counters),
         "plans": {
-            plan.label: {"certified": certificate.equal, "differs": certificate.differs, "step_ms": certificate.step_s * 1e3}
+            plan.label: {"status": certificate.status, "why": certificate.why, "step_ms": certificate.step_s * 1e3}
             for plan, certificate in engine.certificates.items()
-            if certificate.step_s < float("inf")
+            if math.isfinite(certificate.step_s)
         },
     }
+
+
+class _Run:
+    """What a job has in flight, and what came of it so far."""
+
+    def __init__(self, engine: Engine, todo: Iterator[tuple[int, Request]], keep: KeepFn, progress: Progress) -> None:
+        self.num_tokens = 0
+        self.counters = Stats()
+        self._engine = engine
+        self._todo = todo
+        self._keep = keep
+        self._progress = progress
+        self._in_flight: dict[str, list[Any]] = {}  # id: number, request, completions to come
+        self._num_open = 0
+        self._num_committed = engine.num_tokens
+
+    def fill(self) -> bool:
+        """Adds requests up to a round of places more than there are; whether any are in flight."""
+        while self._num_open < 2 * self._engine.config.max_requests and (following := next(self._todo, None)):
+            number, request = following
+            self._in_flight[request.id] = [number, request, request.sampling.n]
+            self._num_open += request.sampling.n
+            self._engine.add(request)
+        return self._num_open > 0
+
+    def take(self, updates: Sequence[Update]) -> None:
+        """Keeps the completions among `updates`."""
+        self._progress.segment(self._engine.num_tokens - self._num_committed, self._engine.num_live)
+        self._num_committed = self._engine.num_tokens
+        for completion in (update.completion for update in updates if update.completion is not None):
+            entry = self._in_flight[completion.id]
+            self._keep(entry[0], entry[1], completion)
+            entry[2] -= 1
+            if not entry[2]:
+                del self._in_flight[completion.id]
+            self._num_open -= 1
+            self.num_tokens += len(completion.token_ids)
+            self.counters += completion.stats
+            self._progress.finished(acceptance=self.counters.draft_acceptance_rate)

@@ -9,7 +9,7 @@ from typing import Any
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.parse_request import read_request
+from detspec.engine.parse_request import request_of
 from detspec.engine.request import Completion, Request, Thought
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
@@ -37,7 +37,7 @@ def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: Samp
             prompt = read_chat(line, model)
         else:
             prompt = line["prompt"] if "prompt" in line else line["prompt_token_ids"]
-        return read_request(model, config, prompt, merge_sampling(line.get("sampling", {}), defaults), id=id)
+        return request_of(model, config, prompt, merge_sampling(line.get("sampling", {}), defaults), id=id)
     except InputError as error:
         raise InputError(f"{error} (id {id!r})") from error
 

@@ -67,11 +67,6 @@ class Origin:
     source: str
     sha256: str
 
-    @property
-    def schedule(self) -> Schedule:
-        """Of the job's canonical pass."""
-        return Schedule.from_bits(self.fingerprint["schedule"])
-
 
 def read_origin(records: Path) -> Origin:
     """What the manifest beside `records` says of them.

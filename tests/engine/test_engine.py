@@ -154,8 +154,7 @@ def test_stream_that_ends_inside_a_character_says_so(counting):
 def test_stream_abandoned_half_way_leaves_the_engine_usable(one_row, alone):
     stream = one_row.stream("def ", SamplingParams(max_tokens=20))
     next(stream)
-    with pytest.raises(InputError, match="in the middle of another run"):
-        one_row.generate(PROMPTS[:1], SAMPLING[0])
+    assert facts(one_row.generate(PROMPTS[:1], SAMPLING[0])[0]) == alone[0]
     stream.close()
     assert facts(one_row.generate(PROMPTS[:1], SAMPLING[0])[0]) == alone[0]
 
@@ -174,7 +173,8 @@ def test_stream_abandoned_half_way_leaves_the_engine_usable(one_row, alone):
         ({"num_speculative_tokens": -1}, "num_speculative_tokens must be"),
         ({"max_requests": True}, "max_requests must be an integer of at least 1, got True"),
         ({"max_requests": 2.0}, "max_requests must be an integer of at least 1, got 2.0"),
-        ({"method": "magic"}, r"method must be one of .*, got 'magic'"),
+        ({"method": None}, r'method must be "auto" or the name of a draft source, got None'),
+        ({"thoughts": "magic"}, r"thoughts must be one of .*, got 'magic'"),
         ({"num_speculative_tokens": 4}, r"one less than a power of two .*, got 4"),
         ({"max_len": 8}, "a window of 16 tokens is larger than the cache's max_len"),
     ],
@@ -188,6 +188,7 @@ def test_engine_config_that_cannot_be_is_refused(changes, message):
     ("config", "message"),
     [
         (EngineConfig(max_len=129), "max_len 129 exceeds the 128 positions"),
+        (EngineConfig(max_len=128, method="magic"), "method must be one of auto, none, self, got 'magic'"),
         (EngineConfig(max_len=32, schedule=SCHEDULE.with_budget(64, 64)), r"window \(64\) is larger"),
     ],
 )
@@ -237,7 +238,7 @@ def test_no_prompts_give_no_completions(one_row):
 
 def test_state_after_runs_holds_nobody(one_row):
     one_row.generate(PROMPTS[:1], SAMPLING[0])
-    assert not bool(jnp.any(one_row._runner.state.live))
+    assert not bool(jnp.any(one_row.device.state.live))
 
 
 @pytest.mark.parametrize("is_bound", [True, False])
@@ -245,4 +246,4 @@ def test_state_is_bound_to_a_device_as_the_weights_are(is_bound):
     """Programs of bound and of free arrays differ: a state that began otherwise would have each program compiled twice."""
     params = jax.device_put(table_model(), jax.local_devices()[0] if is_bound else None)
     engine = Engine(Model(TABLE_CFG, params, None, (), ""), EngineConfig(max_requests=1, max_len=16, schedule=SCHEDULE))
-    assert {leaf.committed for leaf in jax.tree.leaves((params, engine._runner.state))} == {is_bound}
+    assert {leaf.committed for leaf in jax.tree.leaves((params, engine.device.state))} == {is_bound}

@@ -58,10 +58,20 @@ def alone(one_row: Engine) -> list:
 
 @contextlib.contextmanager
 def few_pages(engine: Engine, number: int) -> Iterator[Engine]:
-    """The engine with so many of its pages; the others are held by nobody that it knows."""
-    taken = [engine._pool.allocate() for _ in range(engine.num_pages - number)]
+    """The engine with so many of its pages; the others are taken."""
+    taken = [engine.pool.allocate() for _ in range(engine.num_pages - number)]
     yield engine
-    engine._pool.release(taken)
+    engine.pool.release(taken)
+
+
+@contextlib.contextmanager
+def lengths_put(engine: Engine) -> Iterator[list[int]]:
+    """How many positions the cache holds of each request that enters a place."""
+    lengths: list[int] = []
+    put = engine.device.put
+    engine.device.put = lambda entries: lengths.extend(entry.length for entry in entries) or put(entries)
+    yield lengths
+    del engine.device.put
 
 
 def test_order_and_rows_change_nothing(alone, three_rows, eight_rows):
@@ -93,13 +103,8 @@ def test_known_prefix_is_not_computed_again(eight_rows):
     """The second time only what lies behind the last whole page is caught up with, and the same bits come out."""
     prompt, sampling = list(range(300, 345)), SamplingParams(max_tokens=4)
     first = eight_rows.generate([prompt], sampling)
-    lengths = []
-    admit = eight_rows._runner.admit
-    try:
-        eight_rows._runner.admit = lambda admitted: lengths.extend(s.length for s in admitted.samples) or admit(admitted)
+    with lengths_put(eight_rows) as lengths:
         again = eight_rows.generate([prompt], sampling)
-    finally:
-        del eight_rows._runner.admit
     assert [facts(c) for c in again] == [facts(c) for c in first]
     assert lengths == [44]  # all but the last token: two whole pages and the copy of a partial one
 
@@ -116,13 +121,8 @@ def test_samples_equal_requests_of_their_seeds(eight_rows, three_rows):
 
 
 def test_samples_of_one_prompt_prefill_once(eight_rows):
-    lengths = []
-    admit = eight_rows._runner.admit
-    try:
-        eight_rows._runner.admit = lambda admitted: lengths.extend(s.length for s in admitted.samples) or admit(admitted)
+    with lengths_put(eight_rows) as lengths:
         eight_rows.generate([list(range(400, 440))], SamplingParams(max_tokens=4, temperature=1.0, n=6))
-    finally:
-        del eight_rows._runner.admit
     assert lengths == [0, 39, 39, 39, 39, 39]
 
 
@@ -131,21 +131,18 @@ def test_engine_of_ordinary_requests_alone_certifies_nothing(model):
     assert engine.generate([], SamplingParams()) == []
     assert not engine.certificates
     engine.generate([[3]], SamplingParams(max_tokens=4, deterministic=False))
-    assert all(plan.fast for plan in engine.certificates)
+    assert all(plan.ordinary for plan in engine.certificates)
     engine.generate([[3]], SamplingParams(max_tokens=4))
-    assert not all(plan.fast for plan in engine.certificates)
+    assert not all(plan.ordinary for plan in engine.certificates)
 
 
-@pytest.mark.parametrize("given", [list, iter])
-def test_run_told_of_no_deterministic_requests_certifies_nothing_and_refuses_one(given, model, one_row):
+def test_deterministic_request_among_ordinary_ones_is_certified_when_it_comes(model, one_row):
     engine = make_engine(model, 1, "none")
     made = [engine.request([3], SamplingParams(max_tokens=4, deterministic=False), id=str(i)) for i in range(3)]
-    assert len(list(engine.run(given(made), deterministic=False))) == 3
+    assert len(list(engine.run(iter(made)))) == 3
+    assert all(plan.ordinary for plan in engine.certificates)
     made.append(engine.request([3], SamplingParams(max_tokens=4), id="strict"))
-    with pytest.raises(InputError, match="request 'strict' is deterministic, but the run was started with deterministic=False"):
-        list(engine.run(given(made), deterministic=False))
-    assert all(plan.fast for plan in engine.certificates)
-    found = {completion.id: completion for completion in engine.run(given(made))}
+    found = {completion.id: completion for completion in engine.run(iter(made))}
     assert facts(found["strict"]) == facts(one_row.generate([[3]], SamplingParams(max_tokens=4))[0])
 
 
@@ -222,21 +219,17 @@ def test_asking_for_logprobs_changes_nothing_else(alone, eight_rows):
 # Leaving early --------------------------------------------------------------------------------------------------------------
 
 
-def test_abort_frees_pages_at_once_and_leaves_the_others_their_bits(alone, model):
+def test_abort_gives_pages_back_and_leaves_the_others_their_bits(alone, model):
     engine = make_engine(model, 3, "self", segment_steps=4)  # the host looks often enough to abort it in the middle
     requests = mixed_requests()
-    made = [engine.request(prompt, sampling, id=str(i)) for i, (prompt, sampling) in enumerate(requests)]
-    endless = engine.request([3], SamplingParams(max_tokens=60, ignore_eos=True), id="endless")
-    made.insert(0, endless)
-    completions, held = [], []
-    for completion in engine.run(iter(made)):
-        completions.append(completion)
+    engine.add(engine.request([3], SamplingParams(max_tokens=60, ignore_eos=True), id="endless"))
+    for i, (prompt, sampling) in enumerate(requests):
+        engine.add(engine.request(prompt, sampling, id=str(i)))
+    completions = []
+    while engine.has_work:
+        completions += [update.completion for update in engine.step() if update.completion]
         if len(completions) == 1:
-            held.append(engine.num_pages_held)
-            assert engine.abort("endless") == 1
-            held.append(engine.num_pages_held)
-            assert engine.abort("endless") == 0
-    assert held[1] < held[0]
+            engine.abort("endless")
     aborted = [c for c in completions if c.finish_reason == "abort"]
     assert [c.id for c in aborted] == ["endless"]
     assert aborted[0].stats.num_verify_passes > 0
@@ -246,20 +239,6 @@ def test_abort_frees_pages_at_once_and_leaves_the_others_their_bits(alone, model
     assert aborted[0].token_ids == whole.token_ids[: len(aborted[0].token_ids)]
     others = sorted((c for c in completions if c.id != "endless"), key=lambda c: (int(c.id), c.index))
     assert [(c.id, c.index, *facts(c), c.digest) for c in others] == alone
-
-
-def test_abort_of_a_waiting_request_takes_its_unborn_samples_along(one_row):
-    made = [one_row.request([3], SamplingParams(max_tokens=4), id="a")]
-    made.append(one_row.request([4], SamplingParams(max_tokens=4, n=5), id="b"))
-    made.append(one_row.request([5], SamplingParams(max_tokens=4), id="c"))
-    ended = []
-    for completion in one_row.run(iter(made)):
-        if not ended:
-            one_row.abort("b")
-        ended.append((completion.id, completion.finish_reason))
-    assert ended[0] == ("a", "length")
-    assert ended[-1] == ("c", "length")
-    assert set(ended[1:-1]) == {("b", "abort")}  # those in flight are reported, the others never come
 
 
 def test_run_that_is_left_in_the_middle_frees_everything(alone, eight_rows):

@@ -12,14 +12,15 @@ from detspec.engine.policy import (
     Plan,
     Segment,
     buckets,
+    Costs,
+    allowed_drafts,
     canonical_plans,
     choose,
     empty_windows,
-    fast_plan,
+    ordinary_plan,
     needed_plans,
     plan_segment,
     pow2_ceil,
-    step_tokens,
 )
 from detspec.schedule import Budget, Numerics, Schedule
 
@@ -33,51 +34,34 @@ def windows(batch: int, seconds: dict[int, float]) -> dict[Plan, float]:
     return {plan_of(batch, w): s for w, s in seconds.items()}
 
 
+def test_choose_takes_the_most_tokens_per_second():
+    """Tokens a millisecond, by window 1 / 4 / 16, at an acceptance of 0.99: .10 .25 .37; of 0.6: .10 .14 .06; of 0.05: .10 .07 .03."""
+    plans = windows(1, {1: 0.010, 4: 0.016, 16: 0.040})
+    for acceptance, window in ((0.99, 16), (0.6, 4), (0.05, 1)):
+        tokens = {plan: sum(acceptance**i for i in range(plan.budget.window)) for plan in plans}
+        for order in itertools.permutations(plans):
+            assert choose({plan: plans[plan] for plan in order}, tokens).budget.window == window
+
+
 @pytest.mark.parametrize(
-    ("plan", "deterministic", "ordinary", "acceptance", "expected"),
+    ("config", "more", "expected"),
     [
-        (plan_of(8, 1), 5, 2, 0.5, 7),  # one token each
-        (fast_plan(8), 0, 6, 0.5, 6),
-        (plan_of(1, 4), 1, 0, 1.0, 4),  # three guesses and the bonus
-        (plan_of(1, 4), 1, 0, 0.0, 1),  # the correction alone
-        (plan_of(1, 4), 1, 0, 0.5, 1.875),  # 1 + 1/2 + 1/4 + 1/8
-        (plan_of(4, 4), 2, 2, 0.5, 9.75),  # and three drafted tokens for each ordinary row
+        ({"method": "none"}, (), (("none", 1),)),
+        ({"method": "self"}, (), (("self", 16),)),
+        ({"method": "small", "num_speculative_tokens": 3}, ("small",), (("small", 4),)),
+        ({}, (), (("none", 1), ("self", 16))),
+        ({}, ("small",), (("none", 1), ("self", 16), ("small", 16))),
     ],
 )
-def test_step_tokens_of_small_cases(plan, deterministic, ordinary, acceptance, expected):
-    assert step_tokens(plan, deterministic, ordinary, acceptance) == expected
+def test_allowed_drafts_are_those_of_the_method(config, more, expected):
+    assert allowed_drafts(EngineConfig(**config), Schedule(), more) == expected
 
 
-def test_choose_with_few_rows_and_cheap_drafts_takes_long_windows():
-    """A decode step of 10 ms against a window of 16 for 40 ms: 16 tokens in four times the time."""
-    plans = windows(1, {1: 0.010, 4: 0.020, 16: 0.040})
-    assert choose(plans, 1, 0, 0.99).window == 16
-
-
-def test_choose_with_many_rows_and_dear_drafts_takes_single_rows():
-    """With the device busy a window of 16 costs 15 steps and a pass, more than 16 decode steps."""
-    plans = windows(32, {1: 0.010, 4: 0.050, 16: 0.200})
-    assert choose(plans, 32, 0, 1.0).window == 1
-
-
-@pytest.mark.parametrize(("acceptance", "window"), [(0.99, 16), (0.6, 4), (0.05, 1)])
-def test_choose_with_lower_acceptance_takes_shorter_windows(acceptance, window):
-    """Tokens a millisecond, by window 1 / 4 / 16: at 0.99 .10 .25 .37; at 0.6 .10 .14 .06; at 0.05 .10 .07 .03."""
-    plans = windows(1, {1: 0.010, 4: 0.016, 16: 0.040})
-    assert choose(plans, 1, 0, acceptance).window == window
-
-
-def test_choose_with_ordinary_rows_weighs_what_they_commit():
-    """Ordinary rows commit every guess: at acceptance 0 a window of 4 gives 1 + 3 n tokens in 20 ms, decoding 1 + n in 10."""
-    plans = windows(8, {1: 0.010, 4: 0.020})
-    assert choose(plans, 1, 0, 0.0).window == 1  # 50 a second against 100
-    assert choose(plans, 1, 7, 0.0).window == 4  # 1100 a second against 800
-
-
-def test_choose_is_a_function_of_its_arguments_alone():
-    plans = windows(4, {1: 0.010, 4: 0.020, 16: 0.040})
-    for order in itertools.permutations(plans):
-        assert choose({plan: plans[plan] for plan in order}, 2, 1, 0.7) == choose(plans, 2, 1, 0.7)
+def test_aligned_windows_keep_the_length_of_the_schedule():
+    aligned = Schedule(Numerics(alignment="window"), Budget(64, 8))
+    assert allowed_drafts(EngineConfig(), aligned) == (("self", 8),)
+    assert allowed_drafts(EngineConfig(method="none"), aligned) == (("none", 8),)
+    assert allowed_drafts(EngineConfig(), aligned.with_budget(64, 1)) == (("none", 1),)
 
 
 @pytest.mark.parametrize("max_requests", range(1, 70))
@@ -115,20 +99,20 @@ def test_pow2_ceil(n, expected):
 )
 def test_canonical_plans_go_from_the_batch_alone_to_the_anchor(batch, window, rows, expected):
     plans = canonical_plans(batch, window, rows)
-    assert [plan.rows for plan in plans] == expected
-    assert all(plan.batch == batch and plan.window == window and not plan.fast for plan in plans)
+    assert [plan.budget.rows for plan in plans] == expected
+    assert all(plan.batch == batch and plan.budget.window == window and not plan.ordinary for plan in plans)
 
 
 @pytest.mark.parametrize(
     ("num_requests", "deterministic", "changes", "expected"),
     [
         (0, True, {}, ""),
-        (9, False, {}, "fast[1] fast[4] fast[8]"),
-        (8, False, {}, "fast[8]"),
-        (2, True, {"method": "none"}, "fast[4] 4x1[4] 64x1[4]"),
-        (3, True, {"method": "self"}, "fast[4] 4x16[4]"),
-        (1, True, {}, "fast[1] 1x1[1] 64x1[1] 1x16[1] 4x16[1]"),
-        (9, True, {"method": "none", "max_requests": 2}, "fast[1] 1x1[1] 64x1[1] fast[2] 2x1[2] 64x1[2]"),
+        (9, False, {}, "ordinary[1] ordinary[4] ordinary[8]"),
+        (8, False, {}, "ordinary[8]"),
+        (2, True, {"method": "none"}, "ordinary[4] 4x1[4] 64x1[4]"),
+        (3, True, {"method": "self"}, "ordinary[4] 4x16 self[4]"),
+        (1, True, {}, "ordinary[1] 1x1[1] 64x1[1] 1x16 self[1] 4x16 self[1]"),
+        (9, True, {"method": "none", "max_requests": 2}, "ordinary[1] 1x1[1] 64x1[1] ordinary[2] 2x1[2] 64x1[2]"),
     ],
 )
 def test_needed_plans_of_small_cases(num_requests, deterministic, changes, expected):
@@ -140,7 +124,7 @@ def test_needed_plans_of_small_cases(num_requests, deterministic, changes, expec
 def test_needed_plans_of_aligned_windows_keep_the_schedules_window():
     schedule = Schedule(Numerics(alignment="window"), Budget(64, 32))
     plans = needed_plans(EngineConfig(max_requests=1), schedule, 1, deterministic=True)
-    assert [plan.label for plan in plans] == ["fast[1]", "1x32[1]", "2x32[1]"]
+    assert [plan.label for plan in plans] == ["ordinary[1]", "1x32 self[1]", "2x32 self[1]"]
 
 
 # Segments -------------------------------------------------------------------------------------------------------------------
@@ -150,14 +134,12 @@ def segment_of(plan: Plan, *, behind: tuple[int, ...] = (), ready: int = 8, wait
     """A segment of 8 rows, all deterministic; a step takes 4 ms and a look of the host 1."""
     load = Load(ready + len(behind), 0, behind, ready_deterministic=ready, num_ready=ready, waiting=waiting)
     measured = {
-        "step_s": 0.004,
-        "visit_s": 0.001,
         "segment_steps": 64,
         "max_prefill_passes": 1,
-        "prefill_rows": 64,
-        "prefill_window": 16,
+        "prefill": Budget(64, 16),
     }
-    return plan_segment(load, plan, **{**measured, "smaller_batch": 4, **changes})
+    costs = Costs(step_s=0.004, visit_s=changes.pop("visit_s", 0.001), smaller_batch=4)
+    return plan_segment(load, plan, costs, **{**measured, **changes})
 
 
 def test_segment_with_nobody_behind_is_steps_alone():
@@ -167,7 +149,7 @@ def test_segment_with_nobody_behind_is_steps_alone():
 
 def test_segment_of_prompts_alone_prefills_all_of_them_first():
     """100 and 30 tokens: 7 and 2 windows of 16, three passes of 4 windows; nobody waits for them."""
-    segment = segment_of(fast_plan(8), behind=(100, 30), ready=0)
+    segment = segment_of(ordinary_plan(8), behind=(100, 30), ready=0)
     assert (segment.rounds, segment.prefill_passes, segment.num_steps) == (1, 3, 64)
 
 
@@ -183,11 +165,11 @@ def test_segment_with_prompts_beside_decoding_rows_takes_turns():
 
 def test_segment_whose_own_windows_are_enough_for_the_prompts_needs_no_pass_for_them():
     """Two of four windows of 16 verify: 32 tokens ride along, 33 do not."""
-    plan = Plan(batch=8, rows=64, window=16)
+    plan = Plan(8, Budget(64, 16), "self")
     assert empty_windows(plan, Load(2, 0, (32,), ready_deterministic=2, num_ready=2, waiting=True)) == 2
     assert segment_of(plan, behind=(32,), ready=2).prefill_passes == 0
     assert segment_of(plan, behind=(33,), ready=2).prefill_passes == 1
-    assert segment_of(fast_plan(8), behind=(1,), ready=2).prefill_passes == 1  # ordinary steps have no canonical pass
+    assert segment_of(ordinary_plan(8), behind=(1,), ready=2).prefill_passes == 1  # ordinary steps have no canonical pass
 
 
 def test_segment_ends_when_idling_has_cost_as_much_as_looking():

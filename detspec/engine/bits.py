@@ -1,0 +1,26 @@
+"""Whether two results are the same bits, and where they first part."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """`[...]` bool, True where elements of `a` and `b`, of one shape and of dtypes of one size, have the same bits."""
+    unsigned = np.dtype(f"uint{8 * a.dtype.itemsize}")
+    return np.ascontiguousarray(a).view(unsigned) == np.ascontiguousarray(b).view(unsigned)
+
+
+def first_difference(pairs: Sequence[tuple[np.ndarray, np.ndarray]], where: np.ndarray | None = None) -> tuple[int, ...] | None:
+    """The first index, in order, at which the bits of any pair of arrays of one shape differ; None if nowhere.
+
+    Args:
+        pairs: arrays whose elements are held against each other.
+        where: bool of the same shape, False where differences do not count; None counts all.
+    """
+    differs = np.zeros(pairs[0][0].shape, bool)
+    for a, b in pairs:
+        differs |= ~same_bits(a, b)
+    if where is not None:
+        differs &= where
+    return tuple(int(i) for i in np.argwhere(differs)[0]) if differs.any() else None

@@ -1,0 +1,170 @@
+"""The seam between host and device: one object owns the weights, the state, the programs and the clock.
+
+The engine, trial runs and the replayer drive it by `put`, `prefill`, `step`, `replay`, `copy` and `clear`. None of these waits for
+the device; a `Report` does when it is read.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.cache import SCRATCH_PAGE
+from detspec.checkpoint.load import Model
+from detspec.draft.source import Drafter
+from detspec.draft.table import drafters_of
+from detspec.engine.clock import Clock
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Plan
+from detspec.engine.programs import (
+    Asked,
+    Placement,
+    Report,
+    Texts,
+    Weights,
+    copy_pages,
+    prefill_sequences,
+    replay_texts,
+    run_segment,
+)
+from detspec.generate.init import commit_like, init_state
+from detspec.generate.insert import Entry, no_requests, pack_requests
+from detspec.generate.loop import Limits
+from detspec.generate.score import Replayed
+from detspec.schedule import Schedule
+from detspec.state import NO_DRAFT_STATE, DraftState
+
+
+class Device:
+    """A model on the device, with places for `config.max_requests` sequences.
+
+    Attributes:
+        model: the weights that it runs; `update_params` of the engine sets it.
+        schedule: anchor of all canonical passes.
+        config: capacities, and how thoughts are drafted.
+        num_pages: cache pages that sequences share.
+        clock: how long the device worked, and waited for the host.
+        state: all sequences; every program takes it and gives the next one.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        schedule: Schedule,
+        config: EngineConfig,
+        *,
+        num_pages: int,
+        drafters: Mapping[str, Drafter] | None = None,
+    ) -> None:
+        self.model = model
+        self.schedule = schedule
+        self.config = config
+        self.num_pages = num_pages
+        self.clock = Clock()
+        self.drafters = drafters_of(drafters or {})
+        state = init_state(
+            model.cfg,
+            max_requests=config.max_requests,
+            max_len=config.max_len,
+            max_stop_ids=config.max_stop_ids,
+            max_logit_bias=config.max_logit_bias,
+            schedule=schedule,
+            num_pages=num_pages,
+        )
+        self.state = commit_like(model.params, state)
+        self._draft_states: dict[str, DraftState] = {}
+        self._no_requests = no_requests(self.state)
+        self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in
+
+    @property
+    def max_pages(self) -> int:
+        """Pages that one sequence can hold."""
+        return self.schedule.numerics.num_pages(self.config.max_len)
+
+    @property
+    def waits(self) -> bool:
+        """Whether requests were put that no prefill has taken in yet."""
+        return bool(self._entries)
+
+    def put(self, entries: Sequence[Entry]) -> None:
+        """Hands over requests; they enter their places with the next prefill."""
+        self._entries |= {entry.place: entry for entry in entries}
+
+    def prefill(self, placement: Placement, passes: int, *, schedule: Schedule | None = None) -> None:
+        """Starts at most `passes` canonical passes over what places in use lack; `schedule` is the device's own if None."""
+        requests = self._no_requests
+        if self._entries:
+            requests = pack_requests(self.state, list(self._entries.values()), self.model.eos_ids)
+            self._entries.clear()
+        self.state = prefill_sequences(
+            self.model.params,
+            self.model.cfg,
+            self.state,
+            (requests, placement, np.int32(passes)),
+            schedule=schedule or self.schedule,
+            think=self.drafters[self.config.thoughts].source,
+        )
+        self.clock.work()
+
+    def step(self, plan: Plan, placement: Placement, limits: Limits) -> Report:
+        """Starts a segment of steps of `plan` over the places `placement.chosen`, as many as the plan's batch."""
+        drafter = self.drafters[plan.draft]
+        source = None if plan.ordinary else drafter.source
+        draft = NO_DRAFT_STATE if source is None else self._draft_state(plan.draft)
+        state, report = run_segment(
+            Weights(self.model.params, drafter.params),
+            self.model.cfg,
+            self.state.replace(draft=draft),
+            placement,
+            Limits(np.int32(limits.steps), np.int32(limits.min_live), np.int32(limits.max_idle)),
+            schedule=self.schedule if source is None else self.schedule.with_budget(plan.budget.rows, plan.budget.window),
+            source=source,
+        )
+        if source is not None:
+            self._draft_states[plan.draft] = state.draft
+        self.state = state.replace(draft=NO_DRAFT_STATE)
+        self.clock.work()
+        return report
+
+    def replay(self, placement: Placement, texts: Texts, asked: Asked, *, schedule: Schedule | None = None) -> Replayed:
+        """Starts canonical passes over given texts in the places in use."""
+        replayed, self.state = replay_texts(
+            self.model.params,
+            self.model.cfg,
+            self.state,
+            placement,
+            texts,
+            schedule=schedule or self.schedule,
+            asked=asked,
+        )
+        self.clock.work()
+        return replayed
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies pages `(source, target)`, at most one for each place."""
+        nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_requests - len(pairs))
+        source, target = np.asarray([*pairs, *nothing], np.int32).T
+        self.state = copy_pages(self.state, source, target)
+
+    def wait(self) -> None:
+        """Waits until the device has nothing left to do."""
+        jax.block_until_ready(self.state)
+
+    def clear(self) -> None:
+        """Takes all sequences out of their places."""
+        self._entries.clear()
+        self.state = self.state.replace(live=jnp.zeros_like(self.state.live))
+
+    def thoughts(self) -> tuple[jax.Array, jax.Array, jax.Array] | None:
+        """Copies of what the sequences think: thoughts `[B, X, M]`, number of them `[B]`, states `[B, C, D]`; or None."""
+        reading = self.state.reading
+        return None if reading is None else (jnp.copy(reading.thoughts), jnp.copy(reading.read), jnp.copy(reading.states))
+
+    def _draft_state(self, name: str) -> DraftState:
+        if name not in self._draft_states:
+            source = self.drafters[name].source
+            config = self.config
+            draft = source.init(self.model.cfg, self.schedule, config.max_requests, config.max_len)
+            self._draft_states[name] = commit_like(self.model.params, draft)
+        return self._draft_states[name]

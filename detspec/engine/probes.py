@@ -1,0 +1,152 @@
+"""Made-up requests that programs are tried with, in the places and pages of a device.
+
+Some begin at position 0; the others begin far into the cache and cost no prefill, because two pages of made-up keys and values
+fill their page tables. Each writes only to pages of its own at the end. Pages of 16, `max_len` 128, 3 pages of its own:
+
+    probe 0    table [1 2 1 2 1 3 4 5]     begins at position 83, in its first own page, and crosses the border at 96
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from detspec.cache import SCRATCH_PAGE
+from detspec.engine.device import Device
+from detspec.engine.policy import NEVER, Plan
+from detspec.engine.programs import Placement, Report
+from detspec.generate.checks import thinks
+from detspec.generate.insert import Entry
+from detspec.generate.loop import Limits
+from detspec.sampling_params import SamplingParams
+
+NUM_NEW = 24  # tokens that a probe generates
+PROMPT = 40  # tokens that it reads before
+NUM_CHUNKS = 3  # chunks of the longest prompt, if the model thinks
+FILLERS = 2  # pages of made-up keys and values
+
+
+class Probe(NamedTuple):
+    """A made-up request for one place; the cache holds its first `known` positions already."""
+
+    tokens: list[int]
+    known: int
+    pages: list[int]
+    sampling: SamplingParams
+
+
+class Probes:
+    """`batch` probes of mixed lengths, greedy and sampled, in the first places of a device.
+
+    All places must be free, and any page may be written over.
+
+    Attributes:
+        device: runs them.
+        batch: number of probes.
+        each: one probe for each of the first places.
+        num_new: tokens that each of them generates.
+    """
+
+    def __init__(self, device: Device, batch: int, *, deterministic: bool = True, far: bool = False, turn: int = 0) -> None:
+        """Makes the requests up. With `far` most of them begin far into the cache; `turn` says which of these comes first."""
+        self.device = device
+        self.batch = batch
+        self._page = device.schedule.numerics.page
+        num_fillers = FILLERS if far and device.num_pages - FILLERS >= batch else 0
+        self._own = min((device.num_pages - num_fillers) // batch, device.max_pages)
+        if num_fillers:
+            self._own = min(self._own, device.schedule.numerics.num_pages(PROMPT + NUM_NEW) + 1)
+        self.num_new = max(1, min(NUM_NEW, min(device.config.max_len, self._own * self._page) // 2))
+        last = device.max_pages - self._own
+        begins = (last, None, 0, min(1, last), last // 2) if num_fillers else (None,)
+        rng = np.random.default_rng(turn)
+        self.each: list[Probe] = []
+        for b in range(batch):
+            own = [1 + num_fillers + b * self._own + i for i in range(self._own)]
+            begin = begins[(b + turn) % len(begins)]
+            probe = self._near(b, own, rng) if begin is None else self._far(b, begin, own, rng)
+            thinking = None if begin is None or device.model.cfg.thinking is None else False
+            sampling = dataclasses.replace(probe.sampling, deterministic=deterministic, thinking=thinking)
+            self.each.append(probe._replace(sampling=sampling))
+
+    def _near(self, b: int, own: list[int], rng: np.random.Generator) -> Probe:
+        """Probe `b` from position 0."""
+        cfg = self.device.model.cfg
+        wanted = PROMPT if cfg.thinking is None else max(PROMPT, NUM_CHUNKS * cfg.thinking.chunk + 1)
+        most = min(wanted, min(self.device.config.max_len, len(own) * self._page) - self.num_new)
+        return self._probe(b, 0, max(1, most - (7 * b) % max(1, most)), own, rng)
+
+    def _far(self, b: int, begin: int, own: list[int], rng: np.random.Generator) -> Probe:
+        """Probe `b` from inside of page number `begin` of its text, so that its new tokens cross the border after it."""
+        first = begin * self._page
+        end = min(self.device.config.max_len, first + len(own) * self._page) - self.num_new
+        border = min(first + self._page - self.num_new // 2, end)
+        length = max(1, min(PROMPT, border - first))
+        length -= (7 * b) % length
+        fillers = [1 + i % FILLERS for i in range(begin)]
+        return self._probe(b, max(first, border - length), length, [*fillers, *own], rng)
+
+    def _probe(self, b: int, known: int, length: int, pages: list[int], rng: np.random.Generator) -> Probe:
+        tokens = rng.integers(0, self.device.model.cfg.vocab_size, known + length).tolist()
+        return Probe(
+            tokens, known, pages, SamplingParams(max_tokens=self.num_new, temperature=float(b % 2), seed=b, ignore_eos=True)
+        )
+
+    @property
+    def placement(self) -> Placement:
+        """Where the probes are."""
+        return self._placement([probe.pages for probe in self.each])
+
+    def start(self, *, thoughts: Sequence[Sequence[Sequence[int]]] | None = None, reverse: bool = False) -> None:
+        """Puts the probes into their places and prefills them.
+
+        Args:
+            thoughts: drafts of what each probe's prompt makes a model think.
+            reverse: the last one comes first.
+        """
+        if any(probe.known for probe in self.each):
+            self._fill()
+        places = range(self.batch)
+        entries = [
+            Entry(
+                place=place,
+                tokens=probe.tokens,
+                sampling=probe.sampling,
+                length=probe.known,
+                thoughts=() if thoughts is None else thoughts[b],
+            )
+            for b, (place, probe) in enumerate(zip(places[::-1] if reverse else places, self.each, strict=True))
+        ]
+        self.device.put(entries)
+        self.device.prefill(self.placement, NEVER)
+
+    def step(self, plan: Plan, steps: int) -> Report:
+        """Starts at most `steps` steps of `plan`."""
+        return self.device.step(plan, self.placement, Limits(steps, 1, NEVER))
+
+    def replay_from(self) -> np.ndarray:
+        """Position from which each probe's text can be replayed, `[max_requests]` int32: thoughts are not replayed."""
+        start = np.zeros(self.device.config.max_requests, np.int32)
+        for b, probe in enumerate(self.each):
+            start[b] = len(probe.tokens) - 1 if thinks(self.device.model.cfg, probe.sampling) else probe.known
+        return start
+
+    def _fill(self) -> None:
+        """Makes up the keys and values of the first pages, by a prompt, and copies one of them to where a probe begins."""
+        num_filled = min(FILLERS, self.device.max_pages)
+        length = min(num_filled * self._page + 1, self.device.config.max_len - 1)
+        rng = np.random.default_rng(1)
+        tokens = rng.integers(0, self.device.model.cfg.vocab_size, length).tolist()
+        thinking = False if self.device.model.cfg.thinking else None
+        self.device.put([Entry(place=0, tokens=tokens, sampling=SamplingParams(max_tokens=1, thinking=thinking))])
+        self.device.prefill(self._placement([list(range(1, 1 + num_filled))]), NEVER)
+        firsts = [probe.pages[probe.known // self._page] for probe in self.each if probe.known]
+        self.device.copy([(1, first) for first in firsts])
+
+    def _placement(self, pages: Sequence[Sequence[int]]) -> Placement:
+        table = np.full((self.device.config.max_requests, self.device.max_pages), SCRATCH_PAGE, np.int32)
+        for b, held in enumerate(pages):
+            table[b, : len(held)] = held
+        in_use = np.arange(self.device.config.max_requests) < len(pages)
+        return Placement(table, in_use, np.arange(len(pages), dtype=np.int32))

@@ -1,0 +1,161 @@
+"""Segments of steps on the device: the host starts one, goes on with its own work, and then reads what it brought."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from detspec.cache import SCRATCH_PAGE
+from detspec.engine.device import Device
+from detspec.engine.policy import Plan, Segment
+from detspec.engine.programs import Asked, Placement, Progress, Report, Texts
+from detspec.engine.request import STATS_FIELDS, Stats
+from detspec.engine.scheduler import Admitted
+from detspec.engine.sequence import SequenceState
+from detspec.engine.step_times import Acceptance, StepTimes
+from detspec.generate.insert import Entry
+from detspec.generate.loop import Limits
+from detspec.sampling_params import MAX_LOGPROBS
+from detspec.thinking.thoughts import thought_lists
+
+
+class Running(NamedTuple):
+    """A segment on the device, its sequences in the order of its reports."""
+
+    plan: Plan
+    sequences: tuple[SequenceState, ...]
+    rounds: Report | None  # after the last round of prefill and step
+    steps: Report | None  # after the steps alone
+
+    @property
+    def last(self) -> Report:
+        """What is known at its end."""
+        report = self.steps or self.rounds
+        assert report is not None
+        return report
+
+
+class Segments:
+    """Starts one segment after another and waits for each; what they take and accept is told to the planner's estimates."""
+
+    def __init__(self, device: Device, step_times: StepTimes, acceptance: Acceptance) -> None:
+        self._device = device
+        self._step_times = step_times
+        self._acceptance = acceptance
+        self._running: Running | None = None
+
+    def admit(self, admitted: Sequence[Admitted]) -> None:
+        """Copies the pages that sequences begin with, and puts them into their places when the next segment starts."""
+        copies = [one.copy for one in admitted if one.copy[0] != SCRATCH_PAGE]
+        if copies:
+            self._device.copy(copies)
+        entries = [
+            Entry(
+                place=sequence.place,
+                tokens=sequence.tokens,
+                sampling=sequence.request.sampling,
+                prompt_len=sequence.prompt_len,
+                logprobs=sequence.logprobs,
+                length=sequence.length,
+                thoughts=sequence.thoughts,
+            )
+            for sequence, _ in admitted
+            if sequence.place is not None
+        ]
+        self._device.put(entries)
+
+    def start(self, plan: Plan, segment: Segment, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
+        """Starts a segment over `sequences`, all that have a place, and does not wait for it."""
+        device = self._device
+        placement = _placement(sequences, page_table, plan.batch)
+
+        def step(num_steps: int) -> Report:
+            limits = Limits(num_steps, segment.min_live, segment.max_idle)
+            return device.step(plan, placement, limits)
+
+        if device.waits and not segment.rounds:
+            device.prefill(placement, segment.prefill_passes)  # they share all that they need
+        rounds = steps = None
+        for _ in range(segment.rounds):
+            device.prefill(placement, segment.prefill_passes)
+            rounds = step(1)
+        if segment.steps:
+            steps = step(segment.steps)
+        self._running = Running(plan, tuple(sequences), rounds, steps)
+
+    def wait(self) -> int:
+        """Waits for the segment that was started last, and updates its sequences; returns how many tokens it committed."""
+        running = self._running
+        assert running is not None
+        was_seen = True
+        clock = self._device.clock
+        for report in filter(None, (running.rounds, running.steps)):
+            was_seen = not report.is_ready  # what had ended before the host looked took an unknown time
+            progress = report.progress
+            seconds = clock.lap()
+        clock.free()
+        if running.steps is not None and was_seen and progress.steps[0]:
+            self._step_times.observed(running.plan, seconds / int(progress.steps[0]))
+        return self._update(running, progress)
+
+    def fetch(self, sequence: SequenceState) -> None:
+        """Brings the tokens and thoughts that `sequence` knows of itself up to what it has committed."""
+        if self._running is None or sequence not in self._running.sequences:
+            return
+        report = self._running.last
+        place = self._running.sequences.index(sequence)
+        sequence.extend(np.asarray(report.tokens)[place], np.asarray(report.logprobs)[place])
+        thinking = self._device.model.cfg.thinking
+        if report.thoughts is not None and thinking is not None and sequence.thinks:
+            num_read = min(sequence.length, sequence.prompt_len - 1) // thinking.chunk
+            sequence.thoughts = thought_lists(np.asarray(report.thoughts)[place, :num_read])
+
+    def replay(self, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
+        """Replays the texts of `sequences`, still in their places, for the likeliest tokens, or the prompt's."""
+        device = self._device
+        every = device.config.max_requests
+        texts = Texts(
+            np.zeros((every, device.config.max_len), np.int32), np.ones(every, np.int32), np.zeros(every, np.int32)
+        )
+        for sequence in sequences:
+            texts.tokens[sequence.place, : len(sequence.tokens)] = sequence.tokens
+            texts.length[sequence.place] = len(sequence.tokens)
+            if sequence.request.sampling.prompt_logprobs is None:
+                texts.start[sequence.place] = sequence.prompt_len - 1
+        asked = Asked(choose=False, top_k=min(MAX_LOGPROBS, device.model.cfg.vocab_size))
+        found = device.replay(_placement(sequences, page_table, len(sequences)), texts, asked)
+        logprobs, top_ids, top_logprobs = (np.asarray(x) for x in (found.logprobs, found.top_ids, found.top_logprobs))
+        device.clock.free()
+        for sequence in sequences:
+            place = sequence.place
+            sequence.replayed = logprobs[place], top_ids[place], top_logprobs[place]
+
+    def rest(self) -> None:
+        """Nothing is in flight: time until the next segment is not counted."""
+        self._running = None
+        self._device.clock.stop()
+
+    def _update(self, running: Running, progress: Progress) -> int:
+        """Tells the sequences how far they are, and the planner what drafts brought."""
+        counters = {name: np.asarray(getattr(progress.counters, name)).tolist() for name in STATS_FIELDS}
+        num_tokens = windows = accepted = 0
+        for i, sequence in enumerate(running.sequences):
+            stay = Stats(**{name: values[i] for name, values in counters.items()})
+            num_tokens += int(progress.committed[i]) - sequence.committed
+            windows += stay.num_verify_passes - sequence.stay.num_verify_passes
+            accepted += stay.num_accepted_draft_tokens - sequence.stay.num_accepted_draft_tokens
+            sequence.stay = stay
+            sequence.committed = int(progress.committed[i])
+            sequence.length = int(progress.length[i])
+            sequence.finish = int(progress.finish[i])
+        self._acceptance.observed(running.plan, windows, accepted)
+        return num_tokens
+
+
+def _placement(sequences: Sequence[SequenceState], page_table: np.ndarray, batch: int) -> Placement:
+    """The places of `sequences`, filled up with free ones to `batch`; the page table is copied, for the host goes on with it."""
+    places = [sequence.place for sequence in sequences if sequence.place is not None]
+    in_use = np.zeros(len(page_table), bool)
+    in_use[places] = True
+    free = np.flatnonzero(~in_use)[: batch - len(places)]
+    return Placement(page_table.copy(), in_use, np.asarray([*places, *free], np.int32))

@@ -1,0 +1,179 @@
+"""A device without a compiler, for tests of the host: it counts up, in numpy, and keeps what a real cache would hold.
+
+The next token after `t` is `t + 1` modulo the vocabulary, with log-probability `-position / 64`; an ordinary request's
+log-probability also depends on the batch, as on real devices. A page's slot holds the digest of all tokens up to it, written as
+the sequence goes through it, and every step checks the slots of a sequence below its length: a page that is shared wrongly, handed
+out twice or overwritten too early is found at once.
+"""
+
+import dataclasses
+import hashlib
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+from detspec.checkpoint.load import Model
+from detspec.draft.table import drafters_of
+from detspec.engine.clock import Clock
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.programs import Progress
+from detspec.sampling_params import all_stop_ids
+from detspec.state import LENGTH, RUNNING, STOP, Counters
+from tests.fakes import TABLE_CFG
+
+FAKE_MODEL = Model(dataclasses.replace(TABLE_CFG, vocab_size=97, max_position=4096), {}, None, (), "counts up")
+
+
+class FakeDevice:
+    """Takes the place of `detspec.engine.device.Device`."""
+
+    def __init__(self, schedule, config: EngineConfig, *, num_pages: int | None = None, step_s: float = 0.0) -> None:
+        self.model, self.schedule, self.config = FAKE_MODEL, schedule, config
+        self.num_pages = num_pages or config.max_requests * self.max_pages
+        self.drafters = drafters_of({})
+        self.clock = Clock()
+        self.step_s = step_s
+        self.slots = np.zeros((self.num_pages + 1, schedule.numerics.page), np.uint64)  # page 0 is scratch
+        self.places: dict[int, SimpleNamespace] = {}
+        self.waiting: dict[int, SimpleNamespace] = {}
+        self.steps_of: dict[str, int] = {}  # steps of each plan, by label
+
+    @property
+    def max_pages(self) -> int:
+        return self.schedule.numerics.num_pages(self.config.max_len)
+
+    @property
+    def waits(self) -> bool:
+        return bool(self.waiting)
+
+    def put(self, entries) -> None:
+        for entry in entries:
+            prompt_len = entry.prompt_len or len(entry.tokens)
+            self.waiting[entry.place] = SimpleNamespace(
+                tokens=list(entry.tokens),
+                logprobs=[0.0] * prompt_len + list(entry.logprobs),
+                length=entry.length,
+                num_put=len(entry.tokens),
+                limit=prompt_len + entry.sampling.max_tokens,
+                stop_ids=all_stop_ids(entry.sampling, ()),
+                sampling=entry.sampling,
+                finish=RUNNING,
+                num_passes=0,
+                is_made_up=entry.sampling.ignore_eos,  # as probes are: their pages hold what others wrote
+            )
+
+    def prefill(self, placement, passes, *, schedule=None) -> None:
+        self.places |= self.waiting
+        self.waiting = {}
+        rows = int(passes) * self.schedule.budget.rows
+        for place in np.flatnonzero(placement.in_use).tolist():
+            held = self.places[place]
+            while rows and held.length < len(held.tokens) - 1:
+                self._write(placement, place, held.length)
+                held.length += 1
+                rows -= 1
+        self.clock.work()
+
+    def step(self, plan, placement, limits):
+        chosen = [int(place) for place in placement.chosen]
+        assert len(set(chosen)) == len(chosen) == plan.batch
+        in_use = [place for place in chosen if placement.in_use[place]]
+        steps = idle = 0
+        while steps < limits.steps and idle < limits.max_idle:
+            ready = [p for p in in_use if self.places[p].finish == RUNNING]
+            if len(ready) < limits.min_live:
+                break
+            for place in ready:
+                self._gain(plan, placement, place)
+            steps += 1
+            idle += sum(self.places[place].finish != RUNNING for place in in_use)
+        self.steps_of[plan.label] = self.steps_of.get(plan.label, 0) + steps
+        time.sleep(self.step_s * steps)
+        self.clock.work()
+        return self._report(chosen, steps)
+
+    def replay(self, placement, texts, asked, *, schedule=None):
+        tokens, length = np.asarray(texts.tokens), np.asarray(texts.length)
+        targets, logprobs = np.zeros_like(tokens), np.zeros(tokens.shape, np.float32)
+        for place in np.flatnonzero(placement.in_use).tolist():
+            for position in range(int(texts.start[place]), int(length[place])):
+                targets[place, position + 1 : position + 2] = (tokens[place, position] + 1) % self.model.cfg.vocab_size
+            logprobs[place] = -np.arange(tokens.shape[1]) / 64
+        top = np.zeros((*tokens.shape, asked.top_k), np.int32)
+        self.clock.work()
+        return SimpleNamespace(
+            targets=targets, target_logprobs=logprobs, logprobs=logprobs, top_ids=top, top_logprobs=top.astype(np.float32)
+        )
+
+    def copy(self, pairs) -> None:
+        for source, target in pairs:
+            self.slots[target] = self.slots[source]
+
+    def wait(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        self.places, self.waiting = {}, {}
+
+    def thoughts(self) -> None:
+        return None
+
+    def _gain(self, plan, placement, place: int) -> None:
+        """One step of one sequence: it writes the slot of its last token, and commits a token, or a window of them."""
+        held = self.places[place]
+        if held.length < len(held.tokens) - 1:  # catching up: windows of a pass take it along
+            self._write(placement, place, held.length)
+            held.length += 1
+            return
+        for position in range(0, held.length, 7):  # some of what it has to find
+            self._check(placement, place, position)
+        deterministic = held.sampling.deterministic
+        for _ in range(1 if plan.ordinary else plan.budget.window):
+            self._write(placement, place, held.length)
+            held.length += 1
+            position = len(held.tokens)
+            held.tokens.append((held.tokens[-1] + 1) % self.model.cfg.vocab_size)
+            held.logprobs.append(-position / 64 - (0.0 if deterministic else plan.batch / 1024))
+            if held.tokens[-1] in held.stop_ids:
+                held.finish = STOP
+            elif len(held.tokens) == held.limit:
+                held.finish = LENGTH
+            if held.finish != RUNNING:
+                break
+        held.num_passes += not plan.ordinary
+
+    def _slot(self, placement, place: int, position: int) -> tuple[int, int]:
+        page = self.schedule.numerics.page
+        return int(placement.page_table[place, position // page]), position % page
+
+    def _content(self, place: int, position: int) -> int:
+        held = self.places[place]
+        text = np.asarray(held.tokens[: position + 1], np.int32).tobytes()
+        # What the canonical pass writes depends on the tokens alone; what ordinary decoding writes may not be shared.
+        is_canonical = held.sampling.deterministic or position < held.num_put - 1
+        own = b"" if is_canonical else str(id(held)).encode()
+        return int.from_bytes(hashlib.sha256(text + own).digest()[:8], "little")
+
+    def _write(self, placement, place: int, position: int) -> None:
+        page, slot = self._slot(placement, place, position)
+        assert page != 0, "a sequence writes to a page that was handed to it"
+        self.slots[page, slot] = self._content(place, position)
+
+    def _check(self, placement, place: int, position: int) -> None:
+        page, slot = self._slot(placement, place, position)
+        is_lost = self.slots[page, slot] != self._content(place, position)
+        assert not is_lost or self.places[place].is_made_up, f"position {position} of place {place} is lost"
+
+    def _report(self, chosen: list[int], steps: int):
+        max_len = self.config.max_len
+        tokens, logprobs = np.zeros((len(chosen), max_len), np.int32), np.zeros((len(chosen), max_len), np.float32)
+        committed, length, finish, passes = (np.zeros(len(chosen), np.int32) for _ in range(4))
+        for i, place in enumerate(chosen):
+            held = self.places.get(place)
+            if held is not None:
+                tokens[i, : len(held.tokens)], logprobs[i, : len(held.tokens)] = held.tokens, held.logprobs
+                committed[i], length[i], finish[i], passes[i] = len(held.tokens), held.length, held.finish, held.num_passes
+        counters = Counters(**{f.name: np.zeros_like(passes) for f in dataclasses.fields(Counters)})
+        progress = Progress(np.full_like(passes, steps), committed, length, finish, counters.replace(num_verify_passes=passes))
+        return SimpleNamespace(progress=progress, tokens=tokens, logprobs=logprobs, thoughts=None, is_ready=False)
