@@ -11,7 +11,7 @@ from hlo import kernel_calls, pool_moves
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig, ThinkingConfig
-from detspec.generate.insert import init_state
+from detspec.generate.init import init_state
 from detspec.generate.loop import generate_state
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params, param_shapes
@@ -19,7 +19,7 @@ from detspec.presets import preset
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.targets import Compiled, canonical_schedule, compile_for, target
-from detspec.thinking.think_prompt import read
+from detspec.thinking.think_prompt import think_prompt
 
 CFG = dataclasses.replace(preset("qwen3_0_6b"), num_layers=2, vocab_size=8192)  # logits are to hide no copied pool
 THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=16, end_id=0)
@@ -42,7 +42,7 @@ def generator(schedule: Schedule, params: Params, state: GenState) -> GenState:
 
 
 def prefill_that_keeps_the_old_cache(schedule: Schedule, params: Params, state: GenState) -> tuple[GenState, KVCache]:
-    """What nobody should do: the old page pools must be copied before they are written to."""
+    """What no program should do: the old page pools must be copied before they are written to."""
     return prefill(params, CFG, state, schedule=schedule), state.cache
 
 
@@ -51,7 +51,7 @@ def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str
     compiled, state = compiled_for(name, generator)
     hlo = compiled.program.as_text()
     pools = (*state.cache.k, *state.cache.v)
-    # Prefill, draft and canonical pass attend once a layer; what the last layer of prefill would attend to, nobody reads.
+    # Prefill, draft and canonical pass attend once a layer; what the last layer of prefill would attend to is never read.
     assert kernel_calls(hlo, target(name).platform) == 3 * CFG.num_layers - 1
     assert pool_moves(hlo, pools) == []
     pool_bytes = sum(pool.size * pool.dtype.itemsize for pool in pools)
@@ -64,7 +64,7 @@ def test_reading_with_thoughts_compiles_with_kernels_inside_and_moves_no_page_po
     cfg = dataclasses.replace(CFG, thinking=THINKING)
 
     def reader(schedule: Schedule, params: Params, state: GenState) -> GenState:
-        return read(params, cfg, state, schedule=schedule)
+        return think_prompt(params, cfg, state, schedule=schedule)
 
     compiled, state = compiled_for(name, reader, cfg)
     hlo = compiled.program.as_text()

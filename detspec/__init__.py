@@ -2,7 +2,7 @@
 
 Speculate anywhere, verify canonically, commit by index.
 
-Dimension key of the whole package: `B` rows, `G` windows in a canonical pass, `W` window length, `R = G*W` its rows,
+Dimension key of the whole package: `B` sequences, `G` windows in a canonical pass, `W` window length, `R = G*W` its rows,
 `P` prompt, `T` new tokens in this call, `S` cache slots, `L` layers, `D` model width, `N` query heads, `K` KV heads,
 `Q = N/K`, `H` head dim, `F` MLP width, `V` vocabulary, `C` tokens of a chunk, `M` most tokens of the thought after one.
 """

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from detspec.ops.first_largest import first_largest
 from detspec.ops.row_sum import SumFn, fixed_sum, sum_fn
 from detspec.schedule import Numerics
-from detspec.state import NO_TOKEN, RowSampling
+from detspec.state import NO_TOKEN, SamplingArrays
 
 
 def sample(
     logits_f32: jax.Array,
     position: jax.Array,
-    rows: RowSampling,
+    rows: SamplingArrays,
     texts_fn: Callable[[], jax.Array],
     *,
     numerics: Numerics,
@@ -60,7 +60,7 @@ def sample(
 
 
 def reported_logits(
-    logits_f32: jax.Array, position: jax.Array, rows: RowSampling, texts_fn: Callable[[], jax.Array]
+    logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: Callable[[], jax.Array]
 ) -> jax.Array:
     """The logits `[R, V]` whose log-softmax is reported: processed ones at new positions of rows that ask for it, else raw.
 
@@ -75,7 +75,7 @@ def reported_logits(
     return jax.lax.cond(jnp.any(asked), process, lambda logits: logits, logits_f32)
 
 
-def process_logits(logits_f32: jax.Array, position: jax.Array, rows: RowSampling, texts: jax.Array) -> jax.Array:
+def process_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts: jax.Array) -> jax.Array:
     """Logits `[R, V]` after, in this order: bias, the ban of stop tokens, repetition, frequency and presence penalty.
 
     Args:
@@ -107,7 +107,7 @@ def process_logits(logits_f32: jax.Array, position: jax.Array, rows: RowSampling
 
 
 def _process_if_asked(
-    logits_f32: jax.Array, position: jax.Array, rows: RowSampling, texts_fn: Callable[[], jax.Array]
+    logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: Callable[[], jax.Array]
 ) -> jax.Array:
     """`process_logits`, run only if it may change a row."""
     penalised = (rows.repetition_penalty != 1) | (rows.frequency_penalty != 0) | (rows.presence_penalty != 0)
@@ -142,7 +142,7 @@ def _gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
     return jax.vmap(row_noise)(seed, position)
 
 
-def _narrow(logits: jax.Array, rows: RowSampling) -> jax.Array:
+def _narrow(logits: jax.Array, rows: SamplingArrays) -> jax.Array:
     """`logits [R, V]` over the temperature, those that the filters leave out at -inf; greedy rows' as they are."""
     random = rows.temperature > 0
     filtered = random & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
@@ -158,7 +158,7 @@ def _narrow(logits: jax.Array, rows: RowSampling) -> jax.Array:
     return jax.lax.cond(jnp.any(filtered), cut, lambda scaled: scaled, scaled)
 
 
-def _filter_floor(scaled: jax.Array, rows: RowSampling) -> jax.Array:
+def _filter_floor(scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
     """The least scaled logit that min_p, then top_k, then top_p keep, `[R]`; ties with it are kept too.
 
     Found by bisection, because sorting `V` numbers takes longer, and some compilers minutes: a logit is kept if those above

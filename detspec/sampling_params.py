@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from detspec.errors import InputError
-from detspec.state import NO_TOKEN, RowSampling
+from detspec.state import NO_TOKEN, SamplingArrays
 
 MAX_N = 1024
 MAX_LOGPROBS = 20
@@ -178,14 +178,14 @@ def all_stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> tuple[int, .
     return tuple(dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else eos_ids))))
 
 
-def row_sampling(
+def sampling_arrays(
     params: Sequence[SamplingParams],
     prompt_lens: Sequence[int] | None = None,
     *,
     eos_ids: Sequence[int] = (),
     max_stop_ids: int | None = None,
     max_logit_bias: int | None = None,
-) -> RowSampling:
+) -> SamplingArrays:
     """Stacks the parameters of `B` requests into per-row arrays of numpy, which programs take as they are.
 
     Args:
@@ -210,7 +210,7 @@ def row_sampling(
         "bias_values": _stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens"),
         "processed_logprobs": np.asarray([p.logprobs_mode == "processed" for p in params], bool),
     }
-    return RowSampling(**fields)
+    return SamplingArrays(**fields)
 
 
 def _stacked(lists: Sequence[Sequence[Any]], room: int | None, fill: Any, dtype: Any, what: str) -> np.ndarray:

@@ -44,7 +44,7 @@ def cached_logits(model: ds.Model, rows, window: int) -> np.ndarray:
         tokens[:, :count] = np.asarray(rows)[:, start : start + count]
         windows = Windows(
             tokens=jnp.asarray(tokens),
-            row=jnp.arange(B, dtype=jnp.int32),
+            sequence=jnp.arange(B, dtype=jnp.int32),
             start=jnp.full(B, start, jnp.int32),
             count=jnp.full(B, count, jnp.int32),
         )

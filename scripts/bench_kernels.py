@@ -24,7 +24,7 @@ from detspec.cache import cache_bytes
 from detspec.config import ModelConfig
 from detspec.doctor.doctor import run_doctor
 from detspec.environment import default_schedule, fingerprint
-from detspec.generate.insert import init_state
+from detspec.generate.init import init_state
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.model.work import pass_work
@@ -211,13 +211,13 @@ def operands(cfg: ModelConfig, schedule: Schedule, context: int) -> tuple[jax.Ar
 
 
 def last_windows(schedule: Schedule, sizes: Sizes) -> Windows:
-    """The last window of every cache row, in as many groups as the pass has; padding beyond."""
+    """The last window of every sequence, in as many groups as the pass has; padding beyond."""
     G, W = schedule.budget.groups, schedule.budget.window
-    row = np.where(np.arange(G) < sizes.rows, np.arange(G), -1).astype(np.int32)
-    used = row >= 0
+    sequence = np.where(np.arange(G) < sizes.rows, np.arange(G), -1).astype(np.int32)
+    used = sequence >= 0
     return Windows(
         tokens=jnp.ones((G, W), jnp.int32),
-        row=jnp.asarray(row),
+        sequence=jnp.asarray(sequence),
         start=jnp.asarray(np.where(used, sizes.context - W, 0).astype(np.int32)),
         count=jnp.asarray(np.where(used, W, 0).astype(np.int32)),
     )

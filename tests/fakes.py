@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig, RopeScaling
-from detspec.draft.draft_fn import DraftFn
-from detspec.draft.none import no_draft
-from detspec.draft.recorded import recorded_draft
-from detspec.draft.self_draft import self_draft
-from detspec.generate.insert import init_state, insert, pack_requests
-from detspec.generate.loop import dvr_step, run
+from detspec.draft.none import NONE
+from detspec.draft.recorded import RECORDED
+from detspec.draft.self_draft import SELF
+from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
+from detspec.generate.init import init_state
+from detspec.generate.insert import Entry, insert, pack_requests
+from detspec.generate.loop import Limits, dvr_step, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params, init_params, param_shapes
 from detspec.sampling_params import SamplingParams
@@ -104,12 +105,16 @@ def random_model(cfg: ModelConfig) -> Params:
     return jax.tree.map_with_path(fill_bias, init_params(cfg, jax.random.key(0)))
 
 
-def state_of(cfg: ModelConfig, requests: Sequence[Request], *, schedule: Schedule, max_len: int) -> GenState:
-    """The state of one row per request, nothing in the cache. Shapes depend on the number of requests and `max_len` alone."""
-    B = len(requests)
+def state_of(cfg: ModelConfig, requests: Sequence[Request], *, schedule: Schedule, max_len: int, thoughts=None) -> GenState:
+    """The state of one sequence per request, nothing in the cache, `thoughts` drafted for each if given.
+
+    Shapes depend on the number of requests and `max_len` alone.
+    """
     room = {"max_len": max_len, "max_stop_ids": MAX_STOP_IDS, "max_logit_bias": MAX_LOGIT_BIAS}
-    state = init_state(cfg, max_requests=B, **room, schedule=schedule)
-    return insert(state, pack_requests(state, range(B), [r.prompt for r in requests], [r.sampling for r in requests], ()))
+    state = init_state(cfg, max_requests=len(requests), **room, schedule=schedule)
+    thoughts = [()] * len(requests) if thoughts is None else thoughts
+    entries = [Entry(b, r.prompt, r.sampling, thoughts=thoughts[b]) for b, r in enumerate(requests)]
+    return insert(state, pack_requests(state, entries, ()))
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
@@ -117,48 +122,53 @@ def generate_drafted(
     params: Params,
     cfg: ModelConfig,
     state: GenState,
-    recorded: jax.Array,
-    recorded_length: jax.Array,
+    recorded: DraftParams,
     num_steps: jax.Array,
     *,
     schedule: Schedule,
     source: str,
 ) -> GenState:
-    """Prefills what is missing and runs up to `num_steps` steps, drafted by `draft_source`."""
-    state = prefill(params, cfg, state, schedule=schedule)
-    draft_fn = draft_source(source, schedule, recorded, recorded_length)
-    step_fn = partial(dvr_step, params, cfg, draft_fn=draft_fn, schedule=schedule)
-    return run(state, step_fn, max_steps=num_steps, min_live=jnp.int32(1))[0]
+    """Prefills what is missing and runs up to `num_steps` steps, drafted by `source`, one of `SOURCES`.
 
-
-def draft_source(source: str, schedule: Schedule, recorded: jax.Array, recorded_length: jax.Array) -> DraftFn:
-    """The `draft_fn` called `source`.
-
-    "recorded" takes the guesses of ordinary rows as results, unverified. "both" gives rows 0, 2, 4, ... the recorded guesses
-    and the others those of the model itself, which leaves its own keys and values in the slots of all of them.
+    `recorded` are the params of `RECORDED`, which the other sources do not read.
     """
-    if source == "none":
-        return no_draft
-    own, guess = (
-        self_draft(max(schedule.budget.window, 2), schedule),
-        recorded_draft(recorded, recorded_length, schedule.budget.window),
-    )
+    state = prefill(params, cfg, state, schedule=schedule)
+    drafted_by = draft_fn(Drafter(SOURCES[source], recorded), schedule)
 
-    def told(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
-        draft = guess(params, cfg, state)
-        return draft.replace(final=~state.deterministic & (draft.count > 0))
+    def step(state: GenState) -> GenState:
+        return dvr_step(params, cfg, state, draft_fn=drafted_by, schedule=schedule)[0]
 
-    def both(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
-        drafts = told(params, cfg, state), own(params, cfg, state)
-        is_told = jnp.arange(state.live.shape[0]) % 2 == 0
+    return run(state, step, limits=Limits(num_steps))[0]
 
-        def choose(a: jax.Array, b: jax.Array) -> jax.Array:
-            return jnp.where(is_told.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
-        chosen = jax.tree.map(choose, *(draft.replace(cache=None) for draft in drafts))
-        return chosen.replace(cache=drafts[1].cache)
+def _told(recorded: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
+    """The recorded drafts, those of ordinary sequences taken as results, unverified."""
+    draft = RECORDED.draft(recorded, params, cfg, state, schedule)
+    return draft.replace(final=~state.deterministic & (draft.count > 0))
 
-    return {"self": own, "recorded": told, "both": both}[source]
+
+def _both(recorded: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
+    """Recorded drafts for sequences 0, 2, 4, ..., the model's own for the others.
+
+    The model leaves its own keys and values in the slots of all of them.
+    """
+    own = SELF.draft((), params, cfg, state, schedule)
+    drafts = _told(recorded, params, cfg, state, schedule), own
+    is_told = jnp.arange(state.live.shape[0]) % 2 == 0
+
+    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(is_told.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    chosen = jax.tree.map(choose, *(draft.replace(cache=None) for draft in drafts))
+    return chosen.replace(cache=own.cache)
+
+
+SOURCES: dict[str, DraftSource] = {
+    "none": NONE,
+    "self": SELF,
+    "recorded": RECORDED._replace(draft=_told),
+    "both": RECORDED._replace(draft=_both),
+}
 
 
 def bits(x: jax.Array | np.ndarray) -> np.ndarray:

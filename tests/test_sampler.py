@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from detspec.sampler import process_logits, sample
-from detspec.sampling_params import SamplingParams, row_sampling
+from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.schedule import Numerics
 from tests.fakes import bits
 
@@ -48,7 +48,7 @@ def example(W: int, seed: int):
     first[0] = T - W + 1  # the last choice of this text sees all of it
     texts = rng.integers(0, 9, (X, T)).astype(np.int32)  # few tokens, so that they repeat
     position = (first[:, None] + np.arange(W)).astype(np.int32).reshape(-1)
-    rows = row_sampling(PARAMS, prompt_lens.tolist(), eos_ids=[EOS])
+    rows = sampling_arrays(PARAMS, prompt_lens.tolist(), eos_ids=[EOS])
     rows = jax.tree.map(lambda x: jnp.repeat(x, W, axis=0), rows)
     logits = (3 * rng.standard_normal((X * W, V))).astype(np.float32)
     return logits, position, rows, texts, prompt_lens
@@ -98,7 +98,7 @@ def test_sampled_tokens_are_those_of_the_processed_logits_and_log_probabilities_
     logits, position, rows, texts, _ = example(1, 4)
     rows = rows.replace(temperature=jnp.full(len(PARAMS), temperature))
     choose = jax.jit(partial(sample, numerics=Numerics()), static_argnums=3)
-    neutral = row_sampling([SamplingParams(temperature=temperature)] * len(PARAMS))
+    neutral = sampling_arrays([SamplingParams(temperature=temperature)] * len(PARAMS))
     tokens, logprobs = choose(logits, position, rows, lambda: jnp.asarray(texts))
     processed = jax.jit(process_logits)(logits, position, rows, texts)
     expected = choose(processed, position, neutral, lambda: jnp.asarray(texts))[0]

@@ -12,7 +12,7 @@ import pytest
 
 from detspec.errors import InputError
 from detspec.sampler import sample
-from detspec.sampling_params import SamplingParams, row_sampling
+from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN
 from tests.fakes import bits
@@ -35,7 +35,7 @@ def logits_of(rows: int, vocab: int, seed: int = 0) -> np.ndarray:
 
 def sampled(logits_row: np.ndarray, params: SamplingParams, count: int) -> np.ndarray:
     """`count` tokens of one row's distribution, at positions 0 .. count-1."""
-    rows = row_sampling([params] * count)
+    rows = sampling_arrays([params] * count)
     return np.asarray(choose(np.tile(logits_row, (count, 1)), positions(count), rows)[0])
 
 
@@ -104,11 +104,11 @@ def test_top_k_keeps_ties_with_its_last_token():
 
 def test_top_k_of_one_equals_greedy():
     logits = logits_of(64, 211)
-    one = choose(logits, positions(64), row_sampling([SamplingParams(temperature=1.3, top_k=1, seed=s) for s in range(64)]))
-    greedy = choose(logits, positions(64), row_sampling([SamplingParams()] * 64))
+    one = choose(logits, positions(64), sampling_arrays([SamplingParams(temperature=1.3, top_k=1, seed=s) for s in range(64)]))
+    greedy = choose(logits, positions(64), sampling_arrays([SamplingParams()] * 64))
     assert one[0].tolist() == greedy[0].tolist() == logits.argmax(-1).tolist()
     assert (bits(one[1]) == bits(greedy[1])).all()
-    free = choose(logits, positions(64), row_sampling([SamplingParams(temperature=1.3, seed=s) for s in range(64)]))
+    free = choose(logits, positions(64), sampling_arrays([SamplingParams(temperature=1.3, seed=s) for s in range(64)]))
     assert free[0].tolist() != greedy[0].tolist()
 
 
@@ -122,7 +122,7 @@ def test_filters_of_one_row_leave_the_bits_of_its_neighbours():
         SamplingParams(),
     ]
     filtered = [*plain[:3], SamplingParams(temperature=1.0, top_k=3, top_p=0.5, min_p=0.1, seed=9)]
-    found = [choose(logits, positions(4), row_sampling(params)) for params in (plain, filtered, [SamplingParams()] * 4)]
+    found = [choose(logits, positions(4), sampling_arrays(params)) for params in (plain, filtered, [SamplingParams()] * 4)]
     assert found[0][0][:3].tolist() == found[1][0][:3].tolist()
     assert (bits(found[0][1])[:3] == bits(found[1][1])[:3]).all()
     assert found[0][0][0] == found[2][0][0]
@@ -136,13 +136,13 @@ def test_filters_of_one_row_leave_the_bits_of_its_neighbours():
 def test_same_seed_and_position_choose_the_same_token_in_any_row_and_batch():
     logits_row = logits_of(1, 211)[0]
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=77)
-    alone = choose(logits_row[None], np.int32([30]), row_sampling([params]))
+    alone = choose(logits_row[None], np.int32([30]), sampling_arrays([params]))
     for rows, row in ((4, 3), (16, 0), (64, 41)):
         others = [SamplingParams(temperature=0.5, seed=s) for s in range(rows)]
         others[row] = params
         logits, at = logits_of(rows, 211, seed=rows), positions(rows)
         logits[row], at[row] = logits_row, 30
-        tokens, logprobs = choose(logits, at, row_sampling(others))
+        tokens, logprobs = choose(logits, at, sampling_arrays(others))
         assert tokens[row] == alone[0][0]
         assert bits(logprobs)[row] == bits(alone[1])[0]
 
@@ -152,13 +152,13 @@ def test_other_seeds_and_positions_choose_other_tokens(what):
     logits = np.zeros((64, 211), np.float32)
     seeds = range(64) if what == "seed" else [0] * 64
     at = positions(64) if what == "position" else np.zeros(64, np.int32)
-    tokens = choose(logits, at, row_sampling([SamplingParams(temperature=1.0, seed=s) for s in seeds]))[0]
+    tokens = choose(logits, at, sampling_arrays([SamplingParams(temperature=1.0, seed=s) for s in seeds]))[0]
     assert len(set(tokens.tolist())) > 40  # 64 draws of 211: about 55 different ones
 
 
 def test_seed_at_the_end_of_its_range_is_a_seed_of_its_own():
     logits = np.zeros((3, 2**12), np.float32)
-    rows = row_sampling([SamplingParams(temperature=1.0, seed=s) for s in (0, 2**31, 2**32 - 1)])
+    rows = sampling_arrays([SamplingParams(temperature=1.0, seed=s) for s in (0, 2**31, 2**32 - 1)])
     assert len(set(choose(logits, positions(1).repeat(3), rows)[0].tolist())) == 3
 
 
@@ -181,7 +181,7 @@ def test_tokens_are_distributed_as_softmax(temperature):
     """7 degrees of freedom: chi-square exceeds 24.3 once in a thousand draws; the seeds are fixed."""
     logits_row = np.float32([0, 1, -1, 0.5, 2, -0.5, 0.2, 1.5])
     by_position = sampled(logits_row, SamplingParams(temperature=temperature, seed=1), 8192)
-    seeds = row_sampling([SamplingParams(temperature=temperature, seed=s) for s in range(8192)])
+    seeds = sampling_arrays([SamplingParams(temperature=temperature, seed=s) for s in range(8192)])
     by_seed = np.asarray(choose(np.tile(logits_row, (8192, 1)), np.full(8192, 3, np.int32), seeds)[0])
     for tokens in (by_position, by_seed):
         assert chi_square(tokens, softmax(logits_row / temperature)) < 24.3
@@ -205,7 +205,7 @@ def test_tokens_under_filters_are_distributed_as_the_renormalised_softmax():
 def test_logprobs_are_of_the_raw_distribution(temperature, reductions):
     """Before temperature and filters."""
     logits = logits_of(32, 2048)
-    rows = row_sampling([SamplingParams(temperature=temperature, top_k=50 if temperature else 0, seed=s) for s in range(32)])
+    rows = sampling_arrays([SamplingParams(temperature=temperature, top_k=50 if temperature else 0, seed=s) for s in range(32)])
     tokens, logprobs = choose(logits, positions(32), rows, numerics=Numerics(reductions=reductions))
     x = logits.astype(np.float64)
     exact = x - x.max(-1, keepdims=True)
@@ -220,7 +220,7 @@ def test_processed_logprobs_are_of_the_distribution_that_tokens_are_drawn_from(c
     params = SamplingParams(**{"temperature": 1.0, "seed": 5, "logprobs_mode": "processed", **changes})
     logits_row = np.random.default_rng(3).permutation(np.log(0.75) * np.arange(12)).astype(np.float32)
     logits = np.tile(logits_row, (64, 1))
-    tokens, logprobs = choose(logits, positions(64), row_sampling([params] * 64))
+    tokens, logprobs = choose(logits, positions(64), sampling_arrays([params] * 64))
     greedy = params.temperature == 0
     kept = sorted(range(12) if greedy else kept_set(logits_row, params))
     exact = np.full(12, -np.inf)
@@ -228,7 +228,7 @@ def test_processed_logprobs_are_of_the_distribution_that_tokens_are_drawn_from(c
     # Numbers of size 3 / T in float32, subtracted twice: 3 * 3 * 2**-24 = 5e-7 / T.
     np.testing.assert_allclose(logprobs, exact[np.asarray(tokens)], rtol=0, atol=1e-6 / (params.temperature or 1))
     plain = [dataclasses.replace(params, logprobs_mode="raw")] * 63
-    beside = choose(logits, positions(64), row_sampling([params, *plain]))
+    beside = choose(logits, positions(64), sampling_arrays([params, *plain]))
     assert beside[0].tolist() == tokens.tolist()
     assert bits(beside[1])[0] == bits(logprobs)[0]
     same = greedy or (params.temperature == 1 and len(kept) == 12)
@@ -240,7 +240,7 @@ def logprob_variants(vocab: int, numerics: Numerics) -> int:
     logits = logits_of(64, vocab)
     found = set()
     for rows in (1, 8, 64):
-        params = row_sampling([SamplingParams()] * rows)
+        params = sampling_arrays([SamplingParams()] * rows)
         tokens, logprobs = choose(logits[:rows], positions(rows), params, numerics=numerics)
         found.add((int(tokens[0]), int(bits(logprobs)[0])))
     return len(found)
@@ -261,7 +261,7 @@ HIDING = {"logprobs_mode": "processed", "min_tokens": 9, "stop_token_ids": [7], 
 @pytest.mark.parametrize("changes", [{}, HIDING], ids=["raw", "banned and processed"])
 def test_logprob_of_a_row_with_a_broken_logit_is_nan_and_of_its_neighbour_not(changes, bad):
     logits = logits_of(2, 211)
-    rows = row_sampling([SamplingParams(**changes)] * 2)
+    rows = sampling_arrays([SamplingParams(**changes)] * 2)
     clean = choose(logits, positions(2), rows)[1]
     assert np.isfinite(clean).all()
     logits[0, 7] = bad
@@ -343,21 +343,21 @@ def test_sampling_params_read_from_json_are_those_of_python_and_survive_the_way_
     assert dataclasses.replace(params, logit_bias={}) != params
 
 
-def test_row_sampling_fills_up_the_lists_of_each_row():
+def test_sampling_arrays_fills_up_the_lists_of_each_row():
     """Row 0 asks for nothing but has the model's stop token 7; row 1 ignores it."""
     asks = SamplingParams(logit_bias={5: 1.5, 2: -1.0}, stop_token_ids=(3,), ignore_eos=True, min_tokens=4)
-    rows = row_sampling([SamplingParams(), asks], [2, 3], eos_ids=[7], max_stop_ids=2, max_logit_bias=3)
+    rows = sampling_arrays([SamplingParams(), asks], [2, 3], eos_ids=[7], max_stop_ids=2, max_logit_bias=3)
     assert rows.stop_ids.tolist() == [[7, NO_TOKEN], [3, NO_TOKEN]]
     assert rows.bias_ids.tolist() == [[NO_TOKEN] * 3, [2, 5, NO_TOKEN]]
     assert rows.bias_values.tolist() == [[0.0] * 3, [-1.0, 1.5, 0.0]]
     assert (rows.prompt_len.tolist(), rows.min_len.tolist()) == ([2, 3], [2, 7])
     for room in ({"max_stop_ids": 0}, {"max_logit_bias": 1}):
         with pytest.raises(InputError, match="there is room for"):
-            row_sampling([SamplingParams(), asks], **room)
+            sampling_arrays([SamplingParams(), asks], **room)
 
 
-def test_row_sampling_stacks_one_value_per_row():
-    rows = row_sampling([SamplingParams(), SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=2**32 - 1)])
+def test_sampling_arrays_stacks_one_value_per_row():
+    rows = sampling_arrays([SamplingParams(), SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=2**32 - 1)])
     assert rows.temperature.tolist() == [0.0, 0.5]
     assert rows.top_k.tolist() == [0, 3]
     assert rows.seed.tolist() == [0, 2**32 - 1]
@@ -368,4 +368,4 @@ def test_row_sampling_stacks_one_value_per_row():
 def test_temperature_close_to_zero_equals_greedy(temperature):
     """1e-50 is 0 in float32."""
     logits = np.float32([[0, 5, 10]])
-    assert choose(logits, positions(1), row_sampling([SamplingParams(temperature=temperature)]))[0].tolist() == [2]
+    assert choose(logits, positions(1), sampling_arrays([SamplingParams(temperature=temperature)]))[0].tolist() == [2]

@@ -1,4 +1,4 @@
-"""A model that thinks while it reads, answering one question: alone, and among others with other guesses."""
+"""A model that thinks while it reads, answering one question: alone, and among others with other drafts."""
 
 import dataclasses
 import time
@@ -8,15 +8,15 @@ import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
+from detspec.draft.table import source_of
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
-from detspec.generate.insert import start_state
+from detspec.generate.init import start_state
 from detspec.generate.loop import generate_state
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
-from detspec.thinking.drafts import guess_fn
 from detspec.thinking.thoughts import thought_lists
 
 QUESTION = "A coin's state is heads. Alice flips, then Bob flips. What's the state?"
@@ -37,9 +37,9 @@ class ThinkingReport:
         chunks: texts of the prompt's chunks.
         thoughts: what was thought after each but the last; "" for nothing.
         answer: the new text.
-        rounds: of speculation, with nothing but trivial guesses.
+        rounds: rounds of speculation, with nothing but trivial drafts.
         equal: the same bits of thoughts, states, tokens and log-probabilities came out among `num_others` other requests,
-            with guesses from a cheap pass that reads ahead.
+            with thoughts drafted by a cheap pass that reads ahead.
         num_others: see `equal`.
         first_s, again_s: seconds with compilation, and without.
     """
@@ -68,7 +68,7 @@ class ThinkingReport:
         ]
         same = "the same bits" if self.equal else "OTHER BITS"
         lines.append(
-            f"Among {self.num_others} other requests and with other guesses: {same} of thoughts, answer, log-probabilities."
+            f"Among {self.num_others} other requests and with other drafts: {same} of thoughts, answer, log-probabilities."
         )
         return "\n".join(lines)
 
@@ -95,11 +95,11 @@ def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
     schedule = schedule.with_budget(schedule.budget.rows, 1)  # a short answer needs no drafts
     others = other_prompts(model, prompt)
     began = time.perf_counter()
-    alone = _answer(model, [prompt], schedule, "trivial")
+    alone = _answer(model, [prompt], schedule, "none")
     first_s, began = time.perf_counter() - began, time.perf_counter()
-    alone = _answer(model, [prompt], schedule, "trivial")
+    alone = _answer(model, [prompt], schedule, "none")
     again_s = time.perf_counter() - began
-    among = _answer(model, [*others, prompt], schedule, "sequential")
+    among = _answer(model, [*others, prompt], schedule, "self")
     assert alone.reading is not None
     C, num_thoughts = thinking.chunk, int(alone.reading.end[0])
     thoughts = thought_lists(np.asarray(alone.reading.thoughts)[0, :num_thoughts])
@@ -108,7 +108,7 @@ def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
         chunks=tuple(model.decode(prompt[start : start + C]) for start in range(0, len(prompt), C)),
         thoughts=tuple(model.decode([token for token in thought if token != thinking.end_id]) for thought in thoughts),
         answer=model.decode(new),
-        rounds=int(alone.reading.num_refused[0]) + 1,
+        rounds=int(alone.counters.num_rejected_thoughts[0]) + 1,
         equal=_bits(alone, 0) == _bits(among, len(others)),
         num_others=len(others),
         first_s=first_s,
@@ -125,13 +125,13 @@ def other_prompts(model: Model, prompt: Sequence[int]) -> list[list[int]]:
         return [list(prompt[-length:]) for length in range(1, len(OTHERS) + 1)]
 
 
-def _answer(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule, guesses: str) -> GenState:
+def _answer(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule, think: str) -> GenState:
     """The final state of all `prompts` side by side."""
     longest = max(map(len, prompts)) + MAX_TOKENS
     max_len = min(schedule.numerics.whole_pages(longest), model.cfg.max_position)
     sampling = [SamplingParams(max_tokens=MAX_TOKENS, thinking=True)] * len(prompts)
     state = start_state(model.cfg, prompts, sampling, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
-    state = generate_state(model.params, model.cfg, state, schedule=schedule, guess_fn=guess_fn(guesses, schedule))
+    state = generate_state(model.params, model.cfg, state, schedule=schedule, think=source_of(think))
     return jax.block_until_ready(state)
 
 

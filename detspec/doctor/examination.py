@@ -22,9 +22,9 @@ from detspec.config import ModelConfig
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampler import sample
-from detspec.sampling_params import SamplingParams, row_sampling
+from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.schedule import Schedule
-from detspec.state import NO_ROW, RowSampling, Windows
+from detspec.state import NO_SEQUENCE, SamplingArrays, Windows
 
 POISON = 1e30  # finite: what a masked slot may hold
 TEXT_ROW = 0  # the cache row of the text under examination
@@ -100,7 +100,7 @@ class _Examination:
         rng = np.random.default_rng(0)
         self.length = text_length(model.cfg, schedule)
         self.texts = rng.integers(0, self.cfg.vocab_size, size=(NUM_ROWS, self.length)).astype(np.int32)
-        self.sampling = row_sampling([SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)])
+        self.sampling = sampling_arrays([SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)])
         self.free = schedule.numerics.alignment == "free"
 
     def axes(self) -> Iterator[tuple[str, str, Variants[PassResult]]]:
@@ -225,7 +225,7 @@ def keys_values(cache: KVCache, row: int, length: int, schedule: Schedule) -> np
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("cache",))
 def _pass(
-    params: Params, cfg: ModelConfig, windows: Windows, cache: KVCache, sampling: RowSampling, schedule: Schedule
+    params: Params, cfg: ModelConfig, windows: Windows, cache: KVCache, sampling: SamplingArrays, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, jax.Array, KVCache]:
     """One pass: logits `[G, W, V]`, sampled tokens and log-probabilities `[G, W]`, and the cache."""
     G, W = windows.tokens.shape
@@ -240,13 +240,22 @@ def _pass(
 def _empty_windows(G: int, W: int) -> dict[str, np.ndarray]:
     """A pass of padding."""
     zeros = np.zeros(G, np.int32)
-    return {"tokens": np.zeros((G, W), np.int32), "row": np.full(G, NO_ROW, np.int32), "start": zeros, "count": zeros.copy()}
+    return {
+        "tokens": np.zeros((G, W), np.int32),
+        "sequence": np.full(G, NO_SEQUENCE, np.int32),
+        "start": zeros,
+        "count": zeros.copy(),
+    }
 
 
-def _put(batch: dict[str, np.ndarray], group: int, row: int, text: Sequence[int] | np.ndarray, start: int, end: int) -> None:
-    """Makes window `group` hold `text[start:end]` for cache row `row`."""
+def _put(
+    batch: dict[str, np.ndarray], group: int, sequence: int, text: Sequence[int] | np.ndarray, start: int, end: int
+) -> None:
+    """Makes window `group` hold `text[start:end]` of `sequence`."""
     batch["tokens"][group, : end - start] = text[start:end]
-    batch["row"][group], batch["start"][group], batch["count"][group] = row, start, end - start
+    batch["sequence"][group] = sequence
+    batch["start"][group] = start
+    batch["count"][group] = end - start
 
 
 def _first_difference(anchor: PassResult, other: PassResult) -> str:

@@ -19,12 +19,13 @@ from detspec.doctor.examination import (
     first_position,
     keys_values,
 )
-from detspec.generate.insert import init_state, insert, pack_requests
+from detspec.generate.init import init_state
+from detspec.generate.insert import Entry, insert, pack_requests
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState
-from detspec.thinking.think_prompt import read
+from detspec.thinking.think_prompt import think_prompt
 from detspec.thinking.thoughts import thought_lists
 
 NUM_CHUNKS = (6, 13, 4)  # that are thought about, of the prompt and of two neighbours, if the model reads so far
@@ -71,8 +72,8 @@ class _Examination:
         wrong = [[(thought[0] + 1) % self.model.cfg.vocab_size, *thought[1:]] for thought in right]
         partly = [wrong[i] if i % 3 == 0 else thought for i, thought in enumerate(right)]
         told = {"right": right, "every third wrong": partly, "all wrong": wrong}
-        variants = [(name, partial(self.read, guesses=guesses)) for name, guesses in told.items()]
-        yield "guessed thoughts", "what the thoughts were guessed to be", variants
+        variants = [(name, partial(self.read, drafts=drafts)) for name, drafts in told.items()]
+        yield "drafted thoughts", "what the drafts of the thoughts were", variants
         beside = [(f"row {row} of {NUM_ROWS}", partial(self.read, row=row, neighbours=True)) for row in range(NUM_ROWS)]
         yield "reading rows", "the prompt's row, and who reads beside it", [("row 1 alone", partial(self.read, row=1)), *beside]
         placed = [("pages reversed", partial(self.read, reverse_pages=True)), ("poisoned", partial(self.read, poison=True))]
@@ -81,7 +82,7 @@ class _Examination:
     def read(
         self,
         *,
-        guesses: Sequence[Sequence[int]] = (),
+        drafts: Sequence[Sequence[int]] = (),
         row: int = 0,
         neighbours: bool = False,
         reverse_pages: bool = False,
@@ -93,8 +94,9 @@ class _Examination:
         state = init_state(cfg, max_requests=NUM_ROWS, max_len=max_len, max_stop_ids=1, max_logit_bias=1, schedule=schedule)
         state = state.replace(cache=disturbed(state.cache, schedule, reverse_pages=reverse_pages, poison=poison))
         rows = [row, *(other for other in range(NUM_ROWS) if other != row)] if neighbours else [row]
-        asked = self.prompts[: len(rows)], [SAMPLING] * len(rows), ()
-        state = insert(state, pack_requests(state, rows, *asked, thoughts=[guesses, *[()] * (len(rows) - 1)]))
+        entries = [Entry(place, prompt, SAMPLING) for place, prompt in zip(rows, self.prompts, strict=False)]
+        entries[0] = entries[0]._replace(thoughts=drafts)
+        state = insert(state, pack_requests(state, entries, ()))
         state = _read(self.model.params, cfg, state, schedule)
         assert state.reading is not None
         thoughts, states = (np.asarray(x[row]) for x in (state.reading.thoughts, state.reading.states))
@@ -104,7 +106,7 @@ class _Examination:
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"))
 def _read(params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> GenState:
-    return read(params, cfg, state, schedule=schedule)
+    return think_prompt(params, cfg, state, schedule=schedule)
 
 
 def _first_difference(anchor: ReadPrompt, other: ReadPrompt) -> str:

@@ -1,4 +1,1 @@
-"""Guesses of the next tokens. A bad guess costs speed, never correctness.
-
-A draft source is a function `draft_fn(params, cfg, state) -> Draft`. It writes only cache slots that verification rewrites.
-"""
+"""Draft sources: pairs of pure functions that propose the next tokens. A wrong draft costs speed, never correctness."""

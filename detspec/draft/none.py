@@ -1,20 +1,27 @@
-"""No guess at all: every window holds one committed token, which is plain canonical decoding."""
+"""No draft: every window holds one committed token, which is plain canonical decoding."""
 
 import jax.numpy as jnp
 
 from detspec.config import ModelConfig
+from detspec.draft.source import DraftParams, DraftSource, costs_nothing, no_state
 from detspec.model.params import Params
+from detspec.schedule import Schedule
 from detspec.state import Draft, GenState
+from detspec.thinking.drafts import draft_no_thoughts
 
 
-def no_draft(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
-    """A `draft_fn` for `W = 1`."""
-    del params, cfg
-    B = state.tokens.shape[0]
+def no_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
+    """`DraftSource.draft` that proposes nothing, for windows of any length."""
+    del draft_params, params, cfg
+    B, W = state.tokens.shape[0], schedule.budget.window
     return Draft(
-        tokens=jnp.zeros((B, 0), jnp.int32),
-        logprobs=jnp.zeros((B, 0), jnp.float32),
+        tokens=jnp.zeros((B, W - 1), jnp.int32),
+        logprobs=jnp.zeros((B, W - 1), jnp.float32),
         count=jnp.zeros(B, jnp.int32),
         final=jnp.zeros(B, bool),
         cache=state.cache,
+        state=state.draft,
     )
+
+
+NONE = DraftSource("none", no_state, no_draft, costs_nothing, executes=False, prior_acceptance=0.0, think=draft_no_thoughts)

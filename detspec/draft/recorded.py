@@ -1,30 +1,33 @@
-"""Guesses read from given text: a recorded completion, or any text at all."""
+"""Drafts read from given text: a recorded completion, or any text at all."""
 
-import jax
 import jax.numpy as jnp
 
 from detspec.config import ModelConfig
-from detspec.draft.draft_fn import DraftFn, draft_limit
+from detspec.draft.source import DraftParams, DraftSource, costs_nothing, draft_limit, no_state
 from detspec.model.params import Params
+from detspec.schedule import Schedule
 from detspec.state import Draft, GenState
 
 
-def recorded_draft(tokens: jax.Array, length: jax.Array, window: int) -> DraftFn:
-    """A `draft_fn` that guesses `tokens[b, committed : committed + window - 1]`.
+def recorded_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
+    """`DraftSource.draft` that proposes `tokens[b, committed : committed + W - 1]`.
 
     Args:
-        tokens: `[B, T]` int32, whole sequences from position 0.
-        length: `[B]` int32, positions of `tokens` in use; nothing is guessed past them.
-        window: `W`.
+        draft_params: `(tokens, length)`. `tokens [B, T]` int32 are whole sequences from position 0, and `length [B]` int32
+            says how many of their positions are in use: nothing is drafted past them.
+        params, cfg: not read.
+        state: of the `B` sequences.
+        schedule: its window is `W`.
     """
+    del params, cfg
+    tokens, length = draft_params
+    W = schedule.budget.window
+    place = state.committed[:, None] + jnp.arange(W - 1, dtype=jnp.int32)[None, :]
+    drafted = jnp.take_along_axis(tokens, jnp.minimum(place, tokens.shape[1] - 1), axis=1)
+    final = jnp.zeros_like(state.live)
+    count = jnp.clip(length - state.committed, 0, draft_limit(state, W, final))
+    logprobs = jnp.zeros(drafted.shape, jnp.float32)
+    return Draft(tokens=drafted, logprobs=logprobs, count=count, final=final, cache=state.cache, state=state.draft)
 
-    def draft(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
-        del params, cfg
-        place = state.committed[:, None] + jnp.arange(window - 1, dtype=jnp.int32)[None, :]
-        guessed = jnp.take_along_axis(tokens, jnp.minimum(place, tokens.shape[1] - 1), axis=1)
-        final = jnp.zeros_like(state.live)
-        count = jnp.clip(length - state.committed, 0, draft_limit(state, window, final))
-        logprobs = jnp.zeros(guessed.shape, jnp.float32)
-        return Draft(tokens=guessed, logprobs=logprobs, count=count, final=final, cache=state.cache)
 
-    return draft
+RECORDED = DraftSource("recorded", no_state, recorded_draft, costs_nothing, executes=False, prior_acceptance=1.0)

@@ -1,11 +1,13 @@
-"""The model guesses for itself on its cheapest schedule: LLM-42's fast path (arXiv 2601.17768, section 4)."""
+"""The model drafts for itself on its cheapest schedule: LLM-42's fast path (arXiv 2601.17768, section 4)."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
-from detspec.draft.draft_fn import DraftFn, draft_limit
+from detspec.draft.source import DraftParams, DraftSource, draft_limit, no_state
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.model.transformer import forward
@@ -13,51 +15,78 @@ from detspec.sampler import sample
 from detspec.schedule import Schedule
 from detspec.state import Draft, GenState, Windows
 from detspec.stopping import is_stop
+from detspec.thinking.drafts import draft_thoughts
 
 
-def self_draft(window: int, schedule: Schedule) -> DraftFn:
-    """A `draft_fn` that decodes up to `window - 1` tokens a row, one at a time, all ready rows in one batch.
+class _Decoded(NamedTuple):
+    """What the loop over drafted tokens carries."""
 
-    Rows stop guessing at a stop token and at their limit. The guesses of ordinary rows are final: `commit` takes them as
-    they are.
+    last: jax.Array  # [B] int32, the newest token of each sequence
+    going: jax.Array  # [B] bool, False once a sequence drafts no more
+    tokens: jax.Array  # [B, W-1] int32
+    logprobs: jax.Array  # [B, W-1] float32
+    num_drafted: jax.Array  # [B] int32
+    cache: KVCache
+
+
+def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
+    """`DraftSource.draft` that decodes up to `W - 1` tokens, one at a time, all ready sequences in one batch.
+
+    A sequence stops drafting at a stop token and at its limit. The drafts of ordinary sequences are final: `commit` takes
+    them as they are.
+
+    Raises:
+        InputError: the window of `schedule` has no room for a draft.
     """
-    if window < 2:
-        raise InputError(f"the self draft needs a window of at least 2 (window - 1 guesses), got {window}")
+    del draft_params
+    B, W = state.tokens.shape[0], schedule.budget.window
+    if W < 2:
+        raise InputError(f"the self draft needs a window of at least 2 (window - 1 drafted tokens), got {W}")
+    fast = schedule.fast(B)
+    final = ~state.deterministic
+    limit = draft_limit(state, W, final)
+    sequence = jnp.arange(B, dtype=jnp.int32)
 
-    def draft(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
-        B = state.tokens.shape[0]
-        fast = schedule.fast(B)
-        final = ~state.deterministic
-        limit = draft_limit(state, window, final)
-        last = jnp.take_along_axis(state.tokens, state.committed[:, None] - 1, axis=1)[:, 0]
+    def decode(step: jax.Array, carry: _Decoded) -> _Decoded:
+        going = carry.going & (step < limit)
+        position = state.cache.length + step
+        windows = Windows(tokens=carry.last[:, None], sequence=sequence, start=position, count=going.astype(jnp.int32))
+        logits_f32, cache, _ = forward(params, cfg, windows, carry.cache, numerics=fast.numerics, inject=state.inject(windows))
 
-        def decode(
-            step: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, KVCache]
-        ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, KVCache]:
-            last, going, tokens, logprobs, count, cache = carry
-            going &= step < limit
-            row = jnp.arange(B, dtype=jnp.int32)
-            position = state.cache.length + step
-            windows = Windows(tokens=last[:, None], row=row, start=position, count=going.astype(jnp.int32))
-            logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=fast.numerics, inject=state.inject(windows))
+        def texts() -> jax.Array:
+            """Committed tokens and the drafts so far, `[B, max_len]`."""
+            offset = jnp.arange(W - 1, dtype=jnp.int32)[None, :]
+            place = jnp.where(offset < step, state.committed[:, None] + offset, state.tokens.shape[1])
+            return state.tokens.at[sequence[:, None], place].set(carry.tokens, mode="drop")
 
-            def texts() -> jax.Array:
-                """Committed tokens and the guesses so far, `[B, max_len]`."""
-                guess = jnp.arange(window - 1, dtype=jnp.int32)[None, :]
-                place = jnp.where(guess < step, state.committed[:, None] + guess, state.tokens.shape[1])
-                return state.tokens.at[row[:, None], place].set(tokens, mode="drop")
+        chosen, logprob = sample(logits_f32[:, 0], position + 1, state.sampling, texts, numerics=fast.numerics)
+        return _Decoded(
+            last=chosen,
+            going=going & ~is_stop(chosen[:, None], state.sampling.stop_ids)[:, 0],
+            tokens=carry.tokens.at[:, step].set(chosen),
+            logprobs=carry.logprobs.at[:, step].set(logprob),
+            num_drafted=carry.num_drafted + going.astype(jnp.int32),
+            cache=cache,
+        )
 
-            chosen, logprob = sample(logits_f32[:, 0], position + 1, state.sampling, texts, numerics=fast.numerics)
-            tokens = tokens.at[:, step].set(chosen)
-            logprobs = logprobs.at[:, step].set(logprob)
-            count += going.astype(jnp.int32)
-            return chosen, going & ~is_stop(chosen[:, None], state.sampling.stop_ids)[:, 0], tokens, logprobs, count, cache
+    carry = _Decoded(
+        last=jnp.take_along_axis(state.tokens, state.committed[:, None] - 1, axis=1)[:, 0],
+        going=state.ready,
+        tokens=jnp.zeros((B, W - 1), jnp.int32),
+        logprobs=jnp.zeros((B, W - 1), jnp.float32),
+        num_drafted=jnp.zeros(B, jnp.int32),
+        cache=state.cache,
+    )
+    with jax.named_scope("draft"):
+        done = jax.lax.fori_loop(0, W - 1, decode, carry)
+    return Draft(
+        tokens=done.tokens, logprobs=done.logprobs, count=done.num_drafted, final=final, cache=done.cache, state=state.draft
+    )
 
-        tokens = jnp.zeros((B, window - 1), jnp.int32)
-        logprobs = jnp.zeros((B, window - 1), jnp.float32)
-        carry = (last, state.ready, tokens, logprobs, jnp.zeros(B, jnp.int32), state.cache)
-        with jax.named_scope("draft"):
-            _, _, tokens, logprobs, count, cache = jax.lax.fori_loop(0, window - 1, decode, carry)
-        return Draft(tokens=tokens, logprobs=logprobs, count=count, final=final, cache=cache)
 
-    return draft
+def self_draft_cost(window: int, ordinary_step_s: float) -> float:
+    """`DraftSource.cost_s`: one ordinary step for each drafted token."""
+    return (window - 1) * ordinary_step_s
+
+
+SELF = DraftSource("self", no_state, self_draft, self_draft_cost, executes=True, prior_acceptance=0.99, think=draft_thoughts)

@@ -13,16 +13,22 @@ from detspec.state import LENGTH, NOT_FINITE, RUNNING, STOP, Counters, Draft, Ge
 from detspec.stopping import is_stop
 
 
-def commit(state: GenState, draft: Draft, verified: Verified) -> GenState:
-    """Appends each ready row's new tokens; ends rows at a stop token, at their limit, or where a log-probability is not finite.
+def commit(state: GenState, draft: Draft, verified: Verified | None = None) -> GenState:
+    """Appends each ready sequence's new tokens; it ends at a stop token, at its limit, or at a log-probability not finite.
 
-    Everything after the first stop token, and everything past the limit, is void. Ordinary rows take their draft as it is.
+    Everything after the first stop token, and everything past the limit, is void. Ordinary sequences take their draft as it
+    is. `verified` is None if all of them are ordinary.
     """
-    guesses = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
-    guess_logprobs = jnp.pad(draft.logprobs, ((0, 0), (0, 1)))
-    tokens = jnp.where(verified.verified[:, None], verified.targets, guesses)  # [B, W]
-    logprobs = jnp.where(verified.verified[:, None], verified.logprobs, guess_logprobs)
-    offered = jnp.where(verified.verified, verified.accepted + 1, draft.count)
+    tokens = draft.tokens
+    logprobs = draft.logprobs
+    offered = draft.count
+    cache = draft.cache
+    if verified is not None:
+        in_pass = verified.in_pass[:, None]
+        tokens = jnp.where(in_pass, verified.targets, jnp.pad(tokens, ((0, 0), (0, 1))))  # [B, W]
+        logprobs = jnp.where(in_pass, verified.logprobs, jnp.pad(logprobs, ((0, 0), (0, 1))))
+        offered = jnp.where(verified.in_pass, verified.accepted + 1, offered)
+        cache = verified.cache
     offered = jnp.where(state.ready, jnp.minimum(offered, state.limit - state.committed), 0)
 
     offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
@@ -32,38 +38,38 @@ def commit(state: GenState, draft: Draft, verified: Verified) -> GenState:
     num_new = jnp.minimum(broken_at, jnp.minimum(stop_at + 1, offered))
 
     B, max_len = state.tokens.shape
-    row = jnp.arange(B, dtype=jnp.int32)[:, None]
+    sequence = jnp.arange(B, dtype=jnp.int32)[:, None]
     place = jnp.where(offset < num_new[:, None], state.committed[:, None] + offset, max_len)
     committed = state.committed + num_new
     finish = jnp.where(committed >= state.limit, LENGTH, RUNNING)
     finish = jnp.where(stop_at < jnp.minimum(offered, broken_at), STOP, finish)
     finish = jnp.where(broken_at < jnp.minimum(offered, stop_at + 1), NOT_FINITE, finish)
     finish = jnp.where(state.ready, finish, state.finish).astype(jnp.int32)
-    cache = verified.cache.replace(length=jnp.where(state.ready, committed - 1, verified.cache.length))
     return state.replace(
-        tokens=state.tokens.at[row, place].set(tokens, mode="drop"),
-        logprobs=state.logprobs.at[row, place].set(logprobs, mode="drop"),
+        tokens=state.tokens.at[sequence, place].set(tokens, mode="drop"),
+        logprobs=state.logprobs.at[sequence, place].set(logprobs, mode="drop"),
         committed=committed,
         live=state.live & (finish == RUNNING),
         finish=finish,
-        counters=_count(state.counters, verified, num_new),
-        cache=cache,
+        counters=state.counters if verified is None else _count(state.counters, verified, num_new),
+        cache=cache.replace(length=jnp.where(state.ready, committed - 1, cache.length)),
+        draft=draft.state,
     )
 
 
 def _first(true_at: jax.Array, none: jax.Array) -> jax.Array:
-    """Index of the first True of each row of `true_at [B, n]`, or `none [B]`."""
+    """Index of the first True in each line of `true_at [B, n]`, or `none [B]`."""
     return jnp.where(true_at.any(1), jnp.argmax(true_at, axis=1).astype(jnp.int32), none)
 
 
 def _count(counters: Counters, verified: Verified, num_new: jax.Array) -> Counters:
-    """A rollback is a guess that was refused inside the committed run; what a stop token made void is none."""
-    was_verified = verified.verified.astype(jnp.int32)
-    drafted = verified.guessed * was_verified
-    accepted = jnp.minimum(verified.accepted, num_new) * was_verified
-    rolled_back = verified.verified & (verified.accepted < verified.guessed) & (num_new == verified.accepted + 1)
-    return Counters(
-        num_verify_passes=counters.num_verify_passes + was_verified,
+    """A rollback is a draft that was rejected inside the committed run; what a stop token made void is none."""
+    in_pass = verified.in_pass.astype(jnp.int32)
+    drafted = verified.drafted * in_pass
+    accepted = jnp.minimum(verified.accepted, num_new) * in_pass
+    rolled_back = verified.in_pass & (verified.accepted < verified.drafted) & (num_new == verified.accepted + 1)
+    return counters.replace(
+        num_verify_passes=counters.num_verify_passes + in_pass,
         num_draft_tokens=counters.num_draft_tokens + drafted,
         num_accepted_draft_tokens=counters.num_accepted_draft_tokens + accepted,
         num_rollbacks=counters.num_rollbacks + rolled_back.astype(jnp.int32),

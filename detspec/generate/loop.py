@@ -2,76 +2,103 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from detspec.config import ModelConfig
-from detspec.draft.draft_fn import DraftFn
-from detspec.draft.none import no_draft
-from detspec.draft.self_draft import self_draft
+from detspec.draft.none import NONE
+from detspec.draft.self_draft import SELF
+from detspec.draft.source import Drafter, DraftFn, DraftParams, DraftSource, draft_fn
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.generate.commit import commit
-from detspec.generate.insert import start_state
+from detspec.generate.init import start_state
 from detspec.generate.prefill import prefill
-from detspec.generate.verify import unverified, verify
+from detspec.generate.verify import verify
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
-from detspec.state import GenState
-from detspec.thinking.think_prompt import GuessFn, read
+from detspec.state import Draft, GenState, Verified
+from detspec.thinking.think_prompt import think_prompt
+
+NEVER = 2**30
 
 
-def dvr_step(params: Params, cfg: ModelConfig, state: GenState, *, draft_fn: DraftFn, schedule: Schedule) -> GenState:
-    """Draft, verify, commit: every live row gains at least one committed token."""
+class Step(NamedTuple):
+    """What one step drafted and what the canonical pass said of it, for those who look; XLA drops what is unused."""
+
+    draft: Draft
+    verified: Verified
+
+
+def dvr_step(
+    params: Params, cfg: ModelConfig, state: GenState, *, draft_fn: DraftFn, schedule: Schedule
+) -> tuple[GenState, Step]:
+    """Draft, verify, commit: every live sequence gains at least one committed token."""
     draft = draft_fn(params, cfg, state)
     verified = verify(params, cfg, state, draft, schedule=schedule)
-    return commit(state, draft, verified)
+    return commit(state, draft, verified), Step(draft, verified)
 
 
-def fast_step(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
-    """Ordinary decoding: one token of the fast path for every live row, none of them deterministic, committed unverified."""
-    draft = self_draft(2, schedule)(params, cfg, state)
-    return commit(state, draft, unverified(draft))
+def ordinary_step(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
+    """Ordinary decoding: one token of the fast path for every live sequence, none deterministic, committed unverified."""
+    draft = SELF.draft((), params, cfg, state, schedule.with_budget(2, 2))
+    return commit(state, draft)
 
 
-def default_draft(schedule: Schedule) -> DraftFn:
+def default_source(schedule: Schedule) -> DraftSource:
     """The self draft for windows of several tokens, no draft for windows of one."""
-    return no_draft if schedule.budget.window == 1 else self_draft(schedule.budget.window, schedule)
+    return NONE if schedule.budget.window == 1 else SELF
+
+
+class Limits(NamedTuple):
+    """When `run` ends, int32 scalars."""
+
+    steps: jax.Array | int  # after so many steps
+    min_live: jax.Array | int = 1  # when fewer sequences than this are live; at least 1
+    max_idle: jax.Array | int = NEVER  # when ended sequences have wasted so many steps in total
 
 
 def run(
     state: GenState,
     step_fn: Callable[[GenState], GenState],
     *,
-    max_steps: jax.Array,
-    min_live: jax.Array,
-    num_rows: jax.Array | None = None,
-    max_idle: jax.Array | None = None,
+    limits: Limits,
+    num_sequences: jax.Array | None = None,
 ) -> tuple[GenState, jax.Array]:
-    """Steps under `lax.while_loop`, up to `max_steps` times, for as long as at least `min_live` (>= 1) rows are live.
+    """Steps under `lax.while_loop` until one of `limits` is reached.
 
-    With `max_idle` it also ends when those of `num_rows` that are not live have idled for so many steps, added up.
+    Args:
+        state: of the sequences.
+        step_fn: one step.
+        limits: when to end.
+        num_sequences: int32, how many sequences are in use: those of them that are not live idle. None counts no idling.
 
     Returns:
         The state, and how many steps there were, int32.
     """
 
-    def going(carry: tuple[jax.Array, jax.Array, GenState]) -> jax.Array:
-        step, idle, state = carry
-        more = (step < max_steps) & (state.live.sum(dtype=jnp.int32) >= min_live)
-        return more if max_idle is None else more & (idle < max_idle)
+    def going(carry: _Run) -> jax.Array:
+        is_live = carry.state.live.sum(dtype=jnp.int32) >= limits.min_live
+        return (carry.step < limits.steps) & is_live & (carry.idle < limits.max_idle)
 
-    def body(carry: tuple[jax.Array, jax.Array, GenState]) -> tuple[jax.Array, jax.Array, GenState]:
-        step, idle, state = carry
-        state = step_fn(state)
-        if num_rows is not None:
-            idle += num_rows - state.live.sum(dtype=jnp.int32)
-        return step + 1, idle, state
+    def body(carry: _Run) -> _Run:
+        state = step_fn(carry.state)
+        idle = jnp.int32(0) if num_sequences is None else num_sequences - state.live.sum(dtype=jnp.int32)
+        return _Run(carry.step + 1, carry.idle + idle, state)
 
-    steps, _, state = jax.lax.while_loop(going, body, (jnp.int32(0), jnp.int32(0), state))
-    return state, steps
+    done = jax.lax.while_loop(going, body, _Run(jnp.int32(0), jnp.int32(0), state))
+    return done.state, done.step
+
+
+class _Run(NamedTuple):
+    """What the loop over steps carries."""
+
+    step: jax.Array  # int32, steps so far
+    idle: jax.Array  # int32, steps that ended sequences have wasted in total
+    state: GenState
 
 
 def generate(
@@ -82,50 +109,67 @@ def generate(
     *,
     eos_ids: Sequence[int] = (),
     schedule: Schedule | None = None,
-    draft_fn: DraftFn | None = None,
-    max_len: int | None = None,
+    drafter: Drafter | None = None,
 ) -> GenState:
     """Generates for all prompts in one jit-compiled program, for notebooks and ablations.
+
+    Every sequence gets the whole cache pages that the longest one takes, so calls of like lengths share a program.
 
     Args:
         params, cfg: the model.
         prompts: token ids of `B` prompts.
         sampling: for all prompts, or one each.
-        eos_ids: tokens that end a row that does not ignore them.
+        eos_ids: tokens that end a sequence that does not ignore them.
         schedule: of the canonical pass; the device's default if None.
-        draft_fn: what guesses; by default the self draft, or none for windows of one.
-        max_len: positions a row can hold; by default just enough.
+        drafter: what drafts; by default the self draft, or none for windows of one.
 
     Returns:
-        The final state: row `b` holds `committed[b]` tokens in `tokens[b]`, with `logprobs[b]` beside them.
+        The final state: sequence `b` holds `committed[b]` tokens in `tokens[b]`, with their `logprobs[b]`.
 
     Raises:
-        InputError: a prompt is empty, holds an id outside the vocabulary, or does not fit `max_len` with its `max_tokens`;
-            the device does not run what the schedule names.
+        InputError: a prompt is empty or holds an id outside the vocabulary; the device does not run what the schedule names.
     """
     schedule = chosen_schedule(schedule, cfg)
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
     if len(each) != len(prompts):
         raise InputError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one for all, or one each")
-    max_len = max_len or max(max(len(p) + s.max_tokens for p, s in zip(prompts, each, strict=True)), schedule.budget.window)
+    longest = max(len(p) + s.max_tokens for p, s in zip(prompts, each, strict=True))
+    max_len = schedule.numerics.whole_pages(max(longest, schedule.budget.window))
     state = start_state(cfg, prompts, each, eos_ids=eos_ids, max_len=max_len, schedule=schedule)
-    return generate_state(params, cfg, state, schedule=schedule, draft_fn=draft_fn)
+    source, draft_params = drafter or Drafter(default_source(schedule))
+    return generate_state(params, cfg, state, schedule=schedule, source=source, draft_params=draft_params)
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "draft_fn", "guess_fn"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("cfg", "schedule", "source", "think"), donate_argnames=("state",))
 def generate_state(
     params: Params,
     cfg: ModelConfig,
     state: GenState,
     *,
     schedule: Schedule,
-    draft_fn: DraftFn | None = None,
-    guess_fn: GuessFn | None = None,
+    source: DraftSource | None = None,
+    draft_params: DraftParams = (),
+    think: DraftSource | None = None,
 ) -> GenState:
-    """Reads the prompts and runs `state` until no row is live: the functional core as one program."""
+    """Reads the prompts and runs `state` until no sequence is live: the functional core as one program.
+
+    Args:
+        params, cfg: the model.
+        state: of `B` sequences.
+        schedule: of the canonical pass.
+        source: what drafts; None is the self draft, or none for windows of one. Its state begins anew.
+        draft_params: what `source` reads.
+        think: what drafts thoughts before the first pass; None takes those that requests brought.
+    """
+    source = source or default_source(schedule)
     if state.reading is not None:
-        state = read(params, cfg, state, schedule=schedule, guess_fn=guess_fn)
+        think_fn = None if think is None else think.think
+        state = think_prompt(params, cfg, state, schedule=schedule, think_fn=think_fn)
     state = prefill(params, cfg, state, schedule=schedule)
-    step_fn = partial(dvr_step, params, cfg, draft_fn=draft_fn or default_draft(schedule), schedule=schedule)
-    state, _ = run(state, step_fn, max_steps=jnp.int32(state.tokens.shape[1]), min_live=jnp.int32(1))
-    return state
+    state = state.replace(draft=source.init(cfg, schedule, *state.tokens.shape))
+    own_draft_fn = draft_fn(Drafter(source, draft_params), schedule)
+
+    def step(state: GenState) -> GenState:
+        return dvr_step(params, cfg, state, draft_fn=own_draft_fn, schedule=schedule)[0]
+
+    return run(state, step, limits=Limits(state.tokens.shape[1]))[0]

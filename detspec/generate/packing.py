@@ -1,6 +1,6 @@
-"""Rows of many small arrays in one array: a program takes one in a tenth of the time that it takes thirty.
+"""Many small arrays side by side in one: a program takes one in a tenth of the time that it takes thirty.
 
-Leaves `[n, ...]` of four bytes an element, or bool, lie side by side as int32:
+Leaves `[n, ...]` of four bytes an element, or bool, lie next to each other as int32:
 
     {a: f32 [n, 2], b: bool [n]}  ->  [[a0 a1 b], ...]
 """
@@ -15,17 +15,18 @@ import numpy as np
 Tree = TypeVar("Tree")
 
 
-def pack_rows(tree: Any, rows: Sequence[int], num_rows: int) -> np.ndarray:
-    """Leaves `[n, ...]` of numpy as int32 `[num_rows, width]`: entry `i` in row `rows[i]`, the others 0."""
-    leaves = [np.asarray(leaf).reshape(len(rows), np.prod(np.shape(leaf)[1:], dtype=int)) for leaf in jax.tree.leaves(tree)]
-    columns = [leaf.astype(np.int32) if leaf.dtype == np.bool_ else leaf.view(np.int32) for leaf in leaves]
-    packed = np.zeros((num_rows, sum(column.shape[1] for column in columns)), np.int32)
-    packed[list(rows)] = np.concatenate(columns, axis=1)
+def pack(tree: Any, places: Sequence[int], num_places: int) -> np.ndarray:
+    """Leaves `[n, ...]` of numpy as int32 `[num_places, width]`: entry `i` at `places[i]`, 0 elsewhere."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    flat = [leaf.reshape(len(places), np.prod(leaf.shape[1:], dtype=int)) for leaf in leaves]
+    columns = [leaf.astype(np.int32) if leaf.dtype == np.bool_ else leaf.view(np.int32) for leaf in flat]
+    packed = np.zeros((num_places, sum(column.shape[1] for column in columns)), np.int32)
+    packed[list(places)] = np.concatenate(columns, axis=1)
     return packed
 
 
-def unpack_rows(packed: jax.Array, like: Tree) -> Tree:
-    """The leaves that were packed, `[num_rows, ...]`, with the structure, shapes and dtypes of `like`."""
+def unpack(packed: jax.Array, like: Tree) -> Tree:
+    """The leaves that were packed, `[num_places, ...]`, with the structure, shapes and dtypes of `like`."""
     leaves, structure = jax.tree.flatten(like)
     found, begin = [], 0
     for leaf in leaves:

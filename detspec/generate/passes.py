@@ -1,8 +1,8 @@
-"""Committed text through canonical passes: cut into windows, packed `G` to a pass, several windows of one row side by side.
+"""Committed text through canonical passes: cut into windows, packed `G` to a pass, several of one sequence side by side.
 
-Rows of 5 and 9 positions with `W = 4`, `G = 4`:
+Sequences of 5 and 9 positions with `W = 4`, `G = 4`:
 
-    row 0: [0 4) [4 5)    row 1: [0 4) [4 8) [8 9)    passes: (0,0,1,1) (1,-,-,-)
+    sequence 0: [0 4) [4 5)    sequence 1: [0 4) [4 8) [8 9)    passes: (0,0,1,1) (1,-,-,-)
 """
 
 from collections.abc import Callable
@@ -13,55 +13,55 @@ import jax
 import jax.numpy as jnp
 
 from detspec.schedule import Schedule
-from detspec.state import NO_ROW, GenState, Windows
+from detspec.state import NO_SEQUENCE, GenState, Windows
 
 Carry = TypeVar("Carry")
 
 
 class Stretches(flax.struct.PyTreeNode):
-    """Positions `start .. end - 1` of each row that passes are to read, none where `end <= start`."""
+    """Positions `start .. end - 1` of each sequence that passes are to read, none where `end <= start`."""
 
     start: jax.Array  # [B] int32
     end: jax.Array  # [B] int32
 
-    def windows_of_rows(self, window: int) -> jax.Array:
-        """How many windows each row is cut into, `[B]` int32."""
+    def num_windows(self, window: int) -> jax.Array:
+        """How many windows each sequence is cut into, `[B]` int32."""
         return -(-jnp.maximum(self.end - self.start, 0) // window)
 
 
 def stretches(first: jax.Array, end: jax.Array, schedule: Schedule) -> Stretches:
-    """Positions `first .. end - 1` of each row `[B]`; where windows are aligned, from the start of the window of `first`."""
+    """Positions `first .. end - 1` of each sequence `[B]`; aligned windows begin where the window of `first` does."""
     start = first - first % schedule.budget.window if schedule.numerics.alignment == "window" else first
     return Stretches(start=jnp.where(first < end, start, end), end=end)
 
 
 def missing(state: GenState, schedule: Schedule) -> Stretches:
-    """What live rows lack in the cache: committed tokens but the last; nothing of those that still think about their prompt."""
+    """What live sequences lack in the cache: all committed tokens but the last; nothing while they still think."""
     length = state.cache.length
     return stretches(length, jnp.where(state.catching_up, state.committed - 1, 0), schedule)
 
 
 def cut(stretches: Stretches, index: jax.Array, tokens: jax.Array, window: int) -> Windows:
     """Windows number `index [G]` of all that `stretches` of `tokens [B, T]` are cut into; padding where there is none."""
-    number = stretches.windows_of_rows(window)
-    through = jnp.cumsum(number)  # of rows 0 .. b
+    number = stretches.num_windows(window)
+    through = jnp.cumsum(number)  # of sequences 0 .. b
     used = (index >= 0) & (index < through[-1])
-    row = jnp.minimum(jnp.searchsorted(through, index, side="right"), through.shape[0] - 1).astype(jnp.int32)
-    begin = stretches.start[row] + (index - (through[row] - number[row])) * window
+    sequence = jnp.minimum(jnp.searchsorted(through, index, side="right"), through.shape[0] - 1).astype(jnp.int32)
+    begin = stretches.start[sequence] + (index - (through[sequence] - number[sequence])) * window
     place = jnp.clip(begin[:, None] + jnp.arange(window, dtype=jnp.int32)[None, :], 0, tokens.shape[1] - 1)
     return Windows(
-        tokens=jnp.where(used[:, None], tokens[row[:, None], place], 0),
-        row=jnp.where(used, row, NO_ROW),
+        tokens=jnp.where(used[:, None], tokens[sequence[:, None], place], 0),
+        sequence=jnp.where(used, sequence, NO_SEQUENCE),
         start=jnp.where(used, begin, 0),
-        count=jnp.where(used, jnp.clip(stretches.end[row] - begin, 0, window), 0),
+        count=jnp.where(used, jnp.clip(stretches.end[sequence] - begin, 0, window), 0),
     )
 
 
 def reached(stretches: Stretches, done: jax.Array, window: int) -> jax.Array:
-    """Where each row is after the first `done` windows of all, `[B]` int32; 0 for rows that none of them was of."""
-    number = stretches.windows_of_rows(window)
-    done_of_row = jnp.clip(done - (jnp.cumsum(number) - number), 0, number)
-    return jnp.where(done_of_row > 0, jnp.minimum(stretches.start + done_of_row * window, stretches.end), 0)
+    """Where each sequence is after the first `done` windows of all, `[B]` int32; 0 if none of them was its own."""
+    number = stretches.num_windows(window)
+    own_done = jnp.clip(done - (jnp.cumsum(number) - number), 0, number)
+    return jnp.where(own_done > 0, jnp.minimum(stretches.start + own_done * window, stretches.end), 0)
 
 
 def run_passes(
@@ -73,7 +73,7 @@ def run_passes(
     schedule: Schedule,
     max_passes: jax.Array | None = None,
 ) -> tuple[jax.Array, Carry]:
-    """Calls `pass_fn(windows, carry)` under `lax.while_loop` until `stretches` of all rows have been read.
+    """Calls `pass_fn(windows, carry)` under `lax.while_loop` until all `stretches` have been read.
 
     Args:
         pass_fn: one pass over windows of `schedule.budget.groups` by `schedule.budget.window`.
@@ -87,7 +87,7 @@ def run_passes(
         How many windows have been read, for `reached`; and what the last pass returned.
     """
     W, G = schedule.budget.window, schedule.budget.groups
-    num_passes = -(-stretches.windows_of_rows(W).sum(dtype=jnp.int32) // G)
+    num_passes = -(-stretches.num_windows(W).sum(dtype=jnp.int32) // G)
     if max_passes is not None:
         num_passes = jnp.minimum(num_passes, max_passes)
 

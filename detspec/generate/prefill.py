@@ -1,7 +1,7 @@
 """Catching up: writes the keys and values of all committed tokens but the last, through the canonical pass.
 
 The last committed token is left to the next window, whose first target is the next token: a prompt of one token needs no
-prefill, and a preempted row is replayed by the same function.
+prefill, and a preempted request catches up by the same function.
 """
 
 import jax
@@ -19,7 +19,7 @@ from detspec.state import GenState, Windows
 def prefill(
     params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, max_passes: jax.Array | None = None
 ) -> GenState:
-    """Brings every live row to `cache.length == committed - 1`, or as far as `max_passes` passes over all rows reach."""
+    """Brings every live sequence to `cache.length == committed - 1`, or as far as `max_passes` passes over all reach."""
 
     def run_pass(windows: Windows, cache: KVCache) -> KVCache:
         _, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=state.inject(windows))

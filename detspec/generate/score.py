@@ -11,7 +11,7 @@ import numpy as np
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
-from detspec.generate.insert import start_state
+from detspec.generate.init import start_state
 from detspec.generate.passes import run_passes, stretches
 from detspec.model.params import Params
 from detspec.model.transformer import forward
@@ -29,10 +29,10 @@ class Replayed(flax.struct.PyTreeNode):
     """
 
     logprobs: jax.Array  # [B, T] float32, raw log-probability of the given token
-    top_ids: jax.Array  # [B, T, k] int32, likeliest tokens of what the row reports, the lower id first among equals
+    top_ids: jax.Array  # [B, T, k] int32, likeliest tokens of what is reported, the lower id first among equals
     top_logprobs: jax.Array  # [B, T, k] float32
-    targets: jax.Array | None  # [B, T] int32, the token chosen by the row's sampling parameters; None if not asked for
-    target_logprobs: jax.Array | None  # [B, T] float32, log-probability of the target, raw or processed as its row asks
+    targets: jax.Array | None  # [B, T] int32, the token that its sampling parameters choose; None if not asked for
+    target_logprobs: jax.Array | None  # [B, T] float32, log-probability of the target, raw or processed as asked
 
 
 def score(
@@ -49,9 +49,9 @@ def score(
 
     Args:
         params, cfg: the model.
-        sequences: token ids of `B` texts of any lengths; the bits do not depend on which texts stand together.
+        sequences: token ids of `B` texts of any lengths; the bits do not depend on which texts are scored together.
         schedule: of the canonical pass; the device's default if None.
-        max_len: positions a row can hold, at least one more than the longest text; by default just enough. Calls with equal
+        max_len: positions of a sequence, at least one more than the longest text; by default just enough. Calls with equal
             `B` and `max_len` share one compiled program.
 
     Returns:
@@ -66,14 +66,14 @@ def score(
     max_len = max_len or max(schedule.budget.window, *(len(text) + 1 for text in sequences))
     sampling = [SamplingParams(max_tokens=1, thinking=False)] * len(sequences)
     state = start_state(cfg, sequences, sampling, eos_ids=(), max_len=max_len, schedule=schedule)
-    replayed, _ = _score_rows(params, cfg, state, schedule=schedule)
+    replayed, _ = _score(params, cfg, state, schedule=schedule)
     logprobs = np.array(replayed.logprobs)
     logprobs[:, 0] = np.nan
-    return [row[: len(text)] for row, text in zip(logprobs, sequences, strict=True)]
+    return [found[: len(text)] for found, text in zip(logprobs, sequences, strict=True)]
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
-def _score_rows(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> tuple[Replayed, GenState]:
+def _score(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> tuple[Replayed, GenState]:
     return replay(params, cfg, state, schedule=schedule, choose=False)
 
 
@@ -87,15 +87,15 @@ def replay(
     top_k: int = 0,
     start: jax.Array | None = None,
 ) -> tuple[Replayed, GenState]:
-    """Reads the committed tokens of every live row as given text, teacher-forced, all rows and windows packed into passes.
+    """Reads the committed tokens of every live sequence as given text, teacher-forced, all windows packed into passes.
 
     Args:
         params, cfg: the model.
-        state: keys and values before each row's start must be in its cache.
+        state: keys and values before each sequence's start must be in its cache.
         schedule: of the canonical pass.
         choose: whether targets are wanted: their noise costs.
         top_k: how many of the likeliest tokens are wanted at every position.
-        start: `[B]` int32, first position to feed; by default `cache.length`, 0 for rows that were just inserted.
+        start: `[B]` int32, first position to feed; by default `cache.length`, 0 for sequences just inserted.
 
     Returns:
         What the passes say of positions `start + 1 .. committed`, the last of which is about the next token: it has a target,
@@ -106,13 +106,13 @@ def replay(
     first = state.cache.length if start is None else start
     end = jnp.where(state.live, state.committed, 0)
 
-    def read(logits_f32: jax.Array, rows_of_windows: jax.Array, position: jax.Array) -> Replayed:
-        """All about the tokens at `position [R]` of rows `[G]`, from the logits `[R, V]` of the positions before."""
-        row = jnp.repeat(rows_of_windows, W)
-        given = state.tokens[row, jnp.minimum(position, T - 1)]
+    def read(logits_f32: jax.Array, sequence: jax.Array, position: jax.Array) -> Replayed:
+        """All about the tokens at `position [R]` of `sequence [G]`, from the logits `[R, V]` of the positions before."""
+        of_row = jnp.repeat(sequence, W)
+        given = state.tokens[of_row, jnp.minimum(position, T - 1)]
         logprobs = logprobs_at(logits_f32, given, sum_fn(schedule.numerics))
-        sampling = jax.tree.map(lambda x: x[row], state.sampling)
-        texts_fn = lambda: state.tokens[rows_of_windows]  # noqa: E731
+        sampling = jax.tree.map(lambda x: x[of_row], state.sampling)
+        texts_fn = lambda: state.tokens[sequence]  # noqa: E731
         reported = reported_logits(logits_f32, position, sampling, texts_fn) if top_k else logits_f32
         _, top_ids = jax.lax.top_k(reported, top_k)
         top_logprobs_of = partial(logprobs_at, reported, sum_row=sum_fn(schedule.numerics))
@@ -120,7 +120,7 @@ def replay(
         if choose:
             targets, target_logprobs = sample(logits_f32, position, sampling, texts_fn, numerics=schedule.numerics)
         return Replayed(
-            logprobs=jnp.where(position < state.committed[row], logprobs, 0.0),
+            logprobs=jnp.where(position < state.committed[of_row], logprobs, 0.0),
             top_ids=top_ids.astype(jnp.int32),
             top_logprobs=jax.vmap(top_logprobs_of, in_axes=1, out_axes=1)(top_ids) if top_k else jnp.zeros((R, 0), jnp.float32),
             targets=targets,
@@ -130,11 +130,12 @@ def replay(
     def run_pass(windows: Windows, carry: tuple[Replayed, KVCache]) -> tuple[Replayed, KVCache]:
         replayed, cache = carry
         logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=state.inject(windows))
-        row = jnp.maximum(windows.row, 0)
+        sequence = jnp.maximum(windows.sequence, 0)
         position = windows.positions.reshape(-1) + 1
-        found = read(logits_f32.reshape(R, -1), row, position)
+        found = read(logits_f32.reshape(R, -1), sequence, position)
         place = jnp.where(windows.used.reshape(-1), position, T)
-        return jax.tree.map(lambda all, new: all.at[jnp.repeat(row, W), place].set(new, mode="drop"), replayed, found), cache
+        of_row = jnp.repeat(sequence, W)
+        return jax.tree.map(lambda all, new: all.at[of_row, place].set(new, mode="drop"), replayed, found), cache
 
     empty = Replayed(
         logprobs=jnp.zeros((B, T), jnp.float32),

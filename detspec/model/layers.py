@@ -101,15 +101,7 @@ def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, ops: RowO
 
 
 def attend_sequence(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    scale: float,
-    cap: float | None = None,
-    sliding_window: int | None = None,
-    alibi: bool = False,
-    query_block: int = 128,
+    cfg: ModelConfig, q: jax.Array, k: jax.Array, v: jax.Array, *, sliding_window: int | None = None, query_block: int = 128
 ) -> jax.Array:
     """Causal attention of whole sequences over themselves, for training: `q [B, T, N, H]`, `k, v [B, T, K, H]`.
 
@@ -117,20 +109,20 @@ def attend_sequence(
 
         query_block 2, T 4:   q 0..1 x k 0..1     q 2..3 x k 0..3
 
-    A query attends to the last `sliding_window` positions up to its own, or to all of them. With `alibi` a head's capped
-    scores are lowered by its slope times the distance.
+    A query attends to the last `sliding_window` positions up to its own, or to all of them. Linear biases lower a head's
+    capped scores by its slope times the distance.
     """
     B, T, N, H = q.shape
     K = k.shape[2]
-    q_f32 = q.astype(jnp.float32).reshape(B, T, K, N // K, H) * np.float32(scale)
+    q_f32 = q.astype(jnp.float32).reshape(B, T, K, N // K, H) * np.float32(cfg.score_scale)
     k_f32, v_f32 = k.astype(jnp.float32), v.astype(jnp.float32)
     slopes = jnp.asarray(alibi_slopes(N).reshape(1, K, N // K, 1, 1))
     attended = []
     for start in range(0, T, query_block):
         end = min(start + query_block, T)
-        scores = softcap(jnp.einsum("BTKQH,BSKH->BKQTS", q_f32[:, start:end], k_f32[:, :end]), cap)
+        scores = softcap(jnp.einsum("BTKQH,BSKH->BKQTS", q_f32[:, start:end], k_f32[:, :end]), cfg.attn_softcap)
         distance = np.arange(start, end)[:, None] - np.arange(end)[None, :]
-        if alibi:
+        if cfg.position_encoding == "alibi":
             scores = lower_scores(scores, slopes, jnp.asarray(distance, jnp.int32)[None, None, None])
         visible = (distance >= 0) & (distance < (sliding_window or T))
         weights = jax.nn.softmax(jnp.where(visible[None, None, None], scores, -jnp.inf), axis=-1)

@@ -7,12 +7,20 @@ import jax.numpy as jnp
 
 from detspec.cache import SCRATCH_PAGE, KVCache, append
 from detspec.config import ModelConfig
-from detspec.model.layers import RowOps, attend_sequence, block, layer_rotations, logits_f32, row_ops, scale_embeddings
+from detspec.model.layers import (
+    AttendFn,
+    RowOps,
+    attend_sequence,
+    block,
+    layer_rotations,
+    logits_f32,
+    row_ops,
+    scale_embeddings,
+)
 from detspec.model.params import Params
 from detspec.ops.attention.api import NO_POSITION, paged_attention
 from detspec.ops.linear import xla
 from detspec.ops.linear.api import linear_fn
-from detspec.ops.rope import Rotation
 from detspec.ops.row_sum import native_sum, sum_fn
 from detspec.schedule import Numerics
 from detspec.state import Windows
@@ -39,34 +47,34 @@ def forward(
     """One pass over `G * W` token rows: writes their keys and values, then attends, layer by layer.
 
     Because a layer writes before it attends, several windows of one pass may hold consecutive stretches of one sequence.
-    Padding writes to the scratch page. `cache.length` is left as it is: committing is the caller's.
+    Padding writes to the scratch page. `cache.length` is left as it is: the caller commits.
 
     Args:
         params, cfg: the model.
         windows: what to feed; `tokens [G, W]`.
-        cache: pages and page table that the windows' rows refer to.
-        schedule: fixes the order of the floating-point operations.
-        inject: `[G, W, D]`, added to the stream when it has been through `cfg.thinking.in_layer` layers.
-        tap_layer: how many layers the stream has been through where it is wanted; nowhere if None.
+        cache: pages, and the page table that the windows' sequences refer to.
+        numerics: fixes the order of the floating-point operations.
+        inject: `[G, W, D]`, added to the stream after `cfg.thinking.in_layer` layers.
+        tap_layer: the number of layers after which the stream is wanted; nowhere if None.
     """
     G, W = windows.tokens.shape
     places = place(windows, cache)
     rotations = layer_rotations(cfg, windows.positions.reshape(-1))
-    ops = row_ops(cfg, sum_fn(numerics), linear_fn(numerics))
+    ops = canonical_ops(cfg, numerics)
 
     x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1)))  # [R, D]
     k_pools, v_pools, tapped = [], [], None
     for index, layer in enumerate(params["layers"]):
-        x, tapped = _between_layers(cfg, x, tapped, index, inject, tap_layer)
+        x = inject_at(index, cfg, x, inject)
+        tapped = tap_at(index, tap_layer, x, tapped)
+        pages = cache.k[index], cache.v[index]
+        window = cfg.sliding_window_of(index)
         with jax.named_scope(f"layer_{index}"):
-            x, pages = paged_block(
-                *(layer, cfg, x, rotations[index], (cache.k[index], cache.v[index]), places, ops),
-                sliding_window=cfg.sliding_window_of(index),
-                numerics=numerics,
-            )
+            attend_fn = paged_attend(cfg, pages, places, sliding_window=window, numerics=numerics)
+            x, pages = block(layer, cfg, x, rotations[index], attend_fn, ops)
         k_pools.append(pages[0])
         v_pools.append(pages[1])
-    x, tapped = _between_layers(cfg, x, tapped, cfg.num_layers, inject, tap_layer)
+    tapped = tap_at(cfg.num_layers, tap_layer, x, tapped)
     return Pass(
         logits_f32=logits_f32(params, cfg, x, ops).reshape(G, W, -1),
         cache=cache.replace(k=tuple(k_pools), v=tuple(v_pools)),
@@ -74,13 +82,21 @@ def forward(
     )
 
 
-def _between_layers(
-    cfg: ModelConfig, x: jax.Array, tapped: jax.Array | None, depth: int, inject: jax.Array | None, tap_layer: int | None
-) -> tuple[jax.Array, jax.Array | None]:
-    """The stream `x [..., D]` after `depth` layers with what is injected there, and what is tapped there or was before."""
-    if inject is not None and cfg.thinking is not None and depth == cfg.thinking.in_layer:
-        x = x + inject.reshape(x.shape).astype(x.dtype)
-    return x, x if depth == tap_layer else tapped
+def canonical_ops(cfg: ModelConfig, numerics: Numerics) -> RowOps:
+    """Operations on single rows in the order of `numerics`."""
+    return row_ops(cfg, sum_fn(numerics), linear_fn(numerics))
+
+
+def inject_at(depth: int, cfg: ModelConfig, x: jax.Array, inject: jax.Array | None) -> jax.Array:
+    """The stream `x [..., D]` after `depth` layers, plus `inject` if that is where thoughts go in."""
+    if inject is None or cfg.thinking is None or depth != cfg.thinking.in_layer:
+        return x
+    return x + inject.reshape(x.shape).astype(x.dtype)
+
+
+def tap_at(depth: int, tap_layer: int | None, x: jax.Array, tapped: jax.Array | None) -> jax.Array | None:
+    """The stream `x` after `depth` layers if it is wanted there, else what was `tapped` before."""
+    return x if depth == tap_layer else tapped
 
 
 class Places(NamedTuple):
@@ -96,40 +112,41 @@ def place(windows: Windows, cache: KVCache) -> Places:
     """The places of `windows` in `cache`."""
     page, max_pages = cache.page, cache.page_table.shape[1]
     positions = windows.positions
-    tables = jnp.where(windows.row[:, None] >= 0, cache.page_table[jnp.maximum(windows.row, 0)], SCRATCH_PAGE)
+    in_use = windows.sequence[:, None] >= 0
+    tables = jnp.where(in_use, cache.page_table[jnp.maximum(windows.sequence, 0)], SCRATCH_PAGE)
     pages = jnp.take_along_axis(tables, jnp.minimum(positions // page, max_pages - 1), axis=1)
     return Places(
         tables=tables,
         page_ids=jnp.where(windows.used, pages, SCRATCH_PAGE).reshape(-1),
         slots=(positions % page).reshape(-1),
-        looking_from=jnp.where(windows.row[:, None] >= 0, positions, NO_POSITION),
+        looking_from=jnp.where(in_use, positions, NO_POSITION),
     )
 
 
-def paged_block(
-    layer: dict[str, jax.Array],
+def paged_attend(
     cfg: ModelConfig,
-    x: jax.Array,
-    rotation: Rotation | None,
     pages: tuple[jax.Array, jax.Array],
     places: Places,
-    ops: RowOps,
     *,
     sliding_window: int | None,
     numerics: Numerics,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """One layer over token rows `x [R, D]` at `places` of its `pages` (keys, values): the rows after it, and the pages."""
+) -> AttendFn:
+    """Attention of token rows `[R]` at `places` over one layer's `pages` (keys, values); threads on the written pages."""
     G, W = places.looking_from.shape
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        # A token whose keys or values are not finite breaks whoever attends to it, and nobody else: nan keys are masked
-        # with their scores, but nan values would reach rows that mask them, as `0 * nan`.
+        # A token whose keys or values are not finite breaks the tokens that attend to it, and no other: nan keys are masked
+        # with their scores, but nan values would reach tokens that mask them, as `0 * nan`.
         sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]
         k, v = jnp.where(sound, k, jnp.nan), jnp.where(sound, v, jnp.zeros_like(v))
         k_pages = append(pages[0], k, places.page_ids, places.slots, slot_axis=numerics.key_slot_axis)
         v_pages = append(pages[1], v, places.page_ids, places.slots)
         attended = paged_attention(
-            *(q.reshape(G, W, cfg.num_heads, cfg.head_dim), k_pages, v_pages, places.tables, places.looking_from),
+            q.reshape(G, W, cfg.num_heads, cfg.head_dim),
+            k_pages,
+            v_pages,
+            places.tables,
+            places.looking_from,
             scale=cfg.score_scale,
             cap=cfg.attn_softcap,
             sliding_window=sliding_window,
@@ -138,7 +155,7 @@ def paged_block(
         )
         return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)
 
-    return block(layer, cfg, x, rotation, attend, ops)
+    return attend
 
 
 def lookup(table: jax.Array, rows: jax.Array) -> jax.Array:
@@ -169,11 +186,13 @@ def forward_sequences(
     B, T = tokens.shape
     rotations = layer_rotations(cfg, jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T)))
     ops = training_ops(cfg)
-    x, tapped = scale_embeddings(cfg, params["embed"][tokens]), None
+    x = scale_embeddings(cfg, params["embed"][tokens])
+    tapped = None
     for index, layer in enumerate(params["layers"]):
-        x, tapped = _between_layers(cfg, x, tapped, index, inject, tap_layer)
-        x = sequence_block(layer, cfg, x, rotations[index], ops, sliding_window=cfg.sliding_window_of(index))
-    x, tapped = _between_layers(cfg, x, tapped, cfg.num_layers, inject, tap_layer)
+        x = inject_at(index, cfg, x, inject)
+        tapped = tap_at(index, tap_layer, x, tapped)
+        x, _ = block(layer, cfg, x, rotations[index], sequence_attend(cfg, cfg.sliding_window_of(index)), ops)
+    tapped = tap_at(cfg.num_layers, tap_layer, x, tapped)
     return logits_f32(params, cfg, x, ops), tapped
 
 
@@ -182,25 +201,6 @@ def training_ops(cfg: ModelConfig) -> RowOps:
     return row_ops(cfg, native_sum, xla.linear_f32)
 
 
-def sequence_block(
-    layer: dict[str, jax.Array],
-    cfg: ModelConfig,
-    x: jax.Array,
-    rotation: Rotation | None,
-    ops: RowOps,
-    *,
-    sliding_window: int | None = None,
-) -> jax.Array:
-    """One layer over whole sequences `x [B, T, D]`."""
-
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
-        attended = attend_sequence(
-            *(q, k, v),
-            scale=cfg.score_scale,
-            cap=cfg.attn_softcap,
-            sliding_window=sliding_window,
-            alibi=cfg.position_encoding == "alibi",
-        )
-        return attended, None
-
-    return block(layer, cfg, x, rotation, attend, ops)[0]
+def sequence_attend(cfg: ModelConfig, sliding_window: int | None = None) -> AttendFn:
+    """Attention of whole sequences over themselves; threads nothing on."""
+    return lambda q, k, v: (attend_sequence(cfg, q, k, v, sliding_window=sliding_window), None)

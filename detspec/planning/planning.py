@@ -18,11 +18,12 @@ import jax.numpy as jnp
 
 from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, is_count
-from detspec.draft.recorded import recorded_draft
+from detspec.draft.recorded import RECORDED
+from detspec.draft.source import Drafter, draft_fn
 from detspec.engine.policy import Plan, step_tokens
 from detspec.errors import InputError
-from detspec.generate.insert import init_state
-from detspec.generate.loop import dvr_step, fast_step
+from detspec.generate.init import init_state
+from detspec.generate.loop import dvr_step, ordinary_step
 from detspec.model.params import Params, num_params, param_shapes, params_bytes
 from detspec.model.work import pass_work
 from detspec.roofline import Work
@@ -115,15 +116,15 @@ def plan(
 
 def draft_step(cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState) -> GenState:
     """One step of ordinary decoding, which is also one token of the self draft."""
-    return fast_step(params, cfg, state, schedule=schedule)
+    return ordinary_step(params, cfg, state, schedule=schedule)
 
 
 def canonical_step(
     cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState, tokens: jax.Array, length: jax.Array
 ) -> GenState:
     """Verification and commit of drafts that are read from `tokens [B, max_len]`, `length [B]` of them each."""
-    draft_fn = recorded_draft(tokens, length, schedule.budget.window)
-    return dvr_step(params, cfg, state, draft_fn=draft_fn, schedule=schedule)
+    recorded = draft_fn(Drafter(RECORDED, (tokens, length)), schedule)
+    return dvr_step(params, cfg, state, draft_fn=recorded, schedule=schedule)[0]
 
 
 def predict(cfg: ModelConfig, target: Target, *, schedule: Schedule, live: int, context: int) -> dict[str, Any]:

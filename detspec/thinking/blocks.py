@@ -20,12 +20,10 @@ import jax.numpy as jnp
 from detspec.cache import init_cache
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
-from detspec.model.layers import RowOps, layer_rotations, row_ops, scale_embeddings
+from detspec.model.layers import RowOps, block, layer_rotations, scale_embeddings
 from detspec.model.params import Params
-from detspec.model.transformer import lookup, paged_block, place, sequence_block, training_ops
+from detspec.model.transformer import canonical_ops, lookup, paged_attend, place, sequence_attend, training_ops
 from detspec.ops.first_largest import first_largest
-from detspec.ops.linear.api import linear_fn
-from detspec.ops.row_sum import sum_fn
 from detspec.ops.softcap import softcap
 from detspec.schedule import Numerics
 from detspec.state import Windows
@@ -48,7 +46,8 @@ def compress_sequences(params: Params, cfg: ModelConfig, thoughts: jax.Array) ->
     x = scale_embeddings(cfg, params["embed"][tokens])
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     rotation = layer_rotations(cfg, positions)[0]
-    x = sequence_block(params["thinking"]["compressor"]["layer"], cfg, x, rotation, training_ops(cfg))
+    layer = params["thinking"]["compressor"]["layer"]
+    x, _ = block(layer, cfg, x, rotation, sequence_attend(cfg), training_ops(cfg))
     return _states(cfg, x, thoughts)
 
 
@@ -69,7 +68,7 @@ def think_sequences(params: Params, cfg: ModelConfig, tapped: jax.Array, thought
     positions = jnp.broadcast_to(jnp.arange(C + M - 1, dtype=jnp.int32), x.shape[:2])
     ops = training_ops(cfg)
     thinker = params["thinking"]["thinker"]
-    x = sequence_block(thinker["layer"], cfg, x, layer_rotations(cfg, positions)[-1], ops)
+    x, _ = block(thinker["layer"], cfg, x, layer_rotations(cfg, positions)[-1], sequence_attend(cfg), ops)
     return _thought_logits(thinker, cfg, x[:, C - 1 :], ops)
 
 
@@ -78,14 +77,11 @@ def compress(params: Params, cfg: ModelConfig, thoughts: jax.Array, *, numerics:
     tokens = _compressor_tokens(cfg, thoughts)
     G, P = tokens.shape
     desk = init_cache(_one_layer(cfg), max_requests=G, max_len=P, numerics=numerics)
-    windows = Windows(tokens=tokens, row=jnp.arange(G, dtype=jnp.int32), start=_all(G, 0), count=_all(G, P))
+    windows = Windows(tokens=tokens, sequence=jnp.arange(G, dtype=jnp.int32), start=_all(G, 0), count=_all(G, P))
     x = scale_embeddings(cfg, lookup(params["embed"], tokens.reshape(-1)))
-    x, _ = paged_block(
-        *(params["thinking"]["compressor"]["layer"], cfg, x, layer_rotations(cfg, windows.positions.reshape(-1))[0]),
-        *((desk.k[0], desk.v[0]), place(windows, desk), canonical_ops(cfg, numerics)),
-        sliding_window=None,
-        numerics=numerics,
-    )
+    rotation = layer_rotations(cfg, windows.positions.reshape(-1))[0]
+    attend_fn = paged_attend(cfg, (desk.k[0], desk.v[0]), place(windows, desk), sliding_window=None, numerics=numerics)
+    x, _ = block(params["thinking"]["compressor"]["layer"], cfg, x, rotation, attend_fn, canonical_ops(cfg, numerics))
     return _states(cfg, x.reshape(G, P, -1), thoughts)
 
 
@@ -106,47 +102,45 @@ def think(
     params: Params,
     cfg: ModelConfig,
     tapped: jax.Array,
-    guesses: jax.Array,
+    drafted: jax.Array,
     wanted_fn: Callable[[jax.Array], jax.Array],
     *,
     numerics: Numerics,
 ) -> jax.Array:
     """The thoughts after the chunks of a canonical pass.
 
-    The thinker reads all tokens of the guesses at once, and what it says becomes the next guess, until nothing changes: one
-    round more than there are wrong tokens at most. Every round has one shape, so a thought does not depend on the guess.
+    The thinker reads all drafted tokens at once, and what it says becomes the next draft, until nothing changes: at most one
+    round more than there are wrong tokens. Every round has one shape, so a thought does not depend on its draft.
 
-        guess 5 9 0     says 5 7 3     right up to 7      guess 5 7 3     says 5 7 0     right up to its end
+        draft 5 9 0     says 5 7 3     right up to 7      draft 5 7 3     says 5 7 0     right up to its end
 
     Args:
         params, cfg: the model.
         tapped: `[G, C, D]`, the stream of each chunk after `out_layer` layers.
-        guesses: `[G, M]` int32.
-        wanted_fn: `refused -> wanted`, both `[G]` bool: chunks whose thought is wanted whole when the guesses of the refused
-            ones are known to be wrong; what is said of the others may be anything.
-        schedule: of the pass.
+        drafted: `[G, M]` int32.
+        wanted_fn: maps rejected drafts to the chunks that still need a complete thought, both `[G]` bool. The output for
+            other chunks is unspecified.
+        numerics: of the pass.
 
     Returns:
         `[G, M]` int32. A thought that has no end within `M` tokens is cut there.
     """
     thinking = thinking_of(cfg)
     G, C, D = tapped.shape
-    M, end_id = guesses.shape[1], thinking.end_id
+    M = drafted.shape[1]
+    end_id = thinking.end_id
     thinker = params["thinking"]["thinker"]
     ops = canonical_ops(cfg, numerics)
-    row = jnp.arange(G, dtype=jnp.int32)
     desk = init_cache(_one_layer(cfg), max_requests=G, max_len=C + M - 1, numerics=numerics)
 
     def read(
         x: jax.Array, tokens: jax.Array, start: int, pages: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        windows = Windows(tokens=tokens, row=row, start=_all(G, start), count=_all(G, tokens.shape[1]))
+        sequence = jnp.arange(G, dtype=jnp.int32)
+        windows = Windows(tokens=tokens, sequence=sequence, start=_all(G, start), count=_all(G, tokens.shape[1]))
         rotation = layer_rotations(cfg, windows.positions.reshape(-1))[-1]
-        return paged_block(
-            *(thinker["layer"], cfg, x.reshape(-1, D), rotation, pages, place(windows, desk), ops),
-            sliding_window=None,
-            numerics=numerics,
-        )
+        attend_fn = paged_attend(cfg, pages, place(windows, desk), sliding_window=None, numerics=numerics)
+        return block(thinker["layer"], cfg, x.reshape(-1, D), rotation, attend_fn, ops)
 
     x, pages = read(tapped, jnp.zeros((G, C), jnp.int32), 0, (desk.k[0], desk.v[0]))
     first = first_largest(_thought_logits(thinker, cfg, x.reshape(G, C, D)[:, -1], ops))
@@ -164,18 +158,13 @@ def think(
         place = jnp.arange(M, dtype=jnp.int32)[None, :]
         is_known = place < known[:, None]
         ended = ((tokens == end_id) & is_known).any(1) | (known == M)
-        refused = ((cut_after_end(tokens, end_id) != guesses) & is_known).any(1)
-        return jnp.any(wanted_fn(refused) & ~ended)
+        rejected = ((cut_after_end(tokens, end_id) != drafted) & is_known).any(1)
+        return jnp.any(wanted_fn(rejected) & ~ended)
 
-    carry = jnp.concatenate([first[:, None], guesses[:, 1:]], axis=1), _all(G, 1)
+    carry = jnp.concatenate([first[:, None], drafted[:, 1:]], axis=1), _all(G, 1)
     if M > 1:
         carry = jax.lax.while_loop(unfinished, say, carry)
     return cut_after_end(carry[0], end_id)
-
-
-def canonical_ops(cfg: ModelConfig, numerics: Numerics) -> RowOps:
-    """Operations on single rows as `schedule` orders them."""
-    return row_ops(cfg, sum_fn(numerics), linear_fn(numerics))
 
 
 def _agreed(tokens: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:

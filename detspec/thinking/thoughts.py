@@ -48,8 +48,8 @@ def padded_thoughts(thoughts: jax.Array, length: int, end_id: int) -> jax.Array:
     return jnp.pad(closed, [(0, 0)] * (thoughts.ndim - 1) + [(0, length - M)], constant_values=end_id)
 
 
-def pack_guesses(like: Reading, thoughts: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
-    """Guesses `[n, X, M]` int32 of `n` requests, in the shape of `like.thoughts`; trivial where there are none.
+def pack_thoughts(like: Reading, thoughts: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
+    """Drafted thoughts of `n` requests, int32 `[n, X, M]` in the shape of `like.thoughts`; trivial where there are none.
 
     Raises:
         InputError: a thought has no token, or more than `M`.
@@ -57,11 +57,11 @@ def pack_guesses(like: Reading, thoughts: Sequence[Sequence[Sequence[int]]]) -> 
     X, M = like.thoughts.shape[1:]
     packed = np.full((len(thoughts), X, M), NO_TOKEN, np.int32)
     packed[:, :, 0] = like.end_id
-    for b, of_request in enumerate(thoughts):
-        for i, thought in enumerate(of_request[:X]):
+    for b, each in enumerate(thoughts):
+        for i, thought in enumerate(each[:X]):
             if not 0 < len(thought) <= M:
                 raise InputError(
-                    f"the guessed thought after chunk {i} of request {b} has {len(thought)} tokens; accepted are 1 to {M}, "
+                    f"the drafted thought after chunk {i} of request {b} has {len(thought)} tokens; accepted are 1 to {M}, "
                     "the one that ends it included"
                 )
             packed[b, i] = [*thought, *[NO_TOKEN] * (M - len(thought))]

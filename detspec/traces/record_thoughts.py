@@ -1,6 +1,6 @@
 """A prompt read with thoughts, recorded pass by pass as it happens.
 
-The functions are those of the engine (`read_pass`, then the program of `ds.generate`), called one pass at a time, so that
+The functions are those of the engine (`think_pass`, then the program of `ds.generate`), called one pass at a time, so that
 what a pass was given and what it committed can be looked at.
 """
 
@@ -13,34 +13,36 @@ import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
+from detspec.draft.source import DraftSource
+from detspec.draft.table import source_of
 from detspec.environment import default_schedule
 from detspec.errors import InputError
-from detspec.generate.insert import start_state
+from detspec.generate.init import start_state
 from detspec.generate.loop import generate_state
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
-from detspec.thinking.drafts import guess_fn
-from detspec.thinking.think_prompt import GuessFn, read_pass
+from detspec.thinking.think_prompt import think_pass
 from detspec.thinking.thoughts import thought_lists
 from detspec.traces.record_windows import Prompt, encode_prompt, token_text
 from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
 
-GUESSER_NAMES = {"trivial": "all thoughts guessed trivial", "sequential": "thoughts guessed by a cheap pass that reads ahead"}
+DRAFT_NAMES = {"none": "all thoughts drafted as trivial", "self": "thoughts drafted by a cheap pass that reads ahead"}
 
 
-def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *, guesses: str = "trivial") -> ThoughtTrace:
+def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *, think: str = "none") -> ThoughtTrace:
     """Reads `prompt` with thoughts, records every pass, and generates the answer.
 
     Args:
         model: weights that think, and tokenizer.
         prompt: text or token ids, more than one chunk of them.
         sampling: of the answer.
-        guesses: who guesses thoughts, one of `detspec.thinking.drafts.GUESSES`.
+        think: the source that drafts thoughts, one of `detspec.draft.table.SOURCES`.
 
     Raises:
-        InputError: the model does not think, the prompt is unsound or no longer than a chunk, or nobody guesses like that.
+        InputError: the model does not think, the prompt is unsound or no longer than a chunk, or there is no such source.
     """
     cfg, thinking, ids = model.cfg, thinking_of(model.cfg), encode_prompt(model, prompt)
     C = thinking.chunk
@@ -50,13 +52,13 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
             f"trace; give a prompt of at least {C + 1} tokens"
         )
     schedule = default_schedule(cfg)
-    source = guess_fn(guesses, schedule)
+    source = source_of(think)
     max_len = max(len(ids) + sampling.max_tokens, schedule.budget.window)
     if max_len > cfg.max_position:
         raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {cfg.max_position}")
     asked = dataclasses.replace(sampling, thinking=True)
     state = start_state(cfg, [ids], [asked], eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
-    state = _guessed(model.params, cfg, state, source=source)
+    state = _drafted(model.params, cfg, state, schedule=schedule, source=source)
     passes: list[ThoughtPass] = []
     before = _seen(state)
     while before.read < before.end:
@@ -72,16 +74,17 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
         answer=_texts(model, [token for token in tokens[len(ids) : committed].tolist() if token not in model.eos_ids]),
         chunk=C,
         layers=(thinking.in_layer, thinking.out_layer, cfg.num_layers),
-        title=f"model {model.digest[:12]}, {GUESSER_NAMES[guesses]}",
+        title=f"model {model.digest[:12]}, {DRAFT_NAMES[think]}",
     )
 
 
-@partial(jax.jit, static_argnames=("cfg", "source"), donate_argnames=("state",))
-def _guessed(params: Params, cfg: ModelConfig, state: GenState, *, source: GuessFn) -> GenState:
-    return source(params, cfg, state)
+@partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
+def _drafted(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, source: DraftSource) -> GenState:
+    assert source.think is not None
+    return source.think(params, cfg, state, schedule)
 
 
-_pass = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))(read_pass)
+_pass = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))(think_pass)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +102,7 @@ def _seen(state: GenState) -> _Seen:
     reading = state.reading
     assert reading is not None
     thoughts, *numbers = jax.device_get(
-        (reading.thoughts[0], reading.read[0], reading.end[0], reading.num_accepted[0], state.cache.length[0])
+        (reading.thoughts[0], reading.read[0], reading.end[0], state.counters.num_accepted_thoughts[0], state.cache.length[0])
     )
     return _Seen(thoughts, *map(int, numbers))
 

@@ -1,7 +1,6 @@
 """Real windows of draft, verify and commit, recorded as they happen.
 
-The functions are those of the engine (`self_draft`, `verify`, `commit`), called one step at a time, so that what they hand
-on to each other can be looked at.
+The function is the engine's (`dvr_step`), called one step at a time, so that its draft and its verdict can be read.
 """
 
 from collections.abc import Sequence
@@ -18,10 +17,9 @@ from detspec.draft.self_draft import self_draft
 from detspec.engine.policy import canonical_plans
 from detspec.environment import default_schedule
 from detspec.errors import InputError
-from detspec.generate.commit import commit
-from detspec.generate.insert import start_state
+from detspec.generate.init import start_state
+from detspec.generate.loop import Step, dvr_step
 from detspec.generate.prefill import prefill
-from detspec.generate.verify import verify
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
@@ -131,15 +129,15 @@ def trace_batch(
 
     The seed of prompt `b` is `sampling.seed + b`, so that equal prompts give different texts; `draft_name` goes into titles.
     """
-    state, each, schedule, canonical = _start(model, prompts, sampling, window, max_tokens)
+    state, each, canonical = _start(model, prompts, sampling, window, max_tokens)
     first = _seen(state)
     windows: list[list[TraceWindow]] = [[] for _ in prompts]
     weights = (model.params, model.params if draft_params is None else draft_params)
     before = first
     while before.live.any():
-        state, *answers = _step(*weights, model.cfg, state, schedule=schedule, canonical=canonical)
+        state, step = _step(*weights, model.cfg, state, schedule=canonical)
         after = _seen(state)
-        draft, verified = jax.device_get(answers)
+        draft, verified = jax.device_get(step)
         for row in np.flatnonzero(before.live).tolist():
             windows[row].append(_window(model, row, before, draft, verified, after))
         before = after
@@ -158,8 +156,8 @@ def trace_batch(
 
 def _start(
     model: Model, prompts: Sequence[Prompt], sampling: SamplingParams, window: int, max_tokens: int
-) -> tuple[GenState, list[SamplingParams], Schedule, Schedule]:
-    """The prefilled state, each row's sampling, the schedule of the prefill, and that of the windows: the engine's."""
+) -> tuple[GenState, list[SamplingParams], Schedule]:
+    """The prefilled state, the sampling of each request, and the schedule of the windows, which is the engine's."""
     if not sampling.deterministic:
         raise InputError("only a deterministic request has windows to trace, got deterministic=False")
     if window < 2 or window & (window - 1):
@@ -172,7 +170,7 @@ def _start(
         raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {model.cfg.max_position}")
     canonical = schedule.with_budget(canonical_plans(len(ids), window, schedule.budget.rows)[0].rows, window)
     state = start_state(model.cfg, ids, each, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
-    return _prefilled(model.params, model.cfg, state, schedule=schedule), each, schedule, canonical
+    return _prefilled(model.params, model.cfg, state, schedule=schedule), each, canonical
 
 
 _prefilled = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))(prefill)
@@ -192,15 +190,17 @@ def _seen(state: GenState) -> _Seen:
     return _Seen(*jax.device_get((state.tokens, state.committed, state.cache.length, state.live)))
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "canonical"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 def _step(
-    params: Params, draft_params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, canonical: Schedule
-) -> tuple[GenState, Draft, Verified]:
-    """`dvr_step` that also returns its draft and verdict, without their caches."""
-    draft = self_draft(canonical.budget.window, schedule)(draft_params, cfg, state)
-    verified = verify(params, cfg, state, draft, schedule=canonical)
-    state = commit(state, draft, verified)
-    return state, draft.replace(cache=None), verified.replace(cache=None)
+    params: Params, draft_params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule
+) -> tuple[GenState, Step]:
+    """`dvr_step` drafted by weights of the model's shape; what it drafted and verified without the caches."""
+
+    def draft_fn(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
+        return self_draft((), draft_params, cfg, state, schedule)
+
+    state, step = dvr_step(params, cfg, state, draft_fn=draft_fn, schedule=schedule)
+    return state, Step(step.draft.replace(cache=None), step.verified.replace(cache=None))
 
 
 def _window(model: Model, row: int, before: _Seen, draft: Draft, verified: Verified, after: _Seen) -> TraceWindow:

@@ -8,7 +8,8 @@ from tqdm import tqdm
 
 from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
-from detspec.generate.loop import generate
+from detspec.generate.init import start_state
+from detspec.generate.loop import generate_state
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.train.problems.chunks import encode
@@ -68,12 +69,9 @@ def answers_to(
     for start in range(0, len(problems), BATCH):
         batch = encoded[start : start + BATCH]
         batch = [*batch, *batch[:1] * (BATCH - len(batch))]
-        state = generate(
-            *(params, cfg, [one.prompt for one in batch], SamplingParams(max_tokens=room)),
-            eos_ids=(end_id,),
-            schedule=schedule,
-            max_len=max_len,
-        )
+        prompts, sampling = [one.prompt for one in batch], [SamplingParams(max_tokens=room)] * BATCH
+        state = start_state(cfg, prompts, sampling, eos_ids=(end_id,), max_len=max_len, schedule=schedule)
+        state = generate_state(params, cfg, state, schedule=schedule)
         tokens, committed = np.asarray(state.tokens), np.asarray(state.committed)
         new = [tokens[b, len(one.prompt) : committed[b]].tolist() for b, one in enumerate(batch)]
         texts = tokenizer.decode_batch(new, skip_special_tokens=True)

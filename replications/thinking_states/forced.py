@@ -15,7 +15,7 @@ from detspec.model.params import Params
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import compress
-from detspec.thinking.think_prompt import read
+from detspec.thinking.think_prompt import think_prompt
 from detspec.train.problems.parity import SIDES, Parity
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.task import tokenizer_of
@@ -94,7 +94,7 @@ def read_forced(
     assert state.reading is not None
     end = state.reading.end
     # Reading stops behind the chunk, for it is told that the prompt's last thought is there.
-    state = read(params, cfg, state.replace(reading=state.reading.replace(end=place + 1)), schedule=schedule)
+    state = think_prompt(params, cfg, state.replace(reading=state.reading.replace(end=place + 1)), schedule=schedule)
     assert state.reading is not None
     row = jnp.arange(place.shape[0], dtype=jnp.int32)
     reading = state.reading.replace(
@@ -102,7 +102,7 @@ def read_forced(
         states=compress(params, cfg, thoughts, numerics=schedule.numerics),
         end=end,
     )
-    return read(params, cfg, state.replace(reading=reading), schedule=schedule)
+    return think_prompt(params, cfg, state.replace(reading=reading), schedule=schedule)
 
 
 def middle(there: np.ndarray) -> int:

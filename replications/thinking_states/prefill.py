@@ -14,13 +14,13 @@ import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
+from detspec.draft.self_draft import SELF
 from detspec.environment import chosen_schedule
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
-from detspec.thinking.drafts import guess_fn
 from detspec.train.problems.parity import Parity
-from replications.thinking_states.prompts import draw_problems, guess_thoughts, prompts_of, read_prompts, ready_state
+from replications.thinking_states.prompts import draft_thoughts, draw_problems, prompts_of, read_prompts, ready_state
 from replications.thinking_states.turns import Prepare, time_by_turns
 
 SOURCES = ("trivial", "sequential", "recorded")
@@ -100,7 +100,7 @@ def prefill_times(
 
 def of_rows(model: Model, rows: int) -> Schedule:
     """The device's schedule with a budget of `rows`, in windows of a chunk."""
-    return chosen_schedule(None, model.cfg).budget(rows, min(rows, thinking_of(model.cfg).chunk))
+    return chosen_schedule(None, model.cfg).with_budget(rows, min(rows, thinking_of(model.cfg).chunk))
 
 
 def read_by(
@@ -109,24 +109,25 @@ def read_by(
     """A function that reads `prompts` with guesses of `source` and returns the state; what it starts from is made here."""
     given = recorded if source == "recorded" else None
     state = ready_state(model, prompts, max_tokens=1, schedule=schedule, thoughts=given)
-    # The guesses that a state begins with are trivial. Reading ahead takes no rows of the pass: one program for all budgets.
-    source_fn = guess_fn(source, of_rows(model, thinking_of(model.cfg).chunk)) if source == "sequential" else None
+    # The drafts that a state begins with are trivial. Reading ahead takes no rows of the pass: one program for all budgets.
+    ahead = of_rows(model, thinking_of(model.cfg).chunk) if source == "sequential" else None
 
     def call() -> GenState:
-        guessed = state if source_fn is None else guess_thoughts(model.params, model.cfg, state, guess_fn=source_fn)
-        return read_prompts(model.params, model.cfg, guessed, schedule=schedule)
+        drafted = state
+        if ahead is not None:
+            drafted = draft_thoughts(model.params, model.cfg, state, schedule=ahead, source=SELF)
+        return read_prompts(model.params, model.cfg, drafted, schedule=schedule)
 
     return call
 
 
 def reading_counters(state: GenState) -> dict[str, float]:
     """Rounds, passes and the share of right guesses of a state that has read, means over its rows."""
-    reading = state.reading
-    assert reading is not None
+    counters = jax.device_get(state.counters)
     return {
-        "rounds": float(np.mean(np.asarray(reading.num_refused) + 1)),
-        "passes": float(np.mean(np.asarray(reading.num_passes))),
-        "right": float(np.sum(np.asarray(reading.num_accepted)) / max(np.sum(np.asarray(reading.num_guesses)), 1)),
+        "rounds": float(np.mean(counters.num_rejected_thoughts + 1)),
+        "passes": float(np.mean(counters.num_read_passes)),
+        "right": float(np.sum(counters.num_accepted_thoughts) / max(np.sum(counters.num_draft_thoughts), 1)),
     }
 
 

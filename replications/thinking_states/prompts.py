@@ -9,15 +9,16 @@ import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
-from detspec.draft.none import no_draft
-from detspec.generate.insert import commit_like, start_state
-from detspec.generate.loop import dvr_step, run
+from detspec.draft.none import NONE
+from detspec.draft.source import Drafter, DraftSource, draft_fn
+from detspec.generate.init import commit_like, start_state
+from detspec.generate.loop import Limits, dvr_step, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState
-from detspec.thinking.think_prompt import GuessFn, read
+from detspec.thinking.think_prompt import think_prompt
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.task import Task, tokenizer_of
@@ -52,7 +53,7 @@ def ready_state(
         max_tokens: at most so many new ones.
         schedule: that it is read by.
         max_len: positions of a row; by default just enough.
-        thoughts: guesses `[B, X, M]`; trivial ones by default.
+        thoughts: drafts `[B, X, M]`; trivial ones by default.
     """
     max_len = schedule.numerics.whole_pages(max_len or max(map(len, prompts)) + max_tokens)
     sampling = [SamplingParams(max_tokens=max_tokens)] * len(prompts)
@@ -63,22 +64,27 @@ def ready_state(
     return commit_like(model.params, state)
 
 
-@partial(jax.jit, static_argnames=("cfg", "guess_fn"), donate_argnames=("state",))
-def guess_thoughts(params: Params, cfg: ModelConfig, state: GenState, *, guess_fn: GuessFn) -> GenState:
-    """`guess_fn` alone: `read_prompts` is then one program whoever guesses."""
-    return guess_fn(params, cfg, state)
+@partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
+def draft_thoughts(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, source: DraftSource) -> GenState:
+    """The drafts of `source` alone: `read_prompts` is then one program for all sources."""
+    assert source.think is not None
+    return source.think(params, cfg, state, schedule)
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 def read_prompts(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
     """Everything before the first new token: thoughts, where the model thinks, then the rest of the prompts."""
     if state.reading is not None:
-        state = read(params, cfg, state, schedule=schedule)
+        state = think_prompt(params, cfg, state, schedule=schedule)
     return prefill(params, cfg, state, schedule=schedule)
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 def decode(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
     """Everything after `read_prompts`, one canonical token of each row a pass, as the engine decodes where that is cheapest."""
-    step_fn = partial(dvr_step, params, cfg, draft_fn=no_draft, schedule=schedule)
-    return run(state, step_fn, max_steps=jnp.int32(state.tokens.shape[1]), min_live=jnp.int32(1))[0]
+    no_draft = draft_fn(Drafter(NONE), schedule)
+
+    def step(state: GenState) -> GenState:
+        return dvr_step(params, cfg, state, draft_fn=no_draft, schedule=schedule)[0]
+
+    return run(state, step, limits=Limits(state.tokens.shape[1]))[0]

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.draft.draft_fn import draft_limit
-from detspec.draft.none import no_draft
-from detspec.draft.recorded import recorded_draft
-from detspec.draft.self_draft import self_draft
+from detspec.draft.none import NONE
+from detspec.draft.recorded import RECORDED
+from detspec.draft.self_draft import SELF
+from detspec.draft.source import Drafter, draft_limit
+from detspec.draft.table import source_of
 from detspec.errors import InputError
 from detspec.generate.prefill import prefill
 from detspec.sampling_params import SamplingParams
@@ -30,12 +31,12 @@ def state_with(*samplings: SamplingParams, prompt=(1, 2, 3)):
     return caught_up(table_model(), state, schedule=SCHEDULE)
 
 
-def guessed(draft) -> list[list[int]]:
+def drafted(draft) -> list[list[int]]:
     return [row[:count] for row, count in zip(draft.tokens.tolist(), draft.count.tolist(), strict=True)]
 
 
 def drafted_by_model(state):
-    return jax.jit(lambda params, state: self_draft(4, SCHEDULE)(params, TABLE_CFG, state))(table_model(), state)
+    return jax.jit(lambda params, state: SELF.draft((), params, TABLE_CFG, state, SCHEDULE))(table_model(), state)
 
 
 def test_self_draft_guesses_up_to_the_window_the_limit_and_the_stop_token():
@@ -44,7 +45,7 @@ def test_self_draft_guesses_up_to_the_window_the_limit_and_the_stop_token():
         SamplingParams(max_tokens=9), SamplingParams(max_tokens=2), SamplingParams(stop_token_ids=(5,), max_tokens=9)
     )
     draft = drafted_by_model(state)
-    assert guessed(draft) == [[4, 5, 6], [4], [4, 5]]
+    assert drafted(draft) == [[4, 5, 6], [4], [4, 5]]
     assert draft.final.tolist() == [False, False, False]
 
 
@@ -52,7 +53,7 @@ def test_self_draft_of_ordinary_rows_is_final_with_its_log_probabilities():
     """Nothing is added to it, so that it may guess the last token too."""
     state = state_with(SamplingParams(max_tokens=2, deterministic=False), SamplingParams(max_tokens=2))
     draft = drafted_by_model(state)
-    assert guessed(draft) == [[4, 5], [4]]
+    assert drafted(draft) == [[4, 5], [4]]
     assert draft.final.tolist() == [True, False]
     # float32 against float64 of 4 - log(e^4 + 15), numbers of size 4.
     np.testing.assert_allclose(draft.logprobs[0, :2], TABLE_LOGPROB, rtol=0, atol=1e-6)
@@ -61,27 +62,29 @@ def test_self_draft_of_ordinary_rows_is_final_with_its_log_probabilities():
 def test_self_draft_of_a_row_that_ended_is_empty():
     state = state_with(SamplingParams(max_tokens=9), SamplingParams(max_tokens=9))
     draft = drafted_by_model(state.replace(live=jnp.asarray([False, True])))
-    assert guessed(draft) == [[], [4, 5, 6]]
+    assert drafted(draft) == [[], [4, 5, 6]]
 
 
-@pytest.mark.parametrize("window", [0, 1])
-def test_self_draft_for_windows_without_room_is_refused(window):
-    with pytest.raises(InputError, match=f"window of at least 2 .* got {window}"):
-        self_draft(window, SCHEDULE)
+def test_self_draft_for_windows_without_room_is_refused():
+    state = state_with(SamplingParams(max_tokens=2))
+    with pytest.raises(InputError, match=r"window of at least 2 .* got 1"):
+        SELF.draft((), table_model(), TABLE_CFG, state, SCHEDULE.with_budget(8, 1))
 
 
 def test_recorded_draft_reads_on_from_the_committed_tokens():
     state = state_with(*[SamplingParams(max_tokens=9)] * 4)
     told = np.tile(np.arange(20, 28, dtype=np.int32), (4, 1))
-    draft = recorded_draft(jnp.asarray(told), jnp.asarray([8, 5, 3, 0]), 4)(None, TABLE_CFG, state)
-    assert guessed(draft) == [[23, 24, 25], [23, 24], [], []]
+    draft = RECORDED.draft((jnp.asarray(told), jnp.asarray([8, 5, 3, 0])), None, TABLE_CFG, state, SCHEDULE)
+    assert drafted(draft) == [[23, 24, 25], [23, 24], [], []]
     assert draft.final.tolist() == [False] * 4
 
 
 def test_no_draft_guesses_nothing():
-    draft = no_draft(None, TABLE_CFG, state_with(SamplingParams(max_tokens=2)))
-    assert guessed(draft) == [[]]
-    assert draft.tokens.shape == (1, 0)
+    for window in (1, 4):
+        schedule = SCHEDULE.with_budget(8, window)
+        draft = NONE.draft((), None, TABLE_CFG, state_with(SamplingParams(max_tokens=2)), schedule)
+        assert drafted(draft) == [[]]
+        assert draft.tokens.shape == (1, window - 1)
 
 
 def test_draft_limit_leaves_one_token_to_the_pass():
@@ -90,3 +93,15 @@ def test_draft_limit_leaves_one_token_to_the_pass():
     assert draft_limit(state, 4, jnp.zeros(3, bool)).tolist() == [0, 1, 3]
     assert draft_limit(state, 4, jnp.ones(3, bool)).tolist() == [1, 2, 3]
     assert draft_limit(state.replace(live=jnp.zeros(3, bool)), 4, jnp.zeros(3, bool)).tolist() == [0, 0, 0]
+
+
+def test_sources_are_found_by_name_and_unknown_names_are_refused():
+    mine = Drafter(RECORDED._replace(name="mine"))
+    assert [source_of(name, {"mine": mine}) for name in ("none", "self", "mine")] == [NONE, SELF, mine.source]
+    with pytest.raises(InputError, match=r"no draft source called 'oracle': choose one of \('none', 'self', 'mine'\)"):
+        source_of("oracle", {"mine": mine})
+
+
+def test_cost_of_a_window_is_one_ordinary_step_a_drafted_token_or_nothing():
+    assert SELF.cost_s(4, 0.5) == 1.5
+    assert [source.cost_s(4, 0.5) for source in (NONE, RECORDED)] == [0, 0]

@@ -68,16 +68,12 @@ def one_at_a_time(
     return results(generate_all([request], schedule=schedule, source="recorded", cfg=cfg))[0]
 
 
-def generate_all(
-    requests, *, schedule: Schedule, source: str, cfg=BF16, recorded=None, recorded_length=None, spoil=lambda state: state
-) -> GenState:
+def generate_all(requests, *, schedule: Schedule, source: str, cfg=BF16, recorded=None, spoil=lambda state: state) -> GenState:
     """The final state of `requests`, whose cache `spoil` may change before the start."""
     B = len(requests)
-    recorded = np.zeros((B, MAX_LEN), np.int32) if recorded is None else recorded
-    recorded_length = np.zeros(B, np.int32) if recorded_length is None else recorded_length
+    recorded = (np.zeros((B, MAX_LEN), np.int32), np.zeros(B, np.int32)) if recorded is None else recorded
     state = spoil(state_of(cfg, requests, schedule=schedule, max_len=MAX_LEN))
-    steps = np.int32(MAX_LEN)
-    return generate_drafted(random_model(cfg), cfg, state, recorded, recorded_length, steps, schedule=schedule, source=source)
+    return generate_drafted(random_model(cfg), cfg, state, recorded, np.int32(MAX_LEN), schedule=schedule, source=source)
 
 
 def make_schedule(rows: int, window: int, alignment: str = "free", implementation: str = "reference") -> Schedule:

@@ -108,8 +108,7 @@ def check_theorem(
         schedule=schedule,
         source=source,
         cfg=cfg,
-        recorded=recorded,
-        recorded_length=recorded_length,
+        recorded=(recorded, recorded_length),
         spoil=lambda state: scatter_and_poison(state, rng, poison),
     )
     assert not state.live.any()

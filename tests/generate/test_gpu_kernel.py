@@ -26,8 +26,7 @@ def test_committed_bits_with_the_gpu_kernel_equal_one_token_at_a_time():
         schedule=make_schedule(8, 4, implementation="pallas_gpu"),
         source="recorded",
         cfg=FAMILY_CFGS["gemma2"],
-        recorded=recorded,
-        recorded_length=np.full(2, MAX_LEN, np.int32),
+        recorded=(recorded, np.full(2, MAX_LEN, np.int32)),
     )
     assert results(state) == expected
     assert state.counters.num_rollbacks.tolist()[0] >= 1

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.generate.insert import insert, pack_requests
+from detspec.generate.insert import Entry, insert, pack_requests
 from detspec.state import GenState
 from tests.fakes import Request, generate_drafted, random_model, state_of
 from tests.generate.one_at_a_time import (
@@ -33,9 +33,8 @@ PENALISED = [
 
 def steps(state: GenState, requests: Sequence[Request], number: int) -> GenState:
     """Up to `number` steps more, guesses wrong now and then."""
-    recorded, lengths = partly_right(requests)
-    params, num_steps = random_model(BF16), np.int32(number)
-    return generate_drafted(params, BF16, state, recorded, lengths, num_steps, schedule=SCHEDULE, source="recorded")
+    told, num_steps = partly_right(requests), np.int32(number)
+    return generate_drafted(random_model(BF16), BF16, state, told, num_steps, schedule=SCHEDULE, source="recorded")
 
 
 def test_request_put_in_again_with_its_new_tokens_goes_on_with_the_same_bits():
@@ -46,17 +45,12 @@ def test_request_put_in_again_with_its_new_tokens_goes_on_with_the_same_bits():
     tokens, logprobs, committed = jax.device_get((state.tokens, state.logprobs, state.committed))
     prompt_lens = [len(request.prompt) for request in PENALISED]
     fresh = state_of(BF16, FIXED, schedule=SCHEDULE, max_len=MAX_LEN)
-    requests = pack_requests(
-        fresh,
-        range(len(PENALISED)),
-        [row[:n].tolist() for row, n in zip(tokens, committed, strict=True)],
-        [request.sampling for request in PENALISED],
-        eos_ids=(),
-        prompt_lens=prompt_lens,
-        logprobs=[row[start:n].tolist() for row, start, n in zip(logprobs, prompt_lens, committed, strict=True)],
-    )
-    assert results(steps(insert(fresh, requests), PENALISED, MAX_LEN)) == expected
-    # The penalties did something; that they would do another thing without `prompt_lens` is shown in test_processing.py.
+    entries = []
+    for b, (request, start, n) in enumerate(zip(PENALISED, prompt_lens, committed, strict=True)):
+        new = logprobs[b, start:n].tolist()
+        entries.append(Entry(b, tokens[b, :n].tolist(), request.sampling, prompt_len=start, logprobs=new))
+    assert results(steps(insert(fresh, pack_requests(fresh, entries, ())), PENALISED, MAX_LEN)) == expected
+    # The penalties did something; that they would do another thing without `prompt_len` is shown in test_processing.py.
     assert all(answer[0] != one_at_a_time(plain)[0] for answer, plain in zip(expected, FIXED, strict=True))
 
 

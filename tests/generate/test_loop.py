@@ -4,21 +4,21 @@ import re
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from detspec.cache import cache_bytes
 from detspec.config import ModelConfig
+from detspec.draft.source import Drafter, draft_fn
 from detspec.errors import InputError
-from detspec.generate.insert import init_state
-from detspec.generate.loop import default_draft, dvr_step, generate, generate_state, run
+from detspec.generate.init import init_state, start_state
+from detspec.generate.loop import Limits, default_source, dvr_step, generate, generate_state, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import param_shapes, params_bytes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import LENGTH, STOP
-from tests.fakes import RANDOM_CFG, TABLE_CFG, Request, draft_source, random_model, state_of, table_model
+from tests.fakes import RANDOM_CFG, SOURCES, TABLE_CFG, Request, random_model, state_of, table_model
 
 SCHEDULE = Schedule(Numerics(page=16), Budget(16, 4))
 MAX_LEN = 48
@@ -42,9 +42,12 @@ def test_program_is_traced_once_for_all_prompts_rollbacks_and_endings():
     def counted(params, state, recorded, recorded_length, *, schedule):
         traced.append(state.tokens.shape[0])
         state = prefill(params, RANDOM_CFG, state, schedule=schedule)
-        draft_fn = draft_source("recorded", schedule, recorded, recorded_length)
-        step_fn = partial(dvr_step, params, RANDOM_CFG, draft_fn=draft_fn, schedule=schedule)
-        return run(state, step_fn, max_steps=jnp.int32(MAX_LEN), min_live=jnp.int32(1))[0]
+        told = draft_fn(Drafter(SOURCES["recorded"], (recorded, recorded_length)), schedule)
+
+        def step(state):
+            return dvr_step(params, RANDOM_CFG, state, draft_fn=told, schedule=schedule)[0]
+
+        return run(state, step, limits=Limits(MAX_LEN))[0]
 
     def arguments(batch, seed):
         state = state_of(RANDOM_CFG, random_requests(batch, seed), schedule=SCHEDULE, max_len=MAX_LEN)
@@ -62,7 +65,7 @@ def test_program_is_traced_once_for_all_prompts_rollbacks_and_endings():
 def generate_by_table(prompts, sampling):
     """The text of each row; always the same shapes, so that it is compiled once. Token 12 ends a text."""
     schedule = Schedule(Numerics(page=4), Budget(8, 4))
-    state = generate(table_model(), TABLE_CFG, prompts, sampling, eos_ids=[12], schedule=schedule, max_len=16)
+    state = generate(table_model(), TABLE_CFG, prompts, sampling, eos_ids=[12], schedule=schedule)
     texts = [tokens[:n] for tokens, n in zip(state.tokens.tolist(), state.committed.tolist(), strict=True)]
     return texts, state.finish.tolist()
 
@@ -82,8 +85,12 @@ def compiled_loop(cfg: ModelConfig, schedule: Schedule, *, max_requests: int, ma
     def program(params, state):
         old = state.cache
         state = prefill(params, cfg, state, schedule=schedule)
-        step_fn = partial(dvr_step, params, cfg, draft_fn=default_draft(schedule), schedule=schedule)
-        state, _ = run(state, step_fn, max_steps=jnp.int32(max_len), min_live=jnp.int32(1))
+        own = draft_fn(Drafter(default_source(schedule)), schedule)
+
+        def step(state):
+            return dvr_step(params, cfg, state, draft_fn=own, schedule=schedule)[0]
+
+        state, _ = run(state, step, limits=Limits(max_len))
         return (state, old.k, old.v) if keep_old_cache else state
 
     room = {"max_requests": max_requests, "max_len": max_len, "max_stop_ids": 2, "max_logit_bias": 2}
@@ -156,13 +163,18 @@ def test_generate_with_a_prompt_that_just_fits_takes_it():
         ([1, -1], 4, "token id -1"),
         ([1, 2.0], 4, "token id 2.0"),
         ([1, True], 4, "token id True"),
-        ([1] * 13, 4, "max_len of 16"),
     ],
 )
 def test_generate_with_a_bad_prompt_says_what_is_wrong(prompt, max_tokens, message):
     schedule = Schedule(Numerics(page=4), Budget(8, 4))
     with pytest.raises(InputError, match=message):
-        generate(table_model(), TABLE_CFG, [[1], prompt], SamplingParams(max_tokens=max_tokens), schedule=schedule, max_len=16)
+        generate(table_model(), TABLE_CFG, [[1], prompt], SamplingParams(max_tokens=max_tokens), schedule=schedule)
+
+
+def test_prompt_that_does_not_fit_a_state_is_refused():
+    schedule, sampling = Schedule(Numerics(page=4), Budget(8, 4)), [SamplingParams(max_tokens=4)]
+    with pytest.raises(InputError, match="max_len of 16"):
+        start_state(TABLE_CFG, [[1] * 13], sampling, eos_ids=(), max_len=16, schedule=schedule)
 
 
 def test_generate_with_other_numbers_of_prompts_and_parameters_is_refused():

@@ -54,8 +54,7 @@ def test_draft_of_known_quality_changes_the_counters_and_no_bit(kind):
         FIXED,
         schedule=make_schedule(64, 8),
         source="recorded",
-        recorded=np.stack([tokens for tokens, _ in told]),
-        recorded_length=np.asarray([length for _, length in told], np.int32),
+        recorded=(np.stack([tokens for tokens, _ in told]), np.asarray([length for _, length in told], np.int32)),
     )
     assert results(state) == expected
     B = len(FIXED)
@@ -77,8 +76,7 @@ def test_neighbours_that_stop_early_or_are_ordinary_change_no_bit():
         [*requests, *ordinary],
         schedule=make_schedule(64, 8),
         source="recorded",
-        recorded=np.stack([tokens for tokens, _ in told]),
-        recorded_length=np.full(5, MAX_LEN, np.int32),
+        recorded=(np.stack([tokens for tokens, _ in told]), np.full(5, MAX_LEN, np.int32)),
     )
     found = results(state)
     assert found[:3] == expected
@@ -89,10 +87,10 @@ def test_neighbours_that_stop_early_or_are_ordinary_change_no_bit():
 def test_row_order_permuted_with_its_requests_permutes_the_results():
     recorded, lengths = partly_right(FIXED)
     schedule = make_schedule(64, 8)
-    straight = results(generate_all(FIXED, schedule=schedule, source="recorded", recorded=recorded, recorded_length=lengths))
+    straight = results(generate_all(FIXED, schedule=schedule, source="recorded", recorded=(recorded, lengths)))
     order = [3, 0, 4, 2, 1]
     permuted = generate_all(
-        [FIXED[i] for i in order], schedule=schedule, source="recorded", recorded=recorded[order], recorded_length=lengths
+        [FIXED[i] for i in order], schedule=schedule, source="recorded", recorded=(recorded[order], lengths)
     )
     assert results(permuted) == [straight[i] for i in order]
     assert len(set(straight)) == len(straight)  # else any order would do

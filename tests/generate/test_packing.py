@@ -1,11 +1,12 @@
-"""What is packed comes out as it was, and in the rows it was meant for."""
+"""What is packed comes out as it was, and in the places it was meant for."""
 
 import jax
 import numpy as np
 import pytest
 
-from detspec.generate.insert import init_state, no_requests, pack_requests, put_requests
-from detspec.generate.packing import pack_rows, unpack_rows
+from detspec.generate.init import init_state
+from detspec.generate.insert import Entry, no_requests, pack_requests, put_requests
+from detspec.generate.packing import pack, unpack
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import RANDOM_CFG
@@ -18,10 +19,10 @@ TREE = {
 }
 
 
-def test_unpacked_rows_are_bitwise_what_was_packed_and_lie_where_they_were_put():
-    packed = pack_rows(TREE, [2, 0], 3)
+def test_unpacked_arrays_are_bitwise_what_was_packed_and_lie_where_they_were_put():
+    packed = pack(TREE, [2, 0], 3)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape[1:]), leaf.dtype), TREE)
-    found = jax.device_get(unpack_rows(jax.numpy.asarray(packed), like))
+    found = jax.device_get(unpack(jax.numpy.asarray(packed), like))
     for name, leaf in TREE.items():
         assert found[name].dtype == leaf.dtype
         assert found[name][[2, 0]].tobytes() == leaf.tobytes()
@@ -40,9 +41,9 @@ def state():
     )
 
 
-def test_requests_change_the_rows_they_are_for_and_no_other(state):
+def test_requests_change_the_sequences_they_are_for_and_no_other(state):
     sampling = SamplingParams(temperature=0.5, seed=2**32 - 1, logit_bias={4: 1.0}, deterministic=False, max_tokens=3)
-    after = jax.device_get(put_requests(state, pack_requests(state, [1], [[5, 6]], [sampling], [9])))
+    after = jax.device_get(put_requests(state, pack_requests(state, [Entry(1, [5, 6], sampling)], [9])))
     assert after.live.tolist() == [False, True, False]
     assert after.tokens[1, :3].tolist() == [5, 6, 0]
     assert (after.committed[1], after.limit[1], after.deterministic[1]) == (2, 5, False)
@@ -55,7 +56,7 @@ def test_requests_change_the_rows_they_are_for_and_no_other(state):
 
 def test_no_requests_look_to_a_program_like_some_and_change_nothing(state):
     """Otherwise it would be compiled a second time, in the middle of a run."""
-    nobody, somebody = no_requests(state), pack_requests(state, [1], [[5, 6]], [SamplingParams()], [9])
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), nobody) == jax.tree.map(lambda x: (x.shape, x.dtype), somebody)
-    after = put_requests(state, nobody)
+    none, some = no_requests(state), pack_requests(state, [Entry(1, [5, 6], SamplingParams())], [9])
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), none) == jax.tree.map(lambda x: (x.shape, x.dtype), some)
+    after = put_requests(state, none)
     assert all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), state, after)))

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.draft.source import Drafter, draft_fn
 from detspec.generate.loop import dvr_step
 from detspec.generate.passes import Stretches, cut, reached, stretches
 from detspec.generate.prefill import prefill
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
-from detspec.state import NO_ROW
-from tests.fakes import RANDOM_CFG, Request, bits, draft_source, random_model, state_of
+from detspec.state import NO_SEQUENCE
+from tests.fakes import RANDOM_CFG, SOURCES, Request, bits, random_model, state_of
 
 SCHEDULE = Schedule(Numerics(page=16), Budget(16, 4))
 MAX_LEN = 48
@@ -26,7 +27,7 @@ def test_cut_of_two_rows_packs_their_windows_side_by_side():
     tokens = jnp.arange(24, dtype=jnp.int32).reshape(2, 12)
     lacking = Stretches(start=jnp.int32([0, 2]), end=jnp.int32([5, 11]))
     windows = cut(lacking, jnp.arange(-1, 6, dtype=jnp.int32), tokens, 4)
-    assert windows.row.tolist() == [NO_ROW, 0, 0, 1, 1, 1, NO_ROW]
+    assert windows.sequence.tolist() == [NO_SEQUENCE, 0, 0, 1, 1, 1, NO_SEQUENCE]
     assert windows.start.tolist() == [0, 0, 4, 2, 6, 10, 0]
     assert windows.count.tolist() == [0, 4, 1, 4, 4, 1, 0]
     assert windows.tokens[1].tolist() == [0, 1, 2, 3]
@@ -66,8 +67,8 @@ def stayed(schedule: Schedule) -> dict[str, bool]:
 
     @jax.jit
     def step(params, state):
-        draft_fn = draft_source("recorded", schedule, jnp.zeros((2, MAX_LEN), jnp.int32), jnp.full(2, MAX_LEN, jnp.int32))
-        return dvr_step(params, cfg, state, draft_fn=draft_fn, schedule=schedule)
+        told = Drafter(SOURCES["recorded"], (jnp.zeros((2, MAX_LEN), jnp.int32), jnp.full(2, MAX_LEN, jnp.int32)))
+        return dvr_step(params, cfg, state, draft_fn=draft_fn(told, schedule), schedule=schedule)[0]
 
     def started(live):
         state = state_of(cfg, requests, schedule=schedule, max_len=MAX_LEN)

@@ -9,7 +9,7 @@
 import numpy as np
 import pytest
 
-from detspec.generate.insert import insert, pack_requests
+from detspec.generate.insert import Entry, insert, pack_requests
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import LENGTH, STOP, GenState
@@ -25,9 +25,8 @@ def go_on(state: GenState, text=(), *, steps=MAX_LEN, schedule=SCHEDULE, source=
     """Up to `steps` steps of one row, the draft reading `text`."""
     recorded = np.zeros((1, MAX_LEN), np.int32)
     recorded[0, : len(text)] = text
-    length = np.asarray([len(text)], np.int32)
-    params = table_model(table)
-    return generate_drafted(params, TABLE_CFG, state, recorded, length, np.int32(steps), schedule=schedule, source=source)
+    told = recorded, np.asarray([len(text)], np.int32)
+    return generate_drafted(table_model(table), TABLE_CFG, state, told, np.int32(steps), schedule=schedule, source=source)
 
 
 def start(prompt, *, schedule=SCHEDULE, max_tokens=6, **sampling) -> GenState:
@@ -69,9 +68,9 @@ def test_counting_the_refused_guesses_would_choose_another_token():
     assert text_of(refused) == [3, 3]
     assert text_of(go_on(refused, steps=1, table=LOOP))[2:] == [3]
     params = SamplingParams(max_tokens=6, frequency_penalty=2.0)
-    for prompt_lens, following in (([1], 0), (None, 3)):
+    for prompt_len, following in ((1, 0), (None, 3)):
         state = start([3])
-        state = insert(state, pack_requests(state, [0], [[3, 4, 3, 3, 3]], [params], (), prompt_lens=prompt_lens))
+        state = insert(state, pack_requests(state, [Entry(0, [3, 4, 3, 3, 3], params, prompt_len)], ()))
         assert text_of(go_on(state, steps=1, table=LOOP))[5:] == [following]
 
 

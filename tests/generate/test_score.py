@@ -38,7 +38,7 @@ def schedule_of(window: int, alignment: str = "free") -> Schedule:
 def generated(*, deterministic: bool = True, batch: int = 4, alignment: str = "free") -> list[tuple[list[int], np.ndarray]]:
     """Texts and the bits of the log-probabilities of their new tokens, of the first `batch` requests."""
     sampling = [dataclasses.replace(s, deterministic=deterministic) for s in SAMPLING[:batch]]
-    state = generate(random_model(CFG), CFG, PROMPTS[:batch], sampling, schedule=schedule_of(4, alignment), max_len=MAX_LEN)
+    state = generate(random_model(CFG), CFG, PROMPTS[:batch], sampling, schedule=schedule_of(4, alignment))
     tokens, logprobs, committed = jax.device_get((state.tokens, state.logprobs, state.committed))
     return [(tokens[b, :n].tolist(), bits(logprobs[b, len(PROMPTS[b]) : n])) for b, n in enumerate(committed)]
 

@@ -31,10 +31,10 @@ def step(requests, texts, *, steps=1, schedule=SCHEDULE, source="recorded", para
     recorded = np.zeros((len(requests), MAX_LEN), np.int32)
     for b, text in enumerate(texts):
         recorded[b, : len(text)] = text
-    lengths = np.asarray([len(text) for text in texts], np.int32)
+    told = recorded, np.asarray([len(text) for text in texts], np.int32)
     state = state_of(TABLE_CFG, requests, schedule=schedule, max_len=MAX_LEN)
     params = table_model() if params is None else params
-    return generate_drafted(params, TABLE_CFG, state, recorded, lengths, np.int32(steps), schedule=schedule, source=source)
+    return generate_drafted(params, TABLE_CFG, state, told, np.int32(steps), schedule=schedule, source=source)
 
 
 def committed(state: GenState, row: int = 0) -> list[int]:

@@ -14,7 +14,7 @@ from detspec.config import ModelConfig, RopeScaling
 from detspec.model.params import init_params, param_shapes
 from detspec.model.transformer import forward, forward_sequences
 from detspec.schedule import Budget, Numerics, Schedule
-from detspec.state import NO_ROW, Windows
+from detspec.state import NO_SEQUENCE, Windows
 from tests.fakes import ALIBI_CFG, RANDOM_CFG, bits, random_model
 
 F32 = dataclasses.replace(RANDOM_CFG, dtype="float32", tie_embeddings=True)
@@ -35,7 +35,7 @@ def windows_of(window: int, rows: int, row: int = 0) -> Windows:
     index = np.arange(groups, dtype=np.int32)
     return Windows(
         tokens=tokens,
-        row=np.where(index < used, row, NO_ROW).astype(np.int32),
+        sequence=np.where(index < used, row, NO_SEQUENCE).astype(np.int32),
         start=np.where(index < used, index * window, 0).astype(np.int32),
         count=np.where(index < used, window, 0).astype(np.int32),
     )

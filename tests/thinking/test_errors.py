@@ -8,12 +8,13 @@ import pytest
 import detspec as ds
 from detspec.config import ThinkingConfig
 from detspec.errors import InputError
-from detspec.generate.insert import check_prompt, init_state, pack_requests, start_state
+from detspec.generate.checks import check_prompt
+from detspec.generate.init import init_state, start_state
+from detspec.generate.insert import Entry, pack_requests
 from detspec.model.params import init_params, param_shapes, with_thinking
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.thinking.blocks import thinking_of
-from detspec.thinking.drafts import guess_fn
 from tests.fakes import RANDOM_CFG
 
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
@@ -47,20 +48,20 @@ def test_chunks_that_do_not_fit_the_budget_of_a_pass_are_refused():
 
 
 def test_chunk_and_thought_that_do_not_fit_a_page_are_refused():
-    with pytest.raises(InputError, match=r"do not fit a page of 16 slots together: raise Schedule\.page to at least 19"):
+    with pytest.raises(InputError, match=r"do not fit a page of 16 slots together: raise Numerics\.page to at least 19"):
         make_state(chunk=16, max_thought=4)
     make_state(chunk=8, max_thought=9)  # 8 + 9 - 1 slots
 
 
 def test_aligned_windows_are_refused():
-    with pytest.raises(InputError, match=r"needs Schedule\.alignment \"free\", got 'window'"):
+    with pytest.raises(InputError, match=r"needs Numerics\.alignment \"free\", got 'window'"):
         make_state(SCHEDULE.with_numerics(alignment="window"))
 
 
 @pytest.mark.parametrize("thought", [[], [1, 2, 3, 0]])
-def test_guess_of_no_or_too_many_tokens_is_refused(thought: list[int]):
-    with pytest.raises(InputError, match=f"the guessed thought after chunk 1 of request 0 has {len(thought)} tokens"):
-        pack_requests(make_state(), [0], [[1] * 9], [SamplingParams()], (), thoughts=[[[0], thought]])
+def test_drafted_thought_of_no_or_too_many_tokens_is_refused(thought: list[int]):
+    with pytest.raises(InputError, match=f"the drafted thought after chunk 1 of request 0 has {len(thought)} tokens"):
+        pack_requests(make_state(), [Entry(0, [1] * 9, SamplingParams(), thoughts=[[0], thought])], ())
 
 
 def test_model_without_thinker_is_refused_where_thoughts_are_asked_for():
@@ -85,8 +86,6 @@ def test_question_that_is_longer_than_the_cache_is_refused():
 
 
 def test_unknown_source_of_guesses_is_refused():
-    with pytest.raises(InputError, match="no source of guessed thoughts called 'oracle': choose one of"):
-        guess_fn("oracle", SCHEDULE)
     with pytest.raises(InputError, match=r"EngineConfig\.guesses must be one of .*, got 'oracle'"):
         ds.EngineConfig(guesses="oracle")
 

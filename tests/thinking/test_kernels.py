@@ -8,11 +8,11 @@ import pytest
 from detspec.generate.loop import generate_state
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
-from tests.fakes import Request
+from tests.fakes import Request, state_of
 from tests.generate.one_at_a_time import make_schedule
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401
 from tests.thinking.fakes import THINKER_CFG, random_thinker
-from tests.thinking.test_think_prompt import facts, start
+from tests.thinking.test_think_prompt import facts
 
 PROMPTS = [
     np.random.default_rng(seed).integers(0, THINKER_CFG.vocab_size, length).tolist() for seed, length in ((0, 14), (3, 9))
@@ -21,14 +21,14 @@ REQUESTS = [Request(tuple(prompt), SamplingParams(max_tokens=2)) for prompt in P
 
 
 def read_and_answer(requests, schedule: Schedule, thoughts=None):
-    state = start(THINKER_CFG, requests, schedule, max_len=32, thoughts=thoughts)
+    state = state_of(THINKER_CFG, requests, schedule=schedule, max_len=32, thoughts=thoughts)
     return generate_state(random_thinker(THINKER_CFG), THINKER_CFG, state, schedule=schedule)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("implementation", ["pallas_tpu", "pallas_gpu"])
 def test_speculative_reading_with_a_kernel_equals_reading_one_prompt_at_a_time(implementation):
-    """Trivial guesses alone, then guesses of which one is wrong, in passes of two prompts."""
+    """Trivial drafts alone, then drafts of which one is wrong, in passes of two prompts."""
     of = partial(make_schedule, 16, implementation=implementation)
     alone = [read_and_answer([request], of(1)) for request in REQUESTS]
     expected = [facts(state)[0] for state in alone]
@@ -37,7 +37,7 @@ def test_speculative_reading_with_a_kernel_equals_reading_one_prompt_at_a_time(i
     thoughts[0][1] = [7, *thoughts[0][1][1:]] if thoughts[0][1][0] != 7 else [9]
     together = read_and_answer(REQUESTS, of(4), thoughts)
     assert facts(together) == expected
-    assert together.reading.num_refused.tolist() == [1, 0]
-    assert (together.reading.num_accepted > 0).all()
+    assert together.counters.num_rejected_thoughts.tolist() == [1, 0]
+    assert (together.counters.num_accepted_thoughts > 0).all()
     by_reference = [facts(read_and_answer([request], make_schedule(16, 1)))[0] for request in REQUESTS]
     assert [row[2] for row in by_reference] != [row[2] for row in expected]  # it was the kernel, with its own order

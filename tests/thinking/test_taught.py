@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from detspec.config import ModelConfig, ThinkingConfig
-from detspec.generate.insert import start_state
+from detspec.generate.init import start_state
 from detspec.model.params import Params
 from detspec.ops.alibi import alibi_slopes
 from detspec.ops.rope import rope_frequencies
@@ -19,7 +19,7 @@ from detspec.state import NO_TOKEN
 from detspec.thinking import taught
 from detspec.thinking.blocks import compress_sequences
 from detspec.thinking.taught import forward_taught
-from detspec.thinking.think_prompt import read
+from detspec.thinking.think_prompt import think_prompt
 from tests.double import QUICK_COMPILATION, in_float64
 from tests.fakes import random_model
 
@@ -202,7 +202,7 @@ def test_gradient_does_not_go_through_the_generation_of_a_thought():
     state = start_state(PLAIN, TOKENS.tolist(), [SamplingParams(max_tokens=1)], eos_ids=(), max_len=16, schedule=schedule)
 
     def generated_by(params: Params) -> jax.Array:
-        reading = read(params, PLAIN, state, schedule=schedule).reading
+        reading = think_prompt(params, PLAIN, state, schedule=schedule).reading
         assert reading is not None
         return reading.thoughts[:, :3]
 

@@ -14,21 +14,22 @@ import pytest
 import detspec
 from detspec.checkpoint.load import Model, load
 from detspec.config import ModelConfig
-from detspec.draft.none import no_draft
-from detspec.generate.insert import init_state, insert, pack_requests
-from detspec.generate.loop import dvr_step, generate_state, run
+from detspec.draft.none import NONE
+from detspec.draft.self_draft import SELF
+from detspec.draft.source import Drafter, draft_fn
+from detspec.generate.loop import Limits, dvr_step, generate_state, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params, param_shapes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import NO_TOKEN, GenState
-from detspec.thinking.drafts import sequential_guesses, trivial_guesses
-from detspec.thinking.think_prompt import next_chunks, read_pass
+from detspec.thinking.drafts import draft_no_thoughts, draft_thoughts
+from detspec.thinking.think_prompt import next_chunks, think_pass
 from detspec.thinking.thoughts import thought_lists
 from detspec.train.problems.chunks import align, encode
 from detspec.train.problems.parity import Parity
 from detspec.train.problems.task import tokenizer_of
-from tests.fakes import MAX_LOGIT_BIAS, MAX_STOP_IDS, Request, bits
+from tests.fakes import Request, bits, state_of
 from tests.generate.one_at_a_time import poisoned
 from tests.generate.test_loop import pool_copies
 from tests.thinking.fakes import ALIBI_THINKER_CFG, TABLE_THINKER_CFG, THINKER_CFG, random_thinker, table_thinker
@@ -39,7 +40,7 @@ ONE_BY_ONE = Schedule(Numerics(page=PAGE), Budget(ROWS, 1))
 # (model, window, batch, source): a fixed list, so that the number of compilations is bounded.
 CASES = {
     "told": (THINKER_CFG, 4, 3, None),
-    "sequential": (ALIBI_THINKER_CFG, 8, 2, sequential_guesses),
+    "self": (ALIBI_THINKER_CFG, 8, 2, SELF),
 }
 V, C, M = THINKER_CFG.vocab_size, THINKER_CFG.thinking.chunk, THINKER_CFG.thinking.max_thought
 KINDS = ("right", "random", "partly right", "none")
@@ -60,12 +61,7 @@ FIXED = tuple(
 )
 
 
-def start(cfg: ModelConfig, requests, schedule: Schedule, *, max_len: int = MAX_LEN, thoughts=None) -> GenState:
-    """The state of one row per request, nothing read, `thoughts` guessed."""
-    room = {"max_len": max_len, "max_stop_ids": MAX_STOP_IDS, "max_logit_bias": MAX_LOGIT_BIAS}
-    state = init_state(cfg, max_requests=len(requests), **room, schedule=schedule)
-    asked = [r.prompt for r in requests], [r.sampling for r in requests], ()
-    return insert(state, pack_requests(state, range(len(requests)), *asked, thoughts=thoughts))
+start = partial(state_of, max_len=MAX_LEN)
 
 
 def facts(state: GenState) -> list[tuple]:
@@ -94,7 +90,7 @@ def read_one_chunk(params: Params, cfg: ModelConfig, state: GenState) -> GenStat
     """A pass that holds one chunk of each row, and so speculates on nothing."""
     reading = state.reading
     alone = reading.replace(end=jnp.minimum(reading.read + 1, reading.end))
-    state = read_pass(params, cfg, state.replace(reading=alone), schedule=ONE_BY_ONE)
+    state = think_pass(params, cfg, state.replace(reading=alone), schedule=ONE_BY_ONE)
     return state.replace(reading=state.reading.replace(end=reading.end))
 
 
@@ -102,8 +98,12 @@ def read_one_chunk(params: Params, cfg: ModelConfig, state: GenState) -> GenStat
 def answer_token_by_token(params: Params, cfg: ModelConfig, state: GenState) -> GenState:
     """The rest of `generate_state` once everything is read: half of what there is to compile."""
     state = prefill(params, cfg, state, schedule=ONE_BY_ONE)
-    step_fn = partial(dvr_step, params, cfg, draft_fn=no_draft, schedule=ONE_BY_ONE)
-    return run(state, step_fn, max_steps=jnp.int32(MAX_LEN), min_live=jnp.int32(1))[0]
+    no_draft = draft_fn(Drafter(NONE), ONE_BY_ONE)
+
+    def step(state: GenState) -> GenState:
+        return dvr_step(params, cfg, state, draft_fn=no_draft, schedule=ONE_BY_ONE)[0]
+
+    return run(state, step, limits=Limits(MAX_LEN))[0]
 
 
 def sequentially(cfg: ModelConfig, request: Request, change_at: int | None = None) -> tuple[tuple, Counter]:
@@ -111,7 +111,7 @@ def sequentially(cfg: ModelConfig, request: Request, change_at: int | None = Non
 
     The states of the thought after chunk `change_at` are replaced by others.
     """
-    params, state, kinds = random_thinker(cfg), start(cfg, [request], ONE_BY_ONE), Counter()
+    params, state, kinds = random_thinker(cfg), start(cfg, [request], schedule=ONE_BY_ONE), Counter()
     for chunk in range(int(state.reading.end[0])):
         state = read_one_chunk(params, cfg, state)
         kinds[kind_of(state.reading.thoughts[0, chunk].tolist())] += 1
@@ -159,7 +159,6 @@ def scattered(state: GenState, rng: np.random.Generator) -> GenState:
 def test_speculative_reading_for_any_guesses_neighbours_and_places_equals_reading_chunk_by_chunk(name):
     cfg, window, batch, source = CASES[name]
     schedule = Schedule(Numerics(page=PAGE), Budget(ROWS, window))
-    guess_fn = source(schedule) if source else None
     seen: Counter = Counter()
 
     @hypothesis.settings(max_examples=4, phases=PHASES)
@@ -170,17 +169,17 @@ def test_speculative_reading_for_any_guesses_neighbours_and_places_equals_readin
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         expected = [reference(cfg, request) for request in requests]
         thoughts = [guesses_of(rng.choice(KINDS), row[0], rng) for row, _ in expected]
-        state = scattered(start(cfg, requests, schedule, thoughts=thoughts), rng)
-        state = generate_state(random_thinker(cfg), cfg, state, schedule=schedule, guess_fn=guess_fn)
+        state = scattered(start(cfg, requests, schedule=schedule, thoughts=thoughts), rng)
+        state = generate_state(random_thinker(cfg), cfg, state, schedule=schedule, think=source)
         assert (state.reading.read == state.reading.end).all()
         for b, got in enumerate(facts(state)):
             assert got == expected[b][0], f"row {b} of {requests}"
-        seen["accepted"] += int(state.reading.num_accepted.sum())
-        seen["refused"] += int(state.reading.num_refused.sum())
+        seen["accepted"] += int(state.counters.num_accepted_thoughts.sum())
+        seen["rejected"] += int(state.counters.num_rejected_thoughts.sum())
 
     check()
     assert seen["accepted"]
-    assert seen["refused"] or guess_fn is not None  # what was guessed by reading ahead may all be right
+    assert seen["rejected"] or source is not None  # what was drafted by reading ahead may all be right
     kinds = sum((reference(cfg, request)[1] for request in FIXED), Counter())
     assert all(kinds[kind] for kind in ("trivial", "short", "long", "cut")), kinds
 
@@ -197,13 +196,13 @@ def test_keys_and_values_of_the_cheap_pass_are_not_those_that_are_committed():
     cfg, rng = ALIBI_THINKER_CFG, np.random.default_rng(0)
     schedule = Schedule(Numerics(page=PAGE), Budget(ROWS, 8))
     requests = [Request(tuple(rng.integers(0, V, 33).tolist()), SamplingParams(max_tokens=1)) for _ in range(2)]
-    read = jax.jit(partial(sequential_guesses(schedule)), static_argnums=1)
-    params, state = random_thinker(cfg), start(cfg, requests, schedule)
-    guessed = read(params, cfg, state)
-    assert (guessed.reading.read == 0).all()
-    assert (guessed.reading.states == 0).all()
-    assert (guessed.cache.length == 0).all()
-    unverified = guessed.replace(cache=guessed.cache.replace(length=jnp.full(2, 32, jnp.int32)))
+    read_ahead = jax.jit(draft_thoughts, static_argnums=(1, 3))
+    params, state = random_thinker(cfg), start(cfg, requests, schedule=schedule)
+    drafted = read_ahead(params, cfg, state, schedule)
+    assert (drafted.reading.read == 0).all()
+    assert (drafted.reading.states == 0).all()
+    assert (drafted.cache.length == 0).all()
+    unverified = drafted.replace(cache=drafted.cache.replace(length=jnp.full(2, 32, jnp.int32)))
     assert [row[2] for row in facts(unverified)] != [reference(cfg, request)[0][2] for request in requests]
 
 
@@ -212,35 +211,43 @@ def test_read_pass_of_known_thoughts_commits_up_to_the_first_wrong_guess():
     schedule = Schedule(Numerics(page=8), Budget(16, 4))
     prompts = [2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 2, 3, 9], [9, 9, 9, 9, 9], [9, 9, 9, 9], [9]
     requests = [Request(tuple(prompt), SamplingParams(max_tokens=1)) for prompt in prompts]
-    state = start(TABLE_THINKER_CFG, requests, schedule, max_len=16)
+    state = start(TABLE_THINKER_CFG, requests, schedule=schedule, max_len=16)
     assert state.reading.end.tolist() == [3, 1, 0, 0]
-    step = jax.jit(partial(read_pass, schedule=schedule), static_argnums=1)
+    step = jax.jit(partial(think_pass, schedule=schedule), static_argnums=1)
 
     chunks = next_chunks(state, 4)
-    assert chunks.windows.row.tolist() == [0, 1, 0, 0]
+    assert chunks.windows.sequence.tolist() == [0, 1, 0, 0]
     assert chunks.depth.tolist() == [0, 0, 1, 2]
     assert chunks.windows.tokens[2].tolist() == [2, 2, 2, 2]
     state = step(table_thinker(), TABLE_THINKER_CFG, state)  # row 0: a wrong guess at once; row 1: a right one
     assert thought_lists(state.reading.thoughts[0])[:3] == [[5, 6, 0], [0], [0]]
-    expect(state, read=[1, 1, 0, 0], passes=[1, 1, 0, 0], guesses=[1, 1, 0, 0], accepted=[0, 1, 0, 0], refused=[1, 0, 0, 0])
+    expect(state, read=[1, 1, 0, 0], passes=[1, 1, 0, 0], drafts=[1, 1, 0, 0], accepted=[0, 1, 0, 0], rejected=[1, 0, 0, 0])
     assert jnp.argmax(state.reading.states[0], axis=-1).tolist() == [5, 6, 0, 0]
     assert (state.reading.states[0].sum(-1) == 1).all()
     assert (state.reading.states[1:] == 0).all()
 
     chunks = next_chunks(state, 4)
-    assert chunks.windows.row.tolist() == [0, 0, -1, -1]
+    assert chunks.windows.sequence.tolist() == [0, 0, -1, -1]
     assert chunks.windows.start.tolist() == [4, 8, 0, 0]
     state = step(table_thinker(), TABLE_THINKER_CFG, state)  # a right guess, then a wrong one
     assert thought_lists(state.reading.thoughts[0])[:3] == [[5, 6, 0], [0], [3, 3, 3]]
-    expect(state, read=[3, 1, 0, 0], passes=[2, 1, 0, 0], guesses=[3, 1, 0, 0], accepted=[1, 1, 0, 0], refused=[2, 0, 0, 0])
+    expect(state, read=[3, 1, 0, 0], passes=[2, 1, 0, 0], drafts=[3, 1, 0, 0], accepted=[1, 1, 0, 0], rejected=[2, 0, 0, 0])
     assert jnp.argmax(state.reading.states[0], axis=-1).tolist() == [3, 3, 0, 0]
     assert not state.reading.thoughts[0, 3:, 1:].tolist() or (state.reading.thoughts[0, 3:, 1:] == NO_TOKEN).all()
+
+
+COUNTERS = {
+    "passes": "num_read_passes",
+    "drafts": "num_draft_thoughts",
+    "accepted": "num_accepted_thoughts",
+    "rejected": "num_rejected_thoughts",
+}
 
 
 def expect(state: GenState, *, read: list[int], **counters: list[int]) -> None:
     assert state.reading.read.tolist() == read
     assert state.cache.length.tolist() == [4 * n for n in read]
-    assert {name: getattr(state.reading, f"num_{name}").tolist() for name in counters} == counters
+    assert {name: getattr(state.counters, COUNTERS[name]).tolist() for name in counters} == counters
 
 
 @pytest.fixture(scope="module")
@@ -254,32 +261,33 @@ def test_trained_model_takes_a_round_more_than_there_are_thoughts_and_one_if_all
     encoded = encode([task.draw(rng, n) for n in (10, 3, 8)], tokenizer_of(task), "thinking")
     true = [align(one, parity.cfg.thinking) for one in encoded]
     requests = [Request(tuple(one.prompt), SamplingParams(max_tokens=2)) for one in encoded]
-    start_of = partial(start, parity.cfg, requests, schedule, max_len=128)
+    start_of = partial(start, parity.cfg, requests, schedule=schedule, max_len=128)
     plain = generate_state(parity.params, parity.cfg, start_of(), schedule=schedule)
     told = generate_state(parity.params, parity.cfg, start_of(thoughts=true), schedule=schedule)
     for b, thoughts in enumerate(true):
         assert thought_lists(plain.reading.thoughts[b])[: len(thoughts)] == thoughts
         assert plain.tokens[b, len(encoded[b].prompt) :][:2].tolist() == encoded[b].continuation
-        assert plain.reading.num_refused[b] == sum(len(thought) > 1 for thought in thoughts) > 0
-    assert told.reading.num_refused.tolist() == [0, 0, 0]
-    assert told.reading.num_accepted.tolist() == [len(thoughts) for thoughts in true]
+        assert plain.counters.num_rejected_thoughts[b] == sum(len(thought) > 1 for thought in thoughts) > 0
+    assert told.counters.num_rejected_thoughts.tolist() == [0, 0, 0]
+    assert told.counters.num_accepted_thoughts.tolist() == [len(thoughts) for thoughts in true]
     assert (bits(told.logprobs) == bits(plain.logprobs)).all()
 
 
 def test_trivial_guesses_leave_committed_thoughts():
     requests = [Request((2, 2, 2, 1, 2, 2, 2, 2, 9), SamplingParams(max_tokens=1))]
     told = [[[5, 6, 0], [7, 7, 7]]]
-    state = start(TABLE_THINKER_CFG, requests, Schedule(Numerics(page=8), Budget(16, 4)), max_len=16, thoughts=told)
+    schedule = Schedule(Numerics(page=8), Budget(16, 4))
+    state = start(TABLE_THINKER_CFG, requests, schedule=schedule, max_len=16, thoughts=told)
     state = state.replace(reading=state.reading.replace(read=jnp.ones(1, jnp.int32)))
-    guessed = trivial_guesses(table_thinker(), TABLE_THINKER_CFG, state)
-    assert thought_lists(guessed.reading.thoughts[0]) == [[5, 6, 0], [0], [0], [0]]
+    drafted = draft_no_thoughts(table_thinker(), TABLE_THINKER_CFG, state, schedule)
+    assert thought_lists(drafted.reading.thoughts[0]) == [[5, 6, 0], [0], [0], [0]]
 
 
 def test_reading_and_generating_copies_no_page_pool():
     """The program that the test of "told" runs, which is compiled once."""
     cfg, window, batch, _ = CASES["told"]
     schedule = Schedule(Numerics(page=PAGE), Budget(ROWS, window))
-    shapes = jax.eval_shape(lambda: start(cfg, [Request((1,), SamplingParams())] * batch, schedule, max_len=MAX_LEN))
-    lowered = generate_state.lower(param_shapes(cfg), cfg, shapes, schedule=schedule, guess_fn=None)
+    shapes = jax.eval_shape(lambda: start(cfg, [Request((1,), SamplingParams())] * batch, schedule=schedule))
+    lowered = generate_state.lower(param_shapes(cfg), cfg, shapes, schedule=schedule, think=None)
     program = lowered.compile()
     assert pool_copies(program, shapes) == []

@@ -1,0 +1,82 @@
+"""A draft source: a pair of pure functions, what they cost, and how many tokens a sequence may draft.
+
+    state = source.init(cfg, schedule, B, max_len)                          a cache of its own, or nothing
+    draft = source.draft(draft_params, params, cfg, gen_state, schedule)    reads `gen_state.draft`, gives `draft.state`
+
+A source writes only cache slots that verification rewrites.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from detspec.config import ModelConfig
+from detspec.model.params import Params
+from detspec.schedule import Schedule
+from detspec.state import NO_DRAFT_STATE, Draft, DraftState, GenState
+from detspec.thinking.think_prompt import ThinkFn
+
+DraftParams = Any
+DraftFn = Callable[[Params, ModelConfig, GenState], Draft]
+
+
+class DraftSource(NamedTuple):
+    """How tokens are drafted. Static and hashable: module-level functions, whose weights are an argument.
+
+    Attributes:
+        name: as plans and tables call it.
+        init: `(cfg, schedule, num_sequences, max_len) -> DraftState`, for no sequence yet.
+        draft: `(draft_params, params, cfg, state, schedule) -> Draft` for windows of `schedule.budget.window`.
+        cost_s: `(window, seconds of an ordinary step) -> seconds` that drafting one window is believed to take.
+        executes: it runs the model itself, so ordinary sequences may take its tokens as results.
+        prior_acceptance: assumed chance that a drafted token agrees, 0 to 1, until it is measured.
+        think: drafts thoughts into `reading.thoughts`; None if it drafts none.
+    """
+
+    name: str
+    init: Callable[[ModelConfig, Schedule, int, int], DraftState]
+    draft: Callable[[DraftParams, Params, ModelConfig, GenState, Schedule], Draft]
+    cost_s: Callable[[int, float], float]
+    executes: bool
+    prior_acceptance: float
+    think: ThinkFn | None = None
+
+
+class Drafter(NamedTuple):
+    """A draft source and its weights, or whatever else its functions read."""
+
+    source: DraftSource
+    params: DraftParams = ()
+
+
+def draft_fn(drafter: Drafter, schedule: Schedule) -> DraftFn:
+    """`drafter` as `dvr_step` takes it, within one trace: drafts for windows of `schedule`."""
+
+    def draft(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
+        return drafter.source.draft(drafter.params, params, cfg, state, schedule)
+
+    return draft
+
+
+def no_state(cfg: ModelConfig, schedule: Schedule, num_sequences: int, max_len: int) -> DraftState:
+    """`DraftSource.init` of a source that keeps nothing between steps."""
+    del cfg, schedule, num_sequences, max_len
+    return NO_DRAFT_STATE
+
+
+def costs_nothing(window: int, ordinary_step_s: float) -> float:
+    """`DraftSource.cost_s` of a source that runs no model."""
+    del window, ordinary_step_s
+    return 0.0
+
+
+def draft_limit(state: GenState, window: int, final: jax.Array) -> jax.Array:
+    """Most tokens each sequence may draft, `[B]` int32: those that fit the window and its remaining length.
+
+    A verified sequence gets one token more than it drafted, so it may draft `limit - committed - 1`. A `final [B]` sequence
+    commits its drafts as they are.
+    """
+    remaining = state.limit - state.committed - (~final).astype(jnp.int32)
+    return jnp.where(state.ready, jnp.clip(remaining, 0, window - 1), 0)

@@ -1,0 +1,28 @@
+"""The table of draft sources by name, for tokens and for thoughts alike.
+
+name     tokens                                  thoughts
+"none"   no draft: windows of one token          trivial: there is nothing to think, as published
+"self"   the model's own fast path               the model reads ahead, one chunk of each prompt a pass
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from detspec.draft.none import NONE
+from detspec.draft.self_draft import SELF
+from detspec.draft.source import Drafter, DraftSource
+from detspec.errors import InputError
+
+SOURCES: Mapping[str, DraftSource] = MappingProxyType({source.name: source for source in (NONE, SELF)})
+
+
+def source_of(name: str, more: Mapping[str, Drafter] = MappingProxyType({})) -> DraftSource:
+    """The draft source called `name`, one of `SOURCES` or of `more`.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    known = {**SOURCES, **{other: drafter.source for other, drafter in more.items()}}
+    if name not in known:
+        raise InputError(f"there is no draft source called {name!r}: choose one of {tuple(known)}")
+    return known[name]

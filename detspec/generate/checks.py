@@ -1,0 +1,37 @@
+"""What a prompt must be before it goes into a state."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from detspec.config import ModelConfig
+from detspec.errors import InputError
+from detspec.sampling_params import SamplingParams
+
+
+def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConfig, *, max_len: int) -> None:
+    """Raises `InputError` if `prompt` is empty, it or the bias holds ids outside the vocabulary, or new tokens do not fit."""
+    if len(prompt) == 0:
+        raise InputError("the prompt is empty: give at least one token")
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < cfg.vocab_size:
+            raise InputError(f"the prompt holds token id {token!r}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
+    for token, _ in sampling.logit_bias:
+        if token >= cfg.vocab_size:
+            raise InputError(f"logit_bias names token id {token}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
+    if sampling.thinking and cfg.thinking is None:
+        raise InputError("sampling parameter thinking is true, but the model has no thinker and no compressor")
+    if thinks(cfg, sampling) and sampling.prompt_logprobs is not None:
+        raise InputError(
+            "prompt_logprobs are not reported of prompts that are read thinking: leave them out, or set thinking false"
+        )
+    if len(prompt) + sampling.max_tokens > max_len:
+        raise InputError(
+            f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, together more than the cache's "
+            f"max_len of {max_len}: shorten one or raise max_len"
+        )
+
+
+def thinks(cfg: ModelConfig, sampling: SamplingParams) -> bool:
+    """Whether the prompt of such a request is read thinking."""
+    return cfg.thinking is not None and sampling.thinking is not False

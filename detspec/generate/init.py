@@ -1,0 +1,95 @@
+"""States before anything is generated: empty ones, and ones that hold prompts."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from detspec.cache import init_cache
+from detspec.config import ModelConfig
+from detspec.errors import InputError
+from detspec.generate.checks import check_prompt
+from detspec.generate.insert import Entry, insert, pack_requests
+from detspec.model.params import Params
+from detspec.sampling_params import SamplingParams, all_stop_ids, sampling_arrays
+from detspec.schedule import Schedule
+from detspec.state import PAD_ID, RUNNING, GenState, init_counters
+from detspec.thinking.think_prompt import init_reading
+
+
+def init_state(
+    cfg: ModelConfig,
+    *,
+    max_requests: int,
+    max_len: int,
+    max_stop_ids: int,
+    max_logit_bias: int,
+    schedule: Schedule,
+    num_pages: int | None = None,
+) -> GenState:
+    """A state of `max_requests` sequences, none of them live.
+
+    Each has room for `max_len` positions, `max_stop_ids` stop tokens and `max_logit_bias` biased tokens, and pages of its
+    own unless `num_pages` says how many there are to hand out, see `init_cache`.
+
+    Raises:
+        InputError: a window of the schedule is longer than `max_len`, or a model that thinks cannot with this schedule, see
+            `init_reading`.
+    """
+    if schedule.budget.window > max_len:
+        raise InputError(
+            f"Budget.window ({schedule.budget.window}) is more than the cache's max_len ({max_len}): lower one, raise the other"
+        )
+    idle = sampling_arrays([SamplingParams()] * max_requests, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias)
+    return GenState(
+        tokens=jnp.full((max_requests, max_len), PAD_ID, jnp.int32),
+        logprobs=jnp.zeros((max_requests, max_len), jnp.float32),
+        committed=jnp.ones(max_requests, jnp.int32),
+        limit=jnp.ones(max_requests, jnp.int32),
+        live=jnp.zeros(max_requests, bool),
+        finish=jnp.full(max_requests, RUNNING, jnp.int32),
+        deterministic=jnp.ones(max_requests, bool),
+        sampling=jax.tree.map(jnp.asarray, idle),
+        counters=init_counters(max_requests),
+        cache=init_cache(cfg, max_requests=max_requests, max_len=max_len, numerics=schedule.numerics, num_pages=num_pages),
+        reading=init_reading(cfg, max_requests=max_requests, max_len=max_len, schedule=schedule) if cfg.thinking else None,
+    )
+
+
+def commit_like(params: Params, state: GenState) -> GenState:
+    """`state` committed to the device that `params` are committed to, if it is a single one; else as it is.
+
+    jit compiles separately for committed and uncommitted arrays, and outputs are committed like the weights. Committing the
+    first state avoids compiling every program twice.
+    """
+    leaf = jax.tree.leaves(params)[0]
+    is_bound = leaf.committed and isinstance(leaf.sharding, jax.sharding.SingleDeviceSharding)
+    return jax.device_put(state, leaf.sharding) if is_bound else state
+
+
+def start_state(
+    cfg: ModelConfig,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sequence[SamplingParams],
+    *,
+    eos_ids: Sequence[int],
+    max_len: int,
+    schedule: Schedule,
+) -> GenState:
+    """The state of `B = len(prompts)` live sequences: prompts checked and committed, nothing in the cache.
+
+    Raises:
+        InputError: as `check_prompt` and `init_state` do.
+    """
+    for prompt, params in zip(prompts, sampling, strict=True):
+        check_prompt(prompt, params, cfg, max_len=max_len)
+    state = init_state(
+        cfg,
+        max_requests=len(prompts),
+        max_len=max_len,
+        max_stop_ids=max([1, *(len(all_stop_ids(params, eos_ids)) for params in sampling)]),
+        max_logit_bias=max([1, *(len(params.logit_bias) for params in sampling)]),
+        schedule=schedule,
+    )
+    entries = [Entry(place, prompt, params) for place, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))]
+    return insert(state, pack_requests(state, entries, eos_ids))
