@@ -159,5 +159,5 @@ def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig"
         max_prefill_passes=JOB_PREFILL_PASSES,
         method=args.method,
         num_speculative_tokens=args.num_speculative_tokens,
-        guesses=args.guesses,
+        thoughts=args.guesses,
     )

@@ -26,3 +26,14 @@ def source_of(name: str, more: Mapping[str, Drafter] = MappingProxyType({})) -> 
     if name not in known:
         raise InputError(f"there is no draft source called {name!r}: choose one of {tuple(known)}")
     return known[name]
+
+
+def drafters_of(more: Mapping[str, Drafter] = MappingProxyType({})) -> dict[str, Drafter]:
+    """All draft sources by name: those of `SOURCES`, which need no weights of their own, and `more`.
+
+    Raises:
+        InputError: `more` takes a name of `SOURCES`, or "auto".
+    """
+    if taken := [name for name in more if name in (*SOURCES, "auto")]:
+        raise InputError(f"the name {taken[0]!r} is taken: drafters must have names other than {(*SOURCES, 'auto')}")
+    return {**{name: Drafter(source) for name, source in SOURCES.items()}, **more}

@@ -30,7 +30,7 @@ class Allocator:
         return -(-num_positions // self.page)
 
     def awaits(self, sequence: SequenceState) -> bool:
-        """Whether another sequence is just filling a page that `sequence` could share, so that it should come a little later."""
+        """Whether another sequence is just filling a page that `sequence` could share if it came a little later."""
         if not self._sharing or sequence.thinks:
             return False
         keys = self._keys(sequence)

@@ -60,7 +60,9 @@ def certify(device: Device, plan: Plan) -> Certificate:
         if plan.ordinary:
             jax.block_until_ready(report)
             return Certificate(plan, ORDINARY)
-        if differs := _differs_from_anchor(probes, np.asarray(report.tokens), np.asarray(report.logprobs), report.progress.committed):
+        if differs := _differs_from_anchor(
+            probes, np.asarray(report.tokens), np.asarray(report.logprobs), report.progress.committed
+        ):
             return Certificate(plan, DIFFERS, differs)
     return Certificate(plan, CERTIFIED)
 

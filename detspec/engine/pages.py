@@ -4,8 +4,8 @@
 2. `register` says what a page holds, under a key from `prefix_keys`; `share` hands it out once more under that key.
 3. `release` gives a page back. A registered page stays cached until it is needed for other contents.
 
-A page has as many holders as sequences whose page table lists it. Only keys and values of the canonical pass are registered, and
-whole pages of committed tokens are never written again, so holders cannot disturb each other.
+A page has as many holders as sequences whose page table lists it. Only keys and values of the canonical pass are registered,
+and whole pages of committed tokens are never written again, so holders cannot disturb each other.
 """
 
 import hashlib

@@ -90,7 +90,8 @@ class Replayer:
         if large != self._asked:
             texts = _made_up_texts(self._device.model.cfg.vocab_size, config.max_requests, config.max_len)
             found = []
-            for self.schedule in (self._asked, large):
+            for schedule in (self._asked, large):
+                self.schedule = schedule
                 replayed, thoughts = self._dispatch(texts)
                 answers = (replayed.targets, replayed.target_logprobs, *(() if thoughts is None else (thoughts,)))
                 found.append([np.asarray(answer) for answer in answers])
@@ -145,7 +146,10 @@ class Replayer:
         ]
         # Where the likeliest tokens are asked for, prompts are replayed too, by passes that need no certificate.
         schedule = self._asked if likeliest else self.schedule
-        start = [0 if likeliest and not reads_thoughts else len(prompt) - 1 for prompt, reads_thoughts in zip(prompts, thinking, strict=True)]
+        start = [
+            0 if likeliest and not reads_thoughts else len(prompt) - 1
+            for prompt, reads_thoughts in zip(prompts, thinking, strict=True)
+        ]
         device.clear()
         device.put(entries)
         device.prefill(placement, 0 if likeliest and cfg.thinking is None else NEVER, schedule=schedule)
@@ -175,7 +179,9 @@ class Replayer:
     def _check(self, request: Request, text: tuple[int, ...]) -> None:
         max_len = self._device.config.max_len
         if len(text) > max_len:
-            raise InputError(f"{request.id!r} has {len(text)} tokens with its prompt, more than the replayer's max_len of {max_len}")
+            raise InputError(
+                f"{request.id!r} has {len(text)} tokens with its prompt, more than the replayer's max_len of {max_len}"
+            )
         try:
             check_prompt(text, SamplingParams(max_tokens=1), self._device.model.cfg, max_len=max_len + 1)
         except InputError as error:
@@ -245,4 +251,3 @@ def _unpack(
         if thinks(cfg, request.sampling):
             thought = thought_lists(np.asarray(thoughts)[place, : (prompt_len - 1) // thinking_of(cfg).chunk])
         yield number, Replay(found.targets[place, new], found.target_logprobs[place, new], wanted, thought)
-

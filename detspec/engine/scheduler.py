@@ -1,7 +1,7 @@
 """Which sequence is in which place: admission, pages for the next segment, preemption; host bookkeeping alone.
 
-The request that has waited longest comes first. When pages run out, the youngest sequence gives its own back and waits again, at
-the front, with the tokens it has: it is caught up with later, to the same bits. The oldest is never preempted, so all end.
+The request that has waited longest comes first. When pages run out, the youngest sequence gives its own back and waits again,
+at the front, with the tokens it has: it is caught up with later, to the same bits. The oldest is never preempted, so all end.
 """
 
 from collections import deque

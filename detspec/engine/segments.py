@@ -114,9 +114,7 @@ class Segments:
         """Replays the texts of `sequences`, still in their places, for the likeliest tokens, or the prompt's."""
         device = self._device
         every = device.config.max_requests
-        texts = Texts(
-            np.zeros((every, device.config.max_len), np.int32), np.ones(every, np.int32), np.zeros(every, np.int32)
-        )
+        texts = Texts(np.zeros((every, device.config.max_len), np.int32), np.ones(every, np.int32), np.zeros(every, np.int32))
         for sequence in sequences:
             texts.tokens[sequence.place, : len(sequence.tokens)] = sequence.tokens
             texts.length[sequence.place] = len(sequence.tokens)
@@ -153,7 +151,7 @@ class Segments:
 
 
 def _placement(sequences: Sequence[SequenceState], page_table: np.ndarray, batch: int) -> Placement:
-    """The places of `sequences`, filled up with free ones to `batch`; the page table is copied, for the host goes on with it."""
+    """The places of `sequences`, and free ones up to `batch`; the page table is copied, because the host changes it."""
     places = [sequence.place for sequence in sequences if sequence.place is not None]
     in_use = np.zeros(len(page_table), bool)
     in_use[places] = True

@@ -8,7 +8,6 @@ import numpy as np
 from detspec.engine.request import Request, Stats, TopLogprobs, Update
 from detspec.state import RUNNING
 
-
 # What the canonical pass says of a text, entry `p` about the token at position `p`: log-probability of the token [T], likeliest
 # ids [T, k] and their log-probabilities [T, k].
 Replayed = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -1,6 +1,7 @@
 """States before anything is generated: empty ones, and ones that hold prompts."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from detspec.sampling_params import SamplingParams, all_stop_ids, sampling_array
 from detspec.schedule import Schedule
 from detspec.state import PAD_ID, RUNNING, GenState, init_counters
 from detspec.thinking.think_prompt import init_reading
+
+Tree = TypeVar("Tree")
 
 
 def init_state(
@@ -56,7 +59,7 @@ def init_state(
     )
 
 
-def commit_like(params: Params, state: GenState) -> GenState:
+def commit_like(params: Params, state: Tree) -> Tree:
     """`state` committed to the device that `params` are committed to, if it is a single one; else as it is.
 
     jit compiles separately for committed and uncommitted arrays, and outputs are committed like the weights. Committing the

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,9 +56,9 @@ def default_source(schedule: Schedule) -> DraftSource:
 class Limits(NamedTuple):
     """When `run` ends, int32 scalars."""
 
-    steps: jax.Array | int  # after so many steps
-    min_live: jax.Array | int = 1  # when fewer sequences than this are live; at least 1
-    max_idle: jax.Array | int = NEVER  # when ended sequences have wasted so many steps in total
+    steps: Any  # after so many steps
+    min_live: Any = 1  # when fewer sequences than this are live; at least 1
+    max_idle: Any = NEVER  # when ended sequences have wasted so many steps in total
 
 
 def run(

@@ -20,7 +20,6 @@ from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, is_count
 from detspec.draft.recorded import RECORDED
 from detspec.draft.source import Drafter, draft_fn
-from detspec.engine.policy import Plan, step_tokens
 from detspec.errors import InputError
 from detspec.generate.init import init_state
 from detspec.generate.loop import dvr_step, ordinary_step
@@ -144,7 +143,7 @@ def predict(cfg: ModelConfig, target: Target, *, schedule: Schedule, live: int, 
         passes = [split.budget.groups] * full + [rest] * (rest > 0)
         pass_s = sum(pass_work(cfg, split, windows=windows, context=context).seconds(target) for windows in passes)
         step_s = (window - 1) * decode_s + pass_s
-        tokens = step_tokens(Plan(batch=live, rows=schedule.budget.rows, window=window), live, 0, ACCEPTANCE)
+        tokens = live * sum(ACCEPTANCE**i for i in range(window))
         splits.append({"window": window, "groups": split.budget.groups, "step_ms": 1e3 * step_s, "tok_per_s": tokens / step_s})
     rates = {split["window"]: split["tok_per_s"] for split in splits}
     best = max(splits, key=lambda split: split["tok_per_s"])

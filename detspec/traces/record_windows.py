@@ -168,7 +168,7 @@ def _start(
     max_len = max(max(len(prompt) for prompt in ids) + max_tokens, schedule.budget.window, window)
     if max_len > model.cfg.max_position:
         raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {model.cfg.max_position}")
-    canonical = schedule.with_budget(canonical_plans(len(ids), window, schedule.budget.rows)[0].rows, window)
+    canonical = schedule.with_budget(canonical_plans(len(ids), window, schedule.budget.rows)[0].budget.rows, window)
     state = start_state(model.cfg, ids, each, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
     return _prefilled(model.params, model.cfg, state, schedule=schedule), each, canonical
 

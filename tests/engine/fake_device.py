@@ -2,8 +2,8 @@
 
 The next token after `t` is `t + 1` modulo the vocabulary, with log-probability `-position / 64`; an ordinary request's
 log-probability also depends on the batch, as on real devices. A page's slot holds the digest of all tokens up to it, written as
-the sequence goes through it, and every step checks the slots of a sequence below its length: a page that is shared wrongly, handed
-out twice or overwritten too early is found at once.
+the sequence goes through it, and every step checks slots of a sequence below its length. So a page that is shared wrongly,
+handed out twice or overwritten too early is found at once.
 """
 
 import dataclasses

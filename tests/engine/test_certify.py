@@ -8,7 +8,7 @@ import pytest
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import canonical_plans, ordinary_plan, needed_plans
+from detspec.engine.policy import canonical_plans, needed_plans, ordinary_plan
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule

@@ -8,17 +8,17 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import (
     MAX_ROUNDS,
     NEVER,
+    Costs,
     Load,
     Plan,
     Segment,
-    buckets,
-    Costs,
     allowed_drafts,
+    buckets,
     canonical_plans,
     choose,
     empty_windows,
-    ordinary_plan,
     needed_plans,
+    ordinary_plan,
     plan_segment,
     pow2_ceil,
 )
@@ -35,7 +35,7 @@ def windows(batch: int, seconds: dict[int, float]) -> dict[Plan, float]:
 
 
 def test_choose_takes_the_most_tokens_per_second():
-    """Tokens a millisecond, by window 1 / 4 / 16, at an acceptance of 0.99: .10 .25 .37; of 0.6: .10 .14 .06; of 0.05: .10 .07 .03."""
+    """Tokens a millisecond by window 1 / 4 / 16. Acceptance 0.99: .10 .25 .37; 0.6: .10 .14 .06; 0.05: .10 .07 .03."""
     plans = windows(1, {1: 0.010, 4: 0.016, 16: 0.040})
     for acceptance, window in ((0.99, 16), (0.6, 4), (0.05, 1)):
         tokens = {plan: sum(acceptance**i for i in range(plan.budget.window)) for plan in plans}

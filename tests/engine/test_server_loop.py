@@ -82,9 +82,7 @@ def client(server: Server, requests: list[Request], seed: int, found: dict[str, 
 def serve(engine: Engine, requests: list[Request]) -> dict[str, tuple]:
     engine.prepare(deterministic=requests[0].sampling.deterministic)
     server, found = Server(engine), {}
-    clients = [
-        threading.Thread(target=client, args=(server, requests[c::NUM_CLIENTS], c, found)) for c in range(NUM_CLIENTS)
-    ]
+    clients = [threading.Thread(target=client, args=(server, requests[c::NUM_CLIENTS], c, found)) for c in range(NUM_CLIENTS)]
     server.thread.start()
     for thread in clients:
         thread.start()

@@ -118,7 +118,10 @@ def test_abort_ends_a_request_in_a_place_one_in_the_queue_and_one_that_was_just_
     assert {id: u[-1].completion.finish_reason for id, u in updates.items()} == dict.fromkeys(updates, "abort")
     assert set(updates) == {"running", "queued", "late"}
     assert 0 < len(updates["running"][0].token_ids) < 40
-    assert updates["running"][0].token_ids == counted(request_of("running", max_tokens=40, start=0))[: len(tokens_of(updates["running"]))]
+    assert (
+        updates["running"][0].token_ids
+        == counted(request_of("running", max_tokens=40, start=0))[: len(tokens_of(updates["running"]))]
+    )
     assert updates["queued"][0].token_ids == ()
     assert engine.num_pages_held == 0
 
