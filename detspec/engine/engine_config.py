@@ -2,11 +2,9 @@
 
 import dataclasses
 
+from detspec.choices import GUESSES, METHODS
 from detspec.errors import InputError
 from detspec.schedule import Schedule
-from detspec.thinking.drafts import GUESSES
-
-METHODS = ("auto", "self", "none")
 
 
 @dataclasses.dataclass(frozen=True)

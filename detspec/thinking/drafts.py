@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.cache import KVCache
+from detspec.choices import GUESSES
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params
@@ -22,8 +23,6 @@ from detspec.state import NO_ROW, GenState, Windows
 from detspec.thinking.blocks import compress_if_any, think, thinking_of
 from detspec.thinking.think_prompt import GuessFn
 from detspec.thinking.thoughts import trivial_thoughts
-
-GUESSES = ("trivial", "sequential")
 
 
 def guess_fn(name: str, schedule: Schedule) -> GuessFn:

@@ -1,7 +1,7 @@
-"""A prompt read with thoughts, recorded pass by pass as it happens.
+"""A prompt read with thoughts, recorded pass by pass.
 
-The functions are those of the engine (`read_pass`, then the program of `ds.generate`), called one pass at a time, so that
-what a pass was given and what it committed can be looked at.
+The functions are the engine's (`read_pass`, then the program of `ds.generate`), called one pass at a time so that what each
+pass was given and committed can be read.
 """
 
 import dataclasses
@@ -36,18 +36,20 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
     Args:
         model: weights that think, and tokenizer.
         prompt: text or token ids, more than one chunk of them.
-        sampling: of the answer.
-        guesses: who guesses thoughts, one of `detspec.thinking.drafts.GUESSES`.
+        sampling: how the answer is sampled.
+        guesses: the source of guessed thoughts, one of `detspec.choices.GUESSES`.
 
     Raises:
-        InputError: the model does not think, the prompt is unsound or no longer than a chunk, or nobody guesses like that.
+        InputError: the model does not think; the prompt is invalid or no longer than a chunk; there is no such source.
     """
-    cfg, thinking, ids = model.cfg, thinking_of(model.cfg), encode_prompt(model, prompt)
+    cfg = model.cfg
+    thinking = thinking_of(cfg)
+    ids = encode_prompt(model, prompt)
     C = thinking.chunk
     if 0 < len(ids) <= C:
         raise InputError(
-            f"the prompt has {len(ids)} tokens, and a thought follows every chunk of {C} but the last: there is none to "
-            f"trace; give a prompt of at least {C + 1} tokens"
+            f"the prompt has {len(ids)} tokens, and a thought follows every chunk of {C} but the last, so there is none to "
+            f"trace: give a prompt of at least {C + 1} tokens"
         )
     schedule = default_schedule(cfg)
     source = guess_fn(guesses, schedule)
@@ -86,7 +88,7 @@ _pass = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """How far the only row has been read between two passes, on the host."""
+    """How far the only row has been read, between two passes, on the host."""
 
     thoughts: np.ndarray  # [X, M]
     read: int
