@@ -89,7 +89,8 @@ def answer_times(
 
 def counters(state: GenState, answers: Sequence[int]) -> dict[str, float]:
     """New tokens of a row, and how many rows have their answer before their end; passes and rounds of a model that thinks."""
-    tokens, committed = np.asarray(state.tokens), np.asarray(state.committed)
+    tokens = np.asarray(state.tokens)
+    committed = np.asarray(state.committed)
     prompt_len = np.asarray(state.sampling.prompt_len)
     right = [tokens[b, committed[b] - 2] == answer for b, answer in enumerate(answers)]
     read = {"rounds": 0.0, "passes": 0.0} if state.reading is None else reading_counters(state)
@@ -104,7 +105,8 @@ def continuations_of(problems: Sequence[Problem], arm: str) -> list[list[int]]:
 def _prepare(model: Model, prompts: Sequence[Sequence[int]], setting: Setting, max_tokens: int, until: str) -> Prepare:
     schedule = chosen_schedule(None, model.cfg)
     window = PREFILL_WINDOW if setting.arm == "cot" else thinking_of(model.cfg).chunk
-    reads, decodes = schedule.with_budget(setting.rows, window), schedule.with_budget(len(prompts), 1)
+    reads = schedule.with_budget(setting.rows, window)
+    decodes = schedule.with_budget(len(prompts), 1)
 
     def prepare() -> Any:
         state = ready_state(model, prompts, max_tokens=max_tokens, schedule=reads)

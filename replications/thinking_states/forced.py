@@ -45,13 +45,15 @@ def forced_flips(model: Model, *, num_ops: Sequence[int], num_problems: int, see
 
 
 def _flips(model: Model, prompts: Sequence[Sequence[int]], problems: Sequence[Problem], max_len: int) -> dict[str, Any]:
-    tokenizer, num_problems = tokenizer_of(Parity()), len(problems)
+    tokenizer = tokenizer_of(Parity())
+    num_problems = len(problems)
     schedule = chosen_schedule(None, model.cfg)
     start = partial(ready_state, model, prompts, max_tokens=MAX_TOKENS, max_len=max_len, schedule=schedule)
     answer = partial(decode, model.params, model.cfg, schedule=schedule.with_budget(num_problems, 1))
     free = answer(read_prompts(model.params, model.cfg, start(), schedule=schedule))
     assert free.reading is not None
-    thoughts, end = np.asarray(free.reading.thoughts), np.asarray(free.reading.end)
+    thoughts = np.asarray(free.reading.thoughts)
+    end = np.asarray(free.reading.end)
     heads, tails = (tokenizer.encode(side).ids[0] for side in SIDES)
     has_side = ((thoughts == heads) | (thoughts == tails)).any(2) & (np.arange(thoughts.shape[1]) < end[:, None])
     place = np.array([middle(there) for there in has_side])

@@ -18,6 +18,8 @@ from replications.thinking_states.prefill import prefill_times, rounds_by_sparsi
 from replications.thinking_states.runs import QUICK, get_config, trainings
 from replications.thinking_states.step_time import step_times
 
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "replications/thinking_states/config.py"
 QUICK_TRAININGS = ("parity-thinking-0", "parity-cot-0")
 
 
@@ -97,9 +99,10 @@ def models_of(measurement: Measurement, *, quick: bool) -> tuple[str, ...]:
     return tuple("parity-thinking-0" if quick and name == "sparse" else name for name in measurement.models)
 
 
-def perform(name: str, *, workdir: Path, config_file: Path, quick: bool) -> None:
+def perform(name: str, *, workdir: Path, quick: bool) -> None:
     """Executes the run called `name` in this process and leaves its result in `workdir/NAME`."""
-    began, cpu_began = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    cpu_began = time.process_time()
     folder = workdir / name
     if name in MEASUREMENTS:
         one = MEASUREMENTS[name]
@@ -107,21 +110,21 @@ def perform(name: str, *, workdir: Path, config_file: Path, quick: bool) -> None
         models = [load(workdir / needed / "export") for needed in models_of(one, quick=quick)]
         result = {"models": list(models_of(one, quick=quick)), "settings": settings, "found": one.function(*models, **settings)}
     else:
-        result = trained(name, folder, config_file, quick=quick)
+        result = trained(name, folder, quick=quick)
     took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
     write_result(folder, {"name": name, **took, "fingerprint": fingerprint(), **result})
 
 
-def trained(name: str, folder: Path, config_file: Path, *, quick: bool) -> dict[str, Any]:
+def trained(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     """Trains the run called `name`, as `detspec train` does."""
     arm = f"{QUICK}{name}" if quick else name
     config = get_config(arm)
     began = time.process_time()
-    train(f"{config_file}:{arm}", workdir=folder, progress=False)
+    train(f"{ROOT / CONFIG}:{arm}", workdir=folder, progress=False)
     accuracy = json.loads((folder / "accuracy.json").read_text(encoding="utf-8"))
     last = [line for line in read_log(folder / "log.jsonl") if "loss" in line][-1]
     return {
-        "command": f"detspec train --config configs/{config_file.name}:{arm}",
+        "command": f"detspec train --config {CONFIG}:{arm}",
         "training_cpu_seconds": time.process_time() - began,
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
         "task": type(config.task).__name__,

@@ -38,7 +38,8 @@ def rounds_by_sparsity(
         problems = draw_problems(Parity(filler=filler), num_ops=num_ops, number=num_problems, seed=seed)
         prompts = prompts_of(Parity(), problems, "thinking")
         counted: dict[str, list[dict[str, float]]] = {source: [] for source in SOURCES}
-        chunks, thoughts = [], []
+        chunks = []
+        thoughts = []
         for prompt in prompts:
             recorded = None
             for source in SOURCES:

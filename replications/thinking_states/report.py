@@ -11,7 +11,7 @@ from detspec.viz.curve import draw_curves
 from replications.thinking_states.pool import Run, read_result
 from replications.thinking_states.tables import document
 
-NAME = "thinking_states"
+NAME = "results"
 CURVES = {
     "parity-thinking": "flips: Thinking States",
     "parity-cot": "flips: chain of thought",
@@ -23,7 +23,7 @@ CURVES = {
 
 
 def write_report(runs: Sequence[Run], *, workdir: Path, out: Path) -> list[Path]:
-    """Writes `thinking_states.json`, `.md` and `.png` into `out` from the results in `workdir`; returns their paths."""
+    """Writes `results.json`, `.md` and `.png` into `out` from the results in `workdir`; returns their paths."""
     out.mkdir(parents=True, exist_ok=True)
     results = {run.name: read_result(workdir / run.name) for run in runs}
     found = {"cores": os.cpu_count(), "seconds": sum(one["seconds"] for one in results.values()), "runs": results}

@@ -1,4 +1,4 @@
-"""What the replication trains, each run a config of its own: `detspec train --config configs/replication.py:NAME`.
+"""What the replication trains; each run is a config: `detspec train --config replications/thinking_states/config.py:NAME`.
 
 parity-thinking-0     TASK-ARM-SEED: the arms of one backbone with linear biases; parity-cot-0, two_hop-no_cot-0, ...
 parity-window-0       Thinking States over rotary positions and a sliding window of 16 tokens instead

@@ -53,7 +53,8 @@ def step_times(
     seconds = time_by_turns(cases, repeats)
     found = []
     for number in num_chunks:
-        parallel, unrolled = seconds[f"parallel {number}"], seconds[f"unrolled {number}"]
+        parallel = seconds[f"parallel {number}"]
+        unrolled = seconds[f"unrolled {number}"]
         found.append(
             {
                 "chunks": number,

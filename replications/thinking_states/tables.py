@@ -37,7 +37,7 @@ def head(found: dict[str, Any]) -> str:
     mark = next(iter(found["runs"].values()))["fingerprint"]
     return (
         "# Thinking States, replicated at small scale\n\n"
-        "Made by `python scripts/replicate_thinking_states.py`. Models are trained from scratch; accuracies are of generated "
+        "Made by `python -m replications.thinking_states`. Models are trained from scratch; accuracies are of generated "
         "answers, greedy, right only as a whole. Plain rotary positions do not extrapolate from scratch, with thoughts or "
         "without, so all arms have linear biases (ALiBi) but where a window is named.\n\n"
         f"{mark['device_kind']}, {found['cores']} cores, each training on one, in huge pages where glibc has them "
@@ -176,7 +176,8 @@ def answer_time(result: dict[str, Any]) -> str:
         ]
         for one in result["found"]
     ]
-    best, bounds = [], []
+    best = []
+    bounds = []
     for batch in settings["batches"]:
         here = [one for one in result["found"] if one["batch"] == batch]
         thinking, cot = (min((o for o in here if o["arm"] == arm), key=lambda o: o["ms"]) for arm in ("thinking", "cot"))

@@ -23,7 +23,8 @@ def forward_unrolled(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax
 
     `T` is a multiple of the chunk; the loop is unrolled in the program.
     """
-    thinking, ops = thinking_of(cfg), training_ops(cfg)
+    thinking = thinking_of(cfg)
+    ops = training_ops(cfg)
     B, T = tokens.shape
     state = jnp.zeros((B, thinking.chunk, cfg.d_model), cfg.jax_dtype)
     seen: list[tuple[jax.Array, jax.Array] | None] = [None] * cfg.num_layers
@@ -47,8 +48,10 @@ def _attend_after(cfg: ModelConfig, seen: tuple[jax.Array, jax.Array] | None) ->
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         if seen is not None:
-            k, v = jnp.concatenate([seen[0], k], axis=1), jnp.concatenate([seen[1], v], axis=1)
-        (B, C, N, H), (S, K) = q.shape, k.shape[1:3]
+            k = jnp.concatenate([seen[0], k], axis=1)
+            v = jnp.concatenate([seen[1], v], axis=1)
+        (B, C, N, H) = q.shape
+        (S, K) = k.shape[1:3]
         grouped = q.reshape(B, C, K, N // K, H) * np.float32(cfg.score_scale)
         scores = jnp.einsum("BTKQH,BSKH->BKQTS", grouped, k)
         distance = np.arange(S - C, S)[:, None] - np.arange(S)[None, :]
