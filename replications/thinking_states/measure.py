@@ -1,4 +1,4 @@
-"""What the replication runs, in order: trainings, then measurements on what they exported; and one of them in this process."""
+"""The runs of the replication in order: trainings, then measurements on the exported models; `perform` executes one."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ QUICK_TRAININGS = ("parity-thinking-0", "parity-cot-0")
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One measurement: `function(*models, **settings)`; `quick` are the settings that differ in a trial."""
+    """One measurement: `function(*models, **settings)`; `quick` holds the settings that differ in a trial."""
 
     function: Callable[..., Any]
     models: tuple[str, ...]
@@ -79,9 +79,10 @@ MEASUREMENTS = {
 
 
 def all_runs(*, quick: bool, only: Sequence[str] = ()) -> list[Run]:
-    """Everything in the order it should begin: what others need, what needs it and can run beside others, what is timed last.
+    """All runs in the order in which they should begin.
 
-    With `only` these runs and those whose models they measure; `InputError` for a name that there is not.
+    First the trainings that measurements need, then measurements that share the machine, then the other trainings, last the
+    timed measurements. `only` selects runs and the trainings whose models they measure; `InputError` for an unknown name.
     """
     measured = [Run(name, models_of(one, quick=quick), one.alone) for name, one in MEASUREMENTS.items()]
     needed = {name for run in measured for name in run.needs}
@@ -95,7 +96,7 @@ def all_runs(*, quick: bool, only: Sequence[str] = ()) -> list[Run]:
 
 
 def models_of(measurement: Measurement, *, quick: bool) -> tuple[str, ...]:
-    """The runs whose models are measured; a trial has trained no sparse one."""
+    """The runs whose models are measured; a trial trains no sparse one."""
     return tuple("parity-thinking-0" if quick and name == "sparse" else name for name in measurement.models)
 
 

@@ -47,12 +47,12 @@ def ready_state(
     """The state of `prompts`, greedy, nothing read.
 
     Args:
-        model: that reads them.
+        model: the model that reads them.
         prompts: token ids.
-        max_tokens: at most so many new ones.
-        schedule: that it is read by.
-        max_len: positions of a row; by default just enough.
-        thoughts: guesses `[B, X, M]`; trivial ones by default.
+        max_tokens: most new tokens of each.
+        schedule: the schedule of the reading passes.
+        max_len: positions of a row; just enough if None.
+        thoughts: guesses `[B, X, M]`; trivial ones if None.
     """
     max_len = schedule.numerics.whole_pages(max_len or max(map(len, prompts)) + max_tokens)
     sampling = [SamplingParams(max_tokens=max_tokens)] * len(prompts)
@@ -65,13 +65,13 @@ def ready_state(
 
 @partial(jax.jit, static_argnames=("cfg", "guess_fn"), donate_argnames=("state",))
 def guess_thoughts(params: Params, cfg: ModelConfig, state: GenState, *, guess_fn: GuessFn) -> GenState:
-    """`guess_fn` alone: `read_prompts` is then one program whoever guesses."""
+    """Runs `guess_fn` alone, so that `read_prompts` is one program for all sources."""
     return guess_fn(params, cfg, state)
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 def read_prompts(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
-    """Everything before the first new token: thoughts, where the model thinks, then the rest of the prompts."""
+    """Everything before the first new token: the thoughts of a model that thinks, then the rest of the prompts."""
     if state.reading is not None:
         state = read(params, cfg, state, schedule=schedule)
     return prefill(params, cfg, state, schedule=schedule)
@@ -79,6 +79,6 @@ def read_prompts(params: Params, cfg: ModelConfig, state: GenState, *, schedule:
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 def decode(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
-    """Everything after `read_prompts`, one canonical token of each row a pass, as the engine decodes where that is cheapest."""
+    """Everything after `read_prompts`, one canonical token per row and pass, which is the engine's decoding without a draft."""
     step_fn = partial(dvr_step, params, cfg, draft_fn=no_draft, schedule=schedule)
     return run(state, step_fn, max_steps=jnp.int32(state.tokens.shape[1]), min_live=jnp.int32(1))[0]

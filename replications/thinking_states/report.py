@@ -1,4 +1,4 @@
-"""The report of the replication: the results of all runs as JSON, as tables, and as curves."""
+"""The report of the replication: the results of all runs as JSON, tables and curves."""
 
 import json
 import os
@@ -42,6 +42,6 @@ def write_report(runs: Sequence[Run], *, workdir: Path, out: Path) -> list[Path]
 
 
 def mean_curve(results: dict[str, dict[str, Any]], kind: str) -> list[tuple[float, float]]:
-    """Accuracy by operations, the mean over the seeds of the runs called `KIND-SEED`."""
+    """Accuracy by operations, the mean over the runs called `KIND-SEED`."""
     curves = [one["accuracy"] for name, one in results.items() if name.rpartition("-")[0] == kind]
     return [(int(n), mean(curve[n] for curve in curves)) for n in (curves[0] if curves else ())]

@@ -26,7 +26,17 @@ from replications.thinking_states.unrolled import forward_unrolled
 
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
 CFG = ModelConfig(
-    *(64, 32, 2, 2, 1, 16, 32), dtype="float32", tie_embeddings=True, position_encoding="alibi", thinking=THINKING
+    vocab_size=64,
+    d_model=32,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    d_ff=32,
+    dtype="float32",
+    tie_embeddings=True,
+    position_encoding="alibi",
+    thinking=THINKING,
 )
 SCHEDULE = default_schedule().with_budget(16, 1)
 
