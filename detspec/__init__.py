@@ -5,7 +5,12 @@ Speculate anywhere, verify canonically, commit by index.
 Dimension key of the whole package: `B` sequences, `G` windows in a canonical pass, `W` window length, `R = G*W` its rows,
 `P` prompt, `T` new tokens in this call, `S` cache slots, `L` layers, `D` model width, `N` query heads, `K` KV heads,
 `Q = N/K`, `H` head dim, `F` MLP width, `V` vocabulary, `C` tokens of a chunk, `M` most tokens of the thought after one.
+
+Pictures of real runs are in `detspec.traces`, which is imported when it is first used.
 """
+
+import importlib
+from typing import TYPE_CHECKING
 
 from detspec.checkpoint.load import Model, load
 from detspec.config import ModelConfig, ThinkingConfig
@@ -18,10 +23,9 @@ from detspec.generate.loop import generate
 from detspec.generate.score import score
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
-from detspec.traces.record_thoughts import run_thought_trace
-from detspec.traces.record_windows import find_rollback, run_trace
-from detspec.traces.thoughts import save_thoughts
-from detspec.traces.windows import save_trace, trace_figure
+
+if TYPE_CHECKING:
+    from detspec import traces as traces
 
 __all__ = [
     "Completion",
@@ -38,14 +42,19 @@ __all__ = [
     "Thought",
     "Update",
     "default_schedule",
-    "find_rollback",
     "fingerprint",
     "generate",
     "load",
-    "run_thought_trace",
-    "run_trace",
-    "save_thoughts",
-    "save_trace",
     "score",
-    "trace_figure",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name != "traces":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module("detspec.traces")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "traces"})

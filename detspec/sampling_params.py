@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from detspec.choices import LOGPROBS_MODES
 from detspec.errors import InputError
 from detspec.state import NO_TOKEN, SamplingArrays
 
 MAX_N = 1024
 MAX_LOGPROBS = 20
-LOGPROBS_MODES = ("raw", "processed")
 # What stands in a row of its own for each request as it is.
 ROW_FIELDS = {
     "temperature": np.float32,

@@ -9,12 +9,11 @@ Schedule
 import dataclasses
 from typing import Any
 
+from detspec.choices import ALIGNMENTS, LINEARS
 from detspec.config import DTYPES, is_count
 from detspec.errors import InputError
 
 IMPLEMENTATIONS = ("reference", "pallas_tpu", "pallas_gpu")
-LINEARS = ("xla", "pinned")
-ALIGNMENTS = ("free", "window")
 REDUCTIONS = ("fixed", "native")
 
 

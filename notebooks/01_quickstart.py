@@ -15,7 +15,7 @@
 # # detspec in five minutes
 #
 # Ask a language model the same thing twice and the bits of the answer differ, because the batch around the request differed.
-# `detspec` makes them equal: the fast path only *guesses*, one pass of a fixed shape *verifies*, and what it agrees with is
+# `detspec` makes them equal: the fast path only *drafts*, one pass of a fixed shape *verifies*, and what it accepts is
 # *committed*. This notebook shows it on a small model that comes with the package. It runs on a CPU, a GPU or a TPU.
 
 # %%
@@ -34,8 +34,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import detspec as ds
-from detspec.traces.record_windows import find_rollback
-from detspec.traces.windows import trace_figure
 
 print(jax.devices()[0], "| jax", jax.__version__)
 
@@ -61,12 +59,12 @@ print(prompts[0] + completions[0].text)
 # %% [markdown]
 # ## The same requests, in another batch
 #
-# The first four once more, this time one at a time. Nothing about a request has changed; only its company has.
+# The first four once more, this time one at a time. Nothing about a request has changed, only its neighbours.
 
 
 # %%
 def generate(max_requests: int, deterministic: bool) -> list[ds.Completion]:
-    """Answers to the first four of as many prompts as run side by side."""
+    """Answers to the first four prompts, with as many prompts in the batch as it holds."""
     engine = ds.Engine(model, ds.EngineConfig(max_requests=max_requests, max_len=256))
     requested = dataclasses.replace(sampling, deterministic=deterministic)
     return engine.generate(prompts[: max(max_requests, 4)], requested)[:4]
@@ -77,8 +75,8 @@ together = {kind: generate(16, deterministic) for kind, deterministic in kinds.i
 alone = {kind: generate(1, deterministic) for kind, deterministic in kinds.items()}
 
 # %% [markdown]
-# Compared are tokens and the 32 bits of every log-probability: `==` on the bit pattern, no tolerance. Most changes are in the
-# last bits. Sooner or later one of them turns a token over, and from there on the two answers part.
+# We compare tokens and the 32 bits of every log-probability: `==` on the bit pattern, no tolerance. Most changes are in the
+# last bits. Sooner or later one of them changes a token, and from there on the two answers differ.
 
 
 # %%
@@ -110,27 +108,27 @@ plt.show()
 # %% [markdown]
 # ## Draft, verify, commit, roll back
 #
-# What one request went through, taken from a real run. In the first window every guess agreed with the verifying pass, whose
-# own next token comes as a bonus. In the second one a guess did not: the tokens up to it are kept, the pass's choice is
-# committed in its place, and the cache is *cut*: rollback is a smaller length, nothing is copied or undone.
+# Two windows of one request, from a real run. In the first one every drafted token is accepted, and the pass adds its own next
+# token as a bonus. In the second one a drafted token is rejected: the tokens before it are kept, the pass's choice is
+# committed in its place, and the cache is *cut*. Rollback is a smaller length; nothing is copied or undone.
 #
-# Guesses of the model itself rarely fail on a CPU. If none did here, the window shown was guessed with weights rounded to
-# 8 bits, and the title says so. What guesses never changes what is committed.
+# The model's own drafts are rarely rejected on a CPU. If none was here, weights rounded to 8 bits drafted the window, and the
+# title says so. The draft never changes what is committed.
 
 # %%
-trace = find_rollback(model, prompts[:4], window=4)
+trace = ds.traces.find_rollback(model, prompts[:4], window=4)
 drafted = sum(len(window.drafted) for window in trace.windows)
 accepted = sum(window.accepted for window in trace.windows)
-print(f"{trace.title}: {accepted} of {drafted} guesses accepted in {len(trace.windows)} windows")
-figure = trace_figure(trace)
+print(f"{trace.title}: {accepted} of {drafted} drafted tokens accepted in {len(trace.windows)} windows")
+figure = ds.traces.trace_figure(trace)
 figure
 
 # %% [markdown]
 # ## Next
 #
-# * `detspec doctor` certifies the device that it runs on; `detspec bench` measures what determinism costs there.
-# * `detspec generate --prompts in.jsonl --out out.jsonl` writes the same bytes whatever the batch size, and after any restart.
-# * `engine.fingerprint()` names everything that the bits may depend on. It goes with every result:
+# * `detspec doctor` certifies this device; `detspec bench` measures what determinism costs here.
+# * `detspec generate --prompts in.jsonl --out out.jsonl` writes the same bytes at any batch size, and after any restart.
+# * `engine.fingerprint()` names everything that the bits may depend on. Every result carries it:
 
 # %%
 for name, value in engine.fingerprint().items():

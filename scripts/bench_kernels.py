@@ -1,6 +1,6 @@
 """Times the kernels on the device at hand, each beside what it must keep up with, in turn, and says what bounds it.
 
-python scripts/bench_kernels.py --json docs/bench_kernels.json      # on a TPU or a Hopper GPU; some minutes
+python scripts/bench_kernels.py --json docs/data/bench_kernels.json # on a TPU or a Hopper GPU; some minutes
 python scripts/bench_kernels.py --interpret                         # anywhere: small shapes in Pallas's interpreter, times void
 """
 

@@ -1,7 +1,7 @@
-"""Compiles every kernel at every named shape for every target, and writes what the compilers say: docs/kernels.md and .json.
+"""Compiles every kernel at every named shape for every target; writes docs/kernels.md and docs/data/kernels.json.
 
 make kernels                                                          # all, about five minutes on two cores
-python scripts/compile_kernels.py --targets v6e:2x2 --out /tmp/k      # a part, elsewhere: /tmp/k.md, /tmp/k.json
+python scripts/compile_kernels.py --targets v6e:2x2 --out /tmp/k      # a part, elsewhere: /tmp/k/kernels.md, ...
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from detspec.ops.kernel_shapes import AttentionShape, KernelShape, attention_shapes, compile_shape, linear_shapes
 from detspec.targets import TARGETS, Compiled, Target, compilers, target
 
-DOCS = Path(__file__).parents[1] / "docs" / "kernels"
+DOCS = Path(__file__).parents[1] / "docs"
 VMEM = re.compile(r'tpu_custom_call".*"used_scoped_memory_configs":\[{"memory_space":"1","offset":"\d+","size":"(\d+)"')
 KERNEL_MODULE = re.compile(r'custom_call_target="mosaic_gpu.*?\bmodule = "(.*?)", \w+ = ')
 
@@ -39,15 +39,16 @@ def main() -> None:
     """Compiles and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), metavar="NAME", help="what to compile for")
-    parser.add_argument("--out", type=Path, default=DOCS, metavar="PATH", help="files to write, without .md and .json")
+    parser.add_argument("--out", type=Path, default=DOCS, metavar="DIR", help="folder for kernels.md and data/kernels.json")
     args = parser.parse_args()
     shapes = (*attention_shapes(), *linear_shapes())
     pairs = [(target(name), shape) for name in args.targets for shape in shapes]
     kernels = [row(device, shape) for device, shape in tqdm(pairs, unit="kernel", disable=None)]
     result = {"versions": compilers(), "kernels": kernels}
-    args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    args.out.with_suffix(".md").write_text(page(result), encoding="utf-8")
-    print(f"wrote {args.out}.md and {args.out}.json: {len(kernels)} kernels for {len(args.targets)} targets")
+    (args.out / "data").mkdir(parents=True, exist_ok=True)
+    (args.out / "data" / "kernels.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (args.out / "kernels.md").write_text(page(result), encoding="utf-8")
+    print(f"wrote kernels.md and data/kernels.json in {args.out}: {len(kernels)} kernels for {len(args.targets)} targets")
 
 
 def row(device: Target, shape: KernelShape) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""How fast: ordinary generation against deterministic, in one process, taken in turn.
+"""The speed of deterministic generation compared with ordinary generation, in one process.
 
-1. Every case of a batch size is run once without a clock: programs are compiled and certified.
-2. `repeats` rounds run each case once, so that a machine that drifts drifts for all of them; a case is compared with the
-   ordinary run of its own round.
-3. The device's copy bandwidth and its best matrix product say what bounds an ordinary step.
+1. Every case of a batch size runs once untimed: programs are compiled and certified.
+2. `repeats` rounds run each case once, so that drift of the machine meets all cases alike. A case is compared with the ordinary
+   run of its own round.
+3. The device's read bandwidth and its best matrix product say what bounds an ordinary step.
 """
 
+import dataclasses
 import hashlib
 import importlib.resources
 import json
@@ -18,6 +19,7 @@ import numpy as np
 from detspec.bench.bound import bound, measure_machine
 from detspec.bench.rounds import RunProgress, Variants, cases_of, measure
 from detspec.checkpoint.load import Model
+from detspec.choices import BENCH_MODES
 from detspec.config import ModelConfig
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
@@ -25,79 +27,99 @@ from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.model.params import init_params, num_params, params_bytes
 
-MODES = ("fast", "canonical", "batch_invariant", "dvr", "auto")
+
+@dataclasses.dataclass(frozen=True)
+class BenchSettings:
+    """What is measured.
+
+    Attributes:
+        batches: numbers of requests in flight.
+        modes: some of "fast" (nothing is verified; always measured, for comparison), "canonical" (one canonical row per
+            request), "batch_invariant" (the same with pinned products, so that kernels alone make every pass invariant), "dvr"
+            (self draft, each of `windows`), "auto" (the engine chooses; drafts of the longest of `windows`).
+        shares: percentages of deterministic requests for "dvr" and "auto", rounded up to whole requests.
+        windows: `W` for "dvr".
+        prompt_len: tokens of each prompt.
+        new_tokens: new tokens of each request.
+        repeats: rounds.
+
+    Raises:
+        InputError: an unknown mode, a share outside 0 .. 100, or nothing to measure.
+    """
+
+    batches: Sequence[int] = (1, 8, 32)
+    modes: Sequence[str] = BENCH_MODES
+    shares: Sequence[int] = (0, 10, 50, 100)
+    windows: Sequence[int] = (4, 16)
+    prompt_len: int = 64
+    new_tokens: int = 128
+    repeats: int = 5
+
+    def __post_init__(self) -> None:
+        if unknown := [mode for mode in self.modes if mode not in BENCH_MODES]:
+            raise InputError(f"unknown mode {unknown[0]!r}; there are {', '.join(BENCH_MODES)}")
+        if bad := [share for share in self.shares if not 0 <= share <= 100]:
+            raise InputError(f"shares are percentages from 0 to 100, got {bad[0]!r}")
+        for name in ("batches", "modes", "shares", "windows"):
+            if len(getattr(self, name)) == 0:
+                raise InputError(f"{name} is empty: there is nothing to measure")
+        for name in ("prompt_len", "new_tokens", "repeats"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+        if bad := [batch for batch in self.batches if batch < 1]:
+            raise InputError(f"batches must be at least 1, got {bad[0]!r}")
 
 
 def run_bench(
-    model: Model,
-    *,
-    batches: Sequence[int] = (1, 8, 32),
-    modes: Sequence[str] = MODES,
-    shares: Sequence[int] = (0, 10, 50, 100),
-    windows: Sequence[int] = (4, 16),
-    prompt_len: int = 64,
-    new_tokens: int = 128,
-    repeats: int = 5,
-    on_progress: Callable[[int, int, str], None] | None = None,
+    model: Model, settings: BenchSettings | None = None, *, on_progress: Callable[[int, int, str], None] | None = None
 ) -> dict[str, Any]:
-    """Measures tokens per second, prefill included, greedy, all requests of a batch at once.
+    """Measures tokens per second, prefill included, greedy, with all requests of a batch starting together.
 
     Args:
-        model: what runs; see `random_model` for one of any size.
-        batches: numbers of requests in flight.
-        modes: of "fast" (nothing verified; always measured, as all else is compared with it), "canonical" (one canonical row
-            each), "batch_invariant" (the same with pinned products, so that kernels alone make every pass invariant), "dvr"
-            (self draft, each of `windows`), "auto" (the engine chooses; drafts of the longest of `windows`).
-        shares: percentages of deterministic requests for "dvr" and "auto", rounded up to whole requests.
-        windows: `W` of "dvr".
-        prompt_len, new_tokens: of every request.
-        repeats: rounds.
-        on_progress: called before each run with runs done, runs in all, and what is next.
+        model: the model to run; `random_model` makes one of any size.
+        settings: what is measured; all defaults if None.
+        on_progress: called before each run with the number of runs done, the number of all runs, and the next one's name.
 
     Returns:
-        A dictionary that JSON can hold: `fingerprint`, `model`, `settings`, `machine`, and for each of `batches` its `bound`,
-        its `cases` with all samples, and what became of the `bits`; `variants` says how many results, bit for bit, one request
-        gave at most in each mode, over all batch sizes.
+        A dictionary that JSON can hold: `fingerprint`, `model`, `settings`, `machine`; for each of `batches` its `bound`, its
+        `cases` with all samples, and its `bits`; `variants`, the most different results, bit for bit, that one request gave in
+        each mode over all batch sizes.
 
     Raises:
-        InputError: an unknown mode, a share outside 0 .. 100, nothing to measure, or requests that do not fit the model.
+        InputError: the requests do not fit the model.
     """
-    _check(modes, batches=batches, shares=shares, windows=windows, counts=(prompt_len, new_tokens, repeats))
-    prompts = bench_prompts(model, max(batches), prompt_len)
-    cases = {batch: cases_of(batch, modes, shares, windows) for batch in batches}
-    progress = RunProgress(sum(len(c) for c in cases.values()) * (repeats + 1), on_progress)
+    settings = settings or BenchSettings()
+    prompts = bench_prompts(model, max(settings.batches), settings.prompt_len)
+    cases = {batch: cases_of(batch, settings.modes, settings.shares, settings.windows) for batch in settings.batches}
+    progress = RunProgress(sum(len(c) for c in cases.values()) * (settings.repeats + 1), on_progress)
     machine = measure_machine(model.cfg)
-    measured, by_mode = [], Variants()
-    for batch in batches:
-        entry = measure(model, cases[batch], prompts[:batch], new_tokens, repeats, progress, by_mode)
+    context = settings.prompt_len + settings.new_tokens / 2
+    by_mode = Variants()
+    measured = []
+    for batch in settings.batches:
+        requests = prompts[:batch]
+        entry = measure(model, cases[batch], requests, settings.new_tokens, settings.repeats, progress, by_mode)
         step_ms = 1e3 * batch / entry["cases"][0]["median_tok_per_s"]  # the first case is "fast"
-        limits = bound(model.cfg, machine, batch=batch, context=prompt_len + new_tokens / 2, step_ms=step_ms)
+        limits = bound(model.cfg, machine, batch=batch, context=context, step_ms=step_ms)
         measured.append({"batch": batch, "bound": limits, **entry})
     return {
         "fingerprint": Engine(model, EngineConfig(max_requests=1, max_len=default_schedule().budget.window)).fingerprint(),
         "model": {**model.cfg.to_json(), "num_params": num_params(model.cfg), "bytes": params_bytes(model.params)},
-        "settings": {
-            "batches": list(batches),
-            "modes": list(modes),
-            "shares": list(shares),
-            "windows": list(windows),
-            "prompt_len": prompt_len,
-            "new_tokens": new_tokens,
-            "repeats": repeats,
-            "temperature": 0.0,
-        },
+        "settings": {**json.loads(json.dumps(vars(settings))), "temperature": 0.0},
         "machine": machine,
         "batches": measured,
         "variants": {
             mode: by_mode.most(f"{mode} {'ordinary' if mode == 'fast' else 'deterministic'}")
-            for mode in dict.fromkeys(("fast", *modes))
+            for mode in dict.fromkeys(("fast", *settings.modes))
         },
     }
 
 
 def bench_table(result: dict[str, Any]) -> str:
-    """The result as aligned text, a block for each batch size."""
-    model, machine, settings = result["model"], result["machine"], result["settings"]
+    """The result of `run_bench` as aligned text, a block for each batch size."""
+    model = result["model"]
+    machine = result["machine"]
+    settings = result["settings"]
     lines = [
         f"{model['num_params'] / 1e6:.1f} M parameters, {model['dtype']}, {model['bytes'] / 1e6:.0f} MB; "
         f"prompt {settings['prompt_len']}, {settings['new_tokens']} new tokens, greedy, median of {settings['repeats']}",
@@ -106,7 +128,8 @@ def bench_table(result: dict[str, Any]) -> str:
         f"matrix product {machine['flop_per_s'] / 1e12:.2f} TFLOP/s",
     ]
     for entry in result["batches"]:
-        limits, bits = entry["bound"], entry["bits"]
+        limits = entry["bound"]
+        bits = entry["bits"]
         lines += [
             "",
             f"batch {entry['batch']}: an ordinary step takes {limits['step_ms']:.2f} ms; reading {limits['bytes'] / 1e6:.1f} "
@@ -135,26 +158,9 @@ def bench_table(result: dict[str, Any]) -> str:
 
 
 def random_model(cfg: ModelConfig, seed: int = 0) -> Model:
-    """Random weights of shape `cfg`; no tokenizer. The digest names config and seed, it does not read the weights."""
+    """Random weights of shape `cfg`, no tokenizer; the digest is made from config and seed, not from the weights."""
     digest = hashlib.sha256(json.dumps(["random", seed, cfg.to_json()], sort_keys=True).encode()).hexdigest()
     return Model(cfg, init_params(cfg, jax.random.key(seed)), tokenizer=None, eos_ids=(), digest=digest)
-
-
-def _check(
-    modes: Sequence[str], *, batches: Sequence[int], shares: Sequence[int], windows: Sequence[int], counts: tuple[int, int, int]
-) -> None:
-    if unknown := [mode for mode in modes if mode not in MODES]:
-        raise InputError(f"unknown mode {unknown[0]!r}; there are {', '.join(MODES)}")
-    if bad := [share for share in shares if not 0 <= share <= 100]:
-        raise InputError(f"shares are percentages from 0 to 100, got {bad[0]!r}")
-    for name, values in (("batches", batches), ("modes", modes), ("shares", shares), ("windows", windows)):
-        if len(values) == 0:
-            raise InputError(f"{name} is empty: there is nothing to measure")
-    for name, value in zip(("prompt_len", "new_tokens", "repeats"), counts, strict=True):
-        if value < 1:
-            raise InputError(f"{name} must be at least 1, got {value!r}")
-    if bad := [batch for batch in batches if batch < 1]:
-        raise InputError(f"batches must be at least 1, got {bad[0]!r}")
 
 
 def bench_prompts(model: Model, number: int, prompt_len: int) -> list[tuple[int, ...]]:

@@ -23,7 +23,7 @@ METHODS = {"fast": "none", "canonical": "none", "batch_invariant": "none", "dvr"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One thing that is timed: `num_deterministic` of the batch's requests ask for determinism."""
+    """One timed case: a mode, and how many of the batch's requests are deterministic."""
 
     mode: str
     window: int
@@ -38,16 +38,18 @@ class Case:
 
     @property
     def schedule(self) -> Schedule:
-        """Of the canonical pass: the device's own, with pinned products where kernels alone are to make it invariant."""
+        """The device's own schedule; with pinned products for "batch_invariant"."""
         own = default_schedule()
         return own.with_numerics(linear="pinned") if self.mode == "batch_invariant" else own
 
 
 class RunProgress:
-    """Counts runs and tells who listens."""
+    """Counts runs and tells the listener."""
 
     def __init__(self, total: int, listener: Callable[[int, int, str], None] | None) -> None:
-        self.done, self.total, self.listener = 0, total, listener
+        self.done = 0
+        self.total = total
+        self.listener = listener
 
     def next(self, what: str) -> None:
         """One run is about to begin."""
@@ -57,10 +59,10 @@ class RunProgress:
 
 
 def cases_of(batch: int, modes: Sequence[str], shares: Sequence[int], windows: Sequence[int]) -> list[Case]:
-    """What is timed at one batch size, ordinary generation first.
+    """The cases of one batch size, ordinary generation first.
 
-    Shares are rounded up to whole requests, and one that gives the same number as another is left out: at 1 request 10 % is
-    already all of it, and called 100 %.
+    Shares are rounded up to whole requests. Of two shares with the same number of requests only the larger is kept: with 1
+    request, 10 % is already all of it, and called 100 %.
     """
     numbers = {-(-share * batch // 100): share for share in sorted(shares)}
     longest = max(windows)
@@ -82,7 +84,7 @@ def measure(
     progress: RunProgress,
     by_mode: "Variants",
 ) -> dict[str, Any]:
-    """All cases of one batch size: a warm-up of each, then `repeats` rounds; adds what each gave to `by_mode`."""
+    """All cases of one batch size: a warm-up of each, then `repeats` rounds. Adds the results to `by_mode`."""
     engines: dict[tuple[str, int, Schedule], Engine] = {}
     refused: dict[Case, str] = {}
     samples: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
@@ -130,7 +132,7 @@ def _run_once(
     variants: "Variants",
     by_mode: "Variants",
 ) -> dict[str, Any]:
-    """One timed run; what the engine counted in it."""
+    """One timed run, with the engine's counters for it."""
     requests = [
         Request(
             str(i), prompt, SamplingParams(max_tokens=new_tokens, ignore_eos=True, deterministic=i < case.num_deterministic)
@@ -144,7 +146,7 @@ def _run_once(
     after = dataclasses.asdict(engine.stats)
     for completion in completions:
         deterministic = requests[int(completion.id)].sampling.deterministic
-        # Pinned products are another schedule than that of the other deterministic ones: its bits are its own.
+        # Pinned products are another schedule, with bits of its own.
         kind = "deterministic" if deterministic else "ordinary"
         for seen, name in ((variants, case.mode if case.mode == "batch_invariant" else kind), (by_mode, f"{case.mode} {kind}")):
             seen.add(name, completion)
@@ -154,16 +156,16 @@ def _run_once(
 
 
 def _summary(case: Case, samples: list[dict[str, Any]], fast: list[float], refused: str | None) -> dict[str, Any]:
-    """A case with the median of its samples, and of their ratios to the ordinary run of the same round; counters added up."""
+    """A case with the medians of its samples and of their ratios to the ordinary run of the same round; counters are summed."""
     described = {**dataclasses.asdict(case), "label": case.label, "refused": refused}
     if refused is not None:
         return described
     tok_per_s = [sample["tok_per_s"] for sample in samples]
     ratios = [mine / other for mine, other in zip(tok_per_s, fast, strict=True)]
     counted = {name: sum(sample[name] for sample in samples) for name in samples[0] if name.startswith("num_")}
-    drafted, passes, accepted = (
-        counted[name] for name in ("num_draft_tokens", "num_verify_passes", "num_accepted_draft_tokens")
-    )
+    drafted = counted["num_draft_tokens"]
+    passes = counted["num_verify_passes"]
+    accepted = counted["num_accepted_draft_tokens"]
     return {
         **described,
         "tok_per_s": tok_per_s,
@@ -177,14 +179,15 @@ def _summary(case: Case, samples: list[dict[str, Any]], fast: list[float], refus
 
 
 class Variants:
-    """The different results, bit for bit, that each request gave, by kinds that are compared."""
+    """The different results, bit for bit, of each request, by kinds that are compared."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, set[bytes]]] = defaultdict(lambda: defaultdict(set))
 
     def add(self, kind: str, completion: Completion) -> None:
         """One result of a request."""
-        tokens, logprobs = np.asarray(completion.token_ids, np.int32), np.asarray(completion.logprobs, np.float32)
+        tokens = np.asarray(completion.token_ids, np.int32)
+        logprobs = np.asarray(completion.logprobs, np.float32)
         self._seen[kind][completion.id].add(tokens.tobytes() + logprobs.tobytes())
 
     def most(self, kind: str) -> int:
@@ -192,8 +195,9 @@ class Variants:
         return max((len(results) for results in self._seen[kind].values()), default=0)
 
     def counts(self) -> dict[str, int]:
-        """Most variants of any "deterministic" request (1 is what is promised), and how many "ordinary" ones differ from it."""
-        promised, ordinary = self._seen["deterministic"], self._seen["ordinary"]
+        """Most variants of any "deterministic" request (promised: 1), and how many "ordinary" ones differ from it."""
+        promised = self._seen["deterministic"]
+        ordinary = self._seen["ordinary"]
         compared = promised.keys() & ordinary.keys()
         return {
             "deterministic_variants": self.most("deterministic"),

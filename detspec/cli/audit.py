@@ -1,34 +1,26 @@
-"""`detspec audit`: whether the records of a job are what their requests get."""
+"""`detspec audit`: checks that the records of a job reproduce."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from detspec.cli.options import add_model, add_subcommand, load_model
-from detspec.errors import InputError
+from detspec.cli.options import add_json, add_model, add_subcommand, load_model, write_json
 
-DESCRIPTION = """Replays every line that `detspec generate` wrote through the canonical pass, teacher-forced and many at a time,
-and compares tokens, bits of all log-probabilities, reason of ending, text and digest with what the request, or its sample of
-that index, gets. Names each record that differs and its first differing token. Records of ordinary requests promise nothing and
-are counted apart. Reads the manifest beside the records. Exit codes: 0 all deterministic records reproduce; 1 some do not;
-2 bad input."""
+DESCRIPTION = """Replays every line that `detspec generate` wrote through the canonical pass, teacher-forced, many lines at a
+time. Compares tokens, bits of all log-probabilities, finish reason, text and digest. Names each record that differs, and its
+first differing token. Records of ordinary requests are only counted: their bits are not promised. The manifest is read from
+the folder of the records. Exit codes: 0 all deterministic records reproduce; 1 some do not; 2 bad input."""
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the subcommand."""
     parser = add_subcommand(subcommands, "audit", "replay recorded completions bit for bit", DESCRIPTION)
-    parser.add_argument("--records", required=True, metavar="OUT.jsonl", help="what `detspec generate` wrote")
+    parser.add_argument("--records", required=True, metavar="OUT.jsonl", help="the output of `detspec generate`")
+    parser.add_argument("--prompts", metavar="IN.jsonl", help="the job's prompts (default: the file that the manifest names)")
     parser.add_argument(
-        "--prompts",
-        metavar="IN.jsonl",
-        default=argparse.SUPPRESS,
-        help="what it read (default: the file that the manifest names)",
+        "--max-requests", type=int, default=32, metavar="B", help="records replayed together; changes only speed"
     )
-    parser.add_argument(
-        "--max-requests", type=int, default=32, metavar="B", help="records replayed together; changes speed alone"
-    )
-    parser.add_argument("--json", metavar="FILE", default=argparse.SUPPRESS, help="write the report there, too")
+    add_json(parser, "the report")
     add_model(parser)
     parser.set_defaults(run=run)
 
@@ -37,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 0 if all deterministic records reproduce, else 1."""
     from detspec.jobs.audit import run_audit
 
-    prompts = Path(args.prompts) if hasattr(args, "prompts") else None
+    prompts = None if args.prompts is None else Path(args.prompts)
     report = run_audit(load_model(args), Path(args.records), prompts=prompts, max_requests=args.max_requests)
     print(report.table())
     print(
@@ -45,10 +37,5 @@ def run(args: argparse.Namespace) -> int:
         f"({report.num_tokens / report.replay_s:,.0f} tok/s)",
         file=sys.stderr,
     )
-    if hasattr(args, "json"):
-        try:
-            Path(args.json).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"--json {args.json}: {error.strerror}") from error
-        print(f"detspec: wrote {args.json}", file=sys.stderr)
+    write_json(args, report.to_json())
     return 0 if report.reproduced else 1

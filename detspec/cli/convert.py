@@ -6,8 +6,8 @@ from detspec.cli.options import add_subcommand
 
 KINDS = ("hf", "native")
 DESCRIPTION = """Reads a model folder, Hugging Face's or our own (orbax weights and a manifest), and writes the other kind. No
-weight changes a bit, unless --dtype asks for it. Tokenizer, chat template and generation config are taken along. The folder
-appears when all of it is on disk."""
+weight changes a bit, unless --dtype asks for it. Tokenizer, chat template and generation config are copied. The folder appears
+only when all of it is on disk."""
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -15,12 +15,9 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser = add_subcommand(subcommands, "convert", "convert a model folder", DESCRIPTION)
     parser.add_argument("--model", metavar="DIR", required=True, help="the folder to read")
     parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
-    parser.add_argument("--to", choices=KINDS, default=argparse.SUPPRESS, help="kind to write (default: the other one)")
+    parser.add_argument("--to", choices=KINDS, help="kind to write (default: the other one)")
     parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        default=argparse.SUPPRESS,
-        help="of the weights (default: as they are)",
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the weights (default: as they are)"
     )
     parser.add_argument(
         "--max-shard-gb", type=float, default=5.0, metavar="GB", help="largest weights file of a Hugging Face folder"
@@ -42,10 +39,12 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.max_shard_gb > 0:
         raise InputError(f"--max-shard-gb must be a positive number, got {args.max_shard_gb:g}")
-    source, out = Path(args.model), Path(args.out)
+    source = Path(args.model)
+    out = Path(args.out)
     model = load(source)
-    cfg, params = cast_params(model.cfg, model.params, getattr(args, "dtype", model.cfg.dtype))
-    if getattr(args, "to", "hf" if is_native(source) else "native") == "native":
+    cfg, params = cast_params(model.cfg, model.params, args.dtype or model.cfg.dtype)
+    kind = args.to or ("hf" if is_native(source) else "native")
+    if kind == "native":
         save_native(out, cfg, params, side_files_from=source).result()
     else:
         size = params_bytes(params)

@@ -1,13 +1,14 @@
-"""`detspec doctor`: whether determinism can be promised on this device."""
+"""`detspec doctor`: certifies determinism on this device."""
 
 import argparse
 
+from detspec.choices import ALIGNMENTS, LINEARS
 from detspec.cli.options import add_model, add_subcommand, load_model
 
-DESCRIPTION = """Runs one text through the canonical pass with everything changed that must not matter (rows, neighbours, window
-offsets, the split of the budget, stale cache slots) and compares bits; with a model that thinks, reads one prompt with other
-guesses of its thoughts, in other rows and pages; then certifies the engine's own programs. The inverse control must differ.
-Exit code 1 if the device is not certified."""
+DESCRIPTION = """Runs one text through the canonical pass many times and compares bits. Each run changes something that must not
+matter: rows, neighbours, window offsets, the split of the budget, stale cache slots. A model that thinks also reads one prompt
+with other guessed thoughts, in other rows and pages. Then the engine's own programs are certified. The inverse control must
+differ. Exit code 1 if the device is not certified."""
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -16,13 +17,16 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     add_model(parser)
     parser.add_argument("--max-requests", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
     parser.add_argument(
-        "--alignment", choices=("free", "window"), default="free", help="of the schedule; window is the documented way out"
+        "--alignment",
+        choices=ALIGNMENTS,
+        default=ALIGNMENTS[0],
+        help='window alignment; use "window" if only the window-offset check fails',
     )
     parser.add_argument(
         "--linear",
-        choices=("xla", "pinned"),
-        default="xla",
-        help="products of the schedule; pinned ones never depend on the batch",
+        choices=LINEARS,
+        default=LINEARS[0],
+        help="products with weights; pinned ones never depend on the batch",
     )
     parser.set_defaults(run=run)
 

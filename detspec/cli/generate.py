@@ -13,18 +13,17 @@ if TYPE_CHECKING:
     from detspec.jobs.job import JobResult
     from detspec.jobs.signals import StopSignals
 
-DESCRIPTION = """Completes every line of a JSONL file. A line in: {"id": "a", "prompt": "..."} or {"id": "a",
-"prompt_token_ids": [...]} or {"id": "a", "messages": [{"role": "user", "content": "..."}]}, rendered by the model's chat
-template, with "chat_template_kwargs": {...} for what that reads besides; optionally "sampling": {...} over the options below. A
-line out, in the order of the input: id, token_ids, text, logprobs, finish_reason, prompt_len, digest, and what its sampling
-asks for besides: index, logprobs_mode, top_logprobs, prompt_logprobs, prompt_top_logprobs. Beside OUT.jsonl it writes
-OUT.stats.json (timings and counters; those under last_start are of the start that finished the job) and OUT.manifest.json (what
-the bits depend on). All lines are checked before anything is generated, and no output appears under its name unless it is
-whole: until then, finished completions are kept in OUT.jsonl.journal. After a kill, a full disk or a failure the same command
-resumes and gives the same bytes; an output that is complete already is left as it is, one of another job is overwritten.
-SIGTERM and SIGINT end the running segment, keep what is finished and exit; a second one kills. Exit codes: 0 success; 1
-requests failed or lines were rejected, the rest is written; 2 bad input; 3 the disk is full; 130 and 143 after SIGINT and
-SIGTERM."""
+DESCRIPTION = """Completes every line of a JSONL file. A line in is {"id": "a", "prompt": "..."} or {"id": "a",
+"prompt_token_ids": [...]} or {"id": "a", "messages": [{"role": "user", "content": "..."}]}. Messages are rendered by the
+model's chat template; "chat_template_kwargs": {...} passes it further values. "sampling": {...} overrides the options below. A
+line out, in the order of the input, has id, token_ids, text, logprobs, finish_reason, prompt_len and digest. If the sampling
+asks for them, it also has index, logprobs_mode, top_logprobs, prompt_logprobs and prompt_top_logprobs. OUT.stats.json holds
+timings and counters; those under last_start belong to the start that finished the job. OUT.manifest.json holds what the bits
+depend on. All lines are checked before anything is generated. No output appears under its name until it is whole; until then,
+finished completions are kept in OUT.jsonl.journal. After a kill, a full disk or a failure, the same command resumes and gives
+the same bytes. A complete output is left as it is; the output of another job is overwritten. SIGTERM and SIGINT finish the
+running segment, keep what is finished and exit; a second signal kills. Exit codes: 0 success; 1 requests failed or lines were
+rejected, and the rest is written; 2 bad input; 3 the disk is full; 130 and 143 after SIGINT and SIGTERM."""
 FAILED = 1
 ON_ERROR = ("stop", "reject")
 
@@ -37,14 +36,13 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--out",
         required=True,
         metavar="OUT.jsonl",
-        help='"-" writes the standard output as lines get done, nothing beside it and no journal',
+        help='"-" writes each finished line to the standard output, without journal, statistics and manifest',
     )
     parser.add_argument(
         "--shard",
         type=parse_shard,
         metavar="I/N",
-        default=argparse.SUPPRESS,
-        help="block I (from 0) of N of the lines, into OUT.0000I-of-0000N.jsonl; `detspec merge` puts all together",
+        help="only block I (from 0) of N of the lines, into OUT.0000I-of-0000N.jsonl; `detspec merge` joins them",
     )
     parser.add_argument(
         "--on-error",
@@ -52,8 +50,10 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         default=ON_ERROR[0],
         help="what to do with malformed lines: stop before generating, or write them to OUT.rejects.jsonl and exit with 1",
     )
-    parser.add_argument("--fresh", action="store_true", help="begin anew, whatever journal or output is there")
-    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, generate and write nothing")
+    parser.add_argument("--fresh", action="store_true", help="start again, ignoring any journal or output")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything and print the plan; generate and write nothing"
+    )
     add_model(parser)
     add_sampling(parser)
     add_engine(parser)
@@ -69,7 +69,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0, or 1 if requests ended with finish reason "error" or lines were rejected, or what `Unfinished` says."""
+    """Returns 0; 1 if requests ended with finish reason "error" or lines were rejected; or the code of `Unfinished`."""
     from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE
     from detspec.jobs.job import Unfinished
     from detspec.jobs.signals import Stopped, StopSignals
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
-    """The job itself."""
+    """Runs the job; returns the exit code."""
     from detspec.engine.engine import Engine
     from detspec.jobs.dry_run import plan_job
     from detspec.jobs.files import STDIO, check_out, shard_path
@@ -99,11 +99,11 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     from detspec.jobs.prompts import Prompts
 
     sampling = sampling_of(args)
-    shard = getattr(args, "shard", UNSHARDED)
-    out = str(shard_path(Path(args.out), *shard)) if hasattr(args, "shard") and args.out != STDIO else args.out
+    shard = args.shard or UNSHARDED
+    out = str(shard_path(Path(args.out), *shard)) if args.shard and args.out != STDIO else args.out
     check_out(out, args.prompts)
     if out == STDIO and args.on_error != "stop":
-        raise InputError("--on-error reject needs --out FILE: rejected lines are written beside it")
+        raise InputError("--on-error reject needs --out FILE: rejected lines are written next to it")
     with Prompts(args.prompts) as prompts:
         began = time.perf_counter()
         model = load_model(args)
@@ -116,7 +116,9 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
             result = stream_job(engine, prompts, sys.stdout.buffer, defaults=sampling, shard=shard, signals=signals)
         else:
             result = run_job(
-                *(engine, prompts, Path(out)),
+                engine,
+                prompts,
+                Path(out),
                 defaults=sampling,
                 shard=shard,
                 on_error=args.on_error,
@@ -128,12 +130,12 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
 
 
 def report(result: "JobResult", out: str) -> int:
-    """Says what came of the job; returns the exit code."""
+    """Prints the outcome of the job; returns the exit code."""
     from detspec.jobs.files import sibling
 
     stats = result.stats
     if not stats:
-        print(f"detspec: {out} is already complete; --fresh generates it anew", file=sys.stderr)
+        print(f"detspec: {out} is already complete; --fresh generates it again", file=sys.stderr)
     else:
         resumed = f", {stats['num_resumed']} of them before" if stats["num_resumed"] else ""
         last = stats["last_start"]

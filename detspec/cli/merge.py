@@ -1,4 +1,4 @@
-"""`detspec merge`: the outputs of all shards as one."""
+"""`detspec merge`: joins the outputs of all shards."""
 
 import argparse
 import sys
@@ -6,19 +6,17 @@ from pathlib import Path
 
 from detspec.cli.options import add_subcommand
 
-DESCRIPTION = """Puts the outputs of `detspec generate --shard I/N` together: the bytes, the manifest and the rejected lines of
-one job without shards, and the sums of the statistics. Every shard must be there, finished, unchanged and of the same job.
-Nothing appears under its name unless it is whole; an OUT.jsonl that is there is overwritten, the shards stay. Exit codes: 0
+DESCRIPTION = """Joins the outputs of `detspec generate --shard I/N`. The result has the bytes, the manifest and the rejected
+lines of one job without shards; statistics are added up. Every shard must be present, finished, unchanged and from the same
+job. No output appears under its name until it is whole. An old OUT.jsonl is overwritten; the shards stay. Exit codes: 0
 success; 2 something is wrong with the shards; 3 the disk is full."""
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the subcommand."""
-    parser = add_subcommand(subcommands, "merge", "put the outputs of shards together", DESCRIPTION)
-    parser.add_argument("--out", required=True, metavar="OUT.jsonl", help="what the job was told to write")
-    parser.add_argument(
-        "shards", nargs="*", type=Path, metavar="SHARD", default=argparse.SUPPRESS, help="default: OUT.*-of-*.jsonl"
-    )
+    parser = add_subcommand(subcommands, "merge", "join the outputs of shards", DESCRIPTION)
+    parser.add_argument("--out", required=True, metavar="OUT.jsonl", help="the --out of the job")
+    parser.add_argument("shards", nargs="*", type=Path, metavar="SHARD", help="default: OUT.*-of-*.jsonl")
     parser.set_defaults(run=run)
 
 
@@ -29,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_out(args.out, "-")
     try:
-        stats = merge(Path(args.out), getattr(args, "shards", ()))
+        stats = merge(Path(args.out), args.shards)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

@@ -1,20 +1,21 @@
-"""`detspec trace`: pictures of real windows."""
+"""`detspec trace`: pictures of real windows and thoughts."""
 
 import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from detspec.cli.options import GUESSES, add_model, add_subcommand, load_model
+from detspec.choices import THOUGHTS
+from detspec.cli.options import add_model, add_subcommand, load_model
 
 if TYPE_CHECKING:
     from detspec.traces.thoughts import ThoughtTrace
 
-DESCRIPTION = """Generates from a prompt, records every window of draft, verification and commit, and draws the first window in
-which all guesses were accepted and the first with a rollback. Without --prompt it searches the demonstration's prompts and
-seeds for a request that has both; if the model's own fast path is never refused, weights rounded to 8 bits draft instead.
+DESCRIPTION = """Generates from a prompt and records every window of draft, verify and commit. Draws the first window in which
+all drafted tokens were accepted, and the first with a rollback. Without --prompt it searches the demo's prompts and seeds for a
+request that has both. If no draft of the model's own fast path is rejected, weights rounded to 8 bits draft instead.
 
-With --thoughts it reads a prompt with a model that thinks, and draws its chunks, states and thoughts, and the passes that
-guessed, verified and committed them."""
+With --thoughts, a model that thinks reads a prompt. Draws its chunks, states and thoughts, and the passes that guessed,
+verified and committed them."""
 
 THINKING_PROMPT = (
     "A coin's state is heads. Alice flips, then Bob sings, then Carol reads, then David naps, then Erin flips, "
@@ -26,27 +27,27 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     """Adds the subcommand."""
     parser = add_subcommand(subcommands, "trace", "draw a window of draft, verify and rollback", DESCRIPTION)
     add_model(parser)
-    parser.add_argument("--prompt", metavar="TEXT", default=argparse.SUPPRESS, help="what to continue (default: search)")
+    parser.add_argument("--prompt", metavar="TEXT", help="what to continue (default: search)")
     parser.add_argument(
         "--draft",
         choices=("self", "rounded"),
         default="self",
-        help="who guesses: the fast path, or with weights rounded to 8 bits; used with --prompt",
+        help="the draft: the fast path, or the same with weights rounded to 8 bits; used with --prompt",
     )
-    parser.add_argument("--window", type=int, default=4, metavar="W", help="drafted tokens and one more; a power of two")
+    parser.add_argument("--window", type=int, default=4, metavar="W", help="one more than the drafted tokens; a power of two")
     parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="most new tokens")
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy; used with --prompt or --thoughts"
     )
     parser.add_argument("--seed", type=int, default=0, help="used with --prompt or --thoughts")
     parser.add_argument(
-        "--thoughts", action="store_true", help="draw how a model that thinks reads a prompt, by default the one shipped"
+        "--thoughts", action="store_true", help="draw how a model that thinks reads a prompt (default model: thinking_parity)"
     )
     parser.add_argument(
-        "--guesses",
-        choices=GUESSES,
-        default=GUESSES[0],
-        help="guessed thoughts: that there are none, or those of a cheap pass that reads ahead; used with --thoughts",
+        "--draft-thoughts",
+        choices=THOUGHTS,
+        default=THOUGHTS[0],
+        help="guessed thoughts: none, or those of a cheap pass that reads ahead; used with --thoughts",
     )
     parser.add_argument("--out", default="out/detspec-trace", metavar="PATH", help="PATH.svg and PATH.png are written")
     parser.set_defaults(run=run)
@@ -58,26 +59,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_windows(args: argparse.Namespace) -> int:
-    """Draft, verify and commit of tokens."""
+    """Draws windows of tokens."""
     from detspec.demo.demo import demo_prompts
     from detspec.sampling_params import SamplingParams
-    from detspec.traces.record_windows import find_rollback, rounded_params, run_trace
-    from detspec.traces.windows import save_trace
+    from detspec.traces import find_rollback, run_trace, save_trace
+    from detspec.traces.record_windows import rounded_params
 
     model = load_model(args)
-    if hasattr(args, "prompt"):
+    size = {"window": args.window, "max_tokens": args.max_tokens}
+    if args.prompt is None:
+        trace = find_rollback(model, demo_prompts(), **size)
+    else:
         sampling = SamplingParams(temperature=args.temperature, seed=args.seed)
         draft_params = rounded_params(model.params) if args.draft == "rounded" else None
-        trace = run_trace(
-            model, args.prompt, sampling, window=args.window, max_tokens=args.max_tokens, draft_params=draft_params
-        )
-    else:
-        trace = find_rollback(model, demo_prompts(), window=args.window, max_tokens=args.max_tokens)
+        trace = run_trace(model, args.prompt, sampling, **size, draft_params=draft_params)
     print(trace.title)
     for window in trace.windows:
         verdict = "rolled back to" if window.rolled_back else "length"
         print(
-            f"  position {window.start:4}: {window.accepted} of {len(window.drafted)} guesses accepted, "
+            f"  position {window.start:4}: {window.accepted} of {len(window.drafted)} drafted tokens accepted, "
             f"{len(window.committed)} committed, {verdict} {window.length_after}: {''.join(window.committed)!r}"
         )
     for path in save_trace(trace, args.out):
@@ -86,14 +86,14 @@ def run_windows(args: argparse.Namespace) -> int:
 
 
 def run_thoughts(args: argparse.Namespace) -> int:
-    """Draft, verify and commit of thoughts."""
+    """Draws thoughts and their passes."""
     from detspec.sampling_params import SamplingParams
-    from detspec.traces.record_thoughts import run_thought_trace
-    from detspec.traces.thoughts import save_thoughts
+    from detspec.traces import run_thought_trace, save_thoughts
 
     model = load_model(args, shipped="thinking_parity")
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
-    trace = run_thought_trace(model, getattr(args, "prompt", THINKING_PROMPT), sampling, guesses=args.guesses)
+    prompt = THINKING_PROMPT if args.prompt is None else args.prompt
+    trace = run_thought_trace(model, prompt, sampling, think=args.draft_thoughts)
     print(trace.title)
     for line in thought_lines(trace):
         print(f"  {line}")
@@ -106,7 +106,7 @@ def thought_lines(trace: "ThoughtTrace") -> list[str]:
     """A line per pass, a line per thought, and the answer."""
     lines = [
         f"pass {number:2}: chunks {one.first:2} to {one.end - 1:2}, {one.accepted} of {len(one.guesses)} guesses accepted"
-        f"{', 1 corrected' if one.refused else ''}; read {one.read}, length {one.length}"
+        f"{', 1 corrected' if one.rejected else ''}; read {one.read}, length {one.length}"
         for number, one in enumerate(trace.passes, 1)
     ]
     texts = [_spaced(chunk) for chunk in trace.chunks]

@@ -1,12 +1,12 @@
-"""`detspec train`: one training run, resumed if it was killed."""
+"""`detspec train`: one training run, which resumes after a kill."""
 
 import argparse
 from pathlib import Path
 
 from detspec.cli.options import add_subcommand
 
-DESCRIPTION = """Trains what FILE describes; a run found in the work folder is continued, to the bits of one never stopped. A
-FILE of several related runs takes the name of one, ARM, after a colon. On a CPU under Linux the environment variable
+DESCRIPTION = """Trains what FILE describes. A run found in the work folder is continued, to the same bits as without a break.
+If FILE holds several runs, ARM after a colon names one. On a CPU under Linux, the environment variable
 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes small trainings up to 1.6 times as fast."""
 
 
@@ -22,8 +22,7 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument(
         "--workdir",
         metavar="DIR",
-        default=argparse.SUPPRESS,
-        help="checkpoints, log, export (default: runs/NAME-OF-FILE or runs/NAME-OF-FILE-ARM)",
+        help="folder of checkpoints, log and export (default: runs/NAME-OF-FILE or runs/NAME-OF-FILE-ARM)",
     )
     parser.add_argument("--no-resume", action="store_true", help="refuse a work folder that already holds a run")
     parser.set_defaults(run=run)
@@ -37,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
     from detspec.train.run import train
 
     file, arm = split_source(args.config)
-    workdir = Path(getattr(args, "workdir", Path("runs") / (file.stem if arm is None else f"{file.stem}-{arm}")))
+    default = Path("runs") / (file.stem if arm is None else f"{file.stem}-{arm}")
+    workdir = default if args.workdir is None else Path(args.workdir)
     result = train(args.config, workdir=workdir, resume=not args.no_resume, progress=sys.stderr.isatty())
     for name, value in result.metrics.items():
         print(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value:.4f}")

@@ -2,10 +2,9 @@
 
 import dataclasses
 
+from detspec.choices import THOUGHTS
 from detspec.errors import InputError
 from detspec.schedule import Schedule
-
-THOUGHTS = ("none", "self")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Draws the passes that read a prompt with thoughts: a line per pass, a column per chunk, guesses and what came of them."""
+"""Draws the passes that read a prompt with thoughts: a line per pass, a column per chunk, its guess and the verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from matplotlib.axes import Axes
 
@@ -10,15 +10,31 @@ from detspec.traces.thought_shapes import (
     INNER,
     MARGIN,
     Column,
-    subscript,
+    shown_places,
     thought_text,
 )
-from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace, shown_passes
-from detspec.viz.shapes import BLUE, FAINT, GREEN, RED, YELLOW, block, draw_legend, label
+from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
+from detspec.viz.shapes import (
+    BLUE,
+    FAINT,
+    GREEN,
+    MARK_COLOURS,
+    RED,
+    YELLOW,
+    Rect,
+    block,
+    draw_legend,
+    label,
+    subscript,
+    with_gaps,
+)
 
 HEADING, LINE, GAP_LINE, CLOSING, LEGEND = 0.98, 1.02, 0.35, 0.75, 0.5
-BLOCK, BLOCK_WIDTH, TEXT_SIZE, TEXT_CHARS = 0.29, INNER - 0.16, 7.0, 14
-MARK_COLOURS = {"✓": "#2e8b2e", "✗": "#c62828"}
+BLOCK = 0.29
+BLOCK_WIDTH = INNER - 0.16
+TEXT_SIZE = 7.0
+TEXT_CHARS = 14
+MAX_LINES = 9  # a reading of more passes leaves out a run in the middle
 MEANINGS = (
     (BLUE, "committed", False),
     (YELLOW, "guessed", False),
@@ -30,7 +46,7 @@ MEANINGS = (
 
 
 def rounds_height(trace: ThoughtTrace, columns: Sequence[Column]) -> float:
-    """Inches that `draw_rounds` needs."""
+    """The height that `draw_rounds` takes, in inches."""
     lines = pass_lines(trace, columns)
     return HEADING + sum(GAP_LINE if number is None else LINE for number in lines) + CLOSING + LEGEND
 
@@ -40,8 +56,14 @@ def pass_lines(trace: ThoughtTrace, columns: Sequence[Column]) -> list[int | Non
     return shown_passes(trace, [column.chunk for column in columns if column.chunk is not None])
 
 
+def shown_passes(trace: ThoughtTrace, chunks: Collection[int]) -> list[int | None]:
+    """The passes that read any of `chunks`; None stands for a run left out."""
+    reading = [i for i, one in enumerate(trace.passes) if any(one.first <= chunk < one.end for chunk in chunks)]
+    return with_gaps([reading[place] for place in shown_places(len(reading), MAX_LINES) if place is not None])
+
+
 def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top: float) -> None:
-    """The passes below `top`, then how the answer came about, and what the colours mean."""
+    """From `top` down: the passes, how the answer came about, and a legend."""
     label(axes, MARGIN, top + 0.2, "Rounds of speculation: guess, verify, commit by index", size=13.0, ha="left", weight="bold")
     remarks = (
         "A pass reads all chunks that are left at once, or as many as it holds; each gets the state of the thought guessed for "
@@ -58,7 +80,8 @@ def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top:
             draw_pass(axes, trace, number, columns, y)
             y += LINE
         elif before is not None and after is not None:
-            first, last = trace.passes[before + 1], trace.passes[after - 1]
+            first = trace.passes[before + 1]
+            last = trace.passes[after - 1]
             passes = f"passes {before + 2} to {after} are" if after - before > 2 else f"pass {after} is"
             text = f"⋮   {passes} left out: from read {first.first} to read {last.read}"
             label(axes, MARGIN, y + GAP_LINE / 2 - 0.04, text, size=8.0, ha="left", color=FAINT)
@@ -68,7 +91,7 @@ def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top:
 
 
 def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Column], top: float) -> None:
-    """One pass: what each chunk was given, what was guessed after it, and what the pass says of the guess."""
+    """One pass: for each chunk the state it was given, the guess after it, and the verdict."""
     one = trace.passes[number]
     right = columns[-1].left + INNER
     axes.plot([MARGIN, right + 1.4], [top - 0.04, top - 0.04], color="#e2e2e2", linewidth=0.8)
@@ -95,7 +118,8 @@ def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Co
 def draw_verdict(axes: Axes, trace: ThoughtTrace, one: ThoughtPass, column: Column, top: float) -> None:
     """One chunk in one pass."""
     assert column.chunk is not None
-    depth, name = column.chunk - one.first, subscript("Z", column.chunk)
+    depth = column.chunk - one.first
+    name = subscript("Z", column.chunk)
     label(axes, column.left + BLOCK_WIDTH / 2, top + 0.12, given(trace, one, column.chunk), size=7.0, color=FAINT)
     draw_block(axes, column, top + 0.21, YELLOW, f"{name}'", one.guesses[depth])
     if depth >= len(one.thoughts):
@@ -104,19 +128,18 @@ def draw_verdict(axes: Axes, trace: ThoughtTrace, one: ThoughtPass, column: Colu
     right = depth < one.accepted
     draw_block(axes, column, top + 0.57, GREEN, name, one.thoughts[depth], hatched=not right)
     mark = "✓" if right else "✗"
-    place = column.left + BLOCK_WIDTH + 0.1, top + 0.35
-    label(axes, *place, mark, size=12.0, color=MARK_COLOURS[mark], weight="bold")
+    label(axes, column.left + BLOCK_WIDTH + 0.1, top + 0.35, mark, size=12.0, color=MARK_COLOURS[mark], weight="bold")
 
 
 def given(trace: ThoughtTrace, one: ThoughtPass, chunk: int) -> str:
-    """The state that `chunk` was read with: that of the thought committed, or guessed, after the chunk before it."""
+    """The state that `chunk` was read with: from the committed or guessed thought after the previous chunk."""
     if chunk == one.first:
         return state_text(chunk, trace.thoughts[chunk - 1] if chunk else Thought(), "")
     return state_text(chunk, one.guesses[chunk - 1 - one.first], "'")
 
 
 def state_text(chunk: int, before: Thought, sign: str) -> str:
-    """The state of `chunk` after the thought `before` it; `sign` marks a guess."""
+    """The state of `chunk`, from the thought `before` it; `sign` marks a guess."""
     return f"{subscript('S', chunk)} = " + ("0" if before.trivial else f"C({subscript('Z', chunk - 1)}{sign})")
 
 
@@ -136,17 +159,19 @@ def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top
             state = state_text(last, trace.thoughts[-1], "")
             label(axes, column.left + BLOCK_WIDTH / 2, top + 0.12, state, size=7.0, color=FAINT)
             draw_block(axes, column, top + 0.25, BLUE, "", Thought(trace.answer))
-    x, passes = right + 0.12, len(trace.passes)
+    x = right + 0.12
+    passes = len(trace.passes)
     label(axes, x, top + 0.32, f"{passes} pass{'' if passes == 1 else 'es'}", size=9.0, ha="left", weight="bold")
     label(axes, x, top + 0.5, f"for {last} chunk{'' if last == 1 else 's'}", size=7.0, ha="left", color=FAINT)
 
 
 def draw_block(axes: Axes, column: Column, y: float, colour: str, symbol: str, thought: Thought, hatched: bool = False) -> None:
-    """A thought in the panel, as much of it as fits beside `symbol`."""
+    """A thought in the panel, as much of it as fits next to `symbol`."""
     text = thought_text(thought, TEXT_CHARS - len(symbol.rstrip("'")))
-    block(axes, column.left - 0.03, y, BLOCK_WIDTH + 0.03, BLOCK, colour, symbol, text, hatched, TEXT_SIZE)
+    at = Rect(column.left - 0.03, y, BLOCK_WIDTH + 0.03, BLOCK)
+    block(axes, at, colour, symbol, text, hatched=hatched, size=TEXT_SIZE)
 
 
 def _outcome(one: ThoughtPass) -> str:
     right = f"{one.accepted} of {len(one.guesses)} right"
-    return f"{right}, 1 corrected" if one.refused else right
+    return f"{right}, 1 corrected" if one.rejected else right

@@ -1,6 +1,7 @@
-"""Draws a prompt that is read with thoughts: a column per chunk, from its tokens up to its thought, and the passes below."""
+"""Draws how a prompt was read with thoughts, a column per chunk and the passes below, and saves the picture."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -25,15 +26,15 @@ from detspec.traces.thought_shapes import (
     draw_chips,
     elbow,
     plus,
-    subscript,
     thought_chips,
     token_lines,
 )
 from detspec.traces.thoughts import ThoughtTrace
-from detspec.viz.shapes import BLUE, FAINT, GREY, INK, arrow, canvas, cylinder, label
+from detspec.viz.saving import save_figure
+from detspec.viz.shapes import BLUE, FAINT, GREY, INK, Rect, arrow, canvas, cylinder, label, subscript
 
 TITLE, HEADING = 0.6, 0.7
-STATE = (0.02, 0.42, 0.28)  # a state's box: where it begins in a column's boxes, its width and height
+STATE = Rect(0.02, -0.14, 0.42, 0.28)  # a state's box, from the left edge of a column's boxes and the line of L_in
 LAYERS = 0.5
 MIN_WIDTH = 10.6  # what the title and the legend need
 
@@ -51,8 +52,13 @@ class Levels(NamedTuple):
     bottom: float
 
 
-def draw_thoughts(trace: ThoughtTrace) -> Figure:
-    """The chunks with their states and thoughts, and the passes that read them, under the trace's title."""
+def save_thoughts(trace: ThoughtTrace, path: str | Path) -> list[Path]:
+    """Writes `path.svg` (the same bytes for the same trace) and `path.png`; returns both paths. Needs no display."""
+    return save_figure(thought_figure(trace), path)
+
+
+def thought_figure(trace: ThoughtTrace) -> Figure:
+    """Draws the chunks with states and thoughts, and the passes below; a long prompt leaves out a run, and says so."""
     columns = columns_of(trace)
     levels = levels_of(trace, columns, TITLE + HEADING)
     width = max(columns[-1].x + COLUMN + RIGHT + MARGIN, MIN_WIDTH)
@@ -79,7 +85,7 @@ def draw_thoughts(trace: ThoughtTrace) -> Figure:
 
 
 def levels_of(trace: ThoughtTrace, columns: Sequence[Column], top: float) -> Levels:
-    """The levels below `top`: as much room as the longest thought and the longest chunk of tokens take."""
+    """The levels below `top`, with room for the longest thought and the longest chunk of tokens."""
     shown = [column.chunk for column in columns if column.chunk is not None]
     thoughts = [thought_chips(trace.thoughts[chunk]) for chunk in shown if chunk < len(trace.thoughts)]
     most = max(len(chip_lines(chips, INNER - 0.1)) for chips in (*thoughts, answer_chips(trace)))
@@ -95,35 +101,23 @@ def levels_of(trace: ThoughtTrace, columns: Sequence[Column], top: float) -> Lev
 
 
 def draw_lines(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], levels: Levels) -> None:
-    """What runs through all columns: the lines of L_in and L_out, and the cache behind the layers."""
-    left, right = columns[0].x, columns[-1].left + INNER
-    axes.add_patch(
-        Rectangle(
-            (left - 0.02, levels.layers - 0.09),
-            *(right - left + 0.09, LAYERS + 0.18),
-            facecolor=PALE_BLUE,
-            edgecolor="none",
-        )
-    )
+    """The parts that run through all columns: the lines of L_in and L_out, and the cache behind the layers."""
+    left = columns[0].x
+    right = columns[-1].left + INNER
+    corner = (left - 0.02, levels.layers - 0.09)
+    axes.add_patch(Rectangle(corner, right - left + 0.09, LAYERS + 0.18, facecolor=PALE_BLUE, edgecolor="none"))
     in_layer, out_layer, _ = trace.layers
     for y, name, layer in ((levels.out, "Lᵒᵘᵗ", out_layer), (levels.added, "Lⁱⁿ", in_layer)):
         axes.plot([left, right + 0.07], [y, y], color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0)
         label(axes, right + 0.14, y - 0.02, name, size=10.0, ha="left", weight="bold")
-        label(
-            axes,
-            right + 0.14,
-            y + 0.17,
-            f"after layer {layer}" if layer else "the embeddings",
-            size=8.0,
-            ha="left",
-            color=FAINT,
-        )
+        place = f"after layer {layer}" if layer else "the embeddings"
+        label(axes, right + 0.14, y + 0.17, place, size=8.0, ha="left", color=FAINT)
     for i, text in enumerate(("each chunk writes its", "keys and values and", "reads those before it")):
         label(axes, right + 0.14, levels.layers + 0.13 + 0.15 * i, text, size=7.5, ha="left", color=FAINT)
 
 
 def draw_gutter(axes: Axes, trace: ThoughtTrace, levels: Levels) -> None:
-    """Names of the rows, and the KV cache beside the layers."""
+    """Names of the levels, and the KV cache to the left of the layers."""
     names = (
         (levels.thoughts - 0.3, "thoughts Z", ("a few tokens each, up to an", "end token; faint: nothing to think")),
         (levels.pair + 0.05, "thinker T, compressor C", ("T reads a chunk and says its", "thought, C makes it a state")),
@@ -135,7 +129,8 @@ def draw_gutter(axes: Axes, trace: ThoughtTrace, levels: Levels) -> None:
         for i, remark in enumerate(remarks, 1):
             label(axes, MARGIN, y + 0.03 + 0.15 * i, remark, size=7.0, ha="left", color=FAINT)
     slots = len(trace.thoughts) * trace.chunk
-    middle, x = levels.layers + LAYERS / 2, MARGIN + 0.3
+    middle = levels.layers + LAYERS / 2
+    x = MARGIN + 0.3
     parts = [(BLUE, 0.6 / min(len(trace.chunks) - 1, 12))] * min(len(trace.chunks) - 1, 12)
     cylinder(axes, x, middle - 0.32, 0.56, parts)
     label(axes, x + 0.38, middle - 0.14, "KV cache", ha="left", weight="bold")
@@ -151,7 +146,7 @@ def draw_stream(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels)
     is_last = column.chunk == len(trace.thoughts)
     lines = token_lines(trace, column.chunk)
     height = len(lines) * CHIP_LINE + 0.12
-    box(axes, column.left, levels.tokens, INNER, height, "white")
+    box(axes, Rect(column.left, levels.tokens, INNER, height), "white")
     draw_chips(axes, column.middle, levels.tokens + 0.06, lines)
     start = column.chunk * trace.chunk
     name = f"chunk {column.chunk}" + (" (the last)" if is_last else "")
@@ -163,7 +158,7 @@ def draw_stream(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels)
         (levels.first, 0.3, _layers(1, in_layer)),
         (levels.layers, LAYERS, _layers(in_layer + 1, num_layers if is_last else out_layer)),
     ):
-        box(axes, column.left, y, INNER, tall, GREY)
+        box(axes, Rect(column.left, y, INNER, tall), GREY)
         label(axes, column.middle, y + tall / 2, text, size=8.0)
     for start_y, end_y in (
         (levels.tokens, levels.first + 0.3),
@@ -174,17 +169,18 @@ def draw_stream(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels)
 
 
 def draw_state(axes: Axes, trace: ThoughtTrace, before: Column | None, column: Column, levels: Levels) -> None:
-    """The state that a chunk is given, and how it comes from the thought before."""
+    """The state that a chunk is given, and its line from the previous thought."""
     assert column.chunk is not None
-    offset, width, height = STATE
-    x, y = column.left + offset, levels.added
+    x = column.left + STATE.x
+    y = levels.added
     faint = column.chunk == 0 or trace.thoughts[column.chunk - 1].trivial
     plus(axes, column.middle, y, faint=faint)
     name = subscript("S", column.chunk)
-    box(axes, x, y - height / 2, width, height, "white" if faint else BROWN, faint=faint)
+    box(axes, Rect(x, y + STATE.y, STATE.width, STATE.height), "white" if faint else BROWN, faint=faint)
     text = f"{name} = 0" if faint else name
-    label(axes, x + width / 2, y, text, size=6.5 if faint else 9.0, color=FAINT if faint else INK)
-    elbow(axes, [(x + width, y), (x + width, y), (column.middle - 0.09, y)], faint=faint)
+    label(axes, x + STATE.width / 2, y, text, size=6.5 if faint else 9.0, color=FAINT if faint else INK)
+    end = x + STATE.width
+    elbow(axes, [(end, y), (end, y), (column.middle - 0.09, y)], faint=faint)
     if before is None:
         return
     lane = column.x + 0.05
@@ -196,26 +192,29 @@ def draw_state(axes: Axes, trace: ThoughtTrace, before: Column | None, column: C
 
 
 def draw_thought(axes: Axes, trace: ThoughtTrace, column: Column, after: Column | None, levels: Levels) -> None:
-    """T and C over a chunk, and the thought over both."""
+    """T and C above a chunk, and the thought above both."""
     assert column.chunk is not None
     thought = trace.thoughts[column.chunk]
     faint = thought.trivial
     lines = chip_lines(thought_chips(thought), INNER - 0.1)
     height = len(lines) * CHIP_LINE + 0.1
-    said, written = column.left + 0.32, column.left + INNER - 0.32
+    said = column.left + 0.32
+    written = column.left + INNER - 0.32
     width = INNER * 0.62 if faint else INNER
-    box(axes, column.middle - width / 2, levels.thoughts - height, width, height, "white", faint=faint)
+    box(axes, Rect(column.middle - width / 2, levels.thoughts - height, width, height), "white", faint=faint)
     draw_chips(axes, column.middle, levels.thoughts - height + 0.05, lines)
-    name = subscript("Z", column.chunk)
     label(
-        *(axes, column.middle, levels.thoughts - height - 0.12, name),
+        axes,
+        column.middle,
+        levels.thoughts - height - 0.12,
+        subscript("Z", column.chunk),
         size=8.0 if faint else 10.0,
         weight="normal" if faint else "bold",
         color=FAINT if faint else INK,
     )
     for x, letter in ((said, "T"), (written, "C")):
         quiet = faint and letter == "C"
-        box(axes, x - 0.28, levels.pair, 0.56, 0.34, "white" if quiet else TEAL, faint=quiet)
+        box(axes, Rect(x - 0.28, levels.pair, 0.56, 0.34), "white" if quiet else TEAL, faint=quiet)
         label(axes, x, levels.pair + 0.17, letter, size=10.0, weight="bold", color=FAINT if quiet else INK)
     arrow(axes, (said, levels.layers), (said, levels.pair + 0.34), colour=INK)
     arrow(axes, (said, levels.pair), (said, levels.thoughts), colour=INK)
@@ -226,10 +225,10 @@ def draw_thought(axes: Axes, trace: ThoughtTrace, column: Column, after: Column 
 
 
 def draw_answer(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels) -> None:
-    """What the model goes on with after the last chunk."""
+    """The text that the model continues with after the last chunk."""
     lines = chip_lines(answer_chips(trace), INNER - 0.1)
     height = len(lines) * CHIP_LINE + 0.1
-    box(axes, column.left, levels.thoughts - height, INNER, height, "white")
+    box(axes, Rect(column.left, levels.thoughts - height, INNER, height), "white")
     draw_chips(axes, column.middle, levels.thoughts - height + 0.05, lines)
     label(axes, column.middle, levels.thoughts - height - 0.12, "the answer", size=9.0, weight="bold")
     arrow(axes, (column.middle, levels.layers), (column.middle, levels.thoughts), colour=INK)

@@ -1,19 +1,24 @@
-"""Draws the windows of a trace: a column per stage, a line per token; in inches, y downwards."""
+"""Draws windows of a trace, a column per stage and a line per token, and saves the picture; in inches, y downwards."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from detspec.traces.windows import Trace, TraceWindow, shown_tokens
+from detspec.errors import InputError
+from detspec.traces.windows import Trace, TraceWindow, default_windows
+from detspec.viz.saving import save_figure
 from detspec.viz.shapes import (
     BLUE,
     FAINT,
     GREEN,
     GREY,
+    MARK_COLOURS,
     RED,
     YELLOW,
+    Rect,
     arrow,
     block,
     canvas,
@@ -21,17 +26,18 @@ from detspec.viz.shapes import (
     draw_legend,
     label,
     printable,
+    subscript,
+    with_gaps,
 )
 
 COLUMN, GAP, MARGIN, LINE = 2.25, 0.8, 0.4, 0.31
 CYLINDER_TOP, CYLINDER_BODY, CYLINDER_WINDOW = 0.74, 0.5, 0.72  # its rim below a window's top, its blue and its coloured part
 TOKEN_CHARS = 11
-
-MARK_COLOURS = {"✓": "#2e8b2e", "✗": "#c62828"}
+MAX_LINES = 18  # a longer window leaves out runs of tokens
 
 
 class Cell(NamedTuple):
-    """One token in one column: how its block looks, and the tick or cross beside it."""
+    """One token in one column: how its block looks, and the mark next to it."""
 
     colour: str
     name: str
@@ -50,8 +56,24 @@ MEANINGS = (
 )
 
 
-def draw_trace(trace: Trace, windows: Sequence[int]) -> Figure:
-    """The windows of those indices, one below the other, under the trace's title and over a legend."""
+def save_trace(trace: Trace, path: str | Path, windows: Sequence[int] | None = None) -> list[Path]:
+    """Writes `path.svg` (the same bytes for the same trace) and `path.png`; returns both paths. Needs no display."""
+    return save_figure(trace_figure(trace, windows), path)
+
+
+def trace_figure(trace: Trace, windows: Sequence[int] | None = None) -> Figure:
+    """Draws the windows of those indices below each other, with the trace's title and a legend.
+
+    The default is the first window in which all drafted tokens were accepted, and the first with a rollback.
+
+    Raises:
+        InputError: there is no such window.
+    """
+    windows = default_windows(trace) if windows is None else windows
+    if not windows:
+        raise InputError("the trace has no window to draw")
+    if missing := [index for index in windows if not 0 <= index < len(trace.windows)]:
+        raise InputError(f"the trace has windows 0 to {len(trace.windows) - 1}, asked for {missing[0]}")
     heights = [window_height(trace.windows[index]) for index in windows]
     figure, axes = canvas(2 * MARGIN + 4 * COLUMN + 3 * GAP, 0.6 + sum(heights) + 0.5)
     label(axes, MARGIN, 0.33, trace.title, size=min(11.0, 1375.0 / max(len(trace.title), 1)), ha="left", weight="bold")
@@ -63,13 +85,25 @@ def draw_trace(trace: Trace, windows: Sequence[int]) -> Figure:
     return figure
 
 
+def shown_tokens(window: TraceWindow) -> list[int | None]:
+    """Which of T0 ... T_W get a line; None stands for a run left out.
+
+    A long window keeps its beginning, its end and the tokens around its last accepted one.
+    """
+    last = len(window.targets)
+    if last < MAX_LINES:
+        return list(range(last + 1))
+    near = range(window.accepted - 3, window.accepted + 4)
+    return with_gaps(sorted(i for i in {*range(5), *near, last - 2, last - 1, last} if 0 <= i <= last))
+
+
 def window_height(window: TraceWindow) -> float:
-    """Inches that `draw_window` needs."""
+    """The height that `draw_window` takes."""
     return CYLINDER_TOP + CYLINDER_BODY + CYLINDER_WINDOW + 0.75 + LINE * max(len(shown_tokens(window)) + 0.4, 4.4) + 0.85
 
 
 def draw_window(axes: Axes, trace: Trace, index: int, top: float) -> None:
-    """One window below `top`: stage names, caches, tokens and a caption."""
+    """One window from `top` down: stage names, caches, tokens and a caption."""
     window = trace.windows[index]
     columns = [MARGIN + i * (COLUMN + GAP) for i in range(4)]
     stages = ["Prefill" if index == 0 else f"Prefill and {_count(index, 'window')}", "Decode", "Verify", _outcome(window)]
@@ -93,7 +127,7 @@ def draw_window(axes: Axes, trace: Trace, index: int, top: float) -> None:
 
 
 def draw_caches(axes: Axes, window: TraceWindow, index: int, columns: Sequence[float], top: float) -> None:
-    """Four cylinders: blue is the cache before the window, a slice below it is one slot that the window wrote."""
+    """Four cylinders: blue is the cache before the window, each slice below is one slot that the window wrote."""
     kept = window.length_after - window.length_before
     rejected = window.length_verified - window.length_after
     runs: tuple[tuple[tuple[str, int], ...], ...] = (
@@ -120,7 +154,7 @@ def draw_caches(axes: Axes, window: TraceWindow, index: int, columns: Sequence[f
 
 
 def slices(runs: Sequence[tuple[str, int]], slot: float) -> list[tuple[str, float]]:
-    """Runs of `(colour, slots)` as parts of a cylinder: one part a slot, or one a run where slots get too thin."""
+    """Runs of `(colour, slots)` as parts of a cylinder: one part per slot, or one per run where slots get too thin."""
     if slot < 0.04:
         return [(colour, number * slot) for colour, number in runs if number]
     return [(colour, slot) for colour, number in runs for _ in range(number)]
@@ -131,8 +165,8 @@ def draw_request(axes: Axes, trace: Trace, index: int, x: float, top: float) -> 
     window = trace.windows[index]
     before = [*trace.prompt, trace.windows[0].last_token, *(token for w in trace.windows[:index] for token in w.committed)]
     tail = printable("".join(before[: window.start]), TOKEN_CHARS, tail=True)
-    block(axes, x, top, COLUMN, LINE, BLUE, "prompt" if index == 0 else "so far", tail)
-    block(axes, x, top + LINE, COLUMN, LINE, BLUE, "T₀", printable(window.last_token, TOKEN_CHARS))
+    block(axes, Rect(x, top, COLUMN, LINE), BLUE, "prompt" if index == 0 else "so far", tail)
+    block(axes, Rect(x, top + LINE, COLUMN, LINE), BLUE, "T₀", printable(window.last_token, TOKEN_CHARS))
     label(
         axes, x + 0.05, top + 2.35 * LINE, f"deterministic request: {_count(window.start, 'token')} and T₀", size=8.0, ha="left"
     )
@@ -143,12 +177,12 @@ def draw_others(axes: Axes, other_rows: int, x: float, y: float) -> None:
     """Grey blocks for the other requests of the batch, four at most, and their number."""
     if other_rows:
         for i in range(min(other_rows, 4)):
-            block(axes, x + i * COLUMN / 4, y, COLUMN / 4, 0.7 * LINE, GREY, "")
+            block(axes, Rect(x + i * COLUMN / 4, y, COLUMN / 4, 0.7 * LINE), GREY, "")
         label(axes, x + 0.05, y + LINE, f"other requests: {other_rows}", size=8.0, ha="left")
 
 
 def draw_tokens(axes: Axes, window: TraceWindow, columns: Sequence[float], top: float) -> None:
-    """The token columns of decode, verify and the outcome, a line per token."""
+    """The token columns under decode, verify and the outcome, a line per token."""
     arrow(axes, (columns[0] + COLUMN, top + 1.5 * LINE), (columns[1] - 0.3, top + LINE / 2))
     label(axes, columns[1] - 0.05, top - 0.1, "position", size=7.0, ha="right", color=FAINT)
     lines = shown_tokens(window)
@@ -162,7 +196,8 @@ def draw_tokens(axes: Axes, window: TraceWindow, columns: Sequence[float], top: 
         drafted, verified, outcome = cells(window, i)
         for x, cell in zip(columns[1:], (drafted, verified, outcome), strict=True):
             if cell:
-                block(axes, x, y, COLUMN, LINE, cell.colour, cell.name, printable(cell.token, TOKEN_CHARS), cell.hatched)
+                text = printable(cell.token, TOKEN_CHARS)
+                block(axes, Rect(x, y, COLUMN, LINE), cell.colour, cell.name, text, hatched=cell.hatched)
                 label(axes, x - 0.05, middle, str(window.start + i), size=7.0, ha="right", color=FAINT)
         if verified and verified.mark:
             colour = MARK_COLOURS[verified.mark]
@@ -176,9 +211,10 @@ def draw_tokens(axes: Axes, window: TraceWindow, columns: Sequence[float], top: 
 def cells(window: TraceWindow, i: int | None) -> tuple[Cell | None, Cell | None, Cell | None]:
     """T_i as it stands in the columns of decode, verify and the outcome."""
     if not i:
-        opening = Cell(BLUE, symbol(0), window.last_token)
+        opening = Cell(BLUE, subscript("T", 0), window.last_token)
         return opening, opening, opening
-    name, target = symbol(i), window.targets[i - 1]
+    name = subscript("T", i)
+    target = window.targets[i - 1]
     drafted = Cell(YELLOW, f"{name}'", window.drafted[i - 1]) if i <= len(window.drafted) else None
     own = i == window.accepted + 1  # the correction or the bonus: verify's own choice
     if i <= window.accepted:
@@ -191,29 +227,25 @@ def cells(window: TraceWindow, i: int | None) -> tuple[Cell | None, Cell | None,
     return drafted, verified, outcome
 
 
-def symbol(i: int) -> str:
-    """T with `i` as a subscript."""
-    return "T" + str(i).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
-
-
 def _outcome(window: TraceWindow) -> str:
     return "Rollback" if window.rolled_back else "No Rollback"
 
 
 def _captions(window: TraceWindow) -> tuple[str, str]:
     """The outcome in a sentence, and what became of the last token."""
-    last = symbol(len(window.committed))
+    last = subscript("T", len(window.committed))
+    accepted = subscript("T", window.accepted)
     if len(window.committed) <= window.accepted:
         return f"{_outcome(window)}: the text ends with {last}", "everything after it is void"
     if window.rolled_back:
         return (
-            f"Rollback: sequence and KV cache restored until the last accepted token {symbol(window.accepted)} "
+            f"Rollback: sequence and KV cache restored until the last accepted token {accepted} "
             f"(length {window.length_verified} → {window.length_after})",
             f"verify's own {last} is committed in place of {last}' and opens the next window",
         )
     return (
         f"No Rollback: sequence and KV after accepting all tokens (including {last})",
-        f"{last} costs nothing extra: verify chose it after {symbol(window.accepted)}; it opens the next window",
+        f"{last} costs nothing extra: verify chose it after {accepted}; it opens the next window",
     )
 
 

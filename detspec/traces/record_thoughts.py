@@ -1,4 +1,4 @@
-"""A prompt read with thoughts, recorded pass by pass as it happens.
+"""A prompt read with thoughts, recorded pass by pass.
 
 The functions are those of the engine (`think_pass`, then the program of `ds.generate`), called one pass at a time, so that
 what a pass was given and what it committed can be looked at.
@@ -44,12 +44,14 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
     Raises:
         InputError: the model does not think, the prompt is unsound or no longer than a chunk, or there is no such source.
     """
-    cfg, thinking, ids = model.cfg, thinking_of(model.cfg), encode_prompt(model, prompt)
+    cfg = model.cfg
+    thinking = thinking_of(cfg)
+    ids = encode_prompt(model, prompt)
     C = thinking.chunk
     if 0 < len(ids) <= C:
         raise InputError(
-            f"the prompt has {len(ids)} tokens, and a thought follows every chunk of {C} but the last: there is none to "
-            f"trace; give a prompt of at least {C + 1} tokens"
+            f"the prompt has {len(ids)} tokens, and a thought follows every chunk of {C} but the last, so there is none to "
+            f"trace: give a prompt of at least {C + 1} tokens"
         )
     schedule = default_schedule(cfg)
     source = source_of(think)
@@ -89,7 +91,7 @@ _pass = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """How far the only row has been read between two passes, on the host."""
+    """How far the only row has been read, between two passes, on the host."""
 
     thoughts: np.ndarray  # [X, M]
     read: int

@@ -1,4 +1,4 @@
-"""Real windows of draft, verify and commit, recorded as they happen.
+"""Real windows of draft, verify and commit, recorded step by step.
 
 The function is the engine's (`dvr_step`), called one step at a time, so that its draft and its verdict can be read.
 """
@@ -49,14 +49,14 @@ def run_trace(
     Args:
         model: weights and tokenizer.
         prompt: text or token ids.
-        sampling: of the request; `max_tokens` beside it counts, and it must be deterministic.
+        sampling: must be deterministic; its `max_tokens` is not used.
         window: `W`, one more than the drafted tokens; a power of two of at least 2.
         max_tokens: most new tokens.
-        other_prompts: further requests in the batch. They change which guesses the fast path makes, not what is committed.
-        draft_params: weights that guess, of the model's shape; the model's own if None.
+        other_prompts: further requests in the batch. They may change what is drafted, but not what is committed.
+        draft_params: weights for drafting, of the model's shape; the model's own if None.
 
     Raises:
-        InputError: a prompt or `window` is unsound, or the request is not deterministic.
+        InputError: a prompt or `window` is invalid, or the request is not deterministic.
     """
     prompts = [prompt, *other_prompts]
     return trace_batch(model, prompts, sampling, window=window, max_tokens=max_tokens, draft_params=draft_params)[0]
@@ -72,15 +72,17 @@ def find_rollback(
     num_rows: int = 16,
     num_batches: int = 2,
 ) -> Trace:
-    """The first real trace, in a fixed order of drafts and seeds, with both a window without and a window with a rollback.
+    """The first real trace with both kinds of window, without and with a rollback, in a fixed order of drafts and seeds.
 
-    `num_batches` batches of `num_rows` requests, `prompts` in turn, are guessed by the model's own fast path, whose guesses
-    rarely fail (on a CPU once in 10^4 to 10^5); then the same by its weights rounded to 8 bits, whose guesses fail now and
-    then, and change nothing that is committed. The title says which it was. If every guess was right, a trace without a
-    rollback is returned: ask `any(window.rolled_back for window in trace.windows)`.
+    1. The model's own fast path drafts `num_batches` batches of `num_rows` requests, with `prompts` in turn. Its drafts are
+       rarely rejected, on a CPU one in 10^4 to 10^5.
+    2. The same batches are drafted by the weights rounded to 8 bits. More drafts are rejected; what is committed is the same.
+
+    The title says which draft it was. If no draft was rejected, the trace returned has no rollback: check
+    `any(window.rolled_back for window in trace.windows)`.
 
     Raises:
-        InputError: a prompt or `window` is unsound; there is no prompt, row or batch.
+        InputError: a prompt or `window` is invalid; there is no prompt, row or batch.
     """
     if len(prompts) == 0 or num_rows < 1 or num_batches < 1:
         raise InputError("find_rollback needs at least one prompt, one row and one batch")
@@ -90,20 +92,22 @@ def find_rollback(
         for batch in range(num_batches):
             sampling = SamplingParams(temperature=temperature, seed=batch * num_rows)
             traces = trace_batch(
-                *(model, requests, sampling),
+                model,
+                requests,
+                sampling,
                 window=window,
                 max_tokens=max_tokens,
                 draft_params=draft_params,
                 draft_name=ROUNDED_NAME if rounded else OWN_NAME,
             )
             both = [trace for trace in traces if {w.rolled_back for w in trace.windows if w.drafted} == {True, False}]
-            if both:  # rather one in which some guesses were right before the first wrong one
+            if both:  # prefer one whose first rollback keeps some drafted tokens
                 return max(both, key=lambda trace: next(w.accepted > 0 for w in trace.windows if w.rolled_back))
     return traces[0]
 
 
 def rounded_params(params: Params, levels: int = 127) -> Params:
-    """`params` with every matrix row rounded to `-levels .. levels` times its own step, as 8-bit weights are; for drafts."""
+    """`params` for drafting, each matrix row rounded to `-levels .. levels` times its own step, as in 8-bit weights."""
 
     def rounded(leaf: jax.Array) -> jax.Array:
         if leaf.ndim < 2:
@@ -125,17 +129,17 @@ def trace_batch(
     draft_params: Params | None = None,
     draft_name: str = "",
 ) -> list[Trace]:
-    """Generates from all `prompts` side by side and records every window of each; see `run_trace`.
+    """Generates from all `prompts` in one batch and records every window of each; see `run_trace`.
 
-    The seed of prompt `b` is `sampling.seed + b`, so that equal prompts give different texts; `draft_name` goes into titles.
+    Prompt `b` has the seed `sampling.seed + b`, so that equal prompts give different texts. Titles name `draft_name`.
     """
     state, each, canonical = _start(model, prompts, sampling, window, max_tokens)
     first = _seen(state)
     windows: list[list[TraceWindow]] = [[] for _ in prompts]
-    weights = (model.params, model.params if draft_params is None else draft_params)
+    drafting = model.params if draft_params is None else draft_params
     before = first
     while before.live.any():
-        state, step = _step(*weights, model.cfg, state, schedule=canonical)
+        state, step = _step(model.params, drafting, model.cfg, state, schedule=canonical)
         after = _seen(state)
         draft, verified = jax.device_get(step)
         for row in np.flatnonzero(before.live).tolist():
@@ -178,7 +182,7 @@ _prefilled = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnam
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a state holds between two steps, on the host."""
+    """The state between two steps, on the host."""
 
     tokens: np.ndarray  # [B, max_len]
     committed: np.ndarray  # [B]
@@ -205,7 +209,8 @@ def _step(
 
 def _window(model: Model, row: int, before: _Seen, draft: Draft, verified: Verified, after: _Seen) -> TraceWindow:
     """What one step did to `row`."""
-    length, committed = int(before.length[row]), int(before.committed[row])
+    length = int(before.length[row])
+    committed = int(before.committed[row])
     num_drafted = int(draft.count[row])
 
     def text(tokens: np.ndarray) -> tuple[str, ...]:
@@ -234,6 +239,6 @@ def encode_prompt(model: Model, prompt: Prompt) -> tuple[int, ...]:
 
 
 def token_text(model: Model, token: int) -> str:
-    """One token as text; its id in angle brackets where it has none, as special tokens do."""
+    """One token as text; its id in angle brackets if it has no text, as special tokens have none."""
     text = "" if model.tokenizer is None else model.tokenizer.decode([token])
     return text or f"<{token}>"

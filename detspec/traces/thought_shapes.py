@@ -1,4 +1,4 @@
-"""What pictures of thoughts are made of: columns of chunks, tokens as chips, states, thoughts; in inches, y downwards."""
+"""Parts of pictures of thoughts: columns of chunks, tokens as chips, states, thoughts; in inches, y downwards."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,15 +6,16 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyBboxPatch
 
-from detspec.traces.thoughts import MAX_COLUMNS, Thought, ThoughtTrace, shown_places
-from detspec.viz.shapes import BLUE, FAINT, INK, arrow, label, printable
+from detspec.traces.thoughts import Thought, ThoughtTrace
+from detspec.viz.shapes import BLUE, FAINT, INK, Rect, arrow, label, printable
 
 BROWN, TEAL, PALE_BLUE = "#e0c09a", "#a9ddd3", "#e6f0fb"
 MARGIN, GUTTER, COLUMN, GAP_COLUMN, RIGHT = 0.4, 1.95, 1.52, 0.7, 1.45
 LEFT_EDGE, INNER = 0.16, 1.32  # where a column's boxes begin, and how wide they are
 CHIP_SIZE, CHIP_CHAR, CHIP_PAD, CHIP_LINE, CHIP_GAP = 6.5, 0.0544, 0.075, 0.23, 0.03
 TOKEN_CHARS = 14
-MAX_TOKENS, MAX_SAID = 32, 12  # drawn of a chunk, and of a thought or an answer
+MAX_COLUMNS = 7  # a longer prompt leaves out a run of chunks in the middle
+MAX_TOKENS, MAX_SAID = 32, 12  # most tokens drawn for a chunk, and for a thought or an answer
 END = "<end>"
 
 
@@ -46,12 +47,24 @@ class Chip(NamedTuple):
 
 def columns_of(trace: ThoughtTrace) -> list[Column]:
     """One column for each chunk that is drawn."""
-    columns, x = [], MARGIN + GUTTER
+    columns = []
+    x = MARGIN + GUTTER
     for chunk in shown_places(len(trace.chunks), MAX_COLUMNS):
         width = GAP_COLUMN if chunk is None else COLUMN
         columns.append(Column(chunk, x, width))
         x += width
     return columns
+
+
+def shown_places(number: int, most: int) -> list[int | None]:
+    """Which of `number` things are drawn: all, or the first and the last with None between for those left out.
+
+    12 things, at most 7: 0 1 2 3 None 10 11
+    """
+    if number <= most:
+        return list(range(number))
+    tail = most // 3
+    return [*range(most - 1 - tail), None, *range(number - tail, number)]
 
 
 def chip_lines(chips: Sequence[Chip], width: float) -> list[list[Chip]]:
@@ -73,61 +86,53 @@ def line_width(line: Sequence[Chip]) -> float:
 def draw_chips(axes: Axes, middle: float, top: float, lines: Sequence[Sequence[Chip]]) -> None:
     """Lines of chips, each centred."""
     for number, line in enumerate(lines):
-        x, y = middle - line_width(line) / 2, top + number * CHIP_LINE
+        x = middle - line_width(line) / 2
+        y = top + number * CHIP_LINE
         for chip in line:
             width = len(chip.text) * CHIP_CHAR + CHIP_PAD
-            box(axes, x, y + 0.015, width, CHIP_LINE - 0.03, chip.colour, faint=chip.faint, rounding=0.03)
+            at = Rect(x, y + 0.015, width, CHIP_LINE - 0.03)
+            box(axes, at, chip.colour, faint=chip.faint, rounding=0.03)
             colour = FAINT if chip.faint else INK
             label(axes, x + width / 2, y + CHIP_LINE / 2, chip.text, size=CHIP_SIZE, mono=True, color=colour)
             x += width + CHIP_GAP
 
 
 def token_lines(trace: ThoughtTrace, chunk: int) -> list[list[Chip]]:
-    """The tokens of a chunk, those of the answer after its last one."""
+    """The tokens of a chunk; the answer follows those of the last one."""
     tokens = first_chips([Chip(text) for text in trace.chunks[chunk]], MAX_TOKENS)
     follow = answer_chips(trace) if chunk == len(trace.thoughts) and trace.answer else []
     return chip_lines([*tokens, *follow], INNER - 0.1)
 
 
 def answer_chips(trace: ThoughtTrace) -> list[Chip]:
-    """The tokens of the answer, of a long one its beginning; an empty one is its end."""
+    """The tokens of the answer, cut if it is long; the end sign if it is empty."""
     return first_chips([Chip(text, BLUE) for text in trace.answer], MAX_SAID) or [Chip(END)]
 
 
 def thought_chips(thought: Thought) -> list[Chip]:
-    """A thought's tokens and its end; of a long one its beginning."""
+    """A thought's tokens and its end; a long one is cut."""
     end = [Chip(END, "white", thought.trivial)] if thought.ended else []
     return [*first_chips([Chip(text, BLUE) for text in thought.tokens], MAX_SAID), *end]
 
 
 def first_chips(chips: Sequence[Chip], most: int) -> list[Chip]:
-    """All of `chips`, or the first of them and a sign that there are more."""
+    """All of `chips`, or the first ones and a sign that there are more."""
     return list(chips) if len(chips) <= most else [*chips[: most - 1], Chip("…", chips[-1].colour)]
 
 
 def thought_text(thought: Thought, max_chars: int) -> str:
-    """A thought on one line, its end only where it is trivial; of a long one its beginning."""
+    """A thought on one line, cut if it is long; a trivial one is its end sign."""
     text = END if thought.trivial else " ".join(token.strip() for token in thought.tokens)
     return printable(text, max_chars).replace("·", " ")
 
 
-def box(
-    axes: Axes,
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    colour: str,
-    *,
-    faint: bool = False,
-    rounding: float = 0.06,
-) -> None:
-    """A rounded box with its upper left corner at `(x, y)`; a faint one has a dashed grey edge."""
+def box(axes: Axes, at: Rect, colour: str, *, faint: bool = False, rounding: float = 0.06) -> None:
+    """A rounded box; a faint one has a dashed grey edge."""
     axes.add_patch(
         FancyBboxPatch(
-            (x, y),
-            width,
-            height,
+            (at.x, at.y),
+            at.width,
+            at.height,
             boxstyle=f"round,pad=0,rounding_size={rounding}",
             facecolor=colour,
             edgecolor=FAINT if faint else INK,
@@ -146,13 +151,8 @@ def plus(axes: Axes, x: float, y: float, *, faint: bool) -> None:
 
 
 def elbow(axes: Axes, points: Sequence[tuple[float, float]], *, faint: bool) -> None:
-    """A line along `points` whose last piece is an arrow."""
+    """A line along `points`; its last piece is an arrow."""
     colour = FAINT if faint else INK
     xs, ys = zip(*points[:-1], strict=True)
     axes.plot(xs, ys, color=colour, linewidth=0.8 if faint else 1.1, linestyle=(0, (3, 2)) if faint else "-")
     arrow(axes, points[-2], points[-1], colour=colour)
-
-
-def subscript(name: str, number: int) -> str:
-    """`name` with `number` as a subscript."""
-    return name + str(number).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))

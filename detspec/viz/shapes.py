@@ -1,7 +1,7 @@
-"""What pictures are made of: a token block, a KV cache as a cylinder, arrows, labels; in inches, y downwards."""
+"""Parts of pictures: token blocks, KV caches as cylinders, arrows, labels; in inches, y downwards."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,13 +12,23 @@ from matplotlib.patches import Ellipse, FancyArrowPatch, FancyBboxPatch, Polygon
 BLUE, YELLOW, GREEN, RED, GREY = "#9dc3f0", "#ffe08a", "#b9e6a5", "#f5b0a8", "#d3d3d3"
 INK, FAINT = "#222222", "#777777"
 HATCH, HATCH_INK = "xxxx", "#4d7f3c"
+MARK_COLOURS = {"✓": "#2e8b2e", "✗": "#c62828"}
 SANS, MONO = "DejaVu Sans", "DejaVu Sans Mono"  # matplotlib brings both along
 
 ESCAPES = {"\n": "⏎", " ": "·", "\t": "\\t", "\r": "\\r"}
 
 
+class Rect(NamedTuple):
+    """A place in a picture: upper left corner, width and height in inches."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty figure of `width` by `height` inches whose one axes counts in inches from the upper left corner."""
+    """An empty figure of `width` by `height` inches; its one axes counts inches from the upper left corner."""
     figure = Figure(figsize=(width, height), facecolor="white")
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set(xlim=(0.0, width), ylim=(height, 0.0))
@@ -32,23 +42,12 @@ def label(axes: Axes, x: float, y: float, text: str, *, size: float = 9.0, mono:
     axes.text(x, y, text, family=MONO if mono else SANS, size=size, parse_math=False, **style)
 
 
-def block(
-    axes: Axes,
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    colour: str,
-    symbol: str,
-    token: str = "",
-    hatched: bool = False,
-    size: float = 9.0,
-) -> None:
-    """A rounded box with its upper left corner at `(x, y)`: `symbol` on the left, the token's text on the right."""
+def block(axes: Axes, at: Rect, colour: str, symbol: str, token: str = "", *, hatched: bool = False, size: float = 9.0) -> None:
+    """A rounded box: `symbol` on the left, the token's text on the right."""
     box = FancyBboxPatch(
-        (x + 0.03, y + 0.03),
-        width - 0.06,
-        height - 0.06,
+        (at.x + 0.03, at.y + 0.03),
+        at.width - 0.06,
+        at.height - 0.06,
         boxstyle="round,pad=0.02,rounding_size=0.06",
         facecolor=colour,
         edgecolor=HATCH_INK if hatched else INK,
@@ -57,9 +56,10 @@ def block(
     )
     axes.add_patch(box)
     backing = {"facecolor": colour, "edgecolor": "none", "pad": 1.2} if hatched else None
-    label(axes, x + 0.12, y + height / 2, symbol, size=size, ha="left", weight="bold", bbox=backing)
+    middle = at.y + at.height / 2
+    label(axes, at.x + 0.12, middle, symbol, size=size, ha="left", weight="bold", bbox=backing)
     if token:
-        label(axes, x + width - 0.12, y + height / 2, token, size=size, ha="right", mono=True, bbox=backing)
+        label(axes, at.x + at.width - 0.12, middle, token, size=size, ha="right", mono=True, bbox=backing)
 
 
 def swatch(axes: Axes, x: float, y: float, colour: str, hatched: bool) -> None:
@@ -71,11 +71,12 @@ def swatch(axes: Axes, x: float, y: float, colour: str, hatched: bool) -> None:
 
 
 def cylinder(axes: Axes, x: float, y: float, width: float, parts: Sequence[tuple[str, float]]) -> None:
-    """A standing cylinder, its upper rim centred at `(x, y)`, made of `(colour, height)` parts from top to bottom.
+    """A standing cylinder with its upper rim centred at `(x, y)`; `parts` are `(colour, height)` from top to bottom.
 
-    Parts are drawn from the lowest up, each with a bulging lower edge, so that an upper part overlaps the one below it.
+    The lowest part is drawn first. Each has a bulging lower edge, so an upper part overlaps the one below it.
     """
-    half, rim = width / 2, 0.09
+    half = width / 2
+    rim = 0.09
     angle = np.linspace(0.0, np.pi, 40)
     bottom = y + sum(height for _, height in parts)
     for colour, height in reversed(parts):
@@ -89,7 +90,7 @@ def cylinder(axes: Axes, x: float, y: float, width: float, parts: Sequence[tuple
 def arrow(
     axes: Axes, start: tuple[float, float], end: tuple[float, float], *, strong: bool = False, colour: str = FAINT
 ) -> None:
-    """An arrow from `start` to `end`; a strong one leads from stage to stage, a faint one from token to token."""
+    """An arrow from `start` to `end`; a strong one connects stages, a faint one tokens."""
     axes.add_patch(
         FancyArrowPatch(
             start,
@@ -104,7 +105,7 @@ def arrow(
 
 
 def printable(text: str, max_chars: int, *, tail: bool = False) -> str:
-    """`text` on one line in characters the font has: `"\\n x"` becomes `"⏎·x"`; if too long its beginning, or its `tail`."""
+    """`text` on one line in characters of the font: `"\\n x"` gives `"⏎·x"`. A long text keeps its beginning, or its `tail`."""
     charmap = get_font(findfont(MONO)).get_charmap()
     shown = "".join(ESCAPES.get(c, c if c.isprintable() and ord(c) in charmap else f"\\u{ord(c):04x}") for c in text)
     if len(shown) <= max_chars:
@@ -112,9 +113,22 @@ def printable(text: str, max_chars: int, *, tail: bool = False) -> str:
     return "…" + shown[1 - max_chars :] if tail else shown[: max_chars - 1] + "…"
 
 
+def subscript(name: str, number: int) -> str:
+    """`name` with `number` as a subscript."""
+    return name + str(number).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
+
+
 def draw_legend(axes: Axes, x: float, top: float, entries: Sequence[tuple[str, str, bool]]) -> None:
-    """What the colours mean, in a line from `x` on: colour, meaning and whether it is hatched of each."""
+    """One line of `(colour, meaning, hatched)` entries, from `x` on."""
     for colour, meaning, hatched in entries:
         swatch(axes, x, top, colour, hatched)
         label(axes, x + 0.36, top + 0.09, meaning, size=8.5, ha="left")
         x += 0.72 + 0.066 * len(meaning)
+
+
+def with_gaps(kept: Sequence[int]) -> list[int | None]:
+    """Rising indices with None where some are left out: 0 1 5 6 gives 0 1 None 5 6."""
+    lines: list[int | None] = []
+    for previous, index in zip([-1, *kept], kept, strict=False):
+        lines += [index] if index == previous + 1 else [None, index]
+    return lines

@@ -1,1 +1,1 @@
-"""The replication of Thinking States (arXiv 2602.08332) at small scale: what is trained, what is measured, and its report."""
+"""Thinking States (arXiv 2602.08332) repeated at small scale: trainings, measurements and their report."""

@@ -1,4 +1,4 @@
-"""How long an answer takes: thoughts while reading beside a chain of thought after it, on one backbone and one machine."""
+"""The time to an answer: thoughts while reading compared with a chain of thought after it, on one backbone and machine."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -18,15 +18,15 @@ from replications.thinking_states.prefill import reading_counters
 from replications.thinking_states.prompts import decode, draw_problems, prompts_of, read_prompts, ready_state
 from replications.thinking_states.turns import Prepare, time_by_turns
 
-PREFILL_WINDOW = 16  # of a prompt that is read without thoughts
+PREFILL_WINDOW = 16  # for a prompt that is read without thoughts
 
 
 class Setting(NamedTuple):
-    """One way to come to an answer; all decode one canonical token of each row a pass."""
+    """One way to an answer; all decode one canonical token per row and pass."""
 
     arm: str  # "thinking" or "cot"
-    chunks: int  # of a prompt in a pass that reads, with trivial guesses from the second on; 0 for a chain of thought
-    rows: int  # of a pass that reads
+    chunks: int  # chunks of a prompt in a reading pass, with trivial guesses from the second on; 0 for a chain of thought
+    rows: int  # rows of a reading pass
 
     @property
     def label(self) -> str:
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(batch: int, chunk: int) -> list[Setting]:
-    """What is tried at one batch size; the fastest of each arm is what counts."""
+    """The settings of one batch size; the fastest of each arm counts."""
     thinking = [Setting("thinking", chunks, chunks * batch * chunk) for chunks in (1, 2)]
     return [*thinking, Setting("cot", 0, max(batch * chunk, 64))]
 
@@ -44,18 +44,18 @@ def settings_of(batch: int, chunk: int) -> list[Setting]:
 def answer_times(
     thinking: Model, cot: Model, *, num_ops: int, batches: Sequence[int], repeats: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Every setting of both arms at each batch size, by turns within this process.
+    """Every setting of both arms at each batch size, in turn within this process.
 
     Args:
         thinking, cot: models of the two arms, trained on `Parity`.
-        num_ops: operations of the problems.
+        num_ops: operations of a problem.
         batches: how many problems are answered together.
-        repeats: rounds, of which medians are given.
-        seed: of the problems.
+        repeats: rounds; the result has medians.
+        seed: problems are drawn from it.
 
     Returns:
-        For each the milliseconds from the prompts to the last token, those of them until the prompts are read, and the rest;
-        new tokens, passes and rounds; the share of right answers.
+        For each setting the milliseconds from the prompts to the last token, and their split into reading and decoding; the
+        numbers of new tokens, passes and rounds; the share of right answers.
     """
     models = {"thinking": thinking, "cot": cot}
     found = []
@@ -88,8 +88,9 @@ def answer_times(
 
 
 def counters(state: GenState, answers: Sequence[int]) -> dict[str, float]:
-    """New tokens of a row, and how many rows have their answer before their end; passes and rounds of a model that thinks."""
-    tokens, committed = np.asarray(state.tokens), np.asarray(state.committed)
+    """Means over rows: new tokens, right answers, and for a model that thinks rounds and passes."""
+    tokens = np.asarray(state.tokens)
+    committed = np.asarray(state.committed)
     prompt_len = np.asarray(state.sampling.prompt_len)
     right = [tokens[b, committed[b] - 2] == answer for b, answer in enumerate(answers)]
     read = {"rounds": 0.0, "passes": 0.0} if state.reading is None else reading_counters(state)
@@ -104,7 +105,8 @@ def continuations_of(problems: Sequence[Problem], arm: str) -> list[list[int]]:
 def _prepare(model: Model, prompts: Sequence[Sequence[int]], setting: Setting, max_tokens: int, until: str) -> Prepare:
     schedule = chosen_schedule(None, model.cfg)
     window = PREFILL_WINDOW if setting.arm == "cot" else thinking_of(model.cfg).chunk
-    reads, decodes = schedule.with_budget(setting.rows, window), schedule.with_budget(len(prompts), 1)
+    reads = schedule.with_budget(setting.rows, window)
+    decodes = schedule.with_budget(len(prompts), 1)
 
     def prepare() -> Any:
         state = ready_state(model, prompts, max_tokens=max_tokens, schedule=reads)

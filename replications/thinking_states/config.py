@@ -1,8 +1,13 @@
-"""The trainings of the replication of Thinking States, by name; all of them, and the measurements on them, by one command.
+"""The trainings of the replication by name, each a config for `detspec train`.
 
-python scripts/replicate_thinking_states.py                              everything, in two processes
-detspec train --config configs/replication.py:parity-thinking-0          one run, as that command starts it
+python -m replications.thinking_states                                                    everything, in two processes
+detspec train --config replications/thinking_states/config.py:parity-thinking-0           one run, as that command trains it
 """
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # the `detspec` command does not search the repository's root
 
 from replications.thinking_states.runs import get_config
 

@@ -1,4 +1,4 @@
-"""Thoughts that are forced: a wrong one in the middle of a prompt must turn the answer, or nobody uses them."""
+"""Forced thoughts: a wrong one in the middle of a prompt must change the answer, else the model does not use thoughts."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -29,14 +29,14 @@ def forced_flips(model: Model, *, num_ops: Sequence[int], num_problems: int, see
 
     Args:
         model: trained on `Parity`, in the arm "thinking".
-        num_ops: operations of the problems.
-        num_problems: drawn for each of `num_ops`; those without a side among their thoughts are left out.
-        seed: of the problems.
+        num_ops: operations of a problem.
+        num_problems: problems drawn for each of `num_ops`; those without heads or tails among their thoughts are left out.
+        seed: problems are drawn from it.
 
     Returns:
-        For each of `num_ops`: "problems" that count; "right", the share answered rightly when nothing is forced; "flipped",
-        the share whose answer changes when each side in the middle thought is the other one; "flipped_by_own", the same when
-        the middle thought is forced to be what it is anyhow: 0, or forcing itself is at fault.
+        For each of `num_ops`: "problems", the number that count; "right", the share of right answers when nothing is forced;
+        "flipped", the share of answers that change when heads and tails are exchanged in the middle thought; "flipped_by_own",
+        the same when the middle thought is forced to be the model's own, which must be 0.
     """
     drawn = {n: draw_problems(Parity(), num_ops=n, number=num_problems, seed=seed) for n in num_ops}
     prompts = {n: prompts_of(Parity(), problems, "thinking") for n, problems in drawn.items()}
@@ -45,13 +45,15 @@ def forced_flips(model: Model, *, num_ops: Sequence[int], num_problems: int, see
 
 
 def _flips(model: Model, prompts: Sequence[Sequence[int]], problems: Sequence[Problem], max_len: int) -> dict[str, Any]:
-    tokenizer, num_problems = tokenizer_of(Parity()), len(problems)
+    tokenizer = tokenizer_of(Parity())
+    num_problems = len(problems)
     schedule = chosen_schedule(None, model.cfg)
     start = partial(ready_state, model, prompts, max_tokens=MAX_TOKENS, max_len=max_len, schedule=schedule)
     answer = partial(decode, model.params, model.cfg, schedule=schedule.with_budget(num_problems, 1))
     free = answer(read_prompts(model.params, model.cfg, start(), schedule=schedule))
     assert free.reading is not None
-    thoughts, end = np.asarray(free.reading.thoughts), np.asarray(free.reading.end)
+    thoughts = np.asarray(free.reading.thoughts)
+    end = np.asarray(free.reading.end)
     heads, tails = (tokenizer.encode(side).ids[0] for side in SIDES)
     has_side = ((thoughts == heads) | (thoughts == tails)).any(2) & (np.arange(thoughts.shape[1]) < end[:, None])
     place = np.array([middle(there) for there in has_side])
@@ -82,14 +84,14 @@ def _flips(model: Model, prompts: Sequence[Sequence[int]], problems: Sequence[Pr
 def read_forced(
     params: Params, cfg: ModelConfig, state: GenState, place: jax.Array, thoughts: jax.Array, *, schedule: Schedule
 ) -> GenState:
-    """Reads the prompts of all rows, with the thought after one chunk of each committed unverified, whatever the model thinks.
+    """Reads the prompts of all rows; the thought after one chunk of each is the given one, committed unverified.
 
     Args:
         params, cfg: a model that thinks.
         state: rows that have read nothing.
-        place: `[B]` int32, the chunk, one that a thought follows.
-        thoughts: `[B, M]` int32, what is thought after it.
-        schedule: of the canonical passes.
+        place: `[B]` int32, a chunk that a thought follows.
+        thoughts: `[B, M]` int32, the thought after it.
+        schedule: the schedule of the canonical passes.
     """
     assert state.reading is not None
     end = state.reading.end
@@ -106,6 +108,6 @@ def read_forced(
 
 
 def middle(there: np.ndarray) -> int:
-    """The middle one of the places where `there [X]` is True, -1 if it nowhere is."""
+    """The middle one of the places where `there [X]` is True; -1 if there is none."""
     (places,) = np.nonzero(there)
     return int(places[len(places) // 2]) if len(places) else -1

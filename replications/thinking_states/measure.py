@@ -1,4 +1,4 @@
-"""What the replication runs, in order: trainings, then measurements on what they exported; and one of them in this process."""
+"""The runs of the replication in order: trainings, then measurements on the exported models; `perform` executes one."""
 
 import dataclasses
 import json
@@ -18,12 +18,14 @@ from replications.thinking_states.prefill import prefill_times, rounds_by_sparsi
 from replications.thinking_states.runs import QUICK, get_config, trainings
 from replications.thinking_states.step_time import step_times
 
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "replications/thinking_states/config.py"
 QUICK_TRAININGS = ("parity-thinking-0", "parity-cot-0")
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One measurement: `function(*models, **settings)`; `quick` are the settings that differ in a trial."""
+    """One measurement: `function(*models, **settings)`; `quick` holds the settings that differ in a trial."""
 
     function: Callable[..., Any]
     models: tuple[str, ...]
@@ -77,9 +79,10 @@ MEASUREMENTS = {
 
 
 def all_runs(*, quick: bool, only: Sequence[str] = ()) -> list[Run]:
-    """Everything in the order it should begin: what others need, what needs it and can run beside others, what is timed last.
+    """All runs in the order in which they should begin.
 
-    With `only` these runs and those whose models they measure; `InputError` for a name that there is not.
+    First the trainings that measurements need, then measurements that share the machine, then the other trainings, last the
+    timed measurements. `only` selects runs and the trainings whose models they measure; `InputError` for an unknown name.
     """
     measured = [Run(name, models_of(one, quick=quick), one.alone) for name, one in MEASUREMENTS.items()]
     needed = {name for run in measured for name in run.needs}
@@ -93,13 +96,14 @@ def all_runs(*, quick: bool, only: Sequence[str] = ()) -> list[Run]:
 
 
 def models_of(measurement: Measurement, *, quick: bool) -> tuple[str, ...]:
-    """The runs whose models are measured; a trial has trained no sparse one."""
+    """The runs whose models are measured; a trial trains no sparse one."""
     return tuple("parity-thinking-0" if quick and name == "sparse" else name for name in measurement.models)
 
 
-def perform(name: str, *, workdir: Path, config_file: Path, quick: bool) -> None:
+def perform(name: str, *, workdir: Path, quick: bool) -> None:
     """Executes the run called `name` in this process and leaves its result in `workdir/NAME`."""
-    began, cpu_began = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    cpu_began = time.process_time()
     folder = workdir / name
     if name in MEASUREMENTS:
         one = MEASUREMENTS[name]
@@ -107,21 +111,21 @@ def perform(name: str, *, workdir: Path, config_file: Path, quick: bool) -> None
         models = [load(workdir / needed / "export") for needed in models_of(one, quick=quick)]
         result = {"models": list(models_of(one, quick=quick)), "settings": settings, "found": one.function(*models, **settings)}
     else:
-        result = trained(name, folder, config_file, quick=quick)
+        result = trained(name, folder, quick=quick)
     took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
     write_result(folder, {"name": name, **took, "fingerprint": fingerprint(), **result})
 
 
-def trained(name: str, folder: Path, config_file: Path, *, quick: bool) -> dict[str, Any]:
+def trained(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     """Trains the run called `name`, as `detspec train` does."""
     arm = f"{QUICK}{name}" if quick else name
     config = get_config(arm)
     began = time.process_time()
-    train(f"{config_file}:{arm}", workdir=folder, progress=False)
+    train(f"{ROOT / CONFIG}:{arm}", workdir=folder, progress=False)
     accuracy = json.loads((folder / "accuracy.json").read_text(encoding="utf-8"))
     last = [line for line in read_log(folder / "log.jsonl") if "loss" in line][-1]
     return {
-        "command": f"detspec train --config configs/{config_file.name}:{arm}",
+        "command": f"detspec train --config {CONFIG}:{arm}",
         "training_cpu_seconds": time.process_time() - began,
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
         "task": type(config.task).__name__,

@@ -1,4 +1,4 @@
-"""Runs as processes of one core each: what is done is kept, so that a pool that was stopped goes on where it was."""
+"""Runs as processes of one core each. Results are kept, so that a pool that was stopped continues."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
-# A step's temporaries are allocated anew each time: 42,000 page faults, 40 % of a small training step, with pages of 4 KiB.
+# Each step allocates its temporaries again: with pages of 4 KiB 42,000 page faults, 40 % of a small training step.
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 RESULT, OUTPUT = "result.json", "output.txt"
 POLL_S = 0.1
@@ -22,9 +22,9 @@ class Run:
     """One process.
 
     Attributes:
-        name: of the run and of its folder.
+        name: the name of the run and of its folder.
         needs: runs whose results it reads.
-        alone: it measures time: nothing else runs beside it, and it comes last.
+        alone: it measures time, so it runs last and by itself.
     """
 
     name: str
@@ -48,10 +48,10 @@ def run_all(
 
     Args:
         runs: in the order they should begin.
-        command: what a run's process executes; it leaves `workdir/NAME/result.json`.
-        workdir: a folder for each run, with what it printed.
-        width: processes at a time; each gets a core of its own where the system lets us choose.
-        listener: told how many are done and the names of those that run, whenever that changes.
+        command: arguments for Python; the process leaves `workdir/NAME/result.json`.
+        workdir: holds a folder for each run, with its output.
+        width: processes at a time, each on a core of its own where the system allows it.
+        listener: called with the number of finished runs and the names of running ones, whenever they change.
 
     Raises:
         RunFailed: a process failed; the others are ended.
@@ -84,7 +84,7 @@ def run_all(
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    """Writes the result of the run in `folder`, whole or not at all."""
+    """Writes the result of the run in `folder` atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / "result.tmp"
     temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -108,7 +108,7 @@ def _next(waiting: Sequence[Run], done: set[str], running: Sequence[Run], width:
 
 
 def _start(command: Sequence[str], folder: Path, slot: int | None) -> subprocess.Popen[bytes]:
-    """Starts a process on the core of `slot`; without one it is alone, and compiles on all."""
+    """Starts a process on the core of `slot`; without a slot it runs alone, on all cores."""
     folder.mkdir(parents=True, exist_ok=True)
     flags = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
     tunables = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), HUGE_PAGES)))

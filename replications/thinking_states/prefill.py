@@ -1,9 +1,9 @@
-"""Speculative prefill: how many rounds and passes each source of guesses needs by sparsity, and how long they take.
+"""Speculative prefill: rounds, passes and times of each source of guesses, by sparsity.
 
 sequential pass    one chunk of each row a pass, nothing guessed
-trivial            guesses that nothing more is thought (the published speculation)
-sequential         guesses by reading ahead on the cheapest shape
-recorded           guesses that are right: the thoughts of an earlier reading of the same prompt
+trivial            all thoughts are guessed to be trivial (the published speculation)
+sequential         a cheap pass reads ahead, chunk by chunk
+recorded           right guesses: the thoughts of an earlier reading of the same prompt
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,10 @@ SOURCES = ("trivial", "sequential", "recorded")
 def rounds_by_sparsity(
     model: Model, *, fillers: Sequence[float], num_ops: int, num_problems: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Means over `num_problems` prompts read one at a time, for each share of fillers: the prompt's chunks and thoughts that
-    are not trivial; and for each of `SOURCES` rounds (wrong guesses and one more), passes, and the share of right guesses.
+    """Means over `num_problems` prompts, read one at a time, for each share of fillers.
+
+    Counted are a prompt's chunks and its thoughts that are not trivial, and for each of `SOURCES` the rounds (one more than
+    wrong guesses), the passes, and the share of right guesses.
     """
     schedule = chosen_schedule(None, model.cfg)
     found = []
@@ -38,7 +40,8 @@ def rounds_by_sparsity(
         problems = draw_problems(Parity(filler=filler), num_ops=num_ops, number=num_problems, seed=seed)
         prompts = prompts_of(Parity(), problems, "thinking")
         counted: dict[str, list[dict[str, float]]] = {source: [] for source in SOURCES}
-        chunks, thoughts = [], []
+        chunks = []
+        thoughts = []
         for prompt in prompts:
             recorded = None
             for source in SOURCES:
@@ -61,14 +64,14 @@ def rounds_by_sparsity(
 def prefill_times(
     model: Model, *, filler: float, num_ops: int, rows: Mapping[int, Sequence[int]], repeats: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Milliseconds of reading long sparse prompts, by turns, for each number of prompts and of token rows in a pass.
+    """Milliseconds of reading long sparse prompts, in turn, for each number of prompts and of rows in a pass.
 
     Args:
         model: one that thinks.
-        filler, num_ops: of the problems, `Parity(filler)`.
-        rows: for each batch size, the budgets that speculation is tried with. One chunk of each prompt makes a sequential pass.
-        repeats: rounds; medians are given.
-        seed: of the problems.
+        filler, num_ops: the problems are `Parity(filler)` of `num_ops` operations.
+        rows: for each batch size, the rows of a pass that speculation is tried with.
+        repeats: rounds; the result has medians.
+        seed: problems are drawn from it.
     """
     found = []
     for batch, budgets in rows.items():

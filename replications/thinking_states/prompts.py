@@ -48,7 +48,7 @@ def ready_state(
     """The state of `prompts`, greedy, nothing read.
 
     Args:
-        model: that reads them.
+        model: the model that reads them.
         prompts: token ids.
         max_tokens: at most so many new ones.
         schedule: that it is read by.
@@ -73,7 +73,7 @@ def draft_thoughts(params: Params, cfg: ModelConfig, state: GenState, *, schedul
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 def read_prompts(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
-    """Everything before the first new token: thoughts, where the model thinks, then the rest of the prompts."""
+    """Everything before the first new token: the thoughts of a model that thinks, then the rest of the prompts."""
     if state.reading is not None:
         state = think_prompt(params, cfg, state, schedule=schedule)
     return prefill(params, cfg, state, schedule=schedule)

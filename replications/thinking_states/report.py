@@ -1,4 +1,4 @@
-"""The report of the replication: the results of all runs as JSON, as tables, and as curves."""
+"""The report of the replication: the results of all runs as JSON, tables and curves."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from detspec.viz.curve import draw_curves
 from replications.thinking_states.pool import Run, read_result
 from replications.thinking_states.tables import document
 
-NAME = "thinking_states"
+NAME = "results"
 CURVES = {
     "parity-thinking": "flips: Thinking States",
     "parity-cot": "flips: chain of thought",
@@ -23,7 +23,7 @@ CURVES = {
 
 
 def write_report(runs: Sequence[Run], *, workdir: Path, out: Path) -> list[Path]:
-    """Writes `thinking_states.json`, `.md` and `.png` into `out` from the results in `workdir`; returns their paths."""
+    """Writes `results.json`, `.md` and `.png` into `out` from the results in `workdir`; returns their paths."""
     out.mkdir(parents=True, exist_ok=True)
     results = {run.name: read_result(workdir / run.name) for run in runs}
     found = {"cores": os.cpu_count(), "seconds": sum(one["seconds"] for one in results.values()), "runs": results}
@@ -42,6 +42,6 @@ def write_report(runs: Sequence[Run], *, workdir: Path, out: Path) -> list[Path]
 
 
 def mean_curve(results: dict[str, dict[str, Any]], kind: str) -> list[tuple[float, float]]:
-    """Accuracy by operations, the mean over the seeds of the runs called `KIND-SEED`."""
+    """Accuracy by operations, the mean over the runs called `KIND-SEED`."""
     curves = [one["accuracy"] for name, one in results.items() if name.rpartition("-")[0] == kind]
     return [(int(n), mean(curve[n] for curve in curves)) for n in (curves[0] if curves else ())]

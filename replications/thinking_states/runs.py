@@ -1,10 +1,10 @@
-"""What the replication trains, each run a config of its own: `detspec train --config configs/replication.py:NAME`.
+"""What the replication trains; each run is a config: `detspec train --config replications/thinking_states/config.py:NAME`.
 
 parity-thinking-0     TASK-ARM-SEED: the arms of one backbone with linear biases; parity-cot-0, two_hop-no_cot-0, ...
-parity-window-0       Thinking States over rotary positions and a sliding window of 16 tokens instead
-chunk-4, loop-2       tokens of a chunk, layers between where states go in and where thoughts are read off
+parity-window-0       Thinking States with rotary positions and a sliding window of 16 tokens instead
+chunk-4, loop-2       other chunk lengths; other numbers of layers from where states go in to where thoughts are read off
 sparse                up to nine of ten operations are fillers
-quick-NAME            the same run so small that it learns nothing, to try the way
+quick-NAME            the same run, so small that it learns nothing: a trial of the steps
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ SEEDS = {
     "two_hop": {"thinking": 1, "cot": 1, "no_cot": 1},
 }
 TESTED = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
-CHUNKS = (2, 4, 16, 32)  # beside the 8 of all other runs
+CHUNKS = (2, 4, 16, 32)  # all other runs have 8
 LOOPS = (1, 2, 3)
 
 BACKBONE = ModelConfig(
@@ -78,7 +78,7 @@ TWO_HOP = dataclasses.replace(
     eval_ops=(1, 2),
     eval_problems=512,
 )
-# A chain of thought has a token for each step besides the question's; it needs more steps to learn to count them.
+# A chain of thought adds a token for each operation, and needs more training steps to learn to count them.
 STEPS = {"thinking": 500, "cot": 1000, "no_cot": 400}
 LENGTHS = {"thinking": 64, "cot": 80, "no_cot": 64}
 
@@ -88,7 +88,7 @@ def get_config(name: str) -> ReasoningConfig:
     runs = trainings()
     plain = name.removeprefix(QUICK)
     if plain not in runs:
-        raise InputError(f"no run {name!r}; there are {', '.join(runs)}, each with {QUICK!r} before it for a trial")
+        raise InputError(f"no run {name!r}; there are {', '.join(runs)}, and each as a trial with {QUICK!r} before its name")
     return runs[plain] if plain == name else quick(runs[plain])
 
 
@@ -118,12 +118,12 @@ def variables(arm: str, seed: int) -> ReasoningConfig:
 
 
 def two_hop(arm: str, seed: int) -> ReasoningConfig:
-    """Questions that join two facts of a world learnt by heart, answered as well for two facts that never met in training."""
+    """Questions that join two memorised facts; the evaluation joins pairs of facts that training never joined."""
     return dataclasses.replace(TWO_HOP, arm=arm, seed=seed)
 
 
 def of_chunk(chunk: int) -> ReasoningConfig:
-    """Coin flips in chunks of `chunk` tokens; a thought holds the steps of as many operations as end in one."""
+    """Coin flips in chunks of `chunk` tokens; a thought holds the steps of all operations that end in its chunk."""
     return dataclasses.replace(
         PARITY,
         thinking=dataclasses.replace(THINKING, chunk=chunk, max_thought=chunk // 4 + 2),
@@ -134,7 +134,7 @@ def of_chunk(chunk: int) -> ReasoningConfig:
 
 
 def of_loop(layers: int) -> ReasoningConfig:
-    """Coin flips with `layers` layers between the place of the states and that of the thoughts."""
+    """Coin flips with `layers` layers from where states are added to where thoughts are read off."""
     return dataclasses.replace(
         PARITY, thinking=dataclasses.replace(THINKING, out_layer=1 + layers), num_steps=300, eval_ops=(10, 40, 100)
     )

@@ -1,4 +1,4 @@
-"""How long a training step takes by its number of chunks: one parallel pass beside a loop through time."""
+"""The time of a training step by its number of chunks: one parallel pass compared with a loop through time."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -28,21 +28,21 @@ Loss = Callable[[Params, ModelConfig, Batch], tuple[jax.Array, dict[str, jax.Arr
 def step_times(
     cfg: ModelConfig, *, shape: tuple[int, int], thought_tokens: int, num_chunks: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
-    """Milliseconds of a whole optimiser step, for each of `num_chunks`, by turns within this process.
+    """Milliseconds of a whole optimiser step, for each of `num_chunks`, in turn within this process.
 
-    The rows and the tokens of all thoughts of a row are held fixed, only where the rows are cut differs: the work is the same
-    but for how far the thinker and the compressor look, and what grows is waiting.
+    Rows and thought tokens per row are fixed; only the cut into chunks differs. So the work is nearly the same, and what grows
+    is the number of dependent steps.
 
     Args:
         cfg: a model that thinks, in float32.
         shape: `(B, T)`, rows and tokens of each.
-        thought_tokens: of a row, shared out among its chunks.
-        num_chunks: of a row; divide `T` and `thought_tokens`.
+        thought_tokens: thought tokens per row, divided among its chunks.
+        num_chunks: numbers of chunks per row; each divides `T` and `thought_tokens`.
         repeats: rounds.
 
     Returns:
-        For each number of chunks the medians "parallel_ms" of `reasoning_loss` and "unrolled_ms" of a loss through time, and
-        the median of their ratios within a round.
+        For each number of chunks the medians "parallel_ms" for `reasoning_loss` and "unrolled_ms" for a loss through time, and
+        the median "ratio" of the two within a round.
     """
     losses: dict[str, Loss] = {"parallel": reasoning_loss, "unrolled": unrolled_loss}
     cases: dict[str, Prepare] = {}
@@ -53,7 +53,8 @@ def step_times(
     seconds = time_by_turns(cases, repeats)
     found = []
     for number in num_chunks:
-        parallel, unrolled = seconds[f"parallel {number}"], seconds[f"unrolled {number}"]
+        parallel = seconds[f"parallel {number}"]
+        unrolled = seconds[f"unrolled {number}"]
         found.append(
             {
                 "chunks": number,
@@ -68,13 +69,13 @@ def step_times(
 
 
 def cut_in(cfg: ModelConfig, length: int, thought_tokens: int, num_chunks: int) -> ModelConfig:
-    """The model with rows of `length` tokens cut in `num_chunks`, each with its share of a row's `thought_tokens`."""
+    """The config with rows of `length` tokens cut into `num_chunks`, each with its share of a row's `thought_tokens`."""
     share = dataclasses.replace(thinking_of(cfg), chunk=length // num_chunks, max_thought=thought_tokens // num_chunks)
     return dataclasses.replace(cfg, thinking=share)
 
 
 def unrolled_loss(params: Params, cfg: ModelConfig, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Cross entropy of the next tokens, through time; thoughts have no part in it."""
+    """Cross entropy of the next tokens, through time; thoughts are not used."""
     tokens, targets, weights = map(jnp.asarray, (batch.tokens[:, :-1], batch.tokens[:, 1:], batch.weights))
     losses = optax.softmax_cross_entropy_with_integer_labels(forward_unrolled(params, cfg, tokens), targets)
     return (losses * weights).sum() / weights.sum(), {}

@@ -5,16 +5,16 @@ from typing import Any
 
 from replications.thinking_states.pool import HUGE_PAGES
 
-TITLES = {"parity": "Coin flips", "variables": "Variables", "two_hop": "Questions of two hops"}
+TITLES = {"parity": "Coin flips", "variables": "Variables", "two_hop": "Two-hop questions"}
 OPERATIONS = {
-    "two_hop": "Operations are hops: 1 asks for a fact of the world, 2 joins two of them in one of the questions, a tenth of "
-    "all, that were held out."
+    "two_hop": "Operations are hops. A question of 1 hop asks for a fact of the world. One of 2 hops joins two facts; a tenth "
+    "of these questions were held out, and only they are asked here."
 }
 Results = dict[str, dict[str, Any]]
 
 
 def document(found: dict[str, Any]) -> str:
-    """The whole page, from what `write_report` gathers."""
+    """The whole page, from the results that `write_report` gathers."""
     results: Results = found["runs"]
     parts = [head(found)]
     parts += [accuracies(results, task) for task in TITLES]
@@ -37,17 +37,17 @@ def head(found: dict[str, Any]) -> str:
     mark = next(iter(found["runs"].values()))["fingerprint"]
     return (
         "# Thinking States, replicated at small scale\n\n"
-        "Made by `python scripts/replicate_thinking_states.py`. Models are trained from scratch; accuracies are of generated "
-        "answers, greedy, right only as a whole. Plain rotary positions do not extrapolate from scratch, with thoughts or "
-        "without, so all arms have linear biases (ALiBi) but where a window is named.\n\n"
-        f"{mark['device_kind']}, {found['cores']} cores, each training on one, in huge pages where glibc has them "
-        f"(`GLIBC_TUNABLES={HUGE_PAGES}`); jax {mark['jax']}, jaxlib {mark['jaxlib']}, detspec {mark['detspec']}; all runs "
-        f"took {found['seconds'] / 60:.1f} minutes of one core."
+        "Made by `python -m replications.thinking_states`. Models are trained from scratch. Accuracy is exact match of the "
+        "greedily generated answer. Models with plain rotary positions, trained from scratch, do not extrapolate, with or "
+        "without thoughts. So all arms have linear biases (ALiBi), except where a window is named.\n\n"
+        f"{mark['device_kind']}, {found['cores']} cores, one for each training, with huge pages where glibc has them "
+        f"(`GLIBC_TUNABLES={HUGE_PAGES}`). jax {mark['jax']}, jaxlib {mark['jaxlib']}, detspec {mark['detspec']}. The times of "
+        f"all runs add up to {found['seconds'] / 60:.1f} minutes."
     )
 
 
 def accuracies(results: Results, task: str) -> str:
-    """Accuracy by operations of all runs of one task."""
+    """Accuracy of all runs of one task, by operations."""
     runs = {name: one for name, one in results.items() if name.startswith(f"{task}-") and "accuracy" in one}
     if not runs:
         return ""
@@ -62,19 +62,19 @@ def accuracies(results: Results, task: str) -> str:
         for name, one in runs.items()
     ]
     notes = [
-        f"Trained on 1 to {first['max_ops']} operations, {first['eval_problems']} problems for each number of operations; "
-        "accuracy in %. CPU seconds hold compilation, training and this evaluation.",
+        f"Trained on 1 to {first['max_ops']} operations. Accuracy in %, on {first['eval_problems']} problems for each number "
+        "of operations. CPU seconds are those of compilation, training and this evaluation.",
         *filter(None, [OPERATIONS.get(task)]),
     ]
     if missed := [name for name, one in runs.items() if one["accuracy"][lengths[0]] < 0.95]:
-        notes.append(f"Below 95 % at {lengths[0]} operations, so not learnt in distribution either: {', '.join(missed)}.")
+        notes.append(f"Below 95 % at {lengths[0]} operations, so not learnt in distribution: {', '.join(missed)}.")
     header = ["run", "steps", "CPU s", *lengths, "mean"]
     return "\n\n".join([f"## {TITLES[task]}", *notes, table(header, rows)])
 
 
 def sweep(results: Results, kind: str) -> str:
-    """Accuracy of short trainings by one setting."""
-    of = {"chunk": "tokens of a chunk", "loop": "layers in the loop"}[kind]
+    """Accuracy of short trainings that differ in one setting."""
+    setting = {"chunk": "tokens of a chunk", "loop": "layers in the loop"}[kind]
     runs = {int(name.split("-")[1]): one for name, one in results.items() if name.startswith(f"{kind}-")}
     if not runs:
         return ""
@@ -85,8 +85,8 @@ def sweep(results: Results, kind: str) -> str:
         for value, one in sorted(runs.items())
     ]
     steps = next(iter(runs.values()))["config"]["num_steps"]
-    note = f"Coin flips, one seed, {steps} steps; accuracy in % by operations."
-    return "\n\n".join([f"## By {of}", note, table([of, "M", "last loss", "CPU s", *lengths], rows)])
+    note = f"Coin flips, one seed, {steps} steps. Accuracy in %, by operations."
+    return "\n\n".join([f"## By {setting}", note, table([setting, "M", "last loss", "CPU s", *lengths], rows)])
 
 
 def forced(result: dict[str, Any]) -> str:
@@ -96,10 +96,11 @@ def forced(result: dict[str, Any]) -> str:
         for one in result["found"]
     ]
     note = (
-        f"Model `{result['models'][0]}`. The thought in the middle of the prompt is committed unverified, with every side in "
-        "it turned; reading goes on behind it. Forced to be what it is anyhow, it must turn no answer."
+        f"Model `{result['models'][0]}`. The thought in the middle of the prompt is committed unverified, with each heads in "
+        "it changed to tails and each tails to heads. Then reading continues. The control forces the model's own thought: it "
+        "must change no answer."
     )
-    header = ["operations", "problems", "right unforced, %", "answers turned, %", "turned by its own thought, %"]
+    header = ["operations", "problems", "right unforced, %", "answers changed, %", "changed by its own thought, %"]
     return "\n\n".join(["## Forced thoughts", note, table(header, rows)])
 
 
@@ -115,17 +116,17 @@ def step_time(result: dict[str, Any]) -> str:
     settings = result["settings"]
     rows_of, length = settings["shape"]
     note = (
-        f"Held fixed: {rows_of} row(s) of {length} tokens, {settings['thought_tokens']} tokens of thoughts a row, the model; "
-        "only the cuts differ. Parallel: all states from given thoughts, one pass, thinker and compressor included. "
-        "Through time: the state is the chunk before's own stream, chunk after chunk, gradients through the states, no thinker "
-        f"and no compressor. By turns in one process, medians of {settings['repeats']}."
+        f"Fixed are the model, {rows_of} row(s) of {length} tokens, and {settings['thought_tokens']} tokens of thoughts per "
+        "row; only the cut into chunks differs. Parallel: all states come from given thoughts, in one pass that includes "
+        "thinker and compressor. Through time: the state is the previous chunk's own stream, chunk after chunk, with gradients "
+        f"through the states, without thinker and compressor. In turn in one process, medians of {settings['repeats']}."
     )
     header = ["chunks of a row", "tokens of a chunk", "of a thought", "parallel, ms", "through time, ms", "ratio"]
     return "\n\n".join(["## Time of a training step", note, table(header, rows)])
 
 
 def rounds(result: dict[str, Any]) -> str:
-    """Rounds by sparsity."""
+    """Rounds of speculation, by sparsity."""
     rows = [
         [
             *(percent(one["filler"]), f"{one['chunks']:.1f}", f"{one['thoughts']:.1f}", source),
@@ -136,8 +137,9 @@ def rounds(result: dict[str, Any]) -> str:
     ]
     settings = result["settings"]
     note = (
-        f"Model `{result['models'][0]}`, {settings['num_ops']} operations, means over {settings['num_problems']} prompts read "
-        "one at a time. A round ends at a wrong guess; a pass also where its rows end. Without guesses a pass reads one chunk."
+        f"Model `{result['models'][0]}`, {settings['num_ops']} operations, means over {settings['num_problems']} prompts, read "
+        "one at a time. A round ends at a wrong guess; a pass also ends where its rows end. Without guesses a pass reads one "
+        "chunk."
     )
     header = ["fillers, %", "chunks", "thoughts not trivial", "guesses", "rounds", "passes", "right guesses, %"]
     return "\n\n".join(["## Rounds of speculative prefill", note, table(header, rows)])
@@ -158,8 +160,8 @@ def prefill_time(result: dict[str, Any]) -> str:
     ]
     settings = result["settings"]
     note = (
-        f"Model `{result['models'][0]}`, {settings['num_ops']} operations, {percent(settings['filler'])} % fillers. By turns "
-        f"in one process, medians of {settings['repeats']}; the speed-up is the median of ratios within a round."
+        f"Model `{result['models'][0]}`, {settings['num_ops']} operations, {percent(settings['filler'])} % fillers. In turn in "
+        f"one process, medians of {settings['repeats']}. The speed-up is the median of ratios within a round."
     )
     header = ["prompts", "guesses", "rows of a pass", "passes", "ms", "speed-up"]
     return "\n\n".join(["## Time of reading long sparse prompts", note, table(header, rows)])
@@ -176,17 +178,18 @@ def answer_time(result: dict[str, Any]) -> str:
         ]
         for one in result["found"]
     ]
-    best, bounds = [], []
+    best = []
+    bounds = []
     for batch in settings["batches"]:
         here = [one for one in result["found"] if one["batch"] == batch]
         thinking, cot = (min((o for o in here if o["arm"] == arm), key=lambda o: o["ms"]) for arm in ("thinking", "cot"))
         best.append([f"{batch}", f"{thinking['ms']:.2f}", f"{cot['ms']:.2f}", f"{cot['ms'] / thinking['ms']:.2f}"])
         bounds.append(_bound(batch, thinking, cot))
     note = (
-        f"{settings['num_ops']} operations, one backbone, both arms trained on up to as many. From the prompts to the last "
-        f"token, one canonical token of each row a pass; by turns in one process, medians of {settings['repeats']}. A chain "
-        "decodes a token for every operation; thoughts take a pass for every chunk that is not guessed right, and a loop of "
-        "the thinker for its tokens."
+        f"{settings['num_ops']} operations, one backbone, both arms trained on up to {settings['num_ops']} operations. Time "
+        "from the prompts to the last token; each pass decodes one canonical token per row. In turn in one process, medians of "
+        f"{settings['repeats']}. A chain decodes a token for every operation. Thoughts take a pass for every chunk with a "
+        "wrong guess, and a loop of the thinker for the thought's tokens."
     )
     header = ["prompts", "how", "right, %", "new tokens", "rounds", "passes", "reading, ms", "decoding, ms", "all, ms"]
     fastest = table(["prompts", "Thinking States, ms", "chain of thought, ms", "speed-up"], best)
@@ -202,7 +205,7 @@ def runs_table(results: Results) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; all columns but the first stand right."""
+    """A Markdown table; all columns but the first are right-aligned."""
     lines = [list(header), ["---", *["---:"] * (len(header) - 1)], *map(list, rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -213,10 +216,10 @@ def percent(share: float) -> str:
 
 
 def _bound(batch: int, thinking: dict[str, Any], cot: dict[str, Any]) -> str:
-    """What the times to the answer are made of."""
+    """One sentence on what the times to the answer consist of."""
     return (
-        f"What bounds it with {batch} prompt(s): a pass over chunks with their thoughts takes "
-        f"{thinking['reading_ms'] / max(thinking['passes'], 1):.2f} ms, and there are {thinking['passes']:.1f} one after the "
-        f"other; a token of the chain takes {cot['decoding_ms'] / max(cot['tokens'], 1):.2f} ms, and there are "
-        f"{cot['tokens']:.1f}. Thoughts win where passes are cheaper than tokens, or fewer: where few chunks are thought about."
+        f"With {batch} prompt(s), {thinking['passes']:.1f} passes over chunks and their thoughts follow each other, each of "
+        f"{thinking['reading_ms'] / max(thinking['passes'], 1):.2f} ms. A chain has {cot['tokens']:.1f} tokens, each of "
+        f"{cot['decoding_ms'] / max(cot['tokens'], 1):.2f} ms. Thoughts win where passes are cheaper than tokens, or fewer: "
+        "where few chunks need a thought."
     )

@@ -1,4 +1,4 @@
-"""Timing several things by turns within one process, so that what the machine does beside them meets all alike."""
+"""Times several cases in turn within one process, so that other load on the machine meets all alike."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-# () -> what is timed: `prepare()` makes its arguments outside the clock
+# `prepare()` makes the arguments, untimed, and returns the call that is timed
 Prepare = Callable[[], Callable[[], Any]]
 
 
 def time_by_turns(cases: Mapping[str, Prepare], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each of `cases` in each of `repeats` rounds, until what it returns is there; a first round is not counted."""
+    """Seconds of each of `cases` in each of `repeats` rounds, until its result is ready; a first round is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(repeats + 1):
         for name, prepare in cases.items():

@@ -1,8 +1,8 @@
-"""What Thinking States do without: a state that is the chunk before's own stream, so that training runs through time.
+"""Training through time, which Thinking States avoid: each state is the previous chunk's own stream.
 
     chunk 0    ->  stream after `out_layer` layers  ->  chunk 1, added after `in_layer` layers  ->  its stream  ->  chunk 2 ...
 
-Every chunk waits for the one before it, forwards and backwards, as in training by continuous thoughts (Coconut, arXiv
+Every chunk waits for the previous one, forwards and backwards, as in training with continuous thoughts (Coconut, arXiv
 2412.06769). Keys and values of earlier chunks are kept, so no chunk is computed twice.
 """
 
@@ -19,11 +19,12 @@ from detspec.thinking.blocks import thinking_of
 
 
 def forward_unrolled(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
-    """Logits of `tokens [B, T]` int32 read chunk after chunk, float32 `[B, T, V]`; differentiable, through the states too.
+    """Logits `[B, T, V]` float32 of `tokens [B, T]` int32, read chunk after chunk; differentiable, also through the states.
 
     `T` is a multiple of the chunk; the loop is unrolled in the program.
     """
-    thinking, ops = thinking_of(cfg), training_ops(cfg)
+    thinking = thinking_of(cfg)
+    ops = training_ops(cfg)
     B, T = tokens.shape
     state = jnp.zeros((B, thinking.chunk, cfg.d_model), cfg.jax_dtype)
     seen: list[tuple[jax.Array, jax.Array] | None] = [None] * cfg.num_layers
@@ -43,12 +44,14 @@ def forward_unrolled(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax
 
 
 def _attend_after(cfg: ModelConfig, seen: tuple[jax.Array, jax.Array] | None) -> AttendFn:
-    """Causal attention of a chunk to itself and to the keys and values `seen [B, S, K, H]` of all chunks before it."""
+    """Causal attention of a chunk to itself and to the keys and values `seen [B, S, K, H]` of all earlier chunks."""
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         if seen is not None:
-            k, v = jnp.concatenate([seen[0], k], axis=1), jnp.concatenate([seen[1], v], axis=1)
-        (B, C, N, H), (S, K) = q.shape, k.shape[1:3]
+            k = jnp.concatenate([seen[0], k], axis=1)
+            v = jnp.concatenate([seen[1], v], axis=1)
+        (B, C, N, H) = q.shape
+        (S, K) = k.shape[1:3]
         grouped = q.reshape(B, C, K, N // K, H) * np.float32(cfg.score_scale)
         scores = jnp.einsum("BTKQH,BSKH->BKQTS", grouped, k)
         distance = np.arange(S - C, S)[:, None] - np.arange(S)[None, :]

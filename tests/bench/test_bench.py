@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from detspec.bench.bench import bench_table, random_model, run_bench
+from detspec.bench.bench import BenchSettings, bench_table, random_model, run_bench
 from detspec.bench.bound import bound
 from detspec.bench.rounds import Case, Variants, cases_of
 from detspec.engine.engine import Engine
@@ -30,16 +30,8 @@ def seen() -> list[tuple[int, int, str]]:
 
 @pytest.fixture(scope="module")
 def result(seen: list[tuple[int, int, str]]) -> dict:
-    return run_bench(
-        random_model(CFG),
-        batches=(2,),
-        shares=(0, 50, 100),
-        windows=(4,),
-        prompt_len=8,
-        new_tokens=12,
-        repeats=3,
-        on_progress=lambda *args: seen.append(args),
-    )
+    settings = BenchSettings(batches=(2,), shares=(0, 50, 100), windows=(4,), prompt_len=8, new_tokens=12, repeats=3)
+    return run_bench(random_model(CFG), settings, on_progress=lambda *args: seen.append(args))
 
 
 def test_run_bench_result_survives_json(result: dict):
@@ -135,7 +127,8 @@ def test_run_bench_program_that_is_not_certified_is_a_result(monkeypatch: pytest
     monkeypatch.setattr(Engine, "run", run)
     model = random_model(CFG)
     shape = {"batches": (2,), "prompt_len": 8, "new_tokens": 12}  # that of `result`
-    result = run_bench(model, **shape, modes=("dvr",), shares=(100,), windows=(REFUSED_WINDOW,), repeats=1)
+    settings = BenchSettings(**shape, modes=("dvr",), shares=(100,), windows=(REFUSED_WINDOW,), repeats=1)
+    result = run_bench(model, settings)
     fast, refused = result["batches"][0]["cases"]
     assert fast["refused"] is None
     assert refused["refused"] == "not certified"
@@ -193,6 +186,6 @@ def test_random_model_digest_names_config_and_seed():
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
     ],
 )
-def test_run_bench_unsound_settings_are_refused(changes: dict, message: str):
+def test_bench_settings_out_of_range_are_rejected(changes: dict, message: str):
     with pytest.raises(InputError, match=message):
-        run_bench(random_model(RANDOM_CFG), **changes)
+        BenchSettings(**changes)

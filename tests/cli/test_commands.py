@@ -1,22 +1,23 @@
 """Exit codes, one-line errors, help."""
 
 import ast
-import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from detspec.bench import bench
+from detspec.choices import ALIGNMENTS, GUESSES, LINEARS, LOGPROBS_MODES, METHODS
 from detspec.cli import commands, options
 from detspec.cli.commands import main
-from detspec.engine.engine_config import METHODS, EngineConfig
+from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
-from detspec.sampling_params import LOGPROBS_MODES, SamplingParams
-from detspec.thinking.drafts import GUESSES
+from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 
 COMMANDS = ("demo", "generate", "merge", "doctor", "trace", "train", "bench", "plan")
 CLI = Path(commands.__file__).parent
+LIGHT = ("detspec.choices", "detspec.cli", "detspec.errors")
 NEEDED = {
     "merge": ["--out", "out.jsonl"],
     "generate": ["--prompts", "-", "--out", "-"],
@@ -49,12 +50,12 @@ def test_help_names_every_command(capsys):
 
 @pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.name)
 def test_cli_module_imports_nothing_slow_before_it_runs(path):
-    """Only the standard library, `errors` and itself: what a subcommand runs it imports inside its function."""
+    """Only the standard library, `choices`, `errors` and the CLI itself; what a subcommand runs is imported in its function."""
     for node in ast.parse(path.read_text()).body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for name in names:
-            assert name.split(".")[0] in sys.stdlib_module_names or name.startswith(("detspec.cli", "detspec.errors"))
+            assert name.split(".")[0] in sys.stdlib_module_names or name.startswith(LIGHT)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +115,31 @@ def test_defaults_are_those_of_the_library():
         EngineConfig().method,
         EngineConfig().num_speculative_tokens,
     )
-    assert options.METHODS == METHODS
-    assert options.GUESSES == GUESSES
-    assert options.LOGPROBS_MODES == LOGPROBS_MODES
-    assert importlib.import_module("detspec.cli.bench").MODES == bench.MODES
+    assert (METHODS[0], GUESSES[0]) == (EngineConfig().method, EngineConfig().guesses)
+    assert LOGPROBS_MODES[0] == SamplingParams().logprobs_mode
+    assert (ALIGNMENTS[0], LINEARS[0]) == (Schedule().numerics.alignment, Schedule().numerics.linear)
+
+
+def test_engine_options_reach_the_config():
+    model = SimpleNamespace(cfg=SimpleNamespace(max_position=600))
+    assert options.engine_config_of(parsed("generate", *NEEDED["generate"]), model).max_len == 600
+    args = parsed("generate", *NEEDED["generate"], "--max-len", "0", "--num-pages", "0")
+    with pytest.raises(InputError, match=r"EngineConfig\.max_len must be an integer of at least 1, got 0"):
+        options.engine_config_of(args, model)  # 0 is a value, not the default
+    args = parsed("generate", *NEEDED["generate"], "--max-len", "64", "--num-pages", "9", "--method", "none")
+    config = options.engine_config_of(args, model)
+    assert (config.max_len, config.num_pages, config.method) == (64, 9, "none")
+
+
+def test_help_shows_defaults_but_not_none(capsys):
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "most requests in flight (default: 32)" in shown
+    assert "sampling seed; noise depends only on the seed and the token position (default: 0)" in shown
+    assert "strings that end a request --" in shown  # the next option follows
+    assert "default: None" not in shown
+    assert "default: False" not in shown
 
 
 def test_sampling_options_reach_the_parameters():

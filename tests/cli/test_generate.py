@@ -194,7 +194,7 @@ def test_files_and_folders_that_are_not_there_are_refused(folder, prompts, tmp_p
 def test_generate_that_is_complete_already_says_so(generated, folder, prompts, capsys):
     before = {path: path.read_bytes() for path in generated.parent.iterdir()}
     assert generate(folder, prompts, generated) == 0
-    assert capsys.readouterr().err == f"detspec: {generated} is already complete; --fresh generates it anew\n"
+    assert capsys.readouterr().err == f"detspec: {generated} is already complete; --fresh generates it again\n"
     assert {path: path.read_bytes() for path in generated.parent.iterdir()} == before
 
 

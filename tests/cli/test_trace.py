@@ -45,7 +45,7 @@ def test_trace_thoughts_prints_a_table_and_draws(
         asked.append((model.cfg, prompt, sampling, guesses))
         return TRACE
 
-    monkeypatch.setattr(record_thoughts, "run_record_thoughts", record)
+    monkeypatch.setattr(record_thoughts, "run_thought_trace", record)
     out = tmp_path / "thoughts"
     options = ["--max-tokens", "4", "--guesses", "sequential", "--out", str(out), "--no-compile-cache"]
     assert main(["trace", "--thoughts", "--model", str(folder), *options]) == 0

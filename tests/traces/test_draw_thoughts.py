@@ -12,18 +12,10 @@ from matplotlib.patches import FancyBboxPatch
 from matplotlib.text import Text
 
 from detspec.errors import InputError
-from detspec.traces.thought_shapes import BROWN, Chip, chip_lines, line_width
-from detspec.traces.thoughts import (
-    MAX_COLUMNS,
-    MAX_LINES,
-    Thought,
-    ThoughtPass,
-    ThoughtTrace,
-    save_thoughts,
-    shown_passes,
-    shown_places,
-    thought_figure,
-)
+from detspec.traces.draw_rounds import MAX_LINES, shown_passes
+from detspec.traces.draw_thoughts import save_thoughts, thought_figure
+from detspec.traces.thought_shapes import BROWN, MAX_COLUMNS, Chip, chip_lines, line_width, shown_places
+from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
 from detspec.viz.shapes import GREEN, RED, YELLOW
 
 NOTHING, A, B = Thought(), Thought(("a",)), Thought(("b", "bb"))
@@ -234,7 +226,7 @@ def test_save_thoughts_writes_a_deterministic_svg_and_a_png(tmp_path):
     [
         ({"accepted": 6}, r"between 0 and 5 \(guesses\), got 6"),
         ({"accepted": 2}, "accepts 2 of 5 guesses commits 3 thoughts, got 2"),
-        ({"read": 3}, "commits 2 thoughts from 0 on ends at read 3"),
+        ({"read": 3}, "commits 2 thoughts from chunk 0 on has read 2 chunks, got 3"),
     ],
 )
 def test_pass_that_contradicts_itself_is_refused(change: dict, message: str):

@@ -12,8 +12,9 @@ from detspec.errors import InputError
 from detspec.generate.loop import generate
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
+from detspec.traces.draw_thoughts import thought_figure
 from detspec.traces.record_thoughts import run_thought_trace
-from detspec.traces.thoughts import Thought, ThoughtTrace, thought_figure
+from detspec.traces.thoughts import Thought, ThoughtTrace
 from tests.fakes import RANDOM_CFG
 
 pytestmark = pytest.mark.slow
@@ -59,7 +60,7 @@ def test_trace_agrees_with_the_state_of_the_reading(trivial: ThoughtTrace, final
     assert trivial.passes[-1].length == 11 * C
     assert len(trivial.passes) == int(reading.num_passes[0])
     assert sum(one.accepted for one in trivial.passes) == int(reading.num_accepted[0])
-    assert sum(one.refused for one in trivial.passes) == int(reading.num_refused[0])
+    assert sum(one.rejected for one in trivial.passes) == int(reading.num_refused[0])
     for thought, expected in zip(trivial.thoughts, reading.thoughts[0].tolist(), strict=False):
         ids = [token_id(token) for token in thought.tokens] + [END_ID] * thought.ended
         assert ids == [token for token in expected if token >= 0]
@@ -69,7 +70,7 @@ def test_trace_of_trivial_guesses_takes_a_round_for_every_thought(trivial: Thoug
     assert trivial.thoughts[0] == Thought()
     assert 5 < sum(not thought.trivial for thought in trivial.thoughts) < 11
     assert all(guess.trivial for one in trivial.passes for guess in one.guesses)
-    assert sum(one.refused for one in trivial.passes) == sum(not thought.trivial for thought in trivial.thoughts)
+    assert sum(one.rejected for one in trivial.passes) == sum(not thought.trivial for thought in trivial.thoughts)
     assert trivial.passes[0].accepted == 1
 
 
@@ -87,7 +88,7 @@ def test_trace_passes_hold_what_fits_and_commit_by_index(name: str, request: pyt
         assert len(one.guesses) == min(64 // C, 11 - one.first)
         assert one.guesses[: one.accepted] == one.thoughts[: one.accepted]
         assert one.length == one.read * C
-        if one.refused:
+        if one.rejected:
             assert one.guesses[one.accepted] != one.thoughts[one.accepted]
     assert [token_id(token) for chunk in trace.chunks for token in chunk] == list(PROMPT)
     assert [len(chunk) for chunk in trace.chunks] == [C] * 11 + [3]

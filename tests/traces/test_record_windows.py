@@ -9,8 +9,9 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.model.params import init_params
 from detspec.sampling_params import SamplingParams
+from detspec.traces.draw_windows import trace_figure
 from detspec.traces.record_windows import find_rollback, rounded_params, run_trace
-from detspec.traces.windows import Trace, trace_figure
+from detspec.traces.windows import Trace
 from tests.fakes import RANDOM_CFG
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,6 @@ RUNS = {
     "thinking_parity.py": 3e6,
     "thinking_parity.py:cot": 3e6,
     "thinking_parity.py:no_cot": 3e6,
-    "replication.py:variables-thinking-0": 3e6,
 }
 KIND = """
 import dataclasses

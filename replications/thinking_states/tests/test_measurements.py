@@ -26,7 +26,17 @@ from replications.thinking_states.unrolled import forward_unrolled
 
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
 CFG = ModelConfig(
-    *(64, 32, 2, 2, 1, 16, 32), dtype="float32", tie_embeddings=True, position_encoding="alibi", thinking=THINKING
+    vocab_size=64,
+    d_model=32,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    d_ff=32,
+    dtype="float32",
+    tie_embeddings=True,
+    position_encoding="alibi",
+    thinking=THINKING,
 )
 SCHEDULE = default_schedule().with_budget(16, 1)
 
@@ -82,13 +92,15 @@ def test_reading_and_decoding_apart_give_the_bits_of_generating_at_once(model: M
 
 
 def test_every_source_reads_the_same_thoughts_and_right_ones_take_one_round(model: Model, prompts: list[list[int]]):
-    recorded, schedule = None, SCHEDULE.with_budget(16, THINKING.chunk)
+    recorded = None
+    schedule = SCHEDULE.with_budget(16, THINKING.chunk)
     rounds = {}
     for source in SOURCES:
         state = read_by(model, prompts, source, schedule=schedule, recorded=recorded)()
         expected = state.reading.thoughts if recorded is None else recorded
         assert (np.asarray(state.reading.thoughts) == np.asarray(expected)).all()
-        recorded, rounds[source] = state.reading.thoughts, reading_counters(state)["rounds"]
+        recorded = state.reading.thoughts
+        rounds[source] = reading_counters(state)["rounds"]
     assert rounds["recorded"] == 1 < rounds["trivial"]
 
 
@@ -112,7 +124,8 @@ def test_middle_is_the_middle_one_of_the_places_or_none():
 
 def test_unrolled_states_are_the_streams_of_the_chunks_before(model: Model):
     tokens = jnp.asarray(np.random.default_rng(0).integers(2, 64, (2, 12)), jnp.int32)
-    C, inject = THINKING.chunk, jnp.zeros((2, 12, CFG.d_model))
+    C = THINKING.chunk
+    inject = jnp.zeros((2, 12, CFG.d_model))
     whole = jax.jit(forward_sequences, static_argnames=("cfg", "tap_layer"))  # at once compiles faster than one by one
     for _ in range(2):  # each pass over the whole makes one more chunk's states right
         expected, tapped = whole(model.params, CFG, tokens, inject=inject, tap_layer=THINKING.out_layer)

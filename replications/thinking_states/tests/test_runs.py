@@ -1,15 +1,35 @@
 """The trainings of the replication: every name makes a run that its problems fit, and every measurement finds its models."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from detspec.errors import InputError
+from detspec.model.params import num_params
 from detspec.train.config import load_config
-from replications.thinking_states.measure import MEASUREMENTS, all_runs
+from detspec.train.problems.task import tokenizer_of
+from replications.thinking_states.measure import CONFIG, MEASUREMENTS, ROOT, all_runs
 from replications.thinking_states.runs import QUICK, get_config, trainings
 from replications.thinking_states.tables import document
+
+
+def test_config_file_is_found_by_the_installed_command(tmp_path):
+    """Which does not search the current folder: `-P` leaves it out here too."""
+    code = f"from detspec.train.config import load_config; print(load_config({str(ROOT / CONFIG)!r} + ':loop-2').seed)"
+    path = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "")}
+    (tmp_path / "detspec").symlink_to(ROOT / "detspec")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, env=path, cwd=tmp_path, check=False
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_largest_model_is_small():
+    assert max(4 * num_params(config.model(tokenizer_of(config.task))) for config in trainings().values()) <= 3e6
 
 
 @pytest.mark.parametrize("name", trainings())
@@ -23,8 +43,9 @@ def test_longest_problems_fit_their_rows_and_thoughts(name: str, tmp_path):
     assert longest.steps
 
 
-def test_config_file_gives_the_same_runs_and_names_those_there_are():
-    assert load_config("configs/replication.py:loop-2") == trainings()["loop-2"]
+def test_config_file_gives_the_same_runs_and_names_those_there_are(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert load_config(f"{CONFIG}:loop-2") == trainings()["loop-2"]
     with pytest.raises(InputError, match="no run 'loop-9'; there are parity-thinking-0, "):
         get_config("loop-9")
 
@@ -61,12 +82,12 @@ def test_document_shows_figures_of_every_kind_of_run():
     }
     text = document({"runs": runs, "cores": 2, "seconds": 180.0})
     assert "| parity-cot-0 | 7 | 40 | 50 | 25 | 37.5 |" in text
-    assert "not learnt in distribution either: parity-cot-0." in text
+    assert "not learnt in distribution: parity-cot-0." in text
     assert "| 4 | 4 | 0.250 | 40 | 75 |" in text
     assert "| 10 | 128 | 100 | 98.4 | 0 |" in text
     assert "abacus, 2 cores" in text
-    assert "3.0 minutes of one core" in text
+    assert "add up to 3.0 minutes" in text
     assert "train it" in text
-    assert "## Questions of two hops" in text
-    assert "2 joins two of them in one of the questions, a tenth of all, that were held out." in text
+    assert "## Two-hop questions" in text
+    assert "a tenth of these questions were held out" in text
     assert "| two_hop-cot-0 | 7 | 40 | 100 | 12.5 | 56.2 |" in text

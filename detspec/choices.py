@@ -1,0 +1,8 @@
+"""Names that both the library and the command line accept; imports nothing, so that `--help` is quick."""
+
+METHODS = ("auto", "self", "none")  # `EngineConfig.method`
+THOUGHTS = ("none", "self")  # `EngineConfig.thoughts`
+LOGPROBS_MODES = ("raw", "processed")  # `SamplingParams.logprobs_mode`
+ALIGNMENTS = ("free", "window")  # `Numerics.alignment`
+LINEARS = ("xla", "pinned")  # `Numerics.linear`
+BENCH_MODES = ("fast", "canonical", "batch_invariant", "dvr", "auto")  # what `detspec bench` measures
