@@ -1,4 +1,4 @@
-"""Generating the requests of a job: what an engine does with them, until a signal comes, and how fast."""
+"""Generates the requests of a job until they are done or a signal arrives, and measures the speed."""
 
 import dataclasses
 import time
@@ -21,21 +21,21 @@ def generate(
     *,
     deterministic: bool,
 ) -> dict[str, Any]:
-    """Hands each completion to `keep`, with its request and that one's number; returns statistics.
+    """Calls `keep(number, request, completion)` for each completion; returns statistics.
 
     Args:
         engine: generates.
-        todo: numbered requests.
-        num_todo: completions that they come to.
-        keep: takes a completion.
-        progress: shows how far it is.
-        signals: end it early.
-        deterministic: whether some of `todo` are.
+        todo: requests with their numbers.
+        num_todo: number of completions they produce.
+        keep: stores a completion.
+        progress: shows what is done.
+        signals: a signal ends the run early.
+        deterministic: whether any of `todo` is deterministic.
 
     Raises:
-        Stopped: after the segment that was running when a signal came, and its completions.
+        Stopped: a signal arrived; raised after the running segment and its completions.
     """
-    running: dict[str, list[Any]] = {}  # id: number, request, samples to come
+    running: dict[str, list[Any]] = {}  # id: number, request, samples not yet complete
     num_tokens = 0
     counters = Stats()
 
@@ -58,7 +58,7 @@ def generate(
     prepared = time.perf_counter()
     progress.stage("generating")
     with signals.deferred():
-        few = num_todo <= engine.config.max_requests  # a list tells the engine so
+        few = num_todo <= engine.config.max_requests  # the engine sees from a list that all requests are known
         requests = list(waiting()) if few else waiting()
         for completion in engine.run(requests, deterministic=deterministic, on_segment=on_segment) if num_todo else ():
             number, request, _ = running[completion.id]
