@@ -29,6 +29,7 @@ from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.model.work import pass_work
 from detspec.ops.attention.api import paged_attention
+from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.api import linear_fn
 from detspec.presets import preset
 from detspec.schedule import Budget, Numerics, Schedule
@@ -132,7 +133,7 @@ def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int,
     """Windows at the end of `context` positions, against attention over keys and values that lie in one piece."""
     cfg, (G, W) = sizes.cfg, (schedule.budget.groups, schedule.budget.window)
     q, pages, tables, positions = operands(cfg, schedule, context)
-    kernel = jax.jit(partial(paged_attention, scale=cfg.score_scale, numerics=schedule.numerics))
+    kernel = jax.jit(partial(paged_attention, scores=Scores(cfg.score_scale), numerics=schedule.numerics))
     whole = (G, context, cfg.num_kv_heads, cfg.head_dim)
     k, v = (jax.random.normal(jax.random.key(n), whole, jnp.bfloat16) for n in (3, 4))
     mask = None if context == W else (positions[:, None, :, None] >= jnp.arange(context, dtype=jnp.int32)[None, None, None])
@@ -154,7 +155,7 @@ def decode_contest(sizes: Sizes, schedule: Schedule) -> Contest:
     """One token of each row, against copying as many bytes as its keys and values have (half of them read, half written)."""
     cfg = sizes.cfg
     q, pages, tables, positions = operands(cfg, schedule, sizes.context)
-    kernel = jax.jit(partial(paged_attention, scale=cfg.score_scale, numerics=schedule.numerics))
+    kernel = jax.jit(partial(paged_attention, scores=Scores(cfg.score_scale), numerics=schedule.numerics))
     num_bytes = 2 * sizes.rows * sizes.context * cfg.num_kv_heads * cfg.head_dim * pages.dtype.itemsize
     calls = {"kernel": partial(kernel, q, pages, pages, tables, positions), "copy": copying(num_bytes // 2)}
     flop = 4 * sizes.rows * sizes.context * cfg.num_heads * cfg.head_dim

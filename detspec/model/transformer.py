@@ -10,6 +10,7 @@ from detspec.config import ModelConfig
 from detspec.model.layers import RowOps, attend_sequence, block, layer_rotations, logits_f32, row_ops, scale_embeddings
 from detspec.model.params import Params
 from detspec.ops.attention.api import NO_POSITION, paged_attention
+from detspec.ops.attention.scores import Scores
 from detspec.ops.linear import xla
 from detspec.ops.linear.api import linear_fn
 from detspec.ops.rope import Rotation
@@ -128,14 +129,9 @@ def paged_block(
         k, v = jnp.where(sound, k, jnp.nan), jnp.where(sound, v, jnp.zeros_like(v))
         k_pages = append(pages[0], k, places.page_ids, places.slots, slot_axis=numerics.key_slot_axis)
         v_pages = append(pages[1], v, places.page_ids, places.slots)
-        attended = paged_attention(
-            *(q.reshape(G, W, cfg.num_heads, cfg.head_dim), k_pages, v_pages, places.tables, places.looking_from),
-            scale=cfg.score_scale,
-            cap=cfg.attn_softcap,
-            sliding_window=sliding_window,
-            alibi=cfg.position_encoding == "alibi",
-            numerics=numerics,
-        )
+        q = q.reshape(G, W, cfg.num_heads, cfg.head_dim)
+        scores = Scores(cfg.score_scale, cfg.attn_softcap, sliding_window, cfg.position_encoding == "alibi")
+        attended = paged_attention(q, k_pages, v_pages, places.tables, places.looking_from, scores=scores, numerics=numerics)
         return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)
 
     return block(layer, cfg, x, rotation, attend, ops)
