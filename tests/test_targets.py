@@ -29,7 +29,7 @@ def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], *, ptxas:
 
 
 def test_target_unknown_lists_those_there_are():
-    with pytest.raises(InputError, match=r"unknown target 'v6e'; there are v4:2x2x1, .*v6e:2x2, .*h200"):
+    with pytest.raises(InputError, match=r"unknown target 'v6e'; accepted are v4:2x2x1, .*v6e:2x2, .*h200"):
         target("v6e")
 
 
@@ -71,7 +71,7 @@ def test_canonical_schedule_refuses_what_is_no_split(split: dict[str, int], mess
 
 def test_compile_for_without_libtpu_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, {"jaxlib": "0.10.2"})
-    with pytest.raises(InputError, match=r"TPU needs libtpu, not installed: pip install 'detspec\[aot\]'"):
+    with pytest.raises(InputError, match=r"TPU needs libtpu, which is not installed: pip install 'detspec\[aot\]'"):
         compile_for(target("v5e:2x2"), lambda x: x, SHAPE)
 
 
@@ -83,7 +83,7 @@ def test_compile_for_without_the_cuda_plugin_names_every_missing_package(monkeyp
 
 def test_compile_for_with_a_cuda_toolkit_wants_no_cuda_wheels(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, {"jaxlib": "0.10.2"}, ptxas=True)
-    with pytest.raises(InputError, match="GPU needs jax-cuda13-plugin, jax-cuda13-pjrt, not installed"):
+    with pytest.raises(InputError, match="GPU needs jax-cuda13-plugin, jax-cuda13-pjrt, which is not installed"):
         compile_for(target("h100"), lambda x: x, SHAPE)
 
 
