@@ -255,7 +255,7 @@ def _check_installed(platform: str) -> None:
     if platform == "gpu" and shutil.which("ptxas") is None:
         needed += CUDA_WHEELS
     if missing := [package for package in needed if not _version(package)]:
-        raise InputError(f"compiling for a {platform.upper()} needs {', '.join(missing)}, which is not installed: {INSTALL}")
+        raise InputError(f"compiling for a {platform.upper()} needs {', '.join(missing)}, not installed: {INSTALL}")
     if platform == "gpu" and _version("jax-cuda13-plugin") != _version("jaxlib"):
         raise InputError(
             f"jax-cuda13-plugin has version {_version('jax-cuda13-plugin')}, jaxlib {_version('jaxlib')}; they must be equal: "
