@@ -295,11 +295,11 @@ def table(result: dict[str, Any]) -> str:
         f"{'idle':>7}{'live':>7}{'preempted':>11}",
     ]
     for cell in result["cells"]:
-        who = f"{cell['num_deterministic']} of {cell['num_requests']} = {cell['share']:>3} %"
-        who = "ordinary engine" if cell["ordinary_engine"] else who
+        kind = f"{cell['num_deterministic']} of {cell['num_requests']} = {cell['share']:>3} %"
+        kind = "ordinary engine" if cell["ordinary_engine"] else kind
         ratios = (cell["ratio"], min(cell["ratios"]), max(cell["ratios"])) if cell["share"] else ()
         lines.append(
-            f"{cell['workload']:<9}{cell['rows']:>5}{who:>20}{cell['median_tok_per_s']:>9.0f}"
+            f"{cell['workload']:<9}{cell['rows']:>5}{kind:>20}{cell['median_tok_per_s']:>9.0f}"
             f"{cell['median_new_tok_per_s']:>11.0f}{''.join(format(ratio, '>8.3f') for ratio in ratios):>24}"
             f"{cell['idle_share']:>7.1%}{cell['live_rows']:>7.1f}{cell['num_preemptions']:>11}"
         )

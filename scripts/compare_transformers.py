@@ -117,7 +117,7 @@ def compare(model: Model, others: Variants, batch: int, args: argparse.Namespace
             samples[name].append(batch * args.new_tokens / (time.perf_counter() - began))
             print(f"batch {batch}: {name} {samples[name][-1]:.1f} tok/s", file=sys.stderr)
     best = max(others, key=lambda name: median(samples[name]))
-    ratios = {name: median(mine / his for mine, his in zip(samples[name], samples[best], strict=True)) for name in runners}
+    ratios = {name: median(mine / other for mine, other in zip(samples[name], samples[best], strict=True)) for name in runners}
     return {
         "batch": batch,
         "best_transformers": best,
