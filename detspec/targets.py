@@ -70,13 +70,19 @@ class Target:
     l2_bytes: int = 0
 
 
+def _hopper(name: str, hbm_bytes: int, bytes_per_s: int) -> Target:
+    """A Hopper GPU; the models differ in memory alone."""
+    usable = int(GPU_SHARE * hbm_bytes)
+    kind = f"NVIDIA {name.upper()}"
+    return Target(name, "gpu", kind, "one GPU", hbm_bytes, usable, bytes_per_s, 1979 * TERA // 2, 227 * KIB, 50 * MIB)
+
+
 # TPUs: memory, bandwidth and peak of a chip come from docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, halved if the
 # device is half a chip; VMEM comes from docs.jax.dev, "TPU Hardware Reference". Usable memory is what libtpu's compiler reports
 # for a program that needs more. GPUs: NVIDIA's data sheets of the SXM versions; their peaks include sparsity, so they are
 # halved. Shared memory comes from the CUDA C++ Programming Guide, compute capability 9.0, L2 from the H100 white paper.
 HALF = "one TensorCore, half a chip"
 CHIP = "one chip"
-GPU = "one GPU"
 TARGETS = {
     target.name: target
     for target in (  # memory, usable memory, bytes/s, FLOP/s, on chip, L2
@@ -85,30 +91,8 @@ TARGETS = {
         Target("v5p:2x2x1", "tpu", "TPU v5", CHIP, 95 * GIB, 95 * GIB, 2765 * GB, 459 * TERA, 64 * MIB),
         Target("v6e:2x2", "tpu", "TPU v6 lite", CHIP, 32 * GIB, int(31.24 * GIB), 1640 * GB, 918 * TERA, 128 * MIB),
         Target("tpu7x:2x2x1", "tpu", "TPU7x", HALF, 96 * GIB, int(94.74 * GIB), 3690 * GB, 2307 * TERA // 2, 64 * MIB),
-        Target(
-            "h100",
-            "gpu",
-            "NVIDIA H100",
-            GPU,
-            80 * GB,
-            int(GPU_SHARE * 80 * GB),
-            3350 * GB,
-            1979 * TERA // 2,
-            227 * KIB,
-            50 * MIB,
-        ),
-        Target(
-            "h200",
-            "gpu",
-            "NVIDIA H200",
-            GPU,
-            141 * GB,
-            int(GPU_SHARE * 141 * GB),
-            4800 * GB,
-            1979 * TERA // 2,
-            227 * KIB,
-            50 * MIB,
-        ),
+        _hopper("h100", 80 * GB, 3350 * GB),
+        _hopper("h200", 141 * GB, 4800 * GB),
     )
 }
 

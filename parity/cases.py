@@ -50,15 +50,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_sliding": ("Qwen2", {**GQA_1, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
     "qwen2_yarn": (
         "Qwen2",
-        {
-            **GQA_3,
-            "rope_parameters": {
-                **ROPE,
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-            },
-        },
+        {**GQA_3, "rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
     ),
     "qwen3": ("Qwen3", {**GQA_8, "tie_word_embeddings": True}),
     "qwen3_bias": ("Qwen3", {**GQA_1, "attention_bias": True}),

@@ -87,8 +87,7 @@ def main() -> None:
     if args.interpret:
         page = 64 if args.implementation == "pallas_gpu" else 16
         small = Schedule(
-            Numerics(page=page, cache_dtype="bfloat16", implementation=args.implementation, interpret=True),
-            Budget(16, 8),
+            Numerics(page=page, cache_dtype="bfloat16", implementation=args.implementation, interpret=True), Budget(16, 8)
         )
         schedule = dataclasses.replace(small, fast_path=FastPath(splits=2))
     elif schedule.numerics.implementation == "reference":

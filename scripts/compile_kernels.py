@@ -87,9 +87,7 @@ def on_chip_bytes(compiled: Compiled, device: Target) -> int:
 def launched_with(escaped: str) -> int:
     """The dynamic shared memory of the `gpu.launch` in a Mosaic GPU module, given as HLO prints its bytecode."""
     bytecode = re.sub(
-        rb"\\(\\|[0-9A-F]{2})",
-        lambda byte: b"\\" if byte[1] == b"\\" else bytes([int(byte[1], 16)]),
-        escaped.encode("latin-1"),
+        rb"\\(\\|[0-9A-F]{2})", lambda byte: b"\\" if byte[1] == b"\\" else bytes([int(byte[1], 16)]), escaped.encode("latin-1")
     )
     context = mlir.make_ir_context()
     mosaic_gpu_dialect.register_dialect(context)

@@ -39,11 +39,7 @@ def plan_job(engine: Engine, spec: JobSpec, out: Path | None) -> str:
     config = engine.config
     numerics = engine.schedule.numerics
     cache = cache_bytes(
-        cfg,
-        max_requests=config.max_requests,
-        max_len=config.max_len,
-        numerics=numerics,
-        num_pages=engine.num_pages,
+        cfg, max_requests=config.max_requests, max_len=config.max_len, numerics=numerics, num_pages=engine.num_pages
     )
     plans = needed_plans(config, engine.schedule, num_todo, deterministic=found.deterministic)
     lines = {

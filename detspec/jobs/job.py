@@ -58,13 +58,7 @@ class Unfinished(Exception):
 
 
 def run_job(
-    engine: Engine,
-    spec: JobSpec,
-    out: Path,
-    *,
-    fresh: bool = False,
-    load_s: float = 0.0,
-    signals: StopSignals | None = None,
+    engine: Engine, spec: JobSpec, out: Path, *, fresh: bool = False, load_s: float = 0.0, signals: StopSignals | None = None
 ) -> JobResult:
     """Generates what is not yet in the journal of `out`; writes `out`, its statistics and its manifest.
 

@@ -116,10 +116,7 @@ def paged_attention(
         kernel,
         results,
         mesh=plgpu.Mesh(
-            grid=(K, splits, X),
-            grid_names=("head", "split", "tile"),
-            num_threads=shape.warpgroups + 1,
-            thread_name="warpgroup",
+            grid=(K, splits, X), grid_names=("head", "split", "tile"), num_threads=shape.warpgroups + 1, thread_name="warpgroup"
         ),
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         cost_estimate=pl.CostEstimate(

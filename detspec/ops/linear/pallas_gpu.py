@@ -69,8 +69,7 @@ def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> j
                 y_smem[tile_rows] = acc[...]
                 plgpu.commit_smem()
                 plgpu.copy_smem_to_gmem(
-                    y_smem.at[tile_rows],
-                    y_gmem.at[pl.ds(first_row + tile * TILE_ROWS, TILE_ROWS), pl.ds(first_out, BLOCK_OUT)],
+                    y_smem.at[tile_rows], y_gmem.at[pl.ds(first_row + tile * TILE_ROWS, TILE_ROWS), pl.ds(first_out, BLOCK_OUT)]
                 )
                 plgpu.wait_smem_to_gmem(0)
 

@@ -71,9 +71,7 @@ def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> j
         out_shape=jax.ShapeDtypeStruct((R, num_out), jnp.float32),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=2 * R * num_in * num_out,
-            bytes_accessed=x.nbytes + weight.nbytes + 4 * R * num_out,
-            transcendentals=0,
+            flops=2 * R * num_in * num_out, bytes_accessed=x.nbytes + weight.nbytes + 4 * R * num_out, transcendentals=0
         ),
         interpret=pltpu.InterpretParams() if interpret else False,
         name="pinned_linear",
