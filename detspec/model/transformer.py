@@ -19,6 +19,7 @@ from detspec.model.layers import (
 )
 from detspec.model.params import Params
 from detspec.ops.attention.api import NO_POSITION, paged_attention
+from detspec.ops.attention.scores import Scores
 from detspec.ops.linear import xla
 from detspec.ops.linear.api import linear_fn
 from detspec.ops.row_sum import native_sum, sum_fn

@@ -19,7 +19,7 @@ from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
 from detspec.jobs.audit import run_audit
 from detspec.jobs.job import run_job
-from detspec.jobs.prompts import Prompts
+from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.thinking.fakes import THINKER_CFG, random_thinker
@@ -138,7 +138,7 @@ def test_job_writes_thoughts_and_its_audit_finds_a_changed_one(alone, tmp_path: 
     lines[2]["sampling"] = {"thinking": False}
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with Prompts(str(tmp_path / "in.jsonl")) as file:
-        run_job(alone, file, tmp_path / "out.jsonl", defaults=SamplingParams(max_tokens=5), fresh=True)
+        run_job(alone, JobSpec(file, SamplingParams(max_tokens=5)), tmp_path / "out.jsonl", fresh=True)
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [bool(record.get("thoughts")) for record in records] == [True, True, False]
     assert run_audit(alone.model, tmp_path / "out.jsonl", max_requests=2).reproduced
