@@ -116,17 +116,8 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
         if out == STDIO:
             result = stream_job(engine, spec, sys.stdout.buffer, signals=signals)
         else:
-            result = run_job(
-                engine,
-                prompts,
-                Path(out),
-                defaults=sampling,
-                shard=shard,
-                on_error=args.on_error,
-                fresh=args.fresh,
-                load_s=time.perf_counter() - began,
-                signals=signals,
-            )
+            load_s = time.perf_counter() - began
+            result = run_job(engine, spec, Path(out), fresh=args.fresh, load_s=load_s, signals=signals)
     return report(result, out)
 
 

@@ -148,10 +148,7 @@ def paged_attend(
             v_pages,
             places.tables,
             places.looking_from,
-            scale=cfg.score_scale,
-            cap=cfg.attn_softcap,
-            sliding_window=sliding_window,
-            alibi=cfg.position_encoding == "alibi",
+            scores=Scores(cfg.score_scale, cfg.attn_softcap, sliding_window, cfg.position_encoding == "alibi"),
             numerics=numerics,
         )
         return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)

@@ -61,10 +61,12 @@ def answers_to(model: Trained, problems: Sequence[Problem], *, max_len: int | No
     for start in range(0, len(problems), BATCH):
         batch = encoded[start : start + BATCH]
         batch = [*batch, *batch[:1] * (BATCH - len(batch))]
-        prompts, sampling = [one.prompt for one in batch], [SamplingParams(max_tokens=room)] * BATCH
-        state = start_state(cfg, prompts, sampling, eos_ids=(end_id,), max_len=max_len, schedule=schedule)
-        state = generate_state(params, cfg, state, schedule=schedule)
-        tokens, committed = np.asarray(state.tokens), np.asarray(state.committed)
+        prompts = [one.prompt for one in batch]
+        sampling = [SamplingParams(max_tokens=room)] * BATCH
+        state = start_state(model.cfg, prompts, sampling, eos_ids=(model.end_id,), max_len=max_len, schedule=schedule)
+        state = generate_state(model.params, model.cfg, state, schedule=schedule)
+        tokens = np.asarray(state.tokens)
+        committed = np.asarray(state.committed)
         new = [tokens[b, len(one.prompt) : committed[b]].tolist() for b, one in enumerate(batch)]
         texts = model.tokenizer.decode_batch(new, skip_special_tokens=True)
         answers.extend(read_answer(text, model.arm) for text in texts[: len(problems) - start])
