@@ -13,7 +13,7 @@ NO_SEQUENCE = -1  # a window that belongs to no sequence: padding of a pass
 NO_TOKEN = -1  # fills the unused stop tokens and biased tokens of a sequence
 
 # Why a sequence ended (`GenState.finish`).
-RUNNING, STOP, LENGTH, NOT_FINITE = 0, 1, 2, 3
+RUNNING, STOP, LENGTH, NOT_FINITE = range(4)
 
 
 class Windows(flax.struct.PyTreeNode):

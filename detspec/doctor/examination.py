@@ -96,7 +96,9 @@ class _Examination:
     """One text, its neighbours, and the ways to run them through a pass."""
 
     def __init__(self, model: Model, schedule: Schedule) -> None:
-        self.params, self.cfg, self.schedule = model.params, model.cfg, schedule
+        self.params = model.params
+        self.cfg = model.cfg
+        self.schedule = schedule
         rng = np.random.default_rng(0)
         self.length = text_length(model.cfg, schedule)
         self.texts = rng.integers(0, self.cfg.vocab_size, size=(NUM_ROWS, self.length)).astype(np.int32)
@@ -137,7 +139,8 @@ class _Examination:
 
     def control(self, anchor: PassResult, say: Callable[[str], None]) -> Check:
         """The text decoded on the fast path at several batch sizes: log-probabilities must differ somewhere."""
-        differs, batches = "", (1, 2, 4, 16)
+        differs = ""
+        batches = (1, 2, 4, 16)
         for batch in batches:
             say(f"inverse control: fast path at batch {batch}")
             fast = self.schedule.fast(batch)
@@ -169,7 +172,8 @@ class _Examination:
             reverse_pages: hand out the pool's pages from the other end.
             poison: fill the pool with large values first.
         """
-        W, G = schedule.budget.window, schedule.budget.groups
+        W = schedule.budget.window
+        G = schedule.budget.groups
         cache = init_cache(self.cfg, max_requests=NUM_ROWS, max_len=self.length, numerics=self.schedule.numerics)
         cache = disturbed(cache, self.schedule, reverse_pages=reverse_pages, poison=poison)
         starts = [0, *range(first, self.length, W)] if first else list(range(0, self.length, W))
@@ -177,7 +181,8 @@ class _Examination:
         windows = list(zip(starts, ends, strict=True))
         room = min(per_pass or G, G - group)
         logits = np.zeros((self.length, self.cfg.vocab_size), np.float32)
-        tokens, logprobs = np.zeros(self.length, np.int32), np.zeros(self.length, np.float32)
+        tokens = np.zeros(self.length, np.int32)
+        logprobs = np.zeros(self.length, np.float32)
         for index in range(0, len(windows), room):
             mine = windows[index : index + room]
             batch = _empty_windows(G, W)

@@ -57,7 +57,8 @@ class _Examination:
     """A prompt, its neighbours, and the ways to read them."""
 
     def __init__(self, model: Model, schedule: Schedule) -> None:
-        self.model, self.schedule = model, schedule
+        self.model = model
+        self.schedule = schedule
         cfg = model.cfg
         assert cfg.thinking is not None
         most = (cfg.max_position - 2) // cfg.thinking.chunk
@@ -89,7 +90,8 @@ class _Examination:
         poison: bool = False,
     ) -> ReadPrompt:
         """Reads the prompt in `row`, with others in the rows beside it."""
-        cfg, schedule = self.model.cfg, self.schedule
+        cfg = self.model.cfg
+        schedule = self.schedule
         max_len = schedule.numerics.whole_pages(max(map(len, self.prompts)) + SAMPLING.max_tokens)
         state = init_state(cfg, max_requests=NUM_ROWS, max_len=max_len, max_stop_ids=1, max_logit_bias=1, schedule=schedule)
         state = state.replace(cache=disturbed(state.cache, schedule, reverse_pages=reverse_pages, poison=poison))

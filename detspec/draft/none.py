@@ -13,7 +13,8 @@ from detspec.thinking.drafts import draft_no_thoughts
 def no_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
     """`DraftSource.draft` that proposes nothing, for windows of any length."""
     del draft_params, params, cfg
-    B, W = state.tokens.shape[0], schedule.budget.window
+    B = state.tokens.shape[0]
+    W = schedule.budget.window
     return Draft(
         tokens=jnp.zeros((B, W - 1), jnp.int32),
         logprobs=jnp.zeros((B, W - 1), jnp.float32),

@@ -39,7 +39,8 @@ def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, stat
         InputError: the window of `schedule` has no room for a draft.
     """
     del draft_params
-    B, W = state.tokens.shape[0], schedule.budget.window
+    B = state.tokens.shape[0]
+    W = schedule.budget.window
     if W < 2:
         raise InputError(f"the self draft needs a window of at least 2 (window - 1 drafted tokens), got {W}")
     fast = schedule.fast(B)

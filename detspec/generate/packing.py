@@ -28,7 +28,8 @@ def pack(tree: Any, places: Sequence[int], num_places: int) -> np.ndarray:
 def unpack(packed: jax.Array, like: Tree) -> Tree:
     """The leaves that were packed, `[num_places, ...]`, with the structure, shapes and dtypes of `like`."""
     leaves, structure = jax.tree.flatten(like)
-    found, begin = [], 0
+    found = []
+    begin = 0
     for leaf in leaves:
         end = begin + int(np.prod(leaf.shape[1:]))
         column = packed[:, begin:end].reshape(leaf.shape)

@@ -86,7 +86,8 @@ def run_passes(
     Returns:
         How many windows have been read, for `reached`; and what the last pass returned.
     """
-    W, G = schedule.budget.window, schedule.budget.groups
+    W = schedule.budget.window
+    G = schedule.budget.groups
     num_passes = -(-stretches.num_windows(W).sum(dtype=jnp.int32) // G)
     if max_passes is not None:
         num_passes = jnp.minimum(num_passes, max_passes)

@@ -102,7 +102,8 @@ def replay(
         but no log-probability of a given token. And the state with `cache.length == committed - 1`.
     """
     B, T = state.tokens.shape
-    W, R = schedule.budget.window, schedule.budget.rows
+    W = schedule.budget.window
+    R = schedule.budget.rows
     first = state.cache.length if start is None else start
     end = jnp.where(state.live, state.committed, 0)
 

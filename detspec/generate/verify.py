@@ -35,7 +35,9 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
     The sequences to verify are packed together, so the number of passes is `ceil(sequences / G)`, none if there are none.
     Windows that the last of these passes would leave empty take along what sequences that are catching up lack.
     """
-    B, W, G = state.tokens.shape[0], schedule.budget.window, schedule.budget.groups
+    B = state.tokens.shape[0]
+    W = schedule.budget.window
+    G = schedule.budget.groups
     wanted = state.ready & ~draft.final
     order = jnp.argsort(~wanted, stable=True).astype(jnp.int32)  # sequences to verify first
     num_wanted = wanted.sum(dtype=jnp.int32)

@@ -58,9 +58,11 @@ def attention(
     k = linear(x, layer["k"], layer.get("k_bias"), ops.linear_f32).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
     v = linear(x, layer["v"], layer.get("v_bias"), ops.linear_f32).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
     if cfg.qk_norm:
-        q, k = ops.norm(q, layer["q_norm"]), ops.norm(k, layer["k_norm"])
+        q = ops.norm(q, layer["q_norm"])
+        k = ops.norm(k, layer["k_norm"])
     if rotation is not None:
-        q, k = apply_rope(q, rotation), apply_rope(k, rotation)
+        q = apply_rope(q, rotation)
+        k = apply_rope(k, rotation)
     attended, carry = attend_fn(q, k, v)
     attended = attended.reshape(*heads, cfg.num_heads * cfg.head_dim).astype(x.dtype)
     return linear(attended, layer["o"], layer.get("o_bias"), ops.linear_f32), carry
@@ -115,7 +117,8 @@ def attend_sequence(
     B, T, N, H = q.shape
     K = k.shape[2]
     q_f32 = q.astype(jnp.float32).reshape(B, T, K, N // K, H) * np.float32(cfg.score_scale)
-    k_f32, v_f32 = k.astype(jnp.float32), v.astype(jnp.float32)
+    k_f32 = k.astype(jnp.float32)
+    v_f32 = v.astype(jnp.float32)
     slopes = jnp.asarray(alibi_slopes(N).reshape(1, K, N // K, 1, 1))
     attended = []
     for start in range(0, T, query_block):

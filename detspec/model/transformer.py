@@ -64,7 +64,9 @@ def forward(
     ops = canonical_ops(cfg, numerics)
 
     x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1)))  # [R, D]
-    k_pools, v_pools, tapped = [], [], None
+    k_pools = []
+    v_pools = []
+    tapped = None
     for index, layer in enumerate(params["layers"]):
         x = inject_at(index, cfg, x, inject)
         tapped = tap_at(index, tap_layer, x, tapped)
@@ -111,7 +113,8 @@ class Places(NamedTuple):
 
 def place(windows: Windows, cache: KVCache) -> Places:
     """The places of `windows` in `cache`."""
-    page, max_pages = cache.page, cache.page_table.shape[1]
+    page = cache.page
+    max_pages = cache.page_table.shape[1]
     positions = windows.positions
     in_use = windows.sequence[:, None] >= 0
     tables = jnp.where(in_use, cache.page_table[jnp.maximum(windows.sequence, 0)], SCRATCH_PAGE)
@@ -139,7 +142,8 @@ def paged_attend(
         # A token whose keys or values are not finite breaks the tokens that attend to it, and no other: nan keys are masked
         # with their scores, but nan values would reach tokens that mask them, as `0 * nan`.
         sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]
-        k, v = jnp.where(sound, k, jnp.nan), jnp.where(sound, v, jnp.zeros_like(v))
+        k = jnp.where(sound, k, jnp.nan)
+        v = jnp.where(sound, v, jnp.zeros_like(v))
         k_pages = append(pages[0], k, places.page_ids, places.slots, slot_axis=numerics.key_slot_axis)
         v_pages = append(pages[1], v, places.page_ids, places.slots)
         attended = paged_attention(

@@ -62,7 +62,8 @@ def think_sequences(params: Params, cfg: ModelConfig, tapped: jax.Array, thought
     Returns:
         Logits of the tokens of the thought, float32 `[X, M, V]`.
     """
-    C, M = thinking_of(cfg).chunk, thoughts.shape[1]
+    C = thinking_of(cfg).chunk
+    M = thoughts.shape[1]
     said = scale_embeddings(cfg, params["embed"][jnp.maximum(thoughts[:, : M - 1], 0)])
     x = jnp.concatenate([tapped, said], axis=1)
     positions = jnp.broadcast_to(jnp.arange(C + M - 1, dtype=jnp.int32), x.shape[:2])

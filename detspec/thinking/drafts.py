@@ -46,9 +46,11 @@ def draft_thoughts(params: Params, cfg: ModelConfig, state: GenState, schedule: 
     states of the thought that was just drafted, so drafts are nearly always right. It pays where `B` chunks are much less
     than a canonical pass and most chunks are thought about.
     """
-    reading, thinking = state.reading, thinking_of(cfg)
+    reading = state.reading
+    thinking = thinking_of(cfg)
     assert reading is not None
-    B, C = state.tokens.shape[0], thinking.chunk
+    B = state.tokens.shape[0]
+    C = thinking.chunk
     fast = schedule.with_budget(B * C, C).with_numerics(reductions="native", linear="xla")
     sequence = jnp.arange(B, dtype=jnp.int32)
     unread = jnp.where(state.live, reading.end - reading.read, 0)

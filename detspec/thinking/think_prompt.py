@@ -68,7 +68,8 @@ def think_prompt(
 
 def think_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
     """One canonical pass over the next chunks of the sequences that are reading: verifies their drafts and commits."""
-    reading, thinking = state.reading, thinking_of(cfg)
+    reading = state.reading
+    thinking = thinking_of(cfg)
     assert reading is not None
     B = state.committed.shape[0]
     chunks = next_chunks(state, schedule.budget.rows // thinking.chunk)
@@ -166,7 +167,8 @@ def next_chunks(state: GenState, groups: int) -> Chunks:
     """
     reading = state.reading
     assert reading is not None
-    B, C = state.committed.shape[0], reading.chunk
+    B = state.committed.shape[0]
+    C = reading.chunk
     unread = jnp.where(state.live, jnp.maximum(reading.end - reading.read, 0), 0)
     exists = jnp.arange(groups, dtype=jnp.int32)[:, None] < unread[None, :]  # [depth, B]
     (index,) = jnp.nonzero(exists.reshape(-1), size=groups, fill_value=-1)
