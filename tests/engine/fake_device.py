@@ -8,7 +8,6 @@ handed out twice or overwritten too early is found at once.
 
 import dataclasses
 import hashlib
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,12 +27,11 @@ FAKE_MODEL = Model(dataclasses.replace(TABLE_CFG, vocab_size=97, max_position=40
 class FakeDevice:
     """Takes the place of `detspec.engine.device.Device`."""
 
-    def __init__(self, schedule, config: EngineConfig, *, num_pages: int | None = None, step_s: float = 0.0) -> None:
+    def __init__(self, schedule, config: EngineConfig, *, num_pages: int | None = None, drafters=None) -> None:
         self.model, self.schedule, self.config = FAKE_MODEL, schedule, config
         self.num_pages = num_pages or config.max_requests * self.max_pages
-        self.drafters = drafters_of({})
+        self.drafters = drafters_of(drafters or {})
         self.clock = Clock()
-        self.step_s = step_s
         self.slots = np.zeros((self.num_pages + 1, schedule.numerics.page), np.uint64)  # page 0 is scratch
         self.places: dict[int, SimpleNamespace] = {}
         self.waiting: dict[int, SimpleNamespace] = {}
@@ -89,7 +87,6 @@ class FakeDevice:
             steps += 1
             idle += sum(self.places[place].finish != RUNNING for place in in_use)
         self.steps_of[plan.label] = self.steps_of.get(plan.label, 0) + steps
-        time.sleep(self.step_s * steps)
         self.clock.work()
         return self._report(chosen, steps)
 

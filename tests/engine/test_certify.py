@@ -6,13 +6,18 @@ import jax.numpy as jnp
 import pytest
 
 from detspec.checkpoint.load import Model
+from detspec.engine.certify import certify
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import canonical_plans, needed_plans, ordinary_plan
+from detspec.engine.probes import Probes
 from detspec.errors import InputError
+from detspec.ops.attention import reference
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
-from tests.engine.byte_model import SCHEDULE, facts
+from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, without_tokenizer
+
+FAR = SCHEDULE.with_numerics(page=64)
 
 
 def engine_of(model: Model, method: str) -> Engine:
@@ -78,3 +83,43 @@ def test_certify_leaves_no_trace_in_what_follows(model, one_row):
     assert facts(first[0]) == facts(one_row.generate([[5, 6]], SamplingParams(max_tokens=6))[0])
     assert engine.stats.num_verify_passes == 6  # the made-up requests are not counted
     assert not bool(jnp.any(engine.device.state.live))
+
+
+@pytest.fixture(scope="module")
+def far_model() -> Model:
+    cfg = dataclasses.replace(BYTE_CFG, max_position=512)
+    return dataclasses.replace(without_tokenizer(byte_params()), cfg=cfg)
+
+
+def engine_of_many_pages(model: Model, method: str) -> Engine:
+    """An engine of five pages of 64, shaped like no other: its programs are its own."""
+    config = EngineConfig(max_requests=1, max_len=319, method=method, num_speculative_tokens=3, schedule=FAR)
+    return Engine(model, config)
+
+
+@pytest.mark.parametrize("first_wrong_page", [2, 4])
+def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(first_wrong_page, far_model, monkeypatch):
+    """It is wrong in passes of single rows alone, so that these part from the anchor; 40 tokens of prompt would not show it."""
+    sound = reference.paged_attention
+
+    def spoilt(q, k_pages, v_pages, page_tables, positions, *, scores, numerics):
+        attended = sound(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
+        wrong = positions >= first_wrong_page * 64 if q.shape[1] == 1 else positions < 0
+        return attended * jnp.where(wrong, 1.01, 1.0)[:, :, None, None]
+
+    monkeypatch.setattr(reference, "paged_attention", spoilt)
+    engine = engine_of_many_pages(far_model, "none")
+    certificate = certify(engine.device, canonical_plans(1, 1, FAR.budget.rows)[0])
+    assert certificate.status == "differs"
+    position = int(certificate.why.split("position ")[1].split()[0])
+    assert position >= first_wrong_page * 64
+
+
+def test_sound_attention_is_certified_up_to_the_end_of_the_cache_and_over_borders_of_pages(far_model):
+    engine = engine_of_many_pages(far_model, "self")
+    for draft, window in (("none", 1), ("self", 4)):
+        assert certify(engine.device, canonical_plans(1, window, FAR.budget.rows, draft)[0]).is_certified
+    reached = [Probes(engine.device, 1, far=True, turn=turn) for turn in range(2)]
+    spans = [range(p.each[0].known, len(p.each[0].tokens) + p.num_new) for p in reached]
+    assert max(span.stop for span in spans) == 319
+    assert any(span.start // 64 < (span.stop - 1) // 64 for span in spans)

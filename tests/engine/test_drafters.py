@@ -1,0 +1,92 @@
+"""Draft sources that the engine does not know: weights, caches, and when "auto" takes them. No bit depends on them."""
+
+import jax
+import numpy as np
+import pytest
+
+from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.load import Model
+from detspec.draft.source import Drafter
+from detspec.engine.certify import CERTIFIED, NOT_TRIED
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.planner import Planner
+from detspec.engine.policy import canonical_plans
+from detspec.errors import InputError
+from detspec.model.params import init_params
+from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
+from tests.draft.lookup import LOOKUP
+from tests.draft.own_weights import draft_model
+from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, some_prompts, some_sampling
+from tests.engine.fake_device import FakeDevice
+from tests.fakes import TABLE_CFG, table_model
+
+DRAFT_MODEL = draft_model(BYTE_CFG)
+
+
+def engine_with(drafter: Drafter, model: Model) -> Engine:
+    config = EngineConfig(max_requests=3, max_len=64, method="model", num_speculative_tokens=3, schedule=SCHEDULE, num_pages=9)
+    return Engine(model, config, drafters={"model": drafter})
+
+
+@pytest.mark.parametrize(("weights", "most", "least"), [("own", 1.0, 0.9), ("other", 0.5, 0.0)])
+def test_draft_model_in_the_engine_changes_no_bit_and_its_weights_decide_what_is_accepted(weights, most, least, model, one_row):
+    """Three places and pages for two of them: sequences are preempted, and others enter their places."""
+    params = byte_params() if weights == "own" else init_params(BYTE_CFG, jax.random.key(5))
+    engine = engine_with(Drafter(DRAFT_MODEL, params), model)
+    found = engine.generate(some_prompts(), some_sampling())
+    assert [facts(c) for c in found] == [facts(c) for c in one_row.generate(some_prompts(), some_sampling())]
+    assert least <= engine.stats.draft_acceptance_rate <= most
+    assert engine.num_preemptions > 0
+
+
+def test_name_of_a_drafter_that_is_taken_or_unknown_is_refused(model):
+    with pytest.raises(InputError, match="the name 'self' is taken"):
+        Engine(model, EngineConfig(max_len=64, schedule=SCHEDULE), drafters={"self": Drafter(LOOKUP)})
+    with pytest.raises(InputError, match="must be one of auto, none, self, lookup, got 'model'"):
+        Engine(model, EngineConfig(max_len=64, schedule=SCHEDULE, method="model"), drafters={"lookup": Drafter(LOOKUP)})
+
+
+def test_auto_tries_lookup_here_and_takes_it_for_a_text_that_repeats_itself():
+    """Self-drafting cannot win on a CPU and is not tried; lookup costs nothing, and the table model counts in circles."""
+    params = table_model()
+    model = Model(TABLE_CFG, params, None, (), digest_model(TABLE_CFG, params))
+    config = EngineConfig(max_requests=1, max_len=320, segment_steps=16, schedule=SCHEDULE.with_numerics(page=64))
+    engine = Engine(model, config, drafters={"lookup": Drafter(LOOKUP)})
+    plain = Engine(model, EngineConfig(max_requests=1, max_len=320, method="none", schedule=config.schedule))
+    sampling = SamplingParams(max_tokens=256)
+    expected = [facts(c) for c in plain.generate([[3, 4]], sampling)]
+    for _ in range(8):
+        found = engine.generate([[3, 4]], sampling)
+        assert [facts(c) for c in found] == expected
+    statuses = {plan.draft: certificate.status for plan, certificate in engine.certificates.items() if not plan.ordinary}
+    assert (statuses["none"], statuses["lookup"]) == (CERTIFIED, CERTIFIED)
+    assert statuses["self"] in (CERTIFIED, NOT_TRIED)
+    assert found[0].stats.mean_acceptance_length > 4
+
+
+def test_auto_leaves_a_free_draft_when_its_guesses_fail_and_takes_it_back_when_they_hold():
+    """Decoding takes 10 ms and a window of 16 takes 25, whatever is in it: 2.5 tokens a window are the break-even."""
+    decoding = canonical_plans(1, 1, 64)[0]
+    drafted = canonical_plans(1, 16, 64, "lookup")[0]
+    device = FakeDevice(Schedule(), EngineConfig(max_requests=1, max_len=64), drafters={"lookup": Drafter(LOOKUP)})
+    planner = Planner(device)
+    planner.prepare(1, deterministic=True)
+    for plan in planner.certificates:
+        planner.step_times.measured({plan: 1.0})
+    planner.step_times.measured({decoding: 0.010, drafted: 0.025})
+
+    def share(accepted: int, segments: int) -> float:
+        """How often the draft runs in so many segments of 8 windows, each with so many accepted tokens."""
+        chosen = []
+        for _ in range(segments):
+            plan, _ = planner.choose(1, 0)
+            planner.step_times.observed(plan, 0.010 if plan == decoding else 0.025)
+            planner.acceptance.observed(plan, 8, 8 * accepted if plan == drafted else 0)
+            chosen.append(plan == drafted)
+        return float(np.mean(chosen[-50:]))
+
+    assert share(accepted=12, segments=400) > 0.9
+    assert share(accepted=0, segments=400) < 0.1
+    assert share(accepted=12, segments=800) > 0.9
