@@ -25,7 +25,7 @@ class Planner:
     def __init__(self, device: Device) -> None:
         self.certificates: dict[Plan, Certificate] = {}
         self.step_times = StepTimes()
-        self.acceptance = Acceptance()
+        self.acceptance = Acceptance(device.drafters)
         self._device = device
         self._batches: tuple[int, ...] = ()
         self._examined: set[int] = set()  # batches whose canonical plans are known
@@ -72,6 +72,9 @@ class Planner:
         if not batches:
             raise InputError(self._refusal(num_live))
         plans = self._usable(min(batches))
+        for plan in plans:  # each draft shows once what it is worth; then estimates decide
+            if plan.budget.window > 1 and len(plans) > 1 and not self.acceptance.was_seen(plan):
+                return plan, True
         tokens = {plan: self._step_tokens(plan, num_deterministic, num_ordinary) for plan in plans}
         best = choose({plan: self.step_times.known(plan) for plan in plans}, tokens)
         chosen = choose({plan: self.step_times.hoped(plan) for plan in plans}, tokens)
@@ -88,7 +91,7 @@ class Planner:
         if plan.budget.window == 1:
             return num_deterministic + num_ordinary
         source = self._device.drafters[plan.draft].source
-        verified = self.acceptance.tokens(plan, source)
+        verified = self.acceptance.tokens(plan)
         return num_deterministic * verified + num_ordinary * (plan.budget.window - 1 if source.executes else verified)
 
     def _certify_draft(self, batch: int, draft: str, window: int) -> None:

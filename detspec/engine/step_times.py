@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 
-from detspec.draft.source import DraftSource
+from detspec.draft.source import Drafter
 from detspec.engine.policy import Plan
 
 WEIGHT = 0.5  # of a segment that was slower than believed; one that was faster is believed, because noise only ever adds
 MOST_GROWTH = 2.0  # a process that was held up once says little about the plan
 OPTIMISM = 0.99  # a plan is hoped to be this much cheaper for each segment that another was chosen for
-PRIOR_WINDOWS = 12  # verified windows that the assumed acceptance counts as
+PRIOR_WINDOWS = 4  # verified windows that the assumed acceptance counts as
 REMEMBERED_WINDOWS = 192  # older windows count less and less: texts change
 
 
@@ -52,28 +52,28 @@ class StepTimes:
 class Acceptance:
     """Drafted tokens that one verified window of each draft source brings, from what was verified lately."""
 
-    def __init__(self) -> None:
-        self._windows: dict[tuple[str, int], float] = {}
-        self._accepted: dict[tuple[str, int], float] = {}
+    def __init__(self, drafters: Mapping[str, Drafter]) -> None:
+        self._drafters = drafters
+        self._counts: dict[tuple[str, int], tuple[float, float]] = {}  # windows, accepted tokens; older ones count less
+
+    def was_seen(self, plan: Plan) -> bool:
+        """Whether windows of this draft were verified yet."""
+        return (plan.draft, plan.budget.window) in self._counts
 
     def observed(self, plan: Plan, windows: int, accepted: int) -> None:
         """Counts `windows` more that `plan` verified, and the drafted tokens that were accepted in them."""
-        key = plan.draft, plan.budget.window
-        if key not in self._windows or not windows:
-            return
-        keep = max(0.0, 1 - windows / REMEMBERED_WINDOWS)
-        self._windows[key] = keep * self._windows[key] + windows
-        self._accepted[key] = keep * self._accepted[key] + accepted
+        if plan.budget.window > 1 and windows:
+            keep = max(0.0, 1 - windows / REMEMBERED_WINDOWS)
+            before = self._counts.get((plan.draft, plan.budget.window), (0.0, 0.0))
+            self._counts[plan.draft, plan.budget.window] = keep * before[0] + windows, keep * before[1] + accepted
 
-    def tokens(self, plan: Plan, source: DraftSource) -> float:
+    def tokens(self, plan: Plan) -> float:
         """Tokens that a window of `plan` is expected to commit: the accepted ones and one more.
 
-        At first that is what the source assumes: with a chance `a` that a drafted token agrees, a window of `W` commits
-        `1 + a + a^2 + ... + a^(W-1)`.
+        Until windows were verified that is what the source assumes: with a chance `a` that a drafted token agrees, a window of
+        `W` commits `1 + a + a^2 + ... + a^(W-1)`.
         """
-        key = plan.draft, plan.budget.window
-        if key not in self._windows:
-            assumed = sum(source.prior_acceptance**i for i in range(1, plan.budget.window))
-            self._windows[key] = PRIOR_WINDOWS
-            self._accepted[key] = PRIOR_WINDOWS * assumed
-        return 1 + self._accepted[key] / self._windows[key]
+        chance = self._drafters[plan.draft].source.prior_acceptance
+        assumed = sum(chance**i for i in range(1, plan.budget.window))
+        windows, accepted = self._counts.get((plan.draft, plan.budget.window), (0.0, 0.0))
+        return 1 + (PRIOR_WINDOWS * assumed + accepted) / (PRIOR_WINDOWS + windows)

@@ -1,10 +1,12 @@
 """Draft sources that the engine does not know: weights, caches, and when "auto" takes them. No bit depends on them."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
 from detspec.draft.source import Drafter
 from detspec.engine.certify import CERTIFIED, NOT_TRIED
@@ -13,16 +15,29 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
 from detspec.engine.policy import canonical_plans
 from detspec.errors import InputError
-from detspec.model.params import init_params
+from detspec.model.params import init_params, param_shapes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from tests.draft.lookup import LOOKUP
 from tests.draft.own_weights import draft_model
 from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, some_prompts, some_sampling
 from tests.engine.fake_device import FakeDevice
-from tests.fakes import TABLE_CFG, table_model
+from tests.fakes import TABLE_CFG
 
 DRAFT_MODEL = draft_model(BYTE_CFG)
+CIRCLE = [*range(16), *range(16)]
+
+
+def circling_model(size: int = 4096, circle: int = 16) -> Model:
+    """The next token after `t` is `t + 1` within its circle of 16, as in `table_model`; reading the head is most of a step."""
+    cfg = dataclasses.replace(TABLE_CFG, vocab_size=size, d_model=size, dtype="bfloat16")
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), param_shapes(cfg))
+    token = np.arange(size)
+    params["embed"][token, token] = 1
+    params["head"][token - token % circle + (token + 1) % circle, token] = 1
+    for norm in (params["final_norm"], params["layers"][0]["attn_norm"], params["layers"][0]["mlp_norm"]):
+        norm[:] = 1
+    return Model(cfg, jax.tree.map(jnp.asarray, params), None, (), "counts in circles")
 
 
 def engine_with(drafter: Drafter, model: Model) -> Engine:
@@ -49,16 +64,15 @@ def test_name_of_a_drafter_that_is_taken_or_unknown_is_refused(model):
 
 
 def test_auto_tries_lookup_here_and_takes_it_for_a_text_that_repeats_itself():
-    """Self-drafting cannot win on a CPU and is not tried; lookup costs nothing, and the table model counts in circles."""
-    params = table_model()
-    model = Model(TABLE_CFG, params, None, (), digest_model(TABLE_CFG, params))
+    """Self-drafting cannot win on a CPU and is not tried; lookup costs nothing, and the model counts in circles."""
+    model = circling_model()
     config = EngineConfig(max_requests=1, max_len=320, segment_steps=16, schedule=SCHEDULE.with_numerics(page=64))
     engine = Engine(model, config, drafters={"lookup": Drafter(LOOKUP)})
     plain = Engine(model, EngineConfig(max_requests=1, max_len=320, method="none", schedule=config.schedule))
     sampling = SamplingParams(max_tokens=256)
-    expected = [facts(c) for c in plain.generate([[3, 4]], sampling)]
-    for _ in range(8):
-        found = engine.generate([[3, 4]], sampling)
+    expected = [facts(c) for c in plain.generate([CIRCLE], sampling)]
+    for _ in range(3):
+        found = engine.generate([CIRCLE], sampling)
         assert [facts(c) for c in found] == expected
     statuses = {plan.draft: certificate.status for plan, certificate in engine.certificates.items() if not plan.ordinary}
     assert (statuses["none"], statuses["lookup"]) == (CERTIFIED, CERTIFIED)
