@@ -34,7 +34,7 @@ class BenchSettings:
 
     Attributes:
         batches: numbers of requests in flight.
-        modes: some of "fast" (nothing is verified; always measured, for comparison), "canonical" (one canonical row per
+        modes: some of "ordinary" (nothing is verified; always measured, for comparison), "canonical" (one canonical row per
             request), "batch_invariant" (the same with pinned products, so that kernels alone make every pass invariant), "dvr"
             (self draft, each of `windows`), "auto" (the engine chooses; drafts of the longest of `windows`).
         shares: percentages of deterministic requests for "dvr" and "auto", rounded up to whole requests.
@@ -99,7 +99,7 @@ def run_bench(
     for batch in settings.batches:
         requests = prompts[:batch]
         entry = measure(model, cases[batch], requests, settings.new_tokens, settings.repeats, progress, by_mode)
-        step_ms = 1e3 * batch / entry["cases"][0]["median_tok_per_s"]  # the first case is "fast"
+        step_ms = 1e3 * batch / entry["cases"][0]["median_tok_per_s"]  # the first case is "ordinary"
         limits = bound(model.cfg, machine, batch=batch, context=context, step_ms=step_ms)
         measured.append({"batch": batch, "bound": limits, **entry})
     return {
@@ -109,8 +109,8 @@ def run_bench(
         "machine": machine,
         "batches": measured,
         "variants": {
-            mode: by_mode.most(f"{mode} {'ordinary' if mode == 'fast' else 'deterministic'}")
-            for mode in dict.fromkeys(("fast", *settings.modes))
+            mode: by_mode.most(f"{mode} {'ordinary' if mode == 'ordinary' else 'deterministic'}")
+            for mode in dict.fromkeys(("ordinary", *settings.modes))
         },
     }
 
@@ -135,7 +135,7 @@ def bench_table(result: dict[str, Any]) -> str:
             f"batch {entry['batch']}: an ordinary step takes {limits['step_ms']:.2f} ms; reading {limits['bytes'] / 1e6:.1f} "
             f"MB needs {limits['memory_ms']:.2f}, {limits['flop'] / 1e9:.2f} GFLOP need {limits['compute_ms']:.2f}: "
             f"bound by {limits['name']}",
-            f"  {'':<16}{'tok/s':>9}{'lowest':>9}{'highest':>9}{'/ fast':>8}"
+            f"  {'':<16}{'tok/s':>9}{'lowest':>9}{'highest':>9}{'/ ordinary':>12}"
             f"{'accepted':>10}{'rollbacks':>11}{'recomputed':>12}",
         ]
         for case in entry["cases"]:
@@ -145,7 +145,7 @@ def bench_table(result: dict[str, Any]) -> str:
             accepted = f"{100 * case['draft_acceptance_rate']:.2f} %" if case["num_draft_tokens"] else "-"
             lines.append(
                 f"  {case['label']:<16}{case['median_tok_per_s']:>9.1f}{min(case['tok_per_s']):>9.1f}"
-                f"{max(case['tok_per_s']):>9.1f}{case['ratio_to_fast']:>8.3f}{accepted:>10}"
+                f"{max(case['tok_per_s']):>9.1f}{case['ratio_to_ordinary']:>12.3f}{accepted:>10}"
                 f"{case['num_rollbacks']:>11}{case['num_recomputed_tokens']:>12}"
             )
         lines.append(

@@ -18,7 +18,7 @@ from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
-METHODS = {"fast": "none", "canonical": "none", "batch_invariant": "none", "dvr": "self", "auto": "auto"}
+METHODS = {"ordinary": "none", "canonical": "none", "batch_invariant": "none", "dvr": "self", "auto": "auto"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def cases_of(batch: int, modes: Sequence[str], shares: Sequence[int], windows: S
     """
     numbers = {-(-share * batch // 100): share for share in sorted(shares)}
     longest = max(windows)
-    cases = [Case("fast", 1, 0, 0)]
+    cases = [Case("ordinary", 1, 0, 0)]
     cases += [Case(mode, 1, batch, 100) for mode in ("canonical", "batch_invariant") if mode in modes]
     if "dvr" in modes:
         cases += [Case("dvr", window, number, share) for window in windows for number, share in numbers.items() if number]
@@ -104,9 +104,9 @@ def measure(
             if case not in refused:
                 engine = engines[METHODS[case.mode], case.window, case.schedule]
                 samples[case].append(_run_once(engine, case, prompts, new_tokens, variants, by_mode))
-    fast = [sample["tok_per_s"] for sample in samples[cases[0]]]
+    ordinary = [sample["tok_per_s"] for sample in samples[cases[0]]]
     return {
-        "cases": [_summary(case, samples[case], fast, refused.get(case)) for case in cases],
+        "cases": [_summary(case, samples[case], ordinary, refused.get(case)) for case in cases],
         "bits": variants.counts(),
     }
 
@@ -155,13 +155,13 @@ def _run_once(
     return {"seconds": seconds, "tok_per_s": num_tokens / seconds, **counted}
 
 
-def _summary(case: Case, samples: list[dict[str, Any]], fast: list[float], refused: str | None) -> dict[str, Any]:
+def _summary(case: Case, samples: list[dict[str, Any]], ordinary: list[float], refused: str | None) -> dict[str, Any]:
     """A case with the medians of its samples and of their ratios to the ordinary run of the same round; counters are summed."""
     described = {**dataclasses.asdict(case), "label": case.label, "refused": refused}
     if refused is not None:
         return described
     tok_per_s = [sample["tok_per_s"] for sample in samples]
-    ratios = [mine / other for mine, other in zip(tok_per_s, fast, strict=True)]
+    ratios = [mine / other for mine, other in zip(tok_per_s, ordinary, strict=True)]
     counted = {name: sum(sample[name] for sample in samples) for name in samples[0] if name.startswith("num_")}
     drafted = counted["num_draft_tokens"]
     passes = counted["num_verify_passes"]
@@ -171,7 +171,7 @@ def _summary(case: Case, samples: list[dict[str, Any]], fast: list[float], refus
         "tok_per_s": tok_per_s,
         "median_tok_per_s": median(tok_per_s),
         "ratios": ratios,
-        "ratio_to_fast": median(ratios),
+        "ratio_to_ordinary": median(ratios),
         **counted,
         "draft_acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / passes if passes else None,

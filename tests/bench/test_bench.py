@@ -49,7 +49,7 @@ def test_run_bench_names_versions_model_and_settings(result: dict):
 def test_run_bench_measures_every_mode_and_share(result: dict):
     labels = [case["label"] for case in result["batches"][0]["cases"]]
     others = ["dvr W=4 50 %", "dvr W=4 100 %", "auto 0 %", "auto 50 %", "auto 100 %"]
-    assert labels == ["fast", "canonical", "batch_invariant", *others]
+    assert labels == ["ordinary", "canonical", "batch_invariant", *others]
 
 
 def test_run_bench_runs_interleaved_after_a_warm_up(result: dict, seen: list[tuple[int, int, str]]):
@@ -66,14 +66,14 @@ def test_run_bench_ratios_are_medians_of_pairs_of_one_round(result: dict):
     for case in others:
         assert len(case["tok_per_s"]) == 3
         assert case["ratios"] == [a / b for a, b in zip(case["tok_per_s"], fast["tok_per_s"], strict=True)]
-        assert case["ratio_to_fast"] == median(case["ratios"])
+        assert case["ratio_to_ordinary"] == median(case["ratios"])
         assert case["median_tok_per_s"] == median(case["tok_per_s"])
 
 
 def test_run_bench_counts_what_verification_did(result: dict):
     cases = {case["label"]: case for case in result["batches"][0]["cases"]}
-    assert cases["fast"]["num_verify_passes"] == 0
-    assert cases["fast"]["draft_acceptance_rate"] is None
+    assert cases["ordinary"]["num_verify_passes"] == 0
+    assert cases["ordinary"]["draft_acceptance_rate"] is None
     # Canonical: one pass a token, 2 requests of 12 tokens in 3 rounds.
     assert cases["canonical"]["num_verify_passes"] == 72
     assert cases["canonical"]["num_draft_tokens"] == cases["batch_invariant"]["num_draft_tokens"] == 0
@@ -87,7 +87,7 @@ def test_run_bench_deterministic_results_are_one_variant(result: dict):
 
 
 def test_run_bench_says_how_many_results_a_request_gave_in_each_mode(result: dict):
-    assert result["variants"].keys() == {"fast", "canonical", "batch_invariant", "dvr", "auto"}
+    assert result["variants"].keys() == {"ordinary", "canonical", "batch_invariant", "dvr", "auto"}
     assert result["variants"]["canonical"] == result["variants"]["batch_invariant"] == 1
     assert bench_table(result).endswith(", ".join(f"{mode} {number}" for mode, number in result["variants"].items()))
 
@@ -137,7 +137,7 @@ def test_run_bench_program_that_is_not_certified_is_a_result(monkeypatch: pytest
 
 def test_cases_shares_are_rounded_up_and_not_repeated():
     assert cases_of(1, ("auto",), (0, 10, 50, 100), (4,)) == [
-        Case("fast", 1, 0, 0),
+        Case("ordinary", 1, 0, 0),
         Case("auto", 4, 0, 0),
         Case("auto", 4, 1, 100),
     ]

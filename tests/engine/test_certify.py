@@ -91,9 +91,9 @@ def far_model() -> Model:
     return dataclasses.replace(without_tokenizer(byte_params()), cfg=cfg)
 
 
-def engine_of_many_pages(model: Model, method: str) -> Engine:
-    """An engine of five pages of 64, shaped like no other: its programs are its own."""
-    config = EngineConfig(max_requests=1, max_len=319, method=method, num_speculative_tokens=3, schedule=FAR)
+def engine_of_many_pages(model: Model, method: str, max_len: int) -> Engine:
+    """An engine of five pages of 64. A `max_len` of its own makes its programs its own."""
+    config = EngineConfig(max_requests=1, max_len=max_len, method=method, num_speculative_tokens=3, schedule=FAR)
     return Engine(model, config)
 
 
@@ -108,7 +108,7 @@ def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(
         return attended * jnp.where(wrong, 1.01, 1.0)[:, :, None, None]
 
     monkeypatch.setattr(reference, "paged_attention", spoilt)
-    engine = engine_of_many_pages(far_model, "none")
+    engine = engine_of_many_pages(far_model, "none", 318 - first_wrong_page)
     certificate = certify(engine.device, canonical_plans(1, 1, FAR.budget.rows)[0])
     assert certificate.status == "differs"
     position = int(certificate.why.split("position ")[1].split()[0])
@@ -116,7 +116,7 @@ def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(
 
 
 def test_sound_attention_is_certified_up_to_the_end_of_the_cache_and_over_borders_of_pages(far_model):
-    engine = engine_of_many_pages(far_model, "self")
+    engine = engine_of_many_pages(far_model, "self", 319)
     for draft, window in (("none", 1), ("self", 4)):
         assert certify(engine.device, canonical_plans(1, window, FAR.budget.rows, draft)[0]).is_certified
     reached = [Probes(engine.device, 1, far=True, turn=turn) for turn in range(2)]

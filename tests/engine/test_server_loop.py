@@ -27,7 +27,8 @@ def traffic(*, deterministic: bool) -> list[Request]:
             temperature=(0.0, 0.8)[i % 2],
             top_p=(1.0, 0.9)[i % 3 == 0],
             seed=i,
-            stop_token_ids=tuple(range(40)) if i % 5 == 0 else (),
+            stop_token_ids=(7, 8, 9) if i % 5 == 0 else (),
+            logit_bias={7: 4.0, 8: 4.0, 9: 4.0} if i % 5 == 0 else {},
             deterministic=deterministic,
         )
         requests.append(Request(str(i), tuple(PREFIX + prompt[:5] if i % 4 == 0 else prompt), sampling))
