@@ -1,11 +1,11 @@
-# Everything a checkout needs, with nothing but make and a Python of at least 3.11. `make help` lists the targets.
+# Sets up and checks a checkout with nothing but make and Python 3.11 or newer. `make help` lists the targets.
 
 VENV := .venv
 BIN := $(VENV)/bin
 NOTEBOOKS := $(wildcard notebooks/*.py)
 CELLS = $(BIN)/jupytext --quiet --to py:percent --opt notebook_metadata_filter=-all --output -
 
-# The first Python that is new enough; `make env PYTHON=/path/to/python` overrides the search.
+# The first Python found that is new enough; `make env PYTHON=/path/to/python` skips the search.
 SUITABLE = import sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
@@ -18,33 +18,33 @@ help: ## list the targets
 
 env: $(VENV)/.installed ; @: ## create .venv and install detspec with its developer tools (once)
 
-demo: env ## the whole product in one picture: generate, verify, roll back, compare bits
+demo: env ## run the demonstration: generate, verify, roll back, compare bits
 	$(BIN)/detspec demo
 
 test: env ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-slow: env ## run the slow ones: whole commands, every family of models
+test-slow: env ## run the slow tests: whole commands, all model families
 	$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers, live
+parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers
 	$(BIN)/python -m pytest parity $(ARGS)
 
-test-kernels: env ## run the kernels of TPUs and GPUs in Pallas's simulators
+test-kernels: env ## run the TPU and GPU kernels in Pallas's simulators
 	$(BIN)/python -m pytest tests -m kernels --numprocesses auto --dist worksteal $(ARGS)
 
-test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs that are not here; ARGS='-k v6e' runs a part
+test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs without having one; ARGS='-k v6e' runs a part
 	$(VENV)/aot/bin/python -m pytest aot --numprocesses auto --dist worksteal $(ARGS)
 
-kernels: $(VENV)/aot/.installed ## compile every kernel and write docs/kernels.md anew
+kernels: $(VENV)/aot/.installed ## compile every kernel and rewrite docs/kernels.md
 	$(VENV)/aot/bin/python scripts/compile_kernels.py
 
-lint: env ## ruff (rules and format) and mypy
+lint: env ## check with ruff (rules and format) and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: env ## let ruff rewrite what it can
+format: env ## fix and format with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -54,7 +54,7 @@ notebooks: $(VENV)/.installed-notebooks ## execute every notebook into out/noteb
 		name=$$(basename $$source .py); \
 		$(CELLS) $$source > out/notebooks/$$name.cells; \
 		$(CELLS) $${source%.py}.ipynb | cmp --quiet out/notebooks/$$name.cells - || { \
-			echo "$$source and its .ipynb differ; write the latter anew: make pairs" >&2; exit 1; }; \
+			echo "$$source and its .ipynb differ; rewrite the .ipynb: make pairs" >&2; exit 1; }; \
 		echo "executing $$source"; \
 		$(BIN)/jupytext --quiet --to ipynb --output out/notebooks/$$name.ipynb $$source; \
 		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter nbconvert --log-level ERROR --to notebook --execute --inplace out/notebooks/$$name.ipynb; \
@@ -67,7 +67,7 @@ clean: ## remove .venv, caches and outputs
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
-	@$(if $(PYTHON),:,echo "detspec needs Python 3.11 or newer with venv; none was found. Say where: make env PYTHON=/path/to/python" >&2; exit 1)
+	@$(if $(PYTHON),:,echo "detspec needs Python 3.11 or newer with venv, and none was found. Give its path: make env PYTHON=/path/to/python" >&2; exit 1)
 	@{ $(PYTHON) -c '$(SUITABLE)'; } 2>/dev/null || { echo "detspec needs Python 3.11 or newer with venv; $(PYTHON) is not" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
@@ -82,12 +82,12 @@ $(VENV)/.installed-parity: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-notebooks: $(VENV)/.installed
-	@echo "installing what notebooks need"
+	@echo "installing the packages for notebooks"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebooks]'
 	@touch $@
 
-# Compilers of devices that are not here make every import of jax look for these devices, and complain. So they have an
-# environment of their own on top of .venv, whose packages it sees.
+# With compilers for missing devices installed, every import of jax looks for these devices and prints errors. So they have
+# their own environment, which also sees the packages of .venv.
 $(VENV)/aot/.installed: $(VENV)/.installed
 	@echo "installing compilers for TPUs and GPUs into $(VENV)/aot (about 500 MB)"
 	@$(BIN)/python -m venv $(VENV)/aot

@@ -1,8 +1,8 @@
-"""Compilation for devices that are not here, as strict as the other tests."""
+"""Settings of the compilation tests, as strict as those of the other tests."""
 
 import os
 
-os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: what is compiled for is not what is here
+os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: it must not look for the devices compiled for
 
 import jax
 import pytest
@@ -12,5 +12,5 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole programs first: they take longest, and single kernels fill what is left."""
+    """Whole programs first: they take longest, and short kernel tests fill the remaining time of each process."""
     items.sort(key=lambda item: item.path.stem == "test_kernels")

@@ -1,24 +1,24 @@
-"""What to look for in optimised HLO: kernels that are there, and page pools that are moved."""
+"""Finds kernels and moved page pools in optimised HLO."""
 
 import math
 import re
 
 import jax
 
-KERNEL_CALLS = {"tpu": "tpu_custom_call", "gpu": "mosaic_gpu"}  # how the targets of Pallas's custom calls begin
+KERNEL_CALLS = {"tpu": "tpu_custom_call", "gpu": "mosaic_gpu"}  # prefixes of the targets of Pallas's custom calls
 MOVES = "copy|copy-start|transpose|convert|bitcast-convert"
 INSTRUCTION = re.compile(rf"= \(?\w+\[([\d,]+)\]\S* ({MOVES})\(")
 
 
 def kernel_calls(hlo: str, platform: str) -> int:
-    """Calls of Pallas kernels in `hlo`."""
+    """Number of calls of Pallas kernels in `hlo`."""
     return len(re.findall(rf'custom_call_target="{KERNEL_CALLS[platform]}', hlo))
 
 
 def pool_moves(hlo: str, pools: tuple[jax.ShapeDtypeStruct, ...]) -> list[str]:
-    """Instructions, of fusions too, that move or convert as many elements as one of `pools` has.
+    """Instructions, also inside fusions, that move or convert as many elements as one of `pools` has.
 
-    A layout or a dtype may differ, so the number of elements decides: give pools a number of pages that nothing else has.
+    Layout and dtype may differ, so the number of elements decides: choose a number of pages that makes it unique.
     """
     sizes = {math.prod(pool.shape) for pool in pools}
     lines = (line.strip() for line in hlo.splitlines())

@@ -9,7 +9,7 @@ from detspec.cli import main
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a config of two layers of Qwen3 0.6B and a small vocabulary; no weights."""
+    """A folder with the config of a two-layer Qwen3 0.6B with a small vocabulary; no weights."""
     config = {
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
@@ -34,7 +34,8 @@ def folder(tmp_path):
 def test_plan_prints_what_it_writes(target: str, folder, capsys):
     file = folder / "plan.json"
     assert main(["plan", "--model", str(folder), "--target", target, "--max-requests", "8", "--json", str(file)]) == 0
-    printed, result = capsys.readouterr().out, json.loads(file.read_text())
+    printed = capsys.readouterr().out
+    result = json.loads(file.read_text())
     memory = result["memory"]
     for name in ("weights_bytes", "cache_bytes", "peak_bytes", "usable_bytes"):
         assert f"{memory[name] / 1e9:.2f} GB" in printed
@@ -46,7 +47,7 @@ def test_plan_prints_what_it_writes(target: str, folder, capsys):
 
 
 def test_plan_of_a_pass_whose_temporaries_do_not_fit_says_what_would(folder, capsys):
-    """Weights and cache fit; with the logits of 524288 rows the program does not."""
+    """Weights and cache fit, but the program with the logits of 524288 rows does not."""
     arguments = [
         "plan",
         "--model",
@@ -63,4 +64,4 @@ def test_plan_of_a_pass_whose_temporaries_do_not_fit_says_what_would(folder, cap
     assert main(arguments) == 2
     *progress, error = capsys.readouterr().err.splitlines()
     assert all(line.startswith("detspec: compiling") for line in progress)
-    assert "GB of v5e:2x2, whose programs may use 16.9 GB: not even one row" in error
+    assert "GB of v5e:2x2, whose programs may use 16.9 GB: not even one request" in error

@@ -1,4 +1,4 @@
-"""The whole generator as one program for devices that are not here: kernels inside, page pools updated in place."""
+"""The whole generator compiles to one program for missing devices, with kernels inside and page pools updated in place."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,17 +21,18 @@ from detspec.state import GenState
 from detspec.targets import Compiled, canonical_schedule, compile_for, target
 from detspec.thinking.think_prompt import think_prompt
 
-CFG = dataclasses.replace(preset("qwen3_0_6b"), num_layers=2, vocab_size=8192)  # logits are to hide no copied pool
+CFG = dataclasses.replace(preset("qwen3_0_6b"), num_layers=2, vocab_size=8192)  # logits must not be as large as a pool
 THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=16, end_id=0)
-ROWS, MAX_LEN = 23, 1000  # 1 + 23 * 8 pages: 185 * 8 * 128 * 128 elements, which no other array has
+MAX_REQUESTS = 23  # 1 + 23 * 8 pages: 185 * 8 * 128 * 128 elements, which no other array has
+MAX_LEN = 1000
 
 
 def compiled_for(
     name: str, program: Callable[[Schedule, Params, GenState], Any], cfg: ModelConfig = CFG
 ) -> tuple[Compiled, GenState]:
-    """`program` with a donated state, and the state's shapes."""
+    """Compiles `program` with a donated state; also returns the state's shapes."""
     schedule = canonical_schedule(target(name), cfg)
-    room = {"max_requests": ROWS, "max_len": MAX_LEN, "max_stop_ids": 2, "max_logit_bias": 2}
+    room = {"max_requests": MAX_REQUESTS, "max_len": MAX_LEN, "max_stop_ids": 2, "max_logit_bias": 2}
     state = jax.eval_shape(partial(init_state, cfg, **room, schedule=schedule))
     return compile_for(target(name), partial(program, schedule), param_shapes(cfg), state, donate=(1,)), state
 
@@ -68,7 +69,7 @@ def test_reading_with_thoughts_compiles_with_kernels_inside_and_moves_no_page_po
 
     compiled, state = compiled_for(name, reader, cfg)
     hlo = compiled.program.as_text()
-    # The backbone; the thinker over the chunk and over the thought; the compressor before the pass and after it.
+    # The backbone, the thinker over chunk and thought, and the compressor before and after the pass.
     assert kernel_calls(hlo, target(name).platform) == CFG.num_layers + 4
     pools = (*state.cache.k, *state.cache.v)
     assert pool_moves(hlo, pools) == []

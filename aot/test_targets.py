@@ -1,4 +1,4 @@
-"""The table of targets is what the compilers say."""
+"""The table of targets agrees with the compilers."""
 
 import re
 

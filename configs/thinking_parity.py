@@ -1,16 +1,16 @@
-"""Coin flips by a model that thinks while it reads: the model that is shipped as `detspec.load("thinking_parity")`.
+"""Coin flips with Thinking States: the model that is shipped as `detspec.load("thinking_parity")`.
 
     detspec train --config configs/thinking_parity.py            Thinking States
     detspec train --config configs/thinking_parity.py:cot        chain of thought, the same backbone
-    detspec train --config configs/thinking_parity.py:no_cot     the answer at once
+    detspec train --config configs/thinking_parity.py:no_cot     the answer without steps
 
-Task       up to 20 operations, of which up to nine of ten are about no coin; all problems of all steps are new.
-Model      230,272 parameters with thinker and compressor, float32; exported as it is (0.9 MB). Linear biases: with rotary
-           positions and a window of 16 tokens a run of idle operations outlives what the window reaches (0.84 at 100).
+Task       up to 20 operations; up to nine in ten do not concern the coin. All problems of all steps are new.
+Model      230,272 parameters with thinker and compressor, float32; exported unchanged (0.9 MB). Linear biases: rotary
+           positions with a window of 16 tokens fail on long runs of filler operations (0.84 at 100 operations).
 Training   1000 steps of 32 rows of 112 tokens.
 Hardware   one core of an AMD EPYC (Zen 5) shared with three other jobs, jax 0.10.2: 9 min, median 9800 tok/s.
-Accuracy   of 128 problems each: 1.00 at 5, 10, 20, 40 and 70 operations, 0.99 at 100. With shares of idle operations of 0, 0.5
-           and 0.8: 1.00 at 5 to 100 operations; with 0.95: 1.00 up to 40, 0.99 at 70, 0.92 at 100 (96 problems each).
+Accuracy   128 problems each: 1.00 at 5, 10, 20, 40 and 70 operations, 0.99 at 100. With filler shares of 0, 0.5 and 0.8: 1.00
+           at 5 to 100 operations; with 0.95: 1.00 up to 40, 0.99 at 70, 0.92 at 100 (96 problems each).
 """
 
 from detspec.config import ModelConfig, ThinkingConfig
@@ -20,7 +20,7 @@ from detspec.train.reasoning import ReasoningConfig
 
 
 def get_config(arm: str = "thinking") -> ReasoningConfig:
-    """One arm."""
+    """The config of one arm."""
     return ReasoningConfig(
         backbone=ModelConfig(
             vocab_size=64,

@@ -2,14 +2,14 @@
 
     detspec train --config configs/tiny_python.py
 
-Corpus     .py files of the standard library of CPython 3.11.7, without tests and tables: 577 files, 9.6 MB, 3.0 M tokens to
-           train on; 24 files, 336 kB, 102 k tokens held out by a hash of their names. Another Python has another corpus.
+Corpus     .py files of the standard library of CPython 3.11.7, without tests and tables. Training: 577 files, 9.6 MB, 3.0 M
+           tokens. Held out by a hash of names: 24 files, 336 kB, 102 k tokens. Another Python has another corpus.
 Model      3.43 M parameters, float32; exported in bfloat16 (6.9 MB).
 Training   7.68 M tokens (2.6 epochs): 3300 steps of 8 rows of 256, then 450 of 2 rows of 1024.
-Hardware   2 shared cores of an AMD EPYC (AVX-512), jax 0.10.2, at low priority beside other work: 70 min, median 2400 tok/s
-           in rows of 256 and 1230 in rows of 1024; up to 5000 when alone.
-Held out   2.599 nats a token over 101,376 tokens in rows of 1024 (3.29 bytes a token, so 1.139 bits a byte), float32 and
-           bfloat16 alike; on the first 16 k tokens 4.35 at step 250, 3.39 at 1000, 2.92 at 2000, 2.59 at 3000, 2.49 at 3750.
+Hardware   2 shared cores of an AMD EPYC (AVX-512), jax 0.10.2, at low priority next to other work: 70 min, median 2400 tok/s
+           in rows of 256 and 1230 in rows of 1024; up to 5000 on an idle machine.
+Held out   2.599 nats per token over 101,376 tokens in rows of 1024 (3.29 bytes per token, so 1.139 bits per byte), equal in
+           float32 and bfloat16; first 16 k tokens: 4.35 at step 250, 3.39 at 1000, 2.92 at 2000, 2.59 at 3000, 2.49 at 3750.
 """
 
 from detspec.config import ModelConfig

@@ -1,15 +1,14 @@
-"""The paged key/value cache: an immutable pytree whose only undo is a smaller length.
+"""The paged key/value cache: an immutable pytree. Setting the length back is the only way to roll back.
 
-Worked example, page 4, one row of length 6 (two pages, handed out as 3 and 1):
+Worked example, page 4, one sequence of length 6 (two pages, allocated as 3 and 1):
 
     page_table[b] = [3 1]      position 5 lies in page_table[b, 5 // 4] = 1 at slot 5 % 4 = 1
     length[b]     = 6          positions 6 and later are stale: they are masked, never cleared
 
-Page 0 is scratch: rows that pad a pass write there, and nothing that counts reads it.
+Page 0 is scratch: rows that pad a pass write there, and no result reads it.
 
-Values lie with their head dimension last. Keys do too where kernels read them; for the reference attention they lie with their
-slots last, so that both of its products, `[rows, H] @ [H, page]` and `[rows, page] @ [page, H]`, read their right-hand side
-as it lies.
+Values are stored with the head dimension last. Keys are, too, if kernels read them. For the reference attention keys have
+their slots last, so that its products, `[rows, H] @ [H, page]` and `[rows, page] @ [page, H]`, need no transposition.
 """
 
 import flax.struct
@@ -23,21 +22,21 @@ SCRATCH_PAGE = 0
 
 
 class KVCache(flax.struct.PyTreeNode):
-    """Keys and values of all rows, in pages shared by one pool a layer."""
+    """Keys and values of all sequences, in pages of one pool per layer."""
 
     k: tuple[jax.Array, ...]  # L x [num_pages, K, page, H], or [num_pages, K, H, page] (`Numerics.key_slot_axis`)
     v: tuple[jax.Array, ...]  # L x [num_pages, K, page, H]
     page_table: jax.Array  # [B, max_pages] int32
-    length: jax.Array  # [B] int32, valid slots
+    length: jax.Array  # [B] int32, number of valid slots
 
     @property
     def page(self) -> int:
-        """Slots in one page, which is also the KV block of the canonical reduction."""
+        """Slots per page; a page is also the KV block of the canonical reduction."""
         return self.v[0].shape[2]
 
     @property
     def max_len(self) -> int:
-        """Positions a row can hold."""
+        """Most positions of a sequence."""
         return self.page_table.shape[1] * self.page
 
 
@@ -46,10 +45,11 @@ def init_cache(
 ) -> KVCache:
     """An empty cache of `max_requests` rows of `max_len` positions (rounded up to whole pages), for passes of `schedule`.
 
-    By default every row has its own pages, in order. With `num_pages`, the scratch page not counted, rows have none, and
-    whoever runs them hands pages out.
+    By default every sequence has its own pages, in order. With `num_pages`, which does not count the scratch page, sequences
+    have no pages, and the caller allocates them.
     """
-    page, dtype = numerics.page, jnp.dtype(numerics.cache_dtype)
+    page = numerics.page
+    dtype = jnp.dtype(numerics.cache_dtype)
     max_pages = -(-max_len // page)
     table = identity_table(max_requests, max_pages) if num_pages is None else jnp.zeros((max_requests, max_pages), jnp.int32)
     num_pages = 1 + (max_requests * max_pages if num_pages is None else num_pages)
@@ -65,28 +65,28 @@ def init_cache(
 
 
 def identity_table(max_requests: int, max_pages: int) -> jax.Array:
-    """The page table `[max_requests, max_pages]` of rows that own their pages, one row's after the other's."""
+    """The page table `[max_requests, max_pages]` of sequences that own consecutive pages, one after the other."""
     return 1 + jnp.arange(max_requests * max_pages, dtype=jnp.int32).reshape(max_requests, max_pages)
 
 
 def cache_bytes(cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: Numerics, num_pages: int | None = None) -> int:
-    """Bytes that `init_cache` with the same arguments takes for keys and values."""
+    """Bytes of keys and values that `init_cache` allocates for the same arguments."""
     num_pages = 1 + (max_requests * -(-max_len // numerics.page) if num_pages is None else num_pages)
     head_bytes = numerics.cache_head_dim(cfg.head_dim) * jnp.dtype(numerics.cache_dtype).itemsize
     return 2 * cfg.num_layers * num_pages * numerics.page * cfg.num_kv_heads * head_bytes
 
 
 def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2) -> jax.Array:
-    """Writes `new [R, K, H]` at `(page_ids [R], slots [R])` of `pages`, in place when donated.
+    """Writes `new [R, K, H]` at `(page_ids [R], slots [R])` of `pages`, in place if they are donated.
 
-    `pages` are `[num_pages, K, page, H]`, or with `slot_axis` 3 `[num_pages, K, H, page]`. Their `H` may be larger than
-    `new`'s, which then ends in zeros.
+    `pages` are `[num_pages, K, page, H]`, or `[num_pages, K, H, page]` if `slot_axis` is 3. If their `H` is larger than that
+    of `new`, the rest is filled with zeros.
     """
     head_dim = pages.shape[5 - slot_axis]
     new = jnp.pad(new.astype(pages.dtype), ((0, 0), (0, 0), (0, head_dim - new.shape[2])))
     if slot_axis == 3:
         return pages.at[page_ids, :, :, slots].set(new, mode="promise_in_bounds")
-    # As rows of one matrix: for a scatter over more axes, XLA:TPU wants another layout than kernels do, and copies the pages.
+    # Written as rows of one matrix: for a scatter over more axes, XLA:TPU changes the layout and copies all pages.
     _, K, page, H = pages.shape
     head = jnp.arange(K, dtype=jnp.int32)[None, :]
     rows = ((page_ids[:, None] * K + head) * page + slots[:, None]).reshape(-1)

@@ -1,4 +1,4 @@
-"""What the machine is: its default schedule, the fingerprint of every result, and where its compiled programs are kept."""
+"""The machine: its default schedule, the fingerprint that every result carries, and the cache of compiled programs."""
 
 import dataclasses
 import hashlib
@@ -21,13 +21,14 @@ DEFAULT_SCHEDULES = {
     "gpu": Schedule(Numerics(page=128, query_tile=16, cache_dtype="bfloat16"), Budget(256, 16)),
     "tpu": Schedule(Numerics(page=128, query_tile=16, cache_dtype="bfloat16"), Budget(256, 16)),
 }
-HOPPER = "9.0"  # the compute capability whose instructions the GPU kernels are written in; Blackwell's are others
-WIDE_HEAD_DIM, WIDE_HEAD_PAGE = 256, 64  # a Hopper GPU's shared memory does not hold longer pages of heads so wide
-TILE_ROWS = 128  # query rows that a Hopper GPU's registers hold: positions of a tile times query heads of a KV head
+HOPPER = "9.0"  # compute capability of the GPU kernels' instructions; Blackwell has other instructions
+WIDE_HEAD_DIM = 256
+WIDE_HEAD_PAGE = 64  # longest page of such wide heads that fits into a Hopper GPU's shared memory
+TILE_ROWS = 128  # query rows that a Hopper GPU's registers hold: positions of a tile times query heads per KV head
 
-# The `FastPath` of decoding (`block_pages`, `splits`), by a part of the device's kind, frozen: two pages a step keep a TPU's
-# registers busy, two splits both TensorCores of a v4 or a v5p (whose kind is "TPU v5") when one row is decoded. On a GPU a row
-# takes `K * splits` thread blocks, and each of 132 processors holds one: 8 heads x 16. None of these has been measured.
+# The frozen `FastPath` (`block_pages`, `splits`) of decoding, by a substring of the device's kind. Two pages per step keep a
+# TPU's registers busy; two splits keep both TensorCores of a v4 or v5p (kind "TPU v5") busy for one sequence. On a GPU a
+# sequence takes `K * splits` thread blocks for 132 processors: 8 heads x 16. None of these values has been measured.
 FAST_BLOCKS = {
     "TPU v4": (2, 2),
     "TPU v5 lite": (2, 1),
@@ -39,13 +40,13 @@ FAST_BLOCKS = {
 
 
 def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: ModelConfig | None = None) -> Schedule:
-    """The default schedule of a device, for a model if one is given: kernels where there are any for it.
+    """The default schedule of a device, for a model if one is given; it uses kernels if the device has them.
 
     Args:
         platform: "cpu", "gpu" or "tpu".
         device_kind: as jax names it.
-        capability: a GPU's compute capability, as "9.0". GPUs other than Hopper's run the reference attention, with a warning.
-        cfg: the model; on a GPU, wide heads ask for shorter pages, and many query heads of a KV head for shorter tiles.
+        capability: compute capability of a GPU, such as "9.0". Other GPUs than Hopper run the reference attention and warn.
+        cfg: the model; on a GPU, wide heads need shorter pages, and many query heads per KV head need shorter tiles.
     """
     schedule = DEFAULT_SCHEDULES[platform]
     if platform == "gpu" and capability != HOPPER:
@@ -77,7 +78,7 @@ def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
     """`schedule`, or the default one for `cfg` if it is None.
 
     Raises:
-        InputError: this process's device does not run the implementation that `schedule` names.
+        InputError: this process's device cannot run the implementation that `schedule` names.
     """
     if schedule is None:
         return default_schedule(cfg)
@@ -93,16 +94,16 @@ def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
             schedule.numerics.implementation
         ]
         raise InputError(
-            f"Numerics.implementation {schedule.numerics.implementation!r} needs {needed}, this process computes on "
-            f'{device.device_kind}: use "reference", or interpret=True to try it out slowly'
+            f"Numerics.implementation {schedule.numerics.implementation!r} needs {needed}, but this process runs on "
+            f'{device.device_kind}: use "reference", or interpret=True for a slow simulation'
         )
     return schedule
 
 
 def fingerprint() -> dict[str, str]:
-    """What the committed bits may depend on besides model, request and schedule: device kind and compiler versions.
+    """What committed bits may depend on besides model, request and schedule: device kind and compiler versions.
 
-    On a CPU the instruction sets count too: XLA compiles for them, and a virtual machine may hide some of its model's.
+    On a CPU the instruction sets belong to it, too: XLA compiles for them, and a virtual machine may hide some of them.
     """
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
@@ -119,10 +120,10 @@ def fingerprint() -> dict[str, str]:
 
 
 def enable_compile_cache() -> Path:
-    """Keeps compiled programs in the user's cache folder for the next start; call it before anything is compiled.
+    """Keeps compiled programs in the user's cache folder for the next start. Call it before anything is compiled.
 
-    One folder for each fingerprint: a home folder may be shared by unlike machines. The environment
-    variable JAX_COMPILATION_CACHE_DIR, if set, is taken as it is. Returns the folder.
+    Each fingerprint has its own folder, since different machines may share a home folder. The environment variable
+    JAX_COMPILATION_CACHE_DIR, if set, names the folder instead. Returns the folder.
     """
     chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if chosen:
@@ -131,12 +132,14 @@ def enable_compile_cache() -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "detspec" / "xla" / hashlib.sha256(machine.encode()).hexdigest()[:16]
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # the many small programs add up
+    jax.config.update(
+        "jax_persistent_cache_min_compile_time_secs", 0.0
+    )  # also for fast compilations: there are many small programs
     return folder
 
 
 def _cpu_flags() -> str:
-    """The instruction sets that the processor offers: a virtual machine may hide some of its model's."""
+    """The instruction sets that the processor offers; a virtual machine may hide some of them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -145,7 +148,7 @@ def _cpu_flags() -> str:
 
 
 def _cpu_model() -> str:
-    """The processor's own name: XLA compiles for its instruction set."""
+    """The name of the processor's model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

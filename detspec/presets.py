@@ -1,6 +1,6 @@
-"""Named model shapes: the published ones of each family, and two of our own, for benchmarks and planning with random weights.
+"""Named model shapes for benchmarks and planning with random weights: published ones of each family, and two of our own.
 
-Published shapes are facts of the `config.json` files on Hugging Face; weights come by `load`, not from here.
+Published shapes come from the `config.json` files on Hugging Face. This module has no weights; `load` reads those.
 """
 
 from typing import Any
@@ -28,26 +28,26 @@ GEMMA_3: dict[str, Any] = {**GEMMA, "qk_norm": True, "rope_theta": 1e6, "sliding
 
 
 def llama3_scaling(factor: float) -> RopeScaling:
-    """Llama 3.1's stretching of 8192 positions."""
+    """Llama 3.1's RoPE scaling from 8192 original positions."""
     return RopeScaling("llama3", factor=factor, original_max_position=8192, low_freq_factor=1.0, high_freq_factor=4.0)
 
 
 def every_sixth_full(num_layers: int) -> tuple[bool, ...]:
-    """Gemma 3's pattern: five sliding layers, then one that attends to everything."""
+    """Gemma 3's pattern: five sliding layers, then one with full attention."""
     return tuple((index + 1) % 6 != 0 for index in range(num_layers))
 
 
 PRESETS = {
-    # Of our own. Their heads are untied: with random weights a tied one would repeat the last token for ever.
-    # The shape of the shipped model: 3.9 M weights, which stay in the processor's cache.
+    # Our own shapes. Their heads are untied: with random weights a tied head would repeat the last token forever.
+    # The shape of the shipped model: 3.9 M weights, which fit into the processor's cache.
     "tiny_python": ModelConfig(
         vocab_size=2048, d_model=256, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64, d_ff=688, max_position=1024
     ),
-    # 100.7 M weights, 201 MB: reading them is most of a decode step.
+    # 100.7 M weights, 201 MB: reading them takes most of a decode step.
     "random_100m": ModelConfig(
         vocab_size=16384, d_model=768, num_layers=12, num_heads=12, num_kv_heads=4, head_dim=64, d_ff=2048, max_position=4096
     ),
-    # Published.
+    # Published shapes.
     "llama3_2_1b": ModelConfig(
         **LLAMA_3,
         d_model=2048,
@@ -64,7 +64,7 @@ PRESETS = {
     "llama3_3_70b": ModelConfig(
         **LLAMA_3, d_model=8192, num_layers=80, num_heads=64, head_dim=128, d_ff=28672, rope_scaling=llama3_scaling(8.0)
     ),
-    "mistral_7b": ModelConfig(  # v0.3, which slides no more
+    "mistral_7b": ModelConfig(  # v0.3, the first version without sliding layers
         vocab_size=32768,
         d_model=4096,
         num_layers=32,
@@ -190,11 +190,11 @@ PRESETS = {
 
 
 def preset(name: str) -> ModelConfig:
-    """The config called `name`.
+    """The model shape named `name`.
 
     Raises:
-        InputError: there is no such preset.
+        InputError: no preset has this name.
     """
     if name not in PRESETS:
-        raise InputError(f"unknown preset {name!r}; there are {', '.join(sorted(PRESETS))}")
+        raise InputError(f"unknown preset {name!r}; accepted are {', '.join(sorted(PRESETS))}")
     return PRESETS[name]

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of long work on stderr: a bar on a terminal, otherwise a line from time to time."""
 
 import sys
 import time
@@ -10,10 +10,10 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Counts finished things of `total`, and tokens on the way; a context manager."""
+    """Counts finished items out of `total`, and generated tokens; a context manager."""
 
     def __init__(self, total: int, unit: str, *, done: int = 0) -> None:
-        """`done` of `total` were done before."""
+        """A counter of `total` items, of which `done` were finished before."""
         self.total = total
         self.unit = unit
         shown = sys.stderr.isatty()
@@ -31,34 +31,35 @@ class Progress:
         self._bar.close()
 
     def stage(self, name: str) -> None:
-        """Names what is being done, and restarts the clock of tokens."""
-        self._tokens, self._began = 0, time.perf_counter()
+        """Shows `name` as the current work, and restarts the measurement of tok/s."""
+        self._tokens = 0
+        self._began = time.perf_counter()
         self._bar.set_description(name)
         if self._bar.disable and (self._said == self._started or self._began - self._said >= SECONDS_BETWEEN_LINES):
             self._say(name)
 
     def next_stage(self, name: str) -> None:
-        """The last stage is done, `name` is next."""
+        """Counts the current stage, if any, as finished and starts the stage `name`."""
         if self._staged:
             self.finished()
         self._staged = True
         self.stage(name)
 
     def run_of(self, done: int, total: int, name: str) -> None:
-        """`done` of `total` are done, `name` is next."""
+        """Sets the counts to `done` of `total`, and starts the stage `name`."""
         self.total = self._bar.total = total
         self.finished(done - self._done)
         self.stage(name)
 
     def finished(self, number: int = 1, *, acceptance: float | None = None) -> None:
-        """So many more are done; `acceptance` is the share of drafted tokens that were accepted so far."""
+        """Counts `number` more items as finished; `acceptance` is the share of drafted tokens accepted so far."""
         self._done += number
         if acceptance is not None:
             self._acceptance = f", {acceptance:.1%} accepted"
         self._bar.update(number)
 
     def segment(self, tokens: int, num_live: int) -> None:
-        """So many more tokens are committed, from this many live rows: the engine's `on_segment`."""
+        """Counts `tokens` committed by `num_live` live sequences; meant as the engine's `on_segment`."""
         self._tokens += tokens
         now = time.perf_counter()
         tok_per_s = self._tokens / max(now - self._began, 1e-9)
@@ -68,7 +69,7 @@ class Progress:
             self._say(f"{self._done} of {self.total} {self.unit}, {state}{self._left(now)}")
 
     def _left(self, now: float) -> str:
-        """How long the rest will take at the pace so far; the bar says it by itself."""
+        """Estimated time for the rest as text; the bar has its own."""
         done = self._done - self._done_before
         if not done:
             return ""

@@ -1,9 +1,9 @@
-"""Choosing tokens: a pure function of the logits, the row's parameters, its seed, the position and the text before it.
+"""Chooses tokens: a pure function of the logits, the row's parameters and seed, the position and the text before it.
 
-Gumbel-max: `argmax(processed / temperature + noise)`, where the noise of position `p` is keyed by `fold_in(key(seed), p)`
-and `processed` are the logits after bias, minimum length and penalties, counted anew from the text before `p`. Draft and
-canonical pass share all of it, so equal logits give equal tokens at any temperature, and rolling back needs no undo, neither
-of a random state nor of a count.
+Gumbel-max: `argmax(processed / temperature + noise)`. The key of the noise at position `p` is `fold_in(key(seed), p)`.
+`processed` are the logits after bias, minimum length and penalties, which are counted from the text before `p` each time.
+Draft and canonical pass share all of this, so equal logits give equal tokens at any temperature. There is no random state
+and no counter to roll back.
 """
 
 from collections.abc import Callable
@@ -25,19 +25,19 @@ def sample(
     *,
     numerics: Numerics,
 ) -> tuple[jax.Array, jax.Array]:
-    """Chooses one token for each of `R` rows.
+    """Chooses one token per row, for `R` rows.
 
     Args:
         logits_f32: `[R, V]`.
         position: `[R]` int32, the absolute position that the chosen token will have.
-        rows: parameters of each row, `[R]`.
-        texts_fn: makes the texts that `process_logits` reads; run only if a row asks for that.
+        rows: sampling parameters of each row, `[R]`.
+        texts_fn: makes the texts that `process_logits` reads; run only if a row needs them.
         schedule: its `reductions` order the sum of the log-probability.
 
     Returns:
-        Tokens `[R]` int32 and their log-probabilities `[R]` float32: raw ones, of the model's own distribution, or where
-        `processed_logprobs` asks for it those of the distribution that the token is drawn from. Either way a row with a nan
-        or +inf logit gets nan.
+        Tokens `[R]` int32 and their log-probabilities `[R]` float32. These are raw, from the model's own distribution, or for
+        rows with `processed_logprobs` from the distribution that the token is drawn from. A row with a nan or +inf logit gets
+        nan in both cases.
     """
     with jax.named_scope("sample"):
         random = rows.temperature > 0
@@ -53,7 +53,7 @@ def sample(
 
         def report() -> jax.Array:
             drawn_with = logprobs_at(drawn_from, tokens, sum_fn(numerics))
-            # A bias or a filter may hide a logit that is not finite; the row is to end nevertheless.
+            # A bias or a filter may hide a non-finite logit; the request must end with an error nevertheless.
             return jnp.where(rows.processed_logprobs & jnp.isfinite(raw), drawn_with, raw)
 
         return tokens, jax.lax.cond(jnp.any(rows.processed_logprobs), report, lambda: raw)
@@ -62,9 +62,9 @@ def sample(
 def reported_logits(
     logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: Callable[[], jax.Array]
 ) -> jax.Array:
-    """The logits `[R, V]` whose log-softmax is reported: processed ones at new positions of rows that ask for it, else raw.
+    """The logits `[R, V]` whose log-softmax is reported: processed at new positions of rows that ask for it, else raw.
 
-    Arguments are those of `sample`.
+    Arguments as for `sample`.
     """
     asked = rows.processed_logprobs & (position >= rows.prompt_len)
 
@@ -79,26 +79,27 @@ def process_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArr
     """Logits `[R, V]` after, in this order: bias, the ban of stop tokens, repetition, frequency and presence penalty.
 
     Args:
-        logits_f32, position, rows: as for `sample`.
+        logits_f32: as for `sample`, like `position` and `rows`.
         texts: `[X, T]` int32, whole sequences from position 0. `X` divides `R`: the `W = R / X` rows from `x * W` on are
-            consecutive choices in text `x`, and the choice at position `p` sees its places before `p`. What stands from the
-            last choice's position on is never read.
+            consecutive choices in text `x`. The choice at position `p` sees the places before `p`. Places from the last
+            choice's position on are never read.
     """
     R, V = logits_f32.shape
     W = R // texts.shape[0]
     row = jnp.arange(R, dtype=jnp.int32)[:, None]
-    biased = jnp.where(rows.bias_ids == NO_TOKEN, V, rows.bias_ids)  # V lies outside and is dropped; -1 would be the last token
+    biased = jnp.where(rows.bias_ids == NO_TOKEN, V, rows.bias_ids)  # V is out of range and dropped; -1 would be the last token
     logits = logits_f32.at[row, biased].add(rows.bias_values, mode="drop")
     bans = (position < rows.min_len)[:, None] & (rows.stop_ids != NO_TOKEN)
     logits = logits.at[row, jnp.where(bans, rows.stop_ids, V)].set(-jnp.inf, mode="drop")
 
-    first, prompt_len = position[::W], rows.prompt_len[::W]
+    first = position[::W]
+    prompt_len = rows.prompt_len[::W]
     seen = _counts(texts, jnp.zeros_like(prompt_len), first, W, V) > 0
     penalty = rows.repetition_penalty[:, None]
     logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
     count = _counts(texts, prompt_len, first, W, V)
-    # Compilers may or may not fuse a product with the sum that follows. Cut in two halves of 12 bits, the penalty's products
-    # with counts up to 4096 are exact, so both give the same bits.
+    # Compilers may fuse a product with the following sum. Each half of the penalty has 12 bits, so its products with counts
+    # up to 4096 are exact, and both ways give the same bits.
     high = jax.lax.bitcast_convert_type(rows.frequency_penalty, jnp.uint32) & jnp.uint32(0xFFFFF000)
     high = jax.lax.bitcast_convert_type(high, jnp.float32)
     for half in (high, rows.frequency_penalty - high):
@@ -109,7 +110,7 @@ def process_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArr
 def _process_if_asked(
     logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: Callable[[], jax.Array]
 ) -> jax.Array:
-    """`process_logits`, run only if it may change a row."""
+    """Runs `process_logits` only if it may change a row."""
     penalised = (rows.repetition_penalty != 1) | (rows.frequency_penalty != 0) | (rows.presence_penalty != 0)
     changes = penalised | (position < rows.min_len) | (rows.bias_ids != NO_TOKEN).any(-1)
 
@@ -120,10 +121,11 @@ def _process_if_asked(
 
 
 def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int) -> jax.Array:
-    """How often each token stands in the text before each choice, from place `start [X]` on; `[X * W, V]` int32.
+    """Counts each token in the text before each choice, from place `start [X]` on: `[X * W, V]` int32.
 
-    Each place is added to the first of the `W` choices that sees it, and choices add up. Text `a b c ...`, `start` 1, first
-    choice at position 2, `W = 3`: place 1 (b) goes to choice 0, place 2 (c) to choice 1, place 3 to choice 2, the rest nowhere.
+    Each place is added to the first of the `W` choices that sees it; then counts are summed over choices. Text `a b c ...`,
+    `start` 1, first choice at position 2, `W = 3`: place 1 (b) goes to choice 0, place 2 (c) to choice 1, place 3 to choice 2,
+    the rest nowhere.
     """
     X, T = texts.shape
     place = jnp.arange(T, dtype=jnp.int32)[None, :]
@@ -134,7 +136,7 @@ def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int
 
 
 def _gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
-    """Gumbel noise `[R, V]`, each row's from `(seed, position)` alone."""
+    """Gumbel noise `[R, V]`; each row depends on its `(seed, position)` alone."""
 
     def row_noise(seed: jax.Array, position: jax.Array) -> jax.Array:
         return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), position), (vocab_size,), jnp.float32)
@@ -161,10 +163,10 @@ def _narrow(logits: jax.Array, rows: SamplingArrays) -> jax.Array:
 def _filter_floor(scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
     """The least scaled logit that min_p, then top_k, then top_p keep, `[R]`; ties with it are kept too.
 
-    Found by bisection, because sorting `V` numbers takes longer, and some compilers minutes: a logit is kept if those above
-    it are fewer than k, and if their probabilities reach no more than p.
+    Found by bisection, because sorting `V` numbers is slower, and takes some compilers minutes. A logit is kept if fewer than
+    k logits are larger, and if their total probability is below p.
     """
-    scaled = jnp.where(scaled == 0, 0.0, scaled)  # -0.0 equals 0.0, but its bits order before
+    scaled = jnp.where(scaled == 0, 0.0, scaled)  # -0.0 equals 0.0, but its bits sort before
     p = jnp.exp(scaled - scaled.max(-1, keepdims=True))
     likely = jnp.where(p >= rows.min_p[:, None], scaled, jnp.inf).min(-1)
 
@@ -182,10 +184,10 @@ def _filter_floor(scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
 
 
 def _least_kept(keep_fn: Callable[[jax.Array], jax.Array], x: jax.Array, asked: jax.Array) -> jax.Array:
-    """The least float32 `t` of each row of `x [R, V]` for which `keep_fn(x > t)` `[R]` holds; -inf if it is not `asked`.
+    """The smallest float32 `t` of each row of `x [R, V]` for which `keep_fn(x > t)` `[R]` holds; -inf unless `asked`.
 
-    `keep_fn` holds at the row's largest and, once it fails, for no smaller `t`. Bisected over the bits: as integers, those of
-    positive floats order as the floats do, and those of negative ones once all bits but the sign are flipped.
+    `keep_fn` must hold at the row's maximum and, once it fails, fail for every smaller `t`. Bisection runs over the bits:
+    as integers, positive floats keep their order; negative floats do after all bits except the sign are flipped.
     """
 
     def ordered(bits: jax.Array) -> jax.Array:

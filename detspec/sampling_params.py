@@ -1,4 +1,4 @@
-"""What one request may ask of the sampler, checked, and the same for a batch as per-row arrays."""
+"""Sampling parameters of one request, checked, and those of a batch as arrays."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,36 +27,34 @@ ROW_FIELDS = {
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """What one request asks for. Names and meanings are vLLM's; the default is greedy.
+    """Sampling parameters of one request. Names and meanings are vLLM's; the default is greedy.
 
     Attributes:
-        max_tokens: most new tokens, at least 1.
-        min_tokens: stop tokens cannot be sampled before that many new tokens, 0 .. `max_tokens`.
-        n: samples of the prompt, 1 .. 1024; sample `i` uses the seed `(seed + i) mod 2**32`.
-        temperature: 0 is greedy; else logits are divided by it.
+        max_tokens: largest number of new tokens, at least 1.
+        min_tokens: number of new tokens before which no stop token can be sampled, 0 .. `max_tokens`.
+        n: number of samples, 1 .. 1024; sample `i` uses the seed `(seed + i) mod 2**32`.
+        temperature: divides the logits; 0 is greedy.
         top_k: keep the `k` likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose probability reaches `p`; 1 keeps all.
         min_p: keep tokens at least `min_p` times as likely as the likeliest; 0 keeps all.
-        repetition_penalty: logits of tokens of the prompt or the new text are divided by it if positive, else multiplied; 1 is
-            off.
-        frequency_penalty: is subtracted from a token's logit once for each time it stands in the new text, -2 .. 2.
-        presence_penalty: is subtracted from the logits of tokens that stand in the new text, -2 .. 2.
-        logit_bias: token ids (strings of digits are taken too) to numbers in -100 .. 100 that are added to their logits; kept
+        repetition_penalty: for tokens of the prompt or the new text, divides positive logits and multiplies others; 1 is off.
+        frequency_penalty: subtracted from a token's logit for each of its occurrences in the new text, -2 .. 2.
+        presence_penalty: subtracted from the logit of each token that occurs in the new text, -2 .. 2.
+        logit_bias: maps token ids (also as strings of digits) to numbers in -100 .. 100 that are added to their logits; kept
             as sorted pairs.
-        seed: of the request's noise, 0 .. 2**32-1; position and seed decide it, nothing else.
-        stop: a string or several that end the request: the text ends before the string, the token that completed it is the
-            last token, and the finish reason is "stop". Not looked for within the first `min_tokens` new tokens.
-        stop_token_ids: tokens that end the request, besides the model's end-of-sequence tokens. The stop token is kept.
+        seed: sampling seed, 0 .. 2**32-1; noise depends only on the seed and the token position.
+        stop: one or several strings that end the request. The text ends before the string, the last token is the one that
+            completed it, and the finish reason is "stop". The first `min_tokens` new tokens are not searched.
+        stop_token_ids: tokens that end the request, in addition to the model's end-of-sequence tokens. The stop token is kept.
         ignore_eos: do not stop at the model's end-of-sequence tokens.
-        logprobs: how many of the likeliest tokens to report at each new position, besides the chosen one, 0 .. 20.
-        prompt_logprobs: the same for the positions of the prompt; None reports nothing of the prompt.
-        logprobs_mode: which distribution the log-probabilities of new positions are of, the chosen and the likeliest tokens'.
-            "raw": the model's own. "processed": the one that the token is drawn from, after bias, minimum length, penalties and
-            (unless greedy) temperature, min_p, top_k and top_p; tokens left out have -inf. Those of the prompt are always raw.
-            No token depends on it.
-        deterministic: verify canonically before anything is committed. False commits the fast path's tokens as they come.
-        thinking: read the prompt with the thoughts of a model that thinks. None is whatever the model does, True refuses models
-            that do not think, False reads without thoughts.
+        logprobs: number of likeliest tokens to report at each new position besides the chosen one, 0 .. 20.
+        prompt_logprobs: the same for the positions of the prompt; None reports nothing for the prompt.
+        logprobs_mode: distribution of the log-probabilities at new positions. "raw": the model's own. "processed": the one that
+            the token is drawn from, after bias, minimum length, penalties and (unless greedy) temperature, min_p, top_k and
+            top_p; excluded tokens have -inf. Log-probabilities of the prompt are always raw. No token depends on the mode.
+        deterministic: verify every token by the canonical pass before it is committed. False commits the fast path's tokens.
+        thinking: prefill with the thoughts of a model that thinks. None follows the model, True raises for models that do not
+            think, False prefills without thoughts.
     """
 
     max_tokens: int = 64
@@ -81,7 +79,7 @@ class SamplingParams:
     thinking: bool | None = None
 
     def __post_init__(self) -> None:
-        """Checks every field; numbers become plain `int` and `float`, so that equal requests read equal as JSON."""
+        """Checks every field. Numbers become plain `int` and `float`, so that equal requests are equal as JSON."""
 
         def between(low: float, high: float) -> Callable[[Any], bool]:
             return lambda x: low <= x <= high
@@ -125,7 +123,7 @@ class SamplingParams:
 
 
 def _checked(name: str, value: Any, kind: type, holds: Callable[[Any], bool], sentence: str) -> Any:
-    """`value` as `kind`; a bool is no number."""
+    """`value` as `kind`; a bool does not count as a number."""
     kinds: dict[type, tuple[type, ...]] = {
         bool: (bool,),
         str: (str,),
@@ -158,7 +156,7 @@ def _checked_stop(given: Any) -> tuple[str, ...]:
 
 
 def _checked_bias(given: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs sorted by token, of a mapping or of such pairs."""
+    """A mapping or a list of pairs as pairs sorted by token."""
     sentence = "a mapping from token ids to numbers in -100 .. 100"
     items = tuple(given.items()) if isinstance(given, Mapping) else tuple(given) if isinstance(given, (list, tuple)) else None
     if items is None or not all(isinstance(item, (list, tuple)) and len(item) == 2 for item in items):
@@ -174,7 +172,7 @@ def _checked_bias(given: Any) -> tuple[tuple[int, float], ...]:
 
 
 def all_stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> tuple[int, ...]:
-    """Tokens that end a request: its own, and the model's unless it ignores them."""
+    """Tokens that end a request: its own stop tokens, and the model's end-of-sequence tokens unless it ignores them."""
     return tuple(dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else eos_ids))))
 
 
@@ -189,13 +187,14 @@ def sampling_arrays(
     """Stacks the parameters of `B` requests into per-row arrays of numpy, which programs take as they are.
 
     Args:
-        params: one for each row.
-        prompt_lens: tokens of each row's prompt; 0 if None.
+        params: parameters of each sequence.
+        prompt_lens: number of prompt tokens of each sequence; 0 if None.
         eos_ids: the model's end-of-sequence tokens.
-        max_stop_ids, max_logit_bias: room for stop tokens and for biased tokens of one row; just enough if None.
+        max_stop_ids: room for stop tokens of one sequence; just enough if None.
+        max_logit_bias: room for biased tokens of one sequence; just enough if None.
 
     Raises:
-        InputError: a request has more stop tokens or biased tokens than there is room for.
+        InputError: a sequence has more stop tokens or biased tokens than there is room for.
     """
     stop_ids = [all_stop_ids(p, eos_ids) for p in params]
     bias_ids = [[token for token, _ in p.logit_bias] for p in params]
@@ -214,7 +213,7 @@ def sampling_arrays(
 
 
 def _stacked(lists: Sequence[Sequence[Any]], room: int | None, fill: Any, dtype: Any, what: str) -> np.ndarray:
-    """`lists` as one array `[B, room]`, the rest of each filled up."""
+    """`lists` as one array `[B, room]`, each padded with `fill`."""
     longest = max((len(values) for values in lists), default=0)
     if room is not None and longest > room:
         raise InputError(f"a request has {longest} {what}, more than the {room} there is room for")

@@ -1,17 +1,17 @@
-"""Devices that programs are compiled for without having one: what they are, and the vendors' compilers behind one function.
+"""Devices that programs can be compiled for without having one: their figures, and the vendors' compilers.
 
-1. `target(name)` looks a device up in `TARGETS`: its memory, its bandwidth, its arithmetic.
-2. `compile_for(target, fn, *shapes)` compiles `fn` for it, with libtpu or with XLA's CUDA plugin, on any machine with a CPU.
+1. `target(name)` looks up a device in `TARGETS`: its memory, bandwidth and arithmetic.
+2. `compile_for(target, fn, *shapes)` compiles `fn` for it, with libtpu or XLA's CUDA plugin, on any machine with a CPU.
 
-One target is one device as JAX counts them, which is not always one chip:
+A target is one device as JAX counts them, which is not always one chip:
 
-    v4       a TensorCore, half a chip       the topology is not given in megacore, as v4 hosts run by default
+    v4       a TensorCore, half a chip       the compiler has no megacore topology, which v4 hosts use by default
     v5p      a chip, both its TensorCores    megacore
-    tpu7x    a TensorCore, half a chip       its chips are two devices on hosts, too
+    tpu7x    a TensorCore, half a chip       a chip is two devices on hosts, too
     others   a chip
 
-Nothing here touches a device, but jax itself does when it compiles for a platform of which it finds one. Processes that are to
-leave accelerators alone set `jax_platforms` to "cpu" before, as `detspec plan` does.
+This module touches no device, but jax does if it finds one of the platform that it compiles for. Set `jax_platforms` to "cpu"
+before to prevent that, as `detspec plan` does.
 """
 
 import contextlib
@@ -32,9 +32,12 @@ from detspec.environment import HOPPER, schedule_for
 from detspec.errors import InputError
 from detspec.schedule import Schedule
 
-GIB, GB, TERA = 1 << 30, 10**9, 10**12
-MIB, KIB = 1 << 20, 1 << 10
-GPU_SHARE = 0.75  # of its memory that jax takes by default: docs.jax.dev, "GPU memory allocation"
+GIB = 1 << 30
+MIB = 1 << 20
+KIB = 1 << 10
+GB = 10**9
+TERA = 10**12
+GPU_SHARE = 0.75  # share of a GPU's memory that jax takes by default: docs.jax.dev, "GPU memory allocation"
 INSTALL = "pip install 'detspec[aot]'"
 
 
@@ -43,16 +46,16 @@ class Target:
     """One device.
 
     Attributes:
-        name: as users write it: a slice of TPUs by generation and topology, or a GPU.
+        name: name that users give: a TPU slice by generation and topology, or a GPU.
         platform: "tpu" or "gpu".
-        kind: what jax calls it.
-        device: what of the chip one device is.
+        kind: name that jax gives.
+        device: part of the chip that one device is.
         hbm_bytes: memory of the device.
-        usable_bytes: what of it programs may use: as the TPU compiler says, or the share that jax takes of a GPU by default.
-        bytes_per_s: peak bandwidth of that memory.
-        flop_per_s: peak of dense bfloat16 products that are summed in float32.
-        on_chip_bytes: what a kernel can use at most: VMEM of one TensorCore, or shared memory of one thread block.
-        l2_bytes: a GPU's cache, which its compiler asks for.
+        usable_bytes: memory that programs may use, by the TPU compiler or by the share that jax takes of a GPU by default.
+        bytes_per_s: peak bandwidth of the memory.
+        flop_per_s: peak arithmetic of dense bfloat16 products that are summed in float32.
+        on_chip_bytes: most memory of one kernel: VMEM of one TensorCore, or shared memory of one thread block.
+        l2_bytes: L2 cache of a GPU, which its compiler needs to know.
     """
 
     name: str
@@ -67,48 +70,34 @@ class Target:
     l2_bytes: int = 0
 
 
-# TPUs: memory, bandwidth and peak of a chip are those of docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, halved where
-# the device is half a chip; VMEM is in docs.jax.dev, "TPU Hardware Reference"; usable memory is what libtpu's compiler says
-# when a program needs more. GPUs: NVIDIA's data sheets of the SXM versions, whose peaks are given with sparsity, which doubles
-# them; shared memory is in the CUDA C++ Programming Guide, compute capability 9.0, L2 in NVIDIA's white paper of the H100.
-HALF, CHIP, GPU = "one TensorCore, half a chip", "one chip", "one GPU"
+def _hopper(name: str, hbm_bytes: int, bytes_per_s: int) -> Target:
+    """A Hopper GPU; the models differ in memory alone."""
+    usable = int(GPU_SHARE * hbm_bytes)
+    kind = f"NVIDIA {name.upper()}"
+    return Target(name, "gpu", kind, "one GPU", hbm_bytes, usable, bytes_per_s, 1979 * TERA // 2, 227 * KIB, 50 * MIB)
+
+
+# TPUs: memory, bandwidth and peak of a chip come from docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, halved if the
+# device is half a chip; VMEM comes from docs.jax.dev, "TPU Hardware Reference". Usable memory is what libtpu's compiler reports
+# for a program that needs more. GPUs: NVIDIA's data sheets of the SXM versions; their peaks include sparsity, so they are
+# halved. Shared memory comes from the CUDA C++ Programming Guide, compute capability 9.0, L2 from the H100 white paper.
+HALF = "one TensorCore, half a chip"
+CHIP = "one chip"
 TARGETS = {
     target.name: target
-    for target in (  # memory, what of it is usable, bytes/s, FLOP/s, on chip, L2
+    for target in (  # memory, usable memory, bytes/s, FLOP/s, on chip, L2
         Target("v4:2x2x1", "tpu", "TPU v4", HALF, 16 * GIB, int(15.25 * GIB), 600 * GB, 275 * TERA // 2, 16 * MIB),
         Target("v5e:2x2", "tpu", "TPU v5 lite", CHIP, 16 * GIB, int(15.75 * GIB), 819 * GB, 197 * TERA, 128 * MIB),
         Target("v5p:2x2x1", "tpu", "TPU v5", CHIP, 95 * GIB, 95 * GIB, 2765 * GB, 459 * TERA, 64 * MIB),
         Target("v6e:2x2", "tpu", "TPU v6 lite", CHIP, 32 * GIB, int(31.24 * GIB), 1640 * GB, 918 * TERA, 128 * MIB),
         Target("tpu7x:2x2x1", "tpu", "TPU7x", HALF, 96 * GIB, int(94.74 * GIB), 3690 * GB, 2307 * TERA // 2, 64 * MIB),
-        Target(
-            "h100",
-            "gpu",
-            "NVIDIA H100",
-            GPU,
-            80 * GB,
-            int(GPU_SHARE * 80 * GB),
-            3350 * GB,
-            1979 * TERA // 2,
-            227 * KIB,
-            50 * MIB,
-        ),
-        Target(
-            "h200",
-            "gpu",
-            "NVIDIA H200",
-            GPU,
-            141 * GB,
-            int(GPU_SHARE * 141 * GB),
-            4800 * GB,
-            1979 * TERA // 2,
-            227 * KIB,
-            50 * MIB,
-        ),
+        _hopper("h100", 80 * GB, 3350 * GB),
+        _hopper("h200", 141 * GB, 4800 * GB),
     )
 }
 
-# What the compilers want to know of the host that they are not on. `ALLOW...` lets several processes load libtpu, which else
-# takes a machine's TPUs for itself; `JAX_SKIP...` spares the CUDA plugin its look for cuDNN.
+# Facts about the missing host that the compilers ask for. `ALLOW...` lets several processes load libtpu, which otherwise locks
+# a machine's TPUs; `JAX_SKIP...` stops the CUDA plugin from looking for cuDNN.
 ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -124,12 +113,15 @@ class Compiled:
     """A program for a target.
 
     Attributes:
-        program: jax's compiled program; it cannot be run here.
-        seconds: that compiling took, tracing left out.
-        argument_bytes, output_bytes, alias_bytes, temp_bytes, code_bytes: of the device's memory, as the compiler says;
-            outputs that take an argument's place count as alias, too.
-        flop, accessed_bytes: the compiler's estimate, which counts the body of a loop once and knows little of kernels; None
-            where it has none (GPUs).
+        program: jax's compiled program; it cannot run on this machine.
+        seconds: time of compilation without tracing.
+        argument_bytes: device memory of the arguments, as reported by the compiler, like all that follows.
+        output_bytes: device memory of the outputs.
+        alias_bytes: memory of outputs that reuse an argument's memory; counted in `output_bytes`, too.
+        temp_bytes: device memory of temporaries.
+        code_bytes: device memory of the code.
+        flop: an estimate that counts a loop's body once and knows little of kernels; None on GPUs.
+        accessed_bytes: the same for memory traffic.
     """
 
     program: jax.stages.Compiled
@@ -144,30 +136,30 @@ class Compiled:
 
     @property
     def peak_bytes(self) -> int:
-        """Most memory that the program needs at once, arguments included."""
+        """Peak memory of the program, including its arguments."""
         return self.argument_bytes + self.temp_bytes + self.output_bytes - self.alias_bytes + self.code_bytes
 
     def numbers(self) -> dict[str, float | None]:
-        """All fields but the program, as JSON has them."""
+        """All fields except the program, ready for JSON."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "program"}
 
 
 def target(name: str) -> Target:
-    """The target called `name`; `InputError` if there is none."""
+    """The target named `name`; `InputError` if there is none."""
     if name not in TARGETS:
-        raise InputError(f"unknown target {name!r}; there are {', '.join(TARGETS)}")
+        raise InputError(f"unknown target {name!r}; accepted are {', '.join(TARGETS)}")
     return TARGETS[name]
 
 
 def canonical_schedule(
     target: Target, cfg: ModelConfig | None = None, *, window: int | None = None, groups: int | None = None
 ) -> Schedule:
-    """What canonical passes on `target` run with by default, for a model if one is given.
+    """The default schedule of canonical passes on `target`, for a model if one is given.
 
-    With `window` and `groups` the budget is `groups` windows of `window`; without `groups`, as many as fill the default's rows.
+    The budget is `groups` windows of `window`. Without `groups` it has as many windows as the default has rows for.
 
     Raises:
-        InputError: a window that is no power of two, or no group.
+        InputError: `window` is not a power of two, or `groups` is less than 1.
     """
     default = schedule_for(target.platform, target.kind, HOPPER if target.platform == "gpu" else "", cfg)
     window = default.budget.window if window is None else window
@@ -183,13 +175,13 @@ def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequ
     """Compiles `fn(*args)` for one device of `target`.
 
     Args:
-        target: what to compile for.
-        fn: what `jax.jit` takes.
+        target: the device to compile for.
+        fn: a function that `jax.jit` accepts.
         args: pytrees of `jax.ShapeDtypeStruct`; nothing is allocated.
         donate: positions of arguments that the program may overwrite.
 
     Raises:
-        InputError: a package that this needs is not installed, or is not of jax's version.
+        InputError: a package that is needed is not installed, or does not match jax's version.
     """
     sharding = SingleDeviceSharding(device_of(target))
     placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), args)
@@ -198,7 +190,7 @@ def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequ
     program = lowered.compile()
     seconds = time.perf_counter() - began
     memory = program.memory_analysis()
-    assert memory is not None  # both compilers have it
+    assert memory is not None  # both compilers report it
     cost = program.cost_analysis() or {}
     return Compiled(
         program=program,
@@ -214,10 +206,10 @@ def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequ
 
 
 def device_of(target: Target) -> Any:
-    """A device of `target` that programs can be compiled for, and nothing else.
+    """A description of a device of `target`; programs can be compiled for it but not run on it.
 
     Raises:
-        InputError: a package that this needs is not installed, or is not of jax's version.
+        InputError: a package that is needed is not installed, or does not match jax's version.
     """
     _check_installed(target.platform)
     with _environment():
@@ -230,19 +222,19 @@ def device_of(target: Target) -> Any:
             )
         except NotImplementedError as error:
             raise InputError(
-                "jax's CUDA plugin did not load; start the process with JAX_PLATFORMS=cpu to compile for a GPU without one"
+                "jax's CUDA plugin did not load; to compile for a GPU without having one, set JAX_PLATFORMS=cpu and start again"
             ) from error
         return described.devices[0]
 
 
 def compilers() -> dict[str, str]:
-    """Versions of what compiles for targets; "" for what is not installed."""
+    """Versions of the packages that compile for targets; "" for missing ones."""
     packages = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", *CUDA_WHEELS)
     return {package: _version(package) for package in packages}
 
 
 def _check_installed(platform: str) -> None:
-    """Raises `InputError` unless all that compiles for `platform` is there."""
+    """Raises `InputError` unless all packages that compile for `platform` are installed."""
     needed = ["libtpu"] if platform == "tpu" else ["jax-cuda13-plugin", "jax-cuda13-pjrt"]
     if platform == "gpu" and shutil.which("ptxas") is None:
         needed += CUDA_WHEELS
@@ -250,8 +242,8 @@ def _check_installed(platform: str) -> None:
         raise InputError(f"compiling for a {platform.upper()} needs {', '.join(missing)}, not installed: {INSTALL}")
     if platform == "gpu" and _version("jax-cuda13-plugin") != _version("jaxlib"):
         raise InputError(
-            f"jax-cuda13-plugin is of version {_version('jax-cuda13-plugin')}, jaxlib of {_version('jaxlib')}; they must be "
-            f"the same: {INSTALL}"
+            f"jax-cuda13-plugin has version {_version('jax-cuda13-plugin')}, jaxlib {_version('jaxlib')}; they must be equal: "
+            f"{INSTALL}"
         )
 
 
@@ -264,7 +256,7 @@ def _version(package: str) -> str:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """Sets what `ENVIRONMENT` names and is not set, for as long as the compilers load."""
+    """Sets the variables of `ENVIRONMENT` that are not set, while the compilers load."""
     added = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -275,7 +267,7 @@ def _environment() -> Iterator[None]:
 
 
 def _gpu_config(target: Target) -> str:
-    """`GpuTargetConfigProto` of a Hopper GPU, in text form."""
+    """The `GpuTargetConfigProto` of a Hopper GPU in text form."""
     return f"""
         gpu_device_info {{
           cuda_compute_capability {{ major: 9 minor: 0 }}

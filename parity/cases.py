@@ -1,4 +1,4 @@
-"""Small models of every family with odd shapes, random weights, written by transformers itself."""
+"""Small models of every family with odd shapes and random weights, made and saved by transformers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 import transformers
 
 VOCAB_SIZE = 101
-LENGTH = 120  # past every sliding window and original rotary length below
+LENGTH = 120  # longer than every sliding window and original rotary length below
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
@@ -20,7 +20,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# Query heads, KV heads and head dimension; none of them D / N but the first.
+# Query heads, KV heads and head dimension; only the first head dimension is D / N.
 GQA_1, GQA_3, GQA_8 = (
     {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     for heads, kv_heads, head_dim in ((6, 6, 8), (6, 2, 12), (8, 1, 10))
@@ -50,15 +50,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_sliding": ("Qwen2", {**GQA_1, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
     "qwen2_yarn": (
         "Qwen2",
-        {
-            **GQA_3,
-            "rope_parameters": {
-                **ROPE,
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-            },
-        },
+        {**GQA_3, "rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
     ),
     "qwen3": ("Qwen3", {**GQA_8, "tie_word_embeddings": True}),
     "qwen3_bias": ("Qwen3", {**GQA_1, "attention_bias": True}),
@@ -80,7 +72,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build(name: str, **sizes: Any) -> Any:
-    """The transformers model of one case in float32: matrices of deviation `1/sqrt(in)`, vectors away from 0 and 1."""
+    """The transformers model of a case in float32; matrices have deviation `1/sqrt(in)`, vectors differ from 0 and 1."""
     family, changes = CASES[name]
     if family == "Qwen2":
         changes = {key: value for key, value in changes.items() if key != "head_dim"}  # Qwen2 has D / N
@@ -97,7 +89,7 @@ def build(name: str, **sizes: Any) -> Any:
 
 
 def write(name: str, folder: Path, **sizes: Any) -> Any:
-    """Writes the model of one case to `folder` as transformers does; returns it."""
+    """Saves the model of a case to `folder` by transformers; returns it."""
     model = build(name, **sizes)
     model.generation_config = transformers.GenerationConfig(eos_token_id=2)
     model.save_pretrained(folder)
@@ -105,20 +97,20 @@ def write(name: str, folder: Path, **sizes: Any) -> Any:
 
 
 def greedy(model: Any, prompt: list[int], num_new: int) -> list[int]:
-    """`num_new` tokens after `prompt`, end of sequence ignored."""
+    """`num_new` greedy tokens after `prompt`, ignoring end of sequence."""
     with torch.no_grad():
         out = model.generate(torch.tensor([prompt]), max_new_tokens=num_new, do_sample=False, eos_token_id=None)
     return out[0, len(prompt) :].tolist()
 
 
 def logits(model: Any, rows: list[list[int]]) -> np.ndarray:
-    """float32 `[B, T, V]`, without a cache."""
+    """Logits, float32 `[B, T, V]`, computed without a cache."""
     with torch.no_grad():
         return model(torch.tensor(rows), use_cache=False).logits.numpy()
 
 
 def token_rows(num_rows: int, length: int = LENGTH) -> Iterator[list[int]]:
-    """Rows of token ids, the same in every process."""
+    """Sequences of token ids, the same in every process."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(num_rows):
         yield torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()

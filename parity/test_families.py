@@ -1,4 +1,4 @@
-"""Every family against Hugging Face transformers, live: logits at every position, cached and not, and greedy texts."""
+"""Every family compared with Hugging Face transformers: logits at every position, with and without cache; greedy texts."""
 
 import jax
 import jax.numpy as jnp
@@ -15,25 +15,25 @@ from detspec.model.transformer import forward, forward_sequences
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import Windows
 
-TOLERANCE = 2e-5  # of the largest logit: float32 sums in another order
+TOLERANCE = 2e-5  # relative to the largest logit: float32 sums in another order
 NUM_NEW = 64
 
 
-pass_of = jax.jit(forward, static_argnames=("cfg", "schedule"))
+pass_of = jax.jit(forward, static_argnames=("cfg", "numerics"))
 sequences_of = jax.jit(forward_sequences, static_argnames="cfg")
 
 
 @pytest.fixture(scope="module", params=CASES)
 def pair(request, tmp_path_factory):
-    """A transformers model and ours of the same files."""
+    """A transformers model and our model, both loaded from the same files."""
     folder = tmp_path_factory.mktemp(request.param)
     theirs = write(request.param, folder)
     yield theirs, ds.load(folder), folder
-    jax.clear_caches()  # compiled programs hold memory mappings, of which a process may have 65530
+    jax.clear_caches()  # compiled programs hold memory mappings, and a process may have 65530
 
 
 def cached_logits(model: ds.Model, rows, window: int) -> np.ndarray:
-    """Through the paged cache, `window` positions a pass."""
+    """Logits through the paged cache, with `window` positions per pass."""
     B, T = np.shape(rows)
     schedule = Schedule(Numerics(page=16), Budget(B * window, window))
     cache = init_cache(model.cfg, max_requests=B, max_len=T, numerics=schedule.numerics)
@@ -48,7 +48,7 @@ def cached_logits(model: ds.Model, rows, window: int) -> np.ndarray:
             start=jnp.full(B, start, jnp.int32),
             count=jnp.full(B, count, jnp.int32),
         )
-        out, cache, _ = pass_of(model.params, model.cfg, windows, cache, schedule=schedule)
+        out, cache, _ = pass_of(model.params, model.cfg, windows, cache, numerics=schedule.numerics)
         logits.append(np.asarray(out)[:, :count])
     return np.concatenate(logits, axis=1)
 

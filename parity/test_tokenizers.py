@@ -1,4 +1,4 @@
-"""Tokens and chat texts against Hugging Face transformers, on awkward strings."""
+"""Tokens and rendered chats compared with Hugging Face transformers, on awkward strings."""
 
 import json
 import random
@@ -73,14 +73,14 @@ PIECES = [
 
 
 def awkward_texts(count: int = 300) -> list[str]:
-    """Single pieces, then random runs of them."""
+    """All single pieces, then random sequences of pieces."""
     rng = random.Random(0)
     runs = ["".join(rng.choices(PIECES, k=rng.randint(2, 12))) for _ in range(count - len(PIECES) - 1)]
     return ["", *PIECES, *runs]
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """As Llama 3 and Qwen have it: bytes, merges, a beginning-of-text token added."""
+    """A tokenizer like those of Llama 3 and Qwen: bytes and merges; it adds a beginning-of-text token."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -92,7 +92,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def metaspace() -> tokenizers.Tokenizer:
-    """As Llama 2, Mistral and Gemma have it: spaces as a letter, bytes where a character is unknown."""
+    """A tokenizer like those of Llama 2, Mistral and Gemma: a space is a letter, unknown characters become bytes."""
     vocabulary = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdeBL", "é", "漢", "▁a", "do"]
     tokenizer = tokenizers.Tokenizer(
         models.BPE({token: i for i, token in enumerate(vocabulary)}, [("▁", "a"), ("d", "o")][:1], byte_fallback=True)
@@ -106,7 +106,7 @@ def metaspace() -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="module", params=["shipped", "byte_level", "metaspace"])
 def pair(request, tmp_path_factory):
-    """The same tokenizer.json in transformers' hands and in ours."""
+    """The same tokenizer.json loaded by transformers and by us."""
     folder = tmp_path_factory.mktemp(request.param)
     path = find_folder(None) / "tokenizer.json" if request.param == "shipped" else folder / "tokenizer.json"
     if request.param != "shipped":
@@ -129,7 +129,7 @@ def test_texts_of_tokens(pair):
     for text in awkward_texts():
         ids = ours.encode(text)
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False), repr(text)
-        for end in range(len(ids)):  # cut anywhere, also within a character
+        for end in range(len(ids)):  # cut at every place, also within a character
             cut = theirs.decode(ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
             assert ours.decode(ids[:end]) == cut, repr(text)
 
@@ -181,7 +181,8 @@ def test_conversations_render_as_in_transformers(tmp_path, name, as_file):
         config["chat_template"] = TEMPLATES[name]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    ours, tokenizer = read_chat_template(tmp_path), Tokenizer(tmp_path / "tokenizer.json")
+    ours = read_chat_template(tmp_path)
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
     tools = [{"type": "function", "function": {"name": "fé", "parameters": {"x": "<int>"}}}]
     for talk in conversations():
         for variables in (

@@ -1,4 +1,4 @@
-"""Times the kernels on the device at hand, each beside what it must keep up with, in turn, and says what bounds it.
+"""Times the kernels on this machine's device, each in turn with a reference that it must keep up with, and names its bound.
 
 python scripts/bench_kernels.py --json docs/data/bench_kernels.json # on a TPU or a Hopper GPU; some minutes
 python scripts/bench_kernels.py --interpret                         # anywhere: small shapes in Pallas's interpreter, times void
@@ -29,27 +29,28 @@ from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.model.work import pass_work
 from detspec.ops.attention.api import paged_attention
+from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.api import linear_fn
 from detspec.presets import preset
-from detspec.schedule import Budget, Numerics, Schedule
+from detspec.schedule import Budget, FastPath, Numerics, Schedule
 from detspec.state import GenState, Windows
 
-LEAST_SAMPLE_S = 0.02  # calls are queued until a sample takes so long, so that dispatch hides behind the device
+LEAST_SAMPLE_S = 0.02  # calls are queued until a sample takes this long, which hides dispatch
 SMALL = ModelConfig(vocab_size=211, d_model=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64, d_ff=256)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What is measured: attention is that of `cfg`'s layers."""
+    """The sizes that are measured; attention has the shape of `cfg`'s layers."""
 
     cfg: ModelConfig
-    context: int  # positions of a row
+    context: int  # positions of a sequence
     prefill: int  # positions of a whole prompt in one window
-    rows: int  # decoded at once
+    rows: int  # sequences decoded together
     canonical: tuple[tuple[int, int], ...]  # groups and window of canonical passes
     linear_rows: tuple[int, ...]
     copy_bytes: int
-    side: int  # of a square product
+    side: int  # rows and columns of a square product
 
 
 FULL = Sizes(preset("llama3_1_8b"), 4096, 2048, 32, ((16, 16), (1, 256), (256, 1)), (1, 8, 32, 256), 4 << 30, 8192)
@@ -58,13 +59,13 @@ TINY = Sizes(SMALL, 256, 128, 4, ((2, 8), (1, 16), (16, 1)), (1, 16), 1 << 20, 1
 
 @dataclasses.dataclass(frozen=True)
 class Contest:
-    """Calls that are timed in turn; each is compared with the last one, which sets the measure.
+    """Calls that are timed in turn and compared with the last of them, the reference.
 
     Attributes:
         what: kernel and shape.
-        calls: name and a function that starts the work and returns what to wait for.
-        work: bytes and FLOP of all of them.
-        target: least ratio of the last one's time to the first's.
+        calls: functions by name; each starts the work and returns a result to wait for.
+        work: bytes and FLOP of each call.
+        target: least accepted ratio of the reference's time to the first call's.
     """
 
     what: str
@@ -74,22 +75,21 @@ class Contest:
 
 
 def main() -> None:
-    """Measures, prints the table, writes JSON if asked."""
+    """Measures, prints the table, writes the JSON file if one is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--interpret", action="store_true", help="small shapes, kernels of --implementation in the interpreter")
-    parser.add_argument("--implementation", default="pallas_tpu", help="with --interpret: pallas_tpu or pallas_gpu")
-    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there, too")
+    parser.add_argument("--implementation", default="pallas_tpu", help="pallas_tpu or pallas_gpu, with --interpret")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="number of rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all samples to this file")
     args = parser.parse_args()
     sizes = TINY if args.interpret else FULL
     schedule = default_schedule(sizes.cfg)
     if args.interpret:
         page = 64 if args.implementation == "pallas_gpu" else 16
         small = Schedule(
-            Numerics(page=page, cache_dtype="bfloat16", implementation=args.implementation, interpret=True),
-            Budget(16, 8),
+            Numerics(page=page, cache_dtype="bfloat16", implementation=args.implementation, interpret=True), Budget(16, 8)
         )
-        schedule = dataclasses.replace(small, fast_splits=2)
+        schedule = dataclasses.replace(small, fast_path=FastPath(splits=2))
     elif schedule.numerics.implementation == "reference":
         raise SystemExit("bench_kernels: this device has no kernels; --interpret runs small shapes in the interpreter")
     result = run(sizes, schedule, args.repeats)
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def run(sizes: Sizes, schedule: Schedule, repeats: int) -> dict[str, Any]:
-    """Ceilings first, then every contest, then the doctor's word on a model of this layer's shape."""
+    """Measures the ceilings, then every contest; then the doctor examines a model of this layer shape."""
     copy_s, product_s = (median(seconds(call, repeats)) for call in (copying(sizes.copy_bytes), multiplying(sizes.side)))
     ceilings = {"bytes_per_s": 2 * sizes.copy_bytes / copy_s, "flop_per_s": 2 * sizes.side**3 / product_s}
     rows = [measured(contest, ceilings, repeats) for contest in tqdm(contests(sizes, schedule), unit="contest", disable=None)]
@@ -115,7 +115,7 @@ def run(sizes: Sizes, schedule: Schedule, repeats: int) -> dict[str, Any]:
 
 
 def contests(sizes: Sizes, schedule: Schedule) -> Iterator[Contest]:
-    """Attention of canonical passes and of decoding, pinned products, then passes of the whole model."""
+    """Attention of canonical passes and decoding, pinned products, then passes of the whole model."""
     for groups, window in sizes.canonical:
         yield attention_contest(
             sizes, schedule.with_budget(groups * window, window), f"canonical {groups}x{window}", sizes.context
@@ -129,10 +129,12 @@ def contests(sizes: Sizes, schedule: Schedule) -> Iterator[Contest]:
 
 
 def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int, target: float | None = None) -> Contest:
-    """Windows at the end of `context` positions, against attention over keys and values that lie in one piece."""
-    cfg, (G, W) = sizes.cfg, (schedule.budget.groups, schedule.budget.window)
+    """Windows at the end of `context` positions, compared with attention over contiguous keys and values."""
+    cfg = sizes.cfg
+    G = schedule.budget.groups
+    W = schedule.budget.window
     q, pages, tables, positions = operands(cfg, schedule, context)
-    kernel = jax.jit(partial(paged_attention, scale=cfg.score_scale, numerics=schedule.numerics))
+    kernel = jax.jit(partial(paged_attention, scores=Scores(cfg.score_scale), numerics=schedule.numerics))
     whole = (G, context, cfg.num_kv_heads, cfg.head_dim)
     k, v = (jax.random.normal(jax.random.key(n), whole, jnp.bfloat16) for n in (3, 4))
     mask = None if context == W else (positions[:, None, :, None] >= jnp.arange(context, dtype=jnp.int32)[None, None, None])
@@ -151,10 +153,10 @@ def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int,
 
 
 def decode_contest(sizes: Sizes, schedule: Schedule) -> Contest:
-    """One token of each row, against copying as many bytes as its keys and values have (half of them read, half written)."""
+    """One token of each sequence, compared with a copy that reads and writes as many bytes as its keys and values have."""
     cfg = sizes.cfg
     q, pages, tables, positions = operands(cfg, schedule, sizes.context)
-    kernel = jax.jit(partial(paged_attention, scale=cfg.score_scale, numerics=schedule.numerics))
+    kernel = jax.jit(partial(paged_attention, scores=Scores(cfg.score_scale), numerics=schedule.numerics))
     num_bytes = 2 * sizes.rows * sizes.context * cfg.num_kv_heads * cfg.head_dim * pages.dtype.itemsize
     calls = {"kernel": partial(kernel, q, pages, pages, tables, positions), "copy": copying(num_bytes // 2)}
     flop = 4 * sizes.rows * sizes.context * cfg.num_heads * cfg.head_dim
@@ -162,7 +164,7 @@ def decode_contest(sizes: Sizes, schedule: Schedule) -> Contest:
 
 
 def linear_contest(cfg: ModelConfig, schedule: Schedule, rows: int) -> Contest:
-    """The down projection of all rows, pinned and as XLA likes it."""
+    """The down projection of all rows, pinned and as XLA compiles it."""
     x = jax.random.normal(jax.random.key(0), (rows, cfg.d_ff), cfg.jax_dtype)
     weight = jax.random.normal(jax.random.key(1), (cfg.d_model, cfg.d_ff), cfg.jax_dtype)
     products = {name: jax.jit(linear_fn(schedule.with_numerics(linear=name).numerics)) for name in ("pinned", "xla")}
@@ -171,8 +173,9 @@ def linear_contest(cfg: ModelConfig, schedule: Schedule, rows: int) -> Contest:
 
 
 def model_contest(sizes: Sizes, schedule: Schedule) -> Contest:
-    """A canonical pass over 16-token windows against a decode step, whole model; its work is the pass's."""
-    cfg, params = sizes.cfg, random_model(sizes.cfg).params
+    """A canonical pass of the whole model over 16-token windows, compared with a decode step; the work is that of the pass."""
+    cfg = sizes.cfg
+    params = random_model(cfg).params
     held = [
         init_state(cfg, max_requests=sizes.rows, max_len=sizes.context, max_stop_ids=1, max_logit_bias=1, schedule=schedule)
     ]
@@ -199,8 +202,9 @@ def model_contest(sizes: Sizes, schedule: Schedule) -> Contest:
 
 
 def operands(cfg: ModelConfig, schedule: Schedule, context: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Queries, one pool of pages for keys and values both, scattered page tables, and positions that end at `context`."""
-    G, W = schedule.budget.groups, schedule.budget.window
+    """Queries, one pool of pages for both keys and values, scattered page tables, and positions that end at `context`."""
+    G = schedule.budget.groups
+    W = schedule.budget.window
     max_pages = -(-context // schedule.numerics.page)
     order = np.random.default_rng(0).permutation(G * max_pages).astype(np.int32)
     pool = (1 + G * max_pages, cfg.num_kv_heads, schedule.numerics.page, schedule.numerics.cache_head_dim(cfg.head_dim))
@@ -224,28 +228,29 @@ def last_windows(schedule: Schedule, sizes: Sizes) -> Windows:
 
 
 def copying(num_bytes: int) -> Callable[[], jax.Array]:
-    """Reads and writes so many bytes."""
+    """A call that reads and writes `num_bytes` each."""
     array = jnp.zeros(num_bytes // 4, jnp.float32)
     copy = jax.jit(lambda x: x + 1)
     return lambda: copy(array)
 
 
 def multiplying(side: int) -> Callable[[], jax.Array]:
-    """A square product of random bfloat16."""
+    """A call that multiplies a square matrix of random bfloat16 with itself."""
     square = jax.random.normal(jax.random.key(0), (side, side), jnp.bfloat16)
     product = jax.jit(partial(jnp.matmul, preferred_element_type=jnp.float32))
     return lambda: product(square, square)
 
 
 def torch_attention(q: jax.Array, k: jax.Array, context: int) -> dict[str, Callable[[], Any]]:
-    """PyTorch's attention of the same shapes on a GPU, if it is installed."""
+    """PyTorch's attention with the same shapes on a GPU, if PyTorch is installed."""
     if jax.default_backend() != "gpu":
         return {}
     try:
         import torch
     except ImportError:
         return {}
-    (G, W, N, H), K = q.shape, k.shape[2]
+    G, W, N, H = q.shape
+    K = k.shape[2]
     shapes = ((G, N, W, H), (G, K, context, H), (G, K, context, H))
     tensors = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes]
     keep = torch.ones(W, context, dtype=torch.bool, device="cuda").tril(context - W)
@@ -258,7 +263,7 @@ def torch_attention(q: jax.Array, k: jax.Array, context: int) -> dict[str, Calla
 
 
 def wait(result: Any) -> None:
-    """Until the device has computed `result`."""
+    """Waits until the device has computed `result`."""
     if isinstance(result, jax.Array):
         result.block_until_ready()
     else:
@@ -268,19 +273,19 @@ def wait(result: Any) -> None:
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> list[float]:
-    """Samples of one call's time, after a first one that compiles."""
+    """Samples of the seconds of one call, after a first call that compiles."""
     number = calls_in_a_sample(call)
     return [sample(call, number) for _ in range(repeats)]
 
 
 def calls_in_a_sample(call: Callable[[], Any]) -> int:
-    """How many calls take `LEAST_SAMPLE_S` together."""
+    """The number of calls that take `LEAST_SAMPLE_S` together."""
     wait(call())
     return max(1, int(LEAST_SAMPLE_S / sample(call, 1)))
 
 
 def sample(call: Callable[[], Any], number: int) -> float:
-    """Mean seconds of `number` calls in a queue."""
+    """Mean seconds of `number` queued calls."""
     began = time.perf_counter()
     for _ in range(number):
         result = call()
@@ -289,7 +294,7 @@ def sample(call: Callable[[], Any], number: int) -> float:
 
 
 def measured(contest: Contest, ceilings: dict[str, float], repeats: int) -> dict[str, Any]:
-    """Rounds in which each call is sampled once; ratios are those of a round, their median is what counts."""
+    """Samples each call once per round. Ratios are computed within a round; the result is their median."""
     numbers = {name: calls_in_a_sample(call) for name, call in contest.calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in contest.calls}
     for _ in range(repeats):
@@ -316,13 +321,15 @@ def measured(contest: Contest, ceilings: dict[str, float], repeats: int) -> dict
 
 
 def table(result: dict[str, Any]) -> str:
-    """Markdown: times, ratios, and how much of the bound the kernel reaches."""
-    ceilings, device = result["ceilings"], result["fingerprint"]
+    """A Markdown table of times, ratios, and the share of the bound that the kernel reaches."""
+    ceilings = result["ceilings"]
+    device = result["fingerprint"]
+    numerics = result["schedule"]["numerics"]
     lines = [
         f"{device['device_kind']}, jax {device['jax']}: copies {ceilings['bytes_per_s'] / 1e12:.2f} TB/s (read and written), "
         f"bfloat16 products {ceilings['flop_per_s'] / 1e12:.0f} TFLOP/s; doctor: "
-        f"{'certified' if result['certified'] else 'NOT certified'}; {result['schedule']['implementation']}"
-        + (", INTERPRETED: times are void" if result["schedule"]["interpret"] else ""),
+        f"{'certified' if result['certified'] else 'NOT certified'}; {numerics['implementation']}"
+        + (", INTERPRETED: times are void" if numerics["interpret"] else ""),
         "",
         "| what | ms | against | speed, of that | target | bound | of bound |",
         "|---|---|---|---:|---:|---|---:|",

@@ -1,14 +1,15 @@
 #!/usr/bin/env python
-"""The price of determinism: throughput of one engine as a larger share of its requests is deterministic.
+"""The price of determinism: throughput of one engine, by the share of its requests that is deterministic.
 
-The same requests run at each share, all to their full length, so that every run does the same work. Two workloads:
+The same requests run at each share, all to their full length, so that every run does the same work. Two workloads, for `rows`
+requests in flight:
 
-    steady  many more requests than rows, of mixed lengths: rows are refilled all the time
-    tail    twice as many requests as rows, one in eight of them ten times as long: few rows are left at the end
+    steady  many more requests than fit in flight, of mixed lengths: finished ones are replaced all the time
+    tail    twice as many requests as fit in flight, one in eight ten times as long: few are left at the end
 
-After a warm-up of every run, which compiles and certifies, all of them take turns, every other round in reverse order. A run is
-compared with the run at 0 % of its own round. An engine that never served a deterministic request runs the ordinary ones, too:
-what they pay for sharing an engine. Results of deterministic requests must be the same bits in all runs: exit code 1 if not.
+A warm-up of every run compiles and certifies. Then all runs take turns, every other round in reverse order. A run is compared
+with the run at 0 % of its own round. An engine that never serves deterministic requests runs the ordinary ones, too: this shows
+the price of sharing an engine. Deterministic requests must give the same bits in all runs; otherwise the exit code is 1.
 
     python scripts/bench_share.py --json out/share.json --plot out/share.png
 """
@@ -34,22 +35,23 @@ from detspec.model.params import num_params
 from detspec.presets import preset
 from detspec.progress import Progress
 
-TARGETS = {10: 0.98, 100: 0.95}  # by share: least throughput, of that at 0 %
+TARGETS = {10: 0.98, 100: 0.95}  # least throughput by share, relative to 0 %
 RESAMPLES = 4000
-ORDINARY_TARGET = 0.99  # least throughput of ordinary requests, of that in an engine without deterministic ones
+ORDINARY_TARGET = 0.99  # least throughput of ordinary requests, relative to an engine without deterministic ones
 QUICK = {"rows": [4], "shares": [0, 10, 100], "repeats": 2, "scale": 0.25}
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is asked of an engine.
+    """The requests of one kind of traffic.
 
     Attributes:
-        name: for tables.
-        per_row: requests for each row, at least.
-        multiple: the number of requests is a multiple of it, so that shares are whole numbers of requests.
-        prompt_len, new_tokens: shortest and longest.
-        long_tokens: new tokens, shortest and longest, of one request in eight.
+        name: name in tables.
+        per_row: least number of requests for each request in flight.
+        multiple: the number of requests is a multiple of this, so that shares are whole numbers of requests.
+        prompt_len: shortest and longest prompt.
+        new_tokens: least and most new tokens.
+        long_tokens: least and most new tokens of one request in eight; None if there are no long requests.
     """
 
     name: str
@@ -60,11 +62,11 @@ class Workload:
     long_tokens: tuple[int, int] | None = None
 
     def num_requests(self, rows: int) -> int:
-        """For an engine of so many rows."""
+        """Number of requests for an engine with `rows` requests in flight."""
         return -(-self.per_row * rows // self.multiple) * self.multiple
 
     def requests(self, model: Model, number: int, *, scale: float, temperature: float, seed: int) -> list[Request]:
-        """Ordinary requests, their lengths times `scale`; the first ones are the same for any `number` below 256."""
+        """Ordinary requests with lengths times `scale`; for any `number` up to 256 the first requests are the same."""
         rng = np.random.default_rng(seed)
 
         def length(bounds: tuple[int, int]) -> int:
@@ -91,7 +93,7 @@ WORKLOADS = (
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run that is timed; `ordinary_engine`: in an engine that never serves a deterministic request."""
+    """One timed run; `ordinary_engine` means an engine that never serves a deterministic request."""
 
     workload: str
     rows: int
@@ -103,11 +105,11 @@ class Cell:
     @property
     def label(self) -> str:
         """Short name for progress bars."""
-        return f"{self.workload}, {self.rows} rows, {self.share} %{', ordinary engine' if self.ordinary_engine else ''}"
+        return f"{self.workload}, {self.rows} in flight, {self.share} %{', ordinary engine' if self.ordinary_engine else ''}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, prints the table, writes JSON and plot; exit code 1 if a deterministic request has two results."""
+    """Measures, prints the table, writes JSON and plot; returns 1 if a deterministic request has two results."""
     args = parse(argv)
     if args.plot and importlib.util.find_spec("matplotlib") is None:
         raise InputError('--plot needs matplotlib: pip install "detspec[plots]"')
@@ -126,22 +128,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", metavar="DIR", help="a model folder (default: the shipped model)")
     which.add_argument("--preset", metavar="NAME", help="random weights of this shape")
     names = [workload.name for workload in WORKLOADS]
-    parser.add_argument("--workloads", nargs="+", default=names, choices=names)
-    parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 32], metavar="N", help="EngineConfig.max_requests")
-    parser.add_argument("--shares", type=int, nargs="+", default=[0, 2, 10, 20, 50, 100], metavar="PERCENT")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds; the median counts")
-    parser.add_argument("--scale", type=float, default=1.0, metavar="F", help="lengths of prompts and texts, times this")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
-    parser.add_argument("--seed", type=int, default=0, help="of lengths, and of which requests are deterministic")
-    parser.add_argument("--quick", action="store_true", help="4 rows, few shares, short texts: to see that it works")
-    parser.add_argument("--json", metavar="FILE", help="all samples")
-    parser.add_argument("--plot", metavar="FILE.png", help='ratio over share; needs "detspec[plots]"')
+    parser.add_argument("--workloads", nargs="+", default=names, choices=names, help="kinds of traffic")
+    parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 32], metavar="N", help="requests in flight")
+    shares = {"default": [0, 2, 10, 20, 50, 100], "help": "percentages of requests that are deterministic"}
+    parser.add_argument("--shares", type=int, nargs="+", metavar="PERCENT", **shares)
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="number of rounds; the median counts")
+    parser.add_argument("--scale", type=float, default=1.0, metavar="F", help="factor for lengths of prompts and texts")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature; 0 is greedy")
+    parser.add_argument("--seed", type=int, default=0, help="decides lengths, and which requests are deterministic")
+    parser.add_argument("--quick", action="store_true", help="4 requests in flight, few shares, short texts: a quick check")
+    parser.add_argument("--json", metavar="FILE", help="write all samples to this file")
+    parser.add_argument("--plot", metavar="FILE.png", help='draw ratio over share; needs "detspec[plots]"')
     if parser.parse_args(argv).quick:
         parser.set_defaults(**QUICK)
     args = parser.parse_args(argv)
@@ -151,7 +154,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         if least < 1:
             raise InputError(f"--{name} must be at least 1, got {least}")
     if not 0 < args.scale <= 8:
-        raise InputError(f"--scale must be over 0 and at most 8, got {args.scale}")
+        raise InputError(f"--scale must be greater than 0 and at most 8, got {args.scale}")
     return args
 
 
@@ -161,14 +164,15 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
     shape = {"scale": args.scale, "temperature": args.temperature, "seed": args.seed}
     requests = {w.name: w.requests(model, w.num_requests(max(args.rows)), **shape) for w in workloads}
     longest = max(len(r.prompt_token_ids) + r.sampling.max_tokens for some in requests.values() for r in some)
-    # Later runs would find the prompts of earlier ones in shared pages, and skip work that is to be timed.
+    # With prefix sharing, later runs would find the prompts of earlier ones in the cache and skip timed work.
     config = EngineConfig(max_len=max(longest, default_schedule().budget.window, 16), prefix_sharing=False)
     cells = [cell for workload in workloads for rows in args.rows for cell in cells_of(workload, rows, args.shares)]
     kinds = dict.fromkeys((cell.rows, cell.ordinary_engine) for cell in cells)
     engines = {kind: Engine(model, dataclasses.replace(config, max_requests=kind[0])) for kind in kinds}
     variants = {workload.name: Variants() for workload in workloads}
     samples: dict[Cell, list[dict[str, float]]] = {cell: [] for cell in cells}
-    progress, load_average = RunProgress(len(cells) * (args.repeats + 1), on_progress), os.getloadavg()[0]
+    progress = RunProgress(len(cells) * (args.repeats + 1), on_progress)
+    load_average = os.getloadavg()[0]
 
     def run(cell: Cell) -> dict[str, float]:
         chosen = mixed(requests[cell.workload][: cell.num_requests], cell.num_deterministic, args.seed)
@@ -197,7 +201,10 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
 
 
 def cells_of(workload: Workload, rows: int, shares: Sequence[int]) -> list[Cell]:
-    """The runs of a workload at `rows`, 0 % first; shares are rounded up to whole requests, equal ones run once."""
+    """The runs of a workload with `rows` requests in flight, 0 % first.
+
+    Shares are rounded up to whole requests; shares that give the same number run once.
+    """
     number = workload.num_requests(rows)
     numbers = {-(-share * number // 100): share for share in sorted({0, *shares})}
     cells = [Cell(workload.name, rows, share, number, num_deterministic) for num_deterministic, share in numbers.items()]
@@ -205,7 +212,7 @@ def cells_of(workload: Workload, rows: int, shares: Sequence[int]) -> list[Cell]
 
 
 def mixed(requests: list[Request], num_deterministic: int, seed: int) -> list[Request]:
-    """The same requests, so many of them deterministic; who is at a small share is at larger ones."""
+    """The same requests, `num_deterministic` of them deterministic; larger numbers include the choice of smaller ones."""
     chosen = set(np.random.default_rng(seed).permutation(len(requests))[:num_deterministic].tolist())
     return [
         dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, deterministic=i in chosen))
@@ -247,10 +254,10 @@ def run_once(engine: Engine, requests: list[Request], variants: Variants) -> dic
 
 
 def summary(cell: Cell, samples: dict[Cell, list[dict[str, float]]]) -> dict[str, Any]:
-    """A cell's samples and medians.
+    """Samples and medians of a cell.
 
-    `ratios` are to the run at 0 % of the same round in the same engine; of 0 % itself to that in the ordinary engine, whose own
-    are 1.
+    `ratios` compare with the run at 0 % in the same engine and round. Those of 0 % compare with the ordinary engine, whose own
+    ratios are 1.
     """
     zero = dataclasses.replace(cell, share=0, num_deterministic=0)
     other = zero if cell.share else dataclasses.replace(zero, ordinary_engine=True)
@@ -270,8 +277,10 @@ def summary(cell: Cell, samples: dict[Cell, list[dict[str, float]]]) -> dict[str
 
 
 def table(result: dict[str, Any]) -> str:
-    """Aligned text: a line for each run, then what became of the targets and of the bits."""
-    settings, versions, bits = result["settings"], result["fingerprint"], result["bits"]
+    """Aligned text: a line for each run, then the targets met and missed, and the comparison of bits."""
+    settings = result["settings"]
+    versions = result["fingerprint"]
+    bits = result["bits"]
     how = f"temperature {settings['temperature']}" if settings["temperature"] else "greedy"
     lines = [
         f"{result['model']['num_params'] / 1e6:.1f} M parameters, {result['model']['dtype']}, {how}; lengths x "
@@ -282,11 +291,11 @@ def table(result: dict[str, Any]) -> str:
         f"{'idle':>7}{'live':>7}{'preempted':>11}",
     ]
     for cell in result["cells"]:
-        who = f"{cell['num_deterministic']} of {cell['num_requests']} = {cell['share']:>3} %"
-        who = "ordinary engine" if cell["ordinary_engine"] else who
+        kind = f"{cell['num_deterministic']} of {cell['num_requests']} = {cell['share']:>3} %"
+        kind = "ordinary engine" if cell["ordinary_engine"] else kind
         ratios = (cell["ratio"], min(cell["ratios"]), max(cell["ratios"])) if cell["share"] else ()
         lines.append(
-            f"{cell['workload']:<9}{cell['rows']:>5}{who:>20}{cell['median_tok_per_s']:>9.0f}"
+            f"{cell['workload']:<9}{cell['rows']:>5}{kind:>20}{cell['median_tok_per_s']:>9.0f}"
             f"{cell['median_new_tok_per_s']:>11.0f}{''.join(format(ratio, '>8.3f') for ratio in ratios):>24}"
             f"{cell['idle_share']:>7.1%}{cell['live_requests']:>7.1f}{cell['num_preemptions']:>11}"
         )
@@ -303,10 +312,10 @@ def table(result: dict[str, Any]) -> str:
 
 
 def judged(name: str, target: float, cells: list[dict[str, Any]]) -> list[str]:
-    """A line for what met `target`, one for what did not, and one for the ratios of all of them together."""
+    """A line for cells that met `target`, a line for cells that missed it, and a line for all ratios together."""
     lines = []
     for met, word in ((True, "met"), (False, "missed")):
-        places = [f"{c['workload']} {c['rows']} rows {c['ratio']:.3f}" for c in cells if (c["ratio"] >= target) is met]
+        places = [f"{c['workload']} {c['rows']} {c['ratio']:.3f}" for c in cells if (c["ratio"] >= target) is met]
         if places:
             lines.append(f"target {name} >= {target}: {word} by {', '.join(places)}")
     ratios = np.asarray([ratio for cell in cells for ratio in cell["ratios"]])
@@ -317,14 +326,14 @@ def judged(name: str, target: float, cells: list[dict[str, Any]]) -> list[str]:
 
 
 def median_interval(values: np.ndarray) -> tuple[float, float]:
-    """Between which the median lies with 95 %, by drawing from `values` again and again (percentile bootstrap)."""
+    """The 95 % confidence interval of the median of `values`, by percentile bootstrap."""
     drawn = np.random.default_rng(0).choice(values, (RESAMPLES, values.size))
     low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
     return float(low), float(high)
 
 
 def draw(result: dict[str, Any], path: str) -> None:
-    """Ratio over share: a panel for each workload, a line for each number of rows, bars from quartile to quartile."""
+    """Draws ratio over share: a panel per workload, a line per number of requests in flight, bars between quartiles."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -340,13 +349,13 @@ def draw(result: dict[str, Any], path: str) -> None:
         for i, (row, colour) in enumerate(zip(rows, colours, strict=True)):
             shared = [cell for cell in result["cells"] if cell["share"]]
             cells = [cell for cell in shared if (cell["workload"], cell["rows"]) == (name, row)]
-            aside = 0.1 * (i - (len(rows) - 1) / 2)  # so that bars at one share do not cover each other
+            aside = 0.1 * (i - (len(rows) - 1) / 2)  # keeps bars at one share apart
             x = [0.0, *((100 * cell["num_deterministic"] / cell["num_requests"]) ** 0.5 + aside for cell in cells)]
             y = np.array([1.0, *(cell["ratio"] for cell in cells)])
             low, high = np.transpose([(1.0, 1.0), *(np.percentile(cell["ratios"], (25, 75)) for cell in cells)])
-            bars = axes.errorbar(x, y, (y - low, high - y), color=colour, elinewidth=1, label=f"{row} rows")
+            bars = axes.errorbar(x, y, (y - low, high - y), color=colour, elinewidth=1, label=f"{row} in flight")
             bars.lines[0].set(marker="o", markersize=4)
-        ticks = (0, 2, 10, 20, 50, 100)  # a scale of square roots: small shares are what mixed traffic is about
+        ticks = (0, 2, 10, 20, 50, 100)  # a square-root scale gives small shares more room
         axes.set(title=name, xlabel="deterministic requests [%], square-root scale")
         axes.set_xticks(np.sqrt(ticks), [str(tick) for tick in ticks])
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""The same weights, prompts, batch and machine: detspec against Hugging Face transformers on torch.
+"""Compares detspec with Hugging Face transformers on torch: same weights, prompts, batch and machine.
 
-Needs `pip install "detspec[parity]"`. Both generate greedily, prefill included, in turn; transformers with bfloat16 and with
-float32 weights and with its default cache, of which the faster counts. Greedy tokens are compared, so that it is the same work;
-in bfloat16 they part at the first near-tie, after which the texts have nothing to do with each other.
+Needs `pip install "detspec[parity]"`. Both generate greedily in turn, prefill included. transformers runs with bfloat16 and
+with float32 weights; the faster of both counts. Greedy tokens are compared to show that both do the same work. In bfloat16 they
+differ from the first near-tie on, after which the texts are unrelated.
 
     python scripts/compare_transformers.py --preset random_100m --batches 1 8 32 --json out/transformers.json
 """
@@ -35,9 +35,10 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f'compare_transformers needs torch and transformers, and {missing.name} is missing: pip install "detspec[parity]"')
 
-ORDINARY, DETERMINISTIC = "detspec ordinary", "detspec deterministic"
+ORDINARY = "detspec ordinary"
+DETERMINISTIC = "detspec deterministic"
 Run = Callable[[], list[list[int]]]
-Variants = dict[str, tuple[Any, dict[str, Any]]]  # by name: a transformers model, and what `generate` is told of its cache
+Variants = dict[str, tuple[Any, dict[str, Any]]]  # transformers model and cache arguments of its `generate`, by name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,22 +74,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", metavar="DIR", help="a Hugging Face folder (default: the shipped model)")
     which.add_argument("--preset", metavar="NAME", help="random weights of this shape")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], metavar="B")
-    parser.add_argument("--caches", nargs="+", default=["dynamic"], choices=("dynamic", "static"), help="of transformers")
-    parser.add_argument("--prompt-len", type=int, default=64, metavar="N")
-    parser.add_argument("--new-tokens", type=int, default=128, metavar="N")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], metavar="B", help="batch sizes")
+    parser.add_argument("--caches", nargs="+", default=["dynamic"], choices=("dynamic", "static"), help="transformers' caches")
+    parser.add_argument("--prompt-len", type=int, default=64, metavar="N", help="tokens of each prompt")
+    parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="new tokens of each request")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="number of rounds")
+    parser.add_argument("--json", metavar="FILE", help="write all samples to this file")
     return parser.parse_args(argv)
 
 
 def load_others(folder: Path, caches: Sequence[str]) -> Variants:
-    """transformers in bfloat16 and float32, with each of `caches`."""
+    """The transformers model in bfloat16 and float32, with each of `caches`."""
     models = {}
     for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32)):
         loaded = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
@@ -99,7 +100,7 @@ def load_others(folder: Path, caches: Sequence[str]) -> Variants:
 
 
 def compare(model: Model, others: Variants, batch: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of every runner at one batch size, and how far their greedy tokens agree with ours."""
+    """Tokens per second of every runner at one batch size, and how long their greedy tokens agree with ours."""
     prompts = bench_prompts(model, batch, args.prompt_len)
     runners = {
         ORDINARY: ours(model, prompts, args.new_tokens, deterministic=False),
@@ -116,7 +117,7 @@ def compare(model: Model, others: Variants, batch: int, args: argparse.Namespace
             samples[name].append(batch * args.new_tokens / (time.perf_counter() - began))
             print(f"batch {batch}: {name} {samples[name][-1]:.1f} tok/s", file=sys.stderr)
     best = max(others, key=lambda name: median(samples[name]))
-    ratios = {name: median(mine / his for mine, his in zip(samples[name], samples[best], strict=True)) for name in runners}
+    ratios = {name: median(mine / other for mine, other in zip(samples[name], samples[best], strict=True)) for name in runners}
     return {
         "batch": batch,
         "best_transformers": best,
@@ -134,7 +135,7 @@ def compare(model: Model, others: Variants, batch: int, args: argparse.Namespace
 
 
 def ours(model: Model, prompts: list[tuple[int, ...]], new_tokens: int, *, deterministic: bool) -> Run:
-    """Generates with the engine as it comes: `method="auto"`."""
+    """Generates with the engine's default, `method="auto"`."""
     max_len = max(len(prompts[0]) + new_tokens, default_schedule().budget.window)
     engine = Engine(model, EngineConfig(max_requests=len(prompts), max_len=max_len))
     sampling = SamplingParams(max_tokens=new_tokens, ignore_eos=True, deterministic=deterministic)
@@ -142,7 +143,7 @@ def ours(model: Model, prompts: list[tuple[int, ...]], new_tokens: int, *, deter
 
 
 def theirs(model: Any, cache: dict[str, Any], prompts: list[tuple[int, ...]], new_tokens: int) -> Run:
-    """Generates with transformers; prompts are of one length, so nothing is padded."""
+    """Generates with transformers; all prompts have one length, so nothing is padded."""
     ids = torch.tensor(prompts)
 
     def run() -> list[list[int]]:
@@ -156,14 +157,16 @@ def theirs(model: Any, cache: dict[str, Any], prompts: list[tuple[int, ...]], ne
 
 
 def agreement(answers: list[list[int]], others: list[list[int]], num_tokens: int) -> float:
-    """Mean share of the first `num_tokens` tokens that agree before the first that does not."""
+    """Mean share of the first `num_tokens` tokens that come before the first difference."""
     same = np.asarray(answers)[:, :num_tokens] == np.asarray(others)[:, :num_tokens]
     return float(np.cumprod(same, axis=1).mean())
 
 
 def table(result: dict[str, Any]) -> str:
-    """Aligned text."""
-    versions, model, settings = result["versions"], result["model"], result["settings"]
+    """The result as aligned text."""
+    versions = result["versions"]
+    model = result["model"]
+    settings = result["settings"]
     lines = [
         f"{model['num_params'] / 1e6:.1f} M parameters, {model['dtype']}; prompt {settings['prompt_len']}, "
         f"{settings['new_tokens']} new tokens, greedy, median of {settings['repeats']}",

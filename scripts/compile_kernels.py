@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not what is here
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax must not look for the devices compiled for
 
 from jax._src.interpreters import mlir
 from jax._src.lib import mosaic_gpu_dialect
@@ -27,16 +27,16 @@ KERNEL_MODULE = re.compile(r'custom_call_target="mosaic_gpu.*?\bmodule = "(.*?)"
 
 INTRODUCTION = """# Kernels as compiled
 
-Written by `make kernels`; `make test-aot` compiles the same. Compiled by the vendors' compilers on a machine without TPU or
-GPU: nothing here was run. On chip is VMEM of a TPU's TensorCore, as its compiler says, or the shared memory that a thread
-block of a GPU is launched with, and its share of what there is. Temporaries are what the kernel's surroundings need in the
-device's memory. GFLOP, MB and the least time at the device's peaks are arithmetic: windows at the end of full page tables, each
-query tile reading its pages once. The compilers' own estimates are in the JSON (those for GPUs give none).
+Written by `make kernels`; `make test-aot` compiles the same. The vendors' compilers ran on a machine without TPU or GPU:
+nothing here was run. "On chip" is VMEM of a TPU's TensorCore as its compiler reports it, or the shared memory of a GPU's thread
+block, with its share of the limit. "Temporaries" is device memory that the operations around the kernel need. GFLOP, MB and
+the least time at the device's peaks are arithmetic, for windows at the end of full page tables; each query tile reads its pages
+once. The compilers' own estimates are in the JSON; GPU compilers give none.
 """
 
 
 def main() -> None:
-    """Compiles and writes."""
+    """Compiles the kernels and writes both files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), metavar="NAME", help="what to compile for")
     parser.add_argument("--out", type=Path, default=DOCS, metavar="DIR", help="folder for kernels.md and data/kernels.json")
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def row(device: Target, shape: KernelShape) -> dict[str, Any]:
-    """What the compiler says of one kernel, and the least work that its shape is."""
+    """The compiler's figures for one kernel, and the least work of its shape."""
     compiled = compile_shape(shape, device)
     schedule = shape.schedule(device)
     work = shape.work(schedule)
@@ -72,7 +72,7 @@ def row(device: Target, shape: KernelShape) -> dict[str, Any]:
 
 
 def schedule_text(shape: KernelShape, device: Target) -> str:
-    """The values of the schedule that the kernel is built from."""
+    """The schedule's values that the kernel is built from."""
     if not isinstance(shape, AttentionShape):
         return "pinned"
     numerics = shape.schedule(device).numerics
@@ -80,7 +80,7 @@ def schedule_text(shape: KernelShape, device: Target) -> str:
 
 
 def on_chip_bytes(compiled: Compiled, device: Target) -> int:
-    """VMEM of a TPU kernel; shared memory that a GPU kernel is launched with."""
+    """VMEM bytes of a TPU kernel; bytes of shared memory that a GPU kernel is launched with."""
     hlo = compiled.program.as_text()
     return int(VMEM.search(hlo)[1]) if device.platform == "tpu" else launched_with(KERNEL_MODULE.search(hlo)[1])
 
@@ -88,9 +88,7 @@ def on_chip_bytes(compiled: Compiled, device: Target) -> int:
 def launched_with(escaped: str) -> int:
     """The dynamic shared memory of the `gpu.launch` in a Mosaic GPU module, given as HLO prints its bytecode."""
     bytecode = re.sub(
-        rb"\\(\\|[0-9A-F]{2})",
-        lambda byte: b"\\" if byte[1] == b"\\" else bytes([int(byte[1], 16)]),
-        escaped.encode("latin-1"),
+        rb"\\(\\|[0-9A-F]{2})", lambda byte: b"\\" if byte[1] == b"\\" else bytes([int(byte[1], 16)]), escaped.encode("latin-1")
     )
     context = mlir.make_ir_context()
     mosaic_gpu_dialect.register_dialect(context)
@@ -102,7 +100,7 @@ def launched_with(escaped: str) -> int:
 
 
 def page(result: dict[str, Any]) -> str:
-    """docs/kernels.md."""
+    """The content of docs/kernels.md."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
     lines = [INTRODUCTION, f"Versions: {versions}."]
     for name in dict.fromkeys(kernel["target"] for kernel in result["kernels"]):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Writes small models of every family and what Hugging Face transformers says of them, for tests that run without torch.
+"""Writes small models of every family and the results of Hugging Face transformers, for tests that run without torch.
 
-Needs `pip install "detspec[parity]"`. Each folder of tests/checkpoint/goldens is a model as transformers saves it, with
-golden.npz beside the weights: token ids, logits at some positions, and a greedy continuation.
+Needs `pip install "detspec[parity]"`. Each folder of tests/checkpoint/goldens is a model saved by transformers, with a file
+golden.npz: token ids, logits at some positions, and a greedy continuation.
 
     python scripts/make_goldens.py
 """
@@ -22,11 +22,12 @@ GOLDENS = ROOT / "tests" / "checkpoint" / "goldens"
 NAMES = ("llama_llama3", "mistral", "qwen2_yarn", "qwen3", "gemma2", "gemma3_linear")
 SIZES = {"hidden_size": 24, "intermediate_size": 32}
 POSITIONS = np.asarray([0, 1, 15, 16, 17, 31, 32, 33, 64, 90, 118, 119])
-NUM_PROMPT, NUM_NEW = 40, 64
+NUM_PROMPT = 40
+NUM_NEW = 64
 
 
 def main() -> int:
-    """Writes them all anew."""
+    """Replaces all goldens."""
     shutil.rmtree(GOLDENS, ignore_errors=True)
     for name in NAMES:
         assert name in CASES

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How much faster an audit replays completions than they were generated: the same requests, in one process, in turn.
+"""Measures how much faster an audit replays completions than they are generated: same requests and process, in turn.
 
 python scripts/measure_audit.py --repeats 5 --json audit.json
 """
@@ -21,24 +21,24 @@ from detspec.engine.request import Request
 from detspec.environment import fingerprint
 from detspec.sampling_params import SamplingParams
 
-REPLAYED_ROWS = 32  # as many as `detspec audit` takes
-KINDS = {"greedy": (0.0,), "sampled": (0.8,), "mixed": (0.0, 0.8)}  # temperatures, by turns
+REPLAYED_ROWS = 32  # records replayed together, as in `detspec audit`
+KINDS = {"greedy": (0.0,), "sampled": (0.8,), "mixed": (0.0, 0.8)}  # temperatures, used in turn
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table; exit code 1 if a completion does not replay to its bits."""
+    """Prints the table; exits with an error if a replayed completion has other bits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", metavar="DIR", default=None, help="a model folder (default: the small model shipped)")
-    parser.add_argument("--requests", type=int, default=128)
-    parser.add_argument("--prompt-len", type=int, default=100, help="tokens of a prompt, give or take a fifth")
-    parser.add_argument("--new-tokens", type=int, default=150, help="of a request, give or take a fifth")
-    parser.add_argument("--max-requests", type=int, nargs="+", default=[4, 8, 32], help="of the engine; the replayer has 32")
-    parser.add_argument("--max-len", type=int, default=512, help="of the engine and of the replayer")
-    parser.add_argument("--repeats", type=int, default=5, help="of each, one after the other")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--requests", type=int, default=128, help="number of requests")
+    parser.add_argument("--prompt-len", type=int, default=100, help="mean tokens of a prompt; lengths vary by a fifth")
+    parser.add_argument("--new-tokens", type=int, default=150, help="mean new tokens of a request; they vary by a fifth")
+    parser.add_argument("--max-requests", type=int, nargs="+", default=[4, 8, 32], help="requests in flight; replays use 32")
+    parser.add_argument("--max-len", type=int, default=512, help="most positions of a sequence, in engine and replayer")
+    parser.add_argument("--repeats", type=int, default=5, help="number of rounds; each generates and then replays")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     args = parser.parse_args(argv)
     model = load(args.model)
-    # Sharing would let the later rounds of generation skip prompts that they know.
+    # With prefix sharing, later rounds of generation would skip prompts in the cache.
     engines = {
         rows: Engine(model, EngineConfig(max_requests=rows, max_len=args.max_len, prefix_sharing=False))
         for rows in args.max_requests
@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     replayer = Replayer(model, EngineConfig(schedule=engine.schedule, max_requests=REPLAYED_ROWS, max_len=args.max_len))
     replayer.prepare()
     figures = []
-    print(f"{args.requests} requests, median of {args.repeats}; the replay reads {replayer.schedule.budget.rows} rows a pass")
-    print(f"{'rows':>4}  {'':8}{'generate':>12}{'replay':>12}{'ratio':>20}")
+    print(f"{args.requests} requests, median of {args.repeats}; the replay reads {replayer.schedule.budget.rows} rows per pass")
+    print(f"{'size':>4}  {'':8}{'generate':>12}{'replay':>12}{'ratio':>20}")
     print(f"{'':4}  {'':8}{'new tok/s':>12}{'new tok/s':>12}{'least':>10}{'median':>10}")
     for rows, engine in engines.items():
         for kind, temperatures in KINDS.items():
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def requests(vocab_size: int, args: argparse.Namespace, temperatures: Sequence[float]) -> list[Request]:
-    """Random prompts; texts of the lengths that are asked for."""
+    """Requests with random prompts and the lengths that `args` gives."""
     rng = np.random.default_rng(0)
 
     def around(length: int) -> int:
@@ -85,7 +85,7 @@ def requests(vocab_size: int, args: argparse.Namespace, temperatures: Sequence[f
 
 
 def measure(engine: Engine, replayer: Replayer, asked: Sequence[Request]) -> tuple[int, dict[str, float]]:
-    """New tokens, and the seconds of generating and of replaying them."""
+    """Number of new tokens, and the seconds of generating and of replaying them."""
     began = time.perf_counter()
     completions = {completion.id: completion for completion in engine.run(list(asked))}
     generated = time.perf_counter()
@@ -96,7 +96,7 @@ def measure(engine: Engine, replayer: Replayer, asked: Sequence[Request]) -> tup
         n = len(completion.token_ids)
         bits = np.asarray(completion.logprobs, np.float32).tobytes()
         if replay.targets[:n].tolist() != list(completion.token_ids) or replay.logprobs[:n].tobytes() != bits:
-            raise SystemExit(f"request {request.id} does not replay to its bits")
+            raise SystemExit(f"request {request.id}: the replay has other bits")
     num_tokens = sum(len(completion.token_ids) for completion in completions.values())
     return num_tokens, {"generate": generated - began, "replay": replayed - generated}
 

@@ -1,10 +1,10 @@
-"""How long the device waits for the host, and whether memory stays flat over many requests.
+"""Measures how long the device waits for the host, and whether memory grows over many requests.
 
     python scripts/measure_engine.py --requests 10000 --max-requests 32
 
-Runs short requests of mixed lengths through one engine, rows refilled all the time, and prints at every tenth of them: tokens a
-second, the share of time in which the device had nothing to do because the host was busy between two segments, pages that rows
-hold, and the memory of the process (resident set) beside that after the first tenth.
+Runs short requests of mixed lengths through one engine, which replaces finished requests all the time. After every tenth of the
+requests it prints tokens per second, the share of time in which the device waited for the host between two segments, the pages
+in use, the resident memory of the process, and its growth since the first tenth.
 """
 
 import argparse
@@ -25,11 +25,13 @@ BYTES_A_PAGE = 4096
 def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--max-requests", type=int, default=32)
-    parser.add_argument("--new-tokens", type=int, default=48, help="at most; uniformly from an eighth of it on")
-    parser.add_argument("--ordinary", action="store_true", help="requests that are not deterministic")
-    parser.add_argument("--json", type=Path, help="write the table there, too")
+    parser.add_argument("--requests", type=int, default=10_000, help="number of requests")
+    parser.add_argument("--max-requests", type=int, default=32, help="requests in flight")
+    parser.add_argument(
+        "--new-tokens", type=int, default=48, help="most new tokens; lengths are uniform from an eighth of it on"
+    )
+    parser.add_argument("--ordinary", action="store_true", help="make all requests ordinary")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
     args = parser.parse_args()
     enable_compile_cache()
     engine = ds.Engine(ds.load(), ds.EngineConfig(max_requests=args.max_requests, max_len=512))
@@ -42,7 +44,7 @@ def main() -> int:
 
 
 def show(row: dict[str, float]) -> dict[str, float]:
-    """Prints a row of the table, and hands it on."""
+    """Prints a row of the table and returns it."""
     print(
         f"{row['requests']:8} {row['tok_per_s']:8.0f} {row['idle']:7.1%} {row['pages']:6} {row['memory_mb']:10.1f} "
         f"{row['growth_mb']:10.1f}",
@@ -52,17 +54,23 @@ def show(row: dict[str, float]) -> dict[str, float]:
 
 
 def measure(engine: ds.Engine, number: int, new_tokens: int, *, deterministic: bool) -> Iterator[dict[str, float]]:
-    """A row at every tenth of the requests, about that tenth."""
-    tenth, done, tokens, base = max(1, number // 10), 0, 0, None
-    busy_s, idle_s, began = engine.busy_s, engine.idle_s, time.perf_counter()
+    """Yields a row of the table about each tenth of the requests."""
+    tenth = max(1, number // 10)
+    done = tokens = 0
+    base = None
+    busy_s = engine.busy_s
+    idle_s = engine.idle_s
+    began = time.perf_counter()
     requests = some_requests(engine, number, new_tokens, deterministic=deterministic)
     for completion in engine.run(requests):
         done, tokens = done + 1, tokens + len(completion.token_ids)
         if done % tenth:
             continue
-        now, memory_mb = time.perf_counter(), resident_mb()
+        now = time.perf_counter()
+        memory_mb = resident_mb()
         base = base or memory_mb
-        busy, idle = engine.busy_s - busy_s, engine.idle_s - idle_s
+        busy = engine.busy_s - busy_s
+        idle = engine.idle_s - idle_s
         yield {
             "requests": done,
             "tok_per_s": tokens / (now - began),
@@ -71,11 +79,14 @@ def measure(engine: ds.Engine, number: int, new_tokens: int, *, deterministic: b
             "memory_mb": memory_mb,
             "growth_mb": memory_mb - base,
         }
-        busy_s, idle_s, began, tokens = engine.busy_s, engine.idle_s, now, 0
+        busy_s = engine.busy_s
+        idle_s = engine.idle_s
+        began = now
+        tokens = 0
 
 
 def some_requests(engine: ds.Engine, number: int, new_tokens: int, *, deterministic: bool) -> Iterator[ds.Request]:
-    """Requests made when they are asked for: prompts of 4 to 100 tokens, half of them sampled."""
+    """Lazily yields requests with prompts of 4 to 99 tokens; half of them are sampled."""
     rng = np.random.default_rng(0)
     vocab_size = engine.model.cfg.vocab_size
     for i in range(number):
@@ -91,7 +102,7 @@ def some_requests(engine: ds.Engine, number: int, new_tokens: int, *, determinis
 
 
 def resident_mb() -> float:
-    """The memory that this process holds, in MB."""
+    """Resident memory of this process in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * BYTES_A_PAGE / 1e6
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""What loading a checkpoint costs: time against reading its files, peak memory against its weights.
+"""Measures loading a checkpoint: its time compared with reading the files, its peak memory compared with the weights.
 
-Writes a sharded folder of random weights, then reads its files and loads it in turn, each in a process of its own and with the
-files out of the page cache.
+Writes a sharded folder of random weights, then reads its files and loads it in turn. Each measurement runs in its own process,
+with the files out of the page cache.
 
     python scripts/measure_load.py --gb 1 --folder /tmp/checkpoint
 """
@@ -21,13 +21,13 @@ from statistics import median
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table; exit code 1 if a bound is missed."""
+    """Prints the table; returns 1 if a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gb", type=float, default=1.0, help="weights, in 10^9 bytes")
-    parser.add_argument("--shards", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=3, help="the median counts")
+    parser.add_argument("--gb", type=float, default=1.0, help="size of the weights in 10^9 bytes")
+    parser.add_argument("--shards", type=int, default=5, help="number of files")
+    parser.add_argument("--repeats", type=int, default=3, help="number of rounds; the median counts")
     parser.add_argument("--measure", choices=("read", "load"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help="where to write it (default: a temporary folder)")
+    parser.add_argument("--folder", help="folder for the checkpoint (default: a temporary folder)")
     args = parser.parse_args(argv)
     if args.measure:
         print(json.dumps({"read": measure_read, "load": measure_load}[args.measure](Path(args.folder))))
@@ -42,12 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"weights               {size / 1e9:8.2f} GB in {args.shards} files")
     print(f"reading the files     {read_s:8.2f} s   {size / 1e9 / read_s:.2f} GB/s, not from the page cache")
     print(f"detspec.load          {load_s:8.2f} s   {load_s / read_s:.2f} x reading")
-    print(f"peak memory of load   {peak / 1e9:8.2f} GB  {peak / size:.2f} x the weights, over what is there before")
+    print(f"peak memory of load   {peak / 1e9:8.2f} GB  {peak / size:.2f} x the weights, above the memory before loading")
     return int(peak > 1.3 * size or load_s > 2 * read_s)
 
 
 def write(folder: Path, gb: float, shards: int) -> int:
-    """A Llama-like model of about `gb` in bfloat16."""
+    """Writes a Llama-like model of about `gb` GB in bfloat16; returns its bytes."""
     import jax
 
     from detspec.checkpoint.hf import save_hf
@@ -63,7 +63,7 @@ def write(folder: Path, gb: float, shards: int) -> int:
 
 
 def run(kind: str, folder: Path) -> dict[str, float]:
-    """One measurement in a fresh process, with the files forgotten by the page cache."""
+    """One measurement in a new process, after dropping the files from the page cache."""
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -73,7 +73,7 @@ def run(kind: str, folder: Path) -> dict[str, float]:
 
 
 def measure_read(folder: Path) -> dict[str, float]:
-    """Reads every file into memory and keeps it."""
+    """Reads all files into memory and keeps them there."""
     began = time.perf_counter()
     contents = [path.read_bytes() for path in sorted(folder.glob("*.safetensors"))]
     assert contents
@@ -81,7 +81,7 @@ def measure_read(folder: Path) -> dict[str, float]:
 
 
 def measure_load(folder: Path) -> dict[str, float]:
-    """Loads the model; peak memory over what jax and the rest take before."""
+    """Loads the model; the peak memory does not count what the process used before."""
     import jax
 
     from detspec import load
@@ -94,7 +94,7 @@ def measure_load(folder: Path) -> dict[str, float]:
 
 
 def memory(key: str) -> int:
-    """Bytes of one line of /proc/self/status."""
+    """The value of one line of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(key)))
 

@@ -1,10 +1,10 @@
-"""One batch job in many ways, as subprocesses of the command line: every way must give the same bytes.
+"""Runs one batch job in many ways, as subprocesses of the command line: every way must give the same bytes.
 
     python scripts/soak_batch.py --workdir out/soak --json out/soak.json
 
-Writes 500 mixed requests for the shipped model, runs each of `VARIANTS` over them, and compares the outputs with the first
-one's: the whole file by sha256, permuted input line by line. Then the output is audited, scored (`ds.score`) and streamed.
-Ordinary generation is the inverse control: two of its runs must differ. Exit code 0 if all is as it should be.
+Writes 500 mixed requests for the shipped model, runs each of `VARIANTS`, and compares their outputs with the first one's: whole
+files by SHA-256, outputs of reordered input line by line. Then the output is audited, scored (`ds.score`) and streamed.
+Ordinary generation is the inverse control: two of its runs must differ. The exit code is 0 if everything is as expected.
 """
 
 import argparse
@@ -28,7 +28,8 @@ import detspec as ds
 COMMAND = (sys.executable, "-m", "detspec.cli")
 MAX_LEN = 1024
 MOST_NEW_TOKENS = 96
-WHILE_STARTING, STARTING_S = 0.3, 4.0  # share of the signals that are sent while a job starts, within so many seconds
+WHILE_STARTING = 0.3  # share of the signals that are sent while a job starts
+STARTING_S = 4.0  # seconds that count as the start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +37,13 @@ class Variant:
     """One way to run the job.
 
     Attributes:
-        name: for the table.
-        arguments: of `detspec generate`, besides model, prompts and output.
-        order: of the input: "file", "reversed" or "shuffled".
-        shards: run as so many jobs, and merged.
-        signals: sent at random moments, one a start, before the job is left to finish.
-        like: name of the variant whose bytes it must have; None for none.
-        unlike: name of the variant whose bytes it must not have.
+        name: name in the table.
+        arguments: arguments of `detspec generate` besides model, prompts and output.
+        order: order of the input: "file", "reversed" or "shuffled".
+        shards: number of jobs that are merged.
+        signals: signals to send at random moments, one per start; the last start runs to the end.
+        like: name of the variant that must have the same bytes; None for none.
+        unlike: name of the variant that must have other bytes; None for none.
     """
 
     name: str
@@ -74,10 +75,10 @@ VARIANTS = (
 def main() -> int:
     """Runs the variants and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workdir", type=Path, required=True, help="outputs and compiled programs; kept")
-    parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants, and what they are compared with")
-    parser.add_argument("--json", type=Path, help="write what was found there, too")
+    parser.add_argument("--workdir", type=Path, required=True, help="folder for outputs and compiled programs; it is kept")
+    parser.add_argument("--requests", type=int, default=500, help="number of requests")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run these variants and those they are compared with")
+    parser.add_argument("--json", type=Path, help="also write the findings to this file")
     args = parser.parse_args()
     args.workdir.mkdir(parents=True, exist_ok=True)
     lines = some_lines(args.requests)
@@ -100,19 +101,19 @@ def main() -> int:
             "checks": checks,
         }
         args.json.write_text(json.dumps(report, indent=2) + "\n")
-    print("all as it should be" if sound else "NOT AS IT SHOULD BE")
+    print("all variants as expected" if sound else "NOT AS EXPECTED")
     return 0 if sound else 1
 
 
 def chosen(names: list[str] | None) -> list[Variant]:
-    """The variants named and those they are compared with, in the order of the list."""
+    """The named variants and those they are compared with, in the order of `VARIANTS`."""
     wanted = [variant for variant in VARIANTS if names is None or variant.name in names]
     needed = {name for variant in wanted for name in (variant.name, variant.like, variant.unlike)}
     return [variant for variant in VARIANTS if variant.name in needed]
 
 
 def some_lines(number: int) -> list[str]:
-    """Requests of 1 to 600 tokens of Python, greedy and sampled, some with a long prefix in common, some stopping early."""
+    """Requests with 1 to 600 tokens of Python, greedy and sampled; some share a long prefix, some stop early."""
     rng = np.random.default_rng(0)
     tokenizer = ds.load().tokenizer
     text = [tokenizer.encode(inspect.getsource(module)) for module in (argparse, dataclasses, json)]
@@ -148,7 +149,7 @@ def some_lines(number: int) -> list[str]:
 
 
 def run(variant: Variant, lines: list[str], workdir: Path) -> dict:
-    """What one variant gave."""
+    """Runs one variant; returns digests and statistics of its output."""
     order = list(lines)
     if variant.order == "reversed":
         order.reverse()
@@ -186,25 +187,25 @@ def run(variant: Variant, lines: list[str], workdir: Path) -> dict:
 
 
 def name_of(record: dict) -> str:
-    """Id and number of a sample."""
+    """Id and sample number of a record."""
     return f"{record['id']}/{record.get('index', 0)}"
 
 
 def start(workdir: Path, *arguments: str) -> None:
-    """One process of the command line, left to finish."""
+    """Runs the command line in a process and waits for its end."""
     subprocess.run([*COMMAND, *arguments], env=environment(workdir), stderr=subprocess.DEVNULL, check=True)
 
 
 def environment(workdir: Path) -> dict[str, str]:
-    """Compiled programs are kept in the work folder: a job that is started anew soon goes on."""
+    """Environment variables that keep compiled programs in the work folder, so that restarted jobs resume quickly."""
     return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(workdir / "xla"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
 
 def start_and_signal(variant: Variant, workdir: Path, out: Path, base: tuple[str, ...], expected: int) -> int:
-    """A start of the job for each signal, and one that is left to finish; counts the signals.
+    """Starts the job once per signal, then once more to its end; returns the number of signals.
 
-    Some are sent while the job starts, the others a moment after a random number of completions, which leaves enough of the
-    `expected` ones for the signals to come.
+    Some signals are sent while the job starts, the others shortly after a random number of completions. That number leaves
+    enough of the `expected` completions for the remaining signals.
     """
     rng = random.Random(2)
     signals = list(variant.signals)
@@ -236,7 +237,7 @@ def start_and_signal(variant: Variant, workdir: Path, out: Path, base: tuple[str
 
 
 def audited(workdir: Path) -> tuple[list[str], float]:
-    """What `detspec audit` finds wrong with the first variant's output, and how long it took."""
+    """Problems that `detspec audit` finds in the first variant's output, and the seconds it took."""
     began = time.perf_counter()
     records = workdir / VARIANTS[0].name.replace(" ", "_") / "out.jsonl"
     command = [*COMMAND, "audit", "--records", str(records)]
@@ -245,9 +246,10 @@ def audited(workdir: Path) -> tuple[list[str], float]:
 
 
 def scored(workdir: Path) -> tuple[list[str], float]:
-    """Where `ds.score` of prompts and recorded tokens gives other bits than the output holds."""
+    """Records whose log-probabilities have other bits than `ds.score` gives, and the seconds it took."""
     began = time.perf_counter()
-    model, pairs = ds.load(), list(requests_and_records(workdir))
+    model = ds.load()
+    pairs = list(requests_and_records(workdir))
     problems = []
     for start in range(0, len(pairs), 16):
         batch = pairs[start : start + 16]
@@ -259,7 +261,7 @@ def scored(workdir: Path) -> tuple[list[str], float]:
 
 
 def streamed(workdir: Path) -> tuple[list[str], float]:
-    """Where streams of the requests join to something else than the output holds."""
+    """Records that differ from the joined stream of their request, and the seconds it took."""
     began = time.perf_counter()
     engine = ds.Engine(ds.load(), ds.EngineConfig(max_requests=1, max_len=MAX_LEN))
     problems = []
@@ -278,7 +280,7 @@ CHECKS = {"audit": audited, "score": scored, "stream": streamed}
 
 
 def requests_and_records(workdir: Path) -> Iterator[tuple[dict, dict]]:
-    """Lines of input and output of the first variant that belong together."""
+    """Pairs of input line and output record of the first variant."""
     folder = workdir / VARIANTS[0].name.replace(" ", "_")
     lines = {line["id"]: line for line in map(json.loads, (folder / "in.jsonl").read_text().splitlines())}
     for record in map(json.loads, (folder / "out.jsonl").read_text().splitlines()):
@@ -286,7 +288,7 @@ def requests_and_records(workdir: Path) -> Iterator[tuple[dict, dict]]:
 
 
 def judge(variant: Variant, found: dict[str, dict]) -> None:
-    """Compares a variant with those it must and must not equal."""
+    """Compares a variant with those that it must equal or differ from; stores the verdict in `found`."""
     entry = found[variant.name]
     entry["differ"] = None
     entry["sound"] = True

@@ -152,7 +152,7 @@ def test_plot_without_matplotlib_is_refused_before_anything_runs(script: ModuleT
     [
         (("--shares", "101"), "--shares are percentages from 0 to 100, got 101"),
         (("--rows", "4", "0"), "--rows must be at least 1, got 0"),
-        (("--scale", "0"), "--scale must be over 0 and at most 8, got 0.0"),
+        (("--scale", "0"), "--scale must be greater than 0 and at most 8, got 0.0"),
     ],
 )
 def test_unsound_arguments_are_refused(script: ModuleType, arguments: tuple[str, ...], message: str):

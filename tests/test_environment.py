@@ -68,7 +68,7 @@ def test_schedule_of_this_process_is_its_devices():
 )
 def test_schedule_of_another_device_is_refused_before_anything_runs(implementation, needed):
     schedule = Schedule(Numerics(page=16, implementation=implementation), Budget(8, 4))
-    with pytest.raises(InputError, match=f"{implementation}.*needs {needed}, this process computes on cpu"):
+    with pytest.raises(InputError, match=f"{implementation}.*needs {needed}, but this process runs on cpu"):
         ds.generate(table_model(), TABLE_CFG, [[1]], ds.SamplingParams(max_tokens=2), schedule=schedule)
     interpreted = schedule.with_numerics(interpret=True)
     assert chosen_schedule(interpreted, TABLE_CFG) == interpreted

@@ -95,8 +95,8 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     from detspec.engine.engine import Engine
     from detspec.jobs.dry_run import plan_job
     from detspec.jobs.files import STDIO, check_out, shard_path
-    from detspec.jobs.job import UNSHARDED, run_job, stream_job
-    from detspec.jobs.prompts import Prompts
+    from detspec.jobs.job import run_job, stream_job
+    from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
 
     sampling = sampling_of(args)
     shard = args.shard or UNSHARDED
@@ -108,24 +108,16 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
         began = time.perf_counter()
         model = load_model(args)
         engine = Engine(model, engine_config_of(args, model))
+        spec = JobSpec(prompts, sampling, shard, args.on_error)
         if args.dry_run:
             journaled = None if out == STDIO or args.fresh else Path(out)
-            print(plan_job(engine, prompts, journaled, defaults=sampling, shard=shard, on_error=args.on_error))
+            print(plan_job(engine, spec, journaled))
             return 0
         if out == STDIO:
-            result = stream_job(engine, prompts, sys.stdout.buffer, defaults=sampling, shard=shard, signals=signals)
+            result = stream_job(engine, spec, sys.stdout.buffer, signals=signals)
         else:
-            result = run_job(
-                engine,
-                prompts,
-                Path(out),
-                defaults=sampling,
-                shard=shard,
-                on_error=args.on_error,
-                fresh=args.fresh,
-                load_s=time.perf_counter() - began,
-                signals=signals,
-            )
+            load_s = time.perf_counter() - began
+            result = run_job(engine, spec, Path(out), fresh=args.fresh, load_s=load_s, signals=signals)
     return report(result, out)
 
 

@@ -1,1 +1,1 @@
-"""The whole product in one picture: batches that change ordinary generation and leave deterministic generation as it is."""
+"""The demonstration: other batches change ordinary generation, but not deterministic generation."""

@@ -1,6 +1,6 @@
-"""The demonstration: the same requests in several batches and orders, once as usual and once verified, bits compared.
+"""The demonstration: the same requests in several batches and orders, ordinary and deterministic; their bits are compared.
 
-Ordinary generation is the inverse control: if it gave the same bits in every batch too, the comparison would show nothing.
+Ordinary generation is the inverse control: if its bits were the same in every batch, too, the comparison would show nothing.
 """
 
 import dataclasses
@@ -21,18 +21,18 @@ from detspec.sampling_params import SamplingParams
 BATCHES = (1, 5, 16)
 TEMPERATURES = (0.0, 0.8)
 KINDS = ("ordinary", "deterministic")
-DRAFTING_BATCH = 5  # the fast path's bits are furthest from the canonical ones in small batches, so guesses fail there
+DRAFTING_BATCH = 5  # in small batches the fast path's bits differ most from the canonical ones, so drafts are rejected
 SHUFFLE_SEED = 0
 SHOWN_PROMPTS = 2
 SHOWN_LINES = 10
 SHOWN_WIDTH = 110
 PARTING_CHARS = 36
-REPEATS = 2  # of each timed pair, ordinary and deterministic in turn; the faster of each counts, as noise only ever adds
+REPEATS = 2  # runs of each kind, in turn; the faster one counts, since noise only adds time
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """How far a run's results are from the first run's: texts, and log-probabilities by bit pattern, place by place."""
+    """How many texts, and how many log-probabilities by bit pattern, differ from the first run's."""
 
     texts: int
     logprobs: int
@@ -41,13 +41,13 @@ class Change:
 
     @property
     def none(self) -> bool:
-        """True if everything is the same."""
+        """Whether nothing changed."""
         return self.texts == 0 and self.logprobs == 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All prompts generated once. `completions` are in the order of the prompts, whatever order they were given in."""
+    """All prompts generated once. `completions` have the order of the prompts, even if the run shuffled them."""
 
     kind: str
     temperature: float
@@ -58,13 +58,13 @@ class Run:
 
     @property
     def num_tokens(self) -> int:
-        """New tokens of all prompts."""
+        """Number of new tokens of all prompts."""
         return sum(len(completion.token_ids) for completion in self.completions)
 
 
 @dataclasses.dataclass(frozen=True)
 class DemoReport:
-    """All runs, in the order they were made; the first of each kind and temperature is what the others are compared with."""
+    """All runs in order. Each run is compared with the first one of its kind and temperature."""
 
     prompts: tuple[str, ...]
     runs: tuple[Run, ...]
@@ -75,27 +75,27 @@ class DemoReport:
         return next(r for r in self.runs if (r.kind, r.temperature) == (run.kind, run.temperature))
 
     def change(self, run: Run) -> Change:
-        """`run` against its reference."""
+        """What changed in `run` compared with its reference."""
         return compare(self.reference(run).completions, run.completions)
 
     @property
     def held(self) -> bool:
-        """No deterministic run changed a bit."""
+        """Whether no bit changed in any deterministic run."""
         return all(self.change(run).none for run in self.runs if run.kind == "deterministic")
 
     @property
     def control_found(self) -> bool:
-        """Ordinary runs changed, so the comparison can see a change."""
+        """Whether ordinary runs changed, which shows that the comparison can see a change."""
         return not all(self.change(run).none for run in self.runs if run.kind == "ordinary")
 
     def table(self) -> str:
-        """The report for people."""
+        """The report as text."""
         return "\n".join([*self._bits(), *self._parting(), "", *self._speed(), "", *self._speculation(), "", *self._texts()])
 
     def _bits(self) -> list[str]:
         first = self.runs[0]
         lines = [
-            f"What changed against {first.label}, of {len(self.prompts)} texts and their log-probabilities (bit patterns):",
+            f"Changes compared with {first.label}, in {len(self.prompts)} texts and their log-probabilities (bit patterns):",
             "",
             f"  {'':38}{'ordinary':>24}   {'deterministic':>24}",
             f"  {'':38}{'texts':>10}{'log-probs':>14}   {'texts':>10}{'log-probs':>14}",
@@ -108,14 +108,14 @@ class DemoReport:
         return lines
 
     def _cells(self, repeats: list[Run]) -> str:
-        """The largest change among repeats of one run."""
+        """The largest change among the repeats of one run."""
         if not repeats:
             return f"{'':24}"
         change = max((self.change(run) for run in repeats), key=lambda change: change.logprobs)
         return f"{f'{change.texts}/{change.num_texts}':>10}{f'{change.logprobs}/{change.num_logprobs}':>14}"
 
     def _parting(self) -> list[str]:
-        """Where the first ordinary text that changed parted from its reference."""
+        """The first ordinary text that changed, around the place where it differs from its reference."""
         for run in self.runs:
             if run.kind == "ordinary":
                 for first, other in zip(self.reference(run).completions, run.completions, strict=True):
@@ -134,26 +134,28 @@ class DemoReport:
 
     def _speed(self) -> list[str]:
         lines = [
-            "Speed, after compiling, in new tokens a second:",
+            "Speed after compiling, in new tokens per second:",
             "",
             f"  {'':16}{'ordinary':>12}{'deterministic':>16}{'ratio':>8}",
         ]
         for batch in BATCHES:
             rates = [self._rate(kind, batch) for kind in KINDS]
-            lines.append(f"  {rows_label(batch):16}{rates[0]:12,.0f}{rates[1]:16,.0f}{rates[1] / rates[0]:8.2f}")
+            lines.append(f"  {batch_label(batch):16}{rates[0]:12,.0f}{rates[1]:16,.0f}{rates[1] / rates[0]:8.2f}")
         return lines
 
     def _rate(self, kind: str, batch: int) -> float:
-        """Tokens a second over both temperatures, of the fastest run of each."""
-        tokens, seconds = 0, 0.0
+        """Tokens per second over both temperatures, from the fastest run of each."""
+        tokens = 0
+        seconds = 0.0
         for temperature in TEMPERATURES:
             timed = [run for run in self.runs if (run.kind, run.batch, run.temperature) == (kind, batch, temperature)]
             fastest = min((run for run in timed if "self draft" not in run.label), key=lambda run: run.seconds)
-            tokens, seconds = tokens + fastest.num_tokens, seconds + fastest.seconds
+            tokens += fastest.num_tokens
+            seconds += fastest.seconds
         return tokens / seconds
 
     def _speculation(self) -> list[str]:
-        lines = [f"Programs certified here (windows x rows a window [batch]): {', '.join(self.plans)}"]
+        lines = [f"Programs certified here (windows x rows per window [batch]): {', '.join(self.plans)}"]
         for run in self.runs:
             if "self draft" in run.label:
                 stats = sum((completion.stats for completion in run.completions), Stats())
@@ -165,7 +167,7 @@ class DemoReport:
         return lines
 
     def _texts(self) -> list[str]:
-        lines = ["Deterministic texts at temperature 0, after the mark, and their digests:", ""]
+        lines = ["Digests of deterministic texts at temperature 0, and the texts; the mark ends the prompt:", ""]
         greedy = next(run for run in self.runs if run.kind == "deterministic" and run.temperature == 0)
         for prompt, completion in list(zip(self.prompts, greedy.completions, strict=True))[:SHOWN_PROMPTS]:
             text = f"{prompt}▏{completion.text}".splitlines()
@@ -174,16 +176,16 @@ class DemoReport:
 
 
 def run_demo(model: Model, *, max_tokens: int = 128, progress: Callable[[str], None] | None = None) -> DemoReport:
-    """Generates the demonstration's prompts at batch sizes 1, 5 and 16, and at 16 shuffled; see `DemoReport`.
+    """Generates the demonstration's prompts at batch sizes 1, 5 and 16, and at 16 in shuffled order.
 
-    `progress` is told what is done next, `NUM_STAGES` times.
+    Calls `progress` with the name of each of the `NUM_STAGES` stages.
     """
     say = progress or (lambda stage: None)
     prompts = demo_prompts()
     engines = {}
     plans: dict[str, None] = {}
     for batch in BATCHES:
-        say(f"compiling for {rows_label(batch)}")
+        say(f"compiling for {batch_label(batch)}")
         engines[batch] = ready_engine(model, batch, prompts, max_tokens, "auto")
     say("compiling the self draft")
     drafting = ready_engine(model, DRAFTING_BATCH, prompts, max_tokens, "self")
@@ -194,8 +196,8 @@ def run_demo(model: Model, *, max_tokens: int = 128, progress: Callable[[str], N
     shuffled = np.random.default_rng(SHUFFLE_SEED).permutation(len(prompts)).tolist()
     runs = []
     for temperature in TEMPERATURES:
-        settings = [(batch, rows_label(batch), in_order) for batch in BATCHES]
-        settings.append((BATCHES[-1], f"{rows_label(BATCHES[-1])}, shuffled", shuffled))
+        settings = [(batch, batch_label(batch), in_order) for batch in BATCHES]
+        settings.append((BATCHES[-1], f"{batch_label(BATCHES[-1])}, shuffled", shuffled))
         for batch, label, order in settings:
             say(f"temperature {temperature:g}, {label}")
             runs += [
@@ -203,7 +205,7 @@ def run_demo(model: Model, *, max_tokens: int = 128, progress: Callable[[str], N
                 for _ in range(REPEATS)
                 for kind in KINDS
             ]
-        label = f"{rows_label(DRAFTING_BATCH)}, self draft"
+        label = f"{batch_label(DRAFTING_BATCH)}, self draft"
         say(f"temperature {temperature:g}, {label}")
         runs.append(one_run(drafting, "deterministic", temperature, label, prompts, in_order, max_tokens))
     return DemoReport(tuple(prompts), tuple(runs), tuple(plans))
@@ -213,18 +215,18 @@ NUM_STAGES = len(BATCHES) + 1 + len(TEMPERATURES) * (len(BATCHES) + 2)
 
 
 def demo_prompts() -> list[str]:
-    """The prompts that come with the package."""
+    """The prompts that the package ships."""
     text = (importlib.resources.files("detspec") / "assets" / "demo_prompts.jsonl").read_text(encoding="utf-8")
     return [json.loads(line)["prompt"] for line in text.splitlines() if line]
 
 
-def rows_label(batch: int) -> str:
-    """`1 row`, `5 rows`."""
-    return f"{batch} row" if batch == 1 else f"{batch} rows"
+def batch_label(batch: int) -> str:
+    """The name of a batch size in the report."""
+    return f"batch {batch}"
 
 
 def ready_engine(model: Model, batch: int, prompts: Sequence[str], max_tokens: int, method: str) -> Engine:
-    """An engine with everything compiled and certified that a run of `prompts` needs."""
+    """An engine that has compiled and certified everything a run of `prompts` needs."""
     if model.tokenizer is None:
         raise InputError("the demonstration's prompts are text, and the checkpoint has no tokenizer.json")
     longest = max(len(model.tokenizer.encode(prompt)) for prompt in prompts)
@@ -236,7 +238,7 @@ def ready_engine(model: Model, batch: int, prompts: Sequence[str], max_tokens: i
 def one_run(
     engine: Engine, kind: str, temperature: float, label: str, prompts: Sequence[str], order: Sequence[int], max_tokens: int
 ) -> Run:
-    """Generates the prompts in `order`; the seed of a prompt is its index."""
+    """Generates the prompts in `order`; the seed of each prompt is its index."""
     sampling = [
         SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, deterministic=kind == "deterministic")
         for i in order
@@ -250,7 +252,7 @@ def one_run(
 
 
 def compare(first: Sequence[Completion], second: Sequence[Completion]) -> Change:
-    """Texts by their tokens; log-probabilities place by place, where a place that only one of them has counts as changed."""
+    """Compares texts by tokens and log-probabilities by place; a place that only one of them has counts as changed."""
     texts = logprobs = num_logprobs = 0
     for a, b in zip(first, second, strict=True):
         x, y = (np.asarray(completion.logprobs, np.float32).view(np.uint32) for completion in (a, b))

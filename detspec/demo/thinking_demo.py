@@ -31,11 +31,11 @@ MAX_TOKENS = 8
 
 @dataclasses.dataclass(frozen=True)
 class ThinkingReport:
-    """What was thought and answered.
+    """The thoughts and the answer.
 
     Attributes:
         chunks: texts of the prompt's chunks.
-        thoughts: what was thought after each but the last; "" for nothing.
+        thoughts: thought after each chunk except the last; "" for a trivial one.
         answer: the new text.
         rounds: rounds of speculation, with nothing but trivial drafts.
         equal: the same bits of thoughts, states, tokens and log-probabilities came out among `num_others` other requests,
@@ -54,9 +54,9 @@ class ThinkingReport:
     again_s: float
 
     def table(self) -> str:
-        """The report for people."""
+        """The report as text."""
         width = max(len(chunk) for chunk in self.chunks)
-        lines = [f"{'read':{width}}   thought"]
+        lines = [f"{'chunk':{width}}   thought"]
         for chunk, thought in zip(self.chunks, (*self.thoughts, None), strict=True):
             lines.append(f"{chunk:{width}}   {'' if thought is None else thought or '-'}".rstrip())
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)} of speculation"
@@ -64,7 +64,7 @@ class ThinkingReport:
             "",
             f"answer: {self.answer}",
             "",
-            f"{rounds}, {self.again_s * 1e3:.1f} ms (the first time {self.first_s:.1f} s)",
+            f"{rounds}, {self.again_s * 1e3:.1f} ms ({self.first_s:.1f} s with compilation)",
         ]
         same = "the same bits" if self.equal else "OTHER BITS"
         lines.append(
@@ -74,15 +74,14 @@ class ThinkingReport:
 
 
 def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
-    """Answers `question`, to which "A:" is added if it does not end so.
+    """Answers `question`; appends "A:" to it if needed.
 
     Raises:
-        InputError: the model does not think or has no tokenizer, or the question holds words that it does not know, or is
-            longer than it was made for.
+        InputError: the model does not think or has no tokenizer, or the question has unknown words or is too long.
     """
     thinking = thinking_of(model.cfg)
     if model.tokenizer is None:
-        raise InputError("the checkpoint has no tokenizer.json, so there is no text to read and to answer")
+        raise InputError("the checkpoint has no tokenizer.json, so it cannot read a question")
     if not question.rstrip().endswith(ANSWER_SIGN):
         question = f"{question.rstrip()} {ANSWER_SIGN}"
     prompt = model.tokenizer.encode(question)
@@ -101,7 +100,8 @@ def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
     again_s = time.perf_counter() - began
     among = _answer(model, [*others, prompt], schedule, "self")
     assert alone.reading is not None
-    C, num_thoughts = thinking.chunk, int(alone.reading.end[0])
+    C = thinking.chunk
+    num_thoughts = int(alone.reading.end[0])
     thoughts = thought_lists(np.asarray(alone.reading.thoughts)[0, :num_thoughts])
     new = np.asarray(alone.tokens)[0, len(prompt) : int(alone.committed[0])].tolist()
     return ThinkingReport(
@@ -117,7 +117,7 @@ def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
 
 
 def other_prompts(model: Model, prompt: Sequence[int]) -> list[list[int]]:
-    """Prompts to stand beside `prompt`: `OTHERS`, or its own ends where the tokenizer does not know all their words."""
+    """Prompts for the same batch as `prompt`: `OTHERS`, or suffixes of `prompt` if the tokenizer lacks one of their words."""
     assert model.tokenizer is not None
     try:
         return [model.tokenizer.encode(other) for other in OTHERS]
@@ -136,9 +136,10 @@ def _answer(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule, 
 
 
 def _bits(state: GenState, row: int) -> list[bytes]:
-    """All bits of what `row` thought and answered."""
+    """All bits of the thoughts and the answer of sequence `row`."""
     assert state.reading is not None
-    num_thoughts, num_tokens = int(state.reading.end[row]), int(state.committed[row])
+    num_thoughts = int(state.reading.end[row])
+    num_tokens = int(state.committed[row])
     parts = (
         state.reading.thoughts[row, :num_thoughts],
         state.reading.states[row],

@@ -1,1 +1,1 @@
-"""Batch jobs: prompts in, completions out, and a journal between them that survives anything."""
+"""Batch jobs: prompts in, completions out, and a journal that lets a killed job resume."""

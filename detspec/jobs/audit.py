@@ -1,11 +1,11 @@
 """Audit of a job's output: every record is replayed through the canonical pass and compared bit for bit.
 
-1. The manifest beside the records says which model, schedule and sampling they claim; the prompts file says what was asked.
-2. The replayer reads the recorded tokens, teacher-forced: at each it says what the request gets there.
-3. `first_difference` works out from that how the completion must read, and names where the record first parts from it.
+1. The manifest next to the records names their model, schedule and sampling; the file of prompts holds the requests.
+2. The replayer reads the recorded tokens, teacher-forced. At each position it gives the canonical token.
+3. `first_difference` derives the canonical completion, and names the first place where the record differs from it.
 
-Up to the first difference the record is the canonical text, so nothing has to be generated. A record that was aborted holds
-fewer tokens than its request gets, and differs where they end.
+Up to the first difference the record is the canonical text, so nothing has to be generated. An aborted record holds fewer
+tokens than the canonical completion, and differs where it ends.
 """
 
 import dataclasses
@@ -39,12 +39,12 @@ MOST_SHOWN = 20
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Where a record first parts from what its request gets.
+    """The first place where a record differs from the canonical completion.
 
     Attributes:
-        record: its id, with the number of the sample behind it if its request asks for several: `a[2]`.
-        position: index in `token_ids`, 0 being the first token after the prompt; None for facts about the whole record.
-        what: what is recorded there, and what is canonical.
+        record: id of the record, with the sample's number if the request asks for several: `a[2]`.
+        position: index in `token_ids`, where 0 is the first token after the prompt; None for facts about the whole record.
+        what: the recorded and the canonical value.
     """
 
     record: str
@@ -58,12 +58,12 @@ class AuditReport:
 
     Attributes:
         num_records: deterministic records.
-        num_ordinary: records of requests that were not deterministic: they promise nothing.
-        num_ordinary_reproduced: those of them that read as the canonical pass has it nevertheless.
+        num_ordinary: records of ordinary requests, which promise nothing.
+        num_ordinary_reproduced: ordinary records that equal the canonical completion nevertheless.
         num_tokens: new tokens of all records.
         differences: one for each deterministic record that differs.
-        machine: where this machine's fingerprint is not the manifest's, a sentence each.
-        replay_s: seconds of replaying.
+        machine: differences between this machine's fingerprint and the manifest's, a sentence each.
+        replay_s: seconds spent on replaying.
     """
 
     num_records: int = 0
@@ -76,11 +76,11 @@ class AuditReport:
 
     @property
     def reproduced(self) -> bool:
-        """Every deterministic record is what its request gets."""
+        """Whether every deterministic record equals the canonical completion."""
         return not self.differences
 
     def table(self) -> str:
-        """The report for people."""
+        """The report as text."""
         lines = [f"another machine: {line}" for line in self.machine]
         lines += [
             f"records      {self.num_records:8}",
@@ -89,7 +89,7 @@ class AuditReport:
         ]
         if self.num_ordinary:
             equal = f"{self.num_ordinary_reproduced} of them equal the canonical bits"
-            lines.append(f"ordinary     {self.num_ordinary:8}   promise nothing; {equal}")
+            lines.append(f"ordinary     {self.num_ordinary:8}   not promised; {equal}")
         if self.differences:
             lines += ["", "first difference of each record; tokens are counted from 0 after the prompt"]
             for found in self.differences[:MOST_SHOWN]:
@@ -100,7 +100,7 @@ class AuditReport:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """All fields as JSON."""
         return dataclasses.asdict(self)
 
 
@@ -108,25 +108,25 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
     """Replays the output `records` of a job.
 
     Args:
-        model: the model that the records claim.
-        records: a file that `detspec generate` wrote, its manifest beside it.
-        prompts: the file it read; by default the one that the manifest names.
+        model: the model that the manifest names.
+        records: a file that `detspec generate` wrote, with its manifest in the same folder.
+        prompts: the job's file of prompts; by default the one that the manifest names.
         max_requests: records replayed together.
 
     Raises:
-        InputError: files are missing or malformed, a record has no prompt, or `model` is not the one of the manifest.
+        InputError: files are missing or malformed, a record has no prompt, or `model` is not the manifest's.
     """
     origin = read_origin(records)
     if origin.fingerprint["model"] != model.digest:
         raise InputError(
-            f"the records are of the model with digest {origin.fingerprint['model']}, but this one's is {model.digest}: "
+            f"the records come from the model with digest {origin.fingerprint['model']}, but this one's is {model.digest}: "
             "name the right folder with --model"
         )
     if parts := differences(origin.text, text_facts(model), them="the records' model", us="this one"):
-        raise InputError(f"the model's tokens mean other text than the records': {'; '.join(parts)}")
+        raise InputError(f"this model maps text and tokens differently from the records' model: {'; '.join(parts)}")
     if prompts is None:
         if origin.source == STDIO:
-            raise InputError("the job read its prompts from the standard input: name a file of them with --prompts")
+            raise InputError("the job read its prompts from the standard input: name their file with --prompts")
         prompts = Path(origin.source)
     report = AuditReport(machine=machine_differences(origin))
     replayer = Replayer(model, dataclasses.replace(origin.engine, max_requests=max_requests, num_pages=None))
@@ -155,7 +155,7 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
 
 
 def machine_differences(origin: Origin) -> list[str]:
-    """Where this machine is not the one that the manifest names."""
+    """The differences between this machine's fingerprint and the manifest's, a sentence each."""
     return [
         f"{name} is {here!r}, the records' was {origin.fingerprint.get(name)!r}"
         for name, here in fingerprint().items()
@@ -166,7 +166,7 @@ def machine_differences(origin: Origin) -> list[str]:
 def _to_replay(
     model: Model, records: Path, prompts: PromptsById, origin: Origin, waiting: deque[tuple[Record, Request]]
 ) -> Iterator[tuple[Request, Sequence[int]]]:
-    """Requests and tokens for the replayer; `waiting` gets the records that belong to them."""
+    """Yields requests and tokens for the replayer; appends their records to `waiting`."""
     seen: set[str] = set()
     for record in read_records(records, model.cfg.vocab_size):
         if record.name in seen:
@@ -178,19 +178,19 @@ def _to_replay(
 
 
 def _sample_of(request: Request, record: Record) -> Request:
-    """The sample of `request` that `record` says it is; `InputError` if there is none."""
+    """The sample of `request` that the index of `record` names; `InputError` if there is none."""
     n = request.sampling.n
     numbers = (None,) if n == 1 else range(n)
     if record.index not in numbers:
         accepted = "no index" if n == 1 else f"an index in 0 .. {n - 1}"
         raise InputError(
-            f"the record {record.id!r} has index {record.index}, but n = {n} in its request: accepted is {accepted}"
+            f"the record {record.id!r} has index {record.index}, but its request has n = {n}: accepted is {accepted}"
         )
     return next(itertools.islice(request.samples(), record.index or 0, None))
 
 
 def first_difference(record: Record, request: Request, replay: Replay, model: Model, context: str) -> Difference | None:
-    """Where `record` first parts from what `request`, of one sample, gets; None if nowhere.
+    """The first difference between `record` and the canonical completion of `request`, one sample; None if they are equal.
 
     `context` is the digest of everything else that the bits depend on.
     """
@@ -199,8 +199,9 @@ def first_difference(record: Record, request: Request, replay: Replay, model: Mo
     length, finish_reason, text = _ending(record, request, replay, model)
     recorded = record.token_ids
     shared = min(len(recorded), len(record.logprobs), length)
-    targets, logprobs = replay.targets[:shared], replay.logprobs[:shared]
-    # Float64 holds every float32, so a decimal that is not exactly the float32's differs, too.
+    targets = replay.targets[:shared]
+    logprobs = replay.logprobs[:shared]
+    # Compared as float64, so a decimal that is not exactly a float32 differs, too.
     logprobs_differ = record.logprobs[:shared].view(np.uint64) != logprobs.astype(np.float64).view(np.uint64)
     differs = (targets != np.asarray(recorded[:shared], np.int32)) | logprobs_differ
     if differs.any():
@@ -241,16 +242,19 @@ def _first_other_thought(record: Record, replay: Replay, model: Model) -> Differ
 
 
 def _ending(record: Record, request: Request, replay: Replay, model: Model) -> tuple[int, str | None, str]:
-    """How many of its tokens the recorded text may have, why it ends there, None if it goes on, and how it then reads."""
-    sampling, n = request.sampling, len(record.token_ids)
+    """Number of recorded tokens that the canonical text may have, its finish reason (None if it goes on), and its text."""
+    sampling = request.sampling
+    n = len(record.token_ids)
     stops = all_stop_ids(sampling, model.eos_ids)
-    broken = ~np.isfinite(replay.logprobs[: sampling.max_tokens])  # that of the token after the last ends a text, too
+    broken = ~np.isfinite(replay.logprobs[: sampling.max_tokens])  # also for the token after the last
     stopped = np.isin(replay.targets[: min(n, sampling.max_tokens)], stops)
     length, finish_reason = (sampling.max_tokens, "length") if n >= sampling.max_tokens else (n, None)
     if broken.any() and not stopped[: np.argmax(broken)].any():
-        length, finish_reason = int(np.argmax(broken)), "error"
+        length = int(np.argmax(broken))
+        finish_reason = "error"
     elif stopped.any():
-        length, finish_reason = int(np.argmax(stopped)) + 1, "stop"
+        length = int(np.argmax(stopped)) + 1
+        finish_reason = "stop"
     if model.tokenizer is None:
         return length, finish_reason, ""
     ids = record.token_ids[:length]

@@ -1,4 +1,4 @@
-"""What a job will take, before anything is compiled, generated or written: `--dry-run`."""
+"""`--dry-run`: what a job will need, found without compiling, generating or writing anything."""
 
 from pathlib import Path
 
@@ -8,47 +8,46 @@ from detspec.engine.policy import needed_plans
 from detspec.jobs.files import journal_path
 from detspec.jobs.journal import read_journal
 from detspec.jobs.manifest import complete_manifest, job_header
-from detspec.jobs.prompts import Prompts
+from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import Scan, scan
 from detspec.model.params import num_params, params_bytes
-from detspec.sampling_params import SamplingParams
 
 
-def plan_job(
-    engine: Engine, prompts: Prompts, out: Path | None, *, defaults: SamplingParams, shard: tuple[int, int], on_error: str
-) -> str:
-    """Checks everything and describes the job as lines of text.
+def plan_job(engine: Engine, spec: JobSpec, out: Path | None) -> str:
+    """Checks the job `spec` and describes it as lines of text.
 
     Args:
-        out: the output whose journal counts; None leaves it out.
-        engine, prompts, defaults, shard, on_error: as in `run_job`.
+        engine: would generate.
+        spec: the job.
+        out: the output whose journal is looked at; None for none.
 
     Raises:
         InputError: as in `run_job`.
     """
-    found = scan(prompts, engine, defaults, shard=shard, reject=None if on_error == "stop" else lambda _: None)
-    header = job_header(engine, prompts, defaults, shard=shard, on_error=on_error)
-    num_kept, num_todo = 0, found.num_completions
+    found = scan(engine, spec, reject=None if spec.on_error == "stop" else lambda _: None)
+    header = job_header(engine, spec)
+    num_kept = 0
+    num_todo = found.num_completions
     if out is not None and complete_manifest(out, header):
-        num_kept, num_todo = found.num_completions, 0
+        num_kept = found.num_completions
+        num_todo = 0
     elif out is not None and (journal := read_journal(journal_path(out), header)):
         journal.load(found.first, found.counts)
-        num_kept, num_todo = journal.num_kept, journal.num_todo
-    cfg, config, numerics = engine.model.cfg, engine.config, engine.schedule.numerics
+        num_kept = journal.num_kept
+        num_todo = journal.num_todo
+    cfg = engine.model.cfg
+    config = engine.config
+    numerics = engine.schedule.numerics
     cache = cache_bytes(
-        cfg,
-        max_requests=config.max_requests,
-        max_len=config.max_len,
-        numerics=numerics,
-        num_pages=engine.num_pages,
+        cfg, max_requests=config.max_requests, max_len=config.max_len, numerics=numerics, num_pages=engine.num_pages
     )
     plans = needed_plans(config, engine.schedule, num_todo, deterministic=found.deterministic)
     lines = {
         "model": f"{num_params(cfg):,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
         "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {numerics.page} slots, {numerics.cache_dtype}",
-        "engine": f"{config.max_requests} rows, max_len {config.max_len}, method {config.method}",
+        "engine": f"{config.max_requests} requests in flight, max_len {config.max_len}, method {config.method}",
         "schedule": ", ".join(f"{name} {value}" for name, value in engine.schedule.bits().items()),
-        "requests": f"{found.num_requests:,} of {found.num_lines:,} lines (shard {shard[0]}/{shard[1]})",
+        "requests": f"{found.num_requests:,} of {found.num_lines:,} lines (shard {spec.shard[0]}/{spec.shard[1]})",
         "rejected": f"{found.num_rejected:,} lines",
         "prompt tokens": f"{found.num_prompt_tokens:,}, at most {found.longest_prompt:,} each",
         "new tokens": f"at most {found.num_new_tokens:,}, at most {found.most_new_tokens:,} each",
@@ -61,8 +60,9 @@ def plan_job(
 
 
 def least_passes(engine: Engine, found: Scan) -> int:
-    """Canonical passes that no luck with drafts can avoid: one holds `rows` tokens of prompts, or commits as many at best."""
-    config, schedule = engine.config, engine.schedule
+    """Lower bound of canonical passes, even if every draft is accepted: a pass prefills or commits at most `rows` tokens."""
+    config = engine.config
+    schedule = engine.schedule
     window = 1 if config.method == "none" else config.num_speculative_tokens + 1
     most_committed = min(schedule.budget.rows, config.max_requests * window)
     prefill = -(-(found.num_prompt_tokens - found.num_requests) // schedule.budget.rows)

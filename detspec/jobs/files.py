@@ -1,4 +1,4 @@
-"""The files of a job: how they are named after its output, and how they appear whole or not at all."""
+"""The files of a job: their names, and how they are written whole or not at all."""
 
 import contextlib
 import errno
@@ -14,12 +14,12 @@ from detspec.errors import InputError
 
 STDIO = "-"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_ROOM_CODE = 3  # exit code
+NO_ROOM_CODE = 3  # exit code when the disk is full
 SHARD_SUFFIX = re.compile(r"\.(\d{5})-of-(\d{5})$")
 
 
 def sibling(out: Path, what: str) -> Path:
-    """`out.jsonl` -> `out.stats.json`; also `manifest`, and `rejects` as JSON lines."""
+    """`out.jsonl`, "stats" -> `out.stats.json`; the same for "manifest", but "rejects" -> `out.rejects.jsonl`."""
     return out.with_name(f"{_stem(out)}.{what}.{'jsonl' if what == 'rejects' else 'json'}")
 
 
@@ -35,7 +35,7 @@ def shard_path(out: Path, index: int, count: int) -> Path:
 
 
 def find_shards(out: Path) -> dict[tuple[int, int], Path]:
-    """The shards of `out` that lie beside it, by (index, count)."""
+    """The shards of `out` in its folder, by (index, count)."""
     stem = _stem(out)
     found = {}
     for path in sorted(out.parent.glob("*" + out.name[len(stem) :])):
@@ -46,7 +46,7 @@ def find_shards(out: Path) -> dict[tuple[int, int], Path]:
 
 
 def check_out(out: str, prompts: str) -> None:
-    """Raises `InputError` if files cannot be put beside `out`, or if `out` is a folder or the input itself."""
+    """Raises `InputError` if `out` is a folder or the input itself, or its folder is missing or not writable."""
     if out == STDIO:
         return
     folder = Path(out).parent
@@ -57,17 +57,17 @@ def check_out(out: str, prompts: str) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"--out {out}: the folder {folder} is not writable")
     if prompts != STDIO and Path(out).exists() and Path(prompts).exists() and os.path.samefile(out, prompts):
-        raise InputError(f"--out {out} is the file that the prompts are read from")
+        raise InputError(f"--out {out} is the file of prompts: name another file")
 
 
 def pretty_json(value: object) -> bytes:
-    """`value` for people, with a newline at its end."""
+    """`value` as indented JSON that ends in a newline."""
     return json.dumps(value, indent=2).encode() + b"\n"
 
 
 @contextlib.contextmanager
 def new_files(*paths: Path) -> Iterator[Sequence[BinaryIO]]:
-    """Files that get the names `paths` only once all are whole and on disk, the first path last; removed on any exception."""
+    """Temporary files that are renamed to `paths`, the first path last, once all are on disk; any exception deletes them."""
     temporary = [path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp") for path in paths]
     try:
         with contextlib.ExitStack() as stack:
@@ -85,7 +85,7 @@ def new_files(*paths: Path) -> Iterator[Sequence[BinaryIO]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts new names in `folder` on disk."""
+    """Makes renames in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

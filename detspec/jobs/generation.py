@@ -1,4 +1,4 @@
-"""Generating the requests of a job: what an engine does with them, until a signal comes, and how fast."""
+"""Generates the requests of a job until they are done or a signal arrives, and measures the speed."""
 
 import dataclasses
 import math
@@ -24,19 +24,19 @@ def generate(
     *,
     deterministic: bool,
 ) -> dict[str, Any]:
-    """Hands each completion to `keep`, with its request and that one's number; returns statistics.
+    """Calls `keep(number, request, completion)` for each completion; returns statistics.
 
     Args:
         engine: generates.
-        todo: numbered requests.
-        num_todo: completions that they come to.
-        keep: takes a completion.
-        progress: shows how far it is.
-        signals: end it early.
-        deterministic: whether some of `todo` are.
+        todo: requests with their numbers.
+        num_todo: number of completions they produce.
+        keep: stores a completion.
+        progress: shows what is done.
+        signals: a signal ends the run early.
+        deterministic: whether any of `todo` is deterministic.
 
     Raises:
-        Stopped: after the segment that was running when a signal came, and its completions.
+        Stopped: a signal arrived; raised after the running segment and its completions.
     """
     began = time.perf_counter()
     if num_todo:

@@ -1,12 +1,12 @@
-"""A batch job: prompts in, completions out, and at any moment it may end and be started again.
+"""A batch job: prompts in, completions out. It may be killed and started again at any moment.
 
-1. `scan` checks every line; nothing is generated if one is bad, unless bad lines are to be rejected.
-2. What an earlier start of the job finished is in the journal; the rest is generated, and each completion goes there.
-3. The output is put together from the journal in input order. Statistics and manifest, then the output itself, take their
-   final names in one `os.replace` each, and the journal goes.
+1. `scan` checks every line. One malformed line ends the job before generation, unless such lines are to be rejected.
+2. The journal holds completions of earlier starts. The job generates the others and appends each to the journal.
+3. The output is assembled from the journal in input order. Statistics and manifest, then the output itself, get their
+   final names by one `os.replace` each; then the journal is deleted.
 
-The output holds deterministic facts only, so it is byte-identical across batch sizes, orders of arrival, kills and resumes;
-timings and counters go to `*.stats.json`, what the bits depend on to `*.manifest.json`.
+The output holds deterministic facts alone, so it is byte-identical across batch sizes, orders of arrival, kills and resumes.
+Timings and counters go to `*.stats.json`; `*.manifest.json` lists what the bits depend on.
 """
 
 import dataclasses
@@ -23,26 +23,24 @@ from detspec.jobs.generation import generate
 from detspec.jobs.journal import Journal, open_journal
 from detspec.jobs.lines import completion_line
 from detspec.jobs.manifest import complete_manifest, job_header, job_manifest
-from detspec.jobs.prompts import Prompts
+from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.jobs.scan import Scan, requests, scan
 from detspec.jobs.signals import Stopped, StopSignals
 from detspec.progress import Progress
-from detspec.sampling_params import SamplingParams
 
 MOST_NAMED = 10
-UNSHARDED = (0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class JobResult:
-    """What a job came to.
+    """The result of a job.
 
     Attributes:
-        stats: what `*.stats.json` holds: counts of the whole job, completions that earlier starts had kept (`num_resumed`), and
-            under `last_start` times and counters of the start that finished it; empty if there was nothing to do.
+        stats: content of `*.stats.json`: counts of the whole job, completions kept from earlier starts (`num_resumed`), and
+            times and counters of the start that finished it (`last_start`). Empty if there was nothing to do.
         num_failed: completions with finish reason "error".
-        failed: ids of the first of them.
-        num_rejected: lines that are no requests.
+        failed: ids of the first failed completions.
+        num_rejected: malformed lines.
     """
 
     stats: dict[str, Any]
@@ -52,47 +50,34 @@ class JobResult:
 
 
 class Unfinished(Exception):
-    """The job ended before its output was whole, and the same command resumes it; the process exits with `exit_code`."""
+    """The job ended before its output was whole; the same command resumes it. `exit_code` is for the process."""
 
     def __init__(self, message: str, exit_code: int) -> None:
-        """`message` says why, and what is kept."""
         super().__init__(message)
         self.exit_code = exit_code
 
 
 def run_job(
-    engine: Engine,
-    prompts: Prompts,
-    out: Path,
-    *,
-    defaults: SamplingParams,
-    shard: tuple[int, int] = UNSHARDED,
-    on_error: str = "stop",
-    fresh: bool = False,
-    load_s: float = 0.0,
-    signals: StopSignals | None = None,
+    engine: Engine, spec: JobSpec, out: Path, *, fresh: bool = False, load_s: float = 0.0, signals: StopSignals | None = None
 ) -> JobResult:
-    """Generates what is not in the journal of `out`, and writes `out`, its statistics and its manifest.
+    """Generates what is not yet in the journal of `out`; writes `out`, its statistics and its manifest.
 
     Args:
         engine: generates.
-        prompts: the file of prompts.
+        spec: the job.
         out: the output of this shard.
-        defaults: sampling parameters that lines do not give.
-        shard: index and number of shards.
-        on_error: "stop" raises at a malformed line; "reject" puts it into `*.rejects.jsonl` and goes on.
-        fresh: begin anew, whatever journal or output is there.
+        fresh: ignore an existing journal or output, and start over.
         load_s: seconds that loading the model took, for the statistics.
-        signals: entered by the caller.
+        signals: already entered by the caller.
 
     Raises:
-        InputError: a line is malformed, or the journal belongs to another job, is damaged or in use.
-        Unfinished: a signal came, or the disk is full.
+        InputError: a line is malformed, or the journal belongs to another job, is damaged or is in use.
+        Unfinished: a signal arrived, or the disk is full.
     """
-    header = job_header(engine, prompts, defaults, shard=shard, on_error=on_error)
+    header = job_header(engine, spec)
     done = None if fresh else complete_manifest(out, header)
     if done is not None:
-        if journal_path(out).exists():  # the job was killed right before its last act
+        if journal_path(out).exists():  # the job was killed right before its last action
             with open_journal(journal_path(out), header) as journal:
                 journal.remove()
         return JobResult({}, done["output"]["num_failed"], (), done["prompts"]["num_rejected"])
@@ -100,40 +85,34 @@ def run_job(
     try:
         with open_journal(journal_path(out), header, fresh=fresh) as journal:
             began = time.perf_counter()
-            found = scan_into(prompts, engine, defaults, out, shard=shard, on_error=on_error)
+            found = scan_into(engine, spec, out)
             journal.load(found.first, found.counts)
             num_resumed = journal.num_kept
             scan_s = time.perf_counter() - began
             try:
-                stats = fill(journal, engine, prompts, defaults, found, signals or StopSignals())
+                stats = fill(journal, engine, spec, found, signals or StopSignals())
             finally:
                 journal.sync()
                 kept = f"{journal.num_kept} of {found.num_completions} completions"
             last_start = {"load_s": round(load_s, 3), "scan_s": round(scan_s, 3), **stats}
             stats = {"num_resumed": num_resumed, "last_start": last_start}
-            result = put_together(journal, out, engine, prompts, found, header, stats)
+            result = put_together(journal, out, engine, spec.prompts, found, header, stats)
             journal.remove()
             return result
     except Stopped as stopped:
-        why, code = str(stopped), stopped.exit_code
+        why = str(stopped)
+        code = stopped.exit_code
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        why, code = f"error: cannot write {error.filename or out}: {error.strerror}", NO_ROOM_CODE
+        why = f"error: cannot write {error.filename or out}: {error.strerror}"
+        code = NO_ROOM_CODE
     raise Unfinished(f"{why}: {kept} are kept in {journal_path(out)}, and the same command resumes", code)
 
 
-def stream_job(
-    engine: Engine,
-    prompts: Prompts,
-    file: BinaryIO,
-    *,
-    defaults: SamplingParams,
-    shard: tuple[int, int] = UNSHARDED,
-    signals: StopSignals | None = None,
-) -> JobResult:
-    """Generates everything, and writes each line into `file` as soon as those before it are done; nothing is kept."""
-    found = scan(prompts, engine, defaults, shard=shard)
+def stream_job(engine: Engine, spec: JobSpec, file: BinaryIO, *, signals: StopSignals | None = None) -> JobResult:
+    """Generates everything without a journal; writes each line to `file` as soon as all lines before it are done."""
+    found = scan(engine, spec)
     waiting: dict[tuple[int, int], bytes] = {}
     following = found.first, 0
     failed: list[str] = []
@@ -152,33 +131,30 @@ def stream_job(
         file.flush()
 
     with Progress(found.num_completions, "requests") as progress:
-        todo = requests(prompts, engine, defaults, found)
-        stats = generate(
-            *(engine, todo, found.num_completions, write, progress, signals or StopSignals()), deterministic=found.deterministic
-        )
+        signals = signals or StopSignals()
+        todo = requests(engine, spec, found)
+        num_todo = found.num_completions
+        stats = generate(engine, todo, num_todo, write, progress, signals, deterministic=found.deterministic)
     stats = {"num_requests": found.num_requests, "num_tokens": num_tokens, "num_resumed": 0, "last_start": stats}
     return JobResult(stats, len(failed), tuple(failed[:MOST_NAMED]), 0)
 
 
-def scan_into(
-    prompts: Prompts, engine: Engine, defaults: SamplingParams, out: Path, *, shard: tuple[int, int], on_error: str
-) -> Scan:
-    """A scan whose malformed lines go into a file beside `out`, which is not there if there are none."""
-    if on_error == "stop":
-        return scan(prompts, engine, defaults, shard=shard)
+def scan_into(engine: Engine, spec: JobSpec, out: Path) -> Scan:
+    """Scans; if the job rejects malformed lines, writes them to the `rejects` file next to `out`."""
+    if spec.on_error == "stop":
+        return scan(engine, spec)
     with new_files(sibling(out, "rejects")) as (file,):
-        found = scan(prompts, engine, defaults, shard=shard, reject=file.write)
+        found = scan(engine, spec, reject=file.write)
     return found
 
 
-def fill(
-    journal: Journal, engine: Engine, prompts: Prompts, defaults: SamplingParams, found: Scan, signals: StopSignals
-) -> dict[str, Any]:
-    """Generates what is not in the journal; returns statistics of doing so."""
-    todo = requests(prompts, engine, defaults, found, is_done=journal.has)
+def fill(journal: Journal, engine: Engine, spec: JobSpec, found: Scan, signals: StopSignals) -> dict[str, Any]:
+    """Generates what is not in the journal, and appends it; returns statistics."""
+    todo = requests(engine, spec, found, is_done=journal.has)
 
     def keep(number: int, request: Request, completion: Completion) -> None:
-        num_tokens, reason = len(completion.token_ids), completion.finish_reason
+        num_tokens = len(completion.token_ids)
+        reason = completion.finish_reason
         line = completion_line(completion, request.sampling.n)
         journal.add(number, completion.index, num_tokens=num_tokens, finish_reason=reason, line=line)
         journal.flush()
@@ -191,7 +167,7 @@ def fill(
 def put_together(
     journal: Journal, out: Path, engine: Engine, prompts: Prompts, found: Scan, header: dict[str, Any], stats: dict[str, Any]
 ) -> JobResult:
-    """Writes `out` from a journal that holds everything, and what belongs beside it."""
+    """Writes `out`, statistics and manifest from a complete journal."""
     places = journal.failed
     failed: list[str] = []
     digest = hashlib.sha256()
@@ -213,5 +189,5 @@ def put_together(
         output = {"sha256": digest.hexdigest(), "bytes": out_file.tell(), "num_failed": len(places)}
         manifest_file.write(pretty_json(job_manifest(header, engine, prompts, found, output)))
     if not found.num_rejected:
-        sibling(out, "rejects").unlink(missing_ok=True)  # of none, or of an earlier job
+        sibling(out, "rejects").unlink(missing_ok=True)  # empty, or left by an earlier job
     return JobResult(stats, len(places), tuple(failed), found.num_rejected)

@@ -1,12 +1,12 @@
-"""The journal of a job: finished completions in the order they finish, appended to a file beside the output.
+"""The journal of a job: completions in the order they finish, appended to a file next to the output.
 
-The first line is the job's header, then one line for each completion; each ends in a checksum of what stands before it:
+The first line holds the job's header, each further line one completion. Each line ends in a checksum of its content:
 
     {"number": 7, "index": 0, "num_tokens": 3, "finish_reason": "stop", "line": {"id": "h", ...}, "crc32": "0f3a99c1"}
 
 `number` is the request's place among the lines of input, `index` tells its completions apart, `line` is the line of output.
-A last line that is torn (the process was killed, the power or the disk's room ran out) is cut off; anything else that is
-unsound is an error. In memory there is one offset a completion.
+An incomplete last line (the process was killed, power failed, the disk was full) is cut off. Any other damage is an error.
+Memory holds one offset per completion.
 """
 
 import contextlib
@@ -35,33 +35,33 @@ NOWHERE = -1
 
 
 class Journal:
-    """The completions of one shard that are kept so far; made by `open_journal` or `read_journal`.
+    """The completions of one shard so far; made by `open_journal` or `read_journal`.
 
     Attributes:
-        path: where it lies.
+        path: the file.
         num_kept: completions in the file.
-        num_tokens: tokens of them.
+        num_tokens: tokens of these completions.
     """
 
     def __init__(self, path: Path, end: int, file: FileIO | None) -> None:
-        """A journal whose header ends at byte `end`; `file` is what is written to."""
+        """A journal whose header ends at byte `end`; it writes to `file`, or is read-only if that is None."""
         self.path = path
         self.num_kept = self.num_tokens = 0
         self._file = file
         self._end = end
         self._pending: list[bytes] = []
         self._first = 0
-        self._starts = array("Q", [0])  # place in the output of each request's first completion, and of the end
-        self._offsets = array("q")  # byte of the file at which the entry of each place begins
-        self._failed = bytearray()  # 1 at places with finish reason "error"
+        self._starts = array("Q", [0])  # output index of each request's first completion, then the end
+        self._offsets = array("q")  # byte in the file where each output line's entry begins
+        self._failed = bytearray()  # 1 for output lines with finish reason "error"
         self._synced = time.monotonic()
         self._unsynced = False
 
     def load(self, first: int, counts: Sequence[int]) -> None:
-        """Reads the entries of requests `first, first + 1, ...`, which have `counts` completions; those beyond are passed over.
+        """Reads the entries of requests `first`, `first + 1` and so on, which have `counts` completions each.
 
         Raises:
-            InputError: an entry is damaged, and sound ones follow.
+            InputError: an entry is damaged and valid ones follow, or an entry belongs to another job.
         """
         self._first = first
         for count in counts:
@@ -76,8 +76,8 @@ class Journal:
                     torn += len(raw)
                 elif torn:
                     raise InputError(
-                        f"{self.path} is damaged at byte {self._end}, and sound again after that: start over with --fresh, or "
-                        f"keep what stands before by `truncate --size {self._end} {self.path}`"
+                        f"{self.path} is damaged at byte {self._end}, and valid again after that: start over with --fresh, or "
+                        f"keep the part before the damage: `truncate --size {self._end} {self.path}`"
                     )
                 else:
                     self._note(raw)
@@ -92,28 +92,29 @@ class Journal:
 
     @property
     def num_todo(self) -> int:
-        """Completions that are to be generated: all of a request of which one is not in the file."""
+        """Completions to generate: all completions of each request that is not wholly in the file."""
         numbers = range(self._first, self._first + len(self._starts) - 1)
         return sum(end - start for number in numbers if not self.has(number) for start, end in [self._places(number)])
 
     @property
     def failed(self) -> set[int]:
-        """Places in the output of completions with finish reason "error"."""
+        """Output indices of completions with finish reason "error"."""
         return {place for place, failed in enumerate(self._failed) if failed}
 
     def add(self, number: int, index: int, *, num_tokens: int, finish_reason: str, line: bytes) -> None:
-        """Takes in one completion, unless it is here; it is in the file after the next `flush`."""
+        """Adds one completion, unless it is in the journal already; the next `flush` writes it to the file."""
         if self._offsets[self._places(number)[0] + index] == NOWHERE:
             entry = b'{"number": %d, "index": %d, "num_tokens": %d, "finish_reason": "%s", "line": %s'
             self._pending.append(_checked(entry % (number, index, num_tokens, finish_reason.encode(), line)))
 
     def flush(self) -> None:
-        """Hands everything to the operating system, and at most once a second to the disk.
+        """Writes pending entries to the file; syncs the file to disk at most once a second.
 
         Raises:
-            OSError: the disk is full; what was written before is kept.
+            OSError: the disk is full; entries written before are kept.
         """
-        pending, self._pending = self._pending, []  # after a torn entry nothing more may be written
+        pending = self._pending
+        self._pending = []  # nothing may be written after an incomplete entry
         for raw in pending:
             _write(_writable(self._file), raw)
             self._note(raw)
@@ -122,17 +123,18 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
-        """Puts everything on disk."""
+        """Writes pending entries and syncs the file to disk."""
         if self._pending:
             self.flush()
         os.fsync(_writable(self._file))
-        self._synced, self._unsynced = time.monotonic(), False
+        self._synced = time.monotonic()
+        self._unsynced = False
 
     def lines(self) -> Iterator[bytes]:
-        """All lines of output, in the order of the input; everything must be here.
+        """All lines of output, in the order of the input. The journal must be complete.
 
         Raises:
-            InputError: an entry was damaged meanwhile.
+            InputError: an entry was damaged after it was written.
         """
         with self.path.open("rb") as file:
             for offset in self._offsets:
@@ -149,11 +151,11 @@ class Journal:
         sync_folder(self.path.parent)
 
     def _places(self, number: int) -> tuple[int, int]:
-        """Where the completions of a request begin in the output, and where they end."""
+        """Output indices of the request's first completion and of the next request's."""
         return self._starts[number - self._first], self._starts[number - self._first + 1]
 
     def _note(self, raw: bytes) -> None:
-        """Remembers where a sound entry lies, which is at the end of those before."""
+        """Records a valid entry that begins at the current end."""
         entry = ENTRY.match(raw)
         if entry is None or not 0 <= int(entry[1]) - self._first < len(self._starts) - 1:
             raise InputError(f"{self.path} holds an entry of another job at byte {self._end}: start over with --fresh")
@@ -169,12 +171,12 @@ class Journal:
 
 @contextlib.contextmanager
 def open_journal(path: Path, header: Mapping[str, Any], *, fresh: bool = False) -> Iterator[Journal]:
-    """The journal of the job of `header`, made if there is none, and locked against other processes.
+    """The journal of the job with `header`, created if missing, and locked against other processes.
 
-    Whatever ends the block, what was added is on disk then, as far as there is room.
+    If an exception ends the block, what was added is synced to disk first, as far as there is room.
 
     Raises:
-        InputError: another process uses it, or it belongs to another job; `fresh` empties it instead.
+        InputError: another process uses it, or it belongs to another job. With `fresh` it is emptied instead of the latter.
     """
     with _locked(path) as file:
         end = 0 if fresh else _header_end(path, header)
@@ -195,7 +197,7 @@ def open_journal(path: Path, header: Mapping[str, Any], *, fresh: bool = False) 
 
 
 def read_journal(path: Path, header: Mapping[str, Any]) -> Journal | None:
-    """The journal as it lies there, to be looked at only; None if there is none.
+    """The journal for reading only; None if there is none.
 
     Raises:
         InputError: it belongs to another job.
@@ -206,7 +208,7 @@ def read_journal(path: Path, header: Mapping[str, Any]) -> Journal | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[FileIO]:
-    """The file at `path`, made if there is none, and locked where the file system has locks."""
+    """The file at `path`, created if missing, and locked if the file system supports locks."""
     while True:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
             try:
@@ -218,13 +220,13 @@ def _locked(path: Path) -> Iterator[FileIO]:
                 print(f"detspec: warning: {message}", file=sys.stderr)
             if path.exists() and os.path.samestat(
                 os.fstat(file.fileno()), path.stat()
-            ):  # else just removed by a job that ended
+            ):  # otherwise a job that ended has just removed it
                 yield file
                 return
 
 
 def _header_end(path: Path, header: Mapping[str, Any]) -> int:
-    """Where the header ends; 0 if it is missing, was torn while it was written, or is another job's that kept nothing."""
+    """Byte at which the header ends; 0 if it is missing or incomplete, or is another job's without completions."""
     with path.open("rb") as file:
         raw = file.readline()
         if not _is_sound(raw):
@@ -238,23 +240,23 @@ def _header_end(path: Path, header: Mapping[str, Any]) -> int:
     if found != header:
         parts = "; ".join(differences(found, header, them="journal"))
         raise InputError(
-            f"{path} belongs to another job: {parts}. Repeat the command as it was, or name another --out, or use --fresh"
+            f"{path} belongs to another job: {parts}. Repeat the first command unchanged, name another --out, or use --fresh"
         )
     return len(raw)
 
 
 def _checked(body: bytes) -> bytes:
-    """A whole line: `body` lacks the closing brace."""
+    """A whole line from `body`, which lacks the closing brace."""
     return body + CHECKSUM % zlib.crc32(body)
 
 
 def _is_sound(raw: bytes) -> bool:
-    """Whether a line ends in its checksum."""
+    """Whether the line ends in the right checksum."""
     return raw[-CHECKSUM_BYTES:] == CHECKSUM % zlib.crc32(raw[:-CHECKSUM_BYTES])
 
 
 def _writable(file: FileIO | None) -> FileIO:
-    assert file is not None, "a journal of read_journal is only looked at"
+    assert file is not None, "a journal of read_journal is read-only"
     return file
 
 

@@ -1,4 +1,4 @@
-"""One line of input as a checked request, one completion as a line of output."""
+"""Parses a line of input into a checked request, and formats a completion as a line of output."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
-    """One line as a request checked for engines of `model` and `config`; `InputError` says what is wrong with it."""
+    """Parses a line into a request, checked for engines of `model` and `config`; `InputError` says what is wrong."""
     line = parse_line(raw)
     id = line["id"]
     refuse_unknown(line, LINE_KEYS, "key")
@@ -43,7 +43,7 @@ def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: Samp
 
 
 def parse_line(raw: bytes) -> dict[str, Any]:
-    """One line of input as a JSON object with an id; no more of it is checked."""
+    """Parses a line of input into a JSON object with an id; nothing else is checked."""
     try:
         line = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -61,23 +61,25 @@ def parse_line(raw: bytes) -> dict[str, Any]:
         try:
             json.dumps(line, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise InputError("holds one half of a surrogate pair, which is no text") from error
+            raise InputError("holds one half of a surrogate pair, which is not valid text") from error
     return line
 
 
 def read_chat(line: dict[str, Any], model: Model) -> list[int]:
-    """Token ids of a line's conversation."""
+    """Token ids of the line's rendered conversation."""
     variables = line.get("chat_template_kwargs", {})
     if not isinstance(line["messages"], list) or not isinstance(variables, dict):
         raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
-    refused = sorted({"messages", "now"} & variables.keys())
-    if refused:
-        raise InputError(f'"chat_template_kwargs" must not hold {", ".join(refused)}: messages stand beside it, now is no JSON')
+    reserved = sorted({"messages", "now"} & variables.keys())
+    if reserved:
+        raise InputError(
+            f'"chat_template_kwargs" must not hold {", ".join(reserved)}: give messages as a key of the line; now is not JSON'
+        )
     return model.chat_prompt(line["messages"], **variables)
 
 
 def merge_sampling(given: object, defaults: SamplingParams) -> SamplingParams:
-    """`defaults` with what a line gives put over them."""
+    """`defaults` overridden by what the line gives."""
     if not isinstance(given, dict):
         raise InputError(f'"sampling" must be a JSON object, got {given!r}')
     refuse_unknown(given, SAMPLING_KEYS, "sampling parameter")
@@ -94,10 +96,10 @@ def refuse_unknown(given: dict[str, object], accepted: Sequence[str], what: str)
 
 
 def completion_line(completion: Completion, num_samples: int) -> bytes:
-    """One line of output, without its newline: deterministic facts alone. `num_samples` is the `n` of its request.
+    """One line of output without newline; it holds deterministic facts alone. `num_samples` is the `n` of the request.
 
-    A log-probability is written as the shortest decimal that reads back as the same float64, of which float32 values are a
-    part, so its bits survive.
+    A log-probability is written as the shortest decimal that parses to the same float64. Every float32 is a float64, so
+    its bits survive.
     """
     line = {
         "id": completion.id,
@@ -117,17 +119,17 @@ def completion_line(completion: Completion, num_samples: int) -> bytes:
 
 
 def thought_line(thought: Thought) -> dict[str, Any]:
-    """One thought as it stands in a line of output."""
+    """One thought as JSON for a line of output."""
     return {"token_ids": list(thought.token_ids), "text": thought.text, "is_cut": thought.is_cut}
 
 
 def as_json(value: Any) -> Any:
-    """`value` with None for numbers that JSON has not: of tokens left out, and of texts whose logits are not finite."""
+    """`value` with None for non-finite numbers, which JSON lacks: excluded tokens, and texts with non-finite logits."""
     if isinstance(value, tuple):
         return [as_json(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def reject_line(number: int, error: str, raw: bytes) -> bytes:
-    """One line of `*.rejects.jsonl`: line `number` of the input, counted from 1, what is wrong with it, and the line itself."""
+    """One line of `*.rejects.jsonl`: the line's `number` in the input from 1, the error, and the line itself."""
     return json.dumps({"line": number, "error": error, "raw": raw.decode("utf-8", "backslashreplace")}).encode() + b"\n"

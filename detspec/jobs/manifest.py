@@ -1,4 +1,4 @@
-"""What the bytes of an output depend on: the head of its journal, and most of its manifest."""
+"""What the bytes of an output depend on: the header of the journal, and most of the manifest."""
 
 import dataclasses
 import hashlib
@@ -10,30 +10,27 @@ from typing import Any
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.jobs.files import sibling
-from detspec.jobs.prompts import Prompts, hash_file
+from detspec.jobs.prompts import JobSpec, Prompts, hash_file
 from detspec.jobs.scan import Scan
-from detspec.sampling_params import SamplingParams
 
 HEADER_KEYS = ("fingerprint", "text", "sampling", "on_error", "prompts", "shard")
 
 
-def job_header(
-    engine: Engine, prompts: Prompts, defaults: SamplingParams, *, shard: tuple[int, int], on_error: str
-) -> dict[str, Any]:
-    """Everything that the output's bytes depend on, as JSON gives it back; two jobs of one header have one output."""
+def job_header(engine: Engine, spec: JobSpec) -> dict[str, Any]:
+    """Everything that the output's bytes depend on, as parsed JSON. Jobs with equal headers have equal outputs."""
     header = {
         "fingerprint": engine.fingerprint(),
         "text": text_facts(engine.model),
-        "sampling": dataclasses.asdict(defaults),
-        "on_error": on_error,
-        "prompts": prompts.sha256,
-        "shard": shard,
+        "sampling": dataclasses.asdict(spec.defaults),
+        "on_error": spec.on_error,
+        "prompts": spec.prompts.sha256,
+        "shard": spec.shard,
     }
     return json.loads(json.dumps(header))  # type: ignore[no-any-return]
 
 
 def text_facts(model: Model) -> dict[str, Any]:
-    """What decides which tokens a text is, which text tokens are, and where it ends by itself."""
+    """What decides how text becomes tokens and tokens become text, and which tokens end a text."""
     return {
         "tokenizer": model.tokenizer.digest if model.tokenizer else None,
         "chat_template": model.chat_template.digest if model.chat_template else None,
@@ -44,7 +41,7 @@ def text_facts(model: Model) -> dict[str, Any]:
 def job_manifest(
     header: Mapping[str, Any], engine: Engine, prompts: Prompts, scan: Scan, output: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What `*.manifest.json` holds: the header, the engine's settings, what went in, and the facts of the `output`."""
+    """Content of `*.manifest.json`: the header, the engine's settings, facts about the prompts and about the `output`."""
     return {
         "digest": hashlib.sha256(json.dumps(header["fingerprint"], sort_keys=True).encode()).hexdigest(),
         **header,
@@ -60,7 +57,7 @@ def job_manifest(
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:
-    """The manifest beside `out`; None if there is none or it is no job's."""
+    """The manifest next to `out`; None if there is none or it is malformed."""
     try:
         value = json.loads(sibling(out, "manifest").read_bytes())
     except (FileNotFoundError, ValueError):
@@ -70,13 +67,13 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
 
 
 def header_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The header in a manifest, as far as it is there."""
+    """The header that a manifest holds, without missing keys."""
     header = {key: manifest[key] for key in HEADER_KEYS if key in manifest}
     return {**header, "prompts": manifest["prompts"]["sha256"]}
 
 
 def complete_manifest(out: Path, header: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest beside `out` if `out` is the whole output of the job of `header`, bit for bit; else None."""
+    """The manifest next to `out` if `out` is the complete, unchanged output of the job with `header`; else None."""
     manifest = read_manifest(out)
     if manifest is None or header_of(manifest) != header or not out.is_file():
         return None
@@ -86,7 +83,7 @@ def complete_manifest(out: Path, header: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def differences(theirs: object, ours: object, *, them: str, us: str = "this job", name: str = "") -> list[str]:
-    """Where two headers differ, one sentence each: `sampling.temperature: journal has 0.0, this job has 0.8`."""
+    """The differences of two headers, one sentence each: `sampling.temperature: journal has 0.0, this job has 0.8`."""
     if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
         keys = dict.fromkeys((*theirs, *ours))
         pairs = [(f"{name}.{key}".lstrip("."), theirs.get(key), ours.get(key)) for key in keys]

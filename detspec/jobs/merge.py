@@ -1,4 +1,4 @@
-"""The outputs of all shards as the output of one job, byte for byte."""
+"""Merges the outputs of all shards into the output of one job, byte for byte."""
 
 import hashlib
 import json
@@ -16,16 +16,16 @@ from detspec.jobs.scan import hash_id, repeated_hashes
 
 
 def merge(out: Path, shards: Sequence[Path] = ()) -> dict[str, Any]:
-    """Writes `out`, its statistics, its manifest and its rejected lines from those of `shards`; returns the statistics.
+    """Merges outputs, statistics, manifests and rejected lines of `shards` into those of `out`; returns the statistics.
 
     Args:
         out: what a job without shards would write.
-        shards: outputs of all shards, in any order; those beside `out` if there are none.
+        shards: outputs of all shards, in any order; by default those in the folder of `out`.
 
     Raises:
-        InputError: a shard is missing, unfinished or was changed, or they are not of one job.
+        InputError: a shard is missing, unfinished or was changed, or the shards belong to different jobs.
     """
-    paths = list(shards) or _beside(out)
+    paths = list(shards) or _shards_of(out)
     ordered = _in_order(paths, [_finished_manifest(path) for path in paths])
     manifests = list(ordered.values())
     merged = _merge_manifests(manifests)
@@ -44,39 +44,39 @@ def merge(out: Path, shards: Sequence[Path] = ()) -> dict[str, Any]:
         stats_file.write(pretty_json(stats))
         manifest_file.write(pretty_json(merged))
     if not rejects:
-        sibling(out, "rejects").unlink(missing_ok=True)  # of an earlier job
+        sibling(out, "rejects").unlink(missing_ok=True)  # left by an earlier job
     return stats
 
 
-def _beside(out: Path) -> list[Path]:
-    """The shards of `out` in its folder, all of one job."""
+def _shards_of(out: Path) -> list[Path]:
+    """The shards of `out` in its folder, which must all belong to one number of shards."""
     found = find_shards(out)
     counts = sorted({count for _, count in found})
     if not counts:
         raise InputError(f"there are no shards of {out}: expected files like {shard_path(out, 0, 4)}")
     if len(counts) > 1:
         raise InputError(
-            f"{out} has shards of {' and of '.join(map(str, counts))}: remove those of one job, or name the others"
+            f"{out} has shards of {' and of '.join(map(str, counts))}: remove the shards of one job, or name those to merge"
         )
     return list(found.values())
 
 
 def _finished_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a shard that is whole."""
+    """The manifest of a shard; `InputError` if the shard is not finished."""
     if journal_path(path).exists():
-        raise InputError(f"{path} is not finished, {journal_path(path)} is there: start its job again")
+        raise InputError(f"{path} is not finished, since {journal_path(path)} exists: start its job again")
     manifest = read_manifest(path)
     needed = [path, sibling(path, "stats")]
     if manifest is not None and manifest["prompts"]["num_rejected"]:
         needed.append(sibling(path, "rejects"))
     if manifest is None or not all(file.is_file() for file in needed):
         names = ", ".join(map(str, (sibling(path, "manifest"), *needed)))
-        raise InputError(f"{path} is no finished shard: there must be {names}, as the job wrote them")
+        raise InputError(f"{path} is not a finished shard: it needs {names}, as the job wrote them")
     return manifest
 
 
 def _in_order(paths: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> dict[Path, dict[str, Any]]:
-    """Shards by index, all of them there once and of one job."""
+    """Shards by index; `InputError` unless each shard of one job is given exactly once."""
     first = manifests[0]
     for path, manifest in zip(paths, manifests, strict=True):
         here, there = ({**header_of(m), "shard": m["shard"][1]} for m in (manifest, first))
@@ -92,7 +92,7 @@ def _in_order(paths: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> dic
 
 
 def _checked_lines(shards: Mapping[Path, Mapping[str, Any]]) -> Iterator[bytes]:
-    """All lines of all shards, each shard as its manifest says and no completion twice."""
+    """All lines of all shards; `InputError` if a shard's hash is not its manifest's, or a completion occurs twice."""
     seen = array("Q")
     for path, manifest in shards.items():
         digest = hashlib.sha256()
@@ -105,11 +105,11 @@ def _checked_lines(shards: Mapping[Path, Mapping[str, Any]]) -> Iterator[bytes]:
         if digest.hexdigest() != manifest["output"]["sha256"]:
             raise InputError(f"{path} was changed since its job wrote it (sha256): generate it again")
     if repeated_hashes(seen):
-        raise InputError("an id is in the shards twice: they are not of one job")
+        raise InputError("an id occurs twice in the shards: they are not of one job")
 
 
 def _merge_manifests(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The manifest of the job without shards, but for the digest of its output."""
+    """The manifest of the same job without shards, except for the digest of its output."""
 
     def total(part: str, key: str) -> int:
         return sum(manifest[part][key] for manifest in manifests)
@@ -121,7 +121,7 @@ def _merge_manifests(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _add_stats(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums of counts and of seconds, also of the shards' last starts; speed and acceptance over all of those."""
+    """Statistics of the merged job: counts and seconds are summed, also of the last starts; speed and acceptance follow."""
     last_start = _sums([stats["last_start"] for stats in each])
     counters = Stats(**{key: last_start[key] for key in STATS_FIELDS})
     speed = last_start["num_tokens"] / last_start["generate_s"] if last_start["generate_s"] else 0.0
@@ -134,6 +134,6 @@ def _add_stats(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _sums(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of what counts things or seconds."""
+    """Sums over all statistics of the entries that are counts or seconds."""
     counted = [key for key in each[0] if key.startswith("num_") or (key.endswith("_s") and key != "tok_per_s")]
     return {key: sum(stats[key] for stats in each) for key in counted}

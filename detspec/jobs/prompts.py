@@ -1,5 +1,6 @@
-"""The file of prompts: opened and hashed once, read as often as needed, never held."""
+"""The input of a job: its file of prompts, opened and hashed once and read line by line, and how its lines are taken."""
 
+import dataclasses
 import hashlib
 import os
 import stat
@@ -12,24 +13,26 @@ from typing import BinaryIO
 
 from detspec.errors import InputError
 from detspec.jobs.files import STDIO
+from detspec.sampling_params import SamplingParams
 
 CHUNK = 1 << 20
+UNSHARDED = (0, 1)
 
 
 class Prompts:
     """A file of JSON lines, open for reading; a context manager.
 
     Attributes:
-        source: the name that was given.
-        name: the name in messages.
-        sha256: of the whole file, in hex.
+        source: the name as given.
+        name: the name used in messages.
+        sha256: SHA-256 of the whole file, in hex.
     """
 
     def __init__(self, source: str) -> None:
-        """Opens and hashes `source`; what cannot be read twice ("-", pipes) is copied into a temporary file.
+        """Opens and hashes `source`. Input that cannot be read twice ("-", pipes) is copied to a temporary file.
 
         Raises:
-            InputError: there is no such file, or it cannot be read.
+            InputError: the file is missing or cannot be read.
         """
         self.source = source
         self.name = "stdin" if source == STDIO else source
@@ -44,24 +47,41 @@ class Prompts:
         self._file.close()
 
     def lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """Number, place in the file counted from 1, and bytes of each line that is not blank; one reading at a time.
+        """Yields index, line number in the file from 1, and bytes of each non-blank line. Use one iterator at a time.
 
         Raises:
-            InputError: the file was changed since it was opened.
+            InputError: the file changed since it was opened.
         """
         self._file.seek(0)
         number = 0
         for place, raw in enumerate(self._file, start=1):
             if self._changed() != self._stamp:
-                raise InputError(f"{self.name} was changed while the job read it: let it be, and start the job again")
+                raise InputError(f"{self.name} was changed while the job read it: start the job again, and do not change it")
             if raw.strip():
                 yield number, place, raw.removesuffix(b"\n")
                 number += 1
 
     def _changed(self) -> tuple[int, int]:
-        """Size and time of the last change."""
+        """Size and modification time of the file."""
         status = os.fstat(self._file.fileno())
         return status.st_size, status.st_mtime_ns
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSpec:
+    """What a job reads, and how.
+
+    Attributes:
+        prompts: the file of prompts.
+        defaults: sampling parameters for fields that a line does not give.
+        shard: index and number of shards; a shard is a contiguous block of the lines.
+        on_error: "stop" raises at a malformed line; "reject" skips it and writes it to `*.rejects.jsonl`.
+    """
+
+    prompts: Prompts
+    defaults: SamplingParams
+    shard: tuple[int, int] = UNSHARDED
+    on_error: str = "stop"
 
 
 def hash_file(file: BinaryIO) -> str:
@@ -73,7 +93,7 @@ def hash_file(file: BinaryIO) -> str:
 
 
 def _open(source: str) -> BinaryIO:
-    """The file, or a copy of what comes out of it if it is a pipe."""
+    """The file itself, or a copy of its content if it is a pipe."""
     try:
         file = Path(source).open("rb")  # noqa: SIM115
     except OSError as error:
@@ -85,7 +105,7 @@ def _open(source: str) -> BinaryIO:
 
 
 def _spool(stream: BinaryIO) -> BinaryIO:
-    """A temporary copy of `stream`, at its beginning."""
+    """A temporary copy of `stream`, positioned at its start."""
     file = tempfile.TemporaryFile()  # noqa: SIM115
     while chunk := stream.read(CHUNK):
         file.write(chunk)

@@ -1,4 +1,4 @@
-"""What an audit reads: the lines that a job wrote, its manifest, and the prompts they came from."""
+"""The input of an audit: the lines and the manifest that a job wrote, and its prompts."""
 
 import dataclasses
 import hashlib
@@ -26,37 +26,38 @@ RECORD_KEYS = ("id", "token_ids", "text", "logprobs", "finish_reason", "prompt_l
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Record:
-    """One line of output as it stands in the file, believed in nothing but its form."""
+    """One line of output as written in the file; only its form is checked."""
 
     id: str
-    index: int | None  # of the sample; None where the line names none, which is right where its request asks for one
+    index: int | None  # number of the sample; None if the line has no index, as for requests of one sample
     token_ids: tuple[int, ...]
     text: str
-    logprobs: np.ndarray  # float64, as the decimals read
+    logprobs: np.ndarray  # float64, as parsed from the decimals
     finish_reason: str
     prompt_len: int
     digest: str
-    logprobs_mode: str  # "raw" where the line names none
-    thoughts: list[dict[str, Any]]  # as they stand there; [] where the line names none
-    asked: dict[str, Any]  # those of `LOGPROB_KEYS` that the line has
+    logprobs_mode: str  # "raw" if the line has no mode
+    thoughts: list[dict[str, Any]]  # as in the line; [] if it has none
+    asked: dict[str, Any]  # entries of the line under `LOGPROB_KEYS`
 
     @property
     def name(self) -> str:
-        """Names the line in reports: `a`, or `a[2]` if it is one of several samples."""
+        """The name of the record in reports: `a`, or `a[2]` for one of several samples."""
         return self.id if self.index is None else f"{self.id}[{self.index}]"
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a job says that its records came from: the part of its manifest that an audit needs.
+    """Where the records came from, according to the manifest: the part that an audit needs.
 
     Attributes:
-        digest: of the fingerprint; part of each completion's digest.
+        digest: digest of the fingerprint; part of each completion's digest.
         fingerprint: device kind, versions, model, schedule.
-        text: digests of what made tokens of text and text of tokens, and the model's end-of-sequence tokens.
-        sampling: what prompts did not give themselves.
-        engine: its settings, of which capacities decide what was a sound request.
-        source, sha256: of the file of prompts.
+        text: digests of tokenizer and chat template, and the model's end-of-sequence tokens.
+        sampling: default sampling parameters of the job.
+        engine: settings of the engine; its capacities decide which requests are valid.
+        source: name of the file of prompts.
+        sha256: SHA-256 of the file of prompts.
     """
 
     digest: str
@@ -69,15 +70,15 @@ class Origin:
 
 
 def read_origin(records: Path) -> Origin:
-    """What the manifest beside `records` says of them.
+    """The origin of `records`, read from the manifest next to them.
 
     Raises:
-        InputError: there is none, it cannot be read, or its digest is not that of its fingerprint.
+        InputError: the manifest is missing or malformed, or its digest is not that of its fingerprint.
     """
     path = sibling(records, "manifest")
     manifest = read_manifest(records)
     if manifest is None:
-        raise InputError(f"{path} is no manifest of a job: an audit needs the one that the job wrote beside its output")
+        raise InputError(f"{path} is no manifest of a job: an audit needs the one that the job wrote next to its output")
     try:
         fingerprint = manifest["fingerprint"]
         origin = Origin(
@@ -97,10 +98,10 @@ def read_origin(records: Path) -> Origin:
 
 
 def read_records(path: Path, vocab_size: int) -> Iterator[Record]:
-    """The records of a file, read one line at a time; blank lines are skipped.
+    """Yields the records of a file, one line at a time; blank lines are skipped.
 
     Raises:
-        InputError: names the line and what is wrong with its form.
+        InputError: a line is malformed; the message names it and says what is wrong.
     """
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
@@ -112,7 +113,7 @@ def read_records(path: Path, vocab_size: int) -> Iterator[Record]:
 
 
 def parse_record(raw: bytes, vocab_size: int) -> Record:
-    """One line of output; `InputError` says what is wrong with its form."""
+    """Parses one line of output; `InputError` says what is wrong with its form."""
     try:
         line = json.loads(raw)
     except ValueError as error:  # JSON's and UTF-8's errors are of this class
@@ -144,13 +145,13 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
 
 
 class PromptsById:
-    """The file that the records' prompts stand in; of it, ids and places alone are held. A context manager."""
+    """The file of prompts by id; memory holds only ids and offsets. A context manager."""
 
     def __init__(self, path: Path, sha256: str) -> None:
-        """Opens `path`, hashes it and notes where each id stands.
+        """Opens and hashes `path`, and notes the offset of each id.
 
         Raises:
-            InputError: it cannot be read, or its SHA-256 is not `sha256`.
+            InputError: the file cannot be read, or its SHA-256 is not `sha256`.
         """
         try:
             self._file = path.open("rb")
@@ -159,7 +160,8 @@ class PromptsById:
         self._path = path
         self._place: dict[str, int] = {}
         self._last: Request | None = None
-        whole, place = hashlib.sha256(), 0
+        whole = hashlib.sha256()
+        place = 0
         for raw in self._file:
             whole.update(raw)
             id = _id_of(raw)
@@ -177,10 +179,10 @@ class PromptsById:
         self._file.close()
 
     def request(self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
-        """The request of that id; samples of one request follow each other, so the last one is kept.
+        """The request with this id. Samples of one request follow each other, so the last request is cached.
 
         Raises:
-            InputError: there is no such line, or it is no sound request.
+            InputError: no line has this id, or the line is not a valid request.
         """
         if self._last is not None and self._last.id == id:
             return self._last
@@ -195,7 +197,7 @@ class PromptsById:
 
 
 def _id_of(raw: bytes) -> str | None:
-    """The id of a line; None if it has none: it matters only if a record comes from it."""
+    """The id of a line; None if the line is malformed, which matters only if a record needs it."""
     try:
         line = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError):

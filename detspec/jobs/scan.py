@@ -1,9 +1,9 @@
-"""What a file of prompts holds, which may be any number of requests: it is read twice, and none of them is kept.
+"""Reads a file of prompts of any size twice, without keeping its requests in memory.
 
-1. `scan` reads all of it: counts the lines, finds malformed ones and ids used twice, checks this shard's lines as requests.
-2. `requests` reads this shard's lines once more and makes requests of them, one at a time, as the engine asks.
+1. `scan` reads the whole file: it counts lines, finds malformed lines and repeated ids, and checks this shard's requests.
+2. `requests` reads this shard's lines again and makes one request at a time, when the engine asks for it.
 
-Lines are numbered from 0 without the blank ones, so that a line's number is the same in every shard.
+Non-blank lines are numbered from 0 over the whole file, so a line has the same number in every shard.
 """
 
 import dataclasses
@@ -17,21 +17,22 @@ from detspec.engine.engine import Engine
 from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.jobs.lines import parse_line, parse_request, reject_line
-from detspec.jobs.prompts import Prompts
-from detspec.sampling_params import SamplingParams
+from detspec.jobs.prompts import JobSpec, Prompts
 
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """What a reading of the whole file found.
+    """What `scan` found.
 
     Attributes:
-        num_lines: lines that are not blank, in the whole file.
+        num_lines: non-blank lines in the whole file.
         first: number of this shard's first line.
         counts: completions of each of this shard's lines; 0 if the line was rejected.
-        num_prompt_tokens, longest_prompt: tokens of this shard's prompts, in all and of the longest.
-        num_new_tokens, most_new_tokens: tokens that this shard's requests may at most generate, in all and in one sample.
-        deterministic: whether some of this shard's requests are.
+        num_prompt_tokens: total number of prompt tokens in this shard.
+        longest_prompt: number of tokens of the longest prompt.
+        num_new_tokens: upper bound of the tokens that this shard generates.
+        most_new_tokens: upper bound of the tokens of one sample.
+        deterministic: whether any request of this shard is deterministic.
     """
 
     num_lines: int
@@ -45,46 +46,38 @@ class Scan:
 
     @property
     def num_requests(self) -> int:
-        """Requests of this shard."""
+        """Number of this shard's requests."""
         return len(self.counts) - self.num_rejected
 
     @property
     def num_rejected(self) -> int:
-        """Lines of this shard that are no requests."""
+        """Number of this shard's lines that are malformed."""
         return self.counts.count(0)
 
     @property
     def num_completions(self) -> int:
-        """Lines of output."""
+        """Number of lines that this shard's output has."""
         return sum(self.counts)
 
 
-def scan(
-    prompts: Prompts,
-    engine: Engine,
-    defaults: SamplingParams,
-    *,
-    shard: tuple[int, int] = (0, 1),
-    reject: Callable[[bytes], object] | None = None,
-) -> Scan:
-    """Checks every line of this shard, and the ids of all shards.
+def scan(engine: Engine, spec: JobSpec, *, reject: Callable[[bytes], object] | None = None) -> Scan:
+    """Checks the ids of the whole file, and this shard's lines as requests to `engine`.
 
     Args:
-        prompts: the file.
-        engine: what requests are checked for.
-        defaults: sampling parameters that lines do not give.
-        shard: index and number of shards; a shard is a contiguous block of the lines.
-        reject: takes a line about each malformed line, instead of an exception.
+        engine: checks each request against its model and limits.
+        spec: the job; its `on_error` is not read.
+        reject: called with a line of `*.rejects.jsonl` for each malformed line; None raises instead.
 
     Raises:
-        InputError: names the file, the line, what is wrong with it and what is accepted; or the file holds no requests.
+        InputError: a line is malformed (the message names it, and what is accepted), or the file holds no requests.
     """
+    prompts = spec.prompts
     num_lines, repeated = _check_ids(prompts, strict=reject is None)
     if not num_lines:
         raise InputError(
             f'{prompts.name} holds no requests: give one JSON object a line, such as {{"id": "a", "prompt": "def "}}'
         )
-    first, end = block(num_lines, *shard)
+    first, end = block(num_lines, *spec.shard)
     counts = array("I")
     prompt_tokens = longest_prompt = new_tokens = most_new_tokens = 0
     deterministic = False
@@ -96,7 +89,7 @@ def scan(
         try:
             if number in repeated:
                 raise InputError(repeated[number])
-            request = parse_request(raw, engine.model, engine.config, defaults)
+            request = parse_request(raw, engine.model, engine.config, spec.defaults)
         except InputError as error:
             if reject is None:
                 raise InputError(f"{prompts.name} line {place}: {error}") from error
@@ -113,36 +106,36 @@ def scan(
 
 
 def requests(
-    prompts: Prompts, engine: Engine, defaults: SamplingParams, found: Scan, *, is_done: Callable[[int], bool] = lambda _: False
+    engine: Engine, spec: JobSpec, found: Scan, *, is_done: Callable[[int], bool] = lambda _: False
 ) -> Iterator[tuple[int, Request]]:
-    """Number and request of each sound line of the shard that is not done, made when asked for."""
-    for number, _, raw in prompts.lines():
+    """Lazily yields number and request of each valid line of the shard for which `is_done(number)` is false."""
+    for number, _, raw in spec.prompts.lines():
         if number >= found.first + len(found.counts):
             break
         if number >= found.first and found.counts[number - found.first] and not is_done(number):
-            yield number, parse_request(raw, engine.model, engine.config, defaults)
+            yield number, parse_request(raw, engine.model, engine.config, spec.defaults)
 
 
 def block(num_lines: int, index: int, count: int) -> tuple[int, int]:
-    """First line of shard `index` of `count`, and the first after it; 10 lines in 4 shards: 0..2, 2..5, 5..7, 7..10."""
+    """First line of shard `index` of `count`, and the first line after it; 10 lines in 4 shards: 0..2, 2..5, 5..7, 7..10."""
     return index * num_lines // count, (index + 1) * num_lines // count
 
 
 def repeated_hashes(hashes: "array[int]") -> set[int]:
-    """The values that occur more than once."""
+    """The hashes that occur more than once."""
     ordered = np.sort(np.frombuffer(hashes, np.uint64)) if hashes else np.empty(0, np.uint64)
     return set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
 
 
 def hash_id(id: str) -> int:
-    """64 bits in place of an id."""
+    """A 64-bit hash of an id."""
     return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=8).digest(), "big")
 
 
 def _check_ids(prompts: Prompts, *, strict: bool) -> tuple[int, dict[int, str]]:
-    """How many lines there are, and what is wrong with those whose id was used before, by number.
+    """The number of lines, and an error message for each line number whose id was used before.
 
-    `strict` raises at the first malformed line, in whatever shard.
+    `strict` raises at the first malformed line of any shard.
     """
     hashes = array("Q")
     num_lines = 0
@@ -163,7 +156,7 @@ def _check_ids(prompts: Prompts, *, strict: bool) -> tuple[int, dict[int, str]]:
 
 
 def _find_repeated(lines: Iterable[tuple[int, int, bytes]], suspects: set[int]) -> Iterator[tuple[int, int, str]]:
-    """Lines whose id was used before: two ids may share a hash, so ids of suspicious hashes are compared themselves."""
+    """Lines whose id was used before. Two ids may share a hash, so ids with a hash in `suspects` are compared themselves."""
     place_of: dict[str, int] = {}
     for number, place, raw in lines:
         try:

@@ -1,4 +1,4 @@
-"""Signals that ask a job to stop: SIGTERM of a cluster's scheduler, SIGINT of Ctrl-C."""
+"""Signals that ask a job to stop: SIGTERM from a cluster's scheduler, SIGINT from Ctrl-C."""
 
 import contextlib
 import signal
@@ -6,23 +6,21 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-BY_SIGNAL = 128  # exit codes of processes that a signal ended begin here: 130 after SIGINT, 143 after SIGTERM
+BY_SIGNAL = 128  # added to the signal's number in exit codes: 130 after SIGINT, 143 after SIGTERM
 
 
 class Stopped(KeyboardInterrupt):
     """A signal asked the process to stop."""
 
     def __init__(self, number: int) -> None:
-        """`number` is the signal's."""
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.exit_code = BY_SIGNAL + number
 
 
 class StopSignals:
-    """A context manager in which the first signal raises `Stopped`, where and when the program chooses; a second one kills."""
+    """A context manager in which the first signal raises `Stopped`, at a point the program chooses. A second signal kills."""
 
     def __init__(self) -> None:
-        """Catches nothing until it is entered."""
         self._received: int | None = None
         self._deferred = False
 
@@ -36,12 +34,12 @@ class StopSignals:
 
     @property
     def received(self) -> bool:
-        """Whether there was one."""
+        """Whether a signal has arrived."""
         return self._received is not None
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within this, a signal waits for `check`; outside, it raises at once."""
+        """Inside this block a signal waits for `check`; outside, it raises at once."""
         self._deferred = True
         try:
             yield
@@ -50,7 +48,7 @@ class StopSignals:
         self.check()
 
     def check(self) -> None:
-        """Raises `Stopped` if there was a signal."""
+        """Raises `Stopped` if a signal has arrived."""
         if self._received is not None:
             raise Stopped(self._received)
 

@@ -19,6 +19,7 @@ from detspec.model.layers import (
 )
 from detspec.model.params import Params
 from detspec.ops.attention.api import NO_POSITION, paged_attention
+from detspec.ops.attention.scores import Scores
 from detspec.ops.linear import xla
 from detspec.ops.linear.api import linear_fn
 from detspec.ops.row_sum import native_sum, sum_fn
@@ -151,10 +152,7 @@ def paged_attend(
             v_pages,
             places.tables,
             places.looking_from,
-            scale=cfg.score_scale,
-            cap=cfg.attn_softcap,
-            sliding_window=sliding_window,
-            alibi=cfg.position_encoding == "alibi",
+            scores=Scores(cfg.score_scale, cfg.attn_softcap, sliding_window, cfg.position_encoding == "alibi"),
             numerics=numerics,
         )
         return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)

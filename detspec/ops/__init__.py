@@ -1,1 +1,1 @@
-"""Operations whose bits do not depend on how many rows run beside a row."""
+"""Operations in which the bits of a row do not depend on the number of other rows."""

@@ -1,4 +1,4 @@
-"""Attention with linear biases (Press et al. 2022, arXiv 2108.12409): a key far away scores less, by a slope of the head."""
+"""Attention with linear biases (Press et al. 2022, arXiv 2108.12409): scores fall with distance, by a slope per head."""
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +6,10 @@ import numpy as np
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """The slopes `[N]` of `N` heads, float32, worked out in float64 (section 3 and its footnote on other numbers of heads).
+    """The slopes `[N]` of `N` heads, float32, computed in float64 (section 3 and its footnote on other numbers of heads).
 
-    A power of two has the geometric sequence that begins and steps with `2 ** (-8 / N)`. Other numbers have that of the next
-    smaller power of two, then every other slope of the next larger one:
+    For a power of two they are the geometric sequence with first term and ratio `2 ** (-8 / N)`. For other numbers they are
+    the sequence of the next smaller power of two, then every other slope of the next larger one:
 
         N 4    2**-2  2**-4  2**-6  2**-8
         N 6    2**-2  2**-4  2**-6  2**-8     2**-1  2**-3
@@ -24,9 +24,8 @@ def _geometric_slopes(num_heads: int) -> np.ndarray:
 
 
 def lower_scores(scores: jax.Array, slopes: jax.Array, distance: jax.Array) -> jax.Array:
-    """`scores - slopes * distance` in float32, of shapes that broadcast; `distance` int32, of a query's position from a key's.
+    """`scores - slopes * distance` in float32, for shapes that broadcast; `distance`, int32, is query minus key position.
 
-    Scores are capped before, if at all: a cap bounds what one product can do, and would bound the distance's part, too, so
-    that keys beyond some distance were all as near.
+    A soft cap is applied before: applied after, it would make all distances beyond some bound equal.
     """
     return scores - slopes * distance.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Named shapes that kernels are compiled, tested and timed at: those of published models, under the schedules they run with."""
+"""Named shapes for compiling, testing and timing kernels: those of published models, with the schedules they run under."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from detspec.config import ModelConfig
 from detspec.ops.attention.api import paged_attention
+from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.api import linear_fn
 from detspec.presets import preset
 from detspec.roofline import Work
@@ -25,7 +26,7 @@ MODELS = (
     "gemma3_4b",
     "gemma3_27b",
 )
-ROWS = (1, 8, 32, 256)  # of products with weights: decoding, and a canonical pass
+ROWS = (1, 8, 32, 256)  # rows of a product with weights: three for decoding, 256 for a canonical pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +35,14 @@ class AttentionShape:
 
     Attributes:
         name: model, kind of layer and pass; "gemma3_1b/sliding/16x16", "qwen3_8b/full/decode32".
-        num_heads, num_kv_heads, head_dim, scale, cap, sliding_window, alibi: of the layer.
-        groups, window, max_len: of the pass.
-        decode: one query a row, by the schedule's fast path.
+        num_heads: query heads of the layer.
+        num_kv_heads: KV heads of the layer.
+        head_dim: head dimension of the layer.
+        scores: how the layer computes scores.
+        groups: windows of the pass.
+        window: queries per window.
+        max_len: most positions of a sequence.
+        decode: whether the schedule's fast path decodes one query per sequence.
         cfg: the model, for its default schedule.
     """
 
@@ -44,10 +50,7 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scale: float
-    cap: float | None
-    sliding_window: int | None
-    alibi: bool
+    scores: Scores
     groups: int
     window: int
     max_len: int
@@ -55,14 +58,15 @@ class AttentionShape:
     cfg: ModelConfig = dataclasses.field(compare=False, repr=False)
 
     def schedule(self, target: Target) -> Schedule:
-        """What the pass runs with on `target`."""
+        """The schedule of the pass on `target`."""
         canonical = canonical_schedule(target, self.cfg, window=self.window, groups=self.groups)
         return canonical.fast(self.groups) if self.decode else canonical
 
     def work(self, schedule: Schedule) -> Work:
-        """What windows at the end of `max_len` positions take: each query tile reads the pages it attends to once."""
+        """The work for windows at the end of `max_len` positions: each query tile reads the pages it attends to once."""
         positions = range(max(self.max_len - self.window, 0), self.max_len)
-        first_seen = [0 if self.sliding_window is None else max(p + 1 - self.sliding_window, 0) for p in positions]
+        sliding_window = self.scores.sliding_window
+        first_seen = [0 if sliding_window is None else max(p + 1 - sliding_window, 0) for p in positions]
         tiles = range(0, len(positions), schedule.numerics.query_tile)
         lasts = [positions[min(start + schedule.numerics.query_tile, len(positions)) - 1] for start in tiles]
         pages = sum(
@@ -78,7 +82,7 @@ class AttentionShape:
         )
 
     def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes of queries, key pages, value pages, page tables and positions, every row with its own pages."""
+        """Shapes of queries, key pages, value pages, page tables and positions; sequences share no pages."""
         max_pages = -(-self.max_len // schedule.numerics.page)
         head_dim = schedule.numerics.cache_head_dim(self.head_dim)
         values = (1 + self.groups * max_pages, self.num_kv_heads, schedule.numerics.page, head_dim)
@@ -96,14 +100,7 @@ class AttentionShape:
         """The attention of `operands(schedule)`."""
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, positions: jax.Array) -> jax.Array:
-            return paged_attention(
-                *(q, k, v, tables, positions),
-                scale=self.scale,
-                cap=self.cap,
-                sliding_window=self.sliding_window,
-                alibi=self.alibi,
-                numerics=schedule.numerics,
-            )
+            return paged_attention(q, k, v, tables, positions, scores=self.scores, numerics=schedule.numerics)
 
         return attend
 
@@ -118,11 +115,11 @@ class LinearShape:
     num_out: int
 
     def schedule(self, target: Target) -> Schedule:
-        """What the product runs with on `target`."""
+        """The schedule of the product on `target`."""
         return canonical_schedule(target).with_numerics(linear="pinned")
 
     def work(self, schedule: Schedule) -> Work:
-        """Weights and rows are read once, float32 results written once."""
+        """The work: weights and rows are read once, float32 results are written once."""
         del schedule
         read = 2 * (self.num_in * self.num_out + self.rows * self.num_in)
         return Work(bytes=float(read + 4 * self.rows * self.num_out), flop=float(2 * self.rows * self.num_in * self.num_out))
@@ -148,10 +145,10 @@ def compile_shape(shape: KernelShape, target: Target) -> Compiled:
 
 
 def attention_shapes() -> tuple[AttentionShape, ...]:
-    """Every model's full and sliding layers: a canonical pass of 16 windows of 16, and decoding of 32 rows.
+    """Full and sliding layers of every model, in a canonical pass of 16 windows of 16 and in decoding of 32 sequences.
 
-    Of one model of each kind also the other ways to cut 256 rows, a few rows of odd length, and decoding of 8 rows and of 1;
-    of one of them also layers with linear biases instead of rotations.
+    One model of each kind adds other splits of 256 rows, an odd length, and decoding of 8 and of 1 sequences. One of these
+    models adds layers with linear biases instead of rotations.
     """
     passes = {"16x16": (16, 16, 4096), "decode32": (32, 1, 4096)}
     more = {
@@ -173,10 +170,12 @@ def attention_shapes() -> tuple[AttentionShape, ...]:
                         num_heads=cfg.num_heads,
                         num_kv_heads=cfg.num_kv_heads,
                         head_dim=cfg.head_dim,
-                        scale=cfg.score_scale,
-                        cap=cfg.attn_softcap,
-                        sliding_window=cfg.sliding_window if kind == "sliding" else None,
-                        alibi=kind == "alibi",
+                        scores=Scores(
+                            cfg.score_scale,
+                            cfg.attn_softcap,
+                            cfg.sliding_window if kind == "sliding" else None,
+                            kind == "alibi",
+                        ),
                         groups=groups,
                         window=window,
                         max_len=max_len,
@@ -188,7 +187,7 @@ def attention_shapes() -> tuple[AttentionShape, ...]:
 
 
 def linear_shapes() -> tuple[LinearShape, ...]:
-    """Every model's products at 256 rows; those of Qwen3 8B at all of `ROWS`."""
+    """Products with the weights of every model at 256 rows; those of Qwen3 8B at all of `ROWS`."""
     shapes = []
     for model in MODELS:
         cfg = preset(model)
@@ -207,7 +206,7 @@ def linear_shapes() -> tuple[LinearShape, ...]:
 
 
 def _distinct(shapes: list[Any]) -> tuple[Any, ...]:
-    """One shape of those that differ in name alone, under the first name."""
+    """The shapes without those that differ from an earlier one in name alone."""
     distinct: dict[Any, Any] = {}
     for shape in shapes:
         distinct.setdefault(dataclasses.replace(shape, name=""), shape)

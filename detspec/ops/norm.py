@@ -1,4 +1,4 @@
-"""RMSNorm in float32, one schedule per row."""
+"""RMSNorm in float32; the caller chooses the order of its sums."""
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +7,10 @@ from detspec.ops.row_sum import SumFn
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float, sum_fn: SumFn, *, plus_one: bool = False) -> jax.Array:
-    """`x / rms(x) * scale` over the last axis; `x [..., D]`, `scale [D]`, in `x`'s dtype; summed by `sum_fn`.
+    """`x / rms(x) * scale` over the last axis, in `x`'s dtype; `x [..., D]`, `scale [D]`; `sum_fn` sums the squares.
 
-    With `plus_one` it is `x / rms(x) * (1 + scale)`, multiplied in float32, as Gemma does; else in `x`'s dtype, as Llama does.
+    With `plus_one` the factor is `1 + scale`, multiplied in float32 as in Gemma; else it is multiplied in `x`'s dtype as in
+    Llama.
     """
     x_f32 = x.astype(jnp.float32)
     mean_square = sum_fn(x_f32 * x_f32) / x.shape[-1]

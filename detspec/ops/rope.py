@@ -11,14 +11,14 @@ from detspec.config import RopeScaling
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of the rotary angles of some positions, for all heads and layers of a pass."""
+    """Cosines and sines of the rotary angles of a pass's positions, shared by all heads and layers."""
 
     cos: jax.Array  # [..., 1, H/2] float32
     sin: jax.Array  # [..., 1, H/2] float32
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> np.ndarray:
-    """Inverse wavelengths `[H/2]`, float32, worked out in float32 as transformers does."""
+    """Inverse wavelengths `[H/2]`, float32, computed in float32 as in transformers."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies = (np.float32(1.0) / np.float32(theta) ** exponents).astype(np.float32)
     if scaling is None:
@@ -34,31 +34,34 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = 
 
 
 def _kept_by_wavelength(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    """Llama 3.1: 1 where the wavelength fits often into the original length, 0 where it hardly does, linear in between."""
+    """Llama 3.1: 1 for wavelengths short against the original length, 0 for long ones, linear in between."""
     fits = np.float32(scaling.original_max_position) * frequencies / np.float32(2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
     return np.clip((fits - np.float32(scaling.low_freq_factor)) / np.float32(span), 0, 1)
 
 
 def _kept_by_dimension(head_dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
-    """YaRN: 1 up to the dimension that turns `beta_fast` times within the original length, 0 from `beta_slow` turns on."""
+    """YaRN: 1 for dimensions of at least `beta_fast` turns in the original length, 0 for at most `beta_slow`, else linear."""
 
     def dimension(turns: float) -> float:
         return head_dim * math.log(scaling.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    low = dimension(scaling.beta_fast)
+    high = dimension(scaling.beta_slow)
     if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, head_dim - 1)
     span = high - low or 0.001
     return 1 - np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(span), 0, 1)
 
 
 def rope_rotation(positions: jax.Array, frequencies: np.ndarray, attention_factor: float = 1.0) -> Rotation:
-    """The rotation of absolute `positions [...]` (int32) by `frequencies [H/2]`, lengthened by `attention_factor`.
+    """The rotation of absolute `positions [...]` (int32) by `frequencies [H/2]`, multiplied by `attention_factor`.
 
-    Under a condition that always holds: XLA:CPU fuses nothing through one, else every head of every layer works its cosines
-    out anew, a third of a prefill's time.
+    The condition always holds. XLA:CPU fuses nothing through it; otherwise every head of every layer would recompute its
+    cosines, which takes a third of a prefill.
     """
     angle = positions[..., None, None].astype(jnp.float32) * frequencies.reshape((1,) * (positions.ndim + 1) + (-1,))
 

@@ -1,7 +1,7 @@
-"""Sums over the last axis: in an order fixed by that axis alone, or in whatever order XLA likes.
+"""Sums over the last axis: in an order that this axis alone decides, or in an order of XLA's choice.
 
-XLA picks the reduction order of `x.sum(-1)` by the whole shape: on the CPU the same row sums to other bits beside 8 rows
-than beside 64. Halving adds, written as elementwise operations, leave nothing to pick:
+XLA chooses the reduction order of `x.sum(-1)` by the whole shape: on the CPU the same row gives other bits among 8 rows than
+among 64. Halving by elementwise additions leaves no choice:
 
     [a b c d]  ->  [a+c b+d]  ->  [(a+c)+(b+d)]
 """

@@ -1,9 +1,9 @@
-"""What a model will need and do on a device that is not at hand: `detspec plan`.
+"""`detspec plan`: the memory that a model needs on a device that is not at hand, and the speed to expect.
 
-1. Does it fit? Weights and cache must be less than what the device's programs may use.
-2. The draft step and the canonical pass, the ones that an engine runs, are compiled for the device: their memory is measured,
-   not guessed. Parameters and state are shapes; nothing is allocated.
-3. What both must read and multiply, over the device's peaks, is the least time they can take. The rest is predicted from that.
+1. Weights and cache must fit into the memory that the device's programs may use.
+2. The engine's draft step and canonical pass are compiled for the device. This gives their memory exactly. Parameters and
+   state are shapes; nothing is allocated.
+3. Bytes and FLOP of both passes over the device's peaks give their least time. Speeds are predicted from it.
 """
 
 import dataclasses
@@ -30,11 +30,12 @@ from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.targets import GPU_SHARE, Compiled, Target, compile_for, compilers
 
-ACCEPTANCE = 0.99  # chance that a token which the model itself drafted agrees: what LLM-42 and our own runs see, rounded down
-MAX_STOP_IDS, MAX_LOGIT_BIAS = 16, 64  # the engine's defaults
+ACCEPTANCE = 0.99  # probability that a self-drafted token is accepted: LLM-42 and our own runs see this, rounded down
+MAX_STOP_IDS = 16  # the engine's default, like the next
+MAX_LOGIT_BIAS = 64
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-# What the TPU compiler says of the device's memory, not of VMEM: "total memory required for HLO temporaries (28.06G) exceeds
-# available HBM (15.75G)", arguments counted, or "Used 17.20G of 15.75G hbm".
+# The TPU compiler's messages about the device's memory, arguments included: "total memory required for HLO temporaries
+# (28.06G) exceeds available HBM (15.75G)" or "Used 17.20G of 15.75G hbm". Messages about VMEM do not match.
 OUT_OF_MEMORY = re.compile(
     r"(?:HLO temporaries \(|Used )([\d.]+)([KMGT]?)(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT]?)(?:\)| hbm)"
 )
@@ -55,17 +56,17 @@ def plan(
     Args:
         cfg: the model.
         target: the device.
-        schedule: the canonical one, see `targets.canonical_schedule`.
+        schedule: the canonical schedule, see `targets.canonical_schedule`.
         max_requests: `B`, requests in flight.
-        max_len: positions of each; the predictions are for rows that are full.
-        on_stage: called with what is done next.
+        max_len: positions of each sequence; predictions are for full sequences.
+        on_stage: called with the name of each stage.
 
     Returns:
         A dictionary that JSON can hold: `settings`, `versions`, `memory`, the passes `draft_step` and `canonical_pass`,
-        `predicted` rates, and `splits`, what each window of the same row budget would give; see `plan_table`.
+        `predicted` rates, and `splits`, the rates of each window of the same row budget; see `plan_table`.
 
     Raises:
-        InputError: it does not fit, with what would; or a package is missing, see `compile_for`.
+        InputError: the model does not fit (the message says what would), or a package is missing, see `compile_for`.
     """
     for name, value in (("max_requests", max_requests), ("max_len", max_len)):
         if not is_count(value):
@@ -127,11 +128,11 @@ def canonical_step(
 
 
 def predict(cfg: ModelConfig, target: Target, *, schedule: Schedule, live: int, context: int) -> dict[str, Any]:
-    """Tokens per second of `live` rows that hold `context` positions each, passes taking their roofline time.
+    """Tokens per second of `live` sequences of `context` positions each, if every pass takes its roofline time.
 
     Returns:
-        `predicted`: rates of ordinary decoding, of canonical decoding (windows of one) and of drafting with the schedule's
-        window, and the `best_window` and `best_groups` of the same budget of rows. `splits`: rate and seconds of every window.
+        `predicted`: rates of ordinary decoding, canonical decoding (windows of one) and drafting with the schedule's window,
+        and the `best_window` and `best_groups` for the same budget of rows. `splits`: rate and time of every window.
     """
     decode_s = pass_work(cfg, schedule.fast(live), windows=live, context=context).seconds(target)
     splits = []
@@ -162,17 +163,21 @@ def predict(cfg: ModelConfig, target: Target, *, schedule: Schedule, live: int, 
 
 def plan_table(result: dict[str, Any]) -> str:
     """The result of `plan` as text."""
-    settings, memory, predicted = result["settings"], result["memory"], result["predicted"]
-    target, numerics, budget = settings["target"], settings["schedule"]["numerics"], settings["schedule"]["budget"]
+    settings = result["settings"]
+    memory = result["memory"]
+    predicted = result["predicted"]
+    target = settings["target"]
+    numerics = settings["schedule"]["numerics"]
+    budget = settings["schedule"]["budget"]
     lines = [
         f"{settings['model']['num_params'] / 1e9:.2f} B parameters, {settings['model']['dtype']}, on {target['name']}, "
         f"{target['device']}: {target['hbm_bytes'] / 1e9:.0f} GB at {target['bytes_per_s'] / 1e12:.2f} TB/s, "
         f"{target['flop_per_s'] / 1e12:.0f} TFLOP/s",
-        f"{settings['max_requests']} rows of {settings['max_len']} positions; a canonical pass of "
+        f"{settings['max_requests']} requests of {settings['max_len']} positions; a canonical pass of "
         f"{budget['rows'] // budget['window']} x {budget['window']} rows; attention {numerics['implementation']!r}, "
         f"cache {numerics['cache_dtype']}",
         "",
-        "memory, as compiled",
+        "memory, from the compiler",
         *(
             f"  {label:<26}{memory[key] / 1e9:>9.2f} GB"
             for label, key in (
@@ -193,7 +198,7 @@ def plan_table(result: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        f"predicted at those times, rows full, {settings['acceptance']:.0%} of drafted tokens accepted (nothing was run)",
+        f"predicted from those times: sequences full, {settings['acceptance']:.0%} of drafted tokens accepted; nothing was run",
         f"  ordinary decoding         {predicted['ordinary_tok_per_s']:>9,.0f} tok/s",
         f"  canonical, windows of 1   {predicted['canonical_tok_per_s']:>9,.0f} tok/s",
         f"  drafting, windows of {budget['window']:<4} {predicted['drafting_tok_per_s']:>9,.0f} tok/s",
@@ -208,7 +213,7 @@ def _recorded(max_requests: int, max_len: int) -> tuple[jax.ShapeDtypeStruct, ja
 
 
 def _report(program: Compiled, work: Work, target: Target) -> dict[str, Any]:
-    """One pass: its work and least time, and what its compiler says."""
+    """One pass: its work, its least time, and the compiler's figures."""
     return {
         "flop": work.flop,
         "bytes": work.bytes,
@@ -228,7 +233,7 @@ def _compile(
     state: GenState,
     *more: Any,
 ) -> Compiled:
-    """`compile_for`; a program that needs more memory than there is raises `InputError`."""
+    """`compile_for`, which here raises `InputError` if the program needs more memory than there is."""
     try:
         program = compile_for(target, fn, params, state, *more, donate=(1,))
     except jax.errors.JaxRuntimeError as error:
@@ -243,13 +248,13 @@ def _compile(
 
 
 def _check_fits(target: Target, sizes: dict[str, int], max_requests: int, *, needed: int) -> None:
-    """Raises `InputError` if `needed` bytes are more than programs may use, and says what would fit."""
+    """Raises `InputError` if `needed` bytes are more than programs may use; the message says what would fit."""
     usable = target.usable_bytes
     if needed <= usable:
         return
     said = f"needs {needed / 1e9:.1f} GB of {target.name}, whose programs may use {usable / 1e9:.1f} GB"
     if target.platform == "gpu":
-        said += f" ({GPU_SHARE:.0%}, unless XLA_CLIENT_MEM_FRACTION says otherwise)"
+        said += f" ({GPU_SHARE:.0%} of it, unless XLA_CLIENT_MEM_FRACTION is set)"
     if sizes["weights_bytes"] >= usable:
         devices = math.ceil(sizes["weights_bytes"] / usable)
         raise InputError(
@@ -257,7 +262,7 @@ def _check_fits(target: Target, sizes: dict[str, int], max_requests: int, *, nee
         )
     rows = max_requests - math.ceil((needed - usable) / sizes["row_bytes"])
     if rows < 1:
-        raise InputError(f"the model {said}: not even one row of this length fits; lower max_len, or the rows of a pass")
+        raise InputError(f"the model {said}: not even one request of this length fits; lower max_len, or the rows of a pass")
     raise InputError(
-        f"the model with {max_requests} rows {said}; {rows} rows of this length fit, as far as can be told before trying"
+        f"the model with {max_requests} requests {said}; {rows} requests of this length should fit: lower max_requests"
     )

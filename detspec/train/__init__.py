@@ -1,1 +1,1 @@
-"""Training small models from nothing: one loop that resumes bit for bit, and the kinds of runs it is given."""
+"""Training small models from scratch: one loop that resumes bit for bit, and the kinds of runs it takes."""

@@ -15,7 +15,7 @@ from detspec.train.corpus import EOS_ID, Document
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Steps of one shape: `num_steps` batches of `batch_size` rows of `seq_len` tokens."""
+    """A part of the run in one shape: `num_steps` batches of `batch_size` rows of `seq_len` tokens."""
 
     num_steps: int
     batch_size: int
@@ -26,7 +26,7 @@ class Phase:
 
 
 class Batches:
-    """Rows of training documents, whose order and whose cuts change every epoch; each phase starts an epoch of its own."""
+    """Rows of training documents. Their order and their cuts change every epoch; each phase starts a new epoch."""
 
     def __init__(self, phases: Sequence[Phase], documents: Sequence[np.ndarray], seed: int) -> None:
         self.phases = phases
@@ -49,7 +49,7 @@ class Batches:
 
 
 def phase_at(phases: Sequence[Phase], step: int) -> tuple[Phase, int]:
-    """The phase of 0-based `step` and the step within it."""
+    """The phase of 0-based `step`, and the step within that phase."""
     within = step
     for phase in phases:
         if within < phase.num_steps:
@@ -59,9 +59,9 @@ def phase_at(phases: Sequence[Phase], step: int) -> tuple[Phase, int]:
 
 
 def cut_rows(documents: Sequence[np.ndarray], seq_len: int) -> np.ndarray:
-    """Joins documents and cuts rows of `seq_len + 1` that share one token with the next, so that each token is predicted once.
+    """Joins documents and cuts rows of `seq_len + 1`; neighbours share one token, so that each token is predicted once.
 
-    seq_len 3:  [0 7 8 0 5 6 9 4 2]  ->  [0 7 8 0]  [0 5 6 9]     the rest, shorter than a row, is dropped
+    seq_len 3:  [0 7 8 0 5 6 9 4 2]  ->  [0 7 8 0]  [0 5 6 9]     a rest shorter than a row is dropped
     """
     joined = np.concatenate(documents)
     num_rows = (joined.size - 1) // seq_len
@@ -72,13 +72,13 @@ def cut_rows(documents: Sequence[np.ndarray], seq_len: int) -> np.ndarray:
 
 
 def encode_documents(tokenizer: tokenizers.Tokenizer, documents: Sequence[Document]) -> list[np.ndarray]:
-    """Each document's token ids as int32, `EOS` first."""
+    """Token ids of each document as int32, `EOS` first."""
     encodings = tokenizer.encode_batch([document.text for document in documents])
     return [np.array([EOS_ID, *encoding.ids], np.int32) for encoding in encodings]
 
 
 def digest_documents(documents: Sequence[np.ndarray]) -> str:
-    """SHA-256 in hex of the documents' token ids: two runs with the same digest and config train on the same rows."""
+    """SHA-256 in hex of the documents' token ids. Runs with the same digest and config train on the same rows."""
     digest = hashlib.sha256()
     for tokens in documents:
         digest.update(np.int64(tokens.size).tobytes() + tokens.tobytes())

@@ -1,4 +1,4 @@
-"""The reader of config files, and the check their fields share."""
+"""Reads config files, and checks fields that several configs have."""
 
 import inspect
 import runpy
@@ -11,9 +11,9 @@ from detspec.train.experiment import TrainConfig
 
 
 def load_config(source: str | Path) -> TrainConfig:
-    """Runs the Python file of `source`, "FILE" or "FILE:ARM", and returns what its `get_config()` or `get_config(ARM)` makes.
+    """Runs the Python file that `source`, "FILE" or "FILE:ARM", names; returns its `get_config()` or `get_config(ARM)`.
 
-    Raises `InputError` if there is no such file, its `get_config` takes no arm or needs one, or it makes no config of a run.
+    Raises `InputError` if the file is missing, `get_config` takes no arm or needs one, or the result is no config of a run.
     """
     path, arm = split_source(source)
     if not path.is_file():
@@ -35,7 +35,7 @@ def load_config(source: str | Path) -> TrainConfig:
 
 
 def split_source(source: str | Path) -> tuple[Path, str | None]:
-    """The file and the arm of "FILE" or "FILE:ARM": the arm is what follows the last colon, None without one."""
+    """Splits "FILE" or "FILE:ARM" into file and arm. The arm follows the last colon; without a colon it is None."""
     file, colon, arm = str(source).rpartition(":")
     if not colon:
         return Path(source), None

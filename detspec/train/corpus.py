@@ -1,4 +1,4 @@
-"""Documents to train on, found in a fixed order and split by a hash of their names; and the tokenizer made from them."""
+"""Training documents, read in a fixed order and split by a hash of their names, and the tokenizer trained on them."""
 
 import dataclasses
 import hashlib
@@ -14,21 +14,21 @@ EOS = "<|endoftext|>"
 EOS_ID = 0
 STDLIB = "python_stdlib"
 
-# Of the standard library: tests, third-party code, and tables that are data rather than programs.
+# Folders of the standard library that hold tests, third-party code, or tables of data.
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__", "ensurepip", "lib-dynload"}
 )
 SKIPPED_PREFIXES = ("config-", "_sysconfigdata", "__phello__")
 MAX_DOCUMENT_BYTES = 400_000
 
-# A word with the space before it, up to three digits, punctuation, a newline with the indentation after it, all but the
-# last space, which the next word takes:   "x = 1\n    if y"  ->  "x" " =" " " "1" "\n   " " if" " y"
+# A piece is a word with the space before it, up to three digits, punctuation, or a newline with the indentation after it.
+# The last space of an indentation belongs to the next word:   "x = 1\n    if y"  ->  "x" " =" " " "1" "\n   " " if" " y"
 SPLIT_PATTERN = r" ?[A-Za-z_]+| ?[^\s\w]+|[\r\n]+ *(?= \S)|[\r\n]+\s*|\d{1,3}| +(?= \S)|\s+| ?\w+"
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One text and its name relative to the corpus, the same on every machine."""
+    """One text, and its path relative to the corpus, which is the same on every machine."""
 
     name: str
     text: str
@@ -36,14 +36,14 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Documents in name order; `heldout` is never trained on."""
+    """Documents in the order of their names; `heldout` is never trained on."""
 
     train: tuple[Document, ...]
     heldout: tuple[Document, ...]
 
 
 def read_corpus(corpus: str, holdout_one_in: int) -> Corpus:
-    """Reads the corpus a config names; `InputError` if a folder is missing or one side of the split is empty."""
+    """Reads the corpus that a config names. Raises `InputError` if the folder is missing or one side of the split is empty."""
     root = Path(sysconfig.get_path("stdlib")) if corpus == STDLIB else Path(corpus)
     if not root.is_dir():
         raise InputError(f"corpus {corpus!r} is neither {STDLIB!r} nor a folder")
@@ -67,7 +67,7 @@ def read_corpus(corpus: str, holdout_one_in: int) -> Corpus:
 
 
 def is_skipped(relative: Path) -> bool:
-    """Whether a file of the standard library is left out of the corpus."""
+    """Whether this file of the standard library is left out of the corpus."""
     return (
         relative.suffix != ".py"
         or not SKIPPED_FOLDERS.isdisjoint(relative.parts[:-1])
@@ -76,12 +76,12 @@ def is_skipped(relative: Path) -> bool:
 
 
 def is_heldout(name: str, holdout_one_in: int) -> bool:
-    """A split that adding or removing other documents does not change."""
+    """Whether the document is held out; adding or removing other documents does not change it."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()) % holdout_one_in == 0
 
 
 def train_tokenizer(documents: tuple[Document, ...], vocab_size: int) -> tokenizers.Tokenizer:
-    """Byte-level BPE without a normaliser, so that decoding returns the very text; `EOS`, between documents, is id 0."""
+    """Byte-level BPE without a normaliser, so that decoding returns the exact text. `EOS`, between documents, is id 0."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,4 +1,4 @@
-"""What one kind of run hands to the loop: the loop steps, logs, checkpoints and resumes, and knows nothing else of it."""
+"""What a kind of run hands to the training loop, which steps, logs, checkpoints and resumes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,22 +25,22 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One run as the loop sees it; steps count from 0.
+    """One run as the loop sees it. Steps count from 0.
 
     Attributes:
         num_steps: optimiser steps of the run.
-        eval_every: steps between evaluations in passing.
+        eval_every: steps between evaluations during training.
         checkpoint_every: steps between checkpoints.
-        optimizer: how it steps.
-        record: JSON-like; a run goes on only where it is the same. The config, and what tells the data from other data.
+        optimizer: settings of the optimiser.
+        record: JSON-like; holds the config and a digest of the data. A run resumes only if it is unchanged.
         init_params: `() -> params` before the first step, the same each time; also traced for shapes alone.
-        loss_fn: `(params, batch) -> (loss, metrics)`, pure, jitted inside the step; metrics are further float scalars for
-            the log and the progress bar, such as accuracies.
-        batch_at: `step -> batch`, a pytree of numpy arrays that depends on nothing but the step, so that a killed run
-            continues bit for bit. Each new shape compiles a step of its own.
-        tokens_at: `step -> tokens of its batch` that are trained on, for the speed that is shown.
-        evaluate: `(params, step) -> metrics`, the evaluation in passing after `step`, for the log.
-        finish: `params -> Result`, the final evaluation and the export; again when a finished run is resumed.
+        loss_fn: `(params, batch) -> (loss, metrics)`, pure, jitted inside the step. Metrics are float scalars, such as
+            accuracies, for the log and the progress bar.
+        batch_at: `step -> batch`, a pytree of numpy arrays that depends on the step alone, so that a killed run continues
+            bit for bit. Each new shape compiles another step.
+        tokens_at: `step -> number of tokens` that its batch trains on, for the speed shown.
+        evaluate: `(params, step) -> metrics`, the evaluation after `step` during training, for the log.
+        finish: `params -> Result`, the final evaluation and the export; runs again when a finished run is resumed.
     """
 
     num_steps: int
@@ -58,8 +58,8 @@ class Experiment:
 
 @runtime_checkable
 class TrainConfig(Protocol):
-    """What a config file makes: frozen settings, whose type is the kind of run."""
+    """What a config file makes: frozen settings. Their type is the kind of run."""
 
     def experiment(self, workdir: Path) -> Experiment:
-        """The run these settings describe, in the existing folder `workdir`; `InputError` if its data cannot be had."""
+        """The run that these settings describe, in the existing folder `workdir`; `InputError` if its data is missing."""
         ...

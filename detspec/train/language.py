@@ -26,17 +26,17 @@ from detspec.train.step import Metrics
 
 @dataclasses.dataclass(frozen=True)
 class LanguageConfig:
-    """One run of a language model. With the corpus it determines every bit of the result on one kind of device.
+    """One run of a language model. Config and corpus determine every bit of the result on one kind of device.
 
     Attributes:
         model: shape of the model; `dtype` is that of the master weights and must be "float32".
         corpus: "python_stdlib", or a folder whose `*.py` and `*.txt` files are the documents.
-        phases: one after the other; short rows first, since they are cheap, long ones last, for the positions beyond.
-        optimizer: how it steps.
+        phases: parts of the run, in order. Short rows come first, since they are cheap; long ones last train late positions.
+        optimizer: settings of the optimiser.
         holdout_one_in: a document is held out when the SHA-256 of its name is a multiple of this.
-        seed: of the initial weights and of the order of rows.
+        seed: decides the initial weights and the order of rows.
         eval_every: steps between held-out evaluations.
-        eval_tokens: held-out tokens of an evaluation in passing; the last one takes all.
+        eval_tokens: held-out tokens of an evaluation during training; the final one takes all.
         checkpoint_every: steps between checkpoints.
     """
 
@@ -73,9 +73,9 @@ class LanguageConfig:
         return sum(phase.num_steps * phase.batch_size * phase.seq_len for phase in self.phases)
 
     def experiment(self, workdir: Path) -> Experiment:
-        """Reads the corpus, splits it by name, and trains its tokenizer or takes the one in `workdir`.
+        """Reads the corpus, splits it by name, and trains a tokenizer or takes the one in `workdir`.
 
-        Raises `InputError` if the corpus is missing, one side of the split is empty, or it is too small for a row.
+        Raises `InputError` if the corpus is missing or too small for a row, or one side of the split is empty.
         """
         corpus = read_corpus(self.corpus, self.holdout_one_in)
         tokenizer = obtain_tokenizer(workdir / "tokenizer.json", corpus.train, self.model.vocab_size)
@@ -116,7 +116,7 @@ class LanguageConfig:
 
 
 def obtain_tokenizer(path: Path, documents: tuple[Document, ...], vocab_size: int) -> tokenizers.Tokenizer:
-    """The tokenizer of this run, trained once and then read back from `path`."""
+    """The run's tokenizer: trained once, then read back from `path`."""
     if not path.is_file():
         temporary = path.with_suffix(".tmp")
         train_tokenizer(documents, vocab_size).save(str(temporary))
@@ -125,7 +125,7 @@ def obtain_tokenizer(path: Path, documents: tuple[Document, ...], vocab_size: in
 
 
 def token_losses(params: Params, cfg: ModelConfig, rows: jax.Array) -> jax.Array:
-    """Cross entropy in nats of every next token of `rows [B, T + 1]`: float32 `[B, T]`."""
+    """Cross entropy in nats, float32 `[B, T]`, of every next token in `rows [B, T + 1]`."""
     logits, _ = forward_sequences(params, cfg, rows[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:])
 
@@ -133,7 +133,7 @@ def token_losses(params: Params, cfg: ModelConfig, rows: jax.Array) -> jax.Array
 def heldout_loss(
     params: Params, cfg: ModelConfig, documents: Sequence[np.ndarray], phase: Phase, *, max_tokens: int | None = None
 ) -> tuple[float, int]:
-    """Mean loss in nats per token over rows cut as in `phase`, and how many tokens that is."""
+    """Mean loss in nats per token over rows cut as in `phase`, and the number of tokens."""
     rows = cut_rows(documents, phase.seq_len)
     if max_tokens is not None:
         rows = rows[: max(1, max_tokens // phase.seq_len)]

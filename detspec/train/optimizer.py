@@ -1,4 +1,4 @@
-"""AdamW with warm-up and a cosine: the settings every kind of run shares, and the optimiser they describe."""
+"""AdamW with warm-up and cosine decay: the settings that every kind of run shares, and the optimiser they describe."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from detspec.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """How a run steps.
+    """Settings of the optimiser and of its learning rate.
 
     Attributes:
         peak_lr: learning rate after warm-up; falls by a cosine to `final_lr` at the last step of the run.
         final_lr: learning rate of the last step.
         warmup_steps: steps of linear warm-up from 0; fewer than the run has.
-        weight_decay: decoupled, on matrices only.
+        weight_decay: decoupled weight decay, on matrices only.
         adam_b1: decay of the first moment.
         adam_b2: decay of the second moment.
-        clip_norm: bound of the gradient's global norm.
+        clip_norm: upper bound of the gradient's global norm.
     """
 
     peak_lr: float
@@ -62,7 +62,7 @@ def lr_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def with_promotion(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` under JAX's standard promotion of dtypes: optax raises floats to integer powers, which the strict one refuses."""
+    """`fn` under JAX's standard dtype promotion. Optax raises floats to integer powers, which strict promotion rejects."""
 
     def call(*args: Any) -> Any:
         with jax.numpy_dtype_promotion("standard"):

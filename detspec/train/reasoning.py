@@ -1,8 +1,8 @@
-"""Models that reason: Thinking States beside chain of thought and none, on one backbone and one task.
+"""Training models that reason: Thinking States, chain of thought or neither, on one backbone and one task.
 
-The loss of Thinking States (arXiv 2602.08332, section 4) is `L_LM + L_T`: cross entropy of the answer's tokens, and of the
-thoughts' tokens with the ends of trivial ones, each averaged over its tokens. Given thoughts say all states beforehand, so a
-step is one parallel pass, and no gradient goes through a thought that was generated.
+The loss of Thinking States (arXiv 2602.08332, section 4) is `L_LM + L_T`. `L_LM` is the mean cross entropy of the answer's
+tokens, `L_T` that of the thoughts' tokens, including the end tokens of trivial thoughts. Thoughts are given in training, so
+all states are known beforehand: a step is one parallel pass, and no gradient flows through generated thoughts.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from detspec.model.transformer import forward_sequences
 from detspec.state import NO_TOKEN
 from detspec.thinking.taught import forward_taught
 from detspec.thinking.think_prompt import init_reading
-from detspec.train.accuracy import accuracy_by_operations, longest
+from detspec.train.accuracy import Trained, accuracy_by_operations, longest
 from detspec.train.config import require_positive, require_seed
 from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
@@ -46,24 +46,24 @@ class ReasoningConfig:
     """One run of a model that reasons.
 
     Attributes:
-        backbone: shape of the model without its thinking layers, from scratch; `dtype` must be "float32" (master weights),
-            `vocab_size` is raised to the task's words. Or a model folder, Hugging Face's or our own, whose weights the run
-            starts from, in float32; the task's tokenizer must be that folder's.
-        thinking: how it thinks, in the arm "thinking"; the other arms have the backbone alone.
-        task: what draws the problems.
-        arm: "thinking", "cot" (steps are written out after the question) or "no_cot" (only the answer is).
+        backbone: shape of a model trained from scratch, without thinking layers. `dtype` must be "float32" (master
+            weights); `vocab_size` is raised to the task's words. Or a folder, Hugging Face or native: the run starts from
+            its weights in float32, and the task must use its tokenizer.
+        thinking: settings of thinking in the arm "thinking"; the other arms train the backbone alone.
+        task: draws the problems.
+        arm: "thinking", "cot" (the model writes the steps after the question) or "no_cot" (it writes only the answer).
         max_ops: problems have 1 .. `max_ops` operations.
         seq_len: `T`, tokens of a row; the longest problem with its continuation must fit.
         num_steps: optimiser steps.
-        batch_size: problems of a step, all new.
-        optimizer: how it steps.
-        eval_task: what draws the problems of evaluations, in words of `task`: a file that was not learnt from, or operations of
-            another kind. None is `task`.
-        eval_ops: operations of the problems of the final evaluation.
-        eval_problems: how many for each of `eval_ops`.
-        eval_every: steps between evaluations in passing, teacher-forced.
+        batch_size: problems per step, all new.
+        optimizer: settings of the optimiser.
+        eval_task: draws the problems of evaluations, such as a held-out file. It must use the words of `task`. None means
+            `task` itself.
+        eval_ops: numbers of operations that the final evaluation tests.
+        eval_problems: problems for each of `eval_ops`.
+        eval_every: steps between teacher-forced evaluations during training.
         checkpoint_every: steps between checkpoints.
-        seed: of the initial weights and of all problems.
+        seed: decides the initial weights and all problems.
     """
 
     backbone: ModelConfig | str
@@ -107,14 +107,15 @@ class ReasoningConfig:
 
     @property
     def backbone_cfg(self) -> ModelConfig:
-        """Shape of the backbone; `InputError` if it is a folder without a sound config."""
+        """Shape of the backbone; `InputError` if it is a folder without a valid config."""
         if isinstance(self.backbone, ModelConfig):
             return self.backbone
         return dataclasses.replace(load_config(self.backbone), dtype="float32")
 
     def model(self, tokenizer: tokenizers.Tokenizer) -> ModelConfig:
-        """The model of this arm, with room for all words of `tokenizer`; `InputError` if a loaded one has too little."""
-        shape, words = self.backbone_cfg, tokenizer.get_vocab_size(with_added_tokens=True)
+        """The model of this arm, with room for all words of `tokenizer`; `InputError` if a loaded model has too little."""
+        shape = self.backbone_cfg
+        words = tokenizer.get_vocab_size(with_added_tokens=True)
         if words > shape.vocab_size and not isinstance(self.backbone, ModelConfig):
             raise InputError(
                 f"the task's tokenizer has {words} tokens, the model in {self.backbone} only {shape.vocab_size}: take the "
@@ -124,7 +125,7 @@ class ReasoningConfig:
         return dataclasses.replace(shape, vocab_size=max(shape.vocab_size, words), thinking=thinking)
 
     def init_params(self, cfg: ModelConfig, weights: Params | None) -> Params:
-        """Random weights, or the backbone's in float32; then the thinker and the compressor are copies of its layers."""
+        """Random weights, or the backbone's `weights` in float32 with thinker and compressor copied from its layers."""
         if weights is None:
             return init_params(cfg, jax.random.key(self.seed))
         params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), weights)
@@ -133,15 +134,17 @@ class ReasoningConfig:
         return with_thinking(dataclasses.replace(cfg, thinking=None), params, cfg.thinking)[1]
 
     def experiment(self, workdir: Path) -> Experiment:
-        """The run; `InputError` if a problem does not fit `seq_len` or a thought `max_thought`: of a file at once, else when
-        it is drawn. What would end the final evaluation is refused here, not after the last step.
+        """The run. Raises `InputError` if a problem exceeds `seq_len` or a thought exceeds `max_thought`.
+
+        Problems of a file are checked here, others when they are drawn. Problems too long for the final evaluation raise here.
         """
         tokenizer = tokenizer_of(self.task)
-        cfg, end_id = self.model(tokenizer), self.thinking.end_id
+        cfg = self.model(tokenizer)
+        end_id = self.thinking.end_id
         loaded = None if isinstance(self.backbone, ModelConfig) else load(self.backbone)
-        weights = None if loaded is None else jax.device_get(loaded.params)  # the device has its own copy, which is trained
+        weights = None if loaded is None else jax.device_get(loaded.params)  # the trained copy is on the device
         filler_id = tokenizer.token_to_id(FILLER)
-        filler_id = end_id if filler_id is None else filler_id  # as behind the text before
+        filler_id = end_id if filler_id is None else filler_id  # as if another text ended right before
         eval_task = self.eval_task or self.task
         self.task.draw(np.random.default_rng(0), self.max_ops)
         for n in self.eval_ops:
@@ -161,7 +164,7 @@ class ReasoningConfig:
         def draw(task: Task, rng: np.random.Generator) -> Batch:
             number_of_ops = rng.integers(1, self.max_ops + 1, self.batch_size)
             problems = [task.draw(rng, int(n)) for n in number_of_ops]
-            # All arms see shifted positions; what is shifted against the chunks matters to one of them.
+            # All arms see shifted positions, although only "thinking" has chunks that the shift moves.
             return batch_of(problems, rng.integers(self.thinking.chunk, size=self.batch_size).tolist())
 
         for task in [self.task] if self.eval_task is None else [self.task, self.eval_task]:
@@ -175,11 +178,11 @@ class ReasoningConfig:
         def finish(params: Params) -> Result:
             export(workdir, cfg, params, tokenizer, end_id)
             curve = accuracy_by_operations(
-                *(params, cfg, eval_task, tokenizer, self.arm),
+                Trained(params, cfg, tokenizer, self.arm, end_id),
+                eval_task,
                 num_ops=self.eval_ops,
                 num_problems=self.eval_problems,
                 seed=self.seed,
-                end_id=end_id,
             )
             write_json(workdir / "accuracy.json", {"arm": self.arm, "max_ops": self.max_ops, "accuracy": curve})
             try:
@@ -217,7 +220,7 @@ class ReasoningConfig:
 
 
 def reasoning_loss(params: Params, cfg: ModelConfig, batch: Batch) -> tuple[jax.Array, Metrics]:
-    """`L_LM + L_T`, the latter for a model that thinks; and how often answers and thoughts would be right, teacher-forced."""
+    """The loss, `L_LM + L_T` for a model that thinks and `L_LM` for others, and teacher-forced accuracies."""
     tokens, targets, weights = map(jnp.asarray, (batch.tokens[:, :-1], batch.tokens[:, 1:], batch.weights))
     if cfg.thinking is None:
         logits, _ = forward_sequences(params, cfg, tokens)
@@ -235,7 +238,7 @@ taught_loss = jax.jit(reasoning_loss, static_argnums=1)
 
 
 def _loss_of(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean cross entropy in nats over weighted tokens, and the share of rows `[B or B, X]` without a wrong one."""
+    """Mean cross entropy in nats over weighted tokens, and the share of rows `[B or B, X]` without a wrong token."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     wrong = ((jnp.argmax(logits, -1) != targets) & (weights > 0)).any(-1)
     counted = (weights > 0).any(-1)
@@ -244,9 +247,9 @@ def _loss_of(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple
 
 
 def export(workdir: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizers.Tokenizer, end_id: int) -> None:
-    """Writes the model as a folder of ours, `workdir/export`, with its tokenizer."""
-    beside = workdir / "tokenizer"
-    beside.mkdir(exist_ok=True)
-    tokenizer.save(str(beside / "tokenizer.json"), pretty=True)
-    write_json(beside / GENERATION_CONFIG, {"eos_token_id": end_id})
-    save_native(workdir / "export", cfg, params, side_files_from=beside).result()
+    """Writes the model with its tokenizer as the native folder `workdir/export`."""
+    side_files = workdir / "tokenizer"
+    side_files.mkdir(exist_ok=True)
+    tokenizer.save(str(side_files / "tokenizer.json"), pretty=True)
+    write_json(side_files / GENERATION_CONFIG, {"eos_token_id": end_id})
+    save_native(workdir / "export", cfg, params, side_files_from=side_files).result()

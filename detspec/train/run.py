@@ -1,9 +1,9 @@
-"""One training run from config to exported model, whatever is trained: see `Experiment` for what is handed in.
+"""One training run from config to exported model. `Experiment` describes what is trained.
 
 1. Read the config; its type makes the `Experiment`.
-2. Restore the newest checkpoint in `workdir`, or start anew; cut the log back to that step.
+2. Restore the newest checkpoint in `workdir`, or start from the initial state; cut the log back to that step.
 3. Step, log, evaluate, checkpoint. A batch depends on its step alone, so a killed run continues bit for bit.
-4. Finish: final evaluation and export.
+4. Run the final evaluation and export the model.
 """
 
 import json
@@ -31,17 +31,18 @@ LOG_NAME = "log.jsonl"
 
 
 def train(config: str | Path, *, workdir: str | Path, resume: bool = True, progress: bool = True) -> Result:
-    """Trains what `config`, "FILE" or "FILE:ARM", describes, in `workdir`; continues a run there unless `resume` is off.
+    """Trains what `config`, "FILE" or "FILE:ARM", describes, in `workdir`; resumes a run there unless `resume` is off.
 
     Raises `InputError` if the config is bad or `workdir` holds a run of another config or data (without `resume`: any run).
     """
-    settings, workdir = load_config(config), Path(workdir)
+    settings = load_config(config)
+    workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     return run_experiment(settings.experiment(workdir), workdir=workdir, resume=resume, progress=progress)
 
 
 def run_experiment(experiment: Experiment, *, workdir: Path, resume: bool = True, progress: bool = True) -> Result:
-    """The same for a run that is described by functions; `workdir` must exist."""
+    """Runs `experiment` in the existing folder `workdir`; errors as in `train`."""
     logging.getLogger("absl").setLevel(logging.WARNING)
     optimizer = make_optimizer(experiment.optimizer, experiment.num_steps)
     record = json.loads(json.dumps(experiment.record))  # as it reads in a checkpoint: tuples are lists there
@@ -57,10 +58,9 @@ def run_experiment(experiment: Experiment, *, workdir: Path, resume: bool = True
 def restore_or_init(
     store: Store, experiment: Experiment, optimizer: optax.GradientTransformation, record: dict[str, Any], *, resume: bool
 ) -> TrainState:
-    """The state of the newest checkpoint if there is one, else the initial state; on one device either way.
+    """The state of the newest checkpoint, or the initial state if there is none; committed to one device in both cases.
 
-    Programs of arrays that are bound to a device are not those of arrays that are not: a resumed run is to find the programs
-    of the first one compiled.
+    jit compiles separately for committed and uncommitted arrays. So a resumed run finds the first run's programs compiled.
     """
     step = store.latest_step()
     if step is None:
@@ -71,13 +71,13 @@ def restore_or_init(
     if differing:
         raise InputError(
             f"{store.folder}: the run was started with another config or data; differing: {', '.join(differing)}; "
-            "give it what it was started with, or choose another workdir"
+            "give it the config and data of its start, or choose another workdir"
         )
     return store.restore(step, jax.eval_shape(lambda: init_state(experiment.init_params(), optimizer)))
 
 
 def differing_entries(saved: Any, given: Any, name: str = "") -> list[str]:
-    """Dotted names of the entries that two nested records do not share: `["config.optimizer.peak_lr"]`."""
+    """Dotted names of the entries in which two nested records differ: `["config.optimizer.peak_lr"]`."""
     if not (isinstance(saved, dict) and isinstance(given, dict)):
         return [] if saved == given else [name]
     return [
@@ -97,23 +97,25 @@ def run_steps(
     *,
     progress: bool,
 ) -> TrainState:
-    """Steps from `state.step` to the last one; the log is on disk before the checkpoint that it leads to."""
+    """Runs the steps from `state.step` on. The log is on disk before each checkpoint is written."""
     train_step = make_train_step(experiment.loss_fn, optimizer)
     lr_at = lr_schedule(experiment.optimizer, experiment.num_steps)
-    first_step, num_steps = int(state.step), experiment.num_steps
+    first_step = int(state.step)
+    num_steps = experiment.num_steps
     bar = tqdm(total=num_steps, initial=first_step, disable=not progress, unit="step", desc="train", smoothing=0.05)
     with bar:
         for step in range(first_step, num_steps):
             began = time.perf_counter()
             state, scalars = train_step(state, jax.tree.map(jnp.asarray, experiment.batch_at(step)))
             metrics = {name: float(value) for name, value in scalars.items()}
-            loss, grad_norm = metrics.pop("loss"), metrics.pop("grad_norm")
+            loss = metrics.pop("loss")
+            grad_norm = metrics.pop("grad_norm")
             if not np.isfinite(loss):
                 raise FloatingPointError(f"training diverged: loss {loss} at step {step + 1}; lower peak_lr or clip_norm")
             tok_per_s = experiment.tokens_at(step) / (time.perf_counter() - began)
             done = step + 1
             lr = float(lr_at(step))
-            # dict() refuses a metric that takes the name of another entry.
+            # dict() raises if a metric has the name of another entry.
             log.append(dict(step=done, loss=loss, **metrics, lr=lr, grad_norm=grad_norm, tok_per_s=tok_per_s))
             if done % experiment.eval_every == 0:
                 log.append({"step": done, **experiment.evaluate(state.params, step)})
@@ -127,7 +129,7 @@ def run_steps(
 
 
 class Log:
-    """One JSON object a line, appended; opening it drops what a killed run wrote after its last checkpoint."""
+    """The log file: one JSON object a line. Opening it drops what a killed run wrote after its last checkpoint."""
 
     def __init__(self, path: Path, *, keep_steps: int) -> None:
         kept = [line for line in read_log(path) if line["step"] <= keep_steps and "final" not in line]
@@ -153,7 +155,7 @@ class Log:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; a last line that a kill tore is left out."""
+    """The lines of a log, without a last line that a kill cut off."""
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

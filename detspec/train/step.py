@@ -1,4 +1,4 @@
-"""One optimiser step as a pure function of a state and a batch, whatever the loss."""
+"""One optimiser step as a pure function of a state and a batch, for any loss."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ class TrainState:
     Attributes:
         step: optimiser steps done, int32 scalar.
         params: float32 master weights.
-        opt_state: moments of AdamW and its own step count.
+        opt_state: moments and step count of AdamW.
     """
 
     step: jax.Array
@@ -37,7 +37,7 @@ def init_state(params: Params, optimizer: optax.GradientTransformation) -> Train
 def make_train_step(
     loss_fn: LossFn, optimizer: optax.GradientTransformation
 ) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
-    """The jitted step `(state, batch) -> (state, metrics)`; the state given is donated.
+    """The jitted step `(state, batch) -> (state, metrics)`; it donates the state it is given.
 
     Metrics are float scalars: "loss", those that `loss_fn(params, batch) -> (loss, metrics)` adds, and "grad_norm".
     """
@@ -47,7 +47,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         new_state = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
-        # dict() refuses a metric that takes the name of another.
+        # dict() raises if two metrics have the same name.
         return new_state, dict(loss=loss, **metrics, grad_norm=optax.tree.norm(grads))
 
     return jax.jit(train_step, donate_argnums=0)

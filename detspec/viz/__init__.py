@@ -1,1 +1,1 @@
-"""Pictures of what the engine did, drawn from plain data."""
+"""Parts of pictures, and how pictures are saved."""

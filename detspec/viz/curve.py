@@ -1,4 +1,4 @@
-"""Curves of measured figures, as a picture."""
+"""Draws measured figures as curves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ def draw_curves(
     y_label: str,
     marked_x: float | None = None,
 ) -> None:
-    """Writes a PNG of one line for each of `curves`, shares from 0 to 1; `marked_x` is a vertical line.
+    """Writes a PNG with one line for each of `curves`, whose values lie in 0 .. 1; `marked_x` draws a vertical line.
 
     Raises:
         InputError: matplotlib is missing.

@@ -1,4 +1,4 @@
-"""Pictures as files, and what is said where matplotlib is missing."""
+"""Saves pictures as files, and reports a missing matplotlib."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def save_figure(figure: "Figure", path: str | Path) -> list[Path]:
-    """Writes `path.svg` (the same bytes for the same figure) and `path.png`; needs no display. Returns the two paths."""
+    """Writes `path.svg` (equal figures give equal bytes) and `path.png` without a display. Returns the two paths."""
     import matplotlib
 
     written = [Path(f"{path}.svg"), Path(f"{path}.png")]
@@ -25,7 +25,7 @@ def save_figure(figure: "Figure", path: str | Path) -> list[Path]:
 
 @contextlib.contextmanager
 def matplotlib_needed() -> Iterator[None]:
-    """Around imports of matplotlib: `InputError` with the command that installs it, where it is missing."""
+    """Wrap imports of matplotlib in this: if it is missing, raises `InputError` with the command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:

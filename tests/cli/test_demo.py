@@ -29,7 +29,7 @@ def report(*, ordinary_changes: bool, deterministic_changes: bool) -> DemoReport
     a, b = (completion((1, 2), (-1.0, -2.0)),), (completion((1, 2), (-1.0, -2.5)),)
     runs = []
     for kind, changes in (("ordinary", ordinary_changes), ("deterministic", deterministic_changes)):
-        runs += [Run(kind, 0.0, 1, "1 row", a, 1.0), Run(kind, 0.0, 5, "5 rows", b if changes else a, 1.0)]
+        runs += [Run(kind, 0.0, 1, "batch 1", a, 1.0), Run(kind, 0.0, 5, "batch 5", b if changes else a, 1.0)]
     return DemoReport(("x",), tuple(runs), ())
 
 
@@ -59,7 +59,7 @@ def test_demo_prints_its_table_and_fails_if_the_control_finds_nothing(small, fol
     found = demo.run_demo(small, max_tokens=64 - len("def f(x):"))  # the length of the other tests' caches
     table = found.table()
     assert found.held
-    assert "temperature 0.8, 2 rows, shuffled" in table
+    assert "temperature 0.8, batch 2, shuffled" in table
     assert "Self draft at temperature 0: " in table
     for kind in demo.KINDS:
         assert sum(run.kind == kind for run in found.runs) == {"ordinary": 12, "deterministic": 14}[kind]

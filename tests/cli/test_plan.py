@@ -8,7 +8,7 @@ from detspec.cli import main
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--preset", "qwen3_8b", "--target", "v6e"], "unknown target 'v6e'; there are"),
+        (["--preset", "qwen3_8b", "--target", "v6e"], "unknown target 'v6e'; accepted are"),
         (["--preset", "qwen9", "--target", "v6e:2x2"], "unknown preset 'qwen9'"),
         (["--preset", "qwen3_8b", "--target", "v6e:2x2", "--window", "12"], "power of two, got 12"),
         (["--preset", "qwen3_8b", "--target", "v6e:2x2", "--group", "0"], "at least 1 window (group), got 0"),

@@ -47,9 +47,9 @@ def test_trace_thoughts_prints_a_table_and_draws(
 
     monkeypatch.setattr(record_thoughts, "run_thought_trace", record)
     out = tmp_path / "thoughts"
-    options = ["--max-tokens", "4", "--guesses", "sequential", "--out", str(out), "--no-compile-cache"]
+    options = ["--max-tokens", "4", "--draft-thoughts", "self", "--out", str(out), "--no-compile-cache"]
     assert main(["trace", "--thoughts", "--model", str(folder), *options]) == 0
-    assert asked == [(BYTE_CFG, THINKING_PROMPT, SamplingParams(max_tokens=4), "sequential")]
+    assert asked == [(BYTE_CFG, THINKING_PROMPT, SamplingParams(max_tokens=4), "self")]
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["a title", *(f"  {line}" for line in LINES), f"{out}.svg", f"{out}.png"]
     assert Path(f"{out}.svg").exists()

@@ -40,7 +40,7 @@ def alone(one_row: Engine) -> list:
 
 
 def test_generate_equals_the_functional_core_bitwise(alone):
-    state = generate(byte_params(), BYTE_CFG, PROMPTS, SAMPLING, schedule=SCHEDULE, max_len=64)
+    state = generate(byte_params(), BYTE_CFG, PROMPTS, SAMPLING, schedule=SCHEDULE)
     for b, prompt in enumerate(PROMPTS):
         new = slice(len(prompt), int(state.committed[b]))
         reason = "stop" if int(state.finish[b]) == STOP else "length"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from detspec.engine import replayer as replaying
+from detspec.engine.engine_config import EngineConfig
 from detspec.engine.replayer import Replayer, large_passes, shared_pages
 from detspec.engine.request import Request
 from detspec.errors import InputError
@@ -13,8 +14,8 @@ from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
 from tests.engine.byte_model import SCHEDULE, ordinary, some_prompts, some_sampling
 
-MAX_LEN = 64
 LARGE_ROWS = 64
+CONFIG = EngineConfig(max_requests=3, max_len=64, schedule=SCHEDULE)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,7 +28,7 @@ def smaller_passes():
 
 @pytest.fixture(scope="module")
 def replayer(model) -> Replayer:
-    return Replayer(model, schedule=SCHEDULE, max_requests=3, max_len=MAX_LEN)
+    return Replayer(model, CONFIG)
 
 
 def records(completions, each=None) -> list[tuple[Request, tuple[int, ...]]]:
@@ -87,7 +88,7 @@ def test_replayer_stays_at_the_schedule_asked_for_where_larger_passes_differ(mod
 
     completions = three_rows.generate(some_prompts(), some_sampling())
     monkeypatch.setattr(Schedule, "with_budget", spoilt)
-    replayer = Replayer(model, schedule=SCHEDULE, max_requests=3, max_len=MAX_LEN)
+    replayer = Replayer(model, CONFIG)
     assert all(agreeing(replayer.run(records(completions)), completions))
     assert replayer.schedule == SCHEDULE
 
@@ -105,6 +106,5 @@ def test_texts_that_do_not_fit_and_unknown_tokens_are_refused(model, replayer):
         with pytest.raises(InputError, match=message):
             list(replayer.run([(request, token_ids)]))
     assert len(next(replayer.run([(request, [3] * 62)])).targets) == 62  # the text fills the row: nothing can follow
-    for keywords in ({"max_requests": 0}, {"max_len": 129}):
-        with pytest.raises(InputError, match="max_requests must be at least 1"):
-            Replayer(model, schedule=SCHEDULE, **keywords)
+    with pytest.raises(InputError, match="max_len 129 exceeds the 128 positions"):
+        Replayer(model, EngineConfig(max_len=129, schedule=SCHEDULE))

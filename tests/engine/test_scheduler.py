@@ -15,18 +15,26 @@ from detspec.engine.scheduler import Scheduler
 from detspec.engine.sequence import SequenceState
 from detspec.sampling_params import SamplingParams
 
-PAGE, MAX_PAGES, MAX_ROWS, WINDOW = 4, 6, 4, 2
+PAGE, MAX_PAGES, MAX_REQUESTS, WINDOW = 4, 6, 4, 2
 CONTEXT = b"weights"
 
 
 def scheduler_of(num_pages: int, *, sharing: bool = True) -> Scheduler:
-    pool = PagePool(num_pages)
-    allocator = Allocator(pool, page=PAGE, max_requests=MAX_ROWS, max_pages=MAX_PAGES, sharing=sharing)
-    return Scheduler(allocator, max_requests=MAX_ROWS, window=WINDOW, chunk=4)
+    pool = PagePool(num_pages, CONTEXT)
+    allocator = Allocator(pool, page=PAGE, max_requests=MAX_REQUESTS, max_pages=MAX_PAGES, sharing=sharing)
+    return Scheduler(allocator, max_requests=MAX_REQUESTS, window=WINDOW, chunk=4)
 
 
 def request_of(id: str, prompt: list[int], max_tokens: int = 4, **sampling) -> Request:
     return Request(id, tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling))
+
+
+def queue(scheduler: Scheduler, *requests: Request) -> None:
+    scheduler.queue.extend(SequenceState(sample) for request in requests for sample in request.samples())
+
+
+def admitted_of(scheduler: Scheduler) -> list[SequenceState]:
+    return [sequence for sequence, _ in scheduler.admit()]
 
 
 class Life(RuleBasedStateMachine):
@@ -35,20 +43,12 @@ class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.scheduler = scheduler_of(num_pages=9)
-        self.requests: list[Request] = []
-        self.scheduler.feed(iter(self.arrivals()))
         self.written: dict[int, list[tuple[int, ...] | None]] = {}  # page -> for each slot, all tokens up to it
         self.number = 0
 
     @property
     def pool(self) -> PagePool:
         return self.scheduler.allocator.pool
-
-    def arrivals(self):
-        while True:
-            if not self.requests:
-                return
-            yield self.requests.pop(0)
 
     @rule(
         prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=14), min_size=1, max_size=4),
@@ -60,66 +60,62 @@ class Life(RuleBasedStateMachine):
     def arrive(self, prompts, max_tokens, n, deterministic, thinking):
         for prompt in prompts:
             self.number += 1
-            self.requests.append(
-                request_of(str(self.number), prompt, max_tokens, n=n, deterministic=deterministic, thinking=thinking)
-            )
-        if not self.scheduler.waiting:
-            self.scheduler.feed(iter(self.arrivals()))
+            asked = {"n": n, "deterministic": deterministic, "thinking": thinking}
+            queue(self.scheduler, request_of(str(self.number), prompt, max_tokens, **asked))
 
     @rule()
     def admit(self):
-        admitted = self.scheduler.admit(CONTEXT)
-        for sample, (source, target) in zip(admitted.samples, admitted.copies, strict=True):
+        for sequence, (source, target) in self.scheduler.admit():
             if source != SCRATCH_PAGE:
                 self.written[target] = list(self.written[source])
-            assert not (sample.thinks and sample.length), "whoever thinks reads everything"
-            for position in range(sample.length):  # what it takes for known is there
-                assert self.slots(sample, position)[position % PAGE] == tuple(sample.tokens[: position + 1])
+            assert not (sequence.thinks and sequence.length), "a prompt that is thought about is read from its start"
+            for position in range(sequence.length):  # what it takes for known is there
+                assert self.slots(sequence, position)[position % PAGE] == tuple(sequence.tokens[: position + 1])
 
-    @precondition(lambda self: self.scheduler.samples)
+    @precondition(lambda self: self.scheduler.sequences)
     @rule(gain=st.integers(1, 6), data=st.data())
     def step(self, gain, data):
         """Pages for `gain` tokens, or the youngest goes; then every row catches up or gains tokens, all of them 7."""
         while not self.scheduler.affordable(gain, 1):
-            assert len(self.scheduler.samples) > 1, "the oldest is never preempted"
-            self.scheduler.preempt(CONTEXT)
+            assert len(self.scheduler.sequences) > 1, "the oldest is never preempted"
+            self.scheduler.preempt()
         gain = self.scheduler.affordable(gain, 1)
         self.scheduler.reserve(gain)
-        for sample in self.scheduler.samples:
-            if sample.behind:
-                reached = min(sample.length + data.draw(st.integers(1, 8)), sample.committed - 1)
+        for sequence in self.scheduler.sequences:
+            if sequence.behind:
+                reached = min(sequence.length + data.draw(st.integers(1, 8)), sequence.committed - 1)
             else:
                 for _ in range(data.draw(st.integers(1, gain))):
-                    if sample.committed < sample.limit:
-                        sample.tokens.append(7)
-                        sample.committed += 1
-                reached = sample.committed - 1
-            for position in range(sample.length, reached):
-                slots = self.slots(sample, position)
-                assert self.pool._holders[sample.pages[position // PAGE]] == 1, "nobody writes what others hold"
+                    if sequence.committed < sequence.limit:
+                        sequence.tokens.append(7)
+                        sequence.committed += 1
+                reached = sequence.committed - 1
+            for position in range(sequence.length, reached):
+                slots = self.slots(sequence, position)
+                assert self.pool._holders[sequence.pages[position // PAGE]] == 1, "pages that others hold are never written"
                 # Of a prompt that is read thinking, keys and values are not those of its tokens.
-                written = tuple(sample.tokens[: position + 1])
-                slots[position % PAGE] = ("thinking", *written) if sample.thinks else written
-            sample.length = reached
-            self.scheduler.allocator.register(sample)
+                written = tuple(sequence.tokens[: position + 1])
+                slots[position % PAGE] = ("thinking", *written) if sequence.thinks else written
+            sequence.length = reached
+            self.scheduler.allocator.register(sequence)
 
-    @precondition(lambda self: self.scheduler.samples)
+    @precondition(lambda self: self.scheduler.sequences)
     @rule(data=st.data(), keep=st.booleans())
     def end(self, data, keep):
-        self.scheduler.remove(data.draw(st.sampled_from(self.scheduler.samples)), CONTEXT, keep=keep)
+        self.scheduler.remove(data.draw(st.sampled_from(self.scheduler.sequences)), keep=keep)
 
     @precondition(lambda self: self.number)
     @rule(data=st.data())
     def abort(self, data):
         id = str(data.draw(st.integers(1, self.number)))
-        gone = self.scheduler.abort(id, CONTEXT)
-        assert all(sample.row is None and not sample.pages for sample in gone)
-        assert not any(sample.request.id == id for sample in self.scheduler.samples)
+        gone = self.scheduler.take_out(lambda sequence: sequence.request.id == id)
+        assert all(sequence.place is None and not sequence.pages for sequence in gone)
+        assert not any(sequence.request.id == id for sequence in self.scheduler.all)
 
     @rule()
     def other_weights(self):
-        for sample in list(self.scheduler.samples):
-            self.scheduler.remove(sample, CONTEXT, keep=True)
+        for sequence in list(self.scheduler.sequences):
+            self.scheduler.remove(sequence, keep=True)
         self.pool.clear()
         assert self.pool.num_available == self.pool.num_pages
 
@@ -127,27 +123,27 @@ class Life(RuleBasedStateMachine):
     def every_page_is_in_one_place(self):
         free, kept, held = list(self.pool._free), list(self.pool._kept), list(self.pool._holders)
         assert sorted(free + kept + held) == list(range(1, self.pool.num_pages + 1))
-        listed = Counter(page for sample in self.scheduler.samples for page in sample.pages)
+        listed = Counter(page for sequence in self.scheduler.sequences for page in sequence.pages)
         assert listed == Counter(self.pool._holders)
 
     @invariant()
     def page_table_lists_the_pages_of_the_rows(self):
         table = self.scheduler.allocator.page_table
-        rows = {sample.row: sample.pages for sample in self.scheduler.samples}
-        assert len(rows) == len(self.scheduler.samples)
-        for row in range(MAX_ROWS):
-            pages = rows.get(row, [])
-            assert table[row].tolist() == pages + [SCRATCH_PAGE] * (MAX_PAGES - len(pages))
+        rows = {sequence.place: sequence.pages for sequence in self.scheduler.sequences}
+        assert len(rows) == len(self.scheduler.sequences)
+        for place in range(MAX_REQUESTS):
+            pages = rows.get(place, [])
+            assert table[place].tolist() == pages + [SCRATCH_PAGE] * (MAX_PAGES - len(pages))
 
     @invariant()
-    def nobody_waits_for_a_page_that_nobody_fills(self):
-        assert all(sample in self.scheduler.samples for sample in self.scheduler.allocator._filling.values())
+    def no_sequence_waits_for_a_page_that_is_not_being_filled(self):
+        assert all(sequence in self.scheduler.sequences for sequence in self.scheduler.allocator._filling.values())
 
-    def slots(self, sample: SequenceState, position: int) -> list[tuple[int, ...] | None]:
-        return self.written.setdefault(sample.pages[position // PAGE], [None] * PAGE)
+    def slots(self, sequence: SequenceState, position: int) -> list[tuple[int, ...] | None]:
+        return self.written.setdefault(sequence.pages[position // PAGE], [None] * PAGE)
 
     def teardown(self):
-        self.scheduler.clear(CONTEXT)
+        self.scheduler.take_out(lambda sequence: True)
         assert self.pool.num_held == 0
         assert self.pool.num_available == self.pool.num_pages
 
@@ -158,48 +154,50 @@ test_any_life_of_requests_leaks_no_page_and_shares_only_what_is_written = Life.T
 
 def run_prefill(scheduler: Scheduler) -> None:
     """All rows catch up."""
-    for sample in scheduler.samples:
-        sample.length = sample.committed - 1
-        scheduler.allocator.register(sample)
+    for sequence in scheduler.sequences:
+        sequence.length = sequence.committed - 1
+        scheduler.allocator.register(sequence)
 
 
 def test_samples_of_one_prompt_wait_for_the_first_and_then_share_all_of_it():
     """10 prompt tokens: pages [0 4) [4 8) are shared, the 9th token's page is copied; the 10th token is the first input."""
     scheduler = scheduler_of(num_pages=20)
-    scheduler.feed(iter([request_of("a", list(range(10)), n=3), request_of("b", [5])]))
-    first = scheduler.admit(CONTEXT).samples
+    queue(scheduler, request_of("a", list(range(10)), n=3), request_of("b", [5]))
+    first = admitted_of(scheduler)
     assert [(s.request.id, s.request.index) for s in first] == [("a", 0), ("b", 0)]  # b passes those who wait
-    assert scheduler.admit(CONTEXT).samples == ()
+    assert scheduler.admit() == []
     run_prefill(scheduler)
-    admitted = scheduler.admit(CONTEXT)
-    assert [(s.request.id, s.request.index) for s in admitted.samples] == [("a", 1), ("a", 2)]
+    admitted = scheduler.admit()
+    assert [(s.request.id, s.request.index) for s, _ in admitted] == [("a", 1), ("a", 2)]
     leader = first[0]
-    for sample, copy in zip(admitted.samples, admitted.copies, strict=True):
-        assert sample.pages[:2] == leader.pages[:2]
-        assert copy == (leader.pages[2], sample.pages[2])
-        assert sample.pages[2] != leader.pages[2]
-        assert sample.length == 9
+    for sequence, copy in admitted:
+        assert sequence.pages[:2] == leader.pages[:2]
+        assert copy == (leader.pages[2], sequence.pages[2])
+        assert sequence.pages[2] != leader.pages[2]
+        assert sequence.length == 9
 
 
-def test_without_sharing_nobody_waits_and_nothing_is_shared():
+def test_without_sharing_no_sequence_waits_and_nothing_is_shared():
     scheduler = scheduler_of(num_pages=20, sharing=False)
-    scheduler.feed(iter([request_of("a", list(range(10)), n=3)]))
-    samples = scheduler.admit(CONTEXT).samples
-    assert len({page for sample in samples for page in sample.pages}) == sum(len(sample.pages) for sample in samples)
-    assert [sample.length for sample in samples] == [0, 0, 0]
+    queue(scheduler, request_of("a", list(range(10)), n=3))
+    sequences = admitted_of(scheduler)
+    assert len({page for sequence in sequences for page in sequence.pages}) == sum(
+        len(sequence.pages) for sequence in sequences
+    )
+    assert [sequence.length for sequence in sequences] == [0, 0, 0]
 
 
 def test_whole_pages_of_canonical_tokens_are_found_again_and_ordinary_ones_are_not():
     """4 prompt and 6 new tokens: [0 4) is the prompt's, [4 8) was generated, and 9 positions are in the cache."""
     for deterministic, known in ((True, 8), (False, 4)):
         scheduler = scheduler_of(num_pages=20)
-        scheduler.feed(iter([request_of("a", [1, 2, 3, 4, 5], 7, deterministic=deterministic)]))
-        (sample,) = scheduler.admit(CONTEXT).samples
-        sample.tokens += [6, 7, 8, 9, 10]
-        sample.committed, sample.length = 10, 9
-        scheduler.remove(sample, CONTEXT, keep=True)
-        scheduler.feed(iter([request_of("b", list(range(1, 13)))]))
-        assert scheduler.admit(CONTEXT).samples[0].length == known
+        queue(scheduler, request_of("a", [1, 2, 3, 4, 5], 7, deterministic=deterministic))
+        (sequence,) = admitted_of(scheduler)
+        sequence.tokens += [6, 7, 8, 9, 10]
+        sequence.committed, sequence.length = 10, 9
+        scheduler.remove(sequence, keep=True)
+        queue(scheduler, request_of("b", list(range(1, 13))))
+        assert admitted_of(scheduler)[0].length == known
 
 
 def test_pages_are_forgotten_least_recently_used_first_and_ends_before_beginnings():
@@ -231,19 +229,19 @@ def test_keys_depend_on_context_and_on_every_token_before():
 
 def test_preempted_sample_goes_first_and_finds_its_pages():
     scheduler = scheduler_of(num_pages=6)
-    scheduler.feed(iter([request_of("a", [1] * 7, 8), request_of("b", [2] * 6, 8), request_of("c", [3])]))
-    a, b, *_ = scheduler.admit(CONTEXT).samples
+    queue(scheduler, request_of("a", [1] * 7, 8), request_of("b", [2] * 6, 8), request_of("c", [3]))
+    a, b, *_ = admitted_of(scheduler)
     run_prefill(scheduler)
     b.tokens += [9, 9, 9]
     b.committed, b.length = 9, 8
-    while scheduler.samples[-1] is not b:
-        scheduler.remove(scheduler.samples[-1], CONTEXT, keep=False)
+    while scheduler.sequences[-1] is not b:
+        scheduler.remove(scheduler.sequences[-1], keep=False)
     assert scheduler.affordable(8, 1) < 8
-    scheduler.preempt(CONTEXT)
-    assert scheduler.samples == [a]
+    scheduler.preempt()
+    assert scheduler.sequences == [a]
     assert scheduler.num_preemptions == 1
-    scheduler.remove(a, CONTEXT, keep=False)
-    again = scheduler.admit(CONTEXT).samples[0]
+    scheduler.remove(a, keep=False)
+    again = admitted_of(scheduler)[0]
     assert again is b
     assert again.length == 8
     assert again.tokens[-3:] == [9, 9, 9]

@@ -2,16 +2,19 @@
 
 import dataclasses
 
-from detspec.engine.certify import Certificate
-from detspec.engine.engine import Engine
+from detspec.draft.self_draft import SELF
+from detspec.engine.certify import CERTIFIED, Certificate
+from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Plan, canonical_plans
-from detspec.engine.request import Stats
-from detspec.engine.step_times import StepTimes
+from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from tests.engine.byte_model import facts
+from tests.engine.fake_device import FakeDevice
 
-DECODING, DRAFTED = canonical_plans(8, 1, 64)[0], canonical_plans(8, 16, 64)[0]
+DECODING = canonical_plans(8, 1, 64)[0]
+DRAFTED = canonical_plans(8, 16, 64, "self")[0]
 TRUE_S = {DECODING: 0.010, DRAFTED: 0.400}  # 16 tokens a row in 0.160 s, or in 0.400
 
 
@@ -39,33 +42,47 @@ def test_step_times_of_a_plan_that_is_passed_over_are_hoped_to_be_less_until_it_
     assert times.hoped(DRAFTED) == times.known(DRAFTED) == TRUE_S[DRAFTED]
 
 
+def test_acceptance_begins_with_what_the_source_assumes_and_follows_what_is_verified():
+    """SELF assumes 0.99: a window of 16 is expected to bring `1 + 0.99 + ... + 0.99^15` = 14.85 tokens."""
+    acceptance = Acceptance()
+    assert abs(acceptance.tokens(DRAFTED, SELF) - sum(0.99**i for i in range(16))) < 1e-12
+    for _ in range(100):
+        acceptance.observed(DRAFTED, windows=8, accepted=0)
+    assert acceptance.tokens(DRAFTED, SELF) < 1.1
+    for _ in range(100):
+        acceptance.observed(DRAFTED, windows=8, accepted=8 * 7)
+    assert abs(acceptance.tokens(DRAFTED, SELF) - 8) < 0.1
+
+
 def simulate(planner: Planner, segments: int) -> list[tuple[Plan, bool]]:
     """What is chosen for 8 rows in so many segments, each of which takes what it truly takes."""
     chosen = []
     for _ in range(segments):
-        plan, trying = planner.choose(8, 0, Stats())
+        plan, trying = planner.choose(8, 0)
         planner.step_times.observed(plan, TRUE_S[plan])
+        planner.acceptance.observed(plan, windows=8, accepted=8 * 15)
         chosen.append((plan, trying))
     return chosen
 
 
-def planner_of(eight_rows: Engine, step_s: dict[Plan, float]) -> Planner:
-    """A planner that has two certified plans, and these times of them."""
-    planner = Planner(eight_rows.model, eight_rows.schedule, eight_rows.config, num_pages=8)
-    planner.certificates = {plan: Certificate(plan, equal=True, differs="") for plan in step_s}
-    planner._batches = (8,)
+def planner_of(step_s: dict[Plan, float]) -> Planner:
+    """A planner that has certified plans, and these times of them."""
+    config = EngineConfig(max_requests=8, max_len=64, method="none")
+    planner = Planner(FakeDevice(Schedule(), config))
+    planner.prepare(8, deterministic=True)
+    planner.certificates = {plan: Certificate(plan, CERTIFIED) for plan in step_s}
     planner.step_times.measured(step_s)
     return planner
 
 
-def test_planner_leaves_a_plan_that_seemed_fast_within_a_few_segments(eight_rows):
-    chosen = simulate(planner_of(eight_rows, {DECODING: 0.010, DRAFTED: 0.020}), 20)
+def test_planner_leaves_a_plan_that_seemed_fast_within_a_few_segments():
+    chosen = simulate(planner_of({DECODING: 0.010, DRAFTED: 0.020}), 20)
     assert chosen[0] == (DRAFTED, False)
     assert chosen[-10:] == [(DECODING, False)] * 10
 
 
-def test_planner_comes_back_to_a_plan_that_seemed_slow_and_rarely_tries_one_that_is(eight_rows):
-    chosen = simulate(planner_of(eight_rows, {DECODING: 0.080, DRAFTED: 0.400}), 1000)
+def test_planner_comes_back_to_a_plan_that_seemed_slow_and_rarely_tries_one_that_is():
+    chosen = simulate(planner_of({DECODING: 0.080, DRAFTED: 0.400}), 1000)
     first = [plan for plan, _ in chosen].index(DECODING)
     assert 0 < first < 200
     assert chosen[first][1]  # for a few steps at first
@@ -80,7 +97,7 @@ def test_engine_times_the_plans_that_it_runs(three_rows, monkeypatch):
     monkeypatch.setattr(three_rows, "config", dataclasses.replace(three_rows.config, segment_steps=8))
     expected = [facts(completion) for completion in three_rows.generate(prompts, sampling)]
     times = three_rows.planner.step_times
-    plan = canonical_plans(3, 4, three_rows.schedule.budget.rows)[0]
+    plan = canonical_plans(3, 4, three_rows.schedule.budget.rows, "self")[0]
     for absurd in (1e-9, 1e9):
         times.measured({plan: absurd})
         for _ in range(20):  # a segment that ended before the host looked is not counted

@@ -9,15 +9,17 @@ import pytest
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
-from detspec.engine import certify, planner
+from detspec.engine import planner
+from detspec.engine.certify import certify_thoughts
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.probes import Probes
 from detspec.engine.replayer import Replayer
 from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
 from detspec.jobs.audit import run_audit
 from detspec.jobs.job import run_job
-from detspec.jobs.prompts import Prompts
+from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.thinking.fakes import THINKER_CFG, random_thinker
@@ -45,7 +47,7 @@ def alone() -> Engine:
 @pytest.fixture(scope="module")
 def crowded() -> Engine:
     """Three rows, and pages for little more than one and a half of the longest requests."""
-    return make(3, method="none", guesses="sequential", num_pages=8)
+    return make(3, method="none", thoughts="self", num_pages=8)
 
 
 def requests() -> list[tuple[list[int], SamplingParams]]:
@@ -116,9 +118,9 @@ def test_reading_without_thoughts_is_another_request(alone):
 def test_rounds_are_one_more_than_thoughts_with_trivial_guesses(alone, crowded):
     for completion in run(alone).values():
         num_thoughts = sum(thought.token_ids != (0,) for thought in completion.thoughts)
-        assert completion.stats.num_refused_thoughts == num_thoughts
+        assert completion.stats.num_rejected_thoughts == num_thoughts
     ahead = run(crowded).values()  # a cheap pass that reads ahead guesses nearly all of them
-    assert sum(c.stats.num_accepted_thoughts for c in ahead) > 0.9 * sum(c.stats.num_guessed_thoughts for c in ahead)
+    assert sum(c.stats.num_accepted_thoughts for c in ahead) > 0.9 * sum(c.stats.num_draft_thoughts for c in ahead)
 
 
 def test_stream_of_a_thinking_request_brings_the_same_tokens(alone):
@@ -136,7 +138,7 @@ def test_job_writes_thoughts_and_its_audit_finds_a_changed_one(alone, tmp_path: 
     lines[2]["sampling"] = {"thinking": False}
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with Prompts(str(tmp_path / "in.jsonl")) as file:
-        run_job(alone, file, tmp_path / "out.jsonl", defaults=SamplingParams(max_tokens=5), fresh=True)
+        run_job(alone, JobSpec(file, SamplingParams(max_tokens=5)), tmp_path / "out.jsonl", fresh=True)
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [bool(record.get("thoughts")) for record in records] == [True, True, False]
     assert run_audit(alone.model, tmp_path / "out.jsonl", max_requests=2).reproduced
@@ -153,41 +155,38 @@ def test_prompt_logprobs_of_a_thinking_request_are_refused(alone):
     alone.request([1, 2], SamplingParams(prompt_logprobs=0, thinking=False))
 
 
-def test_device_that_thinks_differently_in_other_rows_is_refused(crowded, monkeypatch):
-    monkeypatch.setattr(planner, "certify_reading", lambda state, trial: ("row 0 differs", state))
-    with pytest.raises(InputError, match=r"does not certify reading with thoughts, so determinism .*: row 0 differs"):
-        crowded.planner._certify_reading(crowded._runner.state)
+def test_device_that_thinks_differently_in_other_places_is_refused(monkeypatch):
+    monkeypatch.setattr(planner, "certify_thoughts", lambda device, batch: "sequence 0 differs")
+    with pytest.raises(InputError, match=r"does not certify thoughts, so determinism .*: sequence 0 differs"):
+        make(3, method="none").prepare(3)
 
 
 @pytest.mark.parametrize("part", ["thoughts", "states", "nothing"])
-def test_certification_of_reading_sees_what_depends_on_the_row(part, crowded):
-    """A thinker that says another word, or states that have another bit, in the first row of a pass."""
-    trial = crowded.planner._trial(crowded._runner.state, planner.fast_plan(3))
-    start = trial.start
+def test_certification_of_thoughts_sees_what_depends_on_the_place(part, crowded, monkeypatch):
+    """A thinker that says another word, or states that have another bit, in the first place of a batch."""
+    read = crowded.device.thoughts
 
-    def tampered(state, **how):
-        state = start(state, **how)
-        reading = state.reading
+    def tampered():
+        thoughts, number, states = read()
         if part == "thoughts":
-            reading = reading.replace(thoughts=reading.thoughts.at[0, 0, 0].add(1))
+            thoughts = thoughts.at[0, 0, 0].add(1)
         elif part == "states":
-            reading = reading.replace(states=reading.states.at[0, 0, 0].add(1.0))
-        return state.replace(reading=reading)
+            states = states.at[0, 0, 0].add(1.0)
+        return thoughts, number, states
 
-    trial.start = tampered
-    differs, state = certify.certify_reading(crowded._runner.state, trial)
-    crowded._runner.state = planner._free(state)
-    crowded._pool.clear()
+    monkeypatch.setattr(crowded.device, "thoughts", tampered)
+    differs = certify_thoughts(crowded.device, 3)
+    crowded.device.clear()
+    crowded.pool.clear()
     assert bool(differs) == (part != "nothing")
 
 
 @pytest.mark.parametrize(("max_requests", "chunk"), [(1, 4), (2, 8), (1, 16)])
-def test_certification_of_reading_has_something_to_think_about_in_engines_of_few_rows(max_requests, chunk):
+def test_certification_of_thoughts_has_something_to_think_about_in_engines_of_few_sequences(max_requests, chunk):
     cfg = dataclasses.replace(CFG, thinking=dataclasses.replace(CFG.thinking, chunk=chunk, max_thought=1))
     model = Model(cfg, random_thinker(cfg), tokenizer=None, eos_ids=(), digest="")
-    planner_of = Engine(model, EngineConfig(max_requests=max_requests, max_len=96, schedule=SCHEDULE, num_speculative_tokens=3))
-    trial = planner_of.planner._trial(planner_of._runner.state, planner.fast_plan(max_requests))
-    assert max((len(prompt) - 1) // chunk for prompt in trial.prompts) >= 3
+    engine = Engine(model, EngineConfig(max_requests=max_requests, max_len=96, schedule=SCHEDULE, num_speculative_tokens=3))
+    assert max((len(probe.tokens) - 1) // chunk for probe in Probes(engine.device, max_requests).each) >= 3
 
 
 def test_request_that_leaves_thinking_to_the_model_is_read_as_the_engine_would_make_it(crowded):
@@ -203,17 +202,17 @@ def test_request_that_leaves_thinking_to_the_model_is_read_as_the_engine_would_m
 
 
 def test_aborted_request_has_no_thoughts_even_if_it_waits_with_those_it_had(crowded):
-    waiting: list[str] = []
-
-    def abort_one(num_tokens: int, num_live: int) -> None:
-        preempted = [sample.request.id for sample in crowded._scheduler._queue if sample.thoughts]
-        if preempted and not waiting:
-            waiting.append(preempted[0])
-            crowded.abort(preempted[0])
-
-    # Both end with six pages, and there are eight.
+    """Both end with six pages, and there are eight, so one of them is preempted."""
     prompt, sampling = requests()[4][0] * 4, SamplingParams(max_tokens=54)
-    made = [crowded.request(prompt, sampling, id=id) for id in "ab"]
-    completions = {c.id: c for c in crowded.run(iter(made), on_segment=abort_one)}
-    aborted = completions[waiting[0]]
+    for id in "ab":
+        crowded.add(crowded.request(prompt, sampling, id=id))
+    preempted: list[str] = []
+    completions = {}
+    while crowded.has_work:
+        completions |= {update.request.id: update.completion for update in crowded.step()}
+        preempted += [sequence.request.id for sequence in crowded.scheduler.queue if sequence.thoughts and not preempted]
+        for id in preempted:
+            crowded.abort(id)
+    assert len(preempted) == 1
+    aborted = completions[preempted[0]]
     assert (aborted.finish_reason, aborted.thoughts) == ("abort", ())

@@ -16,7 +16,7 @@ from detspec.engine.replayer import Replayer
 from detspec.errors import InputError
 from detspec.jobs.audit import AuditReport, run_audit
 from detspec.jobs.job import run_job
-from detspec.jobs.prompts import Prompts
+from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, broken_params, some_prompts, some_sampling, without_tokenizer
 
@@ -50,7 +50,7 @@ def make_job(engine: Engine, folder: Path, lines: Lines, defaults: SamplingParam
     """Runs the job of `lines` in `folder`; returns its output."""
     write_lines(folder / "in.jsonl", lines)
     with Prompts(str(folder / "in.jsonl")) as prompts:
-        run_job(engine, prompts, folder / "out.jsonl", defaults=defaults, fresh=True)
+        run_job(engine, JobSpec(prompts, defaults), folder / "out.jsonl", fresh=True)
     return folder / "out.jsonl"
 
 
@@ -300,7 +300,7 @@ def test_tampering_with_what_was_asked_for_besides_is_found(model, rich, tmp_pat
 
 @pytest.mark.parametrize(
     ("index", "message"),
-    [(2, "'two' has index 2, but n = 2 in its request: accepted is an index in 0 .. 1"), (0, r"'two\[0\]' occurs twice")],
+    [(2, "'two' has index 2, but its request has n = 2: accepted is an index in 0 .. 1"), (0, r"'two\[0\]' occurs twice")],
 )
 def test_samples_that_were_not_asked_for_are_refused(model, rich, tmp_path, index, message):
     folder = copy(rich, tmp_path, "out.jsonl", lambda lines: lines[1].update(index=index))
@@ -324,7 +324,7 @@ def test_prompts_are_found_through_the_manifest_and_their_hash_is_checked(model,
     with pytest.raises(InputError, match="but the job read prompts of SHA-256"):
         audit(model, folder)
     edit_manifest(folder, lambda manifest: manifest["prompts"].update(source="-"))
-    with pytest.raises(InputError, match="from the standard input: name a file of them with --prompts"):
+    with pytest.raises(InputError, match="from the standard input: name their file with --prompts"):
         run_audit(model, folder / "out.jsonl", max_requests=3)
 
 
@@ -342,7 +342,7 @@ BAD_INPUT = {
     'tokenizer: the records\' model has "0", this one has': lambda f: edit_manifest(
         f, lambda m: m["text"].update(tokenizer="0")
     ),
-    "record 'r0' has index 0, but n = 1 .* no index": lambda f: add_line(f, lambda line: line.update(index=0)),
+    "record 'r0' has index 0, but its request has n = 1: .* no index": lambda f: add_line(f, lambda line: line.update(index=0)),
     "line 8: \"index\" must be an integer, got '0'": lambda f: add_line(f, lambda line: line.update(index="0")),
     "is no manifest that this version can read: KeyError": lambda f: edit_manifest(f, lambda m: m.pop("sampling")),
     "in.jsonl: No such file .*--prompts": lambda f: (f / "in.jsonl").unlink(),

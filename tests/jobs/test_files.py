@@ -15,7 +15,7 @@ def test_output_that_cannot_be_written_is_refused(tmp_path):
     for out, message in [
         (tmp_path, "is a folder"),
         (tmp_path / "no" / "out.jsonl", "there is no folder"),
-        (tmp_path / "in.jsonl", "is the file that the prompts are read from"),
+        (tmp_path / "in.jsonl", "is the file of prompts"),
     ]:
         with pytest.raises(InputError, match=message):
             check_out(str(out), str(tmp_path / "in.jsonl"))

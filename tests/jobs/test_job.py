@@ -22,7 +22,7 @@ from detspec.jobs.files import journal_path, shard_path, sibling
 from detspec.jobs.job import JobResult, Unfinished, run_job, stream_job
 from detspec.jobs.lines import completion_line, parse_request
 from detspec.jobs.merge import merge
-from detspec.jobs.prompts import Prompts
+from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
 from detspec.jobs.signals import StopSignals
 from detspec.progress import Progress
 from detspec.sampling_params import SamplingParams
@@ -44,13 +44,15 @@ def some_lines(*, deterministic: bool = True) -> list[bytes]:
     return lines
 
 
-def start(engine: Engine, lines: list[bytes], out: Path, *, defaults: SamplingParams = DEFAULTS, **keywords) -> JobResult:
+def start(
+    engine: Engine, lines: list[bytes], out: Path, *, defaults=DEFAULTS, shard=UNSHARDED, on_error="stop", **keywords
+) -> JobResult:
     """One start of a job, which may end early."""
     source = out.parent / "in.jsonl"
     if not source.exists() or source.read_bytes() != b"\n".join(lines):
         source.write_bytes(b"\n".join(lines))
     with Prompts(str(source)) as prompts:
-        return run_job(engine, prompts, out, defaults=defaults, **keywords)
+        return run_job(engine, JobSpec(prompts, defaults, shard, on_error), out, **keywords)
 
 
 def job(engine: Engine, lines: list[bytes], out: Path, **keywords) -> list[bytes]:
@@ -125,9 +127,7 @@ def test_job_of_ordinary_requests_certifies_nothing_until_one_is_not(one_row, tm
     job(engine, lines, tmp_path / "out.jsonl")
     assert [plan.label for plan in engine.certificates] == ["fast[1]"]
     with Prompts(str(tmp_path / "in.jsonl")) as prompts:
-        assert "1 to compile at most: fast[1]" in plan_job(
-            engine, prompts, None, defaults=DEFAULTS, shard=(0, 1), on_error="stop"
-        )
+        assert "1 to compile at most: fast[1]" in plan_job(engine, JobSpec(prompts, DEFAULTS), None)
     job(engine, [*lines, line(id="strict", prompt_token_ids=[1])], tmp_path / "out.jsonl")
     assert len(engine.certificates) > 1
 
@@ -198,7 +198,7 @@ def test_stream_gives_the_same_bytes_and_leaves_nothing(three_rows, reference, t
     (tmp_path / "in.jsonl").write_bytes(b"\n".join(some_lines()))
     file = io.BytesIO()
     with Prompts(str(tmp_path / "in.jsonl")) as prompts:
-        stream_job(three_rows, prompts, file, defaults=DEFAULTS)
+        stream_job(three_rows, JobSpec(prompts, DEFAULTS), file)
     assert file.getvalue().splitlines() == reference
     assert names(tmp_path) == ["in.jsonl"]
 
@@ -435,7 +435,7 @@ def test_merged_shards_are_the_files_of_one_job(three_rows, tmp_path):
     refused("00001-of-00004.jsonl was changed since")
     paths[1].unlink()
     refused(r"shards 1 of 4 are missing: run them with --shard 1/4")
-    refused("is no finished shard", (paths[0], paths[1]))
+    refused("is not a finished shard", (paths[0], paths[1]))
     paths[1].write_bytes(content)
     refused("two of the files are the same shard", (*paths, paths[0]))
     journal_path(paths[3]).touch()
@@ -443,7 +443,7 @@ def test_merged_shards_are_the_files_of_one_job(three_rows, tmp_path):
     journal_path(paths[3]).unlink()
     shard_path(out, 0, 2).touch()
     refused("has shards of 2 and of 4: remove")
-    refused("00000-of-00002.jsonl is no finished shard", (shard_path(out, 0, 2),))
+    refused("00000-of-00002.jsonl is not a finished shard", (shard_path(out, 0, 2),))
     start(three_rows, some_lines(), shard_path(out, 0, 2), shard=(0, 2), defaults=dataclasses.replace(DEFAULTS, seed=1))
     refused(
         "not of one job: sampling.seed: .*4.jsonl has 0, .*2.jsonl has 1; on_error: .*; prompts: .*; shard: .* has 4, .* has 2",
@@ -471,12 +471,12 @@ def test_plan_of_a_job_says_what_it_takes_and_writes_nothing(three_rows, tmp_pat
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     kept = before[journal_path(out)].count(b"\n") - 1
     with Prompts(str(tmp_path / "in.jsonl")) as prompts:
-        keywords = {"defaults": DEFAULTS, "shard": (0, 1), "on_error": "stop"}
-        plan = dict(text.split("  ", 1) for text in plan_job(three_rows, prompts, out, **keywords).splitlines())
+        spec = JobSpec(prompts, DEFAULTS)
+        plan = dict(text.split("  ", 1) for text in plan_job(three_rows, spec, out).splitlines())
         plan = {name.strip(): value.strip() for name, value in plan.items()}
-        fresh = plan_job(three_rows, prompts, None, **keywords)
+        fresh = plan_job(three_rows, spec, None)
         with pytest.raises(InputError, match="another job: on_error"):
-            plan_job(three_rows, prompts, out, **{**keywords, "on_error": "reject"})
+            plan_job(three_rows, dataclasses.replace(spec, on_error="reject"), out)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert plan["kept"] == f"{kept} of 8 completions"
     assert "0 of 8 completions" in fresh

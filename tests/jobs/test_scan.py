@@ -7,7 +7,7 @@ import pytest
 
 from detspec.engine.engine import Engine
 from detspec.errors import InputError
-from detspec.jobs.prompts import Prompts
+from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
 from detspec.jobs.scan import block, requests, scan
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import byte_params, make_engine, without_tokenizer
@@ -32,11 +32,12 @@ def write(tmp_path):
     return write
 
 
-def read(prompts: Prompts, engine: Engine, *, defaults: SamplingParams = DEFAULTS, **keywords: object) -> list:
+def read(prompts: Prompts, engine: Engine, *, defaults=DEFAULTS, shard=UNSHARDED, reject=None) -> list:
     """The requests of a file, or of a shard of it."""
+    spec = JobSpec(prompts, defaults, shard)
     with prompts:
-        found = scan(prompts, engine, defaults, **keywords)
-        return [request for _, request in requests(prompts, engine, defaults, found)]
+        found = scan(engine, spec, reject=reject)
+        return [request for _, request in requests(engine, spec, found)]
 
 
 SOUND = line(id="sound", prompt_token_ids=[1])
@@ -132,7 +133,7 @@ def test_line_over_the_defaults_keeps_the_others(one_row, write):
 
 def test_scan_counts_what_a_job_will_take(one_row, write):
     with write([line(id="a", prompt="abc"), b"{", line(id="b", prompt="x", sampling={"max_tokens": 20})]) as prompts:
-        found = scan(prompts, one_row, DEFAULTS, reject=lambda _: None)
+        found = scan(one_row, JobSpec(prompts, DEFAULTS), reject=lambda _: None)
     assert (found.num_lines, found.num_requests, found.num_rejected, found.num_completions) == (3, 2, 1, 2)
     assert (found.num_prompt_tokens, found.longest_prompt, found.num_new_tokens, found.most_new_tokens) == (4, 3, 28, 20)
 
@@ -179,15 +180,15 @@ def test_ids_that_share_a_hash_are_told_apart(one_row, write, monkeypatch):
 
 def test_requests_are_made_when_they_are_asked_for(one_row, write):
     with write([line(id=f"r{i}", prompt="x") for i in range(3)]) as prompts:
-        found = scan(prompts, one_row, DEFAULTS)
-        made = requests(prompts, one_row, DEFAULTS, found, is_done=lambda number: number == 1)
+        spec = JobSpec(prompts, DEFAULTS)
+        made = requests(one_row, spec, scan(one_row, spec), is_done=lambda number: number == 1)
         assert [(number, request.id) for number, request in made] == [(0, "r0"), (2, "r2")]
 
 
 def test_file_that_changes_under_the_job_is_refused(one_row, write):
     with write([line(id="a", prompt="x"), line(id="b", prompt="x")]) as prompts:
-        found = scan(prompts, one_row, DEFAULTS)
-        made = requests(prompts, one_row, DEFAULTS, found)
+        spec = JobSpec(prompts, DEFAULTS)
+        made = requests(one_row, spec, scan(one_row, spec))
         next(made)
         with open(prompts.source, "ab") as file:
             file.write(b"\n")
@@ -201,8 +202,8 @@ def test_standard_input_is_read_as_often_as_a_file(one_row, write, monkeypatch):
     with Prompts("-") as prompts, write([text]) as same:
         assert prompts.name == "stdin"
         assert prompts.sha256 == same.sha256
-        found = scan(prompts, one_row, DEFAULTS)
-        assert [request.id for _, request in requests(prompts, one_row, DEFAULTS, found)] == ["a", "b"]
+        spec = JobSpec(prompts, DEFAULTS)
+        assert [request.id for _, request in requests(one_row, spec, scan(one_row, spec))] == ["a", "b"]
 
 
 def test_text_without_a_tokenizer_is_refused(write):

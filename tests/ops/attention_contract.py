@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from detspec.ops.attention.api import NO_POSITION, paged_attention
+from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
 from tests.fakes import bits
 
@@ -71,14 +72,8 @@ def make_problem(shape: Shape, *, dtype: str = "float32", seed: int = 0, ends: t
 def attend(
     q, k, v, page_tables, positions, *, numerics: Numerics, cap=None, sliding_window=None, alibi: bool = False
 ) -> jax.Array:
-    return paged_attention(
-        *(q, k, v, page_tables, positions),
-        scale=q.shape[-1] ** -0.5,
-        cap=cap,
-        sliding_window=sliding_window,
-        alibi=alibi,
-        numerics=numerics,
-    )
+    scores = Scores(q.shape[-1] ** -0.5, cap, sliding_window, alibi)
+    return paged_attention(q, k, v, page_tables, positions, scores=scores, numerics=numerics)
 
 
 def oracle(problem: Problem, *, cap: float | None = None, sliding_window: int | None = None, alibi: bool = False) -> np.ndarray:

@@ -9,6 +9,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from detspec.errors import InputError
 from detspec.ops.attention import pallas_gpu
 from detspec.ops.attention.api import paged_attention
+from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401
 from tests.ops.attention_contract import AttentionContract, Problem, Shape, attended
@@ -83,7 +84,7 @@ class TestPallasGpu(AttentionContract):
         ({}, {}, "float32", "bfloat16 or float16 cache, got cache_dtype float32"),
         ({"H": 320}, {}, "bfloat16", "head_dim of 64, 128, 192 or 256, got 320"),
         ({"page": 32}, {}, "bfloat16", "multiple of 64 slots, got Numerics.page 32"),
-        ({}, {"block_pages": 4}, "bfloat16", "at most 256 slots a step, got block_pages 4 of Numerics.page 128"),
+        ({}, {"block_pages": 4}, "bfloat16", "at most 256 slots per step, got block_pages 4 of Numerics.page 128"),
         ({}, {"query_tile": 64}, "bfloat16", "128 query rows in a tile, got query_tile 64 of 4 heads a KV head"),
         ({"H": 256}, {}, "bfloat16", "232,448 bytes of shared memory, and would need .* for a head_dim of 256, pages of 128"),
         ({"N": 6}, {}, "bfloat16", "q has 6 heads.*multiple of the 8"),
@@ -97,7 +98,7 @@ def test_what_the_kernel_does_not_take_is_refused_before_compilation(sizes, chan
     integers = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, 6), (2, 4))]
     numerics = Numerics(**{"page": size["page"], "implementation": "pallas_gpu", "cache_dtype": dtype, **changes})
     with pytest.raises(InputError, match=message):
-        jax.eval_shape(lambda *args: paged_attention(*args, scale=1.0, numerics=numerics), q, pages, pages, *integers)
+        jax.eval_shape(lambda *args: paged_attention(*args, scores=Scores(1.0), numerics=numerics), q, pages, pages, *integers)
 
 
 @pytest.mark.parametrize(("W", "expected"), [(1, (1, 8, 5)), (5, (1, 24, 5)), (256, (1, 64, 5))])

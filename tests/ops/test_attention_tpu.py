@@ -10,6 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from detspec.errors import InputError
 from detspec.ops.attention.api import paged_attention
+from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
 from tests.ops.attention_contract import AttentionContract, Problem, attended, make_problem, oracle
 
@@ -84,4 +85,4 @@ def test_what_the_kernel_does_not_take_is_refused_before_compilation(sizes, chan
     integers = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, size["pages"]), (2, 4))]
     numerics = Numerics(**{"page": size["page"], "implementation": "pallas_tpu", "cache_dtype": dtype, **changes})
     with pytest.raises(InputError, match=message):
-        jax.eval_shape(lambda *args: paged_attention(*args, scale=1.0, numerics=numerics), q, pages, pages, *integers)
+        jax.eval_shape(lambda *args: paged_attention(*args, scores=Scores(1.0), numerics=numerics), q, pages, pages, *integers)

@@ -13,8 +13,8 @@ SHAPES = {shape.name: shape for shape in attention_shapes()}
 
 def test_named_shapes_are_those_of_real_models_with_windows_caps_and_odd_lengths():
     assert SHAPES["llama3_1_8b/full/16x16"].num_heads == 32
-    assert SHAPES["gemma3_1b/sliding/16x16"].sliding_window == 512
-    assert SHAPES["gemma2_2b/full/decode8"].cap == 50.0
+    assert SHAPES["gemma3_1b/sliding/16x16"].scores.sliding_window == 512
+    assert SHAPES["gemma2_2b/full/decode8"].scores.cap == 50.0
     assert SHAPES["qwen3_8b/full/5x8 odd"].max_len == 999
     assert {shape.rows for shape in linear_shapes()} == {1, 8, 32, 256}
 
@@ -33,7 +33,9 @@ def test_work_of_attention_counts_what_queries_see_and_pages_their_tiles_read():
 
 def test_work_of_a_sliding_window_leaves_out_pages_before_it():
     """One query at position 299 that sees 100 positions, 200 .. 299: pages 1 and 2 of three."""
-    shape = dataclasses.replace(SHAPES["llama3_1_8b/full/16x16"], groups=1, window=1, max_len=300, sliding_window=100)
+    shape = SHAPES["llama3_1_8b/full/16x16"]
+    scores = dataclasses.replace(shape.scores, sliding_window=100)
+    shape = dataclasses.replace(shape, groups=1, window=1, max_len=300, scores=scores)
     work = shape.work(canonical_schedule(V5E))
     assert work.flop == 4 * 100 * 32 * 128
     assert work.bytes == 2 * 2 * 128 * 8 * 128 * 2 + 32 * 128 * 6

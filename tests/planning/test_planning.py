@@ -69,13 +69,15 @@ def test_plan_says_what_memory_there_is_and_what_it_needs(monkeypatch):
 
 def test_plan_that_does_not_fit_says_how_many_rows_would(monkeypatch):
     asked = answering(monkeypatch, compiled(NEVER_ENDING))
-    with pytest.raises(InputError, match=r"128 rows needs 35\.7 GB of v6e:2x2, .* may use 33\.5 GB; (\d+) rows") as error:
+    with pytest.raises(
+        InputError, match=r"128 requests needs 35\.7 GB of v6e:2x2, .* may use 33\.5 GB; (\d+) requests"
+    ) as error:
         plan(QWEN, V6E, schedule=SCHEDULE, max_requests=128, max_len=1024)
     assert asked == []  # nothing is compiled that cannot fit
     rows = int(str(error.value).split("GB; ")[1].split()[0])
     answering(monkeypatch, compiled(30))
     assert plan(QWEN, V6E, schedule=SCHEDULE, max_requests=rows, max_len=1024)["settings"]["max_requests"] == rows
-    with pytest.raises(InputError, match=f"{rows} rows of this length fit"):
+    with pytest.raises(InputError, match=f"{rows} requests of this length should fit"):
         plan(QWEN, V6E, schedule=SCHEDULE, max_requests=rows + 1, max_len=1024)
 
 
@@ -88,9 +90,9 @@ def test_plan_of_weights_that_do_not_fit_says_how_many_devices_they_take():
 def test_plan_whose_program_does_not_fit_counts_its_temporaries(monkeypatch):
     """40 GB over 33.54 GB is 6.46 GB too much: 43 rows of 151 MB."""
     answering(monkeypatch, compiled(40))
-    with pytest.raises(InputError, match=r"64 rows needs 40\.0 GB .*; 21 rows of this length fit"):
+    with pytest.raises(InputError, match=r"64 requests needs 40\.0 GB .*; 21 requests of this length should fit"):
         plan(QWEN, V6E, schedule=SCHEDULE, max_requests=64, max_len=1024)
-    with pytest.raises(InputError, match="not even one row"):
+    with pytest.raises(InputError, match="not even one request"):
         plan(QWEN, V6E, schedule=SCHEDULE, max_requests=32, max_len=1024)
 
 
@@ -103,7 +105,7 @@ def test_plan_whose_program_does_not_fit_counts_its_temporaries(monkeypatch):
 )
 def test_plan_turns_the_compilers_out_of_memory_into_a_refusal(message: str, monkeypatch):
     answering(monkeypatch, jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {message}"))
-    with pytest.raises(InputError, match=r"needs 40\.0 GB .* may use 33\.5 GB; 21 rows"):
+    with pytest.raises(InputError, match=r"needs 40\.0 GB .* may use 33\.5 GB; 21 requests"):
         plan(QWEN, V6E, schedule=SCHEDULE, max_requests=64, max_len=1024)
 
 

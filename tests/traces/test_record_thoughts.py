@@ -39,7 +39,7 @@ def trivial(model: Model) -> ThoughtTrace:
 
 @pytest.fixture(scope="module")
 def sequential(model: Model) -> ThoughtTrace:
-    return run_thought_trace(model, PROMPT, SAMPLING, guesses="sequential")
+    return run_thought_trace(model, PROMPT, SAMPLING, think="self")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_trace_of_good_guesses_commits_the_same_in_fewer_passes(trivial: Thought
     assert not all(guess.trivial for guess in sequential.passes[0].guesses)
 
 
-@pytest.mark.parametrize("name", ["trivial", "sequential"])
+@pytest.mark.parametrize("name", ["none", "self"])
 def test_trace_passes_hold_what_fits_and_commit_by_index(name: str, request: pytest.FixtureRequest):
     trace: ThoughtTrace = request.getfixturevalue(name)
     for one in trace.passes:

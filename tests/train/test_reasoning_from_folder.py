@@ -135,7 +135,7 @@ def test_evaluations_ask_problems_of_their_own_file(folder: str, tmp_path: Path,
     test.write_text((tmp_path / "traces.jsonl").read_text().replace("Ann", "Bob"))
     (ann,) = word_tokenizer(words_in(QUESTION, "5 A:")).encode("Ann").ids
     asked = []
-    monkeypatch.setattr(reasoning, "accuracy_by_operations", lambda *given, **settings: asked.append(given[2]) or {1: 0.5})
+    monkeypatch.setattr(reasoning, "accuracy_by_operations", lambda *given, **settings: asked.append(given[1]) or {1: 0.5})
     checked: list[str] = []
     monkeypatch.setattr(Traces, "check", lambda task, check_fn: checked.append(task.path))
     for eval_task in (None, Traces(str(test), folder)):

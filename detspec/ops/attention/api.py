@@ -5,9 +5,10 @@ import jax.numpy as jnp
 
 from detspec.errors import InputError
 from detspec.ops.attention import reference
+from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
 
-NO_POSITION = -1  # of the queries of a window that pads a pass
+NO_POSITION = -1  # position of queries in a window that only pads the pass
 
 
 def paged_attention(
@@ -17,37 +18,31 @@ def paged_attention(
     page_tables: jax.Array,
     positions: jax.Array,
     *,
-    scale: float,
-    cap: float | None = None,
-    sliding_window: int | None = None,
-    alibi: bool = False,
+    scores: Scores,
     numerics: Numerics,
 ) -> jax.Array:
     """Causal attention of `G` windows of `W` queries, each over its own sequence in the cache.
 
-    A query at absolute position `p` attends to positions `0 .. p` of its window's sequence, all already written, or with
-    a sliding window to the last `sliding_window` of these. Its bits
-    depend on those keys and values, on itself and on `schedule` (page, splits, implementation), never on other windows, on
-    stale slots with finite contents, on the number of pages a neighbour needs, or on where pages lie.
+    A query at absolute position `p` attends to positions `0 .. p` of its window's sequence, or with a sliding window to the
+    last `sliding_window` of these. All of them must be written. The bits of a query depend on itself, these keys and values,
+    and `numerics` (page, splits, implementation). They do not depend on other windows, on stale slots with finite contents,
+    on the number of pages of other sequences, or on where pages lie.
 
     Args:
         q: `[G, W, N, H]`, in the activations' dtype.
         k_pages: `[num_pages, K, page, H]`, or `[num_pages, K, H, page]` if `numerics.key_slot_axis` is 3; in the cache's dtype.
         v_pages: `[num_pages, K, page, H]`, in the cache's dtype. The `H` of pages is `numerics.cache_head_dim` of the queries'.
         page_tables: `[G, max_pages]` int32, each window's pages in order.
-        positions: `[G, W]` int32, of a window ascending one by one, its last one repeated where it is not full; or NO_POSITION
-            everywhere in a window, for which no attention is needed: what it returns is finite if scratch pages are.
-        scale: factor of the scores.
-        cap: scores are squashed into `+-cap`, see `softcap`; None leaves them.
-        sliding_window: positions that a query attends to, its own included; None is all.
-        alibi: a head's capped scores are lowered by its slope times the distance, see `alibi_slopes`.
-        schedule: its `query_tile`, `block_pages`, `num_splits`, `reductions` and `implementation`; `G` and `W` are q's.
+        positions: `[G, W]` int32. Within a window they ascend by one; a partial window repeats its last position. A window
+            that needs no attention holds NO_POSITION; its result is finite if scratch pages are.
+        scores: how scores are computed.
+        numerics: gives `query_tile`, `block_pages`, `num_splits`, `reductions` and `implementation`.
 
     Returns:
         `[G, W, N, H]` float32.
 
     Raises:
-        InputError: the shapes contradict each other, or are not among those that the implementation takes.
+        InputError: shapes contradict each other, or the implementation does not support them.
     """
     _check(q, k_pages, v_pages, page_tables, positions, numerics)
     head_dim = q.shape[3]
@@ -61,21 +56,14 @@ def paged_attention(
         from detspec.ops.attention import pallas_gpu
 
         attend = pallas_gpu.paged_attention
-    attended = attend(
-        *(q, k_pages, v_pages, page_tables, positions),
-        scale=scale,
-        cap=cap,
-        sliding_window=sliding_window,
-        alibi=alibi,
-        numerics=numerics,
-    )
+    attended = attend(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
     return attended[..., :head_dim]
 
 
 def _check(
     q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, page_tables: jax.Array, positions: jax.Array, numerics: Numerics
 ) -> None:
-    """Raises `InputError` for arguments that contradict each other, whatever the implementation."""
+    """Raises `InputError` for arguments that contradict each other under any implementation."""
     for name, x, axes in (
         ("q", q, "[G, W, N, H]"),
         ("k_pages", k_pages, "[num_pages, K, page, H]"),

@@ -1,21 +1,21 @@
 """Attention over a paged cache for Hopper GPUs, in Pallas (Mosaic GPU).
 
 1. Queries are cut into tiles of `query_tile` positions of one window. A CTA of the grid handles one KV head of one tile, or one
-   split of it, over the pages the tile needs, ascending. Pages past it or before its sliding window are not even read.
-2. Whatever `W` is, a tile has `query_tile * Q` rows rounded up to `ROWS`, the rows of a wgmma: those a short window lacks are
-   zeros in shared memory, and neither read nor written. So a row meets one shape of product, and its bits do not tell how the
-   rows were cut. Each compute warpgroup takes `ROWS` of them; all share the keys and values.
-3. One more warpgroup does nothing but fetch, by TMA, into a ring whose slots hold the keys or the values of one step in turn:
+   split of it, over the pages the tile needs, ascending. Pages past the tile or before its sliding window are not read.
+2. For every `W`, a tile has `query_tile * Q` rows rounded up to `ROWS`, the rows of a wgmma. Rows that a short window lacks are
+   zeros in shared memory, neither read nor written. So each row meets one shape of product, and the result does not depend on
+   how rows were split into windows. Each compute warpgroup takes `ROWS` rows; all share the keys and values.
+3. One more warpgroup only fetches, by TMA, into a ring. Its slots hold the keys and the values of steps alternately:
 
        page         0     1     2
        fetched    k0 v0 k1 v1 k2 v2
        ring slot   0  1  2  0  1  2       num_slots 3: while v0 is multiplied, k1 is there and v1 waits for k0's slot
 
-What it must reach, for a page of 128 slots and H 128: an SM's share of 4.3 TB/s is 33 GB/s, so a step's 64 KiB take 2.0 us, and
-latency of 1 us wants 33 KiB on their way; the ring holds 5 slots of 32 KiB. A step's products take 1024 cycles of the tensor
-cores, however few of the `ROWS` rows are used, its exponentials 512 cycles, all in turn about 1.1 us: decode waits for memory.
-In prefill, one warpgroup leaves the tensor cores idle during its softmax; two take turns, and halve what is read from L2 per
-FLOP. So prefill at speed wants `query_tile * Q` of 128.
+Estimate for a page of 128 slots and H 128: an SM's share of 4.3 TB/s is 33 GB/s, so a step's 64 KiB take 2.0 us. A latency of
+1 us needs 33 KiB in flight; the ring holds 5 slots of 32 KiB. A step's products take 1024 cycles of the tensor cores, even if
+few of the `ROWS` rows are used; its exponentials take 512 cycles. Together that is about 1.1 us: decode waits for memory. In
+prefill, one warpgroup leaves the tensor cores idle during its softmax; two take turns, and halve the traffic from L2 per FLOP.
+So fast prefill needs `query_tile * Q` of 128.
 """
 
 import math
@@ -31,18 +31,20 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from detspec.errors import InputError
 from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.attention.reference import MASK_VALUE
+from detspec.ops.attention.scores import Scores
 from detspec.ops.attention.splits import merge_splits
 from detspec.schedule import Numerics
 
 ROWS = 64  # M of a wgmma
-MAX_WARPGROUPS = 2  # that compute: a third one's accumulators would not fit into the registers
-MAX_COLUMNS = 128  # of an accumulator of values; wider heads have several
-OUT_COLUMNS = 64  # of the result that are on their way out at a time
+MAX_WARPGROUPS = 2  # compute warpgroups: the accumulators of a third would not fit into the registers
+MAX_COLUMNS = 128  # columns of an accumulator of values; wider heads have several
+OUT_COLUMNS = 64  # columns of the result that are copied out at a time
 MAX_BLOCK = 256  # slots of a step: N of a wgmma
 COPY_ROWS = 8  # rows that lie together in swizzled shared memory
-MIN_SLOTS, MAX_SLOTS = 3, 12  # of the ring: with fewer, nothing is fetched during half of a step
-ALIGNMENT = 1024  # of a buffer in shared memory
-SMEM_BYTES = 227 << 10  # of an SM that one CTA may have
+MIN_SLOTS = 3  # slots of the ring: with fewer, nothing is fetched during half of a step
+MAX_SLOTS = 12
+ALIGNMENT = 1024  # alignment of a buffer in shared memory
+SMEM_BYTES = 227 << 10  # shared memory of an SM that one CTA may have
 DTYPES = (jnp.bfloat16, jnp.float16)
 LOG2E = math.log2(math.e)
 
@@ -50,9 +52,9 @@ LOG2E = math.log2(math.e)
 class TileShape(NamedTuple):
     """Sizes of one CTA."""
 
-    warpgroups: int  # that compute, of ROWS rows each
+    warpgroups: int  # compute warpgroups of ROWS rows each
     used_rows: int  # rows of each warpgroup that a window can fill
-    num_slots: int  # of the ring
+    num_slots: int  # slots of the ring
 
 
 def paged_attention(
@@ -62,21 +64,22 @@ def paged_attention(
     page_tables: jax.Array,
     positions: jax.Array,
     *,
-    scale: float,
-    cap: float | None,
-    sliding_window: int | None,
-    alibi: bool,
+    scores: Scores,
     numerics: Numerics,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float16."""
     check(q, v_pages, numerics)
     G, W, N, H = q.shape
-    K, page = v_pages.shape[1], v_pages.shape[2]
-    Q, tile, splits = N // K, numerics.query_tile, numerics.num_splits
+    K = v_pages.shape[1]
+    page = v_pages.shape[2]
+    Q = N // K
+    splits = numerics.num_splits
     shape = tile_shape(q, v_pages, numerics)
-    width = min(W, tile)  # positions of a tile that a window can fill
-    tiles = -(-W // tile)
-    X, rows, used = G * tiles, shape.warpgroups * ROWS, shape.warpgroups * shape.used_rows
+    width = min(W, numerics.query_tile)  # positions of a tile that a window can fill
+    tiles = -(-W // numerics.query_tile)
+    X = G * tiles
+    rows = shape.warpgroups * ROWS
+    used = shape.warpgroups * shape.used_rows
 
     # [G, W, N, H] -> [X, K, used, H]
     q = jnp.pad(q, ((0, 0), (0, tiles * width - W), (0, 0), (0, 0))).astype(k_pages.dtype)
@@ -94,18 +97,16 @@ def paged_attention(
         plgpu.SMEM((shape.warpgroups, ROWS, OUT_COLUMNS), jnp.float32, transforms=swizzled[1]),
         plgpu.SMEM((shape.warpgroups, ROWS), jnp.int32),
         plgpu.SMEM((shape.warpgroups, ROWS), jnp.float32),
-        plgpu.Barrier(num_arrivals=3 if alibi else 2, num_barriers=shape.warpgroups),
+        plgpu.Barrier(num_arrivals=3 if scores.alibi else 2, num_barriers=shape.warpgroups),
         plgpu.Barrier(num_arrivals=numerics.block_pages, num_barriers=shape.num_slots),
         plgpu.Barrier(num_arrivals=shape.warpgroups, num_barriers=shape.num_slots),
     ]
-    attend_tile = partial(
-        _attend_tile, tiles=tiles, scale=scale, cap=cap, sliding_window=sliding_window, alibi=alibi, numerics=numerics
-    )
+    attend_tile = partial(_attend_tile, scores=scores, numerics=numerics)
 
     def kernel(*refs: Any) -> None:
         pl.run_scoped(partial(attend_tile, *refs), *scratch, collective_axes="warpgroup")
 
-    operands = [q, k_pages, v_pages, page_tables, positions, *([_log2_slopes(N, K, rows)] if alibi else [])]
+    operands = [q, k_pages, v_pages, page_tables, positions, *([_log2_slopes(N, K, rows)] if scores.alibi else [])]
     results = [jax.ShapeDtypeStruct((X, splits, K, used, H), jnp.float32)]
     if splits > 1:  # and the logarithm of each row's sum of exponentials
         results.append(jax.ShapeDtypeStruct((X, splits, K, rows), jnp.float32))
@@ -115,10 +116,7 @@ def paged_attention(
         kernel,
         results,
         mesh=plgpu.Mesh(
-            grid=(K, splits, X),
-            grid_names=("head", "split", "tile"),
-            num_threads=shape.warpgroups + 1,
-            thread_name="warpgroup",
+            grid=(K, splits, X), grid_names=("head", "split", "tile"), num_threads=shape.warpgroups + 1, thread_name="warpgroup"
         ),
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         cost_estimate=pl.CostEstimate(
@@ -139,9 +137,10 @@ def paged_attention(
 
 
 def check(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> None:
-    """Raises `InputError` for what the kernel does not take, naming the argument; shapes as in `api.paged_attention`."""
+    """Raises `InputError`, naming the argument, for what the kernel does not support; shapes as in `api.paged_attention`."""
     K, page, H = v_pages.shape[1:]
-    Q, tile = q.shape[2] // K, numerics.query_tile
+    Q = q.shape[2] // K
+    tile = numerics.query_tile
     if v_pages.dtype not in DTYPES:
         raise InputError(f'the "pallas_gpu" attention takes a bfloat16 or float16 cache, got cache_dtype {v_pages.dtype}')
     if H not in (64, 128, 192, 256):
@@ -153,7 +152,7 @@ def check(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> None:
         raise InputError(f'the "pallas_gpu" attention takes pages of a multiple of 64 slots, got Numerics.page {page}')
     if numerics.block_pages * page > MAX_BLOCK:
         raise InputError(
-            f'the "pallas_gpu" attention takes at most {MAX_BLOCK} slots a step, got block_pages {numerics.block_pages} of '
+            f'the "pallas_gpu" attention takes at most {MAX_BLOCK} slots per step, got block_pages {numerics.block_pages} of '
             f"Numerics.page {page}: lower one of these"
         )
     if tile * Q > MAX_WARPGROUPS * ROWS:
@@ -170,7 +169,8 @@ def check(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> None:
 
 def tile_shape(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> TileShape:
     """The sizes of a CTA for `q [G, W, N, H]` and `v_pages [num_pages, K, page, H]`: as many slots as fit."""
-    W, Q = q.shape[1], q.shape[2] // v_pages.shape[1]
+    W = q.shape[1]
+    Q = q.shape[2] // v_pages.shape[1]
     fixed, slot = _smem_parts(v_pages, numerics, Q)
     used = min(ROWS, min(W, numerics.query_tile) * Q)
     return TileShape(
@@ -181,7 +181,7 @@ def tile_shape(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> TileShap
 
 
 def smem_bytes(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> int:
-    """Bytes of shared memory that a CTA holds: the ring, queries, probabilities, results on their way out, and scratch."""
+    """Bytes of shared memory that a CTA holds: the ring, queries, probabilities, results being copied out, and scratch."""
     fixed, slot = _smem_parts(v_pages, numerics, q.shape[2] // v_pages.shape[1])
     return fixed + tile_shape(q, v_pages, numerics).num_slots * slot
 
@@ -191,10 +191,11 @@ def _warpgroups(numerics: Numerics, Q: int) -> int:
 
 
 def _smem_parts(v_pages: jax.Array, numerics: Numerics, Q: int) -> tuple[int, int]:
-    """Bytes of shared memory beside the ring, and of one slot of it."""
+    """Bytes of shared memory without the ring, and bytes of one slot of the ring."""
     page, H = v_pages.shape[2:]
-    size, block = v_pages.dtype.itemsize, numerics.block_pages * page
-    small = 5 * ALIGNMENT  # positions, sums, barriers, and what the compiler keeps for sums over a row
+    size = v_pages.dtype.itemsize
+    block = numerics.block_pages * page
+    small = 5 * ALIGNMENT  # positions, sums, barriers, and the compiler's buffer for sums over a row
     return _warpgroups(numerics, Q) * ROWS * (H * size + block * size + OUT_COLUMNS * 4) + small, block * H * size
 
 
@@ -211,24 +212,26 @@ def _attend_tile(
     v_ref: Any,  # [num_pages, K, page, H]
     tables_ref: Any,  # [G, max_pages]
     positions_ref: Any,  # [X, rows]
-    *refs: Any,  # slopes [K, rows] if there are any; o [X, splits, K, used, H]; lse [X, splits, K, rows] if split; scratch
-    tiles: int,
-    scale: float,
-    cap: float | None,
-    sliding_window: int | None,
-    alibi: bool,
+    *refs: Any,  # slopes [K, rows] with alibi; o [X, splits, K, used, H]; lse [X, splits, K, rows] if split; scratch
+    scores: Scores,
     numerics: Numerics,
 ) -> None:
-    """One warpgroup of a CTA: the last one fetches what the others compute with."""
-    slopes_refs, result_refs = refs[:alibi], refs[alibi:]
+    """One warpgroup of a CTA: the last one fetches the pages that the others compute with."""
+    slopes_refs = refs[: scores.alibi]
+    result_refs = refs[scores.alibi :]
     o_ref, *lse_refs, ring_ref, q_tile_ref, p_ref, out_ref, position_ref, numbers_ref, queries, arrived, free = result_refs
     num_slots, block, H = ring_ref.shape
-    page, rows, block_pages = k_ref.shape[2], positions_ref.shape[1], numerics.block_pages
+    page = k_ref.shape[2]
+    rows = positions_ref.shape[1]
+    tiles = positions_ref.shape[0] // tables_ref.shape[0]  # tiles per window
+    block_pages = numerics.block_pages
+    sliding_window = scores.sliding_window
     warpgroups = rows // ROWS
     used = q_ref.shape[2] // warpgroups
     head, split, x, warpgroup = (jax.lax.axis_index(name) for name in ("head", "split", "tile", "warpgroup"))
 
-    first, last = positions_ref[x, 0], positions_ref[x, rows - 1]
+    first = positions_ref[x, 0]
+    last = positions_ref[x, rows - 1]
     last_page = jax.lax.div(last + page, page) - 1  # -1 without a position
     first_page = jnp.int32(0) if sliding_window is None else jax.lax.div(jnp.maximum(first - sliding_window + 1, 0), page)
     num_steps = jax.lax.div(last_page - first_page + block_pages, block_pages)
@@ -238,12 +241,12 @@ def _attend_tile(
         num_steps = jnp.clip(num_steps - split * per_split, 0, per_split)
 
     def slots(step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The slots of the keys and of the values of `step`."""
+        """The ring slots of the keys and of the values of `step`."""
         return jax.lax.rem(2 * step, num_slots), jax.lax.rem(2 * step + 1, num_slots)
 
     def fetch(step: jax.Array, _: None) -> None:
         block_page = first_page + step * block_pages
-        # What a last block lacks is masked, and stands for itself: no place past the window's pages is read.
+        # A partial last block repeats its last page, which is masked: no table entry past the window's pages is read.
         page_ids = [tables_ref[jax.lax.div(x, tiles), jnp.minimum(block_page + n, last_page)] for n in range(block_pages)]
         for which, (pages_ref, slot) in enumerate(zip((k_ref, v_ref), slots(step), strict=True)):
 
@@ -273,11 +276,11 @@ def _attend_tile(
         plgpu.copy_gmem_to_smem(q_ref.at[x, head, ours], q_rows.at[pl.ds(0, used)], queries.at[warpgroup])
         all_rows = pl.ds(warpgroup * ROWS, ROWS)
         plgpu.copy_gmem_to_smem(positions_ref.at[x, all_rows], position_ref.at[warpgroup], queries.at[warpgroup])
-        for slopes_ref in slopes_refs:  # they come where the sums go out
+        for slopes_ref in slopes_refs:  # they use the buffer of the outgoing sums
             plgpu.copy_gmem_to_smem(slopes_ref.at[head, all_rows], numbers_ref.at[warpgroup], queries.at[warpgroup])
         plgpu.barrier_wait(queries.at[warpgroup])
         position = position_ref[warpgroup]
-        slopes = numbers_ref[warpgroup] if alibi else None
+        slopes = numbers_ref[warpgroup] if scores.alibi else None
         columns = H if H <= MAX_COLUMNS else 64
         product = partial(_product, interpret=numerics.interpret)
 
@@ -285,19 +288,19 @@ def _attend_tile(
             m_prev, l_prev, o_prev = carry
             k_slot, v_slot = slots(step)
             plgpu.barrier_wait(arrived.at[k_slot])
-            scores = product(q_rows, ring_ref.at[k_slot], transpose_b=True)
+            score = product(q_rows, ring_ref.at[k_slot], transpose_b=True)
             plgpu.barrier_arrive(free.at[k_slot])
-            scores = _log2_scores(scores, scale, cap)
+            score = _log2_scores(score, scores.scale, scores.cap)
             column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, block), 1)
             distance = _across(position - (first_page + step * block_pages) * page, block) - column
             keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
             if slopes is not None:
-                scores = lower_scores(scores, _across(slopes, block), distance)
-            scores = jnp.where(keep, scores, MASK_VALUE)
-            m_next = jnp.maximum(m_prev, scores.max(axis=1))
+                score = lower_scores(score, _across(slopes, block), distance)
+            score = jnp.where(keep, score, MASK_VALUE)
+            m_next = jnp.maximum(m_prev, score.max(axis=1))
             rescale = jnp.exp2(m_prev - m_next)
-            # Above every masked score: a row that has seen nothing yet has probabilities of 0, not of exp2(0).
-            p = jnp.exp2(scores - _across(jnp.maximum(m_next, MASK_VALUE / 2), block))
+            # The bound lies above every masked score: a row without keys so far gets probability 0, not exp2(0).
+            p = jnp.exp2(score - _across(jnp.maximum(m_next, MASK_VALUE / 2), block))
             l_next = l_prev * rescale + p.sum(axis=1)
             p_rows[...] = p.astype(p_ref.dtype)
             plgpu.commit_smem()
@@ -313,7 +316,7 @@ def _attend_tile(
         l = jnp.zeros((ROWS,), jnp.float32)
         o = tuple(jnp.zeros((ROWS, columns), jnp.float32) for _ in range(0, H, columns))
         m, l, o = jax.lax.fori_loop(0, num_steps, attend_block, (m, l, o))
-        divisor = jnp.where(l == 0, 1.0, l)  # of a row that attends to nothing, which is finite and of no use
+        divisor = jnp.where(l == 0, 1.0, l)  # keeps rows that attend to nothing finite; they are not used
         for start in range(0, H, OUT_COLUMNS):
             part, begin = divmod(start, columns)
             attended = jax.lax.slice(o[part], (0, begin), (ROWS, begin + OUT_COLUMNS))
@@ -332,8 +335,8 @@ def _attend_tile(
 def _product(a_ref: Any, b_ref: Any, *, transpose_b: bool, interpret: bool) -> jax.Array:
     """`a [m, k]` times `b [k, n]`, or `b [n, k]` transposed, both in shared memory: `[m, n]` float32, by wgmma.
 
-    Interpreted, it is XLA's product: the simulator's own, NumPy's, rounds a row by where it stands, and in jax 0.10 takes no
-    transposed operand.
+    When interpreted it is XLA's product: the simulator uses NumPy's, which rounds a row by its place, and in jax 0.10 takes
+    no transposed operand.
     """
     if interpret:
         contract = ((1,), (1 if transpose_b else 0,))
@@ -349,17 +352,17 @@ def _product(a_ref: Any, b_ref: Any, *, transpose_b: bool, interpret: bool) -> j
 
 
 def _log2_scores(products: jax.Array, scale: float, cap: float | None) -> jax.Array:
-    """Scores in units of log 2, capped; tanh by exp2, because the approximate tanh of the hardware is right to 11 bits only."""
+    """Capped scores in units of log 2. tanh is computed by exp2: the hardware's approximate tanh has only 11 correct bits."""
     if cap is None:
         return products * (scale * LOG2E)
     return cap * LOG2E - (2 * cap * LOG2E) / (1 + jnp.exp2(products * (2 * LOG2E * scale / cap)))
 
 
 def _log2_slopes(N: int, K: int, rows: int) -> np.ndarray:
-    """The slope of each row of a tile in units of log 2, `[K, rows]`: heads of a KV head follow each other."""
+    """Slopes of a tile's rows in units of log 2, `[K, rows]`; query heads of a KV head follow each other."""
     return alibi_slopes(N).reshape(K, N // K)[:, np.arange(rows) % (N // K)] * np.float32(LOG2E)
 
 
 def _across(row_values: jax.Array, columns: int) -> jax.Array:
-    """`[rows]` in every one of `columns`."""
+    """Copies `row_values [rows]` into each of `columns`: `[rows, columns]`."""
     return jax.lax.broadcast_in_dim(row_values, (row_values.shape[0], columns), (0,))

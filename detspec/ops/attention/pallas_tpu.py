@@ -1,16 +1,16 @@
 """Attention over a paged cache for TPU v4 and newer, in Pallas (Mosaic).
 
 1. Queries are cut into tiles of `query_tile` positions of one window. A program of the grid handles one tile, or one split of
-   it: all heads, over the pages the tile needs, ascending. Pages past it or before its sliding window are not even read.
-2. Whatever `W` is, a tile's products have `query_tile * Q` rows a KV head: rows a short window lacks are zeros in VMEM, and
-   neither read, written nor put through the softmax. So a row meets one shape of product, and its bits do not tell how the
-   rows were cut.
-3. Pages come by DMA, whole: `[K, page, H]` is one contiguous stretch. A ring of `num_buffers` of them is filled ahead of the
-   products, across the borders of tiles, so that short sequences do not wait for their first page.
+   it: all heads, over the pages the tile needs, ascending. Pages past the tile or before its sliding window are not read.
+2. For every `W`, a tile's products have `query_tile * Q` rows per KV head. Rows that a short window lacks are zeros in VMEM,
+   neither read nor written, and skip the softmax. So each row meets one shape of product, and the result does not depend on
+   how rows were split into windows.
+3. DMA copies whole pages: `[K, page, H]` is contiguous. A ring of `num_buffers` pages is filled ahead of the products, across
+   the borders of tiles, so that short sequences do not wait for their first page.
 
        tiles       0          1     3            (tile 2 pads the pass and needs no page)
        pages       a  b  c    d     e  f
-       ring slot   0  1  0    1     0  1         num_buffers 2: while c is multiplied, d of the next tile is on its way
+       ring slot   0  1  0    1     0  1         num_buffers 2: while c is multiplied, d of the next tile is in flight
 
 The grid has two lanes of tiles, `parallel` to each other: chips with two cores under one device (v4, v5p) run one lane each.
 """
@@ -27,21 +27,22 @@ from jax.experimental.pallas import tpu as pltpu
 from detspec.errors import InputError
 from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.attention.reference import MASK_VALUE
+from detspec.ops.attention.scores import Scores
 from detspec.ops.attention.splits import merge_splits
 from detspec.ops.softcap import softcap
 from detspec.schedule import Numerics
 
-NUM_LANES = 2  # of the grid: TensorCores that one device may have
+NUM_LANES = 2  # lanes of the grid, one for each TensorCore that a device may have
 MIN_ROWS = 16  # a bfloat16 tile in VMEM has 16 rows
 LANE_WIDTH = 128  # columns of a register
-IN_FLIGHT_BYTES = 2 << 20  # what must be on its way to hide the latency of HBM: about 1 us at 2 TB/s
+IN_FLIGHT_BYTES = 2 << 20  # bytes in flight that hide the latency of HBM: about 1 us at 2 TB/s
 MAX_BUFFERS = 8
-VMEM_BYTES = 14 << 20  # of the 16 MiB that a kernel has by default on the smallest chip
-SMEM_BYTES = (1 << 20) - (8 << 10)  # of scalars, beside what the compiler keeps there
+VMEM_BYTES = 14 << 20  # a kernel has 16 MiB by default on the smallest chip
+SMEM_BYTES = (1 << 20) - (8 << 10)  # scalar memory, less what the compiler needs
 DTYPES = (jnp.bfloat16, jnp.float32)
 
 
-# What `_plan_work` tells of each tile: this many stretches of `num_tiles` scalars, then the first tile of each lane.
+# Result of `_plan_work`: NUM_FACTS arrays of `num_tiles` scalars in this order, then the first tile of each lane.
 FIRST_BLOCK, NUM_STEPS, FIRST_POSITION, LAST_POSITION, NEXT_TILE, NUM_FACTS = range(6)
 
 
@@ -49,8 +50,17 @@ class TileShape(NamedTuple):
     """Sizes of one program."""
 
     rows: int  # M of the products, per KV head
-    used_rows: int  # rows of these that a window can fill
+    used_rows: int  # number of these rows that a window can fill
     num_buffers: int
+
+
+class Tiling(NamedTuple):
+    """How the grid's tiles relate to windows."""
+
+    num_tiles: int
+    tiles_per_window: int
+    max_pages: int  # pages of one window's table
+    Q: int  # query heads per KV head
 
 
 def paged_attention(
@@ -60,20 +70,19 @@ def paged_attention(
     page_tables: jax.Array,
     positions: jax.Array,
     *,
-    scale: float,
-    cap: float | None,
-    sliding_window: int | None,
-    alibi: bool,
+    scores: Scores,
     numerics: Numerics,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float32."""
-    check(q, v_pages, page_tables, alibi, numerics)
+    check(q, v_pages, page_tables, scores.alibi, numerics)
     G, W, N, H = q.shape
-    K, page = v_pages.shape[1], v_pages.shape[2]
-    Q, tile, splits = N // K, numerics.query_tile, numerics.num_splits
+    K = v_pages.shape[1]
+    page = v_pages.shape[2]
+    Q = N // K
+    splits = numerics.num_splits
     shape = tile_shape(q, v_pages, numerics)
-    width = min(W, tile)  # positions of a tile that a window can fill
-    tiles = -(-W // tile)
+    width = min(W, numerics.query_tile)  # positions of a tile that a window can fill
+    tiles = -(-W // numerics.query_tile)
 
     # [G, W, N, H] -> [G * tiles, K, used_rows, H]
     q = jnp.pad(q, ((0, 0), (0, tiles * width - W), (0, 0), (0, 0))).astype(k_pages.dtype)
@@ -81,20 +90,11 @@ def paged_attention(
     q = jnp.pad(q, ((0, 0), (0, 0), (0, shape.used_rows - width * Q), (0, 0)))
     positions = jnp.pad(positions, ((0, 0), (0, tiles * width - W)), mode="edge").reshape(G * tiles, width)
 
-    work = _plan_work(positions, page, sliding_window, numerics)
-    num_tiles, lanes = G * tiles * splits, NUM_LANES
+    work = _plan_work(positions, page, scores.sliding_window, numerics)
+    num_tiles = G * tiles * splits
+    lanes = NUM_LANES
     per_lane = -(-num_tiles // lanes)
-    kernel = partial(
-        _attend_tile,
-        num_tiles=num_tiles,
-        tiles_per_window=tiles * splits,
-        max_pages=page_tables.shape[1],
-        Q=Q,
-        scale=scale,
-        cap=cap,
-        sliding_window=sliding_window,
-        alibi=alibi,
-    )
+    kernel = partial(_attend_tile, tiling=Tiling(num_tiles, tiles * splits, page_tables.shape[1], Q), scores=scores)
 
     def tile_of(lane: jax.Array, index: jax.Array) -> jax.Array:
         return jnp.minimum(index * lanes + lane, num_tiles - 1)
@@ -108,7 +108,7 @@ def paged_attention(
     rows, used, buffers = shape
     operands: list[Any] = [q, k_pages, v_pages]
     operand_specs = [pl.BlockSpec((None, K, used, H), at_query), *2 * [pl.BlockSpec(memory_space=pl.ANY)]]
-    if alibi:
+    if scores.alibi:
         operands.append(_row_slopes(N, K, used))
         operand_specs.append(pl.BlockSpec((K, used, LANE_WIDTH), lambda *_: (0, 0, 0)))
     result_shapes = [jax.ShapeDtypeStruct((per_lane * lanes, K, used, H), jnp.float32)]
@@ -156,7 +156,7 @@ def paged_attention(
 
 
 def check(q: jax.Array, v_pages: jax.Array, page_tables: jax.Array, alibi: bool, numerics: Numerics) -> None:
-    """Raises `InputError` for what the kernel does not take, naming the argument; shapes as in `api.paged_attention`."""
+    """Raises `InputError`, naming the argument, for what the kernel does not support; shapes as in `api.paged_attention`."""
     K, page, H = v_pages.shape[1:]
     if v_pages.dtype not in DTYPES:
         raise InputError(f'the "pallas_tpu" attention takes a bfloat16 or float32 cache, got cache_dtype {v_pages.dtype}')
@@ -193,7 +193,7 @@ def tile_shape(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> TileShap
 
 
 def vmem_bytes(q: jax.Array, v_pages: jax.Array, alibi: bool, numerics: Numerics) -> int:
-    """Bytes of VMEM that a program holds: the ring of pages, queries, running sums, and two blocks each of input and output."""
+    """Bytes of VMEM that a program holds: the ring of pages, queries, running sums, and two blocks of input and output each."""
     _, K, page, H = v_pages.shape
     rows, used, buffers = tile_shape(q, v_pages, numerics)
     itemsize = v_pages.dtype.itemsize
@@ -204,19 +204,21 @@ def vmem_bytes(q: jax.Array, v_pages: jax.Array, alibi: bool, numerics: Numerics
 
 
 def _row_slopes(N: int, K: int, rows: int) -> np.ndarray:
-    """The slope of each row of a tile, `[K, rows, LANE_WIDTH]`, in every column: heads of a KV head follow each other."""
+    """Slopes of a tile's rows in every column, `[K, rows, LANE_WIDTH]`; query heads of a KV head follow each other."""
     slopes = alibi_slopes(N).reshape(K, N // K)[:, np.arange(rows) % (N // K)]
     return np.repeat(slopes[:, :, None], LANE_WIDTH, axis=2)
 
 
 def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, numerics: Numerics) -> jax.Array:
-    """What each tile has to do, from the positions `[X, width]` of its rows: int32 scalars in the order of FIRST_BLOCK ...
+    """The work of each tile, from the positions `[X, width]` of its rows: int32 scalars, ordered as FIRST_BLOCK and following.
 
-    A tile is `split` of query tile `x` at `x * num_splits + split`. Tiles of a lane that have nothing to do are skipped:
-    `next_tile` is the next one that has, or `num_tiles`.
+    Split `split` of query tile `x` has index `x * num_splits + split`. A lane skips tiles without work: NEXT_TILE is its next
+    tile with work, or `num_tiles`.
     """
-    splits, block = numerics.num_splits, numerics.block_pages
-    start, last = positions[:, 0], positions.max(1)
+    splits = numerics.num_splits
+    block = numerics.block_pages
+    start = positions[:, 0]
+    last = positions.max(1)
     first_page = jnp.zeros_like(start) if sliding_window is None else jnp.maximum(start - sliding_window + 1, 0) // page
     steps = jnp.where(last >= 0, -(-(last // page + 1 - first_page) // block), 0)
     per_split = -(-steps // splits)
@@ -224,12 +226,13 @@ def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, nume
     num_steps = jnp.clip(steps[:, None] - before, 0, per_split[:, None]).reshape(-1)
     num_tiles = num_steps.shape[0]
     tile = jnp.arange(num_tiles, dtype=jnp.int32)
-    # [per_lane, lanes]: the tile itself where it has work, else none; then the smallest from each place on
+    # [per_lane, lanes]: the tile itself if it has work, else `num_tiles`; then the minimum from each place on
     working = jnp.pad(jnp.where(num_steps > 0, tile, num_tiles), (0, -num_tiles % NUM_LANES), constant_values=num_tiles)
     upcoming = jax.lax.cummin(working.reshape(-1, NUM_LANES), axis=0, reverse=True)
     after = jnp.pad(upcoming[1:], ((0, 1), (0, 0)), constant_values=num_tiles).reshape(-1)[:num_tiles]
     first_block = (first_page[:, None] + before * block).reshape(-1)
-    start, last = jnp.repeat(start, splits), jnp.repeat(last, splits)
+    start = jnp.repeat(start, splits)
+    last = jnp.repeat(last, splits)
     return jnp.concatenate([first_block, num_steps, start, last, after, upcoming[0]]).astype(jnp.int32)
 
 
@@ -239,43 +242,42 @@ def _attend_tile(
     q_ref: Any,  # [K, used_rows, H]
     k_hbm_ref: Any,  # [num_pages, K, page, H]
     v_hbm_ref: Any,  # [num_pages, K, page, H]
-    *refs: Any,  # slopes [K, used_rows, LANE_WIDTH] if there are any; o [K, used_rows, H]; lse as slopes if split; scratch
-    num_tiles: int,
-    tiles_per_window: int,
-    max_pages: int,
-    Q: int,
-    scale: float,
-    cap: float | None,
-    sliding_window: int | None,
-    alibi: bool,
+    *refs: Any,  # slopes [K, used_rows, LANE_WIDTH] with alibi; o [K, used_rows, H]; lse as slopes if split; scratch
+    tiling: Tiling,
+    scores: Scores,
 ) -> None:
-    """One tile: its online softmax over the pages it needs, while pages of what comes next are on their way."""
-    slope_refs, result_refs = refs[:alibi], refs[alibi:]
+    """One tile: online softmax over the pages it needs, while the pages of following steps are in flight."""
+    num_tiles, tiles_per_window, max_pages, Q = tiling
+    sliding_window = scores.sliding_window
+    slope_refs = refs[: scores.alibi]
+    result_refs = refs[scores.alibi :]
     o_ref, *lse_refs, q_tile_ref, k_ring_ref, v_ring_ref, arrived_ref, cursor_ref, m_ref, l_ref, acc_ref = result_refs
     K, used, H = q_ref.shape
     rows = q_tile_ref.shape[1]
     buffers, block_pages, _, page, _ = k_ring_ref.shape
-    lane, index = pl.program_id(0), pl.program_id(1)
+    lane = pl.program_id(0)
+    index = pl.program_id(1)
     tile = index * NUM_LANES + lane
 
     def of_tile(fact: int, tile: jax.Array) -> jax.Array:
         return work_ref[fact * num_tiles + tile]
 
     def copies(slot: jax.Array, page_of: Any) -> list[Any]:
-        """The DMAs of one step into `slot` of the ring; `page_of(n)` is the id of its n-th page."""
+        """The DMAs of one step into ring slot `slot`; `page_of(n)` is the id of the step's n-th page."""
         return [
             pltpu.make_async_copy(hbm.at[page_of(n)], ring.at[slot, n], arrived_ref.at[which, slot])
             for n in range(block_pages)
             for which, (hbm, ring) in enumerate(((k_hbm_ref, k_ring_ref), (v_hbm_ref, v_ring_ref)))
         ]
 
-    # cursor: the tile and step whose pages are fetched next, the slot they go to; and the slot that is multiplied next
+    # cursor: tile and step whose pages are fetched next, the slot they go to, and the slot that is multiplied next
     def fetch() -> None:
         ahead = cursor_ref[0]
 
         @pl.when(ahead < num_tiles)
         def fetch_step() -> None:
-            step, slot = cursor_ref[1], cursor_ref[2]
+            step = cursor_ref[1]
+            slot = cursor_ref[2]
             block = of_tile(FIRST_BLOCK, ahead) + step * block_pages
             table = jax.lax.div(ahead, tiles_per_window) * max_pages
             for copy in copies(slot, lambda n: tables_ref[table + jnp.minimum(block + n, max_pages - 1)]):
@@ -314,15 +316,15 @@ def _attend_tile(
         for head in range(K):
             keys = k_ring_ref[slot, :, head].reshape(columns, H)
             values = v_ring_ref[slot, :, head].reshape(columns, H)
-            scores = _product(q_tile_ref[head], keys, contract=1)[:used] * scale
-            scores = softcap(scores, cap)
+            score = _product(q_tile_ref[head], keys, contract=1)[:used] * scores.scale
+            score = softcap(score, scores.cap)
             for slope_ref in slope_refs:
-                scores = lower_scores(scores, slope_ref[head, :, :1], distance)
-            scores = jnp.where(keep, scores, MASK_VALUE)
+                score = lower_scores(score, slope_ref[head, :, :1], distance)
+            score = jnp.where(keep, score, MASK_VALUE)
             m_prev = m_ref[head]
-            m_next = jnp.maximum(m_prev, scores.max(1, keepdims=True))
+            m_next = jnp.maximum(m_prev, score.max(1, keepdims=True))
             rescale = jnp.exp(m_prev - m_next)
-            p = jnp.where(keep, jnp.exp(scores - m_next[:, :1]), 0.0)
+            p = jnp.where(keep, jnp.exp(score - m_next[:, :1]), 0.0)
             m_ref[head] = m_next
             l_ref[head] = l_ref[head] * rescale + p.sum(1, keepdims=True)
             p = p.astype(values.dtype)
@@ -331,7 +333,7 @@ def _attend_tile(
             acc_ref[head] = acc_ref[head] * rescale[:, :1] + _product(p, values, contract=0)[:used]
 
     num_steps = of_tile(NUM_STEPS, jnp.minimum(tile, num_tiles - 1))
-    jax.lax.fori_loop(0, jnp.where(tile < num_tiles, num_steps, 0), attend_block, None)  # a lane may end with no tile
+    jax.lax.fori_loop(0, jnp.where(tile < num_tiles, num_steps, 0), attend_block, None)  # the last tile of a lane may not exist
     l = l_ref[...]
     attended_anything = l > 0
     l = jnp.where(attended_anything, l, 1.0)
@@ -341,9 +343,11 @@ def _attend_tile(
 
 
 def _product(a: jax.Array, b: jax.Array, *, contract: int) -> jax.Array:
-    """`a [m, k]` times `b`, over axis `contract` of it, in float32; float32 operands are not rounded to bfloat16."""
+    """Product of `a [m, k]` and `b` over axis `contract` of `b`, in float32; float32 operands are not rounded to bfloat16."""
     return jax.lax.dot_general(
-        *(a, b, (((1,), (contract,)), ((), ()))),
+        a,
+        b,
+        (((1,), (contract,)), ((), ())),
         precision=jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )

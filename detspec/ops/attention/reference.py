@@ -2,16 +2,17 @@
 
 1. Queries are cut into tiles: `Q` query heads of up to `query_tile` consecutive positions of one window share their KV head's
    keys, so a tile is a `[tile * Q, H]` matrix per KV head.
-2. A loop runs over KV blocks of one page, ascending from page 0, as far as the furthest query of the pass needs. A block past a
-   row's position is an exact no-op for it: its scores are MASK_VALUE, `exp(MASK_VALUE - m) == 0`, the rescale factor is 1.
+2. A loop runs over KV blocks of one page, ascending from page 0 to the last page that a query of the pass needs. A block past
+   a row's position is an exact no-op for it: its scores are MASK_VALUE, `exp(MASK_VALUE - m) == 0`, the rescale factor is 1.
    With a sliding window the loop starts at the first page that any query needs. A block before a row's window is an exact
-   no-op for it too: `m` stays MASK_VALUE, and its probabilities are set to 0.
-3. With `num_splits > 1` (fast decode only) each split runs the loop over its own stretch of pages, and the parts are merged.
+   no-op, too: `m` stays MASK_VALUE, and its probabilities are set to 0.
+3. With `num_splits > 1` (fast decode only) each split loops over its own range of pages, and the parts are merged.
 
-Sums over a block go through `sum_fn`, because XLA orders `sum(-1)` by the whole shape.
+Sums over a block use `sum_fn`, because XLA chooses the order of `sum(-1)` by the whole shape.
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +20,22 @@ import numpy as np
 
 from detspec.errors import InputError
 from detspec.ops.alibi import alibi_slopes, lower_scores
+from detspec.ops.attention.scores import Scores
 from detspec.ops.attention.splits import merge_splits
 from detspec.ops.row_sum import SumFn, sum_fn
 from detspec.ops.softcap import softcap
 from detspec.schedule import Numerics
 
-MASK_VALUE = -1e30  # finite, so that a fully masked block stays free of nan
+MASK_VALUE = -1e30  # finite, so that a fully masked block has no nan
 MIN_TILE_ROWS = 2  # a one-row product takes another code path on the CPU, with other bits
+
+
+class Tiles(NamedTuple):
+    """Tiles of queries, and where each looks."""
+
+    q: jax.Array  # [X, K, rows, H]
+    page_tables: jax.Array  # [X, max_pages]
+    row_position: jax.Array  # [X, rows]
 
 
 def paged_attention(
@@ -35,19 +45,17 @@ def paged_attention(
     page_tables: jax.Array,
     positions: jax.Array,
     *,
-    scale: float,
-    cap: float | None,
-    sliding_window: int | None,
-    alibi: bool,
+    scores: Scores,
     numerics: Numerics,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, H, page]`."""
     if numerics.block_pages != 1:
-        raise InputError(f'the "reference" attention takes one page a step, got Numerics.block_pages {numerics.block_pages}')
+        raise InputError(f'the "reference" attention takes one page per step, got Numerics.block_pages {numerics.block_pages}')
     G, W, N, H = q.shape
-    K, page = v_pages.shape[1], v_pages.shape[2]
+    K = v_pages.shape[1]
+    page = v_pages.shape[2]
     Q = N // K
-    # Padding looks where the furthest window does, so that no sliding window starts early for its sake.
+    # Padding takes the furthest position, so that it never makes a sliding window start early.
     positions = jnp.where(positions >= 0, positions, jnp.max(positions))
     tile = max(min(W, numerics.query_tile), -(-MIN_TILE_ROWS // Q))
     padded = -(-W // tile) * tile
@@ -58,28 +66,22 @@ def paged_attention(
     q = q.reshape(G * tiles, tile, K, Q, H).transpose(0, 2, 1, 3, 4).reshape(G * tiles, K, tile * Q, H).astype(k_pages.dtype)
     positions = jnp.pad(positions, ((0, 0), (0, padded - W)), mode="edge")
     row_position = jnp.repeat(positions.reshape(G * tiles, tile), Q, axis=1)  # [X, tile * Q]
-    page_tables = jnp.repeat(page_tables, tiles, axis=0)  # [X, max_pages]
-    row_slope = jnp.asarray(np.tile(alibi_slopes(N).reshape(K, Q), (1, tile))) if alibi else None  # [K, tile * Q]
+    queries = Tiles(q, jnp.repeat(page_tables, tiles, axis=0), row_position)
+    row_slope = jnp.asarray(np.tile(alibi_slopes(N).reshape(K, Q), (1, tile))) if scores.alibi else None  # [K, tile * Q]
 
+    sliding_window = scores.sliding_window
     first_block = jnp.int32(0) if sliding_window is None else jnp.maximum(jnp.min(positions) - sliding_window + 1, 0) // page
     num_blocks = jnp.max(positions) // page + 1 - first_block
-    attend = partial(
-        _attend_blocks,
-        scale=scale,
-        cap=cap,
-        sliding_window=sliding_window,
-        row_slope=row_slope,
-        sum_fn=sum_fn(numerics),
-    )
+    attend = partial(_attend_blocks, scores=scores, row_slope=row_slope, sum_fn=sum_fn(numerics))
     num_splits = numerics.num_splits
     if num_splits == 1:
         first = jnp.broadcast_to(first_block, (G * tiles,))
-        _, l, o = attend(q, k_pages, v_pages, page_tables, row_position, first, num_blocks)
+        _, l, o = attend(queries, (k_pages, v_pages), first, num_blocks)
     else:
         blocks_per_split = -(-num_blocks // num_splits)
         first = jnp.tile(first_block + jnp.arange(num_splits, dtype=jnp.int32) * blocks_per_split, G * tiles)
-        q, page_tables, row_position = (jnp.repeat(x, num_splits, axis=0) for x in (q, page_tables, row_position))
-        m, l, o = attend(q, k_pages, v_pages, page_tables, row_position, first, blocks_per_split)
+        queries = Tiles(*(jnp.repeat(x, num_splits, axis=0) for x in queries))
+        m, l, o = attend(queries, (k_pages, v_pages), first, blocks_per_split)
         l, o = merge_splits(*(x.reshape(G * tiles, num_splits, *x.shape[1:]) for x in (m, l, o)))
     attended = o / l[..., None]
     attended = attended.reshape(G, tiles, K, tile, Q, H).transpose(0, 1, 3, 2, 4, 5)
@@ -87,23 +89,22 @@ def paged_attention(
 
 
 def _attend_blocks(
-    q: jax.Array,  # [X, K, rows, H]
-    k_pages: jax.Array,
-    v_pages: jax.Array,
-    page_tables: jax.Array,  # [X, max_pages]
-    row_position: jax.Array,  # [X, rows]
+    queries: Tiles,
+    pages: tuple[jax.Array, jax.Array],  # keys, values
     first_block: jax.Array,  # [X]
     num_blocks: jax.Array,
     *,
-    scale: float,
-    cap: float | None,
-    sliding_window: int | None,
+    scores: Scores,
     row_slope: jax.Array | None,  # [K, rows]
     sum_fn: SumFn,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Online softmax over `num_blocks` pages from `first_block`: `m`, `l` `[X, K, rows]` and `o [X, K, rows, H]`."""
+    q, page_tables, row_position = queries
+    k_pages, v_pages = pages
     X, K, rows, H = q.shape
-    page, max_pages = v_pages.shape[2], page_tables.shape[1]
+    page = v_pages.shape[2]
+    max_pages = page_tables.shape[1]
+    sliding_window = scores.sliding_window
     slots = jnp.arange(page, dtype=jnp.int32)
 
     def attend_block(step: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -112,16 +113,16 @@ def _attend_blocks(
         page_ids = jnp.take_along_axis(page_tables, jnp.minimum(block, max_pages - 1)[:, None], axis=1)[:, 0]
         k_block = k_pages.at[page_ids].get(mode="promise_in_bounds")  # [X, K, H, page]
         v_block = v_pages.at[page_ids].get(mode="promise_in_bounds")  # [X, K, page, H]
-        scores = jnp.einsum("xkrh,xkhp->xkrp", q, k_block, preferred_element_type=jnp.float32) * scale
+        score = jnp.einsum("xkrh,xkhp->xkrp", q, k_block, preferred_element_type=jnp.float32) * scores.scale
         distance = row_position[:, :, None] - ((block * page)[:, None, None] + slots[None, None, :])  # [X, rows, page]
         keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
-        scores = softcap(scores, cap)
+        score = softcap(score, scores.cap)
         if row_slope is not None:
-            scores = lower_scores(scores, row_slope[None, :, :, None], distance[:, None])
-        scores = jnp.where(keep[:, None], scores, MASK_VALUE)
-        m_next = jnp.maximum(m_prev, scores.max(-1))
+            score = lower_scores(score, row_slope[None, :, :, None], distance[:, None])
+        score = jnp.where(keep[:, None], score, MASK_VALUE)
+        m_next = jnp.maximum(m_prev, score.max(-1))
         rescale = jnp.exp(m_prev - m_next)
-        p = jnp.exp(scores - m_next[..., None])
+        p = jnp.exp(score - m_next[..., None])
         if sliding_window is not None:
             p = jnp.where(keep[:, None], p, 0.0)
         l_next = l_prev * rescale + sum_fn(p)

@@ -1,4 +1,4 @@
-"""The contract of products with weights, kept as checkpoints store them, and the choice of their implementation by name."""
+"""The contract of products with weights in the layout of checkpoints, and the choice of an implementation by name."""
 
 from collections.abc import Callable
 
@@ -13,14 +13,14 @@ LinearFn = Callable[[jax.Array, jax.Array], jax.Array]  # (x [..., in], weight [
 
 
 def linear_fn(numerics: Numerics) -> LinearFn:
-    """The product that `numerics.linear` names, pinned ones by `numerics.implementation`.
+    """The product that `numerics.linear` names; "pinned" runs by `numerics.implementation`.
 
     It takes `x [..., in]` and `weight [out, in]` of one dtype and returns `x @ weight.T`, accumulated in float32, as float32
-    `[..., out]`. With "pinned" products a row's bits depend on that row, on the weight and on the implementation alone: not on
-    how many rows there are, not on its place among them, not on what the others hold. With "xla" they may.
+    `[..., out]`. With "pinned", the bits of a row depend on that row, the weight and the implementation alone. They do not
+    depend on the number, the order or the contents of the other rows. With "xla" they may.
 
     Raises:
-        InputError: when called: the arguments contradict each other, or are not among those that the implementation takes.
+        InputError: raised by the product: arguments contradict each other, or the implementation does not support them.
     """
     if numerics.linear == "xla":
         return xla.linear_f32
@@ -28,7 +28,7 @@ def linear_fn(numerics: Numerics) -> LinearFn:
 
 
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None, linear_f32: LinearFn) -> jax.Array:
-    """`linear_f32(x, weight)`, plus `bias [out]` if there is one, brought back to `x`'s dtype."""
+    """`linear_f32(x, weight)`, plus `bias [out]` unless it is None, cast to `x`'s dtype."""
     y_f32 = linear_f32(x, weight)
     if bias is not None:
         y_f32 += bias.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + bias.shape)
@@ -36,7 +36,7 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None, linear_f32: 
 
 
 def _pinned_f32(x: jax.Array, weight: jax.Array, numerics: Numerics) -> jax.Array:
-    """Checks the arguments, and gives the implementation all rows of `x` as one matrix."""
+    """Checks the arguments and calls the implementation with all rows of `x` as one matrix."""
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
         raise InputError(f"weight must be [out, in] for x [..., in], got weight {weight.shape} for x {x.shape}")
     if x.dtype != weight.dtype:

@@ -1,17 +1,16 @@
 """Pinned products on GPUs (Mosaic GPU, Hopper): one warpgroup streams blocks into shared memory, one or two multiply them.
 
 1. A thread block computes 128 outputs of one or two tiles of TILE_ROWS rows, one compute warpgroup per tile. A tile's products
-   are wgmma instructions of one shape into one float32 accumulator, over inputs ascending, whether a second tile is beside it
-   or not. Nothing is split.
+   are wgmma instructions of one shape into one float32 accumulator, over inputs ascending. A second tile does not change
+   them. Nothing is split.
 2. Blocks of BLOCK_IN inputs go through a ring of STAGES buffers, filled by TMA: 224 KiB of shared memory with two tiles.
-3. Edges: rows are padded to whole tiles with zeros; the last block of outputs begins early, so that it ends at the last output,
-   and computes some of them once more, to the same bits. A weight with a size that is no multiple of 64, or less than 128, is
-   padded with zeros: a copy, which small models can afford. No large model has such sizes.
+3. Edges: rows are padded to whole tiles with zeros. The last block of outputs begins early, so that it ends at the last
+   output; it recomputes some outputs, with the same bits. A weight with a size below 128, or not a multiple of 64, is padded
+   with zeros. That is a copy, which small models can afford; no large model has such sizes.
 
-Why these sizes: 64 bf16 rows make 64 FLOP for each byte of weights, and an H200 makes 165 in the time of reading one, so it
-costs no time to pad a few decode rows to a tile. 128 outputs rather than 256 spread 4096 outputs over 32 thread blocks, which
-draw most of the bandwidth. With 256 rows two blocks need the same weights at the same time: HBM is read once, and the rest
-comes from L2.
+Why these sizes: 64 bf16 rows need 64 FLOP per byte of weights. An H200 does 165 in the time of reading a byte, so padding a
+few decode rows to a tile costs no time. Blocks of 128 outputs, not 256, spread 4096 outputs over 32 thread blocks, which use
+most of the bandwidth. With 256 rows two blocks need the same weights at the same time: one reads HBM, the other hits L2.
 """
 
 from typing import Any
@@ -24,11 +23,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from detspec.errors import InputError
 
 TILE_ROWS = 64  # rows of one product
-MAX_TILES = 2  # that share one block of weights
-BLOCK_OUT, BLOCK_IN = 128, 64
+MAX_TILES = 2  # tiles that share one block of weights
+BLOCK_OUT = 128
+BLOCK_IN = 64
 STAGES = 5
-IN_FLIGHT = 1  # blocks that are still multiplied while the next one is waited for
-GRANULE, LEAST = 64, 128  # sizes of a weight are padded to multiples of the one, and to no less than the other
+IN_FLIGHT = 1  # blocks still being multiplied while the kernel waits for the next one
+GRANULE = 64  # sizes of a weight are padded to multiples of this
+LEAST = 128  # and at least to this
 DTYPES = (jnp.bfloat16, jnp.float16)
 SWIZZLE = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # 64 two-byte elements fill the widest swizzle
 
@@ -37,7 +38,8 @@ def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> j
     """See `api.linear_fn`; `x [R, in]`, any sizes, bfloat16 or float16."""
     if x.dtype not in DTYPES:
         raise InputError(f'x and weight of "pallas_gpu" products must be bfloat16 or float16, got {x.dtype}')
-    (R, num_in), num_out = x.shape, weight.shape[0]
+    R, num_in = x.shape
+    num_out = weight.shape[0]
     tiles = min(-(-R // TILE_ROWS), MAX_TILES)
     block_rows = tiles * TILE_ROWS
     row_blocks = -(-R // block_rows)
@@ -46,7 +48,7 @@ def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> j
     if (padded_out, padded_in) != weight.shape:
         weight = jnp.pad(weight, ((0, padded_out - num_out), (0, padded_in - num_in)))
 
-    # Pallas's interpreter multiplies with no transposed operand: there, the weight comes transposed, and so do its blocks.
+    # Pallas's interpreter cannot multiply by a transposed operand: it gets the weight and its blocks transposed.
     def turn(pair: tuple[Any, Any]) -> tuple[Any, Any]:
         return (pair[1], pair[0]) if interpret else pair
 
@@ -67,8 +69,7 @@ def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> j
                 y_smem[tile_rows] = acc[...]
                 plgpu.commit_smem()
                 plgpu.copy_smem_to_gmem(
-                    y_smem.at[tile_rows],
-                    y_gmem.at[pl.ds(first_row + tile * TILE_ROWS, TILE_ROWS), pl.ds(first_out, BLOCK_OUT)],
+                    y_smem.at[tile_rows], y_gmem.at[pl.ds(first_row + tile * TILE_ROWS, TILE_ROWS), pl.ds(first_out, BLOCK_OUT)]
                 )
                 plgpu.wait_smem_to_gmem(0)
 

@@ -1,16 +1,16 @@
 """Pinned products on TPUs (Mosaic, v4 and newer): weights stream through VMEM once for up to 256 rows.
 
-1. The grid is (row blocks, out blocks, in blocks), the last one fastest and ascending: a float32 output block stays in VMEM
-   while the products of its in blocks are added to it, one after the other. Nothing is split.
+1. The grid is (row blocks, out blocks, in blocks), the last one fastest and ascending. A float32 output block stays in VMEM
+   while the products of its in blocks are added one after the other. Nothing is split.
 2. A row block is one or two tiles of TILE_ROWS rows. The kernel makes one product per tile, all of one shape in one loop, so a
-   second tile beside the first changes neither its shape nor its order.
-3. Edges: rows past the last and outputs past the last are computed from whatever lies there and never stored, and no row or
-   output looks at another. What lies past the last input would reach sums, so the last in block is cut to what exists.
+   second tile changes neither the shape nor the order of the first.
+3. Edges: rows and outputs past the last are computed from undefined memory and never stored. No row or output reads another.
+   Memory past the last input would reach sums, so the last in block is cut to the inputs that exist.
 
-Why these sizes: 128 bf16 rows make 128 FLOP for each byte of weights, and every TPU makes more in the time of reading one (v5p
-166, v4 224, v5e 240, TPU7x 310, v6e 560), so padding a few decode rows to a tile costs no time; two tiles to a block of weights
-let a canonical pass of 256 rows read weights once. Rows are read again for each block of 1024 outputs: 256 rows are a quarter
-more. Two buffers of all blocks take 7 MiB of VMEM in bfloat16, 12 in float32; the least that a TPU gives a kernel is 16.
+Why these sizes: 128 bf16 rows need 128 FLOP per byte of weights. Every TPU does more in the time of reading a byte (v5p 166,
+v4 224, v5e 240, TPU7x 310, v6e 560), so padding a few decode rows to a tile costs no time. With two tiles per block of
+weights a canonical pass of 256 rows reads weights once. Rows are read again for each block of 1024 outputs, a quarter more
+traffic for 256 rows. Two buffers of all blocks take 7 MiB of VMEM in bfloat16, 12 in float32; every TPU gives a kernel 16.
 """
 
 import jax
@@ -21,15 +21,16 @@ from jax.experimental.pallas import tpu as pltpu
 from detspec.errors import InputError
 
 TILE_ROWS = 128  # rows of one product
-MAX_TILES = 2  # that share one block of weights
+MAX_TILES = 2  # tiles that share one block of weights
 BLOCKS = {jnp.dtype(jnp.bfloat16): (1024, 1024), jnp.dtype(jnp.float32): (1024, 512)}  # (out, in) of one block of weights
 
 
 def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> jax.Array:
-    """See `api.linear_fn`; `x [R, in]`, any sizes, bfloat16 or float32 (multiplied as such: precision HIGHEST)."""
+    """See `api.linear_fn`; `x [R, in]`, any sizes, bfloat16 or float32 (multiplied in float32: precision HIGHEST)."""
     if x.dtype not in BLOCKS:
         raise InputError(f'x and weight of "pallas_tpu" products must be bfloat16 or float32, got {x.dtype}')
-    (R, num_in), num_out = x.shape, weight.shape[0]
+    R, num_in = x.shape
+    num_out = weight.shape[0]
     block_out, block_in = BLOCKS[x.dtype]
     tiles = min(-(-R // TILE_ROWS), MAX_TILES)
     block_rows = tiles * TILE_ROWS
@@ -70,9 +71,7 @@ def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> j
         out_shape=jax.ShapeDtypeStruct((R, num_out), jnp.float32),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=2 * R * num_in * num_out,
-            bytes_accessed=x.nbytes + weight.nbytes + 4 * R * num_out,
-            transcendentals=0,
+            flops=2 * R * num_in * num_out, bytes_accessed=x.nbytes + weight.nbytes + 4 * R * num_out, transcendentals=0
         ),
         interpret=pltpu.InterpretParams() if interpret else False,
         name="pinned_linear",

@@ -1,14 +1,14 @@
-"""Pinned products in plain jax.numpy: rows go through one product of one shape, a tile at a time.
+"""Pinned products in plain jax.numpy: one product of one shape per tile of rows.
 
     R = 70, TILE_ROWS = 32:     rows 0..31 | rows 32..63 | rows 64..69 and 26 rows of zeros
 
-XLA orders the sums of a product by its shape, and all tiles have the same.
+XLA chooses the order of a product's sums by its shape, which is the same for all tiles.
 """
 
 import jax
 import jax.numpy as jnp
 
-TILE_ROWS = 32  # weights are read once a tile: few enough that one row is not dear, enough that 32 read them once
+TILE_ROWS = 32  # weights are read once per tile: 32 rows share one reading, and padding one row to 32 costs little
 
 
 def linear_f32(x: jax.Array, weight: jax.Array) -> jax.Array:

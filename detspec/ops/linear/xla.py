@@ -1,9 +1,9 @@
-"""Products with weights as XLA likes them: it may choose another order of the sums for another number of rows."""
+"""Products with weights as XLA compiles them: the order of sums may change with the number of rows."""
 
 import jax
 import jax.numpy as jnp
 
-MIN_ROWS = 4  # XLA:CPU gives a one-row bf16 product a naive loop, 10 x slower than four rows and with other bits
+MIN_ROWS = 4  # XLA:CPU runs a one-row bf16 product as a naive loop, 10 x slower than four rows and with other bits
 
 
 def linear_f32(x: jax.Array, weight: jax.Array) -> jax.Array:

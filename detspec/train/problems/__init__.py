@@ -1,1 +1,1 @@
-"""Problems to train models that think on: a question, the steps to its answer, and where in the question each step follows."""
+"""Problems to train reasoning models on: a question, the steps to its answer, and where each step can be inferred."""

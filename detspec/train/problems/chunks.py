@@ -14,27 +14,27 @@ from detspec.train.problems.words import END_ID, FILLER_ID, encode_texts
 
 
 class Encoded(NamedTuple):
-    """One problem in one arm, as token ids. `marks` and `steps` are empty but in the arm "thinking"."""
+    """One problem in one arm, as token ids. `marks` and `steps` are empty except in the arm "thinking"."""
 
-    question: str  # its text, to name it by
+    question: str  # its text, for error messages
     prompt: list[int]
-    marks: list[int]  # for each step the index in `prompt` of the token that completes what the step follows from
+    marks: list[int]  # for each step the index in `prompt` of the token after which the step can be inferred
     steps: list[list[int]]
-    continuation: list[int]  # its last id is the end token's
+    continuation: list[int]  # ends in the end token
 
 
 class Batch(NamedTuple):
-    """What one training step reads; `X = T // C` in the arm "thinking", else 0."""
+    """The input of one training step; `X = T // C` in the arm "thinking", else 0."""
 
-    tokens: np.ndarray  # [B, T + 1] int32, PAD_ID behind a problem's end
-    weights: np.ndarray  # [B, T] float32, 1 where the target tokens[:, 1:] is the continuation's, its end token included
-    thoughts: np.ndarray  # [B, X, M] int32, the thought after each chunk; NO_TOKEN behind a thought and where there is none
+    tokens: np.ndarray  # [B, T + 1] int32, PAD_ID after a problem's end
+    weights: np.ndarray  # [B, T] float32, 1 where the target in tokens[:, 1:] belongs to the continuation or ends it
+    thoughts: np.ndarray  # [B, X, M] int32, the thought after each chunk; NO_TOKEN after a thought and where there is none
 
 
 def encode(problems: Sequence[Problem], tokenizer: tokenizers.Tokenizer, arm: str, *, end_id: int = END_ID) -> list[Encoded]:
     """Token ids of `problems` in `arm`; `InputError` if the tokenizer does not know a word.
 
-    Prompts begin with what the tokenizer puts in front of every text; thoughts and continuations do not.
+    Prompts begin with the special tokens that the tokenizer adds to every text; thoughts and continuations do not.
     """
     pairs = [texts(problem, arm) for problem in problems]
     prompts = encode_texts(tokenizer, [prompt for prompt, _ in pairs], add_special_tokens=True)
@@ -43,7 +43,8 @@ def encode(problems: Sequence[Problem], tokenizer: tokenizers.Tokenizer, arm: st
     step_ids = {text: encoding.ids for text, encoding in zip(distinct, encode_texts(tokenizer, distinct), strict=True)}
     encoded = []
     for problem, prompt, continuation in zip(problems, prompts, continuations, strict=True):
-        marks, steps = [], []
+        marks = []
+        steps = []
         if arm == "thinking" and problem.steps:
             marks = token_marks(prompt.offsets, problem.marks)
             steps = [step_ids[f" {step}"] for step in problem.steps]
@@ -52,7 +53,7 @@ def encode(problems: Sequence[Problem], tokenizer: tokenizers.Tokenizer, arm: st
 
 
 def token_marks(offsets: Sequence[tuple[int, int]], marks: Sequence[int]) -> list[int]:
-    """For each mark the index of the last token that begins before it: the one that holds character `mark - 1`.
+    """For each mark, the index of the last token that begins before it; this token holds character `mark - 1`.
 
     text "Ann sits."   offsets (0, 3) (4, 8) (8, 9)   marks 3, 8, 9  ->  0, 1, 2
     """
@@ -63,14 +64,15 @@ def token_marks(offsets: Sequence[tuple[int, int]], marks: Sequence[int]) -> lis
 def align(encoded: Encoded, thinking: ThinkingConfig, phase: int = 0) -> list[list[int]]:
     """The thought after each chunk that ends before the last prompt token, with `phase` fillers in front of the prompt.
 
-    A thought is the steps whose mark lies in its chunk, then the end; the steps of the last chunk have no thought.
+    A thought is the steps whose mark lies in its chunk, then the end token. Steps of the last chunk have no thought.
 
     C = 4, phase 0   A coin's    state is heads.   Bob flips, then   Amy waits. What   's the state   ? A :
     thoughts         e           e                 tails e           tails e           e              none
 
     Raises `InputError` if a thought has more than `M` tokens, or a step holds the token that ends thoughts.
     """
-    C, M = thinking.chunk, thinking.max_thought
+    C = thinking.chunk
+    M = thinking.max_thought
     thoughts: list[list[int]] = [[] for _ in range((phase + len(encoded.prompt) - 1) // C)]
     for mark, step in zip(encoded.marks, encoded.steps, strict=True):
         chunk = (phase + mark) // C
@@ -100,14 +102,14 @@ def make_batch(
     *,
     filler_id: int = FILLER_ID,
 ) -> Batch:
-    """Rows of `seq_len` `T` tokens, one for each problem, with `phases[b]` fillers (none by default) in front of row b.
+    """Rows of `T = seq_len` tokens, one for each problem, with `phases[b]` fillers (none by default) in front of row b.
 
-    `thinking` is the model's, in the arm "thinking", and None in the others. Raises `InputError` if a problem is longer than
-    `T`, a thought longer than `M`, or a phase beyond a chunk.
+    `thinking` is the model's in the arm "thinking", else None. Raises `InputError` if a problem is longer than `T`, a
+    thought is longer than `M`, or a phase is not smaller than a chunk.
     """
     phases = [0] * len(encoded) if phases is None else [int(phase) for phase in phases]
     if len(phases) != len(encoded):
-        raise InputError(f"one phase for each problem, got {len(phases)} phases for {len(encoded)} problems")
+        raise InputError(f"give one phase for each problem, got {len(phases)} phases for {len(encoded)} problems")
     tokens = np.full((len(encoded), seq_len + 1), PAD_ID, np.int32)
     weights = np.zeros((len(encoded), seq_len), np.float32)
     shape = (seq_len // thinking.chunk, thinking.max_thought) if thinking else (0, 0)
@@ -115,7 +117,7 @@ def make_batch(
     for row, (problem, phase) in enumerate(zip(encoded, phases, strict=True)):
         if phase < 0 or (thinking and phase >= thinking.chunk):
             accepted = f"from 0 to {thinking.chunk - 1}" if thinking else "at least 0"
-            raise InputError(f"a phase is a number of fillers, {accepted}, got {phase}")
+            raise InputError(f"a phase must be a number of fillers {accepted}, got {phase}")
         ids = [filler_id] * phase + problem.prompt + problem.continuation
         if len(ids) > seq_len + 1:
             raise InputError(

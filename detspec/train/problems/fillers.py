@@ -1,4 +1,4 @@
-"""Operations that do not matter to the answer: with them between those that do, thoughts become rare."""
+"""Filler operations, which do not change the answer: with many of them, non-trivial thoughts are rare."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from detspec.errors import InputError
 def draw_fillers(rng: np.random.Generator, n: int, share: float, *, up_to: bool = False) -> np.ndarray:
     """Which of `n` operations are fillers: bool `[n]`, `share` of them but never all; `InputError` unless `n` is at least 1.
 
-    With `up_to` the share is drawn between 0 and `share` first. Whether an operation is a filler is no matter of its own
-    chance: else a problem of fillers alone, whose answer needs no thought, would be the likelier the shorter it is.
+    With `up_to` the share is first drawn between 0 and `share`. The number of fillers is fixed, not drawn for each operation:
+    otherwise short problems would often consist of fillers alone, and their answers would need no thought.
     """
     if not isinstance(n, int | np.integer) or n < 1:
         raise InputError(f"a problem needs a positive number of operations, got {n!r}")

@@ -1,4 +1,4 @@
-"""Names of people: one word each, none of them a word of a question."""
+"""Names of people: one word each, none of which occurs in a question otherwise."""
 
 NAMES = (
     *("Alice", "Bob", "Carol", "David", "Erin", "Frank", "Grace", "Henry", "Irene", "Jack"),

@@ -1,4 +1,4 @@
-"""Coin flips: which side is up after everybody has flipped the coin, or not."""
+"""Coin flips: which side is up after each person has flipped the coin or waited."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from detspec.train.problems.problem import Problem
 from detspec.train.problems.words import words_in
 
 SIDES = ("heads", "tails")
-VERBS = ("waits", "flips")  # by how many sides the coin turns
+VERBS = ("waits", "flips")  # the index says by how many sides the coin turns
 FILLER_VERBS = ("sings", "reads", "naps", "hums")
 PEOPLE = NAMES[:20]
 
@@ -19,12 +19,12 @@ PEOPLE = NAMES[:20]
 class Parity:
     """ "A coin's state is heads. Alice flips, then Bob waits. What's the state?": steps tails, tails; answer tails.
 
-    Every operation is as many tokens as any other, and given its number of operations and its first state a problem's answer
-    is either side equally often: nothing but the operations themselves gives it away.
+    All operations have the same number of tokens. Given the number of operations and the first state, both answers are
+    equally likely: only the operations themselves decide.
 
     Attributes:
-        filler: share of the operations, in [0, 1), that are about no coin ("Carol sings") and make no step. It is rounded to
-            whole operations; at least one operation is about the coin.
+        filler: share of the operations, in [0, 1), that do not concern the coin ("Carol sings") and make no step. It is
+            rounded to whole operations; at least one operation concerns the coin.
         up_to: each problem draws its own share, between 0 and `filler`.
     """
 
@@ -35,7 +35,7 @@ class Parity:
         require_fillers(self)
 
     def words(self) -> tuple[str, ...]:
-        """The words of all its texts."""
+        """All words that the texts use."""
         return words_in("A coin's state is. What's the state? , then A:", *SIDES, *VERBS, *FILLER_VERBS, *PEOPLE)
 
     def draw(self, rng: np.random.Generator, n: int) -> Problem:
@@ -43,7 +43,9 @@ class Parity:
         fillers = draw_fillers(rng, n, self.filler, up_to=self.up_to)
         side = int(rng.integers(len(SIDES)))
         people, turns, pastimes = (rng.integers(size, size=n) for size in (len(PEOPLE), len(VERBS), len(FILLER_VERBS)))
-        question, steps, marks = f"A coin's state is {SIDES[side]}.", [], []
+        question = f"A coin's state is {SIDES[side]}."
+        steps = []
+        marks = []
         for i, is_filler in enumerate(fillers):
             verb = FILLER_VERBS[pastimes[i]] if is_filler else VERBS[turns[i]]
             question += f"{', then' if i else ''} {PEOPLE[people[i]]} {verb}"

@@ -1,4 +1,4 @@
-"""A problem with its steps, and its texts in the three arms that are compared."""
+"""A problem with its steps, and its texts in each of the three arms."""
 
 import dataclasses
 import itertools
@@ -6,8 +6,8 @@ import itertools
 from detspec.config import is_count
 from detspec.errors import InputError
 
-# "thinking": the steps are thoughts, made while the question is read.   "cot": the steps are written out before the answer.
-# "no_cot": the same texts as "thinking", and nobody thinks.
+# "thinking": the steps are thoughts, made during prefill.   "cot": the model writes the steps before the answer.
+# "no_cot": the same texts as "thinking", without thoughts.
 ARMS = ("thinking", "cot", "no_cot")
 ANSWER_SIGN = "A:"
 
@@ -19,11 +19,11 @@ class Problem:
     "Ann has 2. Bob has 3. How many?"   steps ("2", "5")   marks (9, 20): "2" follows from "Ann has 2.", "5" from "... has 3"
 
     Attributes:
-        question: its text.
-        steps: their texts, in order.
-        marks: for each step a character offset into `question`: the step can be inferred once `question[:mark]` has been
-            read. They never descend.
-        answer: its text.
+        question: text of the question.
+        steps: texts of the steps, in order.
+        marks: for each step a character offset into `question`: the step can be inferred from `question[:mark]`. They never
+            descend.
+        answer: text of the answer.
     """
 
     question: str
@@ -36,7 +36,7 @@ class Problem:
             if not isinstance(text, str) or not text or text != text.strip():
                 raise InputError(f"the {name} of a problem must be text without blanks around it, got {text!r}")
         if ANSWER_SIGN in self.answer:
-            raise InputError(f"an answer must not hold {ANSWER_SIGN!r}, which stands before answers, got {self.answer!r}")
+            raise InputError(f"an answer must not hold {ANSWER_SIGN!r}, which precedes answers, got {self.answer!r}")
         if len(self.marks) != len(self.steps):
             raise InputError(f"a problem needs one mark for each step, got {len(self.steps)} steps, {len(self.marks)} marks")
         for mark in self.marks:
@@ -45,11 +45,11 @@ class Problem:
                     f"a mark must be an integer from 1 to the question's {len(self.question)} characters, got {mark!r}"
                 )
         if any(earlier > later for earlier, later in itertools.pairwise(self.marks)):
-            raise InputError(f"marks must not descend, got {list(self.marks)}; give the steps in the order they follow in")
+            raise InputError(f"marks must not descend, got {list(self.marks)}; give the steps in the order of their marks")
 
 
 def texts(problem: Problem, arm: str) -> tuple[str, str]:
-    """The prompt of `problem` in `arm`, one of `ARMS`, and the continuation to learn, which the end token follows."""
+    """The prompt of `problem` in `arm`, one of `ARMS`, and the continuation to learn, without its end token."""
     require_arm(arm)
     if arm == "cot":
         return problem.question, " " + " ".join((*problem.steps, ANSWER_SIGN, problem.answer))
@@ -57,7 +57,7 @@ def texts(problem: Problem, arm: str) -> tuple[str, str]:
 
 
 def read_answer(text: str, arm: str) -> str | None:
-    """The answer in `text`, which a model of `arm` wrote after its prompt; None if a "cot" model never came to one."""
+    """The answer in `text`, which a model of `arm` generated after its prompt; None if a "cot" model gave none."""
     require_arm(arm)
     if arm == "cot":
         _, sign, text = text.rpartition(ANSWER_SIGN)

@@ -1,4 +1,4 @@
-"""What a config names as its task: a frozen dataclass, `Parity(filler=0.8)`, that draws problems and knows their words."""
+"""The task of a config: a frozen dataclass, such as `Parity(filler=0.8)`, that draws problems and lists their words."""
 
 from pathlib import Path
 from typing import Protocol
@@ -13,22 +13,22 @@ from detspec.train.problems.words import word_tokenizer
 
 
 class Task(Protocol):
-    """`Parity`, `Variables`, `TwoHop`, `Traces`, or what a config makes itself."""
+    """`Parity`, `Variables`, `TwoHop`, `Traces`, or a class that a config defines."""
 
     def words(self) -> tuple[str, ...]:
-        """All words of its texts, or none if it brings a tokenizer."""
+        """All words that the texts use, or none if the task names a tokenizer."""
 
     def draw(self, rng: np.random.Generator, n: int) -> Problem:
-        """A problem of `n` operations, a function of `rng` alone; `InputError` if there is none of that many."""
+        """A problem of `n` operations, drawn with `rng` alone; `InputError` if there is none."""
 
 
 def tokenizer_of(task: Task) -> tokenizers.Tokenizer:
-    """The tokenizer for the texts of `task`: of its words, or the one of the folder that `Traces` name."""
+    """The tokenizer for the texts of `task`: made of its words, or read from the folder that `Traces` names."""
     if isinstance(task, Traces):
         return read_tokenizer(Path(task.tokenizer_from) / "tokenizer.json")
     return word_tokenizer(task.words())
 
 
 def data_digest(task: Task) -> str | None:
-    """Digest of the file that `task` draws from; None if it makes its problems up."""
+    """Digest of the file that `task` draws from; None if it generates its problems."""
     return task.digest if isinstance(task, Traces) else None

@@ -1,4 +1,4 @@
-"""Problems from a file: one JSON object a line, each step with its place in the question."""
+"""Problems read from a file: one JSON object a line, each step with a mark in the question."""
 
 import dataclasses
 import functools
@@ -20,33 +20,33 @@ STEP_KEYS = ("text", "mark")
 
 @dataclasses.dataclass(frozen=True)
 class Traces:
-    """Problems of a file, such as school arithmetic with worked steps, each with its mark.
+    """Problems read from a file, such as school arithmetic with worked steps.
 
     {"question": "Ann has 2. Bob has 3. How many?", "steps": [{"text": "2 + 3 = 5", "mark": 20}], "answer": "5"}
 
     Attributes:
-        path: the file.
-        tokenizer_from: folder of the `tokenizer.json` to read its texts with.
+        path: file of problems.
+        tokenizer_from: folder that holds the `tokenizer.json` for these texts.
     """
 
     path: str
     tokenizer_from: str
 
     def words(self) -> tuple[str, ...]:
-        """None: the words are those of the tokenizer."""
+        """Empty: the tokenizer defines the words."""
         return ()
 
     def draw(self, rng: np.random.Generator, n: int) -> Problem:
-        """Any of the problems, all equally likely; they are as long as they are, whatever `n`."""
+        """Any of the problems, all equally likely; `n` is ignored."""
         return self.problems[int(rng.integers(len(self.problems)))]
 
     @functools.cached_property
     def problems(self) -> tuple[Problem, ...]:
-        """All problems of the file, in its order, read once."""
+        """All problems in the order of the file, which is read once."""
         return read_traces(self.path)
 
     def check(self, check_fn: Callable[[Problem], object]) -> None:
-        """Calls `check_fn` on every problem, once for all; an `InputError` of it is raised with the file and the line."""
+        """Calls `check_fn` on every problem. If it raises `InputError`, the file and the line are added to the message."""
         for number, problem in enumerate(tqdm(self.problems, desc=Path(self.path).name, unit="problem", disable=None), 1):
             try:
                 check_fn(problem)
@@ -55,12 +55,12 @@ class Traces:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 in hex over all problems: what tells the data of one run from that of another."""
+        """SHA-256 in hex over all problems; it identifies the data of a run."""
         return hashlib.sha256(json.dumps([dataclasses.asdict(problem) for problem in self.problems]).encode()).hexdigest()
 
 
 def read_traces(path: str | Path) -> tuple[Problem, ...]:
-    """The problems of the file at `path`, UTF-8; `InputError` names the file and the line that is none."""
+    """The problems of the UTF-8 file at `path`; `InputError` names the file and the line that is malformed."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such file of problems")
@@ -76,14 +76,14 @@ def read_traces(path: str | Path) -> tuple[Problem, ...]:
 
 
 def parse_line(raw: bytes) -> Problem:
-    """One line as a problem; `InputError` says what is wrong with it."""
+    """Parses one line into a problem; `InputError` says what is wrong with it."""
     try:
         line = json.loads(raw.decode("utf-8"))
         json.dumps(line, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise InputError(f"is not UTF-8 (byte {error.start + 1})") from error
     except UnicodeEncodeError as error:
-        raise InputError("holds one half of a surrogate pair, which is no text") from error
+        raise InputError("holds one half of a surrogate pair, which is not valid text") from error
     except json.JSONDecodeError as error:
         raise InputError(f"is not JSON: {error.msg} (column {error.colno})") from error
     except (RecursionError, ValueError) as error:
@@ -101,13 +101,14 @@ def require_keys(what: str, given: Any, keys: tuple[str, ...]) -> None:
     """Raises `InputError` unless `given` is an object with `keys` and no others."""
     if not isinstance(given, dict):
         raise InputError(f"{what} must be a JSON object with {quoted(keys)}, got {given!r}")
-    missing, extra = [key for key in keys if key not in given], [key for key in given if key not in keys]
+    missing = [key for key in keys if key not in given]
+    extra = [key for key in given if key not in keys]
     if missing:
         raise InputError(f"{what} has no {quoted(missing)}; it needs {quoted(keys)}")
     if extra:
-        raise InputError(f"{what} has {quoted(extra)}, which nothing reads; it needs {quoted(keys)}")
+        raise InputError(f"{what} has unknown {quoted(extra)}; accepted are {quoted(keys)}")
 
 
 def quoted(keys: tuple[str, ...] | list[str]) -> str:
-    """Keys as they stand in JSON."""
+    """Keys in quotes, as in JSON."""
     return ", ".join(f'"{key}"' for key in keys)

@@ -1,4 +1,4 @@
-"""Questions about people whom a model knows by heart: of one fact, or of two that meet in a person in between."""
+"""Questions about people whose facts a model has memorised: about one fact, or about two facts joined by a person."""
 
 import dataclasses
 import functools
@@ -19,19 +19,19 @@ SPLITS = ("train", "heldout")
 
 @dataclasses.dataclass(frozen=True)
 class TwoHop:
-    """A world of people in which everybody has one friend, one boss, ...: its facts, and questions that join two of them.
+    """A world in which each person has one friend, one boss and so on: its facts, and questions that join two of them.
 
     one hop    "Ann's friend has a name. What's the name?"    step Bob   answer Bob
     two hops   "Ann's friend has a boss. Who's the boss?"     step Bob   answer: Bob's boss
 
-    The step follows from the two words "Ann's friend", whatever comes behind them. Everybody is the friend of one person, so
-    all answers are equally frequent, and all questions equally long. Relations of a question differ: "Ann's friend has a
-    friend" could mean Ann.
+    The step follows from the words "Ann's friend" alone. Each person is the friend of exactly one person, so all answers are
+    equally frequent. All questions are equally long. The two relations of a question differ: Ann's friend's friend could be
+    Ann.
 
     Attributes:
-        seed: of the world, which person is whose boss.
-        num_people: at most as many as there are `NAMES`.
-        num_relations: at most as many as there are `RELATIONS`.
+        seed: decides the facts, such as which person is whose boss.
+        num_people: number of people, at most that of `NAMES`.
+        num_relations: number of relations, at most that of `RELATIONS`.
         heldout_one_in: two hops are held out when the SHA-256 of person and relations is a multiple of this.
         split: which two hops are drawn, "train" or "heldout"; facts are the same in both.
     """
@@ -56,12 +56,13 @@ class TwoHop:
             raise InputError(f"TwoHop.split must be one of {', '.join(map(repr, SPLITS))}, got {self.split!r}")
 
     def words(self) -> tuple[str, ...]:
-        """The words of all its texts, the same for every world of as many people and relations."""
-        people, relations = NAMES[: self.num_people], RELATIONS[: self.num_relations]
+        """All words that the texts use; they depend on the numbers of people and relations alone."""
+        people = NAMES[: self.num_people]
+        relations = RELATIONS[: self.num_relations]
         return words_in("'s has a name. What's the name? Who's A:", *relations, *people)
 
     def draw(self, rng: np.random.Generator, n: int) -> Problem:
-        """A problem of `n` hops, 1 or 2, all equally likely: of two hops one of the split."""
+        """A problem of `n` hops, 1 or 2, all equally likely; problems of two hops belong to the split."""
         if n not in (1, 2):
             raise InputError(f"TwoHop draws problems of 1 or 2 hops, got {n!r}")
         problems = self.one_hop if n == 1 else self.two_hop
@@ -71,7 +72,7 @@ class TwoHop:
 
     @functools.cached_property
     def world(self) -> dict[str, dict[str, str]]:
-        """For each relation whom it leads to from each person: `world["boss"]["Ann"]`."""
+        """The facts by relation and person: `world["boss"]["Ann"]` is Ann's boss."""
         people = NAMES[: self.num_people]
         world = {}
         for i, relation in enumerate(RELATIONS[: self.num_relations]):
@@ -90,7 +91,7 @@ class TwoHop:
 
     @functools.cached_property
     def two_hop(self) -> tuple[Problem, ...]:
-        """A problem for every two facts that meet, as far as they belong to the split."""
+        """A problem for every two facts of the split that join."""
         return tuple(
             problem(person, first, bridge, f"has a {second}. Who's the {second}?", facts[bridge])
             for first, bridges in self.world.items()
@@ -100,19 +101,19 @@ class TwoHop:
         )
 
     def is_heldout(self, person: str, first: str, second: str) -> bool:
-        """Whether the two hops from `person` are never trained on; the same for every `split`."""
+        """Whether the two hops from `person` are held out of training; `split` does not change it."""
         name = f"{self.seed} {person} {first} {second}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()) % self.heldout_one_in == 0
 
 
 def problem(person: str, relation: str, bridge: str, rest: str, answer: str) -> Problem:
-    """A question that begins with two words from which `bridge` follows."""
+    """A question whose first two words determine `bridge`."""
     known = f"{person}'s {relation}"
     return Problem(f"{known} {rest}", (bridge,), (len(known),), answer)
 
 
 def derangement(rng: np.random.Generator, size: int) -> np.ndarray:
-    """A random order in which nobody keeps his place; one of about three orders is one."""
+    """A random permutation without fixed points; about one in three permutations is one."""
     while True:
         order = rng.permutation(size)
         if (order != np.arange(size)).all():

@@ -1,4 +1,4 @@
-"""Sums of three variables: the last value of one of them after a row of assignments."""
+"""Sums of three variables: the final value of one of them after a series of assignments."""
 
 import dataclasses
 
@@ -17,14 +17,13 @@ BASE = 10
 class Variables:
     """ "a = 3; b = 7; c = 1; a = a + b; c = c + a; What's c?": digits, sums modulo 10; steps 3 7 1, 0 7 1, 0 7 1; answer 1.
 
-    A step is the values of all three variables, since a thought replaces the one before it. Operations are equally long, and
-    no variable is added to itself: so all values stay equally likely, however many operations there are. (Doubling would make
-    even ones likelier.) With few operations the asked variable often still has its first value; a model that copies it is
-    right that often.
+    A step holds the values of all three variables, since each thought replaces the one before. All operations are equally
+    long. No variable is added to itself, so all values stay equally likely. (Doubling would favour even values.) With few
+    operations the asked variable often keeps its first value; a model that copies the first value is right that often.
 
     Attributes:
-        filler: share of the operations, in [0, 1), that assign to a fourth variable, which nobody asks for, and make no step.
-            It is rounded to whole operations; at least one operation is none of them.
+        filler: share of the operations, in [0, 1), that assign to a fourth variable, which is never asked for, and make no
+            step. It is rounded to whole operations; at least one operation makes a step.
         up_to: each problem draws its own share, between 0 and `filler`.
     """
 
@@ -35,7 +34,7 @@ class Variables:
         require_fillers(self)
 
     def words(self) -> tuple[str, ...]:
-        """The words of all its texts."""
+        """All words that the texts use."""
         return words_in("What's = + ; ? A:", *VARIABLES, UNASKED, *map(str, range(BASE)))
 
     def draw(self, rng: np.random.Generator, n: int) -> Problem:
@@ -46,10 +45,12 @@ class Variables:
         targets = rng.integers(len(VARIABLES), size=n).tolist()
         shifts = rng.integers(1, len(VARIABLES), size=n).tolist()
         question = "; ".join(f"{name} = {value}" for name, value in zip(VARIABLES, values, strict=True))
-        steps, marks = [state_text(values)], [len(question)]
+        steps = [state_text(values)]
+        marks = [len(question)]
         for is_filler, target, shift in zip(fillers, targets, shifts, strict=True):
             other = (target + shift) % len(VARIABLES)  # never the target itself
-            left, right = VARIABLES[target], VARIABLES[other]
+            left = VARIABLES[target]
+            right = VARIABLES[other]
             question += f"; {UNASKED if is_filler else left} = {left} + {right}"
             if not is_filler:
                 values[target] = (values[target] + values[other]) % BASE
@@ -59,5 +60,5 @@ class Variables:
 
 
 def state_text(values: list[int]) -> str:
-    """The step of a state: `0 7 1`."""
+    """The values as the text of a step: `0 7 1`."""
     return " ".join(map(str, values))

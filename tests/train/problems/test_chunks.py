@@ -136,7 +136,7 @@ def test_batch_with_bad_phases_is_refused(phases: list[int], message: str):
 
 def test_batch_without_thoughts_takes_any_phase_but_a_negative_one():
     assert make_batch([counting("no_cot")], 40, None, [9]).tokens[0, :10].tolist() == [FILLER_ID] * 9 + ids("Ann")
-    with pytest.raises(InputError, match="a phase is a number of fillers, at least 0, got -1"):
+    with pytest.raises(InputError, match="a phase must be a number of fillers at least 0, got -1"):
         make_batch([counting("no_cot")], 40, None, [-1])
 
 
