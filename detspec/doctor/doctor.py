@@ -68,6 +68,8 @@ def run_doctor(
     thoughts = examine_thoughts(model, schedule, on_progress=say)
     if all(check.equal for check in thoughts):  # else the engine refuses the model
         say("engine programs")
-        config = EngineConfig(max_requests=max_requests, max_len=min(EngineConfig().max_len, model.cfg.max_position), schedule=schedule)
+        config = EngineConfig(
+            max_requests=max_requests, max_len=min(EngineConfig().max_len, model.cfg.max_position), schedule=schedule
+        )
         plans = Engine(model, config).prepare(max_requests + 1)
     return DoctorReport(fingerprint(), schedule, text_length(model.cfg, schedule), (*checks, *thoughts), control, plans)
