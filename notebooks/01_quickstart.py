@@ -15,8 +15,8 @@
 # # detspec in five minutes
 #
 # Ask a language model the same thing twice and the bits of the answer differ, because the batch around the request differed.
-# `detspec` makes them equal: the fast path only *drafts*, one pass of a fixed shape *verifies*, and what it accepts is
-# *committed*. This notebook shows it on a small model that comes with the package. It runs on a CPU, a GPU or a TPU.
+# `detspec` makes them equal: a fast path only *drafts*, a canonical pass *verifies*, and what it accepts is *committed*. This
+# notebook shows it on a small model that comes with the package. It runs on a CPU, a GPU or a TPU.
 
 # %%
 import importlib.util
@@ -40,8 +40,8 @@ print(jax.devices()[0], "| jax", jax.__version__)
 # %% [markdown]
 # ## Load and generate
 #
-# `ds.load()` reads the small model of the package; a path to a Hugging Face folder of the Llama family works as well. It was
-# trained on Python code, so give it Python.
+# `ds.load()` reads the small model of the package, which was trained on Python code. `ds.load("path/to/model")` reads a Hugging
+# Face folder of the Llama, Mistral, Qwen or Gemma family.
 
 # %%
 model = ds.load()
@@ -110,7 +110,7 @@ plt.show()
 #
 # Two windows of one request, from a real run. In the first one every drafted token is accepted, and the pass adds its own next
 # token as a bonus. In the second one a drafted token is rejected: the tokens before it are kept, the pass's choice is
-# committed in its place, and the cache is *cut*. Rollback is a smaller length; nothing is copied or undone.
+# committed in its place, and the cache length is set back. Nothing is copied or undone.
 #
 # The model's own drafts are rarely rejected on a CPU. If none was here, weights rounded to 8 bits drafted the window, and the
 # title says so. The draft never changes what is committed.

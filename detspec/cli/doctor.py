@@ -6,8 +6,8 @@ from detspec.choices import ALIGNMENTS, LINEARS
 from detspec.cli.options import add_model, add_subcommand, load_model
 
 DESCRIPTION = """Runs one text through the canonical pass many times and compares bits. Each run changes something that must not
-matter: rows, neighbours, window offsets, the split of the budget, stale cache slots. A model that thinks also reads one prompt
-with other guessed thoughts, in other rows and pages. Then the engine's own programs are certified. The inverse control must
+matter: rows, neighbours, window offsets, the cut of the budget, stale cache slots. A model that thinks also reads one prompt
+with other drafted thoughts, in other places and pages. Then the engine's own programs are certified. The inverse control must
 differ. Exit code 1 if the device is not certified."""
 
 

@@ -17,13 +17,14 @@ DESCRIPTION = """Completes every line of a JSONL file. A line in is {"id": "a", 
 "prompt_token_ids": [...]} or {"id": "a", "messages": [{"role": "user", "content": "..."}]}. Messages are rendered by the
 model's chat template; "chat_template_kwargs": {...} passes it further values. "sampling": {...} overrides the options below. A
 line out, in the order of the input, has id, token_ids, text, logprobs, finish_reason, prompt_len and digest. If the sampling
-asks for them, it also has index, logprobs_mode, top_logprobs, prompt_logprobs and prompt_top_logprobs. OUT.stats.json holds
-timings and counters; those under last_start belong to the start that finished the job. OUT.manifest.json holds what the bits
-depend on. All lines are checked before anything is generated. No output appears under its name until it is whole; until then,
-finished completions are kept in OUT.jsonl.journal. After a kill, a full disk or a failure, the same command resumes and gives
-the same bytes. A complete output is left as it is; the output of another job is overwritten. SIGTERM and SIGINT finish the
-running segment, keep what is finished and exit; a second signal kills. Exit codes: 0 success; 1 requests failed or lines were
-rejected, and the rest is written; 2 bad input; 3 the disk is full; 130 and 143 after SIGINT and SIGTERM."""
+asks for them, it also has index, logprobs_mode, top_logprobs, prompt_logprobs and prompt_top_logprobs; and thoughts, if the
+model thinks. OUT.stats.json holds timings and counters; those under last_start belong to the start that finished the job.
+OUT.manifest.json holds what the bits depend on. All lines are checked before anything is generated. No output appears under
+its name until it is whole; until then, finished completions are kept in OUT.jsonl.journal. After a kill, a full disk or a
+failure, the same command resumes and gives the same bytes. A complete output is left as it is; the output of another job is
+overwritten. SIGTERM and SIGINT finish the running segment, keep what is finished and exit; a second signal kills. Exit codes:
+0 success; 1 requests failed or lines were rejected, and the rest is written; 2 bad input; 3 the disk is full; 130 and 143
+after SIGINT and SIGTERM."""
 FAILED = 1
 ON_ERROR = ("stop", "reject")
 

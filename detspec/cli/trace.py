@@ -14,7 +14,7 @@ DESCRIPTION = """Generates from a prompt and records every window of draft, veri
 all drafted tokens were accepted, and the first with a rollback. Without --prompt it searches the demo's prompts and seeds for a
 request that has both. If no draft of the model's own fast path is rejected, weights rounded to 8 bits draft instead.
 
-With --thoughts, a model that thinks reads a prompt. Draws its chunks, states and thoughts, and the passes that guessed,
+With --thoughts, a model that thinks reads a prompt. Draws its chunks, states and thoughts, and the passes that drafted,
 verified and committed them."""
 
 THINKING_PROMPT = (
