@@ -7,8 +7,8 @@ from detspec.cli.options import add_json, add_model, add_subcommand, keep_compil
 
 DESCRIPTION = """Measures tokens per second of ordinary and deterministic generation, at several batch sizes and percentages of
 deterministic requests. After compiling, all cases run in turn, several times. Their bits are compared too. Modes: ordinary
-(nothing is verified), canonical (one canonical row per request), batch_invariant (the same, with products in tiles that do not depend on
-the batch, as batch-invariant kernels have them), dvr (self draft), auto (the engine chooses)."""
+(nothing is verified), canonical (one canonical row per request), batch_invariant (the same, with products in tiles that do
+not depend on the batch, as batch-invariant kernels have them), dvr (self draft), auto (the engine chooses)."""
 
 
 def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -27,10 +27,9 @@ from detspec.engine.device import Device
 from detspec.engine.ending import end_if_done, update_of
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
-from detspec.engine.parse_request import check_request, request_of
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Costs, Plan, Segment, plan_segment
-from detspec.engine.request import ABORTED, Completion, Request, Stats, Update
+from detspec.engine.request import ABORTED, Completion, Request, Stats, Update, check_request, request_of
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
 from detspec.engine.sequence import SequenceState, wants_replay

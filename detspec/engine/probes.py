@@ -6,7 +6,6 @@ fill their page tables. Each writes only to pages of its own at the end. Pages o
     probe 0    table [1 2 1 2 1 3 4 5]     begins at position 83, in its first own page, and crosses the border at 96
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ NUM_NEW = 24  # tokens that a probe generates
 PROMPT = 40  # tokens that it reads before
 NUM_CHUNKS = 3  # chunks of the longest prompt, if the model thinks
 FILLERS = 2  # pages of made-up keys and values
+NUM_KINDS = 5  # where probes begin: position 0, the first, second, middle and last pages
 
 
 class Probe(NamedTuple):
@@ -65,33 +65,33 @@ class Probes:
         for b in range(batch):
             own = [1 + num_fillers + b * self._own + i for i in range(self._own)]
             begin = begins[(b + turn) % len(begins)]
-            probe = self._near(b, own, rng) if begin is None else self._far(b, begin, own, rng)
-            thinking = None if begin is None or device.model.cfg.thinking is None else False
-            sampling = dataclasses.replace(probe.sampling, deterministic=deterministic, thinking=thinking)
-            self.each.append(probe._replace(sampling=sampling))
+            known, length = self._near(b + turn) if begin is None else self._far(b + turn, begin)
+            sampling = SamplingParams(
+                max_tokens=self.num_new,
+                temperature=float((b + turn) % 2),
+                seed=b + turn,
+                ignore_eos=True,
+                deterministic=deterministic,
+                thinking=None if begin is None or device.model.cfg.thinking is None else False,
+            )
+            tokens = rng.integers(0, device.model.cfg.vocab_size, known + length).tolist()
+            self.each.append(Probe(tokens, known, [*(1 + i % FILLERS for i in range(begin or 0)), *own], sampling))
 
-    def _near(self, b: int, own: list[int], rng: np.random.Generator) -> Probe:
-        """Probe `b` from position 0."""
+    def _near(self, number: int) -> tuple[int, int]:
+        """Positions that the cache holds, none, and tokens to read, of a probe from position 0."""
         cfg = self.device.model.cfg
         wanted = PROMPT if cfg.thinking is None else max(PROMPT, NUM_CHUNKS * cfg.thinking.chunk + 1)
-        most = min(wanted, min(self.device.config.max_len, len(own) * self._page) - self.num_new)
-        return self._probe(b, 0, max(1, most - (7 * b) % max(1, most)), own, rng)
+        most = max(1, min(wanted, min(self.device.config.max_len, self._own * self._page) - self.num_new))
+        return 0, most - (7 * number) % most
 
-    def _far(self, b: int, begin: int, own: list[int], rng: np.random.Generator) -> Probe:
-        """Probe `b` from inside of page number `begin` of its text, so that its new tokens cross the border after it."""
+    def _far(self, number: int, begin: int) -> tuple[int, int]:
+        """The same of a probe from inside of page number `begin`, so that its new tokens cross the border after it."""
         first = begin * self._page
-        end = min(self.device.config.max_len, first + len(own) * self._page) - self.num_new
+        end = min(self.device.config.max_len, first + self._own * self._page) - self.num_new
         border = min(first + self._page - self.num_new // 2, end)
-        length = max(1, min(PROMPT, border - first))
-        length -= (7 * b) % length
-        fillers = [1 + i % FILLERS for i in range(begin)]
-        return self._probe(b, max(first, border - length), length, [*fillers, *own], rng)
-
-    def _probe(self, b: int, known: int, length: int, pages: list[int], rng: np.random.Generator) -> Probe:
-        tokens = rng.integers(0, self.device.model.cfg.vocab_size, known + length).tolist()
-        return Probe(
-            tokens, known, pages, SamplingParams(max_tokens=self.num_new, temperature=float(b % 2), seed=b, ignore_eos=True)
-        )
+        most = max(1, min(PROMPT, border - first))
+        length = most - (7 * number) % most
+        return max(first, border - length), length
 
     @property
     def placement(self) -> Placement:

@@ -9,8 +9,7 @@ from typing import Any
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.parse_request import request_of
-from detspec.engine.request import Completion, Request, Thought
+from detspec.engine.request import Completion, Request, Thought, request_of
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 
