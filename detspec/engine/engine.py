@@ -14,9 +14,9 @@ The life of a request:
 import dataclasses
 import hashlib
 import json
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
@@ -39,6 +39,8 @@ from detspec.model.params import Params, check_params
 from detspec.sampling_params import SamplingParams
 from detspec.state import NOT_FINITE, RUNNING
 
+EXHAUSTED = Request("", (), SamplingParams())  # after the last one of an iterator
+IDLE_S = 1e-4  # between two looks at an iterator while nothing is in flight
 TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by now
 
 
@@ -226,8 +228,12 @@ class Engine:
         requests = [self.request(p, s, id=str(i)) for i, (p, s) in enumerate(zip(prompts, each, strict=True))]
         return sorted(self.run(requests), key=lambda completion: (int(completion.id), completion.index))
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Yields completions as they finish; asks `requests` for about one round of places more than are in flight."""
+    def run(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
+        """Yields completions as they finish; asks `requests` for about one round of places more than are in flight.
+
+        An iterator that has nothing to give at the moment yields None, and what is in flight goes on. One that waits instead
+        holds up the thread that drives the engine.
+        """
         for update in self._drive(requests, stream=False):
             if update.completion is not None:
                 yield update.completion
@@ -296,18 +302,22 @@ class Engine:
         self._outbox.clear()
         return updates
 
-    def _drive(self, requests: Iterable[Request], *, stream: bool) -> Iterator[Update]:
+    def _drive(self, requests: Iterable[Request | None], *, stream: bool) -> Iterator[Update]:
         """Adds `requests` as places get free and yields their updates; when it is closed, so are they."""
         outbox: deque[Update] = deque()
         source = iter(requests)
+        request: Request | None = None
         num_open = 0
         try:
-            while True:
-                while num_open < 2 * self.config.max_requests and (more := list(islice(source, 1))):
-                    num_open += self._queue(more[0], stream, outbox)
-                if not num_open:
-                    return
+            while num_open or request is not EXHAUSTED:
+                while num_open < 2 * self.config.max_requests and request is not EXHAUSTED:
+                    request = next(source, EXHAUSTED)
+                    if request is None:  # nothing at the moment
+                        break
+                    num_open += 0 if request is EXHAUSTED else self._queue(request, stream, outbox)
                 self._advance()
+                if not self._is_running:
+                    time.sleep(IDLE_S)
                 while outbox:
                     num_open -= outbox[0].completion is not None
                     yield outbox.popleft()

@@ -98,6 +98,17 @@ def test_streams_runs_and_added_requests_go_on_side_by_side():
     assert tokens_of(finish(engine)["added"]) == counted(request_of("added", start=50))
 
 
+def test_source_with_nothing_to_give_at_the_moment_holds_up_neither_its_own_requests_nor_others():
+    engine = make(max_requests=2)
+    engine.add(request_of("added", start=50))
+    given = [request_of("a"), None, None, None, request_of("b", start=20), None]
+    seen = []
+    for completion in engine.run(iter(given)):
+        seen.append(completion.id)
+    assert seen == ["a", "b"]
+    assert [u.request.id for u in engine.step()] == ["added"]
+
+
 def test_samples_of_one_request_are_updated_under_their_indices():
     engine = make()
     engine.add(request_of("a", n=3, seed=4))
