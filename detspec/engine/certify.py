@@ -17,7 +17,7 @@ import numpy as np
 from detspec.engine.bits import first_difference, same_bits
 from detspec.engine.device import Device
 from detspec.engine.policy import Plan
-from detspec.engine.probes import NUM_KINDS, Probes
+from detspec.engine.probes import NUM_PROBES, Probes
 from detspec.engine.programs import Asked, Texts
 from detspec.thinking.thoughts import thought_lists
 
@@ -53,7 +53,7 @@ def certify(device: Device, plan: Plan) -> Certificate:
 
     Small batches take several turns, because one probe does not reach everywhere.
     """
-    for turn in range(0, 1 if plan.ordinary else NUM_KINDS, plan.batch):
+    for turn in range(0, 1 if plan.ordinary else NUM_PROBES, plan.batch):
         probes = Probes(device, plan.batch, deterministic=not plan.ordinary, far=not plan.ordinary, turn=turn)
         probes.start()
         report = probes.step(plan, device.config.max_len)

@@ -24,7 +24,7 @@ NUM_NEW = 24  # tokens that a probe generates
 PROMPT = 40  # tokens that it reads before
 NUM_CHUNKS = 3  # chunks of the longest prompt, if the model thinks
 FILLERS = 2  # pages of made-up keys and values
-NUM_KINDS = 5  # where probes begin: position 0, the first, second, middle and last pages
+NUM_PROBES = 10  # of a certificate at least: five places to begin at, each greedy and sampled
 
 
 class Probe(NamedTuple):

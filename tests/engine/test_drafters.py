@@ -41,7 +41,7 @@ def circling_model(size: int = 4096, circle: int = 16) -> Model:
 
 
 def engine_with(drafter: Drafter, model: Model) -> Engine:
-    config = EngineConfig(max_requests=3, max_len=64, method="model", num_speculative_tokens=3, schedule=SCHEDULE, num_pages=9)
+    config = EngineConfig(max_requests=3, max_len=64, method="model", num_speculative_tokens=3, schedule=SCHEDULE, num_pages=5)
     return Engine(model, config, drafters={"model": drafter})
 
 
