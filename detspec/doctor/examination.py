@@ -10,7 +10,7 @@ sizes: if nothing differs there, the comparison has no power on this device and 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,8 @@ from detspec.schedule import Schedule
 from detspec.state import NO_SEQUENCE, SamplingArrays, Windows
 
 POISON = 1e30  # finite: what a masked slot may hold
-TEXT_ROW = 0  # the cache row of the text under examination
-NUM_ROWS = 4  # cache rows, the others are for neighbours
+TEXT = 0  # the sequence that holds the text under examination
+NUM_SEQUENCES = 4  # the others are neighbours
 
 T = TypeVar("T")
 Variants = Sequence[tuple[str, Callable[[], T]]]  # by name
@@ -101,7 +101,7 @@ class _Examination:
         self.schedule = schedule
         rng = np.random.default_rng(0)
         self.length = text_length(model.cfg, schedule)
-        self.texts = rng.integers(0, self.cfg.vocab_size, size=(NUM_ROWS, self.length)).astype(np.int32)
+        self.texts = rng.integers(0, self.cfg.vocab_size, size=(NUM_SEQUENCES, self.length)).astype(np.int32)
         self.sampling = sampling_arrays([SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)])
         self.free = schedule.numerics.alignment == "free"
 
@@ -116,14 +116,12 @@ class _Examination:
         if s.budget.groups > 1:
             variants = [(f"set {n}", partial(self.read, s, group=s.budget.groups // 2, neighbours=n)) for n in (1, 2, 3)]
             yield "neighbours", "what the other windows hold, and how far along they are", variants
-        variants = [(f"row {row}", partial(self.read, s, row=row)) for row in (1, NUM_ROWS - 1)]
-        yield "cache row", "the text's row of the cache", variants
-        yield (
-            "page placement",
-            "which pages of the pool the text got",
-            [("reversed", partial(self.read, s, reverse_pages=True))],
-        )
-        yield "stale slots", f"unused slots filled with +-{POISON:g}", [("poisoned", partial(self.read, s, poison=True))]
+        variants = [(f"sequence {b}", partial(self.read, s, sequence=b)) for b in (1, NUM_SEQUENCES - 1)]
+        yield "sequence", "which sequence of the cache the text is", variants
+        variants = [("reversed", partial(self.read, s, pool=Pool(is_reversed=True)))]
+        yield "page placement", "which pages of the pool the text got", variants
+        variants = [("poisoned", partial(self.read, s, pool=Pool(is_poisoned=True)))]
+        yield "stale slots", f"unused slots filled with +-{POISON:g}", variants
         if self.free:
             variants = [
                 (f"first window of {n}", partial(self.read, s, first=n))
@@ -153,29 +151,28 @@ class _Examination:
         self,
         schedule: Schedule,
         *,
-        row: int = TEXT_ROW,
+        sequence: int = TEXT,
         group: int = 0,
         neighbours: int = 0,
         first: int = 0,
         per_pass: int = 0,
-        reverse_pages: bool = False,
-        poison: bool = False,
+        pool: "Pool | None" = None,
     ) -> PassResult:
         """Runs the text through passes of `schedule` and reads off what they say.
 
         Args:
-            row: cache row of the text.
+            schedule: of the passes.
+            sequence: which sequence of the cache the text is.
             group: window of each pass that the text starts at; 0 lets it fill the pass.
-            neighbours: which set of other texts runs beside it; 0 is nobody.
+            neighbours: which set of other texts runs in the other windows; 0 for none.
             first: tokens of the first window, 0 for a whole one.
             per_pass: windows of the text in one pass; 0 for as many as fit.
-            reverse_pages: hand out the pool's pages from the other end.
-            poison: fill the pool with large values first.
+            pool: what the page pool is like before the first pass; as allocated if None.
         """
         W = schedule.budget.window
         G = schedule.budget.groups
-        cache = init_cache(self.cfg, max_requests=NUM_ROWS, max_len=self.length, numerics=self.schedule.numerics)
-        cache = disturbed(cache, self.schedule, reverse_pages=reverse_pages, poison=poison)
+        cache = init_cache(self.cfg, max_requests=NUM_SEQUENCES, max_len=self.length, numerics=self.schedule.numerics)
+        cache = disturbed(cache, self.schedule, pool or Pool())
         starts = [0, *range(first, self.length, W)] if first else list(range(0, self.length, W))
         ends = [*starts[1:], self.length]
         windows = list(zip(starts, ends, strict=True))
@@ -187,12 +184,12 @@ class _Examination:
             mine = windows[index : index + room]
             batch = _empty_windows(G, W)
             for place, (start, end) in enumerate(mine):
-                _put(batch, group + place, row, self.texts[TEXT_ROW], start, end)
+                _put(batch, group + place, sequence, self.texts[TEXT], start, end)
             if neighbours:
                 taken = range(group, group + len(mine))
                 others = [g for g in range(G) if g not in taken]
-                for n, g in enumerate(others[: NUM_ROWS - 1]):
-                    other = (row + 1 + n) % NUM_ROWS
+                for n, g in enumerate(others[: NUM_SEQUENCES - 1]):
+                    other = (sequence + 1 + n) % NUM_SEQUENCES
                     start = (index // room * W * neighbours + 3 * n * (neighbours - 1)) % max(1, self.length - W)
                     _put(batch, g, other, self.texts[other], start, min(start + max(1, W - n), self.length))
             out, chosen, logprob, cache = _pass(
@@ -202,26 +199,32 @@ class _Examination:
                 logits[start:end] = np.asarray(out[group + place, : end - start])
                 tokens[start:end] = np.asarray(chosen[group + place, : end - start])
                 logprobs[start:end] = np.asarray(logprob[group + place, : end - start])
-        return PassResult(keys_values(cache, row, self.length, self.schedule), logits, tokens, logprobs)
+        return PassResult(keys_values(cache, sequence, self.length, self.schedule), logits, tokens, logprobs)
 
 
-def disturbed(cache: KVCache, schedule: Schedule, *, reverse_pages: bool, poison: bool) -> KVCache:
-    """`cache` with its pages handed out from the other end, and with large values in every slot."""
-    if reverse_pages:
+class Pool(NamedTuple):
+    """What must not matter about a page pool: pages handed out from the other end, large values in every slot."""
+
+    is_reversed: bool = False
+    is_poisoned: bool = False
+
+
+def disturbed(cache: KVCache, schedule: Schedule, pool: Pool) -> KVCache:
+    """`cache`, just allocated, with pages as `pool` says."""
+    if pool.is_reversed:
         cache = cache.replace(page_table=cache.page_table[::-1, ::-1])
-    if poison:
-        sign = jnp.where(jnp.arange(schedule.numerics.page) % 2 == 0, POISON, -POISON).astype(schedule.numerics.cache_dtype)[
-            None, None, :, None
-        ]
+    if pool.is_poisoned:
+        sign = jnp.where(jnp.arange(schedule.numerics.page) % 2 == 0, POISON, -POISON)[None, None, :, None]
+        sign = sign.astype(schedule.numerics.cache_dtype)
         keys = tuple(x + jnp.moveaxis(sign, 2, schedule.numerics.key_slot_axis) for x in cache.k)
         cache = cache.replace(k=keys, v=tuple(x + sign for x in cache.v))
     return cache
 
 
-def keys_values(cache: KVCache, row: int, length: int, schedule: Schedule) -> np.ndarray:
-    """`[L, 2, length, K, H]`, what `cache` holds for the first positions of `row`."""
+def keys_values(cache: KVCache, sequence: int, length: int, schedule: Schedule) -> np.ndarray:
+    """`[L, 2, length, K, H]`, what `cache` holds for the first positions of `sequence`."""
     position = np.arange(length)
-    pages = np.asarray(cache.page_table)[row, position // cache.page]
+    pages = np.asarray(cache.page_table)[sequence, position // cache.page]
     slots = position % cache.page
     keys = [np.moveaxis(np.asarray(x), schedule.numerics.key_slot_axis, 2)[pages, :, slots] for x in cache.k]
     values = [np.asarray(x)[pages, :, slots] for x in cache.v]
@@ -238,7 +241,7 @@ def _pass(
     rows = jax.tree.map(lambda x: jnp.repeat(x, G * W, axis=0), sampling)
     flat = logits_f32.reshape(G * W, -1)
     position = windows.positions.reshape(-1) + 1
-    tokens, logprobs = sample(flat, position, rows, lambda: windows.tokens, numerics=schedule.numerics)  # no row has penalties
+    tokens, logprobs = sample(flat, position, rows, lambda: windows.tokens, numerics=schedule.numerics)  # without penalties
     return logits_f32, tokens.reshape(G, W), logprobs.reshape(G, W), cache
 
 

@@ -12,6 +12,7 @@ from detspec.config import ModelConfig
 from detspec.doctor.examination import (
     POISON,
     Check,
+    Pool,
     Variants,
     compare,
     different_keys_values,
@@ -29,8 +30,9 @@ from detspec.thinking.think_prompt import think_prompt
 from detspec.thinking.thoughts import thought_lists
 
 NUM_CHUNKS = (6, 13, 4)  # that are thought about, of the prompt and of two neighbours, if the model reads so far
-NUM_ROWS = len(NUM_CHUNKS)
+NUM_SEQUENCES = len(NUM_CHUNKS)
 SAMPLING = SamplingParams(max_tokens=1)
+POOLS = {"pages reversed": Pool(is_reversed=True), "poisoned": Pool(is_poisoned=True)}
 
 
 class ReadPrompt(NamedTuple):
@@ -75,34 +77,37 @@ class _Examination:
         told = {"right": right, "every third wrong": partly, "all wrong": wrong}
         variants = [(name, partial(self.read, drafts=drafts)) for name, drafts in told.items()]
         yield "drafted thoughts", "what the drafts of the thoughts were", variants
-        beside = [(f"row {row} of {NUM_ROWS}", partial(self.read, row=row, neighbours=True)) for row in range(NUM_ROWS)]
-        yield "reading rows", "the prompt's row, and who reads beside it", [("row 1 alone", partial(self.read, row=1)), *beside]
-        placed = [("pages reversed", partial(self.read, reverse_pages=True)), ("poisoned", partial(self.read, poison=True))]
+        variants = [("sequence 1 alone", partial(self.read, sequence=1))]
+        for b in range(NUM_SEQUENCES):
+            variants.append((f"sequence {b} of {NUM_SEQUENCES}", partial(self.read, sequence=b, neighbours=True)))
+        yield "reading places", "which sequence the prompt is, and what others read", variants
+        placed = [(name, partial(self.read, pool=pool)) for name, pool in POOLS.items()]
         yield "reading pages", f"its pages, and unused slots filled with +-{POISON:g}", placed
 
     def read(
         self,
         *,
         drafts: Sequence[Sequence[int]] = (),
-        row: int = 0,
+        sequence: int = 0,
         neighbours: bool = False,
-        reverse_pages: bool = False,
-        poison: bool = False,
+        pool: Pool | None = None,
     ) -> ReadPrompt:
-        """Reads the prompt in `row`, with others in the rows beside it."""
+        """Reads the prompt as `sequence`, `neighbours` as the other ones, with `drafts` of its thoughts."""
         cfg = self.model.cfg
         schedule = self.schedule
         max_len = schedule.numerics.whole_pages(max(map(len, self.prompts)) + SAMPLING.max_tokens)
-        state = init_state(cfg, max_requests=NUM_ROWS, max_len=max_len, max_stop_ids=1, max_logit_bias=1, schedule=schedule)
-        state = state.replace(cache=disturbed(state.cache, schedule, reverse_pages=reverse_pages, poison=poison))
-        rows = [row, *(other for other in range(NUM_ROWS) if other != row)] if neighbours else [row]
-        entries = [Entry(place, prompt, SAMPLING) for place, prompt in zip(rows, self.prompts, strict=False)]
+        state = init_state(
+            cfg, max_requests=NUM_SEQUENCES, max_len=max_len, max_stop_ids=1, max_logit_bias=1, schedule=schedule
+        )
+        state = state.replace(cache=disturbed(state.cache, schedule, pool or Pool()))
+        places = [sequence, *(other for other in range(NUM_SEQUENCES) if other != sequence)]
+        entries = [Entry(place, prompt, SAMPLING) for place, prompt in zip(places, self.prompts, strict=True)]
         entries[0] = entries[0]._replace(thoughts=drafts)
-        state = insert(state, pack_requests(state, entries, ()))
+        state = insert(state, pack_requests(state, entries if neighbours else entries[:1], ()))
         state = _read(self.model.params, cfg, state, schedule)
         assert state.reading is not None
-        thoughts, states = (np.asarray(x[row]) for x in (state.reading.thoughts, state.reading.states))
-        held = keys_values(state.cache, row, int(state.cache.length[row]), schedule)
+        thoughts, states = (np.asarray(x[sequence]) for x in (state.reading.thoughts, state.reading.states))
+        held = keys_values(state.cache, sequence, int(state.cache.length[sequence]), schedule)
         return ReadPrompt(held, thoughts[: self.num_chunks], states)
 
 

@@ -27,7 +27,7 @@ NEVER = 2**30
 
 
 class Step(NamedTuple):
-    """What one step drafted and what the canonical pass said of it, for those who look; XLA drops what is unused."""
+    """What one step drafted, and what the canonical pass said of it. XLA drops what a caller does not use."""
 
     draft: Draft
     verified: Verified

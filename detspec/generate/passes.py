@@ -1,4 +1,4 @@
-"""Committed text through canonical passes: cut into windows, packed `G` to a pass, several of one sequence side by side.
+"""Committed text through canonical passes: cut into windows, packed `G` to a pass, also several of one sequence.
 
 Sequences of 5 and 9 positions with `W = 4`, `G = 4`:
 

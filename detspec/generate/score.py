@@ -1,4 +1,4 @@
-"""Given text through the canonical pass: what it says of every token, and what it would have chosen instead."""
+"""Given text through the canonical pass: the log-probability of every token, and what the pass would have chosen."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -43,7 +43,7 @@ def score(
     schedule: Schedule | None = None,
     max_len: int | None = None,
 ) -> list[np.ndarray]:
-    """Log-probabilities of given texts, the very bits that generation reports for the tokens it commits.
+    """Log-probabilities of given texts, with the bits that generation reports for the tokens it commits.
 
     The texts are read without thoughts, as generation with `SamplingParams(thinking=False)` reads them.
 
@@ -93,7 +93,7 @@ def replay(
         params, cfg: the model.
         state: keys and values before each sequence's start must be in its cache.
         schedule: of the canonical pass.
-        choose: whether targets are wanted: their noise costs.
+        choose: whether targets are wanted, whose noise takes time.
         top_k: how many of the likeliest tokens are wanted at every position.
         start: `[B]` int32, first position to feed; by default `cache.length`, 0 for sequences just inserted.
 

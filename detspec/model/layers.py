@@ -26,7 +26,7 @@ ACTIVATION_FNS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class RowOps(NamedTuple):
-    """The operations on single rows whose order of additions a schedule fixes."""
+    """Operations on single token rows, whose order of additions a schedule fixes."""
 
     norm: NormFn
     linear_f32: LinearFn

@@ -32,7 +32,7 @@ class Pass(NamedTuple):
 
     logits_f32: jax.Array  # [G, W, V]
     cache: KVCache  # with the windows' keys and values
-    tapped: jax.Array | None  # [G, W, D], the stream where it was asked for
+    tapped: jax.Array | None  # [G, W, D], the stream after `tap_layer` layers
 
 
 def forward(
@@ -183,7 +183,7 @@ def forward_sequences(
     """Logits of whole sequences from position 0, differentiable; `inject [B, T, D]` and `tap_layer` as in `forward`.
 
     Returns:
-        For `tokens [B, T]` int32, float32 `[B, T, V]`, and the stream `[B, T, D]` where it was asked for.
+        For `tokens [B, T]` int32, float32 `[B, T, V]`, and the stream `[B, T, D]` after `tap_layer` layers.
     """
     B, T = tokens.shape
     rotations = layer_rotations(cfg, jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T)))

@@ -1,12 +1,12 @@
-"""The two layers that think, over whole sequences, for training, and over windows of a canonical pass.
+"""The thinker and the compressor: over whole sequences for training, over windows of a canonical pass for generation.
 
-The thinker T reads a chunk's stream and says a thought; the compressor C makes the thought the states of the next chunk.
+The thinker T reads the stream of a chunk and says a thought. The compressor C turns it into the states of the next chunk.
 
 C = 4, M = 4, a thought of three tokens:
 
-    T    rows   h0 h1 h2 h3 z1 z2 -        h: the chunk's stream after `out_layer` layers, z: embedded tokens of the thought
+    T    reads  h0 h1 h2 h3 z1 z2 -        h: the chunk's stream after `out_layer` layers, z: embedded tokens of the thought
          says            z1 z2 end         each at the place before it
-    C    rows   z1 z2 end end              filled up with the ending token to C places
+    C    reads  z1 z2 end end              filled up with the ending token to C places
          gives  s0 s1 s2 s3                the last C places; all exactly 0 for a trivial thought
 """
 

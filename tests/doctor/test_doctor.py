@@ -19,7 +19,7 @@ def test_doctor_canonical_schedule_certified() -> None:
     assert report.certified, report.table()
     axes = {check.axis for check in report.checks}
     assert axes == {
-        *("run", "group index", "neighbours", "cache row", "page placement", "stale slots"),
+        *("run", "group index", "neighbours", "sequence", "page placement", "stale slots"),
         *("window offset", "split", "prefix rebuild"),
     }
     assert report.table().splitlines()[-1] == "certified"

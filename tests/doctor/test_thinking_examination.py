@@ -10,7 +10,7 @@ from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import RANDOM_CFG, random_model
 from tests.thinking.fakes import THINKER_CFG, random_thinker
 
-AXES = ["guessed thoughts", "reading rows", "reading pages"]
+AXES = ["drafted thoughts", "reading places", "reading pages"]
 
 
 def thinker(**changes) -> Model:
@@ -26,11 +26,11 @@ def test_examine_thoughts_of_a_canonical_schedule_hold_on_every_axis():
 
 
 def test_examine_thoughts_where_the_sum_depends_on_the_pass_names_layer_and_position():
-    # The keys' sequence is cut by the furthest place of a pass, and how many chunks of a prompt a pass holds depends on who is
-    # beside it. In float32, because rounding to bfloat16 hides most differences of a model this small.
+    # The keys' sequence is cut by the furthest place of a pass, and how many chunks of a prompt a pass holds depends on its
+    # neighbours. In float32, because rounding to bfloat16 hides most differences of a model this small.
     broken = Schedule(Numerics(page=8, num_splits=4), Budget(16, 4))
     failed = {check.axis: check.differs for check in examine_thoughts(thinker(dtype="float32"), broken) if not check.equal}
-    assert "keys of layer 1 at position" in failed["reading rows"]
+    assert "keys of layer 1 at position" in failed["reading places"]
     assert "reading pages" not in failed
 
 
@@ -41,13 +41,13 @@ def test_examine_thoughts_of_a_model_that_does_not_think_is_nothing():
 
 def test_doctor_that_finds_thoughts_to_vary_reports_it_and_leaves_the_engine_out(monkeypatch):
     control = Check("inverse control", "", 1, "batch 1: logits")
-    varies = Check("reading rows", "who reads beside it", 4, "row 1 alone: the state at place 0")
+    varies = Check("reading places", "what others read", 4, "sequence 1 alone: the state at place 0")
     monkeypatch.setattr(doctor, "examine", lambda *args, **kwargs: ((Check("run", "", 1, ""),), control))
     monkeypatch.setattr(doctor, "examine_thoughts", lambda *args, **kwargs: (varies,))
     report = doctor.run_doctor(thinker(), schedule=Schedule(budget=Budget(16, 4)), max_requests=1)
     assert not report.certified
     assert report.plans == ()
     lines = report.table().splitlines()
-    assert any("reading rows" in line and "NO: row 1 alone: the state at place 0" in line for line in lines)
+    assert any("reading places" in line and "NO: sequence 1 alone: the state at place 0" in line for line in lines)
     assert lines[-3].endswith("not examined: an engine refuses a model whose thoughts vary")
     assert lines[-1].startswith("NOT CERTIFIED")

@@ -28,7 +28,7 @@ def one_pass(params, cfg, windows, cache, *, schedule):
 
 
 def windows_of(window: int, rows: int, row: int = 0) -> Windows:
-    """TOKENS of cache row `row` in one pass of `rows` token rows, the unused windows padding."""
+    """TOKENS of sequence `sequence` in one pass of `rows` token rows, the unused windows padding."""
     groups, used = rows // window, LENGTH // window
     tokens = np.zeros((groups, window), np.int32)
     tokens[:used] = TOKENS.reshape(used, window)
