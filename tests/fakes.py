@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,9 @@ from detspec.model.params import Params, init_params, param_shapes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import Draft, GenState
+
+if TYPE_CHECKING:
+    from tests.shelf import Shape
 
 TABLE_CFG = ModelConfig(
     vocab_size=16, d_model=16, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2, d_ff=2, norm_eps=1e-30, dtype="float32"
@@ -105,40 +109,38 @@ def random_model(cfg: ModelConfig) -> Params:
     return jax.tree.map_with_path(fill_bias, init_params(cfg, jax.random.key(0)))
 
 
-def state_of(cfg: ModelConfig, requests: Sequence[Request], *, schedule: Schedule, max_len: int, thoughts=None) -> GenState:
-    """The state of one sequence per request, nothing in the cache, `thoughts` drafted for each if given.
-
-    Shapes depend on the number of requests and `max_len` alone.
-    """
-    room = {"max_len": max_len, "max_stop_ids": MAX_STOP_IDS, "max_logit_bias": MAX_LOGIT_BIAS}
-    state = init_state(cfg, max_requests=len(requests), **room, schedule=schedule)
+def state_of(shape: "Shape", requests: Sequence[Request], thoughts=None) -> GenState:
+    """The state of `requests`, nothing in the cache, `thoughts` drafted for each if given; the other sequences idle."""
+    room = {"max_len": shape.length, "max_stop_ids": MAX_STOP_IDS, "max_logit_bias": MAX_LOGIT_BIAS}
+    state = init_state(shape.cfg, max_requests=shape.batch, **room, schedule=shape.schedule)
     thoughts = [()] * len(requests) if thoughts is None else thoughts
     entries = [Entry(b, r.prompt, r.sampling, thoughts=thoughts[b]) for b, r in enumerate(requests)]
     return insert(state, pack_requests(state, entries, ()))
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("shape", "source"), donate_argnames=("state",))
 def generate_drafted(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    recorded: DraftParams,
-    num_steps: jax.Array,
-    *,
-    schedule: Schedule,
-    source: str,
+    params: Params, shape: "Shape", state: GenState, recorded: DraftParams, num_steps: jax.Array, *, source: str
 ) -> GenState:
     """Prefills what is missing and runs up to `num_steps` steps, drafted by `source`, one of `SOURCES`.
 
     `recorded` are the params of `RECORDED`, which the other sources do not read.
     """
-    state = prefill(params, cfg, state, schedule=schedule)
-    drafted_by = draft_fn(Drafter(SOURCES[source], recorded), schedule)
+    state = prefill(params, shape.cfg, state, schedule=shape.schedule)
+    drafted_by = draft_fn(Drafter(SOURCES[source], recorded), shape.schedule)
 
     def step(state: GenState) -> GenState:
-        return dvr_step(params, cfg, state, draft_fn=drafted_by, schedule=schedule)[0]
+        return dvr_step(params, shape.cfg, state, draft_fn=drafted_by, schedule=shape.schedule)[0]
 
     return run(state, step, limits=Limits(num_steps))[0]
+
+
+def recorded(shape: "Shape", texts: Sequence[Sequence[int]] = ()) -> DraftParams:
+    """The params of `RECORDED` that take each of `texts` for a whole sequence, and know nothing of the other sequences."""
+    tokens = np.zeros((shape.batch, shape.length), np.int32)
+    for b, text in enumerate(texts):
+        tokens[b, : len(text)] = text
+    return tokens, np.asarray([len(text) for text in (*texts, *[()] * (shape.batch - len(texts)))], np.int32)
 
 
 def _told(recorded: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:

@@ -1,4 +1,4 @@
-"""Draft sources on the model that counts up: how many tokens each guesses, and which."""
+"""Draft sources on the model that counts up: how many tokens each drafts, and which."""
 
 from functools import partial
 
@@ -14,11 +14,12 @@ from detspec.draft.source import Drafter, draft_limit
 from detspec.draft.table import source_of
 from detspec.errors import InputError
 from detspec.generate.prefill import prefill
+from detspec.generate.sequences import take_sequences
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import TABLE_CFG, TABLE_LOGPROB, Request, state_of, table_model
+from tests.shelf import TABLE
 
-SCHEDULE = Schedule(Numerics(page=4), Budget(8, 4))
+SCHEDULE = TABLE.schedule
 
 
 @partial(jax.jit, static_argnames=("schedule",))
@@ -27,8 +28,8 @@ def caught_up(params, state, *, schedule):
 
 
 def state_with(*samplings: SamplingParams, prompt=(1, 2, 3)):
-    state = state_of(TABLE_CFG, [Request(prompt, sampling) for sampling in samplings], schedule=SCHEDULE, max_len=16)
-    return caught_up(table_model(), state, schedule=SCHEDULE)
+    state = state_of(TABLE, [Request(prompt, sampling) for sampling in samplings])
+    return take_sequences(caught_up(table_model(), state, schedule=SCHEDULE), np.arange(len(samplings)))
 
 
 def drafted(draft) -> list[list[int]]:
@@ -39,8 +40,8 @@ def drafted_by_model(state):
     return jax.jit(lambda params, state: SELF.draft((), params, TABLE_CFG, state, SCHEDULE))(table_model(), state)
 
 
-def test_self_draft_guesses_up_to_the_window_the_limit_and_the_stop_token():
-    """Limits 9 and 2 new tokens: a verified row guesses one less than it may still gain. Stop token 5 is guessed, no more."""
+def test_self_draft_drafts_up_to_the_window_the_limit_and_the_stop_token():
+    """Limits 9 and 2 new tokens: a verified row drafts one less than it may still gain. Stop token 5 is drafted, no more."""
     state = state_with(
         SamplingParams(max_tokens=9), SamplingParams(max_tokens=2), SamplingParams(stop_token_ids=(5,), max_tokens=9)
     )
@@ -50,7 +51,7 @@ def test_self_draft_guesses_up_to_the_window_the_limit_and_the_stop_token():
 
 
 def test_self_draft_of_ordinary_rows_is_final_with_its_log_probabilities():
-    """Nothing is added to it, so that it may guess the last token too."""
+    """Nothing is added to it, so that it may draft the last token too."""
     state = state_with(SamplingParams(max_tokens=2, deterministic=False), SamplingParams(max_tokens=2))
     draft = drafted_by_model(state)
     assert drafted(draft) == [[4, 5], [4]]
@@ -79,7 +80,7 @@ def test_recorded_draft_reads_on_from_the_committed_tokens():
     assert draft.final.tolist() == [False] * 4
 
 
-def test_no_draft_guesses_nothing():
+def test_no_draft_is_empty():
     for window in (1, 4):
         schedule = SCHEDULE.with_budget(8, window)
         draft = NONE.draft((), None, TABLE_CFG, state_with(SamplingParams(max_tokens=2)), schedule)

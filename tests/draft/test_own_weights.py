@@ -17,22 +17,23 @@ from detspec.model.params import Params, init_params
 from detspec.state import Draft, GenState
 from tests.draft.lookup import LOOKUP
 from tests.draft.own_weights import draft_model
-from tests.fakes import TABLE_CFG, Request, random_model, state_of, table_model
-from tests.generate.one_at_a_time import BF16, FIXED, MAX_LEN, make_schedule, one_at_a_time, results
+from tests.fakes import Request, random_model, state_of, table_model
+from tests.generate.one_at_a_time import FIXED, one_at_a_time, results
+from tests.shelf import MANY, TABLE
 
-SCHEDULE = make_schedule(64, 4)
+BF16, SCHEDULE = MANY.cfg, MANY.schedule
 SMALL_CFG = dataclasses.replace(BF16, num_layers=1, num_heads=2, num_kv_heads=1, d_model=32, d_ff=48)
 OTHER_SEED = 7
 
 
 def start(requests, source: DraftSource) -> GenState:
-    state = state_of(BF16, requests, schedule=SCHEDULE, max_len=MAX_LEN)
+    state = state_of(MANY, requests)
     return state.replace(draft=source.init(BF16, SCHEDULE, *state.tokens.shape))
 
 
 def generated(source: DraftSource, draft_params: Params) -> tuple[list[tuple], float]:
     """What all of `FIXED` get, and the share of drafted tokens that were accepted."""
-    state = state_of(BF16, FIXED, schedule=SCHEDULE, max_len=MAX_LEN)
+    state = state_of(MANY, FIXED)
     state = generate_state(random_model(BF16), BF16, state, schedule=SCHEDULE, source=source, draft_params=draft_params)
     drafted, accepted = state.counters.num_draft_tokens.sum(), state.counters.num_accepted_draft_tokens.sum()
     return results(state), float(accepted / drafted)
@@ -92,7 +93,7 @@ def put(state: GenState, place: int, request: Request, tokens=None, logprobs=())
 
 
 def interrupted(source: DraftSource, draft_params: Params) -> tuple[list[tuple], bool, int]:
-    """Requests 0 to 4 of `FIXED` in three places: 1 is preempted by 3 and comes back in place 0, after 0 made room for 4.
+    """Requests 0 to 4 of `FIXED` in three places: 3 preempts 1, which comes back in place 0, after 0 made room for 4.
 
     Returns results in the order of the requests, whether all drafts were those of a source that knows nothing yet, and
     rollbacks.
@@ -117,7 +118,7 @@ def interrupted(source: DraftSource, draft_params: Params) -> tuple[list[tuple],
         return state.tokens[place, :n].tolist(), state.logprobs[place, len(FIXED[1].prompt) : n].tolist()
 
     state = advance(state, 3)
-    assert state.live.all()
+    assert state.live[:3].all()
     preempted = text(state, 1)
     state = advance(put(state, 1, FIXED[3]), 2)
     while state.live[0]:
@@ -133,7 +134,7 @@ def interrupted(source: DraftSource, draft_params: Params) -> tuple[list[tuple],
     state = put(state, 0, FIXED[1], *preempted)
     while state.live.any():
         state = advance(state, 1)
-    one, three, two = results(state)
+    one, three, two, *_ = results(state)
     return [zero, one, two, three, four], same, rollbacks
 
 
@@ -162,9 +163,9 @@ def test_draft_model_finds_by_itself_what_it_holds_of_committed_tokens(believes:
 def test_lookup_drafts_what_followed_the_last_two_tokens_where_they_stood_last():
     prompts = [(5, 7, 9, 2, 5, 7, 3, 5, 7), (5, 7, 9, 2, 5, 7), (1, 2, 3), (4,), (6, 6, 6)]
     requests = [Request(prompt, FIXED[0].sampling) for prompt in prompts]
-    state = state_of(TABLE_CFG, requests, schedule=SCHEDULE, max_len=MAX_LEN)
+    state = state_of(TABLE, requests)
     state = state.replace(cache=state.cache.replace(length=state.committed - 1))
-    draft = LOOKUP.draft((), table_model(), TABLE_CFG, state, SCHEDULE)
+    draft = LOOKUP.draft((), table_model(), TABLE.cfg, state, TABLE.schedule)
     found = [tokens[:count] for tokens, count in zip(draft.tokens.tolist(), draft.count.tolist(), strict=True)]
     assert found == [[3, 5, 7], [9, 2, 5], [], [], [6]]
 

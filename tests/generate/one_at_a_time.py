@@ -1,9 +1,8 @@
-"""The plainest way to generate, which other ways are compared with, and requests and guesses for the comparisons.
+"""The plainest way to generate, which other ways are compared with, and requests and drafts for the comparisons.
 
-Nobody else in the batch, one token per window, no draft.
+No other request in the batch, one token per window, no draft.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from functools import cache
 
@@ -11,25 +10,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.config import ModelConfig
+from detspec.draft.source import DraftParams
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import GenState
-from tests.fakes import RANDOM_CFG, Request, bits, generate_drafted, random_model, state_of
+from tests.fakes import RANDOM_CFG, Request, bits, generate_drafted, random_model, recorded, state_of
+from tests.shelf import MANY, Shape
 
-MAX_LEN = 48
 MAX_NEW = 24
-PAGE = 16
-BF16, F32 = RANDOM_CFG, dataclasses.replace(RANDOM_CFG, dtype="float32")
 V = RANDOM_CFG.vocab_size
 
-# Sizes that kernels take.
+# Sizes that kernels take; they run in Pallas's interpreter.
 KERNELS = {
-    "pallas_tpu": {"interpret": True, "cache_dtype": "bfloat16"},
-    "pallas_gpu": {"interpret": True, "cache_dtype": "bfloat16", "page": 64},
+    "pallas_tpu": {"implementation": "pallas_tpu", "interpret": True, "cache_dtype": "bfloat16"},
+    "pallas_gpu": {"implementation": "pallas_gpu", "interpret": True, "cache_dtype": "bfloat16", "page": 64},
 }
 
-# What reads the text before each choice, so that it must not see a refused guess.
+# What reads the text before each choice, so that it must not see a rejected draft.
 PROCESSING = (
     {},
     {},
@@ -52,34 +48,25 @@ FIXED = tuple(
 )
 
 
+def one_at_a_time(request: Request, shape: Shape = MANY) -> tuple:
+    """The reference for `request` in a batch of `shape`.
+
+    Aligned bits depend on the window, so there only the draft and the neighbours are taken away.
+    """
+    aligned = shape.schedule.numerics.alignment == "window"
+    return _one_at_a_time(request, shape._replace(batch=1) if aligned else shape.alone, "recorded" if aligned else "none")
+
+
 @cache
-def one_at_a_time(
-    request: Request,
-    rows: int = 64,
-    cfg: ModelConfig = BF16,
-    aligned_window: int | None = None,
-    implementation: str = "reference",
-) -> tuple:
-    """The reference. Aligned bits depend on the window, so there only the draft and the neighbours are taken away."""
-    if aligned_window is None:
-        schedule = make_schedule(rows, 1, implementation=implementation)
-        return results(generate_all([request], schedule=schedule, source="none", cfg=cfg))[0]
-    schedule = make_schedule(rows, aligned_window, "window")
-    return results(generate_all([request], schedule=schedule, source="recorded", cfg=cfg))[0]
+def _one_at_a_time(request: Request, shape: Shape, source: str) -> tuple:
+    return results(generate_all(shape, [request], source=source))[0]
 
 
-def generate_all(requests, *, schedule: Schedule, source: str, cfg=BF16, recorded=None, spoil=lambda state: state) -> GenState:
-    """The final state of `requests`, whose cache `spoil` may change before the start."""
-    B = len(requests)
-    recorded = (np.zeros((B, MAX_LEN), np.int32), np.zeros(B, np.int32)) if recorded is None else recorded
-    state = spoil(state_of(cfg, requests, schedule=schedule, max_len=MAX_LEN))
-    return generate_drafted(random_model(cfg), cfg, state, recorded, np.int32(MAX_LEN), schedule=schedule, source=source)
-
-
-def make_schedule(rows: int, window: int, alignment: str = "free", implementation: str = "reference") -> Schedule:
-    """Kernels run in Pallas's interpreter."""
-    schedule = Schedule(Numerics(page=PAGE, alignment=alignment, implementation=implementation), Budget(rows, window))
-    return schedule.with_numerics(**KERNELS.get(implementation, {}))
+def generate_all(shape: Shape, requests, *, source: str, told=None, spoil=lambda state: state) -> GenState:
+    """The final state of `requests`, drafts read from `told`; `spoil` may change the cache before the start."""
+    state = spoil(state_of(shape, requests))
+    told = recorded(shape) if told is None else told
+    return generate_drafted(random_model(shape.cfg), shape, state, told, np.int32(shape.length), source=source)
 
 
 def results(state: GenState) -> list[tuple]:
@@ -90,27 +77,29 @@ def results(state: GenState) -> list[tuple]:
     ]
 
 
-def guesses(kind: str, request: Request, answer: tuple[int, ...], rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """What a draft source of that kind believes the text of `request` to be: `[MAX_LEN]` tokens and how many are in use."""
-    told = np.zeros(MAX_LEN, np.int32)
-    told[: len(answer)] = answer
+def believed(kind: str, shape: Shape, request: Request, rng: np.random.Generator) -> list[int]:
+    """What a draft source of that kind believes the text of `request` to be."""
+    answer = one_at_a_time(request, shape)[0]
     if kind == "perfect":
-        return told, len(answer)
+        return list(answer)
     if kind == "empty":
-        return told, 0
-    if kind == "wrong":
-        return (told + 1) % V, MAX_LEN
+        return []
     if kind == "random":
-        return rng.integers(0, V, MAX_LEN, dtype=np.int32), MAX_LEN
-    flipped = rng.random(MAX_LEN) < 0.3
+        return rng.integers(0, V, shape.length).tolist()
+    padded = np.zeros(shape.length, np.int32)
+    padded[: len(answer)] = answer
+    if kind == "wrong":
+        return ((padded + 1) % V).tolist()
+    flipped = rng.random(shape.length) < 0.3
     flipped[: len(request.prompt)] = False
-    return np.where(flipped, (told + 7) % V, told), int(rng.integers(len(request.prompt), MAX_LEN + 1))
+    told = np.where(flipped, (padded + 7) % V, padded).tolist()
+    return told if kind == "partly right to the end" else told[: rng.integers(len(request.prompt), shape.length + 1)]
 
 
-def partly_right(requests: Sequence[Request]) -> tuple[np.ndarray, np.ndarray]:
-    """What a draft source believes that is wrong now and then: `[B, MAX_LEN]` tokens, all in use."""
-    told = [guesses("partly right", r, one_at_a_time(r)[0], np.random.default_rng(i))[0] for i, r in enumerate(requests)]
-    return np.stack(told), np.full(len(told), MAX_LEN, np.int32)
+def partly_right(shape: Shape, requests: Sequence[Request]) -> DraftParams:
+    """What a draft source believes that is wrong now and then, to the end of each text."""
+    each = [believed("partly right to the end", shape, r, np.random.default_rng(i)) for i, r in enumerate(requests)]
+    return recorded(shape, each)
 
 
 def poisoned(pools: tuple[jax.Array, ...], rng: np.random.Generator) -> tuple[jax.Array, ...]:

@@ -1,4 +1,4 @@
-"""The contract: committed tokens and the bits of their log-probabilities do not depend on how, where or beside whom.
+"""The contract: committed tokens and the bits of their log-probabilities do not depend on how, where or among which others.
 
 Everything about a batch is drawn; its inverse control is in test_neighbours.py.
 """
@@ -12,37 +12,38 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.config import ModelConfig
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
-from tests.fakes import ALIBI_CFG, FAMILY_CFGS, Request
+from tests.fakes import ALIBI_CFG, FAMILY_CFGS, Request, recorded
 from tests.generate.one_at_a_time import (
-    BF16,
-    F32,
+    KERNELS,
     MAX_NEW,
     PROCESSING,
     V,
+    believed,
     generate_all,
-    guesses,
-    make_schedule,
     one_at_a_time,
     poisoned,
     results,
 )
+from tests.shelf import FEW, MANY, PAGE_WIDE, Shape
 
 MAX_PROMPT = 20
 
-# (model, rows, window, batch, draft source): few rows and many, one-row windows and windows of a page, more and fewer requests
-# than windows in a pass. A fixed list, so that the number of compilations is bounded.
-CASES = (
-    (BF16, 16, 4, 3, "both"),
-    (BF16, 16, 16, 2, "recorded"),
-    (BF16, 64, 1, 3, "none"),
-    (BF16, 64, 8, 1, "recorded"),
-    (BF16, 64, 16, 8, "recorded"),
-    (F32, 64, 8, 4, "both"),
-)
-ALIGNED_CASES = ((BF16, 16, 4, 3, "recorded"), (F32, 64, 8, 4, "both"))
+# (shape, draft source): few rows and many, one-row windows and windows of a page, more and fewer requests than windows in a
+# pass. A fixed list, so that the number of compilations is bounded.
+ONE_BY_ONE = MANY._replace(schedule=MANY.alone.schedule)
+CASES = {
+    "few-both": (FEW, "both"),
+    "page-recorded": (PAGE_WIDE, "recorded"),
+    "one by one-none": (ONE_BY_ONE, "none"),
+    "many-recorded": (MANY, "recorded"),
+    "many-float32-both": (MANY.with_dtype("float32"), "both"),
+}
+ALIGNED_CASES = {
+    "few-recorded": (FEW.with_numerics(alignment="window"), "recorded"),
+    "many-float32-both": (MANY.with_dtype("float32").with_numerics(alignment="window"), "both"),
+}
 # All but `explain`: it runs a failing example some hundred times more.
 PHASES = [phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain]
 DRAFTS = ("perfect", "wrong", "random", "partly right", "empty")
@@ -76,46 +77,22 @@ long_requests = all_requests.map(
 )
 
 
-def case_name(case: tuple) -> str:
-    cfg, *rest = case
-    return "{}-rows{}-window{}-batch{}-{}".format(cfg.dtype, *rest)
-
-
-def check_theorem(
-    data: st.DataObject,
-    case: tuple[ModelConfig, int, int, int, str],
-    alignment: str,
-    seen: Counter,
-    implementation: str = "reference",
-) -> None:
-    """One batch of `case`'s shape, all else drawn: every deterministic row equals its reference."""
-    cfg, rows, window, batch, source = case
-    schedule = make_schedule(rows, window, alignment, implementation)
-    # The first row is long, deterministic and badly guessed, so that every example shows something.
-    requests = [data.draw(long_requests), *data.draw(st.lists(all_requests, min_size=batch - 1, max_size=batch - 1))]
+def check_theorem(data: st.DataObject, shape: Shape, source: str, seen: Counter) -> None:
+    """One batch of `shape`, all else drawn: every deterministic request equals its reference."""
+    others = shape.batch - 1
+    # The first request is long, deterministic and badly drafted, so that every example shows something.
+    requests = [data.draw(long_requests), *data.draw(st.lists(all_requests, min_size=others, max_size=others))]
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     poison = data.draw(st.booleans())
-    aligned_window = window if alignment == "window" else None
-    expected = [one_at_a_time(r, rows, cfg, aligned_window, implementation) for r in requests]
-    kinds = data.draw(st.lists(st.sampled_from(DRAFTS), min_size=batch - 1, max_size=batch - 1))
+    kinds = data.draw(st.lists(st.sampled_from(DRAFTS), min_size=others, max_size=others))
     kinds = [data.draw(st.sampled_from(("partly right", "wrong"))), *kinds]
-    told = [guesses(kind, r, answer[0], rng) for kind, r, answer in zip(kinds, requests, expected, strict=True)]
-    recorded = np.stack([tokens for tokens, _ in told])
-    recorded_length = np.asarray([length for _, length in told], np.int32)
-
-    state = generate_all(
-        requests,
-        schedule=schedule,
-        source=source,
-        cfg=cfg,
-        recorded=(recorded, recorded_length),
-        spoil=lambda state: scatter_and_poison(state, rng, poison),
-    )
+    told = recorded(shape, [believed(kind, shape, r, rng) for kind, r in zip(kinds, requests, strict=True)])
+    state = generate_all(shape, requests, source=source, told=told, spoil=lambda state: scatter_and_poison(state, rng, poison))
     assert not state.live.any()
     assert (state.cache.length == state.committed - 1).all()
     for b, (request, got) in enumerate(zip(requests, results(state), strict=True)):
         if request.sampling.deterministic:
-            assert got == expected[b], f"row {b}, draft {kinds[b]}, {request}"
+            assert got == one_at_a_time(request, shape), f"sequence {b}, draft {kinds[b]}, {request}"
             seen["rollbacks"] += int(state.counters.num_rollbacks[b])
             seen["accepted"] += int(state.counters.num_accepted_draft_tokens[b])
 
@@ -130,19 +107,24 @@ def scatter_and_poison(state: GenState, rng: np.random.Generator, poison: bool) 
     return state.replace(cache=cache)
 
 
-@pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_committed_bits_for_any_draft_neighbours_and_places_equal_one_token_at_a_time(case):
+def check_examples(shape: Shape, source: str, max_examples: int) -> None:
+    """`check_theorem` on so many batches, which between them show accepted drafts and rollbacks."""
     seen: Counter = Counter()
 
-    @hypothesis.settings(max_examples=10, phases=PHASES)
+    @hypothesis.settings(max_examples=max_examples, phases=PHASES)
     @hypothesis.given(data=st.data())
     def check(data: st.DataObject) -> None:
-        check_theorem(data, case, "free", seen)
+        check_theorem(data, shape, source, seen)
 
     check()
-    if case[-1] != "none":  # else the comparison would have shown little
+    if source != "none":  # else the comparison would have shown little
         assert seen["rollbacks"] >= 1
         assert seen["accepted"] >= 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_committed_bits_for_any_draft_neighbours_and_places_equal_one_token_at_a_time(name):
+    check_examples(*CASES[name], max_examples=10)
 
 
 @pytest.mark.slow
@@ -150,42 +132,16 @@ def test_committed_bits_for_any_draft_neighbours_and_places_equal_one_token_at_a
 def test_committed_bits_of_every_family_equal_one_token_at_a_time(family):
     """Sliding windows, soft caps, biases, norms of heads, rotary scalings, linear biases: the texts run past all lengths."""
     cfg = {**FAMILY_CFGS, "alibi": ALIBI_CFG}[family]
-    seen: Counter = Counter()
-
-    @hypothesis.settings(max_examples=6, phases=PHASES)
-    @hypothesis.given(data=st.data())
-    def check(data: st.DataObject) -> None:
-        check_theorem(data, (cfg, 16, 4, 3, "recorded"), "free", seen)
-
-    check()
-    assert seen["rollbacks"] >= 1
-    assert seen["accepted"] >= 1
+    check_examples(FEW._replace(cfg=cfg), "recorded", max_examples=6)
 
 
 @pytest.mark.kernels
 def test_committed_bits_with_the_tpu_kernel_equal_one_token_at_a_time():
     """In Pallas's interpreter, by the kernel's own order of operations: prefill, drafts, passes and the plain way."""
-    seen: Counter = Counter()
-
-    @hypothesis.settings(max_examples=5, phases=PHASES)
-    @hypothesis.given(data=st.data())
-    def check(data: st.DataObject) -> None:
-        check_theorem(data, (FAMILY_CFGS["gemma2"], 16, 4, 3, "recorded"), "free", seen, "pallas_tpu")
-
-    check()
-    assert seen["rollbacks"] >= 1
-    assert seen["accepted"] >= 1
+    shape = FEW._replace(cfg=FAMILY_CFGS["gemma2"]).with_numerics(**KERNELS["pallas_tpu"])
+    check_examples(shape, "recorded", max_examples=5)
 
 
-@pytest.mark.parametrize("case", ALIGNED_CASES, ids=case_name)
-def test_committed_bits_with_aligned_windows_equal_one_token_at_a_time_of_the_same_window(case):
-    seen: Counter = Counter()
-
-    @hypothesis.settings(max_examples=10, phases=PHASES)
-    @hypothesis.given(data=st.data())
-    def check(data: st.DataObject) -> None:
-        check_theorem(data, case, "window", seen)
-
-    check()
-    assert seen["rollbacks"] >= 1
-    assert seen["accepted"] >= 1
+@pytest.mark.parametrize("name", ALIGNED_CASES)
+def test_committed_bits_with_aligned_windows_equal_one_token_at_a_time_of_the_same_window(name):
+    check_examples(*ALIGNED_CASES[name], max_examples=10)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from detspec.cache import cache_bytes
-from detspec.config import ModelConfig
 from detspec.draft.source import Drafter, draft_fn
 from detspec.errors import InputError
 from detspec.generate.init import init_state, start_state
@@ -16,12 +15,12 @@ from detspec.generate.loop import Limits, default_source, dvr_step, generate, ge
 from detspec.generate.prefill import prefill
 from detspec.model.params import param_shapes, params_bytes
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Budget, Numerics, Schedule
+from detspec.schedule import Budget, Schedule
 from detspec.state import LENGTH, STOP
 from tests.fakes import RANDOM_CFG, SOURCES, TABLE_CFG, Request, random_model, state_of, table_model
+from tests.shelf import FEW, LARGE, TABLE, Shape
 
-SCHEDULE = Schedule(Numerics(page=16), Budget(16, 4))
-MAX_LEN = 48
+MAX_LEN = FEW.length
 
 
 def random_requests(batch: int, seed: int) -> list[Request]:
@@ -50,22 +49,21 @@ def test_program_is_traced_once_for_all_prompts_rollbacks_and_endings():
         return run(state, step, limits=Limits(MAX_LEN))[0]
 
     def arguments(batch, seed):
-        state = state_of(RANDOM_CFG, random_requests(batch, seed), schedule=SCHEDULE, max_len=MAX_LEN)
+        state = state_of(FEW._replace(batch=batch), random_requests(batch, seed))
         recorded = np.random.default_rng(seed).integers(0, RANDOM_CFG.vocab_size, (batch, MAX_LEN), dtype=np.int32)
         return random_model(RANDOM_CFG), state, recorded, np.full(batch, MAX_LEN, np.int32)
 
-    states = [counted(*arguments(3, seed), schedule=SCHEDULE) for seed in range(4)]
+    states = [counted(*arguments(3, seed), schedule=FEW.schedule) for seed in range(4)]
     assert sum(int(state.counters.num_rollbacks.sum()) for state in states) > 4
     assert len({int(n) for state in states for n in state.committed}) > 4
     assert traced == [3]
-    counted.trace(*arguments(2, 0), schedule=SCHEDULE)  # another number of rows is another program
+    counted.trace(*arguments(2, 0), schedule=FEW.schedule)  # another number of rows is another program
     assert traced == [3, 2]
 
 
 def generate_by_table(prompts, sampling):
     """The text of each row; always the same shapes, so that it is compiled once. Token 12 ends a text."""
-    schedule = Schedule(Numerics(page=4), Budget(8, 4))
-    state = generate(table_model(), TABLE_CFG, prompts, sampling, eos_ids=[12], schedule=schedule)
+    state = generate(table_model(), TABLE_CFG, prompts, sampling, eos_ids=[12], schedule=TABLE.schedule)
     texts = [tokens[:n] for tokens, n in zip(state.tokens.tolist(), state.committed.tolist(), strict=True)]
     return texts, state.finish.tolist()
 
@@ -79,8 +77,9 @@ def test_generate_with_new_prompts_of_the_same_shape_compiles_nothing():
     assert run_with(0) == run_with(1) == run_with(2)
 
 
-def compiled_loop(cfg: ModelConfig, schedule: Schedule, *, max_requests: int, max_len: int, keep_old_cache: bool = False):
+def compiled_loop(shape: Shape, *, keep_old_cache: bool = False):
     """The compiled program of prefill and loop with a donated state, and the state's shapes."""
+    cfg, schedule = shape.cfg, shape.schedule
 
     def program(params, state):
         old = state.cache
@@ -90,12 +89,15 @@ def compiled_loop(cfg: ModelConfig, schedule: Schedule, *, max_requests: int, ma
         def step(state):
             return dvr_step(params, cfg, state, draft_fn=own, schedule=schedule)[0]
 
-        state, _ = run(state, step, limits=Limits(max_len))
+        state, _ = run(state, step, limits=Limits(shape.length))
         return (state, old.k, old.v) if keep_old_cache else state
 
-    room = {"max_requests": max_requests, "max_len": max_len, "max_stop_ids": 2, "max_logit_bias": 2}
-    shapes = jax.eval_shape(lambda: init_state(cfg, **room, schedule=schedule))
+    shapes = jax.eval_shape(lambda: state_of(shape, []))
     return jax.jit(program, donate_argnums=1).lower(param_shapes(cfg), shapes).compile(), shapes
+
+
+def of_window(shape: Shape, window: int) -> Shape:
+    return shape._replace(schedule=shape.schedule.with_budget(shape.schedule.budget.rows, window))
 
 
 def pool_copies(compiled, shapes) -> list[str]:
@@ -105,32 +107,28 @@ def pool_copies(compiled, shapes) -> list[str]:
     return [line.strip() for line in compiled.as_text().splitlines() if copy.search(line)]
 
 
-@pytest.mark.parametrize("window", [1, 8])
+@pytest.mark.parametrize("window", [1, 4])
 def test_loop_copies_no_page_pool(window):
-    compiled, shapes = compiled_loop(
-        RANDOM_CFG, Schedule(Numerics(page=16), Budget(16, window)), max_requests=3, max_len=MAX_LEN
-    )
+    compiled, shapes = compiled_loop(of_window(FEW, window))
     assert pool_copies(compiled, shapes) == []
     assert compiled.memory_analysis().alias_size_in_bytes >= sum(pool.size * 4 for pool in (*shapes.cache.k, *shapes.cache.v))
 
 
 def test_loop_that_keeps_its_old_cache_does_copy_page_pools():
-    compiled, shapes = compiled_loop(
-        RANDOM_CFG, Schedule(Numerics(page=16), Budget(16, 1)), max_requests=3, max_len=MAX_LEN, keep_old_cache=True
-    )
-    assert len(pool_copies(compiled, shapes)) >= 2 * RANDOM_CFG.num_layers
+    compiled, shapes = compiled_loop(of_window(FEW, 1), keep_old_cache=True)
+    assert len(pool_copies(compiled, shapes)) >= 2 * FEW.cfg.num_layers
 
 
 @pytest.mark.parametrize("window", [1, 16])
 def test_generation_needs_a_quarter_more_memory_than_weights_and_cache_at_most(window):
     """Arguments, temporaries and what of the result is not aliased; CPU peaks leave out temporaries."""
-    cfg = ModelConfig(2048, 256, 4, 4, 2, 64, 688, tie_embeddings=True)
-    schedule = Schedule(budget=Budget(64, window))
-    compiled, _ = compiled_loop(cfg, schedule, max_requests=8, max_len=512)
+    compiled, _ = compiled_loop(of_window(LARGE, window))
     memory = compiled.memory_analysis()
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
-    held = params_bytes(param_shapes(cfg)) + cache_bytes(cfg, max_requests=8, max_len=512, numerics=schedule.numerics)
+    numerics = LARGE.schedule.numerics
+    held = params_bytes(param_shapes(LARGE.cfg))
+    held += cache_bytes(LARGE.cfg, max_requests=LARGE.batch, max_len=LARGE.length, numerics=numerics)
     assert needed > held  # the analysis counts what it must
     assert needed <= 1.25 * held, f"{needed / held:.3f} x; temporaries {memory.temp_size_in_bytes / 1e6:.2f} MB"
 
@@ -166,20 +164,19 @@ def test_generate_with_a_prompt_that_just_fits_takes_it():
     ],
 )
 def test_generate_with_a_bad_prompt_says_what_is_wrong(prompt, max_tokens, message):
-    schedule = Schedule(Numerics(page=4), Budget(8, 4))
     with pytest.raises(InputError, match=message):
-        generate(table_model(), TABLE_CFG, [[1], prompt], SamplingParams(max_tokens=max_tokens), schedule=schedule)
+        generate(table_model(), TABLE_CFG, [[1], prompt], SamplingParams(max_tokens=max_tokens), schedule=TABLE.schedule)
 
 
 def test_prompt_that_does_not_fit_a_state_is_refused():
-    schedule, sampling = Schedule(Numerics(page=4), Budget(8, 4)), [SamplingParams(max_tokens=4)]
+    sampling = [SamplingParams(max_tokens=4)]
     with pytest.raises(InputError, match="max_len of 16"):
-        start_state(TABLE_CFG, [[1] * 13], sampling, eos_ids=(), max_len=16, schedule=schedule)
+        start_state(TABLE_CFG, [[1] * 13], sampling, eos_ids=(), max_len=16, schedule=TABLE.schedule)
 
 
 def test_generate_with_other_numbers_of_prompts_and_parameters_is_refused():
     with pytest.raises(InputError, match="2 prompts but 1 sampling"):
-        generate(table_model(), TABLE_CFG, [[1], [2]], [SamplingParams()], schedule=Schedule(Numerics(page=4), Budget(8, 4)))
+        generate(table_model(), TABLE_CFG, [[1], [2]], [SamplingParams()], schedule=TABLE.schedule)
 
 
 def test_init_state_with_a_window_longer_than_its_rows_is_refused():

@@ -8,8 +8,8 @@ from detspec.generate.init import init_state
 from detspec.generate.insert import Entry, no_requests, pack_requests, put_requests
 from detspec.generate.packing import pack, unpack
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import RANDOM_CFG
+from tests.shelf import TABLE
 
 TREE = {
     "a": np.asarray([[1.5, -0.0, np.nan], [np.inf, 1e-45, 2.0]], np.float32),
@@ -31,14 +31,7 @@ def test_unpacked_arrays_are_bitwise_what_was_packed_and_lie_where_they_were_put
 
 @pytest.fixture(scope="module")
 def state():
-    return init_state(
-        RANDOM_CFG,
-        max_requests=3,
-        max_len=16,
-        max_stop_ids=2,
-        max_logit_bias=2,
-        schedule=Schedule(Numerics(page=4), Budget(8, 4)),
-    )
+    return init_state(RANDOM_CFG, max_requests=3, max_len=16, max_stop_ids=2, max_logit_bias=2, schedule=TABLE.schedule)
 
 
 def test_requests_change_the_sequences_they_are_for_and_no_other(state):

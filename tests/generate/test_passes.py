@@ -1,6 +1,5 @@
-"""Windows of stretches on small arrays, and prompts that ride along with the verification of other rows."""
+"""Windows of stretches on small arrays, and prompts that ride along with the verification of other requests."""
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -12,14 +11,12 @@ from detspec.generate.loop import dvr_step
 from detspec.generate.passes import Stretches, cut, reached, stretches
 from detspec.generate.prefill import prefill
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import NO_SEQUENCE
-from tests.fakes import RANDOM_CFG, SOURCES, Request, bits, random_model, state_of
+from tests.fakes import SOURCES, Request, bits, random_model, recorded, state_of
+from tests.shelf import FEW, Shape
 
-SCHEDULE = Schedule(Numerics(page=16), Budget(16, 4))
-MAX_LEN = 48
-FLOAT32 = dataclasses.replace(RANDOM_CFG, dtype="float32")  # rounding to bfloat16 hides most differences
-prefilled = jax.jit(partial(prefill, cfg=RANDOM_CFG, schedule=SCHEDULE))
+FLOAT32 = FEW.with_dtype("float32")  # rounding to bfloat16 hides most differences
+prefilled = jax.jit(partial(prefill, cfg=FEW.cfg, schedule=FEW.schedule))
 
 
 def test_cut_of_two_rows_packs_their_windows_side_by_side():
@@ -41,16 +38,16 @@ def test_reached_after_each_window_of_two_rows():
 
 
 def test_aligned_stretches_begin_with_the_window_of_their_first_position():
-    aligned = SCHEDULE.with_numerics(alignment="window")
+    aligned = FEW.schedule.with_numerics(alignment="window")
     found = stretches(jnp.int32([6, 6]), jnp.int32([9, 6]), aligned)
     assert found.start.tolist() == [4, 6]  # a row that lacks nothing begins nowhere
 
 
 def test_prefill_of_some_passes_goes_on_where_it_stopped_to_the_same_bits():
     """40 tokens in windows of 4, 4 to a pass: 39 positions are 10 windows, three passes."""
-    params, request = random_model(RANDOM_CFG), Request(tuple(range(40)), SamplingParams(max_tokens=4))
-    whole = prefilled(params, state=state_of(RANDOM_CFG, [request], schedule=SCHEDULE, max_len=MAX_LEN))
-    state, lengths = state_of(RANDOM_CFG, [request], schedule=SCHEDULE, max_len=MAX_LEN), []
+    params, request = random_model(FEW.cfg), Request(tuple(range(40)), SamplingParams(max_tokens=4))
+    whole = prefilled(params, state=state_of(FEW, [request]))
+    state, lengths = state_of(FEW, [request]), []
     for _ in range(3):
         state = prefilled(params, state=state, max_passes=jnp.int32(1))
         lengths.append(int(state.cache.length[0]))
@@ -59,25 +56,26 @@ def test_prefill_of_some_passes_goes_on_where_it_stopped_to_the_same_bits():
         np.testing.assert_array_equal(bits(ours[1:]), bits(theirs[1:]))  # all but the scratch page
 
 
-def stayed(schedule: Schedule) -> dict[str, bool]:
-    """Whose bits stay when one row verifies in one of four windows, and 12 tokens of another's 20 take the other three."""
-    params, cfg = random_model(FLOAT32), FLOAT32
+def stayed(shape: Shape) -> dict[str, bool]:
+    """Whose bits stay when one request verifies in one of four windows, and 12 of another's 20 tokens take the other three."""
+    cfg, schedule = shape.cfg, shape.schedule
+    params = random_model(cfg)
     requests = [Request((5, 7, 11), SamplingParams(max_tokens=9)), Request(tuple(range(60, 80)), SamplingParams(max_tokens=9))]
     catch_up = jax.jit(partial(prefill, cfg=cfg, schedule=schedule))
 
     @jax.jit
     def step(params, state):
-        told = Drafter(SOURCES["recorded"], (jnp.zeros((2, MAX_LEN), jnp.int32), jnp.full(2, MAX_LEN, jnp.int32)))
+        told = Drafter(SOURCES["recorded"], recorded(shape, [[0] * shape.length] * 2))
         return dvr_step(params, cfg, state, draft_fn=draft_fn(told, schedule), schedule=schedule)[0]
 
     def started(live):
-        state = state_of(cfg, requests, schedule=schedule, max_len=MAX_LEN)
-        return catch_up(params, state=state.replace(live=jnp.array(live)))
+        state = state_of(shape, requests)
+        return catch_up(params, state=state.replace(live=jnp.array([*live, False])))
 
     alone = step(params, started([True, False]))
-    both = step(params, started([True, False]).replace(live=jnp.array([True, True])))
+    both = step(params, started([True, False]).replace(live=jnp.array([True, True, False])))
     assert both.cache.length.tolist()[1] == 12
-    assert both.committed.tolist()[1] == 20  # whoever catches up commits nothing
+    assert both.committed.tolist()[1] == 20  # a request that catches up commits nothing
     caught_up, whole = catch_up(params, state=both), started([False, True])
 
     def values(state, row):  # of its first 16 positions
@@ -89,10 +87,10 @@ def stayed(schedule: Schedule) -> dict[str, bool]:
     return {"verified": verified[0] == verified[1], "rode": values(caught_up, 1) == values(whole, 1)}
 
 
-def test_prompt_rides_along_with_verification_and_disturbs_nobody():
-    assert stayed(SCHEDULE) == {"verified": True, "rode": True}
+def test_prompt_rides_along_with_verification_and_disturbs_no_other():
+    assert stayed(FLOAT32) == {"verified": True, "rode": True}
 
 
 def test_prompt_that_rides_along_in_passes_that_split_the_sequence_disturbs_and_is_disturbed():
-    """The inverse control: where the sequence is cut then follows the longest row of the pass."""
-    assert stayed(SCHEDULE.with_numerics(page=4, num_splits=2)) == {"verified": False, "rode": False}
+    """The inverse control: where the sequence is cut then follows the longest text of the pass."""
+    assert stayed(FLOAT32.with_numerics(page=4, num_splits=2)) == {"verified": False, "rode": False}

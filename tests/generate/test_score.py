@@ -15,27 +15,27 @@ from detspec.generate.prefill import prefill
 from detspec.generate.score import replay
 from detspec.ops.row_sum import fixed_sum
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Budget, Numerics, Schedule
+from detspec.schedule import Schedule
 from detspec.state import GenState
-from tests.fakes import COUNT_UP, RANDOM_CFG, TABLE_CFG, TABLE_LOGPROB, Request, bits, random_model, state_of, table_model
+from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, bits, random_model, state_of, table_model
+from tests.shelf import FEW, TABLE
 
-CFG = dataclasses.replace(RANDOM_CFG, num_layers=1)
-PROMPTS = [np.random.default_rng(i).integers(0, CFG.vocab_size, 1 + 6 * i).tolist() for i in range(4)]
+CFG = FEW.cfg
+PROMPTS = [np.random.default_rng(i).integers(0, CFG.vocab_size, 1 + 6 * i).tolist() for i in (0, 3, 2)]
 SAMPLING = [
     SamplingParams(max_tokens=20),
     SamplingParams(max_tokens=13, temperature=0.9, top_p=0.9, seed=5),
-    SamplingParams(max_tokens=20, temperature=1.2, top_k=40, seed=6),
-    SamplingParams(max_tokens=7, temperature=0.7, min_p=0.02, seed=7),
+    SamplingParams(max_tokens=20, temperature=1.2, top_k=40, min_p=0.02, seed=6),
 ]
-MAX_LEN = 48
+MAX_LEN = FEW.length
 
 
 def schedule_of(window: int, alignment: str = "free") -> Schedule:
-    return Schedule(Numerics(page=16, alignment=alignment), Budget(16, window))
+    return FEW.schedule.with_budget(16, window).with_numerics(alignment=alignment)
 
 
 @cache
-def generated(*, deterministic: bool = True, batch: int = 4, alignment: str = "free") -> list[tuple[list[int], np.ndarray]]:
+def generated(*, deterministic: bool = True, batch: int = 3, alignment: str = "free") -> list[tuple[list[int], np.ndarray]]:
     """Texts and the bits of the log-probabilities of their new tokens, of the first `batch` requests."""
     sampling = [dataclasses.replace(s, deterministic=deterministic) for s in SAMPLING[:batch]]
     state = generate(random_model(CFG), CFG, PROMPTS[:batch], sampling, schedule=schedule_of(4, alignment))
@@ -50,7 +50,7 @@ def scored(texts: list[list[int]], window: int, alignment: str = "free") -> list
 # Score ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("window", "order"), [(1, [0, 1, 2, 3]), (4, [3, 1]), (16, [1])])
+@pytest.mark.parametrize(("window", "order"), [(1, [0, 1, 2]), (4, [2, 1]), (16, [1])])
 def test_score_of_generated_text_has_the_bits_that_generation_reported(window, order):
     texts = generated()
     found = scored([texts[b][0] for b in order], window)
@@ -67,7 +67,7 @@ def test_score_with_aligned_windows_has_the_bits_of_aligned_generation():
 
 def test_score_of_ordinary_generation_differs_somewhere():
     """The inverse control. Which batches differ depends on the device and on jax's version."""
-    for batch in (4, 1, 2, 3):
+    for batch in (3, 1, 2):
         texts = generated(deterministic=False, batch=batch)
         found = scored([text for text, _ in texts], 4)
         if any(bits(x[len(p) :]).tolist() != b.tolist() for x, p, (_, b) in zip(found, PROMPTS, texts, strict=False)):
@@ -77,7 +77,7 @@ def test_score_of_ordinary_generation_differs_somewhere():
 
 def test_score_by_hand():
     """The model that counts up: after 5 comes 6 with log-probability -0.2428, anything else has 4 less."""
-    found = score(table_model(COUNT_UP), TABLE_CFG, [[5, 6, 7], [5, 7], [9]], schedule=Schedule(Numerics(page=4), Budget(4, 4)))
+    found = score(table_model(COUNT_UP), TABLE_CFG, [[5, 6, 7], [5, 7], [9]], schedule=TABLE.schedule)
     assert [len(x) for x in found] == [3, 2, 1]
     assert all(x.dtype == np.float32 and np.isnan(x[0]) for x in found)
     np.testing.assert_allclose(found[0][1:], [TABLE_LOGPROB] * 2, rtol=1e-6)  # float32 against Python's float64
@@ -109,15 +109,15 @@ def _replayed(params, state: GenState, texts: jax.Array, length: jax.Array, *, p
     if prefilled:
         state = prefill(params, CFG, state, schedule=schedule)
     state = state.replace(tokens=texts, committed=length)
-    start = None if prefilled else jnp.zeros(4, jnp.int32)
+    start = None if prefilled else jnp.zeros(3, jnp.int32)
     return replay(params, CFG, state, schedule=schedule, top_k=CFG.vocab_size, start=start)
 
 
 def given() -> tuple[GenState, np.ndarray, np.ndarray]:
     """A state of all prompts, and the generated texts without their last tokens, as arrays."""
     requests = [Request(tuple(p), s) for p, s in zip(PROMPTS, SAMPLING, strict=True)]
-    state = state_of(CFG, requests, schedule=schedule_of(4), max_len=MAX_LEN)
-    texts = np.zeros((4, MAX_LEN), np.int32)
+    state = state_of(FEW, requests)
+    texts = np.zeros((3, MAX_LEN), np.int32)
     for b, (text, _) in enumerate(generated()):
         texts[b, : len(text) - 1] = text[:-1]
     return state, texts, np.asarray([len(text) - 1 for text, _ in generated()], np.int32)
@@ -150,7 +150,7 @@ def test_replay_top_k_is_the_raw_distribution_in_order():
     """Of all tokens they are a distribution; the given token is among them with the bits of its own log-probability."""
     state, texts, length = given()
     found, _ = replayed(state, texts, length)
-    b, at = 3, int(length[3]) - 1
+    b, at = 2, int(length[2]) - 1
     ids, logprobs = np.asarray(found.top_ids[b, at]), found.top_logprobs[b, at]
     assert sorted(ids.tolist()) == list(range(CFG.vocab_size))
     assert (np.diff(logprobs) <= 0).all()

@@ -3,21 +3,22 @@
 Prompt [1 2 3], W = 4. T0 = 3 at position p = 2 is the last committed token; its keys and values are not yet written, so
 length is 2 = p. The targets after it are T1..T4 = 4 5 6 7.
 
-    guesses 4 5 6   accepted 3   commit 4 5 6 and the bonus 7        committed 3 + 4, length p + 4 = 6
-    guesses 4 5 9   accepted 2   commit 4 5 and the correction 6     committed 3 + 3, length p + 3 = 5
+    drafts 4 5 6   accepted 3   commit 4 5 6 and the bonus 7        committed 3 + 4, length p + 4 = 6
+    drafts 4 5 9   accepted 2   commit 4 5 and the correction 6     committed 3 + 3, length p + 3 = 5
 """
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from detspec.generate.sequences import take_sequences
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import LENGTH, NOT_FINITE, PAD_ID, RUNNING, STOP, GenState
-from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, bits, generate_drafted, state_of, table_model
+from tests.fakes import COUNT_UP, TABLE_LOGPROB, Request, bits, generate_drafted, recorded, state_of, table_model
+from tests.shelf import TABLE
 
-MAX_LEN = 24
-SCHEDULE = Schedule(Numerics(page=4), Budget(8, 4))
+MAX_LEN = TABLE.length
+ALIGNED = TABLE.with_numerics(alignment="window")
 PROMPT = (1, 2, 3)
 BROKEN = 13
 
@@ -26,15 +27,11 @@ def request(prompt=PROMPT, max_tokens=12, **sampling) -> Request:
     return Request(tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling))
 
 
-def step(requests, texts, *, steps=1, schedule=SCHEDULE, source="recorded", params=None) -> GenState:
-    """The state after `steps` steps, the draft reading `texts`: what it believes each row's whole sequence to be."""
-    recorded = np.zeros((len(requests), MAX_LEN), np.int32)
-    for b, text in enumerate(texts):
-        recorded[b, : len(text)] = text
-    told = recorded, np.asarray([len(text) for text in texts], np.int32)
-    state = state_of(TABLE_CFG, requests, schedule=schedule, max_len=MAX_LEN)
+def step(requests, texts, *, steps=1, shape=TABLE, source="recorded", params=None) -> GenState:
+    """The state of `requests` after `steps` steps, the draft reading `texts`: what it believes each whole sequence to be."""
     params = table_model() if params is None else params
-    return generate_drafted(params, TABLE_CFG, state, told, np.int32(steps), schedule=schedule, source=source)
+    state = generate_drafted(params, shape, state_of(shape, requests), recorded(shape, texts), np.int32(steps), source=source)
+    return take_sequences(state, np.arange(len(requests)))
 
 
 def committed(state: GenState, row: int = 0) -> list[int]:
@@ -71,7 +68,7 @@ def weighted_model():
     return params
 
 
-def test_window_without_rollback_commits_all_guesses_and_the_bonus():
+def test_window_without_rollback_commits_all_drafts_and_the_bonus():
     state = step([request()], [[1, 2, 3, 4, 5, 6]])
     assert committed(state) == [1, 2, 3, 4, 5, 6, 7]
     assert state.cache.length.tolist() == [6]
@@ -82,14 +79,14 @@ def test_window_without_rollback_commits_all_guesses_and_the_bonus():
     assert (state.logprobs[0, :3] == 0).all()
 
 
-def test_window_with_refused_third_guess_commits_two_and_the_correction():
+def test_window_with_rejected_third_draft_commits_two_and_the_correction():
     state = step([request()], [[1, 2, 3, 4, 5, 9]])
     assert committed(state) == [1, 2, 3, 4, 5, 6]
     assert state.cache.length.tolist() == [5]  # keys and values up to the last accepted token T2 = 5 at position 4
     assert counters(state) == {"passes": 1, "drafted": 3, "accepted": 2, "rollbacks": 1, "recomputed": 1}
 
 
-def test_window_with_refused_first_guess_ignores_later_ones_that_happen_to_be_right():
+def test_window_with_rejected_first_draft_ignores_later_ones_that_happen_to_be_right():
     state = step([request()], [[1, 2, 3, 9, 5, 6]])
     assert committed(state) == [1, 2, 3, 4]
     assert state.cache.length.tolist() == [3]
@@ -104,7 +101,7 @@ def test_step_after_a_rollback_opens_with_the_correction():
 
 
 def test_rollback_leaves_stale_slots_beyond_the_length_only():
-    """The refused guess was written to position 5 and stays there; valid slots end before it."""
+    """The rejected draft was written to position 5 and stays there; valid slots end before it."""
     state = step([request()], [[1, 2, 3, 4, 5, 9]], params=weighted_model())
     assert written(state) == 6
     assert state.cache.length.tolist() == [5]
@@ -121,7 +118,7 @@ def test_empty_draft_commits_exactly_one_token():
 
 
 def test_window_of_one_row_commits_one_token_without_any_draft():
-    state = step([request()], [[]], steps=5, schedule=Schedule(Numerics(page=4), Budget(4, 1)), source="none")
+    state = step([request()], [[]], steps=5, shape=TABLE._replace(schedule=TABLE.alone.schedule), source="none")
     assert committed(state) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert counters(state) == {"passes": 5, "drafted": 0, "accepted": 0, "rollbacks": 0, "recomputed": 0}
 
@@ -135,7 +132,7 @@ def test_stop_token_inside_the_accepted_run_voids_everything_after_it():
     assert counters(state) == {"passes": 1, "drafted": 3, "accepted": 2, "rollbacks": 0, "recomputed": 0}
 
 
-def test_stop_token_before_a_refused_guess_counts_no_rollback():
+def test_stop_token_before_a_rejected_draft_counts_no_rollback():
     state = step([request(stop_token_ids=(4,))], [[1, 2, 3, 4, 9, 9]])
     assert committed(state) == [1, 2, 3, 4]
     assert state.finish.tolist() == [STOP]
@@ -149,7 +146,7 @@ def test_stop_token_as_the_correction_ends_the_row():
     assert counters(state) == {"passes": 1, "drafted": 3, "accepted": 2, "rollbacks": 1, "recomputed": 1}
 
 
-def test_refused_guess_that_is_a_stop_token_does_not_end_the_row():
+def test_rejected_draft_that_is_a_stop_token_does_not_end_the_row():
     state = step([request(stop_token_ids=(9,))], [[1, 2, 3, 4, 9]])
     assert committed(state) == [1, 2, 3, 4, 5]
     assert state.finish.tolist() == [RUNNING]
@@ -168,7 +165,7 @@ def test_stop_token_of_a_neighbour_does_not_end_the_row():
 
 
 def test_max_tokens_inside_a_window_ends_the_row_there():
-    """Two tokens are wanted, so only one is guessed: the pass adds the second."""
+    """Two tokens are wanted, so only one is drafted: the pass adds the second."""
     state = step([request(max_tokens=2)], [[1, 2, 3, 4, 5, 6]])
     assert committed(state) == [1, 2, 3, 4, 5]
     assert state.finish.tolist() == [LENGTH]
@@ -239,15 +236,15 @@ def test_broken_logits_end_their_row_and_change_no_bit_of_another():
     assert bits(state.logprobs[1]).tolist() == bits(alone.logprobs[0]).tolist()
 
 
-def test_guess_with_broken_keys_and_values_does_not_touch_the_places_before_it():
-    """A bad draft costs speed, never correctness: with the guess 13 and without it, 12 and 13 are committed."""
+def test_draft_with_broken_keys_and_values_does_not_touch_the_places_before_it():
+    """A bad draft costs speed, never correctness: with the draft 13 and without it, 12 and 13 are committed."""
     params = table_model(broken=[BROKEN])
     without = step([request((10, 11))], [[10, 11]], steps=3, params=params)
-    guessed = step([request((10, 11))], [[10, 11, 12, BROKEN, 14]], steps=3, params=params)
+    drafted = step([request((10, 11))], [[10, 11, 12, BROKEN, 14]], steps=3, params=params)
     assert committed(without) == [10, 11, 12, BROKEN]
-    assert committed(guessed) == committed(without)
-    assert bits(guessed.logprobs).tolist() == bits(without.logprobs).tolist()
-    assert guessed.finish.tolist() == without.finish.tolist() == [NOT_FINITE]
+    assert committed(drafted) == committed(without)
+    assert bits(drafted.logprobs).tolist() == bits(without.logprobs).tolist()
+    assert drafted.finish.tolist() == without.finish.tolist() == [NOT_FINITE]
 
 
 def test_broken_logits_at_once_commit_nothing():
@@ -270,8 +267,8 @@ def test_stop_token_before_broken_logits_counts_as_stop():
     assert state.finish.tolist() == [STOP]
 
 
-def test_ordinary_row_commits_its_guesses_unverified():
-    """The guesses are wrong on purpose: the deterministic row corrects them, the ordinary row takes them as they are."""
+def test_ordinary_row_commits_its_drafts_unverified():
+    """The drafts are wrong on purpose: the deterministic row corrects them, the ordinary row takes them as they are."""
     wrong = [1, 2, 3, 9, 9, 8]
     state = step([request(deterministic=False), request()], [wrong, wrong])
     assert committed(state, 0) == wrong
@@ -287,7 +284,7 @@ def test_self_draft_agrees_with_the_pass_on_clear_answers():
     assert counters(state) == {"passes": 3, "drafted": 6, "accepted": 6, "rollbacks": 0, "recomputed": 0}
 
 
-def test_self_draft_stops_guessing_at_a_stop_token():
+def test_self_draft_stops_drafting_at_a_stop_token():
     state = step([request(stop_token_ids=(5,))], [[]], source="self")
     assert committed(state) == [1, 2, 3, 4, 5]
     assert counters(state) == {"passes": 1, "drafted": 2, "accepted": 2, "rollbacks": 0, "recomputed": 0}
@@ -295,17 +292,15 @@ def test_self_draft_stops_guessing_at_a_stop_token():
 
 @pytest.mark.parametrize(("prompt_len", "new"), [(1, 4), (2, 3), (3, 2), (4, 1), (5, 4)])
 def test_aligned_window_ends_at_a_multiple_of_its_length(prompt_len, new):
-    """W = 4: a row of length 2 (T0 at position 2) has one place left for a guess, so it gains two tokens."""
-    schedule = Schedule(Numerics(page=4, alignment="window"), Budget(8, 4))
+    """W = 4: a row of length 2 (T0 at position 2) has one place left for a draft, so it gains two tokens."""
     prompt = tuple(range(1, prompt_len + 1))
-    state = step([request(prompt)], [[*range(1, 16)]], schedule=schedule)
+    state = step([request(prompt)], [[*range(1, 16)]], shape=ALIGNED)
     assert committed(state) == [*range(1, prompt_len + new + 1)]
 
 
-def test_aligned_windows_with_perfect_guesses_never_roll_back():
-    """Guesses that found no place in the window were not refused: they were not read."""
-    schedule = Schedule(Numerics(page=4, alignment="window"), Budget(8, 4))
-    state = step([request()], [[*range(1, 16)]], steps=2, schedule=schedule)
+def test_aligned_windows_with_perfect_drafts_never_roll_back():
+    """Guesses that found no place in the window were not rejected: they were not read."""
+    state = step([request()], [[*range(1, 16)]], steps=2, shape=ALIGNED)
     assert committed(state) == [*range(1, 10)]
     assert counters(state) == {"passes": 2, "drafted": 4, "accepted": 4, "rollbacks": 0, "recomputed": 0}
 

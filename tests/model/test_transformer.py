@@ -9,16 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.cache import init_cache
+from detspec.cache import KVCache, init_cache
 from detspec.config import ModelConfig, RopeScaling
 from detspec.model.params import init_params, param_shapes
 from detspec.model.transformer import forward, forward_sequences
-from detspec.schedule import Budget, Numerics, Schedule
+from detspec.schedule import Schedule
 from detspec.state import NO_SEQUENCE, Windows
 from tests.fakes import ALIBI_CFG, RANDOM_CFG, bits, random_model
+from tests.shelf import MANY
 
 F32 = dataclasses.replace(RANDOM_CFG, dtype="float32", tie_embeddings=True)
-LENGTH, PAGE = 24, 16
+LENGTH, ROWS = 24, 64
 TOKENS = np.random.default_rng(0).integers(0, RANDOM_CFG.vocab_size, LENGTH, dtype=np.int32)
 
 
@@ -27,7 +28,7 @@ def one_pass(params, cfg, windows, cache, *, schedule):
     return forward(params, cfg, windows, cache, numerics=schedule.numerics)
 
 
-def windows_of(window: int, rows: int, row: int = 0) -> Windows:
+def windows_of(window: int, rows: int = ROWS, sequence: int = 0) -> Windows:
     """TOKENS of sequence `sequence` in one pass of `rows` token rows, the unused windows padding."""
     groups, used = rows // window, LENGTH // window
     tokens = np.zeros((groups, window), np.int32)
@@ -35,16 +36,20 @@ def windows_of(window: int, rows: int, row: int = 0) -> Windows:
     index = np.arange(groups, dtype=np.int32)
     return Windows(
         tokens=tokens,
-        sequence=np.where(index < used, row, NO_SEQUENCE).astype(np.int32),
+        sequence=np.where(index < used, sequence, NO_SEQUENCE).astype(np.int32),
         start=np.where(index < used, index * window, 0).astype(np.int32),
         count=np.where(index < used, window, 0).astype(np.int32),
     )
 
 
-def logits_of(cfg: ModelConfig, window: int, rows: int = 32, row: int = 0, **changes) -> np.ndarray:
-    schedule = Schedule(Numerics(page=PAGE, **changes), Budget(rows, window))
-    cache = init_cache(cfg, max_requests=2, max_len=32, numerics=schedule.numerics)
-    logits, *_ = one_pass(random_model(cfg), cfg, windows_of(window, rows, row), cache, schedule=schedule)
+def empty_cache(cfg: ModelConfig, schedule: Schedule) -> KVCache:
+    return init_cache(cfg, max_requests=MANY.batch, max_len=MANY.length, numerics=schedule.numerics)
+
+
+def logits_of(cfg: ModelConfig, window: int, rows: int = ROWS, sequence: int = 0, **changes) -> np.ndarray:
+    schedule = MANY.schedule.with_budget(rows, window).with_numerics(**changes)
+    windows = windows_of(window, rows, sequence)
+    logits, *_ = one_pass(random_model(cfg), cfg, windows, empty_cache(cfg, schedule), schedule=schedule)
     return np.asarray(logits).reshape(rows, -1)[:LENGTH]
 
 
@@ -58,10 +63,10 @@ def test_forward_over_pages_equals_forward_over_sequences(window, cfg):
 
 
 @pytest.mark.parametrize("cfg", [RANDOM_CFG, ALIBI_CFG], ids=["rope", "alibi"])
-def test_forward_in_any_split_and_row_gives_the_same_bits(cfg):
+def test_forward_in_any_split_and_sequence_gives_the_same_bits(cfg):
     expected = bits(logits_of(cfg, 1))
-    for window, row in ((2, 0), (8, 0), (8, 1)):
-        assert (bits(logits_of(cfg, window, row=row)) == expected).all()
+    for window, sequence in ((2, 0), (8, 0), (8, 1)):
+        assert (bits(logits_of(cfg, window, sequence=sequence)) == expected).all()
     whole = forward_sequences(random_model(cfg), cfg, jnp.asarray(TOKENS[None]))[0][0]
     assert (bits(whole) != expected).any()  # other sums, other bits
 
@@ -89,24 +94,23 @@ def test_forward_multiplies_all_weights_as_its_schedule_says(linear, rows_of_pro
     Products with weights are those of two matrices; attention's have more axes.
     """
     for rows, expected in rows_of_products.items():
-        schedule = Schedule(Numerics(page=PAGE, linear=linear), Budget(rows, 1))
-        cache = init_cache(RANDOM_CFG, max_requests=2, max_len=32, numerics=schedule.numerics)
+        schedule = MANY.schedule.with_budget(rows, 1).with_numerics(linear=linear)
+        cache = empty_cache(RANDOM_CFG, schedule)
         program = one_pass.lower(random_model(RANDOM_CFG), RANDOM_CFG, windows_of(1, rows), cache, schedule=schedule).as_text()
         products = re.findall(r"dot_general.*: \(tensor<(\d+)x\d+xbf16>, tensor<\d+x\d+xbf16>\)", program)
         assert len(products) == 7 * RANDOM_CFG.num_layers + 1
         assert {int(found) for found in products} == expected
 
 
-def test_forward_writes_the_pages_of_its_rows_and_the_scratch_page_only():
-    schedule = Schedule(Numerics(page=PAGE), Budget(32, 8))
-    cache = init_cache(RANDOM_CFG, max_requests=2, max_len=32, numerics=schedule.numerics)
-    _, after, _ = one_pass(random_model(RANDOM_CFG), RANDOM_CFG, windows_of(8, 32), cache, schedule=schedule)
+def test_forward_writes_the_pages_of_its_sequence_and_the_scratch_page_only():
+    cache = empty_cache(RANDOM_CFG, MANY.schedule)
+    _, after, _ = one_pass(random_model(RANDOM_CFG), RANDOM_CFG, windows_of(8), cache, schedule=MANY.schedule)
     written = [(np.asarray(pool) != 0).any((1, 2)) for pool in after.k]  # [num_pages, page]
     written += [(np.asarray(pool) != 0).any((1, 3)) for pool in after.v]
     for slots in written:
-        assert slots[1].all()  # positions 0 .. 15 of row 0
+        assert slots[1].all()  # positions 0 .. 15 of sequence 0
         assert slots[2].tolist() == [True] * 8 + [False] * 8  # 16 .. 23
-        assert not slots[3:].any()  # row 1
+        assert not slots[3:].any()  # the others
     assert after.length.tolist() == cache.length.tolist()
 
 

@@ -70,7 +70,7 @@ def test_model_without_thinker_is_refused_where_thoughts_are_asked_for():
     with pytest.raises(InputError, match="thinking is true, but the model has no thinker and no compressor"):
         check_prompt([1], SamplingParams(thinking=True), RANDOM_CFG, max_len=96)
     with pytest.raises(InputError, match="no thinker and no compressor"):
-        ds.run_thought_trace(ds.load(), "def f():", SamplingParams())
+        ds.traces.run_thought_trace(ds.load(), "def f():", SamplingParams())
 
 
 def test_weights_without_thinker_are_refused_for_a_config_that_thinks():
@@ -85,9 +85,9 @@ def test_question_that_is_longer_than_the_cache_is_refused():
         start_state(CFG, [[1] * 30], [SamplingParams(max_tokens=8)], eos_ids=(), max_len=32, schedule=SCHEDULE)
 
 
-def test_unknown_source_of_guesses_is_refused():
-    with pytest.raises(InputError, match=r"EngineConfig\.guesses must be one of .*, got 'oracle'"):
-        ds.EngineConfig(guesses="oracle")
+def test_unknown_source_of_thoughts_is_refused():
+    with pytest.raises(InputError, match=r"EngineConfig\.thoughts must be one of .*, got 'oracle'"):
+        ds.EngineConfig(thoughts="oracle")
 
 
 def test_thinker_and_compressor_start_as_copies_of_last_and_first_layer():

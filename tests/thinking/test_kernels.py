@@ -1,16 +1,14 @@
 """Reading with thoughts by the kernels of TPUs and GPUs, in Pallas's simulators: too slow there for drawn prompts."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
 from detspec.generate.loop import generate_state
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Schedule
 from tests.fakes import Request, state_of
-from tests.generate.one_at_a_time import make_schedule
+from tests.generate.one_at_a_time import KERNELS
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401
+from tests.shelf import THINKER, Shape
 from tests.thinking.fakes import THINKER_CFG, random_thinker
 from tests.thinking.test_think_prompt import facts
 
@@ -20,24 +18,25 @@ PROMPTS = [
 REQUESTS = [Request(tuple(prompt), SamplingParams(max_tokens=2)) for prompt in PROMPTS]
 
 
-def read_and_answer(requests, schedule: Schedule, thoughts=None):
-    state = state_of(THINKER_CFG, requests, schedule=schedule, max_len=32, thoughts=thoughts)
-    return generate_state(random_thinker(THINKER_CFG), THINKER_CFG, state, schedule=schedule)
+def read_and_answer(requests, shape: Shape, thoughts=None):
+    state = state_of(shape, requests, thoughts)
+    return generate_state(random_thinker(THINKER_CFG), THINKER_CFG, state, schedule=shape.schedule)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("implementation", ["pallas_tpu", "pallas_gpu"])
 def test_speculative_reading_with_a_kernel_equals_reading_one_prompt_at_a_time(implementation):
     """Trivial drafts alone, then drafts of which one is wrong, in passes of two prompts."""
-    of = partial(make_schedule, 16, implementation=implementation)
-    alone = [read_and_answer([request], of(1)) for request in REQUESTS]
+    plain = THINKER._replace(batch=2, length=32)  # less for the simulators to do
+    shape = plain.with_numerics(**KERNELS[implementation])
+    alone = [read_and_answer([request], shape.alone) for request in REQUESTS]
     expected = [facts(state)[0] for state in alone]
     thoughts = [[[token for token in thought if token >= 0] for thought in row[0]] for row in expected]
     assert any(thought != [0] for thought in thoughts[0])
     thoughts[0][1] = [7, *thoughts[0][1][1:]] if thoughts[0][1][0] != 7 else [9]
-    together = read_and_answer(REQUESTS, of(4), thoughts)
+    together = read_and_answer(REQUESTS, shape, thoughts)
     assert facts(together) == expected
     assert together.counters.num_rejected_thoughts.tolist() == [1, 0]
     assert (together.counters.num_accepted_thoughts > 0).all()
-    by_reference = [facts(read_and_answer([request], make_schedule(16, 1)))[0] for request in REQUESTS]
+    by_reference = [facts(read_and_answer([request], plain.alone))[0] for request in REQUESTS]
     assert [row[2] for row in by_reference] != [row[2] for row in expected]  # it was the kernel, with its own order

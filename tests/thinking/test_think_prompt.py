@@ -1,4 +1,4 @@
-"""Reading with thoughts: the same bits whatever was guessed, how the batch lies and what it holds; commit and rollback."""
+"""Reading with thoughts: the same bits whatever was drafted, how the batch lies and what it holds; commit and rollback."""
 
 from collections import Counter
 from functools import cache, partial
@@ -21,7 +21,7 @@ from detspec.generate.loop import Limits, dvr_step, generate_state, run
 from detspec.generate.prefill import prefill
 from detspec.model.params import Params, param_shapes
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Budget, Numerics, Schedule
+from detspec.schedule import Budget, Schedule
 from detspec.state import NO_TOKEN, GenState
 from detspec.thinking.drafts import draft_no_thoughts, draft_thoughts
 from detspec.thinking.think_prompt import next_chunks, think_pass
@@ -32,15 +32,15 @@ from detspec.train.problems.task import tokenizer_of
 from tests.fakes import Request, bits, state_of
 from tests.generate.one_at_a_time import poisoned
 from tests.generate.test_loop import pool_copies
-from tests.thinking.fakes import ALIBI_THINKER_CFG, TABLE_THINKER_CFG, THINKER_CFG, random_thinker, table_thinker
+from tests.shelf import ALIBI_THINKER, TABLE_THINKER, THINKER, Shape
+from tests.thinking.fakes import TABLE_THINKER_CFG, THINKER_CFG, random_thinker, table_thinker
 
-ROWS, PAGE, MAX_LEN = 16, 16, 48
 MAX_PROMPT, MAX_NEW = 34, 6
-ONE_BY_ONE = Schedule(Numerics(page=PAGE), Budget(ROWS, 1))
-# (model, window, batch, source): a fixed list, so that the number of compilations is bounded.
+ONE_BY_ONE = THINKER.alone.schedule
+# (shape, source): a fixed list, so that the number of compilations is bounded.
 CASES = {
-    "told": (THINKER_CFG, 4, 3, None),
-    "self": (ALIBI_THINKER_CFG, 8, 2, SELF),
+    "told": (THINKER, None),
+    "self": (ALIBI_THINKER, SELF),
 }
 V, C, M = THINKER_CFG.vocab_size, THINKER_CFG.thinking.chunk, THINKER_CFG.thinking.max_thought
 KINDS = ("right", "random", "partly right", "none")
@@ -59,9 +59,6 @@ all_requests = st.builds(Request, prompt=prompts, sampling=samplings)
 FIXED = tuple(
     Request(tuple(np.random.default_rng(seed).integers(0, V, 33).tolist()), SamplingParams(max_tokens=4)) for seed in (0, 1, 2)
 )
-
-
-start = partial(state_of, max_len=MAX_LEN)
 
 
 def facts(state: GenState) -> list[tuple]:
@@ -103,15 +100,16 @@ def answer_token_by_token(params: Params, cfg: ModelConfig, state: GenState) -> 
     def step(state: GenState) -> GenState:
         return dvr_step(params, cfg, state, draft_fn=no_draft, schedule=ONE_BY_ONE)[0]
 
-    return run(state, step, limits=Limits(MAX_LEN))[0]
+    return run(state, step, limits=Limits(THINKER.length))[0]
 
 
-def sequentially(cfg: ModelConfig, request: Request, change_at: int | None = None) -> tuple[tuple, Counter]:
+def sequentially(shape: Shape, request: Request, change_at: int | None = None) -> tuple[tuple, Counter]:
     """The reference: alone, chunk by chunk, token by token; what there is, and how many thoughts are of which kind.
 
     The states of the thought after chunk `change_at` are replaced by others.
     """
-    params, state, kinds = random_thinker(cfg), start(cfg, [request], schedule=ONE_BY_ONE), Counter()
+    cfg = shape.cfg
+    params, state, kinds = random_thinker(cfg), state_of(shape.alone, [request]), Counter()
     for chunk in range(int(state.reading.end[0])):
         state = read_one_chunk(params, cfg, state)
         kinds[kind_of(state.reading.thoughts[0, chunk].tolist())] += 1
@@ -129,7 +127,7 @@ def kind_of(thought: list[int]) -> str:
     return "cut" if 0 not in thought else "long" if thought.index(0) > 1 else "short"
 
 
-def guesses_of(kind: str, thoughts: list[list[int]], rng: np.random.Generator) -> list[list[int]]:
+def drafts_of(kind: str, thoughts: list[list[int]], rng: np.random.Generator) -> list[list[int]]:
     """Guesses of the true `thoughts`: right, random, each of them right or with one token more or less or another one, none."""
     right = thought_lists(np.asarray(thoughts, np.int32).reshape(-1, M))
     if kind == "none":
@@ -156,21 +154,21 @@ def scattered(state: GenState, rng: np.random.Generator) -> GenState:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_speculative_reading_for_any_guesses_neighbours_and_places_equals_reading_chunk_by_chunk(name):
-    cfg, window, batch, source = CASES[name]
-    schedule = Schedule(Numerics(page=PAGE), Budget(ROWS, window))
+def test_speculative_reading_for_any_drafts_neighbours_and_places_equals_reading_chunk_by_chunk(name):
+    shape, source = CASES[name]
+    cfg = shape.cfg
     seen: Counter = Counter()
 
     @hypothesis.settings(max_examples=4, phases=PHASES)
     @hypothesis.given(data=st.data())
     def check(data: st.DataObject) -> None:
-        requests = [data.draw(st.sampled_from(FIXED)), *(data.draw(all_requests) for _ in range(batch - 1))]
+        requests = [data.draw(st.sampled_from(FIXED)), *(data.draw(all_requests) for _ in range(shape.batch - 1))]
         requests = data.draw(st.permutations(requests))
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-        expected = [reference(cfg, request) for request in requests]
-        thoughts = [guesses_of(rng.choice(KINDS), row[0], rng) for row, _ in expected]
-        state = scattered(start(cfg, requests, schedule=schedule, thoughts=thoughts), rng)
-        state = generate_state(random_thinker(cfg), cfg, state, schedule=schedule, think=source)
+        expected = [reference(shape, request) for request in requests]
+        thoughts = [drafts_of(rng.choice(KINDS), row[0], rng) for row, _ in expected]
+        state = scattered(state_of(shape, requests, thoughts), rng)
+        state = generate_state(random_thinker(cfg), cfg, state, schedule=shape.schedule, think=source)
         assert (state.reading.read == state.reading.end).all()
         for b, got in enumerate(facts(state)):
             assert got == expected[b][0], f"row {b} of {requests}"
@@ -180,46 +178,44 @@ def test_speculative_reading_for_any_guesses_neighbours_and_places_equals_readin
     check()
     assert seen["accepted"]
     assert seen["rejected"] or source is not None  # what was drafted by reading ahead may all be right
-    kinds = sum((reference(cfg, request)[1] for request in FIXED), Counter())
+    kinds = sum((reference(shape, request)[1] for request in FIXED), Counter())
     assert all(kinds[kind] for kind in ("trivial", "short", "long", "cut")), kinds
 
 
 def test_other_states_after_one_thought_change_what_follows_and_nothing_before():
     request = Request(tuple(range(3, 3 + 22)), SamplingParams(max_tokens=3))
-    (thoughts, *rest), _ = reference(THINKER_CFG, request)
-    (changed, *others), _ = sequentially(THINKER_CFG, request, change_at=2)
+    (thoughts, *rest), _ = reference(THINKER, request)
+    (changed, *others), _ = sequentially(THINKER, request, change_at=2)
     assert changed[:3] == thoughts[:3]
     assert all(one != other for one, other in zip(rest[1:2] + rest[3:], others[1:2] + others[3:], strict=True))
 
 
 def test_keys_and_values_of_the_cheap_pass_are_not_those_that_are_committed():
-    cfg, rng = ALIBI_THINKER_CFG, np.random.default_rng(0)
-    schedule = Schedule(Numerics(page=PAGE), Budget(ROWS, 8))
+    cfg, rng = ALIBI_THINKER.cfg, np.random.default_rng(0)
     requests = [Request(tuple(rng.integers(0, V, 33).tolist()), SamplingParams(max_tokens=1)) for _ in range(2)]
     read_ahead = jax.jit(draft_thoughts, static_argnums=(1, 3))
-    params, state = random_thinker(cfg), start(cfg, requests, schedule=schedule)
-    drafted = read_ahead(params, cfg, state, schedule)
+    params, state = random_thinker(cfg), state_of(ALIBI_THINKER, requests)
+    drafted = read_ahead(params, cfg, state, ALIBI_THINKER.schedule)
     assert (drafted.reading.read == 0).all()
     assert (drafted.reading.states == 0).all()
     assert (drafted.cache.length == 0).all()
     unverified = drafted.replace(cache=drafted.cache.replace(length=jnp.full(2, 32, jnp.int32)))
-    assert [row[2] for row in facts(unverified)] != [reference(cfg, request)[0][2] for request in requests]
+    assert [row[2] for row in facts(unverified)] != [reference(ALIBI_THINKER, request)[0][2] for request in requests]
 
 
-def test_read_pass_of_known_thoughts_commits_up_to_the_first_wrong_guess():
+def test_read_pass_of_known_thoughts_commits_up_to_the_first_wrong_draft():
     """C = 4, M = 3, four windows. Row 0 thinks [5 6 0], [0], [3 3 3]; row 1 [0]; prompts of 4 and 1 tokens have no thought."""
-    schedule = Schedule(Numerics(page=8), Budget(16, 4))
     prompts = [2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 2, 3, 9], [9, 9, 9, 9, 9], [9, 9, 9, 9], [9]
     requests = [Request(tuple(prompt), SamplingParams(max_tokens=1)) for prompt in prompts]
-    state = start(TABLE_THINKER_CFG, requests, schedule=schedule, max_len=16)
+    state = state_of(TABLE_THINKER, requests)
     assert state.reading.end.tolist() == [3, 1, 0, 0]
-    step = jax.jit(partial(think_pass, schedule=schedule), static_argnums=1)
+    step = jax.jit(partial(think_pass, schedule=TABLE_THINKER.schedule), static_argnums=1)
 
     chunks = next_chunks(state, 4)
     assert chunks.windows.sequence.tolist() == [0, 1, 0, 0]
     assert chunks.depth.tolist() == [0, 0, 1, 2]
     assert chunks.windows.tokens[2].tolist() == [2, 2, 2, 2]
-    state = step(table_thinker(), TABLE_THINKER_CFG, state)  # row 0: a wrong guess at once; row 1: a right one
+    state = step(table_thinker(), TABLE_THINKER_CFG, state)  # row 0: a wrong draft at once; row 1: a right one
     assert thought_lists(state.reading.thoughts[0])[:3] == [[5, 6, 0], [0], [0]]
     expect(state, read=[1, 1, 0, 0], passes=[1, 1, 0, 0], drafts=[1, 1, 0, 0], accepted=[0, 1, 0, 0], rejected=[1, 0, 0, 0])
     assert jnp.argmax(state.reading.states[0], axis=-1).tolist() == [5, 6, 0, 0]
@@ -229,7 +225,7 @@ def test_read_pass_of_known_thoughts_commits_up_to_the_first_wrong_guess():
     chunks = next_chunks(state, 4)
     assert chunks.windows.sequence.tolist() == [0, 0, -1, -1]
     assert chunks.windows.start.tolist() == [4, 8, 0, 0]
-    state = step(table_thinker(), TABLE_THINKER_CFG, state)  # a right guess, then a wrong one
+    state = step(table_thinker(), TABLE_THINKER_CFG, state)  # a right draft, then a wrong one
     assert thought_lists(state.reading.thoughts[0])[:3] == [[5, 6, 0], [0], [3, 3, 3]]
     expect(state, read=[3, 1, 0, 0], passes=[2, 1, 0, 0], drafts=[3, 1, 0, 0], accepted=[1, 1, 0, 0], rejected=[2, 0, 0, 0])
     assert jnp.argmax(state.reading.states[0], axis=-1).tolist() == [3, 3, 0, 0]
@@ -257,13 +253,15 @@ def parity() -> Model:
 
 
 def test_trained_model_takes_a_round_more_than_there_are_thoughts_and_one_if_all_are_known(parity: Model):
-    rng, schedule, task = np.random.default_rng(0), Schedule(Numerics(page=64), Budget(128, 1)), Parity(filler=0.5)
+    rng, task = np.random.default_rng(0), Parity(filler=0.5)
+    shape = Shape(parity.cfg, Schedule(budget=Budget(128, 1)), batch=3, length=128)  # prompts are long
     encoded = encode([task.draw(rng, n) for n in (10, 3, 8)], tokenizer_of(task), "thinking")
     true = [align(one, parity.cfg.thinking) for one in encoded]
     requests = [Request(tuple(one.prompt), SamplingParams(max_tokens=2)) for one in encoded]
-    start_of = partial(start, parity.cfg, requests, schedule=schedule, max_len=128)
-    plain = generate_state(parity.params, parity.cfg, start_of(), schedule=schedule)
-    told = generate_state(parity.params, parity.cfg, start_of(thoughts=true), schedule=schedule)
+    plain, told = (
+        generate_state(parity.params, parity.cfg, state_of(shape, requests, thoughts), schedule=shape.schedule)
+        for thoughts in (None, true)
+    )
     for b, thoughts in enumerate(true):
         assert thought_lists(plain.reading.thoughts[b])[: len(thoughts)] == thoughts
         assert plain.tokens[b, len(encoded[b].prompt) :][:2].tolist() == encoded[b].continuation
@@ -273,21 +271,18 @@ def test_trained_model_takes_a_round_more_than_there_are_thoughts_and_one_if_all
     assert (bits(told.logprobs) == bits(plain.logprobs)).all()
 
 
-def test_trivial_guesses_leave_committed_thoughts():
+def test_trivial_drafts_leave_committed_thoughts():
     requests = [Request((2, 2, 2, 1, 2, 2, 2, 2, 9), SamplingParams(max_tokens=1))]
     told = [[[5, 6, 0], [7, 7, 7]]]
-    schedule = Schedule(Numerics(page=8), Budget(16, 4))
-    state = start(TABLE_THINKER_CFG, requests, schedule=schedule, max_len=16, thoughts=told)
+    state = state_of(TABLE_THINKER, requests, told)
     state = state.replace(reading=state.reading.replace(read=jnp.ones(1, jnp.int32)))
-    drafted = draft_no_thoughts(table_thinker(), TABLE_THINKER_CFG, state, schedule)
+    drafted = draft_no_thoughts(table_thinker(), TABLE_THINKER_CFG, state, TABLE_THINKER.schedule)
     assert thought_lists(drafted.reading.thoughts[0]) == [[5, 6, 0], [0], [0], [0]]
 
 
 def test_reading_and_generating_copies_no_page_pool():
     """The program that the test of "told" runs, which is compiled once."""
-    cfg, window, batch, _ = CASES["told"]
-    schedule = Schedule(Numerics(page=PAGE), Budget(ROWS, window))
-    shapes = jax.eval_shape(lambda: start(cfg, [Request((1,), SamplingParams())] * batch, schedule=schedule))
-    lowered = generate_state.lower(param_shapes(cfg), cfg, shapes, schedule=schedule, think=None)
+    shapes = jax.eval_shape(lambda: state_of(THINKER, []))
+    lowered = generate_state.lower(param_shapes(THINKER.cfg), THINKER.cfg, shapes, schedule=THINKER.schedule, think=None)
     program = lowered.compile()
     assert pool_copies(program, shapes) == []
