@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from detspec.choices import ALIGNMENTS, GUESSES, LINEARS, LOGPROBS_MODES, METHODS
+from detspec.choices import ALIGNMENTS, LINEARS, LOGPROBS_MODES, METHODS, THOUGHTS
 from detspec.cli import commands, options
 from detspec.cli.commands import main
 from detspec.engine.engine_config import EngineConfig
@@ -115,7 +115,7 @@ def test_defaults_are_those_of_the_library():
         EngineConfig().method,
         EngineConfig().num_speculative_tokens,
     )
-    assert (METHODS[0], GUESSES[0]) == (EngineConfig().method, EngineConfig().guesses)
+    assert (METHODS[0], THOUGHTS[0]) == (EngineConfig().method, EngineConfig().draft_thoughts)
     assert LOGPROBS_MODES[0] == SamplingParams().logprobs_mode
     assert (ALIGNMENTS[0], LINEARS[0]) == (Schedule().numerics.alignment, Schedule().numerics.linear)
 
