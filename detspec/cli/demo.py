@@ -68,7 +68,7 @@ def run_thinking(args: argparse.Namespace) -> int:
     report = run_thinking_demo(model, args.thinking or QUESTION)
     print(report.table())
     if not report.equal:
-        print("detspec: error: other requests or guesses changed bits of a deterministic answer", file=sys.stderr)
+        print("detspec: error: other requests or drafts changed bits of a deterministic answer", file=sys.stderr)
         return 1
     return 0
 

@@ -47,7 +47,7 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--draft-thoughts",
         choices=THOUGHTS,
         default=THOUGHTS[0],
-        help="guessed thoughts: none, or those of a cheap pass that reads ahead; used with --thoughts",
+        help="drafted thoughts: none, or those of a cheap pass that reads ahead; used with --thoughts",
     )
     parser.add_argument("--out", default="out/detspec-trace", metavar="PATH", help="PATH.svg and PATH.png are written")
     parser.set_defaults(run=run)
@@ -105,7 +105,7 @@ def run_thoughts(args: argparse.Namespace) -> int:
 def thought_lines(trace: "ThoughtTrace") -> list[str]:
     """A line per pass, a line per thought, and the answer."""
     lines = [
-        f"pass {number:2}: chunks {one.first:2} to {one.end - 1:2}, {one.accepted} of {len(one.guesses)} guesses accepted"
+        f"pass {number:2}: chunks {one.first:2} to {one.end - 1:2}, {one.accepted} of {len(one.guesses)} drafts accepted"
         f"{', 1 corrected' if one.rejected else ''}; read {one.read}, length {one.length}"
         for number, one in enumerate(trace.passes, 1)
     ]

@@ -115,7 +115,7 @@ def test_defaults_are_those_of_the_library():
         EngineConfig().method,
         EngineConfig().num_speculative_tokens,
     )
-    assert (METHODS[0], THOUGHTS[0]) == (EngineConfig().method, EngineConfig().draft_thoughts)
+    assert (METHODS[0], THOUGHTS[0]) == (EngineConfig().method, EngineConfig().thoughts)
     assert LOGPROBS_MODES[0] == SamplingParams().logprobs_mode
     assert (ALIGNMENTS[0], LINEARS[0]) == (Schedule().numerics.alignment, Schedule().numerics.linear)
 

@@ -24,7 +24,7 @@ TRACE = ThoughtTrace(
     title="a title",
 )
 LINES = [
-    "pass  1: chunks  0 to  1, 1 of 2 guesses accepted, 1 corrected; read 2, length 4",
+    "pass  1: chunks  0 to  1, 1 of 2 drafts accepted, 1 corrected; read 2, length 4",
     "chunk  0: A coin   -> nothing",
     "chunk  1: Al flips -> tails heads (cut)",
     "chunk  2: ?        => heads",
@@ -41,8 +41,8 @@ def test_trace_thoughts_prints_a_table_and_draws(
     """What is recorded is made up: recording compiles for long, and is tested elsewhere."""
     asked = []
 
-    def record(model: Model, prompt: str, sampling: SamplingParams, *, guesses: str) -> ThoughtTrace:
-        asked.append((model.cfg, prompt, sampling, guesses))
+    def record(model: Model, prompt: str, sampling: SamplingParams, *, think: str) -> ThoughtTrace:
+        asked.append((model.cfg, prompt, sampling, think))
         return TRACE
 
     monkeypatch.setattr(record_thoughts, "run_thought_trace", record)
