@@ -18,12 +18,7 @@ from detspec.state import NO_TOKEN, SamplingArrays
 
 
 def sample(
-    logits_f32: jax.Array,
-    position: jax.Array,
-    rows: SamplingArrays,
-    texts_fn: Callable[[], jax.Array],
-    *,
-    numerics: Numerics,
+    logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: Callable[[], jax.Array], *, numerics: Numerics
 ) -> tuple[jax.Array, jax.Array]:
     """Chooses one token per row, for `R` rows.
 

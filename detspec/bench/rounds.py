@@ -105,10 +105,7 @@ def measure(
                 engine = engines[METHODS[case.mode], case.window, case.schedule]
                 samples[case].append(_run_once(engine, case, prompts, new_tokens, variants, by_mode))
     fast = [sample["tok_per_s"] for sample in samples[cases[0]]]
-    return {
-        "cases": [_summary(case, samples[case], fast, refused.get(case)) for case in cases],
-        "bits": variants.counts(),
-    }
+    return {"cases": [_summary(case, samples[case], fast, refused.get(case)) for case in cases], "bits": variants.counts()}
 
 
 def _engine(model: Model, case: Case, prompts: list[tuple[int, ...]], new_tokens: int) -> Engine:
@@ -125,12 +122,7 @@ def _engine(model: Model, case: Case, prompts: list[tuple[int, ...]], new_tokens
 
 
 def _run_once(
-    engine: Engine,
-    case: Case,
-    prompts: list[tuple[int, ...]],
-    new_tokens: int,
-    variants: "Variants",
-    by_mode: "Variants",
+    engine: Engine, case: Case, prompts: list[tuple[int, ...]], new_tokens: int, variants: "Variants", by_mode: "Variants"
 ) -> dict[str, Any]:
     """One timed run, with the engine's counters for it."""
     requests = [

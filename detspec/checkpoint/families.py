@@ -107,12 +107,7 @@ MISTRAL = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
     fields={**SIZE_FIELDS, "hidden_act": ("activation",)},
-    defaults={
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
+    defaults={"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072, "sliding_window": 4096},
     traits={},
     fixed={**FIXED, "attention_bias": False, "layer_types": None},
     slides=lambda index, hf_config: hf_config.get("sliding_window") is not None,

@@ -23,10 +23,7 @@ def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help='window alignment; use "window" if only the window-offset check fails',
     )
     parser.add_argument(
-        "--linear",
-        choices=LINEARS,
-        default=LINEARS[0],
-        help="products with weights; pinned ones never depend on the batch",
+        "--linear", choices=LINEARS, default=LINEARS[0], help="products with weights; pinned ones never depend on the batch"
     )
     parser.set_defaults(run=run)
 

@@ -109,9 +109,7 @@ def think_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: S
     )
     length = jnp.where(offered > 0, reading.read * thinking.chunk, cache.length)
     return state.replace(
-        reading=reading,
-        counters=_count(state.counters, offered, accepted, gained),
-        cache=cache.replace(length=length),
+        reading=reading, counters=_count(state.counters, offered, accepted, gained), cache=cache.replace(length=length)
     )
 
 

@@ -4,15 +4,7 @@ from collections.abc import Collection, Sequence
 
 from matplotlib.axes import Axes
 
-from detspec.traces.thought_shapes import (
-    BROWN,
-    GUTTER,
-    INNER,
-    MARGIN,
-    Column,
-    shown_places,
-    thought_text,
-)
+from detspec.traces.thought_shapes import BROWN, GUTTER, INNER, MARGIN, Column, shown_places, thought_text
 from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
 from detspec.viz.shapes import (
     BLUE,

@@ -38,10 +38,7 @@ ROWS, PAGE, MAX_LEN = 16, 16, 48
 MAX_PROMPT, MAX_NEW = 34, 6
 ONE_BY_ONE = Schedule(Numerics(page=PAGE), Budget(ROWS, 1))
 # (model, window, batch, source): a fixed list, so that the number of compilations is bounded.
-CASES = {
-    "told": (THINKER_CFG, 4, 3, None),
-    "self": (ALIBI_THINKER_CFG, 8, 2, SELF),
-}
+CASES = {"told": (THINKER_CFG, 4, 3, None), "self": (ALIBI_THINKER_CFG, 8, 2, SELF)}
 V, C, M = THINKER_CFG.vocab_size, THINKER_CFG.thinking.chunk, THINKER_CFG.thinking.max_thought
 KINDS = ("right", "random", "partly right", "none")
 PHASES = [phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain]
