@@ -77,8 +77,7 @@ def default_schedule(cfg: ModelConfig | None = None) -> Schedule:
 def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
     """`schedule`, or the default one for `cfg` if it is None.
 
-    Raises:
-        InputError: this process's device cannot run the implementation that `schedule` names.
+    Raises `InputError` if this process's device cannot run the implementation that `schedule` names.
     """
     if schedule is None:
         return default_schedule(cfg)

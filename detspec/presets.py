@@ -190,11 +190,7 @@ PRESETS = {
 
 
 def preset(name: str) -> ModelConfig:
-    """The model shape named `name`.
-
-    Raises:
-        InputError: no preset has this name.
-    """
+    """The model shape named `name`; `InputError` if no preset has this name."""
     if name not in PRESETS:
         raise InputError(f"unknown preset {name!r}; accepted are {', '.join(sorted(PRESETS))}")
     return PRESETS[name]

@@ -19,30 +19,19 @@ HfConfig = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How one `model_type` of Hugging Face maps to a `ModelConfig` and its parameters.
+    """How one `model_type` of Hugging Face maps to a `ModelConfig` and its parameters."""
 
-    Attributes:
-        model_type: the value of the config key `model_type`.
-        architecture: the class in transformers that wrote the checkpoints.
-        fields: config key -> fields of `ModelConfig` that it sets.
-        defaults: values of config keys that may be left out.
-        traits: fields of `ModelConfig` that are the same in every model of the family.
-        fixed: config keys that would change the computation -> the only value that is supported.
-        slides: says by index whether a layer's attention slides, where the config has no `layer_types`.
-        names: the tensors of its checkpoints.
-        rope_theta: rotary base where the config has none.
-        sliding_rope_theta: rotary base of sliding layers where the config has none; None if they share `rope_theta`.
-    """
-
-    model_type: str
-    architecture: str
-    fields: dict[str, tuple[str, ...]]
-    defaults: dict[str, Any]
-    traits: dict[str, Any]
-    fixed: dict[str, Any]
+    model_type: str  # the value of the config key `model_type`
+    architecture: str  # the class in transformers that wrote the checkpoints
+    fields: dict[str, tuple[str, ...]]  # config key -> fields of `ModelConfig` that it sets
+    defaults: dict[str, Any]  # values of config keys that may be left out
+    traits: dict[str, Any]  # fields of `ModelConfig` that are the same in every model of the family
+    fixed: dict[str, Any]  # config keys that would change the computation -> the only value that is supported
+    # says by index whether a layer's attention slides, where the config has no `layer_types`
     slides: Callable[[int, HfConfig], bool]
-    names: TensorNames
-    rope_theta: float = 10000.0
+    names: TensorNames  # the tensors of its checkpoints
+    rope_theta: float = 10000.0  # rotary base where the config has none
+    # rotary base of sliding layers where the config has none; None if they share `rope_theta`
     sliding_rope_theta: float | None = None
 
 
@@ -420,11 +409,7 @@ def read_dtype(hf_config: HfConfig, problems: list[str]) -> str | None:
 
 
 def family_of(cfg: ModelConfig) -> Family:
-    """The first family whose `config.json` can express all of `cfg`.
-
-    Raises:
-        InputError: no family can.
-    """
+    """The first family whose `config.json` can express all of `cfg`; `InputError` if no family can."""
     accepted = ", ".join(family.model_type for family in FAMILIES)
     if cfg.thinking is not None:
         raise InputError(

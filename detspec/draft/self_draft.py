@@ -35,8 +35,7 @@ def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, stat
     A sequence stops drafting at a stop token and at its limit. The drafts of ordinary sequences are final: `commit` takes
     them as they are.
 
-    Raises:
-        InputError: the window of `schedule` has no room for a draft.
+    Raises `InputError` if the window of `schedule` has no room for a draft.
     """
     del draft_params
     B = state.tokens.shape[0]

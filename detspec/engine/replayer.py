@@ -40,19 +40,14 @@ Batch = Sequence[tuple[Request, Sequence[int]]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replay:
-    """What the canonical pass says of one recorded completion of `n` tokens, and of the token that would follow them.
+    """What the canonical pass says of one recorded completion of `n` tokens, and of the token that would follow them."""
 
-    Attributes:
-        targets: int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills
-            `max_len`.
-        logprobs: float32, log-probabilities of the targets, raw or processed as the request asks.
-        likeliest: what is found of the whole text, as in `SequenceState.replayed`; None if the request does not ask for it.
-        thoughts: token ids of the thought after each chunk of a prompt that is read with thoughts.
-    """
-
+    # int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills `max_len`
     targets: np.ndarray
-    logprobs: np.ndarray
+    logprobs: np.ndarray  # float32, log-probabilities of the targets, raw or processed as the request asks
+    # what is found of the whole text, as in `SequenceState.replayed`; None if the request does not ask for it
     likeliest: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    # token ids of the thought after each chunk of a prompt that is read with thoughts
     thoughts: list[list[int]] = dataclasses.field(default_factory=list)
 
 
@@ -66,8 +61,7 @@ class Replayer:
     def __init__(self, model: Model, config: EngineConfig) -> None:
         """Allocates a cache of `config.max_requests` sequences of `config.max_len` positions.
 
-        Raises:
-            InputError: `max_len` is more than the model was made for, or the device does not run the schedule.
+        Raises `InputError` if `max_len` is more than the model was made for, or the device does not run the schedule.
         """
         if config.max_len > model.cfg.max_position:
             raise InputError(
@@ -104,8 +98,7 @@ class Replayer:
 
         Requests are of one sample each.
 
-        Raises:
-            InputError: a text does not fit `max_len`, or holds ids outside the vocabulary.
+        Raises `InputError` if a text does not fit `max_len`, or holds ids outside the vocabulary.
         """
         self.prepare()
         found: dict[int, Replay] = {}

@@ -35,9 +35,8 @@ def init_state(
     Each has room for `max_len` positions, `max_stop_ids` stop tokens and `max_logit_bias` biased tokens, and pages of its
     own unless `num_pages` says how many there are to hand out, see `init_cache`.
 
-    Raises:
-        InputError: a window of the schedule is longer than `max_len`, or a model that thinks cannot with this schedule, see
-            `init_reading`.
+    Raises `InputError` if a window of the schedule is longer than `max_len`, or a model that thinks cannot with this schedule,
+    see `init_reading`.
     """
     if schedule.budget.window > max_len:
         raise InputError(
@@ -81,8 +80,7 @@ def start_state(
 ) -> GenState:
     """The state of `B = len(prompts)` live sequences: prompts checked and committed, nothing in the cache.
 
-    Raises:
-        InputError: as `check_prompt` and `init_state` do.
+    Raises `InputError` as `check_prompt` and `init_state` do.
     """
     for prompt, params in zip(prompts, sampling, strict=True):
         check_prompt(prompt, params, cfg, max_len=max_len)

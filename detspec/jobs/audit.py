@@ -39,40 +39,26 @@ MOST_SHOWN = 20
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first place where a record differs from the canonical completion.
+    """The first place where a record differs from the canonical completion."""
 
-    Attributes:
-        record: id of the record, with the sample's number if the request asks for several: `a[2]`.
-        position: index in `token_ids`, where 0 is the first token after the prompt; None for facts about the whole record.
-        what: the recorded and the canonical value.
-    """
-
-    record: str
+    record: str  # id of the record, with the sample's number if the request asks for several: `a[2]`
+    # index in `token_ids`, where 0 is the first token after the prompt; None for facts about the whole record
     position: int | None
-    what: str
+    what: str  # the recorded and the canonical value
 
 
 @dataclasses.dataclass
 class AuditReport:
-    """What an audit found.
+    """What an audit found."""
 
-    Attributes:
-        num_records: deterministic records.
-        num_ordinary: records of ordinary requests, which promise nothing.
-        num_ordinary_reproduced: ordinary records that equal the canonical completion nevertheless.
-        num_tokens: new tokens of all records.
-        differences: one for each deterministic record that differs.
-        machine: differences between this machine's fingerprint and the manifest's, a sentence each.
-        replay_s: seconds spent on replaying.
-    """
-
-    num_records: int = 0
-    num_ordinary: int = 0
-    num_ordinary_reproduced: int = 0
-    num_tokens: int = 0
-    differences: list[Difference] = dataclasses.field(default_factory=list)
+    num_records: int = 0  # deterministic records
+    num_ordinary: int = 0  # records of ordinary requests, which promise nothing
+    num_ordinary_reproduced: int = 0  # ordinary records that equal the canonical completion nevertheless
+    num_tokens: int = 0  # new tokens of all records
+    differences: list[Difference] = dataclasses.field(default_factory=list)  # one for each deterministic record that differs
+    # differences between this machine's fingerprint and the manifest's, a sentence each
     machine: list[str] = dataclasses.field(default_factory=list)
-    replay_s: float = 0.0
+    replay_s: float = 0.0  # seconds spent on replaying
 
     @property
     def reproduced(self) -> bool:

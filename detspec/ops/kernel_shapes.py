@@ -22,31 +22,18 @@ ROWS = (1, 8, 32, 256)  # rows of a product with weights: three for decoding, 25
 
 @dataclasses.dataclass(frozen=True)
 class AttentionShape:
-    """Attention of `groups` windows of `window` queries over sequences of up to `max_len` positions.
+    """Attention of `groups` windows of `window` queries over sequences of up to `max_len` positions."""
 
-    Attributes:
-        name: model, kind of layer and pass; "gemma3_1b/sliding/16x16", "qwen3_8b/full/decode32".
-        num_heads: query heads of the layer.
-        num_kv_heads: KV heads of the layer.
-        head_dim: head dimension of the layer.
-        scores: how the layer computes scores.
-        groups: windows of the pass.
-        window: queries per window.
-        max_len: most positions of a sequence.
-        decode: whether the schedule's fast path decodes one query per sequence.
-        cfg: the model, for its default schedule.
-    """
-
-    name: str
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scores: Scores
-    groups: int
-    window: int
-    max_len: int
-    decode: bool
-    cfg: ModelConfig = dataclasses.field(compare=False, repr=False)
+    name: str  # model, kind of layer and pass; "gemma3_1b/sliding/16x16", "qwen3_8b/full/decode32"
+    num_heads: int  # query heads of the layer
+    num_kv_heads: int  # KV heads of the layer
+    head_dim: int  # head dimension of the layer
+    scores: Scores  # how the layer computes scores
+    groups: int  # windows of the pass
+    window: int  # queries per window
+    max_len: int  # most positions of a sequence
+    decode: bool  # whether the schedule's fast path decodes one query per sequence
+    cfg: ModelConfig = dataclasses.field(compare=False, repr=False)  # the model, for its default schedule
 
     def schedule(self, target: Target) -> Schedule:
         """The schedule of the pass on `target`."""

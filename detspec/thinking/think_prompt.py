@@ -116,8 +116,7 @@ def think_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: S
 def init_reading(cfg: ModelConfig, *, max_requests: int, max_len: int, schedule: Schedule) -> Reading:
     """`max_requests` sequences that have read nothing, with trivial drafts.
 
-    Raises:
-        InputError: the model does not think, or its chunks and thoughts do not fit the schedule.
+    Raises `InputError` if the model does not think, or its chunks and thoughts do not fit the schedule.
     """
     thinking = thinking_of(cfg)
     C = thinking.chunk

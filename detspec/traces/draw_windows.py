@@ -66,8 +66,7 @@ def trace_figure(trace: Trace, windows: Sequence[int] | None = None) -> Figure:
 
     The default is the first window in which all drafted tokens were accepted, and the first with a rollback.
 
-    Raises:
-        InputError: there is no such window.
+    Raises `InputError` if there is no such window.
     """
     windows = default_windows(trace) if windows is None else windows
     if not windows:

@@ -17,19 +17,13 @@ class Problem:
     """A question, the steps that lead to its answer, and the answer.
 
     "Ann has 2. Bob has 3. How many?"   steps ("2", "5")   marks (9, 20): "2" follows from "Ann has 2.", "5" from "... has 3"
-
-    Attributes:
-        question: text of the question.
-        steps: texts of the steps, in order.
-        marks: for each step a character offset into `question`: the step can be inferred from `question[:mark]`. They never
-            descend.
-        answer: text of the answer.
     """
 
-    question: str
-    steps: tuple[str, ...]
+    question: str  # text of the question
+    steps: tuple[str, ...]  # texts of the steps, in order
+    # for each step a character offset into `question`: the step can be inferred from `question[:mark]`. They never descend.
     marks: tuple[int, ...]
-    answer: str
+    answer: str  # text of the answer
 
     def __post_init__(self) -> None:
         for name, text in (("question", self.question), ("answer", self.answer), *(("step", step) for step in self.steps)):
