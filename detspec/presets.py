@@ -33,7 +33,7 @@ def every_sixth_full(num_layers: int) -> tuple[bool, ...]:
 
 def model(*sizes: int, **traits: Any) -> ModelConfig:
     """A model of `SIZES`, in this order, with the `traits` of its family."""
-    return ModelConfig(**dict(zip(SIZES, sizes, strict=True)), **traits)
+    return ModelConfig(**{**dict(zip(SIZES, sizes, strict=True)), **traits})
 
 
 PRESETS = {
