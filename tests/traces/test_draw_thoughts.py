@@ -14,9 +14,9 @@ from matplotlib.text import Text
 from detspec.errors import InputError
 from detspec.traces.draw_rounds import MAX_LINES, shown_passes
 from detspec.traces.draw_thoughts import save_thoughts, thought_figure
-from detspec.traces.thought_shapes import BROWN, MAX_COLUMNS, Chip, chip_lines, line_width, shown_places
+from detspec.traces.thought_shapes import MAX_COLUMNS, Chip, chip_lines, line_width, shown_places
 from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
-from detspec.viz.shapes import GREEN, RED, YELLOW
+from detspec.viz.colours import BROWN, GREEN, RED, YELLOW
 
 NOTHING, A, B = Thought(), Thought(("a",)), Thought(("b", "bb"))
 WORDY = Thought(("incomprehensible",) * 20)
