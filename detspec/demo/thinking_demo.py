@@ -49,17 +49,10 @@ class ThinkingReport:
         for chunk, thought in zip(self.chunks, (*self.thoughts, None), strict=True):
             lines.append(f"{chunk:{width}}   {'' if thought is None else thought or '-'}".rstrip())
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)} of speculation"
-        lines += [
-            "",
-            f"answer: {self.answer}",
-            "",
-            f"{rounds}, {self.again_s * 1e3:.1f} ms ({self.first_s:.1f} s with compilation)",
-        ]
+        speed = f"{rounds}, {self.again_s * 1e3:.1f} ms ({self.first_s:.1f} s with compilation)"
         same = "the same bits" if self.equal else "OTHER BITS"
-        lines.append(
-            f"Among {self.num_others} other requests and with other drafts: {same} of thoughts, answer, log-probabilities."
-        )
-        return "\n".join(lines)
+        among = f"Among {self.num_others} other requests and with other drafts: {same} of thoughts, answer, log-probabilities."
+        return "\n".join([*lines, "", f"answer: {self.answer}", "", speed, among])
 
 
 def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:

@@ -64,9 +64,7 @@ class Replayer:
         Raises `InputError` if `max_len` is more than the model was made for, or the device does not run the schedule.
         """
         if config.max_len > model.cfg.max_position:
-            raise InputError(
-                f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
-            )
+            raise InputError(f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions the model was made for")
         self._asked = chosen_schedule(config.schedule, model.cfg)
         self.schedule = self._asked
         config = dataclasses.replace(config, thoughts="none")
@@ -172,9 +170,7 @@ class Replayer:
     def _check(self, request: Request, text: tuple[int, ...]) -> None:
         max_len = self._device.config.max_len
         if len(text) > max_len:
-            raise InputError(
-                f"{request.id!r} has {len(text)} tokens with its prompt, more than the replayer's max_len of {max_len}"
-            )
+            raise InputError(f"{request.id!r} has {len(text)} tokens with its prompt, more than the max_len of {max_len}")
         try:
             check_prompt(text, SamplingParams(max_tokens=1), self._device.model.cfg, max_len=max_len + 1)
         except InputError as error:

@@ -38,10 +38,9 @@ def init_state(
     Raises `InputError` if a window of the schedule is longer than `max_len`, or a model that thinks cannot with this schedule,
     see `init_reading`.
     """
-    if schedule.budget.window > max_len:
-        raise InputError(
-            f"Budget.window ({schedule.budget.window}) is more than the cache's max_len ({max_len}): lower one, raise the other"
-        )
+    window = schedule.budget.window
+    if window > max_len:
+        raise InputError(f"Budget.window ({window}) is more than the cache's max_len ({max_len}): lower one, raise the other")
     idle = sampling_arrays([SamplingParams()] * max_requests, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias)
     return GenState(
         tokens=jnp.full((max_requests, max_len), PAD_ID, jnp.int32),

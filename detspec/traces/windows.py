@@ -35,9 +35,7 @@ class TraceWindow:
 
     def __post_init__(self) -> None:
         if len(self.targets) != len(self.drafted) + 1:
-            raise InputError(
-                f"a window has one target more than drafted tokens, got {len(self.targets)} and {len(self.drafted)}"
-            )
+            raise InputError(f"a window has one target more than drafts, got {len(self.targets)} and {len(self.drafted)}")
         if not 0 <= self.accepted <= len(self.drafted):
             raise InputError(f"accepted must be between 0 and {len(self.drafted)} (drafted tokens), got {self.accepted}")
         if not 1 <= len(self.committed) <= self.accepted + 1:

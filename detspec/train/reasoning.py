@@ -87,10 +87,9 @@ class ReasoningConfig:
         counts = "max_ops", "seq_len", "num_steps", "batch_size", "eval_problems", "eval_every", "checkpoint_every"
         require_positive(self, *counts)
         require_seed(self)
-        if not isinstance(self.backbone, ModelConfig | str):
-            raise InputError(
-                f"ReasoningConfig.backbone must be a ModelConfig or the path of a model folder, got {self.backbone!r}"
-            )
+        backbone = self.backbone
+        if not isinstance(backbone, ModelConfig | str):
+            raise InputError(f"ReasoningConfig.backbone must be a ModelConfig or the path of a model folder, got {backbone!r}")
         if not isinstance(self.thinking, ThinkingConfig):
             raise InputError(f"ReasoningConfig.thinking must be a ThinkingConfig in every arm, got {self.thinking!r}")
         shape = self.backbone_cfg

@@ -33,11 +33,10 @@ class Problem:
             raise InputError(f"an answer must not hold {ANSWER_SIGN!r}, which precedes answers, got {self.answer!r}")
         if len(self.marks) != len(self.steps):
             raise InputError(f"a problem needs one mark for each step, got {len(self.steps)} steps, {len(self.marks)} marks")
+        length = len(self.question)
         for mark in self.marks:
-            if not is_count(mark) or mark > len(self.question):
-                raise InputError(
-                    f"a mark must be an integer from 1 to the question's {len(self.question)} characters, got {mark!r}"
-                )
+            if not is_count(mark) or mark > length:
+                raise InputError(f"a mark must be an integer from 1 to the question's {length} characters, got {mark!r}")
         if any(earlier > later for earlier, later in itertools.pairwise(self.marks)):
             raise InputError(f"marks must not descend, got {list(self.marks)}; give the steps in the order of their marks")
 
