@@ -11,8 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from detspec.ops.first_largest import first_largest
-from detspec.ops.row_sum import SumFn, fixed_sum, sum_fn
+from detspec.ops.row_sum import SumFn, first_largest, fixed_sum, sum_fn
 from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN, SamplingArrays
 

@@ -36,7 +36,6 @@ def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, stat
 
     Raises `InputError` if the window of `schedule` has no room for a draft.
     """
-    del draft_params
     B = state.tokens.shape[0]
     W = schedule.budget.window
     if W < 2:

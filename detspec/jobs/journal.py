@@ -211,9 +211,8 @@ def _locked(path: Path) -> Iterator[FileIO]:
             except OSError as error:
                 message = f"{path} cannot be locked ({error.strerror}): let no other process run this job"
                 print(f"detspec: warning: {message}", file=sys.stderr)
-            if path.exists() and os.path.samestat(
-                os.fstat(file.fileno()), path.stat()
-            ):  # otherwise a job that ended has just removed it
+            # Otherwise a job that ended has just removed it.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 yield file
                 return
 

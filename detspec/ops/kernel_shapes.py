@@ -98,13 +98,11 @@ class LinearShape:
 
     def work(self, schedule: Schedule) -> Work:
         """The work: weights and rows are read once, float32 results are written once."""
-        del schedule
         read = 2 * (self.num_in * self.num_out + self.rows * self.num_in)
         return Work(bytes=float(read + 4 * self.rows * self.num_out), flop=float(2 * self.rows * self.num_in * self.num_out))
 
     def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes of rows and weight."""
-        del schedule
         shapes = ((self.rows, self.num_in), (self.num_out, self.num_in))
         return tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
 
@@ -129,18 +127,15 @@ def attention_shapes() -> tuple[AttentionShape, ...]:
     models adds layers with linear biases instead of rotations.
     """
     passes = {"16x16": (16, 16, 4096), "decode32": (32, 1, 4096)}
-    more = {
-        "256x1": (256, 1, 1024),
-        "1x256": (1, 256, 8192),
-        "5x8 odd": (5, 8, 999),
-        "decode8": (8, 1, 8191),
-        "decode1": (1, 1, 4096),
-    }
+    more = {"256x1": (256, 1, 1024), "1x256": (1, 256, 8192), "5x8 odd": (5, 8, 999)}
+    more |= {"decode8": (8, 1, 8191), "decode1": (1, 1, 4096)}
     shapes = []
     for model in MODELS:
         cfg = preset(model)
         kinds = ["full", *["sliding"] * any(cfg.sliding_layers), *["alibi"] * (model == "qwen3_8b")]
         for kind in kinds:
+            sliding_window = cfg.sliding_window if kind == "sliding" else None
+            scores = Scores(cfg.score_scale, cfg.attn_softcap, sliding_window, kind == "alibi")
             for name, (groups, window, max_len) in (passes | (more if model in ("qwen3_8b", "gemma2_2b") else {})).items():
                 shapes.append(
                     AttentionShape(
@@ -148,12 +143,7 @@ def attention_shapes() -> tuple[AttentionShape, ...]:
                         num_heads=cfg.num_heads,
                         num_kv_heads=cfg.num_kv_heads,
                         head_dim=cfg.head_dim,
-                        scores=Scores(
-                            cfg.score_scale,
-                            cfg.attn_softcap,
-                            cfg.sliding_window if kind == "sliding" else None,
-                            kind == "alibi",
-                        ),
+                        scores=scores,
                         groups=groups,
                         window=window,
                         max_len=max_len,
