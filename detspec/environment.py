@@ -77,25 +77,20 @@ def default_schedule(cfg: ModelConfig | None = None) -> Schedule:
 def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
     """`schedule`, or the default one for `cfg` if it is None.
 
-    Raises:
-        InputError: this process's device cannot run the implementation that `schedule` names.
+    Raises `InputError` if this process's device cannot run the implementation that `schedule` names.
     """
     if schedule is None:
         return default_schedule(cfg)
     device = jax.devices()[0]
     capability = getattr(device, "compute_capability", "")
-    runs = {
-        "reference": True,
-        "pallas_tpu": device.platform == "tpu",
-        "pallas_gpu": device.platform == "gpu" and capability == HOPPER,
-    }
-    if not schedule.numerics.interpret and not runs[schedule.numerics.implementation]:
-        needed = {"pallas_tpu": "a TPU", "pallas_gpu": f"a GPU of compute capability {HOPPER} (Hopper)"}[
-            schedule.numerics.implementation
-        ]
+    name = schedule.numerics.implementation
+    on_hopper = device.platform == "gpu" and capability == HOPPER
+    runs = {"reference": True, "pallas_tpu": device.platform == "tpu", "pallas_gpu": on_hopper}
+    if not schedule.numerics.interpret and not runs[name]:
+        needed = {"pallas_tpu": "a TPU", "pallas_gpu": f"a GPU of compute capability {HOPPER} (Hopper)"}[name]
         raise InputError(
-            f"Numerics.implementation {schedule.numerics.implementation!r} needs {needed}, but this process runs on "
-            f'{device.device_kind}: use "reference", or interpret=True for a slow simulation'
+            f"Numerics.implementation {name!r} needs {needed}, but this process runs on {device.device_kind}: "
+            'use "reference", or interpret=True for a slow simulation'
         )
     return schedule
 
@@ -132,9 +127,7 @@ def enable_compile_cache() -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "detspec" / "xla" / hashlib.sha256(machine.encode()).hexdigest()[:16]
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update(
-        "jax_persistent_cache_min_compile_time_secs", 0.0
-    )  # also for fast compilations: there are many small programs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # there are many small programs
     return folder
 
 

@@ -8,23 +8,17 @@ from typing import Any
 from detspec.config import ModelConfig, RopeScaling
 from detspec.errors import InputError
 
-LLAMA_3: dict[str, Any] = {
-    "vocab_size": 128256,
-    "num_kv_heads": 8,
-    "rope_theta": 500000.0,
-    "norm_eps": 1e-5,
-    "max_position": 131072,
-}
+SIZES = ("num_layers", "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff", "vocab_size", "max_position")
+LLAMA_3: dict[str, Any] = {"rope_theta": 500000.0, "norm_eps": 1e-5}
 QWEN: dict[str, Any] = {"rope_theta": 1e6, "norm_eps": 1e-6}
 GEMMA: dict[str, Any] = {
+    **dict.fromkeys(("tie_embeddings", "post_norms", "norm_plus_one", "scale_embeddings"), True),
     "norm_eps": 1e-6,
-    "tie_embeddings": True,
-    "post_norms": True,
-    "norm_plus_one": True,
-    "scale_embeddings": True,
     "activation": "gelu_tanh",
 }
+GEMMA_2: dict[str, Any] = {**GEMMA, "attn_softcap": 50.0, "logit_softcap": 30.0, "sliding_window": 4096}
 GEMMA_3: dict[str, Any] = {**GEMMA, "qk_norm": True, "rope_theta": 1e6, "sliding_rope_theta": 1e4}
+LONG_GEMMA_3: dict[str, Any] = {**GEMMA_3, "rope_scaling": RopeScaling("linear", factor=8.0), "sliding_window": 1024}
 
 
 def llama3_scaling(factor: float) -> RopeScaling:
@@ -37,164 +31,55 @@ def every_sixth_full(num_layers: int) -> tuple[bool, ...]:
     return tuple((index + 1) % 6 != 0 for index in range(num_layers))
 
 
+def model(*sizes: int, **traits: Any) -> ModelConfig:
+    """A model of `SIZES`, in this order, with the `traits` of its family."""
+    return ModelConfig(**{**dict(zip(SIZES, sizes, strict=True)), **traits})
+
+
 PRESETS = {
     # Our own shapes. Their heads are untied: with random weights a tied head would repeat the last token forever.
     # The shape of the shipped model: 3.9 M weights, which fit into the processor's cache.
-    "tiny_python": ModelConfig(
-        vocab_size=2048, d_model=256, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64, d_ff=688, max_position=1024
-    ),
+    "tiny_python": model(4, 256, 4, 2, 64, 688, 2048, 1024),
     # 100.7 M weights, 201 MB: reading them takes most of a decode step.
-    "random_100m": ModelConfig(
-        vocab_size=16384, d_model=768, num_layers=12, num_heads=12, num_kv_heads=4, head_dim=64, d_ff=2048, max_position=4096
-    ),
+    "random_100m": model(12, 768, 12, 4, 64, 2048, 16384, 4096),
     # Published shapes.
-    "llama3_2_1b": ModelConfig(
-        **LLAMA_3,
-        d_model=2048,
-        num_layers=16,
-        num_heads=32,
-        head_dim=64,
-        d_ff=8192,
-        tie_embeddings=True,
-        rope_scaling=llama3_scaling(32.0),
+    "llama3_2_1b": model(
+        16, 2048, 32, 8, 64, 8192, 128256, 131072, **LLAMA_3, tie_embeddings=True, rope_scaling=llama3_scaling(32.0)
     ),
-    "llama3_1_8b": ModelConfig(
-        **LLAMA_3, d_model=4096, num_layers=32, num_heads=32, head_dim=128, d_ff=14336, rope_scaling=llama3_scaling(8.0)
-    ),
-    "llama3_3_70b": ModelConfig(
-        **LLAMA_3, d_model=8192, num_layers=80, num_heads=64, head_dim=128, d_ff=28672, rope_scaling=llama3_scaling(8.0)
-    ),
-    "mistral_7b": ModelConfig(  # v0.3, the first version without sliding layers
-        vocab_size=32768,
-        d_model=4096,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        d_ff=14336,
-        rope_theta=1e6,
-        norm_eps=1e-5,
-        max_position=32768,
-    ),
-    "qwen2_5_0_5b": ModelConfig(
-        **QWEN,
-        vocab_size=151936,
-        d_model=896,
-        num_layers=24,
-        num_heads=14,
-        num_kv_heads=2,
-        head_dim=64,
-        d_ff=4864,
-        tie_embeddings=True,
-        max_position=32768,
-        qkv_bias=True,
-    ),
-    "qwen2_5_7b": ModelConfig(
-        **QWEN,
-        vocab_size=152064,
-        d_model=3584,
-        num_layers=28,
-        num_heads=28,
-        num_kv_heads=4,
-        head_dim=128,
-        d_ff=18944,
-        max_position=131072,
-        qkv_bias=True,
-    ),
-    "qwen3_0_6b": ModelConfig(
-        **QWEN,
-        vocab_size=151936,
-        d_model=1024,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-        d_ff=3072,
-        tie_embeddings=True,
-        max_position=40960,
-        qk_norm=True,
-    ),
-    "qwen3_8b": ModelConfig(
-        **QWEN,
-        vocab_size=151936,
-        d_model=4096,
-        num_layers=36,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        d_ff=12288,
-        max_position=40960,
-        qk_norm=True,
-    ),
-    "gemma2_2b": ModelConfig(
-        **GEMMA,
-        vocab_size=256000,
-        d_model=2304,
-        num_layers=26,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=256,
-        d_ff=9216,
-        max_position=8192,
-        score_dim=256,
-        attn_softcap=50.0,
-        logit_softcap=30.0,
-        sliding_window=4096,
-        sliding_layers=(True, False) * 13,
-    ),
-    "gemma3_1b": ModelConfig(
+    "llama3_1_8b": model(32, 4096, 32, 8, 128, 14336, 128256, 131072, **LLAMA_3, rope_scaling=llama3_scaling(8.0)),
+    "llama3_3_70b": model(80, 8192, 64, 8, 128, 28672, 128256, 131072, **LLAMA_3, rope_scaling=llama3_scaling(8.0)),
+    # Mistral v0.3 is the first version without sliding layers.
+    "mistral_7b": model(32, 4096, 32, 8, 128, 14336, 32768, 32768, rope_theta=1e6, norm_eps=1e-5),
+    "qwen2_5_0_5b": model(24, 896, 14, 2, 64, 4864, 151936, 32768, **QWEN, tie_embeddings=True, qkv_bias=True),
+    "qwen2_5_7b": model(28, 3584, 28, 4, 128, 18944, 152064, 131072, **QWEN, qkv_bias=True),
+    "qwen3_0_6b": model(28, 1024, 16, 8, 128, 3072, 151936, 40960, **QWEN, tie_embeddings=True, qk_norm=True),
+    "qwen3_8b": model(36, 4096, 32, 8, 128, 12288, 151936, 40960, **QWEN, qk_norm=True),
+    "gemma2_2b": model(26, 2304, 8, 4, 256, 9216, 256000, 8192, **GEMMA_2, score_dim=256, sliding_layers=(True, False) * 13),
+    "gemma3_1b": model(
+        26,
+        1152,
+        4,
+        1,
+        256,
+        6912,
+        262144,
+        32768,
         **GEMMA_3,
-        vocab_size=262144,
-        d_model=1152,
-        num_layers=26,
-        num_heads=4,
-        num_kv_heads=1,
-        head_dim=256,
-        d_ff=6912,
-        max_position=32768,
         score_dim=256,
         sliding_window=512,
         sliding_layers=every_sixth_full(26),
     ),
-    "gemma3_4b": ModelConfig(
-        **GEMMA_3,
-        vocab_size=262208,
-        d_model=2560,
-        num_layers=34,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=256,
-        d_ff=10240,
-        max_position=131072,
-        score_dim=256,
-        rope_scaling=RopeScaling("linear", factor=8.0),
-        sliding_window=1024,
-        sliding_layers=every_sixth_full(34),
+    "gemma3_4b": model(
+        34, 2560, 8, 4, 256, 10240, 262208, 131072, **LONG_GEMMA_3, score_dim=256, sliding_layers=every_sixth_full(34)
     ),
-    "gemma3_27b": ModelConfig(
-        **GEMMA_3,
-        vocab_size=262208,
-        d_model=5376,
-        num_layers=62,
-        num_heads=32,
-        num_kv_heads=16,
-        head_dim=128,
-        d_ff=21504,
-        max_position=131072,
-        score_dim=168,
-        rope_scaling=RopeScaling("linear", factor=8.0),
-        sliding_window=1024,
-        sliding_layers=every_sixth_full(62),
+    "gemma3_27b": model(
+        62, 5376, 32, 16, 128, 21504, 262208, 131072, **LONG_GEMMA_3, score_dim=168, sliding_layers=every_sixth_full(62)
     ),
 }
 
 
 def preset(name: str) -> ModelConfig:
-    """The model shape named `name`.
-
-    Raises:
-        InputError: no preset has this name.
-    """
+    """The model shape named `name`; `InputError` if no preset has this name."""
     if name not in PRESETS:
         raise InputError(f"unknown preset {name!r}; accepted are {', '.join(sorted(PRESETS))}")
     return PRESETS[name]

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -27,7 +26,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.close()
 
     def stage(self, name: str) -> None:

@@ -11,19 +11,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from detspec.ops.first_largest import first_largest
-from detspec.ops.row_sum import SumFn, fixed_sum, sum_fn
+from detspec.ops.row_sum import SumFn, first_largest, fixed_sum, sum_fn
 from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN, SamplingArrays
 
+TextsFn = Callable[[], jax.Array]  # makes the texts [X, T] that `process_logits` reads
+
 
 def sample(
-    logits_f32: jax.Array,
-    position: jax.Array,
-    rows: SamplingArrays,
-    texts_fn: Callable[[], jax.Array],
-    *,
-    numerics: Numerics,
+    logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: TextsFn, *, numerics: Numerics
 ) -> tuple[jax.Array, jax.Array]:
     """Chooses one token per row, for `R` rows.
 
@@ -59,9 +55,7 @@ def sample(
         return tokens, jax.lax.cond(jnp.any(rows.processed_logprobs), report, lambda: raw)
 
 
-def reported_logits(
-    logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: Callable[[], jax.Array]
-) -> jax.Array:
+def reported_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: TextsFn) -> jax.Array:
     """The logits `[R, V]` whose log-softmax is reported: processed at new positions of rows that ask for it, else raw.
 
     Arguments as for `sample`.
@@ -107,9 +101,7 @@ def process_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArr
     return logits - jnp.where(count > 0, rows.presence_penalty[:, None], 0.0)
 
 
-def _process_if_asked(
-    logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: Callable[[], jax.Array]
-) -> jax.Array:
+def _process_if_asked(logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: TextsFn) -> jax.Array:
     """Runs `process_logits` only if it may change a row."""
     penalised = (rows.repetition_penalty != 1) | (rows.frequency_penalty != 0) | (rows.presence_penalty != 0)
     changes = penalised | (position < rows.min_len) | (rows.bias_ids != NO_TOKEN).any(-1)

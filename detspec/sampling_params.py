@@ -13,16 +13,9 @@ from detspec.state import NO_TOKEN, SamplingArrays
 MAX_N = 1024
 MAX_LOGPROBS = 20
 # What stands in a row of its own for each request as it is.
-ROW_FIELDS = {
-    "temperature": np.float32,
-    "top_k": np.int32,
-    "top_p": np.float32,
-    "min_p": np.float32,
-    "seed": np.uint32,
-    "repetition_penalty": np.float32,
-    "frequency_penalty": np.float32,
-    "presence_penalty": np.float32,
-}
+PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+ROW_FIELDS = {**dict.fromkeys(("temperature", "top_p", "min_p", *PENALTIES), np.float32), "top_k": np.int32, "seed": np.uint32}
+OPTIONAL = ("prompt_logprobs", "thinking")  # fields that may be None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +80,7 @@ class SamplingParams:
         penalty = (float, between(-2, 2), "a number in -2 .. 2 (0 is off)")
         accepted: dict[str, tuple[type, Callable[[Any], bool], str]] = {
             "max_tokens": (int, lambda x: x >= 1, "an integer of at least 1"),
+            "min_tokens": (int, between(0, self.max_tokens), f"an integer in 0 .. max_tokens ({self.max_tokens})"),
             "n": (int, between(1, MAX_N), f"an integer in 1 .. {MAX_N}"),
             "temperature": (float, between(0, 1e6), "a number in 0 .. 1e6 (0 is greedy)"),
             "top_k": (int, between(0, 2**31 - 1), "an integer in 0 .. 2**31-1 (0 keeps all tokens)"),
@@ -98,22 +92,14 @@ class SamplingParams:
             "seed": (int, between(0, 2**32 - 1), "an integer in 0 .. 2**32-1"),
             "ignore_eos": (bool, lambda x: True, "true or false"),
             "logprobs": (int, between(0, MAX_LOGPROBS), f"an integer in 0 .. {MAX_LOGPROBS}"),
+            "prompt_logprobs": (int, between(0, MAX_LOGPROBS), f"None or an integer in 0 .. {MAX_LOGPROBS}"),
             "logprobs_mode": (str, lambda x: x in LOGPROBS_MODES, f"one of {LOGPROBS_MODES}"),
             "deterministic": (bool, lambda x: True, "true or false"),
+            "thinking": (bool, lambda x: True, "None, true or false"),
         }
         for name, (kind, holds, sentence) in accepted.items():
-            self._set(name, _checked(name, getattr(self, name), kind, holds, sentence))
-        most = self.max_tokens
-        self._set(
-            "min_tokens",
-            _checked("min_tokens", self.min_tokens, int, between(0, most), f"an integer in 0 .. max_tokens ({most})"),
-        )
-        if self.prompt_logprobs is not None:
-            sentence = f"None or an integer in 0 .. {MAX_LOGPROBS}"
-            known = _checked("prompt_logprobs", self.prompt_logprobs, int, between(0, MAX_LOGPROBS), sentence)
-            self._set("prompt_logprobs", known)
-        if self.thinking is not None:
-            self._set("thinking", _checked("thinking", self.thinking, bool, lambda x: True, "None, true or false"))
+            if getattr(self, name) is not None or name not in OPTIONAL:
+                self._set(name, _checked(name, getattr(self, name), kind, holds, sentence))
         self._set("stop", _checked_stop(self.stop))
         self._set("stop_token_ids", _checked_ids(self.stop_token_ids))
         self._set("logit_bias", _checked_bias(self.logit_bias))

@@ -171,8 +171,7 @@ class Schedule:
     def from_bits(values: dict[str, Any]) -> "Schedule":
         """A schedule whose committed bits are those that `bits` described as `values`.
 
-        Raises:
-            InputError: `values` are not of this version.
+        Raises `InputError` if `values` are not of this version.
         """
         numerics = {name: value for name, value in values.items() if name not in ("rows", "window")}
         try:

@@ -60,6 +60,10 @@ class SamplingArrays(flax.struct.PyTreeNode):
     bias_values: jax.Array  # [B, max_logit_bias] float32, added to the logits of `bias_ids`
     processed_logprobs: jax.Array  # [B] bool, log-probabilities of new tokens are those they were drawn with, not raw ones
 
+    def is_stop(self, tokens: jax.Array) -> jax.Array:
+        """True where `tokens [B, n]` is one of its sequence's stop tokens; `[B, n]` bool."""
+        return (tokens[:, :, None] == self.stop_ids[:, None, :]).any(-1)
+
 
 class Counters(flax.struct.PyTreeNode):
     """What speculation did for each sequence, `[B]` int32; the last four count the reading of a prompt with thoughts."""

@@ -43,31 +43,18 @@ INSTALL = "pip install 'detspec[aot]'"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One device.
+    """One device."""
 
-    Attributes:
-        name: name that users give: a TPU slice by generation and topology, or a GPU.
-        platform: "tpu" or "gpu".
-        kind: name that jax gives.
-        device: part of the chip that one device is.
-        hbm_bytes: memory of the device.
-        usable_bytes: memory that programs may use, by the TPU compiler or by the share that jax takes of a GPU by default.
-        bytes_per_s: peak bandwidth of the memory.
-        flop_per_s: peak arithmetic of dense bfloat16 products that are summed in float32.
-        on_chip_bytes: most memory of one kernel: VMEM of one TensorCore, or shared memory of one thread block.
-        l2_bytes: L2 cache of a GPU, which its compiler needs to know.
-    """
-
-    name: str
-    platform: str
-    kind: str
-    device: str
-    hbm_bytes: int
-    usable_bytes: int
-    bytes_per_s: int
-    flop_per_s: int
-    on_chip_bytes: int
-    l2_bytes: int = 0
+    name: str  # name that users give: a TPU slice by generation and topology, or a GPU
+    platform: str  # "tpu" or "gpu"
+    kind: str  # name that jax gives
+    device: str  # part of the chip that one device is
+    hbm_bytes: int  # memory of the device
+    usable_bytes: int  # memory that programs may use, by the TPU compiler or by the share that jax takes of a GPU by default
+    bytes_per_s: int  # peak bandwidth of the memory
+    flop_per_s: int  # peak arithmetic of dense bfloat16 products that are summed in float32
+    on_chip_bytes: int  # most memory of one kernel: VMEM of one TensorCore, or shared memory of one thread block
+    l2_bytes: int = 0  # L2 cache of a GPU, which its compiler needs to know
 
 
 def _hopper(name: str, hbm_bytes: int, bytes_per_s: int) -> Target:
@@ -110,29 +97,17 @@ CUDA_WHEELS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-runtime")  # ptxa
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A program for a target.
+    """A program for a target."""
 
-    Attributes:
-        program: jax's compiled program; it cannot run on this machine.
-        seconds: time of compilation without tracing.
-        argument_bytes: device memory of the arguments, as reported by the compiler, like all that follows.
-        output_bytes: device memory of the outputs.
-        alias_bytes: memory of outputs that reuse an argument's memory; counted in `output_bytes`, too.
-        temp_bytes: device memory of temporaries.
-        code_bytes: device memory of the code.
-        flop: an estimate that counts a loop's body once and knows little of kernels; None on GPUs.
-        accessed_bytes: the same for memory traffic.
-    """
-
-    program: jax.stages.Compiled
-    seconds: float
-    argument_bytes: int
-    output_bytes: int
-    alias_bytes: int
-    temp_bytes: int
-    code_bytes: int
-    flop: float | None
-    accessed_bytes: float | None
+    program: jax.stages.Compiled  # jax's compiled program; it cannot run on this machine
+    seconds: float  # time of compilation without tracing
+    argument_bytes: int  # device memory of the arguments, as reported by the compiler, like all that follows
+    output_bytes: int  # device memory of the outputs
+    alias_bytes: int  # memory of outputs that reuse an argument's memory; counted in `output_bytes`, too
+    temp_bytes: int  # device memory of temporaries
+    code_bytes: int  # device memory of the code
+    flop: float | None  # an estimate that counts a loop's body once and knows little of kernels; None on GPUs
+    accessed_bytes: float | None  # the same for memory traffic
 
     @property
     def peak_bytes(self) -> int:
@@ -158,8 +133,7 @@ def canonical_schedule(
 
     The budget is `groups` windows of `window`. Without `groups` it has as many windows as the default has rows for.
 
-    Raises:
-        InputError: `window` is not a power of two, or `groups` is less than 1.
+    Raises `InputError` if `window` is not a power of two, or `groups` is less than 1.
     """
     default = schedule_for(target.platform, target.kind, HOPPER if target.platform == "gpu" else "", cfg)
     window = default.budget.window if window is None else window
@@ -208,8 +182,7 @@ def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequ
 def device_of(target: Target) -> Any:
     """A description of a device of `target`; programs can be compiled for it but not run on it.
 
-    Raises:
-        InputError: a package that is needed is not installed, or does not match jax's version.
+    Raises `InputError` if a package that is needed is not installed, or does not match jax's version.
     """
     _check_installed(target.platform)
     with _environment():

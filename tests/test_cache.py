@@ -14,10 +14,7 @@ from tests.fakes import TABLE_CFG
 
 def make_cache(max_requests=3, max_len=10, page=4, implementation="reference"):
     return init_cache(
-        TABLE_CFG,
-        max_requests=max_requests,
-        max_len=max_len,
-        numerics=Numerics(page=page, implementation=implementation),
+        TABLE_CFG, max_requests=max_requests, max_len=max_len, numerics=Numerics(page=page, implementation=implementation)
     )
 
 

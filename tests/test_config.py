@@ -11,15 +11,7 @@ from detspec.errors import InputError
 from detspec.schedule import Budget, FastPath, Numerics, Schedule
 from tests.fakes import FAMILY_CFGS
 
-SIZES = {
-    "vocab_size": 211,
-    "d_model": 64,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 16,
-    "d_ff": 96,
-}
+SIZES = {"vocab_size": 211, "d_model": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "d_ff": 96}
 
 
 @pytest.mark.parametrize("field", [*SIZES, "max_position"])

@@ -21,7 +21,7 @@ TRUNK = (
     ("cache", "state"),
     ("ops",),
     ("model",),
-    ("stopping", "sampling_params", "sampler"),
+    ("sampling_params", "sampler"),
     ("draft",),
     ("generate",),
     ("engine",),
@@ -39,7 +39,7 @@ BRANCHES = {
     "train": (("viz", "checkpoint", "thinking"), "demo"),
 }
 
-PURE = {"choices", "config", "schedule", "cache", "state", "ops", "model", "thinking", "stopping", "sampling_params", "sampler"}
+PURE = {"choices", "config", "schedule", "cache", "state", "ops", "model", "thinking", "sampling_params", "sampler"}
 PURE |= {"draft", "generate"}
 IMPURE_MODULES = {"io", "json", "logging", "multiprocessing", "os", "pathlib", "random", "socket", "subprocess", "sys"}
 IMPURE_MODULES |= {"threading", "time", "tqdm"}

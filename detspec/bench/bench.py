@@ -32,28 +32,21 @@ from detspec.model.params import init_params, num_params, params_bytes
 class BenchSettings:
     """What is measured.
 
-    Attributes:
-        batches: numbers of requests in flight.
-        modes: some of "ordinary" (nothing is verified; always measured, for comparison), "canonical" (one canonical row per
-            request), "batch_invariant" (the same with pinned products, so that kernels alone make every pass invariant), "dvr"
-            (self draft, each of `windows`), "auto" (the engine chooses; drafts of the longest of `windows`).
-        shares: percentages of deterministic requests for "dvr" and "auto", rounded up to whole requests.
-        windows: `W` for "dvr".
-        prompt_len: tokens of each prompt.
-        new_tokens: new tokens of each request.
-        repeats: rounds.
-
     Raises:
         InputError: an unknown mode, a share outside 0 .. 100, or nothing to measure.
     """
 
-    batches: Sequence[int] = (1, 8, 32)
+    batches: Sequence[int] = (1, 8, 32)  # numbers of requests in flight
+    # some of "ordinary" (nothing is verified; always measured, for comparison), "canonical" (one canonical row per request),
+    # "batch_invariant" (the same with pinned products, so that kernels alone make every pass invariant), "dvr" (self draft,
+    # each of `windows`), "auto" (the engine chooses; drafts of the longest of `windows`)
     modes: Sequence[str] = BENCH_MODES
+    # percentages of deterministic requests for "dvr" and "auto", rounded up to whole requests
     shares: Sequence[int] = (0, 10, 50, 100)
-    windows: Sequence[int] = (4, 16)
-    prompt_len: int = 64
-    new_tokens: int = 128
-    repeats: int = 5
+    windows: Sequence[int] = (4, 16)  # `W` for "dvr"
+    prompt_len: int = 64  # tokens of each prompt
+    new_tokens: int = 128  # new tokens of each request
+    repeats: int = 5  # rounds
 
     def __post_init__(self) -> None:
         if unknown := [mode for mode in self.modes if mode not in BENCH_MODES]:

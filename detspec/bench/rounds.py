@@ -105,51 +105,38 @@ def measure(
                 engine = engines[METHODS[case.mode], case.window, case.schedule]
                 samples[case].append(_run_once(engine, case, prompts, new_tokens, variants, by_mode))
     ordinary = [sample["tok_per_s"] for sample in samples[cases[0]]]
-    return {
-        "cases": [_summary(case, samples[case], ordinary, refused.get(case)) for case in cases],
-        "bits": variants.counts(),
-    }
+    return {"cases": [_summary(case, samples[case], ordinary, refused.get(case)) for case in cases], "bits": variants.counts()}
 
 
 def _engine(model: Model, case: Case, prompts: list[tuple[int, ...]], new_tokens: int) -> Engine:
-    return Engine(
-        model,
-        EngineConfig(
-            max_requests=len(prompts),
-            max_len=max(len(prompts[0]) + new_tokens, default_schedule().budget.window, case.window),
-            method=METHODS[case.mode],
-            num_speculative_tokens=max(case.window - 1, 1),
-            schedule=case.schedule,
-        ),
+    config = EngineConfig(
+        max_requests=len(prompts),
+        max_len=max(len(prompts[0]) + new_tokens, default_schedule().budget.window, case.window),
+        method=METHODS[case.mode],
+        num_speculative_tokens=max(case.window - 1, 1),
+        schedule=case.schedule,
     )
+    return Engine(model, config)
 
 
 def _run_once(
-    engine: Engine,
-    case: Case,
-    prompts: list[tuple[int, ...]],
-    new_tokens: int,
-    variants: "Variants",
-    by_mode: "Variants",
+    engine: Engine, case: Case, prompts: list[tuple[int, ...]], new_tokens: int, variants: "Variants", by_mode: "Variants"
 ) -> dict[str, Any]:
     """One timed run, with the engine's counters for it."""
-    requests = [
-        Request(
-            str(i), prompt, SamplingParams(max_tokens=new_tokens, ignore_eos=True, deterministic=i < case.num_deterministic)
-        )
-        for i, prompt in enumerate(prompts)
-    ]
+    ordinary = SamplingParams(max_tokens=new_tokens, ignore_eos=True, deterministic=False)
+    deterministic = dataclasses.replace(ordinary, deterministic=True)
+    each = [deterministic] * case.num_deterministic + [ordinary] * (len(prompts) - case.num_deterministic)
+    requests = [Request(str(i), prompt, sampling) for i, (prompt, sampling) in enumerate(zip(prompts, each, strict=True))]
     before = engine.stats
     began = time.perf_counter()
     completions = list(engine.run(requests))
     seconds = time.perf_counter() - began
     after = dataclasses.asdict(engine.stats)
     for completion in completions:
-        deterministic = requests[int(completion.id)].sampling.deterministic
+        kind = "deterministic" if requests[int(completion.id)].sampling.deterministic else "ordinary"
         # Pinned products are another schedule, with bits of its own.
-        kind = "deterministic" if deterministic else "ordinary"
-        for seen, name in ((variants, case.mode if case.mode == "batch_invariant" else kind), (by_mode, f"{case.mode} {kind}")):
-            seen.add(name, completion)
+        variants.add(case.mode if case.mode == "batch_invariant" else kind, completion)
+        by_mode.add(f"{case.mode} {kind}", completion)
     num_tokens = sum(len(completion.token_ids) for completion in completions)
     counted = {name: after[name] - value for name, value in dataclasses.asdict(before).items()}
     return {"seconds": seconds, "tok_per_s": num_tokens / seconds, **counted}

@@ -11,11 +11,7 @@ from detspec.model.params import Params
 
 
 def cast_params(cfg: ModelConfig, params: Params, dtype: str) -> tuple[ModelConfig, Params]:
-    """`cfg` and `params` in `dtype`; the very same if it is theirs.
-
-    Raises:
-        InputError: a weight is too large for `dtype`.
-    """
+    """`cfg` and `params` in `dtype`; the very same if it is theirs; `InputError` if a weight is too large for `dtype`."""
     if dtype == cfg.dtype:
         return cfg, params
     cfg = dataclasses.replace(cfg, dtype=dtype)

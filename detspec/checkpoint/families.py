@@ -19,31 +19,18 @@ HfConfig = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How one `model_type` of Hugging Face maps to a `ModelConfig` and its parameters.
+    """How one `model_type` of Hugging Face maps to a `ModelConfig` and its parameters."""
 
-    Attributes:
-        model_type: the value of the config key `model_type`.
-        architecture: the class in transformers that wrote the checkpoints.
-        fields: config key -> fields of `ModelConfig` that it sets.
-        defaults: values of config keys that may be left out.
-        traits: fields of `ModelConfig` that are the same in every model of the family.
-        fixed: config keys that would change the computation -> the only value that is supported.
-        slides: says by index whether a layer's attention slides, where the config has no `layer_types`.
-        names: the tensors of its checkpoints.
-        rope_theta: rotary base where the config has none.
-        sliding_rope_theta: rotary base of sliding layers where the config has none; None if they share `rope_theta`.
-    """
-
-    model_type: str
-    architecture: str
-    fields: dict[str, tuple[str, ...]]
-    defaults: dict[str, Any]
-    traits: dict[str, Any]
-    fixed: dict[str, Any]
-    slides: Callable[[int, HfConfig], bool]
-    names: TensorNames
-    rope_theta: float = 10000.0
-    sliding_rope_theta: float | None = None
+    model_type: str  # the value of the config key `model_type`
+    architecture: str  # the class in transformers that wrote the checkpoints
+    fields: dict[str, tuple[str, ...]]  # config key -> fields of `ModelConfig` that it sets
+    defaults: dict[str, Any]  # values of config keys that may be left out
+    traits: dict[str, Any]  # fields of `ModelConfig` that are the same in every model of the family
+    fixed: dict[str, Any]  # config keys that would change the computation -> the only value that is supported
+    slides: Callable[[int, HfConfig], bool]  # by index, whether a layer slides where the config has no `layer_types`
+    names: TensorNames  # the tensors of its checkpoints
+    rope_theta: float = 10000.0  # rotary base where the config has none
+    sliding_rope_theta: float | None = None  # that of sliding layers; None if they share `rope_theta`
 
 
 SIZE_FIELDS = {
@@ -84,9 +71,7 @@ FIXED = {
 }
 NO_SLIDING = {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
 # Keys for which null is a value; any other key that is null counts as left out.
-NULLABLE = frozenset(
-    {"sliding_window", "final_logit_softcapping", "attn_logit_softcapping"}
-)  # null counts for these keys; for others it is as if left out
+NULLABLE = frozenset({"sliding_window", "final_logit_softcapping", "attn_logit_softcapping"})
 
 
 def _past_max_window_layers(index: int, hf_config: HfConfig) -> bool:
@@ -107,12 +92,7 @@ MISTRAL = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
     fields={**SIZE_FIELDS, "hidden_act": ("activation",)},
-    defaults={
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
+    defaults={"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072, "sliding_window": 4096},
     traits={},
     fixed={**FIXED, "attention_bias": False, "layer_types": None},
     slides=lambda index, hf_config: hf_config.get("sliding_window") is not None,
@@ -178,45 +158,17 @@ GEMMA3 = Family(
 
 FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3)
 
-SLIDING_KEYS = frozenset(
-    {
-        "sliding_window",
-        "use_sliding_window",
-        "max_window_layers",
-        "layer_types",
-        "sliding_window_pattern",
-        "_sliding_window_pattern",
-    }
-)
-
+PATTERN_KEYS = ("sliding_window_pattern", "_sliding_window_pattern")
+SLIDING_KEYS = frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types", *PATTERN_KEYS})
 # Keys that do not change the logits at inference, in any family.
 HARMLESS_KEYS = frozenset(
-    [
-        "_attn_implementation_autoset",
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "bos_token_id",
-        "cache_implementation",
-        "chunk_size_feed_forward",
-        "eos_token_id",
-        "id2label",
-        "initializer_range",
-        "is_llama_config",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "problem_type",
-        "return_dict",
-        "tokenizer_class",
-        "torchscript",
-        "transformers_version",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_cache",
-    ]
+    (
+        *("model_type", "architectures", "transformers_version", "_name_or_path", "_attn_implementation_autoset"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "tokenizer_class", "use_cache", "cache_implementation"),
+        *("attention_dropout", "initializer_range", "chunk_size_feed_forward", "problem_type", "id2label", "label2id"),
+        *("output_attentions", "output_hidden_states", "return_dict", "torchscript", "is_llama_config"),
+        *("unsloth_fixed", "unsloth_version"),
+    )
 )
 ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"})
 DTYPE_KEYS = frozenset({"dtype", "torch_dtype"})
@@ -230,17 +182,15 @@ def find_family(hf_config: HfConfig, problems: list[str]) -> Family | None:
         if model_type == family.model_type and architectures in (None, [family.architecture]):
             return family
     accepted = ", ".join(f"model_type {family.model_type!r} ({family.architecture})" for family in FAMILIES)
-    problems.append(
-        f"config.json: unsupported model_type {model_type!r} with architectures {architectures!r}; accepted: {accepted}"
-    )
+    named = f"model_type {model_type!r} with architectures {architectures!r}"
+    problems.append(f"config.json: unsupported {named}; accepted: {accepted}")
     return None
 
 
 def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[str, Any]:
     """The fields of `ModelConfig` that the config gives; what is wrong with it is appended to `problems`."""
     known = {*family.fields, *family.fixed, *HARMLESS_KEYS, *ROPE_KEYS, *DTYPE_KEYS, *SLIDING_KEYS}
-    unknown = {key: value for key, value in hf_config.items() if key not in known}
-    if unknown:
+    if unknown := {key: value for key, value in hf_config.items() if key not in known}:
         problems.append(f"config.json: unknown keys {json.dumps(unknown)}; they may change the computation")
     hf_config = {**family.defaults, **{k: v for k, v in hf_config.items() if v is not None or k in NULLABLE}}
     for key, allowed in family.fixed.items():
@@ -271,14 +221,14 @@ def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dic
 
 def sliding_pattern(hf_config: HfConfig) -> int:
     """Gemma 3: one layer in this many attends to all positions."""
-    return hf_config.get("sliding_window_pattern") or hf_config.get("_sliding_window_pattern") or 6
+    return next((hf_config[key] for key in PATTERN_KEYS if hf_config.get(key)), 6)
 
 
 def read_sliding(hf_config: HfConfig, family: Family, num_layers: Any, problems: list[str]) -> dict[str, Any]:
     """Which layers slide, and their window: from `layer_types`, or by the rule of the family."""
     if not isinstance(num_layers, int) or "sliding_window" in family.fixed:
         return {}
-    for key in ("sliding_window_pattern", "_sliding_window_pattern", "max_window_layers"):
+    for key in (*PATTERN_KEYS, "max_window_layers"):
         if key in hf_config and not (is_count(hf_config[key]) or hf_config[key] == 0):
             problems.append(f"config.json: {key} must be a whole number of at least 0, got {json.dumps(hf_config[key])}")
             return {}
@@ -347,20 +297,11 @@ def read_rope_setting(
 
 
 # By rope_type: key in config.json -> field of RopeScaling. Each type has `factor` as well.
+ORIGINAL_LENGTH = {"original_max_position_embeddings": "original_max_position"}
 ROPE_SCALING_FIELDS = {
     "linear": {},
-    "llama3": {
-        "original_max_position_embeddings": "original_max_position",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-    },
-    "yarn": {
-        "original_max_position_embeddings": "original_max_position",
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "truncate": "truncate",
-        "attention_factor": "attention_factor",
-    },
+    "llama3": {**ORIGINAL_LENGTH, **{name: name for name in ("low_freq_factor", "high_freq_factor")}},
+    "yarn": {**ORIGINAL_LENGTH, **{name: name for name in ("beta_fast", "beta_slow", "truncate", "attention_factor")}},
 }
 YARN_MSCALES = ("mscale", "mscale_all_dim")
 
@@ -381,14 +322,11 @@ def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, problems: li
     if not all(is_number(mscale) for mscale in mscales):
         problems.append(f"config.json: rope setting {json.dumps(setting)}: {' and '.join(YARN_MSCALES)} must be numbers")
         return None
-    unknown = {key: value for key, value in rest.items() if key not in names and (key != "factor" or kind == "default")}
-    if unknown:
+    if unknown := [key for key in rest if key not in names and (key != "factor" or kind == "default")]:
         problems.append(f"config.json: rope setting {json.dumps(setting)} has unsupported keys {', '.join(unknown)}")
         return None
-    missing = [
-        key for key in ("factor", "low_freq_factor", "high_freq_factor") if key not in rest and key in ("factor", *names)
-    ]
-    if missing:
+    needed = [key for key in ("factor", "low_freq_factor", "high_freq_factor") if key in ("factor", *names)]
+    if missing := [key for key in needed if key not in rest]:
         problems.append(f"config.json: rope setting {json.dumps(setting)} lacks {', '.join(missing)}")
         return None
     fields = {names.get(key, key): value for key, value in rest.items()}
@@ -425,11 +363,7 @@ def read_dtype(hf_config: HfConfig, problems: list[str]) -> str | None:
 
 
 def family_of(cfg: ModelConfig) -> Family:
-    """The first family whose `config.json` can express all of `cfg`.
-
-    Raises:
-        InputError: no family can.
-    """
+    """The first family whose `config.json` can express all of `cfg`; `InputError` if no family can."""
     accepted = ", ".join(family.model_type for family in FAMILIES)
     if cfg.thinking is not None:
         raise InputError(

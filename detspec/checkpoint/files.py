@@ -1,8 +1,10 @@
 """The JSON and safetensors files of a model folder, read and written; what is wrong with them is gathered."""
 
+import contextlib
 import dataclasses
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,6 +187,21 @@ def copy_side_files(source: Path, target: Path) -> None:
     for name in SIDE_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, which takes the place of `path` when the block ends; an old one there is deleted then."""
+    temporary = path.with_name(f".{path.name}.writing")
+    old = path.with_name(f".{path.name}.replaced")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    yield temporary
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        os.replace(path, old)
+    os.replace(temporary, path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

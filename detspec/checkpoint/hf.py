@@ -7,8 +7,6 @@
 All that is wrong is gathered and raised as one `InputError`.
 """
 
-import os
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +23,7 @@ from detspec.checkpoint.files import (
     Problems,
     aligned_empty,
     copy_side_files,
+    new_folder,
     read_headers,
     read_json,
     read_tensor,
@@ -90,30 +89,18 @@ def save_hf(
     family = family_of(cfg)
     if path.exists() and not (path / "config.json").is_file():
         raise InputError(f"{path} exists and holds no config.json; it is not overwritten")
-    temporary = path.with_name(path.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-
     tokens: dict[str, Any] = {} if bos_id is None else {"bos_token_id": bos_id}
     if eos_ids:
         tokens["eos_token_id"] = list(eos_ids) if len(eos_ids) > 1 else eos_ids[0]
-    write_json(temporary / "config.json", {**describe(family, cfg), **tokens})
-    write_json(temporary / "generation_config.json", tokens)
-    write_tensors(temporary, named_tensors(family.names, params), max_shard_bytes)
-    if tokenizer_json is not None:
-        (temporary / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
-        write_json(temporary / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-    if side_files_from is not None:
-        copy_side_files(Path(side_files_from), temporary)
-
-    if path.exists():
-        old = path.with_name(path.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(path, old)
-        os.replace(temporary, path)
-        shutil.rmtree(old)
-    else:
-        os.replace(temporary, path)
+    with new_folder(path) as folder:
+        write_json(folder / "config.json", {**describe(family, cfg), **tokens})
+        write_json(folder / "generation_config.json", tokens)
+        write_tensors(folder, named_tensors(family.names, params), max_shard_bytes)
+        if tokenizer_json is not None:
+            (folder / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+            write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+        if side_files_from is not None:
+            copy_side_files(Path(side_files_from), folder)
 
 
 def named_tensors(names: TensorNames, params: Params) -> dict[str, jax.Array | np.ndarray]:

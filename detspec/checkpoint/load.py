@@ -50,8 +50,7 @@ class Model:
     def chat_prompt(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer; `variables` as in `ChatTemplate.render`.
 
-        Raises:
-            InputError: the folder has no chat template or no tokenizer, or the template does not take the conversation.
+        Raises `InputError` if the folder has no chat template or no tokenizer, or the template does not take the conversation.
         """
         if self.chat_template is None or self.tokenizer is None:
             missing = "chat template" if self.chat_template is None else "tokenizer.json"
@@ -90,8 +89,7 @@ def load(path: str | Path | None = None, *, sharding: Any = None) -> Model:
 def load_config(path: str | Path) -> ModelConfig:
     """The config of the folder at `path`, Hugging Face's or our own, without its weights.
 
-    Raises:
-        InputError: there is no sound config, or a Hugging Face folder's names no dtype.
+    Raises `InputError` if there is no sound config, or a Hugging Face folder's names no dtype.
     """
     folder = find_folder(path)
     return read_native_config(folder) if is_native(folder) else read_hf_config(folder)

@@ -9,8 +9,6 @@ A folder is written beside its place and moved there when all of it is on disk, 
 """
 
 import json
-import os
-import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from detspec.checkpoint.digest import digest_model
-from detspec.checkpoint.files import MAX_PROBLEMS, copy_side_files, write_json
+from detspec.checkpoint.files import MAX_PROBLEMS, copy_side_files, new_folder, write_json
 from detspec.config import ModelConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
@@ -57,27 +55,19 @@ def save_native(
 
 
 def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: str | Path | None) -> Path:
-    temporary = path.with_name(f".{path.name}.writing")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(temporary / WEIGHTS_FOLDER, params)
-    if side_files_from is not None:
-        copy_side_files(Path(side_files_from), temporary)
-    manifest = {
-        "format": FORMAT,
-        "config": cfg.to_json(),
-        "digest": digest_model(cfg, params),
-        "files": _file_sizes(temporary / WEIGHTS_FOLDER),
-        "written_with": fingerprint(),
-    }
-    write_json(temporary / MANIFEST_NAME, manifest)
-    old = path.with_name(f".{path.name}.replaced")
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(path, old)
-    os.replace(temporary, path)
-    shutil.rmtree(old, ignore_errors=True)
+    with new_folder(path) as folder:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder / WEIGHTS_FOLDER, params)
+        if side_files_from is not None:
+            copy_side_files(Path(side_files_from), folder)
+        manifest = {
+            "format": FORMAT,
+            "config": cfg.to_json(),
+            "digest": digest_model(cfg, params),
+            "files": _file_sizes(folder / WEIGHTS_FOLDER),
+            "written_with": fingerprint(),
+        }
+        write_json(folder / MANIFEST_NAME, manifest)
     return path
 
 

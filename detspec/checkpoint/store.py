@@ -1,7 +1,6 @@
 """Orbax checkpoints of a training run: the whole state, and what it was made with."""
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ class Store:
     def __enter__(self) -> "Store":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.manager.close()
 
     def latest_step(self) -> int | None:

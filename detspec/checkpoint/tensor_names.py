@@ -62,8 +62,7 @@ class TensorPlace(NamedTuple):
 def tensor_places(names: TensorNames, params: Params) -> dict[str, TensorPlace]:
     """Tensor name -> its place in `params`, layers in ascending order; `params` may hold shapes instead of arrays.
 
-    Raises:
-        InputError: `names` lacks a weight of `params`.
+    Raises `InputError` if `names` lacks a weight of `params`.
     """
     places: dict[str, TensorPlace] = {}
     for layered, group in itertools.groupby(names.items(), key=lambda item: "{}" in item[1]):

@@ -1,28 +1,25 @@
 """`detspec audit`: checks that the records of a job reproduce."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from detspec.cli.options import add_json, add_model, add_subcommand, load_model, write_json
+from detspec.cli.options import add_json, add_model, load_model, say, write_json
 
+SUMMARY = "replay recorded completions bit for bit"
 DESCRIPTION = """Replays every line that `detspec generate` wrote through the canonical pass, teacher-forced, many lines at a
 time. Compares tokens, bits of all log-probabilities, finish reason, text and digest. Names each record that differs, and its
 first differing token. Records of ordinary requests are only counted: their bits are not promised. The manifest is read from
 the folder of the records. Exit codes: 0 all deterministic records reproduce; 1 some do not; 2 bad input."""
 
 
-def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the subcommand."""
-    parser = add_subcommand(subcommands, "audit", "replay recorded completions bit for bit", DESCRIPTION)
-    parser.add_argument("--records", required=True, metavar="OUT.jsonl", help="the output of `detspec generate`")
-    parser.add_argument("--prompts", metavar="IN.jsonl", help="the job's prompts (default: the file that the manifest names)")
-    parser.add_argument(
-        "--max-requests", type=int, default=32, metavar="B", help="records replayed together; changes only speed"
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    add = parser.add_argument
+    add("--records", required=True, metavar="OUT.jsonl", help="the output of `detspec generate`")
+    add("--prompts", metavar="IN.jsonl", help="the job's prompts (default: the file that the manifest names)")
+    add("--max-requests", type=int, default=32, metavar="B", help="records replayed together; changes only speed")
     add_json(parser, "the report")
     add_model(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,10 +29,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = None if args.prompts is None else Path(args.prompts)
     report = run_audit(load_model(args), Path(args.records), prompts=prompts, max_requests=args.max_requests)
     print(report.table())
-    print(
-        f"detspec: replayed {report.num_tokens} tokens in {report.replay_s:.1f} s "
-        f"({report.num_tokens / report.replay_s:,.0f} tok/s)",
-        file=sys.stderr,
-    )
+    speed = f"{report.num_tokens / report.replay_s:,.0f} tok/s"
+    say(f"replayed {report.num_tokens} tokens in {report.replay_s:.1f} s ({speed})")
     write_json(args, report.to_json())
     return 0 if report.reproduced else 1

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from detspec.cli import audit, bench, convert, demo, doctor, generate, merge, plan, trace, train
+from detspec.cli.options import say
 from detspec.errors import InputError
 
 BAD_INPUT = 2
@@ -17,6 +18,15 @@ INTERRUPTED = 130  # what a shell reports after Ctrl-C
 BROKEN_PIPE = 141  # and after the reader of a pipe has left
 
 DESCRIPTION = "Text generation whose tokens and log-probabilities are the same bits in every batch, at full speed."
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except for flags and for options whose default is None."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False:
+            return action.help
+        return super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,7 +42,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="detspec", description=DESCRIPTION)
     subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
     for module in (demo, generate, merge, audit, doctor, trace, bench, plan, train, convert):
-        module.add_to(subcommands)
+        name = module.__name__.rpartition(".")[2]
+        sub = subcommands.add_parser(name, help=module.SUMMARY, description=module.DESCRIPTION, formatter_class=HelpFormatter)
+        module.add_options(sub)
+        sub.set_defaults(run=module.run)
     return parser
 
 
@@ -42,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = make_parser().parse_args(argv)
         return int(args.run(args))
     except InputError as error:
-        print(f"detspec: error: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"error: {' '.join(str(error).split())}")
         return BAD_INPUT
     except KeyboardInterrupt:
-        print("detspec: interrupted", file=sys.stderr)
+        say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit

@@ -2,27 +2,21 @@
 
 import argparse
 
-from detspec.cli.options import add_subcommand
-
 KINDS = ("hf", "native")
+SUMMARY = "convert a model folder"
 DESCRIPTION = """Reads a model folder, Hugging Face's or our own (orbax weights and a manifest), and writes the other kind. No
 weight changes a bit, unless --dtype asks for it. Tokenizer, chat template and generation config are copied. The folder appears
 only when all of it is on disk."""
 
 
-def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the subcommand."""
-    parser = add_subcommand(subcommands, "convert", "convert a model folder", DESCRIPTION)
-    parser.add_argument("--model", metavar="DIR", required=True, help="the folder to read")
-    parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
-    parser.add_argument("--to", choices=KINDS, help="kind to write (default: the other one)")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the weights (default: as they are)"
-    )
-    parser.add_argument(
-        "--max-shard-gb", type=float, default=5.0, metavar="GB", help="largest weights file of a Hugging Face folder"
-    )
-    parser.set_defaults(run=run)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    add = parser.add_argument
+    add("--model", metavar="DIR", required=True, help="the folder to read")
+    add("--out", metavar="DIR", required=True, help="the folder to write")
+    add("--to", choices=KINDS, help="kind to write (default: the other one)")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the weights (default: as they are)")
+    add("--max-shard-gb", type=float, default=5.0, metavar="GB", help="largest weights file of a Hugging Face folder")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,10 +41,8 @@ def run(args: argparse.Namespace) -> int:
     if kind == "native":
         save_native(out, cfg, params, side_files_from=source).result()
     else:
-        size = params_bytes(params)
-        shard = int(args.max_shard_gb * 1e9)
-        save_hf(
-            out, cfg, params, eos_ids=model.eos_ids, max_shard_bytes=shard if size > shard else None, side_files_from=source
-        )
+        most = int(args.max_shard_gb * 1e9)
+        max_shard_bytes = most if params_bytes(params) > most else None
+        save_hf(out, cfg, params, eos_ids=model.eos_ids, max_shard_bytes=max_shard_bytes, side_files_from=source)
     print(f"{out}: {num_params(cfg) / 1e6:.1f} M parameters, {cfg.dtype}, digest {digest_model(cfg, params)}")
     return 0

@@ -1,17 +1,17 @@
 """`detspec demo`: the whole product in two minutes."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from detspec.cli.options import add_model, add_subcommand, load_model
+from detspec.cli.options import add_model, load_model, say
 from detspec.errors import InputError
 
 if TYPE_CHECKING:
     from detspec.checkpoint.load import Model
 
+SUMMARY = "the same bits in every batch, shown in two minutes"
 DESCRIPTION = """Generates 16 prompts at batch sizes 1, 5 and 16 and in shuffled order, greedily and at temperature 0.8, both
 ordinary and deterministic. Prints which bits changed, how fast each was, and how often drafts were rolled back. Draws a real
 window of draft, verify and rollback into DIR. Exit code 1 if a deterministic bit changed, or if no ordinary bit did: then the
@@ -21,20 +21,19 @@ With --thinking, a model that thinks while it reads answers a question and shows
 TRACE_PROMPTS = 4
 
 
-def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the subcommand."""
-    parser = add_subcommand(subcommands, "demo", "the same bits in every batch, shown in two minutes", DESCRIPTION)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    add = parser.add_argument
     add_model(parser)
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens of each prompt")
-    parser.add_argument("--out", default="out", metavar="DIR", help="folder for the picture, detspec-trace.svg and .png")
-    parser.add_argument(
+    add("--max-tokens", type=int, default=128, metavar="N", help="new tokens of each prompt")
+    add("--out", default="out", metavar="DIR", help="folder for the picture, detspec-trace.svg and .png")
+    add(
         "--thinking",
         nargs="?",
         const="",
         metavar="QUESTION",
         help="answer QUESTION about coin flips instead, thought by thought (default: a question of two flips)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,10 +50,10 @@ def run(args: argparse.Namespace) -> int:
         picture = draw(model, report.prompts, Path(args.out))
     print(f"{report.table()}\n\n{picture}")
     if not report.held:
-        print("detspec: error: deterministic generation changed bits between batches", file=sys.stderr)
+        say("error: deterministic generation changed bits between batches")
         return 1
     if not report.control_found:
-        print("detspec: error: the inverse control found nothing: ordinary generation changed no bit either", file=sys.stderr)
+        say("error: the inverse control found nothing: ordinary generation changed no bit either")
         return 1
     print("Deterministic generation changed no bit; ordinary generation did.")
     return 0
@@ -68,7 +67,7 @@ def run_thinking(args: argparse.Namespace) -> int:
     report = run_thinking_demo(model, args.thinking or QUESTION)
     print(report.table())
     if not report.equal:
-        print("detspec: error: other requests or drafts changed bits of a deterministic answer", file=sys.stderr)
+        say("error: other requests or drafts changed bits of a deterministic answer")
         return 1
     return 0
 

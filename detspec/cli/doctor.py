@@ -3,32 +3,22 @@
 import argparse
 
 from detspec.choices import ALIGNMENTS, LINEARS
-from detspec.cli.options import add_model, add_subcommand, load_model
+from detspec.cli.options import add_model, load_model
 
+SUMMARY = "certify this device"
 DESCRIPTION = """Runs one text through the canonical pass many times and compares bits. Each run changes something that must not
 matter: rows, neighbours, window offsets, the cut of the budget, stale cache slots. A model that thinks also reads one prompt
 with other drafted thoughts, in other places and pages. Then the engine's own programs are certified. The inverse control must
 differ. Exit code 1 if the device is not certified."""
 
 
-def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the subcommand."""
-    parser = add_subcommand(subcommands, "doctor", "certify this device", DESCRIPTION)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    add = parser.add_argument
     add_model(parser)
-    parser.add_argument("--max-requests", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
-    parser.add_argument(
-        "--alignment",
-        choices=ALIGNMENTS,
-        default=ALIGNMENTS[0],
-        help='window alignment; use "window" if only the window-offset check fails',
-    )
-    parser.add_argument(
-        "--linear",
-        choices=LINEARS,
-        default=LINEARS[0],
-        help="products with weights; pinned ones never depend on the batch",
-    )
-    parser.set_defaults(run=run)
+    add("--max-requests", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
+    add("--alignment", choices=ALIGNMENTS, default=ALIGNMENTS[0], help='use "window" if only the window-offset check fails')
+    add("--linear", choices=LINEARS, default=LINEARS[0], help="products with weights; pinned ones never depend on the batch")
 
 
 def run(args: argparse.Namespace) -> int:

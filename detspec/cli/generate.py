@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from detspec.cli.options import add_engine, add_model, add_sampling, add_subcommand, engine_config_of, load_model, sampling_of
+from detspec.cli.options import add_engine, add_model, add_sampling, engine_config_of, load_model, sampling_of, say
 from detspec.errors import InputError
 
 if TYPE_CHECKING:
     from detspec.jobs.job import JobResult
     from detspec.jobs.signals import StopSignals
 
+SUMMARY = "complete a file of prompts"
 DESCRIPTION = """Completes every line of a JSONL file. A line in is {"id": "a", "prompt": "..."} or {"id": "a",
 "prompt_token_ids": [...]} or {"id": "a", "messages": [{"role": "user", "content": "..."}]}. Messages are rendered by the
 model's chat template; "chat_template_kwargs": {...} passes it further values. "sampling": {...} overrides the options below. A
@@ -29,36 +30,33 @@ FAILED = 1
 ON_ERROR = ("stop", "reject")
 
 
-def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the subcommand."""
-    parser = add_subcommand(subcommands, "generate", "complete a file of prompts", DESCRIPTION)
-    parser.add_argument("--prompts", required=True, metavar="IN.jsonl", help='"-" reads the standard input')
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    add = parser.add_argument
+    add("--prompts", required=True, metavar="IN.jsonl", help='"-" reads the standard input')
+    add(
         "--out",
         required=True,
         metavar="OUT.jsonl",
         help='"-" writes each finished line to the standard output, without journal, statistics and manifest',
     )
-    parser.add_argument(
+    add(
         "--shard",
         type=parse_shard,
         metavar="I/N",
         help="only block I (from 0) of N of the lines, into OUT.0000I-of-0000N.jsonl; `detspec merge` joins them",
     )
-    parser.add_argument(
+    add(
         "--on-error",
         choices=ON_ERROR,
         default=ON_ERROR[0],
         help="what to do with malformed lines: stop before generating, or write them to OUT.rejects.jsonl and exit with 1",
     )
-    parser.add_argument("--fresh", action="store_true", help="start again, ignoring any journal or output")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="check everything and print the plan; generate and write nothing"
-    )
+    add("--fresh", action="store_true", help="start again, ignoring any journal or output")
+    add("--dry-run", action="store_true", help="check everything and print the plan; generate and write nothing")
     add_model(parser)
     add_sampling(parser)
     add_engine(parser)
-    parser.set_defaults(run=run)
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -78,16 +76,13 @@ def run(args: argparse.Namespace) -> int:
     with StopSignals() as signals:
         try:
             return generate(args, signals)
-        except Unfinished as unfinished:
-            print(f"detspec: {unfinished}", file=sys.stderr)
-            return unfinished.exit_code
-        except Stopped as stopped:
-            print(f"detspec: {stopped}", file=sys.stderr)
+        except (Unfinished, Stopped) as stopped:
+            say(str(stopped))
             return stopped.exit_code
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            print(f"detspec: error: cannot write the copy of the input, or the output: {error.strerror}", file=sys.stderr)
+            say(f"error: cannot write the copy of the input, or the output: {error.strerror}")
             return NO_ROOM_CODE
 
 
@@ -128,19 +123,17 @@ def report(result: "JobResult", out: str) -> int:
 
     stats = result.stats
     if not stats:
-        print(f"detspec: {out} is already complete; --fresh generates it again", file=sys.stderr)
+        say(f"{out} is already complete; --fresh generates it again")
     else:
         resumed = f", {stats['num_resumed']} of them before" if stats["num_resumed"] else ""
         last = stats["last_start"]
         speed = f"{last['tok_per_s']:,.0f} tok/s; compiled and certified in {last['compile_s']:.1f} s"
-        seconds = f"{last['generate_s']:.1f} s ({speed})"
-        print(f"detspec: {stats['num_requests']} requests, {stats['num_tokens']} tokens in {seconds}{resumed}", file=sys.stderr)
+        counts = f"{stats['num_requests']} requests, {stats['num_tokens']} tokens"
+        say(f"{counts} in {last['generate_s']:.1f} s ({speed}){resumed}")
     if result.num_rejected:
-        print(
-            f"detspec: error: {result.num_rejected} lines were rejected, see {sibling(Path(out), 'rejects')}", file=sys.stderr
-        )
+        say(f"error: {result.num_rejected} lines were rejected, see {sibling(Path(out), 'rejects')}")
     if result.num_failed:
         more = result.num_failed - len(result.failed)
         names = ", ".join([*result.failed, *([f"{more} more"] if result.failed and more else [])])
-        print(f"detspec: error: the model gave logits that are not finite for: {names or f'{more} requests'}", file=sys.stderr)
+        say(f"error: the model gave logits that are not finite for: {names or f'{more} requests'}")
     return FAILED if result.num_rejected or result.num_failed else 0

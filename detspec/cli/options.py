@@ -1,6 +1,7 @@
 """Options that several subcommands share, and what they mean."""
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -16,22 +17,6 @@ if TYPE_CHECKING:
 
 JOB_PREFILL_PASSES = 16  # a job wants throughput, not low latency
 MAX_LEN = 1024
-
-
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except for flags and for options whose default is None."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False:
-            return action.help
-        return super()._get_help_string(action)
-
-
-def add_subcommand(
-    subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, description: str
-) -> argparse.ArgumentParser:
-    """A subcommand whose help shows defaults."""
-    return subcommands.add_parser(name, help=summary, description=description, formatter_class=HelpFormatter)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -52,76 +37,53 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """What a request asks for; names and meanings are vLLM's."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", type=int, default=64, metavar="N", help="most new tokens of a request")
-    group.add_argument("--min-tokens", type=int, default=0, metavar="N", help="least new tokens before a stop token may come")
-    group.add_argument("--n", type=int, default=1, metavar="N", help="samples of each prompt, with seeds SEED, SEED + 1, ...")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
-    group.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens up to probability P")
-    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="keep tokens P times as likely as the likeliest")
-    group.add_argument(
-        "--repetition-penalty", type=float, default=1.0, metavar="X", help="penalty on tokens in prompt or new text; 1 is off"
-    )
-    group.add_argument(
-        "--presence-penalty", type=float, default=0.0, metavar="X", help="penalty on tokens in new text; 0 is off"
-    )
-    group.add_argument(
-        "--frequency-penalty", type=float, default=0.0, metavar="X", help="penalty per occurrence in the new text; 0 is off"
-    )
-    group.add_argument(
-        "--seed", type=int, default=0, help="sampling seed; noise depends only on the seed and the token position"
-    )
-    group.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end-of-text tokens")
-    group.add_argument("--stop-token-ids", type=int, nargs="+", metavar="ID", help="further tokens that end a request")
-    group.add_argument("--stop", nargs="+", metavar="TEXT", help="strings that end a request")
-    group.add_argument("--logprobs", type=int, default=0, metavar="K", help="report the K likeliest tokens at new positions")
-    group.add_argument(
-        "--prompt-logprobs",
-        type=int,
-        metavar="K",
-        help="report the K likeliest tokens at prompt positions, and the prompt's own",
-    )
-    group.add_argument(
+    add = parser.add_argument_group("sampling").add_argument
+    add("--max-tokens", type=int, default=64, metavar="N", help="most new tokens of a request")
+    add("--min-tokens", type=int, default=0, metavar="N", help="least new tokens before a stop token may come")
+    add("--n", type=int, default=1, metavar="N", help="samples of each prompt, with seeds SEED, SEED + 1, ...")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
+    add("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
+    add("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens up to probability P")
+    add("--min-p", type=float, default=0.0, metavar="P", help="keep tokens P times as likely as the likeliest")
+    add("--repetition-penalty", type=float, default=1.0, metavar="X", help="penalty on tokens in prompt or new text; 1 is off")
+    add("--presence-penalty", type=float, default=0.0, metavar="X", help="penalty on tokens in new text; 0 is off")
+    add("--frequency-penalty", type=float, default=0.0, metavar="X", help="penalty per occurrence in the new text; 0 is off")
+    add("--seed", type=int, default=0, help="sampling seed; noise depends only on the seed and the token position")
+    add("--ignore-eos", action="store_true", help="do not stop at the model's end-of-text tokens")
+    add("--stop-token-ids", type=int, nargs="+", metavar="ID", help="further tokens that end a request")
+    add("--stop", nargs="+", metavar="TEXT", help="strings that end a request")
+    add("--logprobs", type=int, default=0, metavar="K", help="report the K likeliest tokens at new positions")
+    add("--prompt-logprobs", type=int, metavar="K", help="report the prompt's tokens, and the K likeliest at its positions")
+    add(
         "--logprobs-mode",
         choices=LOGPROBS_MODES,
         default=LOGPROBS_MODES[0],
         help="log-probabilities of new positions: the model's own, or after penalties, temperature and filters",
     )
-    group.add_argument(
-        "--no-thinking", action="store_true", help="read prompts without thoughts, also with a model that thinks"
-    )
-    group.add_argument(
-        "--ordinary", action="store_true", help="ordinary generation: nothing is verified, and bits depend on the batch"
-    )
+    add("--no-thinking", action="store_true", help="read prompts without thoughts, also with a model that thinks")
+    add("--ordinary", action="store_true", help="ordinary generation: nothing is verified, and bits depend on the batch")
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """How the engine runs: changes speed, never what a deterministic request gives."""
-    group = parser.add_argument_group("engine", "changes speed, never the result")
-    group.add_argument("--max-requests", type=int, default=32, metavar="B", help="most requests in flight")
-    group.add_argument(
+    add = parser.add_argument_group("engine", "changes speed, never the result").add_argument
+    add("--max-requests", type=int, default=32, metavar="B", help="most requests in flight")
+    add(
         "--max-len",
         type=int,
         metavar="S",
-        help=f"most tokens of a request, prompt included (default: {MAX_LEN}, or the model's limit)",
+        help=f"most tokens of a request with its prompt (default: {MAX_LEN}, or the model's limit)",
     )
-    group.add_argument(
+    add(
         "--num-pages",
         type=int,
         metavar="N",
-        help="cache pages that all requests share (default: enough for --max-requests at --max-len)",
+        help="cache pages for all requests (default: enough for --max-requests at --max-len)",
     )
-    group.add_argument("--no-prefix-sharing", action="store_true", help="compute every prompt by itself")
-    group.add_argument(
-        "--method", choices=METHODS, default=METHODS[0], help="the draft: the fast path itself, none, or whichever is faster"
-    )
-    group.add_argument(
-        "--draft-thoughts", choices=THOUGHTS, default=THOUGHTS[0], help="draft source for the thoughts of a model that thinks"
-    )
-    group.add_argument(
-        "--num-speculative-tokens", type=int, default=15, metavar="N", help="drafted tokens of a window: 1, 3, 7, 15, 31, ..."
-    )
+    add("--no-prefix-sharing", action="store_true", help="compute every prompt by itself")
+    add("--method", choices=METHODS, default=METHODS[0], help="the draft: the fast path itself, none, or whichever is faster")
+    add("--draft-thoughts", choices=THOUGHTS, default=THOUGHTS[0], help="draft source for the thoughts of a model that thinks")
+    add("--num-speculative-tokens", type=int, default=15, metavar="N", help="drafted tokens of a window: 1, 3, 7, 15, 31, ...")
 
 
 def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Model":
@@ -148,34 +110,22 @@ def write_json(args: argparse.Namespace, result: dict[str, Any]) -> None:
         Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"--json {args.json}: {error.strerror}") from error
-    print(f"detspec: wrote {args.json}", file=sys.stderr)
+    say(f"wrote {args.json}")
+
+
+def say(line: str) -> None:
+    """Writes a line for people to the standard error."""
+    print(f"detspec: {line}", file=sys.stderr)
 
 
 def sampling_of(args: argparse.Namespace) -> "SamplingParams":
     """The sampling options as parameters; `InputError` if one is out of range."""
     from detspec.sampling_params import SamplingParams
 
-    return SamplingParams(
-        max_tokens=args.max_tokens,
-        min_tokens=args.min_tokens,
-        n=args.n,
-        repetition_penalty=args.repetition_penalty,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        stop=args.stop or (),
-        logprobs=args.logprobs,
-        prompt_logprobs=args.prompt_logprobs,
-        logprobs_mode=args.logprobs_mode,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        seed=args.seed,
-        stop_token_ids=tuple(args.stop_token_ids or ()),
-        ignore_eos=args.ignore_eos,
-        deterministic=not args.ordinary,
-        thinking=False if args.no_thinking else None,
-    )
+    renamed = {"deterministic": not args.ordinary, "thinking": False if args.no_thinking else None}
+    lists = {"stop": args.stop or (), "stop_token_ids": tuple(args.stop_token_ids or ())}
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    return SamplingParams(**{**{name: value for name, value in vars(args).items() if name in names}, **renamed, **lists})
 
 
 def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig":

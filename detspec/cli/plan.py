@@ -2,30 +2,26 @@
 
 import argparse
 
-from detspec.cli.options import MAX_LEN, add_json, add_subcommand, write_json
+from detspec.cli.options import MAX_LEN, add_json, write_json
 
+SUMMARY = "predict memory and speed on a device that is not here"
 DESCRIPTION = """Compiles the draft step and the canonical pass of a model for a TPU or GPU, with the vendor's compiler and
 without the device. Prints how much of its memory they need, the least time that their bytes and operations take, and the
 speed to expect from that. Plans for one device of the slice. Needs pip install 'detspec[aot]'."""
 
 
-def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the subcommand."""
-    parser = add_subcommand(subcommands, "plan", "predict memory and speed on a device that is not here", DESCRIPTION)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    add = parser.add_argument
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--preset", metavar="NAME", help="a published shape, e.g. qwen3_8b")
     model.add_argument("--model", metavar="DIR", help="a model folder; only its config is read")
-    parser.add_argument(
-        "--target", metavar="NAME", required=True, help="e.g. v5e:2x2, v6e:2x2, h100, h200; an unknown name lists all"
-    )
-    parser.add_argument("--max-requests", type=int, default=32, metavar="B", help="most requests in flight")
-    parser.add_argument("--max-len", type=int, default=MAX_LEN, metavar="S", help="tokens of each request, prompt included")
-    parser.add_argument("--window", type=int, metavar="W", help="tokens verified together (default: the target's)")
-    parser.add_argument(
-        "--group", type=int, metavar="G", help="windows in a canonical pass (default: as many as fill its rows)"
-    )
+    add("--target", metavar="NAME", required=True, help="e.g. v5e:2x2, v6e:2x2, h100, h200; an unknown name lists all")
+    add("--max-requests", type=int, default=32, metavar="B", help="most requests in flight")
+    add("--max-len", type=int, default=MAX_LEN, metavar="S", help="tokens of each request, prompt included")
+    add("--window", type=int, metavar="W", help="tokens verified together (default: the target's)")
+    add("--group", type=int, metavar="G", help="windows in a canonical pass (default: as many as fill its rows)")
     add_json(parser, "all numbers")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from detspec.choices import THOUGHTS
-from detspec.cli.options import add_model, add_subcommand, load_model
+from detspec.cli.options import add_model, load_model
 
 if TYPE_CHECKING:
     from detspec.traces.thoughts import ThoughtTrace
 
+SUMMARY = "draw a window of draft, verify and rollback"
 DESCRIPTION = """Generates from a prompt and records every window of draft, verify and commit. Draws the first window in which
 all drafted tokens were accepted, and the first with a rollback. Without --prompt it searches the demo's prompts and seeds for a
 request that has both. If no draft of the model's own fast path is rejected, weights rounded to 8 bits draft instead.
@@ -23,34 +24,29 @@ THINKING_PROMPT = (
 )
 
 
-def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the subcommand."""
-    parser = add_subcommand(subcommands, "trace", "draw a window of draft, verify and rollback", DESCRIPTION)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    add = parser.add_argument
     add_model(parser)
-    parser.add_argument("--prompt", metavar="TEXT", help="what to continue (default: search)")
-    parser.add_argument(
+    add("--prompt", metavar="TEXT", help="what to continue (default: search)")
+    add(
         "--draft",
         choices=("self", "rounded"),
         default="self",
         help="the draft: the fast path, or the same with weights rounded to 8 bits; used with --prompt",
     )
-    parser.add_argument("--window", type=int, default=4, metavar="W", help="one more than the drafted tokens; a power of two")
-    parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="most new tokens")
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy; used with --prompt or --thoughts"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="used with --prompt or --thoughts")
-    parser.add_argument(
-        "--thoughts", action="store_true", help="draw how a model that thinks reads a prompt (default model: thinking_parity)"
-    )
-    parser.add_argument(
+    add("--window", type=int, default=4, metavar="W", help="one more than the drafted tokens; a power of two")
+    add("--max-tokens", type=int, default=96, metavar="N", help="most new tokens")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy; used with --prompt or --thoughts")
+    add("--seed", type=int, default=0, help="used with --prompt or --thoughts")
+    add("--thoughts", action="store_true", help="draw how a model that thinks reads a prompt (default model: thinking_parity)")
+    add(
         "--draft-thoughts",
         choices=THOUGHTS,
         default=THOUGHTS[0],
         help="drafted thoughts: none, or those of a cheap pass that reads ahead; used with --thoughts",
     )
-    parser.add_argument("--out", default="out/detspec-trace", metavar="PATH", help="PATH.svg and PATH.png are written")
-    parser.set_defaults(run=run)
+    add("--out", default="out/detspec-trace", metavar="PATH", help="PATH.svg and PATH.png are written")
 
 
 def run(args: argparse.Namespace) -> int:

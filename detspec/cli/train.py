@@ -3,29 +3,23 @@
 import argparse
 from pathlib import Path
 
-from detspec.cli.options import add_subcommand
-
+SUMMARY = "train a small model"
 DESCRIPTION = """Trains what FILE describes. A run found in the work folder is continued, to the same bits as without a break.
 If FILE holds several runs, ARM after a colon names one. On a CPU under Linux, the environment variable
 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes small trainings up to 1.6 times as fast."""
 
 
-def add_to(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the subcommand."""
-    parser = add_subcommand(subcommands, "train", "train a small model", DESCRIPTION)
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    add = parser.add_argument
+    add(
         "--config",
         required=True,
         metavar="FILE[:ARM]",
         help="a Python file with get_config() or get_config(arm), such as configs/tiny_python.py",
     )
-    parser.add_argument(
-        "--workdir",
-        metavar="DIR",
-        help="folder of checkpoints, log and export (default: runs/NAME-OF-FILE or runs/NAME-OF-FILE-ARM)",
-    )
-    parser.add_argument("--no-resume", action="store_true", help="refuse a work folder that already holds a run")
-    parser.set_defaults(run=run)
+    add("--workdir", metavar="DIR", help="folder of checkpoints, log and export (default: runs/NAME-OF-FILE[-ARM])")
+    add("--no-resume", action="store_true", help="refuse a work folder that already holds a run")
 
 
 def run(args: argparse.Namespace) -> int:

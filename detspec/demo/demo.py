@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from detspec.checkpoint.load import Model
+from detspec.engine.bits import same_bits
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Stats
@@ -140,7 +141,7 @@ class DemoReport:
         ]
         for batch in BATCHES:
             rates = [self._rate(kind, batch) for kind in KINDS]
-            lines.append(f"  {batch_label(batch):16}{rates[0]:12,.0f}{rates[1]:16,.0f}{rates[1] / rates[0]:8.2f}")
+            lines.append(f"  {f'batch {batch}':16}{rates[0]:12,.0f}{rates[1]:16,.0f}{rates[1] / rates[0]:8.2f}")
         return lines
 
     def _rate(self, kind: str, batch: int) -> float:
@@ -175,19 +176,18 @@ class DemoReport:
         return lines[:-1]
 
 
-def run_demo(model: Model, *, max_tokens: int = 128, progress: Callable[[str], None] | None = None) -> DemoReport:
+def run_demo(model: Model, *, max_tokens: int = 128, progress: Callable[[str], None] = lambda stage: None) -> DemoReport:
     """Generates the demonstration's prompts at batch sizes 1, 5 and 16, and at 16 in shuffled order.
 
     Calls `progress` with the name of each of the `NUM_STAGES` stages.
     """
-    say = progress or (lambda stage: None)
     prompts = demo_prompts()
     engines = {}
     plans: dict[str, None] = {}
     for batch in BATCHES:
-        say(f"compiling for {batch_label(batch)}")
+        progress(f"compiling for batch {batch}")
         engines[batch] = ready_engine(model, batch, prompts, max_tokens, "auto")
-    say("compiling the self draft")
+    progress("compiling the self draft")
     drafting = ready_engine(model, DRAFTING_BATCH, prompts, max_tokens, "self")
     for engine in (*engines.values(), drafting):
         plans |= dict.fromkeys(plan.label for plan, certificate in engine.certificates.items() if certificate.is_certified)
@@ -196,17 +196,14 @@ def run_demo(model: Model, *, max_tokens: int = 128, progress: Callable[[str], N
     shuffled = np.random.default_rng(SHUFFLE_SEED).permutation(len(prompts)).tolist()
     runs = []
     for temperature in TEMPERATURES:
-        settings = [(batch, batch_label(batch), in_order) for batch in BATCHES]
-        settings.append((BATCHES[-1], f"{batch_label(BATCHES[-1])}, shuffled", shuffled))
+        settings = [(batch, f"batch {batch}", in_order) for batch in BATCHES]
+        settings.append((BATCHES[-1], f"batch {BATCHES[-1]}, shuffled", shuffled))
         for batch, label, order in settings:
-            say(f"temperature {temperature:g}, {label}")
-            runs += [
-                one_run(engines[batch], kind, temperature, label, prompts, order, max_tokens)
-                for _ in range(REPEATS)
-                for kind in KINDS
-            ]
-        label = f"{batch_label(DRAFTING_BATCH)}, self draft"
-        say(f"temperature {temperature:g}, {label}")
+            progress(f"temperature {temperature:g}, {label}")
+            for kind in KINDS * REPEATS:
+                runs.append(one_run(engines[batch], kind, temperature, label, prompts, order, max_tokens))
+        label = f"batch {DRAFTING_BATCH}, self draft"
+        progress(f"temperature {temperature:g}, {label}")
         runs.append(one_run(drafting, "deterministic", temperature, label, prompts, in_order, max_tokens))
     return DemoReport(tuple(prompts), tuple(runs), tuple(plans))
 
@@ -218,11 +215,6 @@ def demo_prompts() -> list[str]:
     """The prompts that the package ships."""
     text = (importlib.resources.files("detspec") / "assets" / "demo_prompts.jsonl").read_text(encoding="utf-8")
     return [json.loads(line)["prompt"] for line in text.splitlines() if line]
-
-
-def batch_label(batch: int) -> str:
-    """The name of a batch size in the report."""
-    return f"batch {batch}"
 
 
 def ready_engine(model: Model, batch: int, prompts: Sequence[str], max_tokens: int, method: str) -> Engine:
@@ -255,9 +247,9 @@ def compare(first: Sequence[Completion], second: Sequence[Completion]) -> Change
     """Compares texts by tokens and log-probabilities by place; a place that only one of them has counts as changed."""
     texts = logprobs = num_logprobs = 0
     for a, b in zip(first, second, strict=True):
-        x, y = (np.asarray(completion.logprobs, np.float32).view(np.uint32) for completion in (a, b))
+        x, y = (np.asarray(completion.logprobs, np.float32) for completion in (a, b))
         shorter, longer = sorted((len(x), len(y)))
         texts += a.token_ids != b.token_ids
-        logprobs += int((x[:shorter] != y[:shorter]).sum()) + longer - shorter
+        logprobs += longer - int(same_bits(x[:shorter], y[:shorter]).sum())
         num_logprobs += longer
     return Change(int(texts), logprobs, len(first), num_logprobs)

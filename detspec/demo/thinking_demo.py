@@ -31,27 +31,16 @@ MAX_TOKENS = 8
 
 @dataclasses.dataclass(frozen=True)
 class ThinkingReport:
-    """The thoughts and the answer.
+    """The thoughts and the answer."""
 
-    Attributes:
-        chunks: texts of the prompt's chunks.
-        thoughts: thought after each chunk except the last; "" for a trivial one.
-        answer: the new text.
-        rounds: rounds of speculation, with nothing but trivial drafts.
-        equal: the same bits of thoughts, states, tokens and log-probabilities came out among `num_others` other requests,
-            with thoughts drafted by a cheap pass that reads ahead.
-        num_others: see `equal`.
-        first_s, again_s: seconds with compilation, and without.
-    """
-
-    chunks: tuple[str, ...]
-    thoughts: tuple[str, ...]
-    answer: str
-    rounds: int
-    equal: bool
-    num_others: int
-    first_s: float
-    again_s: float
+    chunks: tuple[str, ...]  # texts of the prompt's chunks
+    thoughts: tuple[str, ...]  # thought after each chunk except the last; "" for a trivial one
+    answer: str  # the new text
+    rounds: int  # rounds of speculation, with nothing but trivial drafts
+    equal: bool  # the same bits of thoughts, states, tokens and log-probabilities came out among others and with other drafts
+    num_others: int  # other requests, whose thoughts a cheap pass that reads ahead drafted
+    first_s: float  # seconds with compilation
+    again_s: float  # and without
 
     def table(self) -> str:
         """The report as text."""
@@ -60,24 +49,16 @@ class ThinkingReport:
         for chunk, thought in zip(self.chunks, (*self.thoughts, None), strict=True):
             lines.append(f"{chunk:{width}}   {'' if thought is None else thought or '-'}".rstrip())
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)} of speculation"
-        lines += [
-            "",
-            f"answer: {self.answer}",
-            "",
-            f"{rounds}, {self.again_s * 1e3:.1f} ms ({self.first_s:.1f} s with compilation)",
-        ]
+        speed = f"{rounds}, {self.again_s * 1e3:.1f} ms ({self.first_s:.1f} s with compilation)"
         same = "the same bits" if self.equal else "OTHER BITS"
-        lines.append(
-            f"Among {self.num_others} other requests and with other drafts: {same} of thoughts, answer, log-probabilities."
-        )
-        return "\n".join(lines)
+        among = f"Among {self.num_others} other requests and with other drafts: {same} of thoughts, answer, log-probabilities."
+        return "\n".join([*lines, "", f"answer: {self.answer}", "", speed, among])
 
 
 def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
     """Answers `question`; appends "A:" to it if needed.
 
-    Raises:
-        InputError: the model does not think or has no tokenizer, or the question has unknown words or is too long.
+    Raises `InputError` if the model does not think or has no tokenizer, or the question has unknown words or is too long.
     """
     thinking = thinking_of(model.cfg)
     if model.tokenizer is None:

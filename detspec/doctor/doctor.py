@@ -2,10 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 from detspec.checkpoint.load import Model
-from detspec.doctor.examination import Check, examine, text_length
+from detspec.doctor.examination import Check, SayFn, examine, text_length
 from detspec.doctor.thinking_examination import examine_thoughts
 from detspec.engine.certify import Certificate
 from detspec.engine.engine import Engine
@@ -58,18 +57,16 @@ class DoctorReport:
 
 
 def run_doctor(
-    model: Model, *, schedule: Schedule | None = None, max_requests: int = 8, on_progress: Callable[[str], None] | None = None
+    model: Model, *, schedule: Schedule | None = None, max_requests: int = 8, on_progress: SayFn = lambda step: None
 ) -> DoctorReport:
     """Examines the canonical pass of `schedule` (by default the device's), and the engine's programs for `max_requests`."""
     schedule = chosen_schedule(schedule, model.cfg)
-    say = on_progress or (lambda step: None)
-    checks, control = examine(model, schedule, on_progress=say)
+    checks, control = examine(model, schedule, on_progress)
     plans: tuple[Certificate, ...] = ()
-    thoughts = examine_thoughts(model, schedule, on_progress=say)
+    thoughts = examine_thoughts(model, schedule, on_progress)
     if all(check.equal for check in thoughts):  # else the engine refuses the model
-        say("engine programs")
-        config = EngineConfig(
-            max_requests=max_requests, max_len=min(EngineConfig().max_len, model.cfg.max_position), schedule=schedule
-        )
+        on_progress("engine programs")
+        max_len = min(EngineConfig().max_len, model.cfg.max_position)
+        config = EngineConfig(max_requests=max_requests, max_len=max_len, schedule=schedule)
         plans = Engine(model, config).prepare(max_requests + 1)
     return DoctorReport(fingerprint(), schedule, text_length(model.cfg, schedule), (*checks, *thoughts), control, plans)

@@ -19,6 +19,7 @@ import numpy as np
 from detspec.cache import KVCache, init_cache
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
+from detspec.engine.bits import first_difference
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampler import sample
@@ -32,6 +33,8 @@ NUM_SEQUENCES = 4  # the others are neighbours
 
 T = TypeVar("T")
 Variants = Sequence[tuple[str, Callable[[], T]]]  # by name
+Axis = tuple[str, str, Variants[T]]  # its name, what varies, and the variants
+SayFn = Callable[[str], None]  # told what comes next
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,21 +62,17 @@ class Check:
         return not self.differs
 
 
-def examine(
-    model: Model, schedule: Schedule, *, on_progress: Callable[[str], None] | None = None
-) -> tuple[tuple[Check, ...], Check]:
+def examine(model: Model, schedule: Schedule, say: SayFn = lambda step: None) -> tuple[tuple[Check, ...], Check]:
     """Varies the canonical pass of `schedule` along each axis; returns the checks and the inverse control."""
-    say = on_progress or (lambda step: None)
     examination = _Examination(model, schedule)
     say("anchor")
     anchor = examination.read(schedule)
-    checks = compare(anchor, examination.axes(), _first_difference, say)
-    return checks, examination.control(anchor, say)
+    checks = compare(anchor, examination.axes(), _difference, say)
+    (control,) = compare(anchor, examination.control(), _difference, say)
+    return checks, control
 
 
-def compare(
-    anchor: T, axes: Iterable[tuple[str, str, Variants[T]]], difference_fn: Callable[[T, T], str], say: Callable[[str], None]
-) -> tuple[Check, ...]:
+def compare(anchor: T, axes: Iterable[Axis[T]], difference_fn: Callable[[T, T], str], say: SayFn) -> tuple[Check, ...]:
     """Runs all variants of each axis and says where the first that differs from `anchor` does."""
     checks = []
     for axis, meaning, variants in axes:
@@ -105,8 +104,8 @@ class _Examination:
         self.sampling = sampling_arrays([SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)])
         self.free = schedule.numerics.alignment == "free"
 
-    def axes(self) -> Iterator[tuple[str, str, Variants[PassResult]]]:
-        """Axis, what varies, and named variants of the reading."""
+    def axes(self) -> Iterator[Axis[PassResult]]:
+        """The ways to vary a reading."""
         s = self.schedule
         yield "run", "the same pass again", [("again", partial(self.read, s))]
         groups = sorted({1, s.budget.groups // 2, s.budget.groups - 1} - {0})
@@ -123,11 +122,8 @@ class _Examination:
         variants = [("poisoned", partial(self.read, s, pool=Pool(is_poisoned=True)))]
         yield "stale slots", f"unused slots filled with +-{POISON:g}", variants
         if self.free:
-            variants = [
-                (f"first window of {n}", partial(self.read, s, first=n))
-                for n in (1, s.budget.window // 2 + 1, s.budget.window - 1)
-                if n > 0
-            ]
+            firsts = [n for n in (1, s.budget.window // 2 + 1, s.budget.window - 1) if n > 0]
+            variants = [(f"first window of {n}", partial(self.read, s, first=n)) for n in firsts]
             yield "window offset", "where windows start", variants
             splits = [2**i for i in range(s.budget.rows.bit_length()) if 2**i != s.budget.window]
             variants = [(f"{s.budget.rows // w}x{w}", partial(self.read, s.with_budget(s.budget.rows, w))) for w in splits]
@@ -135,40 +131,23 @@ class _Examination:
             variants = [("one token a pass", partial(self.read, s.with_budget(s.budget.rows, 1), per_pass=1))]
             yield "prefix rebuild", "prefix decoded token by token, not prefilled", variants
 
-    def control(self, anchor: PassResult, say: Callable[[str], None]) -> Check:
+    def control(self) -> Iterator[Axis[PassResult]]:
         """The text decoded on the fast path at several batch sizes: log-probabilities must differ somewhere."""
-        differs = ""
-        batches = (1, 2, 4, 16)
-        for batch in batches:
-            say(f"inverse control: fast path at batch {batch}")
-            fast = self.schedule.fast(batch)
-            found = _first_difference(anchor, self.read(fast, per_pass=1))
-            if found and not differs:
-                differs = f"batch {batch}: {found}"
-        return Check("inverse control", "the fast path, other batch sizes", len(batches), differs)
+        variants = [(f"batch {n}", partial(self.read, self.schedule.fast(n), per_pass=1)) for n in (1, 2, 4, 16)]
+        yield "inverse control", "the fast path, other batch sizes", variants
 
     def read(
         self,
         schedule: Schedule,
         *,
-        sequence: int = TEXT,
-        group: int = 0,
-        neighbours: int = 0,
-        first: int = 0,
-        per_pass: int = 0,
-        pool: "Pool | None" = None,
+        sequence: int = TEXT,  # which sequence of the cache the text is
+        group: int = 0,  # window of each pass that the text starts at; 0 lets it fill the pass
+        neighbours: int = 0,  # which set of other texts runs in the same passes; 0 is none
+        first: int = 0,  # tokens of the first window, 0 for a whole one
+        per_pass: int = 0,  # windows of the text in one pass; 0 for as many as fit
+        pool: "Pool | None" = None,  # what the page pool is like before the first pass; as allocated if None
     ) -> PassResult:
-        """Runs the text through passes of `schedule` and reads off what they say.
-
-        Args:
-            schedule: of the passes.
-            sequence: which sequence of the cache the text is.
-            group: window of each pass that the text starts at; 0 lets it fill the pass.
-            neighbours: which set of other texts runs in the other windows; 0 for none.
-            first: tokens of the first window, 0 for a whole one.
-            per_pass: windows of the text in one pass; 0 for as many as fit.
-            pool: what the page pool is like before the first pass; as allocated if None.
-        """
+        """Runs the text through passes of `schedule` and reads off what they say."""
         W = schedule.budget.window
         G = schedule.budget.groups
         cache = init_cache(self.cfg, max_requests=NUM_SEQUENCES, max_len=self.length, numerics=self.schedule.numerics)
@@ -247,18 +226,11 @@ def _pass(
 
 def _empty_windows(G: int, W: int) -> dict[str, np.ndarray]:
     """A pass of padding."""
-    zeros = np.zeros(G, np.int32)
-    return {
-        "tokens": np.zeros((G, W), np.int32),
-        "sequence": np.full(G, NO_SEQUENCE, np.int32),
-        "start": zeros,
-        "count": zeros.copy(),
-    }
+    batch = {name: np.zeros(G, np.int32) for name in ("start", "count")}
+    return {**batch, "tokens": np.zeros((G, W), np.int32), "sequence": np.full(G, NO_SEQUENCE, np.int32)}
 
 
-def _put(
-    batch: dict[str, np.ndarray], group: int, sequence: int, text: Sequence[int] | np.ndarray, start: int, end: int
-) -> None:
+def _put(batch: dict[str, np.ndarray], group: int, sequence: int, text: np.ndarray, start: int, end: int) -> None:
     """Makes window `group` hold `text[start:end]` of `sequence`."""
     batch["tokens"][group, : end - start] = text[start:end]
     batch["sequence"][group] = sequence
@@ -266,29 +238,17 @@ def _put(
     batch["count"][group] = end - start
 
 
-def _first_difference(anchor: PassResult, other: PassResult) -> str:
+def _difference(anchor: PassResult, other: PassResult) -> str:
     """Where `other` first parts from `anchor`, layer by layer, in words; "" if nowhere."""
-    if found := different_keys_values(anchor.keys_values, other.keys_values):
-        return found
+    if differs := different_keys_values(anchor.keys_values, other.keys_values):
+        return differs
     for name in ("logits", "tokens", "logprobs"):
-        position = first_position(getattr(anchor, name), getattr(other, name))
-        if position is not None:
-            return f"{name} at position {position}, with the keys and values of all layers equal"
+        if found := first_difference([(getattr(anchor, name), getattr(other, name))]):
+            return f"{name} at position {found[0]}, with the keys and values of all layers equal"
     return ""
 
 
 def different_keys_values(anchor: np.ndarray, other: np.ndarray) -> str:
     """The first layer and position where `[L, 2, positions, K, H]` differ, in words; "" if nowhere."""
-    for layer in range(anchor.shape[0]):
-        for which, name in enumerate(("keys", "values")):
-            position = first_position(anchor[layer, which], other[layer, which])
-            if position is not None:
-                return f"{name} of layer {layer} at position {position}"
-    return ""
-
-
-def first_position(a: np.ndarray, b: np.ndarray) -> int | None:
-    """The first index of the first axis at which the bits of `a` and `b` differ."""
-    bits = [np.ascontiguousarray(x).view(np.uint8).reshape(x.shape[0], -1) for x in (a, b)]
-    differs = (bits[0] != bits[1]).any(1)
-    return int(np.argmax(differs)) if differs.any() else None
+    found = first_difference([(anchor, other)])
+    return "" if found is None else f"{('keys', 'values')[found[1]]} of layer {found[0]} at position {found[2]}"

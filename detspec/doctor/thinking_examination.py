@@ -1,6 +1,6 @@
 """Examination of reading with thoughts: what must not matter to thoughts, their states, and the keys and values behind them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -9,17 +9,8 @@ import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
-from detspec.doctor.examination import (
-    POISON,
-    Check,
-    Pool,
-    Variants,
-    compare,
-    different_keys_values,
-    disturbed,
-    first_position,
-    keys_values,
-)
+from detspec.doctor.examination import POISON, Axis, Check, Pool, SayFn, compare, different_keys_values, disturbed, keys_values
+from detspec.engine.bits import first_difference
 from detspec.generate.init import init_state
 from detspec.generate.insert import Entry, insert, pack_requests
 from detspec.model.params import Params
@@ -43,16 +34,13 @@ class ReadPrompt(NamedTuple):
     states: np.ndarray  # [C, D], of the last thought
 
 
-def examine_thoughts(
-    model: Model, schedule: Schedule, *, on_progress: Callable[[str], None] | None = None
-) -> tuple[Check, ...]:
+def examine_thoughts(model: Model, schedule: Schedule, say: SayFn = lambda step: None) -> tuple[Check, ...]:
     """Varies how `model` reads one made-up prompt in passes of `schedule`; no checks if it does not think."""
-    thinking = model.cfg.thinking
-    if thinking is None:
+    if model.cfg.thinking is None:
         return ()
     examination = _Examination(model, schedule)
     anchor = examination.read()
-    return compare(anchor, examination.axes(anchor), _first_difference, on_progress or (lambda step: None))
+    return compare(anchor, examination.axes(anchor), _difference, say)
 
 
 class _Examination:
@@ -69,8 +57,8 @@ class _Examination:
         lengths = [number * cfg.thinking.chunk + 1 for number in (self.num_chunks, *others)]
         self.prompts = [rng.integers(0, cfg.vocab_size, length).tolist() for length in lengths]
 
-    def axes(self, anchor: ReadPrompt) -> Iterator[tuple[str, str, Variants[ReadPrompt]]]:
-        """Axis, what varies, and named variants."""
+    def axes(self, anchor: ReadPrompt) -> Iterator[Axis[ReadPrompt]]:
+        """The ways to vary a reading."""
         right = thought_lists(anchor.thoughts)
         wrong = [[(thought[0] + 1) % self.model.cfg.vocab_size, *thought[1:]] for thought in right]
         partly = [wrong[i] if i % 3 == 0 else thought for i, thought in enumerate(right)]
@@ -85,12 +73,7 @@ class _Examination:
         yield "reading pages", f"its pages, and unused slots filled with +-{POISON:g}", placed
 
     def read(
-        self,
-        *,
-        drafts: Sequence[Sequence[int]] = (),
-        sequence: int = 0,
-        neighbours: bool = False,
-        pool: Pool | None = None,
+        self, *, drafts: Sequence[Sequence[int]] = (), sequence: int = 0, neighbours: bool = False, pool: Pool | None = None
     ) -> ReadPrompt:
         """Reads the prompt as `sequence`, `neighbours` as the other ones, with `drafts` of its thoughts."""
         cfg = self.model.cfg
@@ -116,15 +99,14 @@ def _read(params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule)
     return think_prompt(params, cfg, state, schedule=schedule)
 
 
-def _first_difference(anchor: ReadPrompt, other: ReadPrompt) -> str:
+def _difference(anchor: ReadPrompt, other: ReadPrompt) -> str:
     """Where `other` first parts from `anchor`, in words; "" if nowhere."""
     if anchor.keys_values.shape != other.keys_values.shape:
         return f"{other.keys_values.shape[2]} positions were read, not {anchor.keys_values.shape[2]}"
-    if found := different_keys_values(anchor.keys_values, other.keys_values):
-        return found
-    chunk = first_position(anchor.thoughts, other.thoughts)
-    if chunk is not None:
-        said = [thought_lists(each.thoughts[chunk : chunk + 1])[0] for each in (anchor, other)]
-        return f"the thought after chunk {chunk} is {said[1]}, not {said[0]}"
-    place = first_position(anchor.states, other.states)
-    return "" if place is None else f"the state at place {place}, with all thoughts, keys and values equal"
+    if differs := different_keys_values(anchor.keys_values, other.keys_values):
+        return differs
+    if found := first_difference([(anchor.thoughts, other.thoughts)]):
+        said = [thought_lists(each.thoughts[found[0] : found[0] + 1])[0] for each in (anchor, other)]
+        return f"the thought after chunk {found[0]} is {said[1]}, not {said[0]}"
+    found = first_difference([(anchor.states, other.states)])
+    return "" if found is None else f"the state at place {found[0]}, with all thoughts, keys and values equal"

@@ -12,7 +12,6 @@ from detspec.thinking.drafts import draft_no_thoughts
 
 def no_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
     """`DraftSource.draft` that proposes nothing, for windows of any length."""
-    del draft_params, params, cfg
     B = state.tokens.shape[0]
     W = schedule.budget.window
     return Draft(

@@ -19,7 +19,6 @@ def recorded_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, 
         state: of the `B` sequences.
         schedule: its window is `W`.
     """
-    del params, cfg
     tokens, length = draft_params
     W = schedule.budget.window
     place = state.committed[:, None] + jnp.arange(W - 1, dtype=jnp.int32)[None, :]

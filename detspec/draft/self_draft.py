@@ -14,7 +14,6 @@ from detspec.model.transformer import forward
 from detspec.sampler import sample
 from detspec.schedule import Schedule
 from detspec.state import Draft, GenState, Windows
-from detspec.stopping import is_stop
 from detspec.thinking.drafts import draft_thoughts
 
 
@@ -35,10 +34,8 @@ def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, stat
     A sequence stops drafting at a stop token and at its limit. The drafts of ordinary sequences are final: `commit` takes
     them as they are.
 
-    Raises:
-        InputError: the window of `schedule` has no room for a draft.
+    Raises `InputError` if the window of `schedule` has no room for a draft.
     """
-    del draft_params
     B = state.tokens.shape[0]
     W = schedule.budget.window
     if W < 2:
@@ -63,7 +60,7 @@ def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, stat
         chosen, logprob = sample(logits_f32[:, 0], position + 1, state.sampling, texts, numerics=fast.numerics)
         return _Decoded(
             last=chosen,
-            going=going & ~is_stop(chosen[:, None], state.sampling.stop_ids)[:, 0],
+            going=going & ~state.sampling.is_stop(chosen[:, None])[:, 0],
             tokens=carry.tokens.at[:, step].set(chosen),
             logprobs=carry.logprobs.at[:, step].set(logprob),
             num_drafted=carry.num_drafted + going.astype(jnp.int32),
@@ -80,9 +77,7 @@ def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, stat
     )
     with jax.named_scope("draft"):
         done = jax.lax.fori_loop(0, W - 1, decode, carry)
-    return Draft(
-        tokens=done.tokens, logprobs=done.logprobs, count=done.num_drafted, final=final, cache=done.cache, state=state.draft
-    )
+    return Draft(done.tokens, done.logprobs, done.num_drafted, final, done.cache, state.draft)
 
 
 def self_draft_cost(window: int, ordinary_step_s: float) -> float:

@@ -62,13 +62,11 @@ def draft_fn(drafter: Drafter, schedule: Schedule) -> DraftFn:
 
 def no_state(cfg: ModelConfig, schedule: Schedule, num_sequences: int, max_len: int) -> DraftState:
     """`DraftSource.init` of a source that keeps nothing between steps."""
-    del cfg, schedule, num_sequences, max_len
     return NO_DRAFT_STATE
 
 
 def costs_nothing(window: int, ordinary_step_s: float) -> float:
     """`DraftSource.cost_s` of a source that runs no model."""
-    del window, ordinary_step_s
     return 0.0
 
 

@@ -17,11 +17,7 @@ SOURCES: Mapping[str, DraftSource] = MappingProxyType({source.name: source for s
 
 
 def source_of(name: str, more: Mapping[str, Drafter] = MappingProxyType({})) -> DraftSource:
-    """The draft source called `name`, one of `SOURCES` or of `more`.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """The draft source called `name`, one of `SOURCES` or of `more`; `InputError` if there is none of that name."""
     known = {**SOURCES, **{other: drafter.source for other, drafter in more.items()}}
     if name not in known:
         raise InputError(f"there is no draft source called {name!r}: choose one of {tuple(known)}")
@@ -31,8 +27,7 @@ def source_of(name: str, more: Mapping[str, Drafter] = MappingProxyType({})) -> 
 def drafters_of(more: Mapping[str, Drafter] = MappingProxyType({})) -> dict[str, Drafter]:
     """All draft sources by name: those of `SOURCES`, which need no weights of their own, and `more`.
 
-    Raises:
-        InputError: `more` takes a name of `SOURCES`, or "auto".
+    Raises `InputError` if `more` takes a name of `SOURCES`, or "auto".
     """
     if taken := [name for name in more if name in (*SOURCES, "auto")]:
         raise InputError(f"the name {taken[0]!r} is taken: drafters must have names other than {(*SOURCES, 'auto')}")

@@ -23,4 +23,4 @@ def first_difference(pairs: Sequence[tuple[np.ndarray, np.ndarray]], where: np.n
         differs |= ~same_bits(a, b)
     if where is not None:
         differs &= where
-    return tuple(int(i) for i in np.argwhere(differs)[0]) if differs.any() else None
+    return tuple(map(int, np.unravel_index(np.argmax(differs), differs.shape))) if differs.any() else None

@@ -130,13 +130,7 @@ class Device:
     def replay(self, placement: Placement, texts: Texts, asked: Asked, *, schedule: Schedule | None = None) -> Replayed:
         """Starts canonical passes over given texts in the places in use."""
         replayed, self.state = replay_texts(
-            self.model.params,
-            self.model.cfg,
-            self.state,
-            placement,
-            texts,
-            schedule=schedule or self.schedule,
-            asked=asked,
+            self.model.params, self.model.cfg, self.state, placement, texts, schedule=schedule or self.schedule, asked=asked
         )
         self.clock.work()
         return replayed

@@ -3,6 +3,7 @@
 import dataclasses
 
 from detspec.choices import THOUGHTS
+from detspec.config import is_count
 from detspec.errors import InputError
 from detspec.schedule import Schedule
 
@@ -45,18 +46,10 @@ class EngineConfig:
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
-        for field in (
-            "max_requests",
-            "max_len",
-            "num_speculative_tokens",
-            "max_stop_ids",
-            "max_logit_bias",
-            "segment_steps",
-            "max_prefill_passes",
-        ):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"EngineConfig.{field} must be an integer of at least 1, got {value!r}")
+        lengths = ("max_len", "num_speculative_tokens", "segment_steps", "max_prefill_passes")
+        for field in ("max_requests", *lengths, "max_stop_ids", "max_logit_bias"):
+            if not is_count(getattr(self, field)):
+                raise InputError(f"EngineConfig.{field} must be an integer of at least 1, got {getattr(self, field)!r}")
         if self.num_pages is not None and (not isinstance(self.num_pages, int) or self.num_pages < 1):
             raise InputError(f"EngineConfig.num_pages must be an integer of at least 1, or None, got {self.num_pages!r}")
         if not isinstance(self.method, str):
@@ -65,8 +58,6 @@ class EngineConfig:
             raise InputError(f"EngineConfig.thoughts must be one of {THOUGHTS}, got {self.thoughts!r}")
         window = self.num_speculative_tokens + 1
         if window & (window - 1):
-            raise InputError(
-                f"num_speculative_tokens must be one less than a power of two (1, 3, 7, ...), got {self.num_speculative_tokens}"
-            )
+            raise InputError(f"num_speculative_tokens must be one less than a power of two (1, 3, 7, ...), got {window - 1}")
         if window > self.max_len:
             raise InputError(f"a window of {window} tokens is larger than the cache's max_len ({self.max_len})")

@@ -104,39 +104,26 @@ def choose(plans: Mapping[Plan, float], tokens: Mapping[Plan, float]) -> Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What is in flight when a segment is planned.
+    """What is in flight when a segment is planned."""
 
-    Attributes:
-        num_deterministic, num_ordinary: sequences of each kind.
-        behind: for each sequence that is catching up, the tokens that it lacks in the cache.
-        ready_deterministic, num_ready: sequences that can go on decoding at once; the rest are `behind`.
-        waiting: more requests wait for a place.
-        unread_chunks: chunks of prompts that are yet to be read with thoughts, in passes of their own: the most it can take.
-    """
-
-    num_deterministic: int
-    num_ordinary: int
-    behind: tuple[int, ...]
-    ready_deterministic: int
-    num_ready: int
-    waiting: bool
-    unread_chunks: int = 0
+    num_deterministic: int  # deterministic sequences
+    num_ordinary: int  # ordinary sequences
+    behind: tuple[int, ...]  # for each sequence that is catching up, the tokens that it lacks in the cache
+    ready_deterministic: int  # deterministic sequences that can go on decoding at once
+    num_ready: int  # all sequences that can; the rest are `behind`
+    waiting: bool  # more requests wait for a place
+    unread_chunks: int = 0  # chunks of prompts yet to be read with thoughts, in passes of their own: the most it can take
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """What is run before the host looks again: `rounds` times `prefill_passes` and a step of the plan, then `steps` at most.
-
-    Attributes:
-        max_idle: it ends early once ended sequences have idled for so many steps in total.
-        min_live: it ends early once fewer sequences than this are live.
-    """
+    """What is run before the host looks again: `rounds` times `prefill_passes` and a step of the plan, then `steps` at most."""
 
     rounds: int
     prefill_passes: int
     steps: int
-    max_idle: int
-    min_live: int
+    max_idle: int  # it ends early once ended sequences have idled for so many steps in total
+    min_live: int  # it ends early once fewer sequences than this are live
 
     @property
     def num_steps(self) -> int:
@@ -151,17 +138,11 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What planning a segment weighs against each other.
+    """What planning a segment weighs against each other."""
 
-    Attributes:
-        step_s: seconds of one step with the batch full.
-        visit_s: seconds that the device idles when the host looks.
-        smaller_batch: sequences that the next cheaper batch holds, 0 if there is none.
-    """
-
-    step_s: float
-    visit_s: float
-    smaller_batch: int
+    step_s: float  # seconds of one step with the batch full
+    visit_s: float  # seconds that the device idles when the host looks
+    smaller_batch: int  # sequences that the next cheaper batch holds, 0 if there is none
 
 
 NEVER = 2**30

@@ -168,14 +168,7 @@ def copy_pages(state: GenState, source: jax.Array, target: jax.Array) -> GenStat
 
 @partial(jax.jit, static_argnames=("cfg", "schedule", "asked"), donate_argnames=("state",))
 def replay_texts(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    placement: Placement,
-    texts: Texts,
-    *,
-    schedule: Schedule,
-    asked: Asked,
+    params: Params, cfg: ModelConfig, state: GenState, placement: Placement, texts: Texts, *, schedule: Schedule, asked: Asked
 ) -> tuple[Replayed, GenState]:
     """Replays the texts of the places in use through canonical passes; the state keeps its own texts and lengths."""
     cache = state.cache.replace(page_table=jnp.asarray(placement.page_table))

@@ -40,19 +40,14 @@ Batch = Sequence[tuple[Request, Sequence[int]]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replay:
-    """What the canonical pass says of one recorded completion of `n` tokens, and of the token that would follow them.
+    """What the canonical pass says of one recorded completion of `n` tokens, and of the token that would follow them."""
 
-    Attributes:
-        targets: int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills
-            `max_len`.
-        logprobs: float32, log-probabilities of the targets, raw or processed as the request asks.
-        likeliest: what is found of the whole text, as in `SequenceState.replayed`; None if the request does not ask for it.
-        thoughts: token ids of the thought after each chunk of a prompt that is read with thoughts.
-    """
-
+    # int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills `max_len`
     targets: np.ndarray
-    logprobs: np.ndarray
+    logprobs: np.ndarray  # float32, log-probabilities of the targets, raw or processed as the request asks
+    # what is found of the whole text, as in `SequenceState.replayed`; None if the request does not ask for it
     likeliest: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    # token ids of the thought after each chunk of a prompt that is read with thoughts
     thoughts: list[list[int]] = dataclasses.field(default_factory=list)
 
 
@@ -66,13 +61,10 @@ class Replayer:
     def __init__(self, model: Model, config: EngineConfig) -> None:
         """Allocates a cache of `config.max_requests` sequences of `config.max_len` positions.
 
-        Raises:
-            InputError: `max_len` is more than the model was made for, or the device does not run the schedule.
+        Raises `InputError` if `max_len` is more than the model was made for, or the device does not run the schedule.
         """
         if config.max_len > model.cfg.max_position:
-            raise InputError(
-                f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
-            )
+            raise InputError(f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions the model was made for")
         self._asked = chosen_schedule(config.schedule, model.cfg)
         self.schedule = self._asked
         config = dataclasses.replace(config, thoughts="none")
@@ -104,8 +96,7 @@ class Replayer:
 
         Requests are of one sample each.
 
-        Raises:
-            InputError: a text does not fit `max_len`, or holds ids outside the vocabulary.
+        Raises `InputError` if a text does not fit `max_len`, or holds ids outside the vocabulary.
         """
         self.prepare()
         found: dict[int, Replay] = {}
@@ -179,9 +170,7 @@ class Replayer:
     def _check(self, request: Request, text: tuple[int, ...]) -> None:
         max_len = self._device.config.max_len
         if len(text) > max_len:
-            raise InputError(
-                f"{request.id!r} has {len(text)} tokens with its prompt, more than the replayer's max_len of {max_len}"
-            )
+            raise InputError(f"{request.id!r} has {len(text)} tokens with its prompt, more than the max_len of {max_len}")
         try:
             check_prompt(text, SamplingParams(max_tokens=1), self._device.model.cfg, max_len=max_len + 1)
         except InputError as error:

@@ -51,10 +51,7 @@ class Scheduler:
                 index += 1
                 continue
             copy = self.allocator.admit(
-                sequence,
-                self._free_places[-1],
-                num_positions=self._reach(sequence, self._window),
-                headroom=len(self.sequences),
+                sequence, self._free_places[-1], num_positions=self._reach(sequence, self._window), headroom=len(self.sequences)
             )
             if copy is None:
                 break

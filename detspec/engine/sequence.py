@@ -15,52 +15,34 @@ Replayed = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(eq=False)
 class SequenceState:
-    """The host's view of one sequence, in a place of the device or waiting for one.
+    """The host's view of one sequence, in a place of the device or waiting for one."""
 
-    Attributes:
-        request: one sample of what is asked for.
-        outbox: where its updates go.
-        streamed: whether updates are wanted before it ends.
-        tokens: prompt and new tokens, as far as the host has fetched them; all committed ones while it waits.
-        logprobs: log-probabilities of the new tokens among `tokens`.
-        stay: counters of this stay in a place; `earlier` those of stays before it was preempted.
-        committed, length: as in `GenState`, when the host last looked.
-        canonical: length of the prefix whose keys and values come from the canonical pass and may be shared.
-        place: index in the device's batch, None while it waits.
-        pages: its pages in order.
-        keys: prefix-cache keys of what it has to catch up with: `num_whole` full pages, then one for the trailing partial page.
-            They are made when they are first asked for, and forgotten with the pages.
-        registered: how many of `keys` have been written.
-        thoughts: token ids of the thought after each chunk of the prompt, as far as the host has fetched them.
-        replayed: what the canonical pass says of its text; set once it has ended, if it was asked for.
-        finish: as in `GenState`, when the host last looked.
-        finish_reason: why it ended; "" while it goes on.
-        text: its text, if a stop string cut it.
-        num_sent, num_shown: new tokens and characters that earlier updates held.
-    """
-
-    request: Request
-    outbox: deque[Update] = dataclasses.field(default_factory=deque)
-    streamed: bool = False
+    request: Request  # one sample of what is asked for
+    outbox: deque[Update] = dataclasses.field(default_factory=deque)  # where its updates go
+    streamed: bool = False  # whether updates are wanted before it ends
+    # prompt and new tokens, as far as the host has fetched them; all committed ones while it waits
     tokens: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[float] = dataclasses.field(default_factory=list)
-    stay: Stats = dataclasses.field(default_factory=Stats)
-    earlier: Stats = dataclasses.field(default_factory=Stats)
-    committed: int = 0
-    length: int = 0
-    canonical: int = 0
-    place: int | None = None
-    pages: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)  # log-probabilities of the new tokens among `tokens`
+    stay: Stats = dataclasses.field(default_factory=Stats)  # counters of this stay in a place
+    earlier: Stats = dataclasses.field(default_factory=Stats)  # counters of stays before it was preempted
+    committed: int = 0  # as in `GenState`, when the host last looked
+    length: int = 0  # as in `GenState`, when the host last looked
+    canonical: int = 0  # length of the prefix whose keys and values come from the canonical pass and may be shared
+    place: int | None = None  # index in the device's batch, None while it waits
+    pages: list[int] = dataclasses.field(default_factory=list)  # its pages in order
+    # prefix-cache keys of what it has to catch up with: `num_whole` full pages, then one for the trailing partial page. They
+    # are made when they are first asked for, and forgotten with the pages.
     keys: list[bytes] = dataclasses.field(default_factory=list)
     num_whole: int = 0
-    registered: int = 0
+    registered: int = 0  # how many of `keys` have been written
+    # token ids of the thought after each chunk of the prompt, as far as the host has fetched them
     thoughts: list[list[int]] = dataclasses.field(default_factory=list)
-    replayed: Replayed | None = None
-    finish: int = RUNNING
-    finish_reason: str = ""
-    text: str | None = None
-    num_sent: int = 0
-    num_shown: int = 0
+    replayed: Replayed | None = None  # what the canonical pass says of its text; set once it has ended, if it was asked for
+    finish: int = RUNNING  # as in `GenState`, when the host last looked
+    finish_reason: str = ""  # why it ended; "" while it goes on
+    text: str | None = None  # its text, if a stop string cut it
+    num_sent: int = 0  # new tokens that earlier updates held
+    num_shown: int = 0  # characters that they held
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_token_ids)

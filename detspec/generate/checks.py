@@ -22,9 +22,7 @@ def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConf
     if sampling.thinking and cfg.thinking is None:
         raise InputError("sampling parameter thinking is true, but the model has no thinker and no compressor")
     if thinks(cfg, sampling) and sampling.prompt_logprobs is not None:
-        raise InputError(
-            "prompt_logprobs are not reported of prompts that are read thinking: leave them out, or set thinking false"
-        )
+        raise InputError("prompt_logprobs are not reported of prompts that are read thinking: omit them, or set thinking false")
     if len(prompt) + sampling.max_tokens > max_len:
         raise InputError(
             f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, together more than the cache's "

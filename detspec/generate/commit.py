@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from detspec.state import LENGTH, NOT_FINITE, RUNNING, STOP, Counters, Draft, GenState, Verified
-from detspec.stopping import is_stop
 
 
 def commit(state: GenState, draft: Draft, verified: Verified | None = None) -> GenState:
@@ -34,7 +33,7 @@ def commit(state: GenState, draft: Draft, verified: Verified | None = None) -> G
     offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     within = offset < offered[:, None]
     broken_at = _first(within & ~jnp.isfinite(logprobs), offered)
-    stop_at = _first(within & is_stop(tokens, state.sampling.stop_ids), offered)
+    stop_at = _first(within & state.sampling.is_stop(tokens), offered)
     num_new = jnp.minimum(broken_at, jnp.minimum(stop_at + 1, offered))
 
     B, max_len = state.tokens.shape

@@ -35,14 +35,12 @@ def init_state(
     Each has room for `max_len` positions, `max_stop_ids` stop tokens and `max_logit_bias` biased tokens, and pages of its
     own unless `num_pages` says how many there are to hand out, see `init_cache`.
 
-    Raises:
-        InputError: a window of the schedule is longer than `max_len`, or a model that thinks cannot with this schedule, see
-            `init_reading`.
+    Raises `InputError` if a window of the schedule is longer than `max_len`, or a model that thinks cannot with this schedule,
+    see `init_reading`.
     """
-    if schedule.budget.window > max_len:
-        raise InputError(
-            f"Budget.window ({schedule.budget.window}) is more than the cache's max_len ({max_len}): lower one, raise the other"
-        )
+    window = schedule.budget.window
+    if window > max_len:
+        raise InputError(f"Budget.window ({window}) is more than the cache's max_len ({max_len}): lower one, raise the other")
     idle = sampling_arrays([SamplingParams()] * max_requests, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias)
     return GenState(
         tokens=jnp.full((max_requests, max_len), PAD_ID, jnp.int32),
@@ -81,8 +79,7 @@ def start_state(
 ) -> GenState:
     """The state of `B = len(prompts)` live sequences: prompts checked and committed, nothing in the cache.
 
-    Raises:
-        InputError: as `check_prompt` and `init_state` do.
+    Raises `InputError` as `check_prompt` and `init_state` do.
     """
     for prompt, params in zip(prompts, sampling, strict=True):
         check_prompt(prompt, params, cfg, max_len=max_len)

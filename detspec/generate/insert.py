@@ -19,23 +19,15 @@ class Entry(NamedTuple):
     """One request for one sequence of a state.
 
     A request that was taken out half way goes on where it stopped if its new tokens so far come with its prompt.
-
-    Attributes:
-        place: which sequence of the state.
-        tokens: token ids to commit.
-        sampling: what the request asks for.
-        prompt_len: how many of `tokens` are the prompt, the rest being new tokens; all if None.
-        logprobs: log-probabilities of the new tokens among `tokens`; 0 where they are missing.
-        length: how many positions its pages hold already, less than `tokens`.
-        thoughts: drafted thoughts after its first chunks, for models that think; trivial after the others.
     """
 
-    place: int
-    tokens: Sequence[int]
-    sampling: SamplingParams
-    prompt_len: int | None = None
-    logprobs: Sequence[float] = ()
-    length: int = 0
+    place: int  # which sequence of the state
+    tokens: Sequence[int]  # token ids to commit
+    sampling: SamplingParams  # what the request asks for
+    prompt_len: int | None = None  # how many of `tokens` are the prompt, the rest being new tokens; all if None
+    logprobs: Sequence[float] = ()  # log-probabilities of the new tokens among `tokens`; 0 where they are missing
+    length: int = 0  # how many positions its pages hold already, less than `tokens`
+    # drafted thoughts after its first chunks, for models that think; trivial after the others
     thoughts: Sequence[Sequence[int]] = ()
 
 

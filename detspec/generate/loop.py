@@ -62,11 +62,7 @@ class Limits(NamedTuple):
 
 
 def run(
-    state: GenState,
-    step_fn: Callable[[GenState], GenState],
-    *,
-    limits: Limits,
-    num_sequences: jax.Array | None = None,
+    state: GenState, step_fn: Callable[[GenState], GenState], *, limits: Limits, num_sequences: jax.Array | None = None
 ) -> tuple[GenState, jax.Array]:
     """Steps under `lax.while_loop` until one of `limits` is reached.
 

@@ -2,7 +2,7 @@
 
 1. The manifest next to the records names their model, schedule and sampling; the file of prompts holds the requests.
 2. The replayer reads the recorded tokens, teacher-forced. At each position it gives the canonical token.
-3. `first_difference` derives the canonical completion, and names the first place where the record differs from it.
+3. `difference_of` derives the canonical completion, and names the first place where the record differs from it.
 
 Up to the first difference the record is the canonical text, so nothing has to be generated. An aborted record holds fewer
 tokens than the canonical completion, and differs where it ends.
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from detspec.checkpoint.load import Model
+from detspec.engine.bits import first_difference
 from detspec.engine.ending import decode_thought
 from detspec.engine.replayer import Replay, Replayer
 from detspec.engine.request import Request, completion_digest
@@ -39,40 +40,26 @@ MOST_SHOWN = 20
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first place where a record differs from the canonical completion.
+    """The first place where a record differs from the canonical completion."""
 
-    Attributes:
-        record: id of the record, with the sample's number if the request asks for several: `a[2]`.
-        position: index in `token_ids`, where 0 is the first token after the prompt; None for facts about the whole record.
-        what: the recorded and the canonical value.
-    """
-
-    record: str
+    record: str  # id of the record, with the sample's number if the request asks for several: `a[2]`
+    # index in `token_ids`, where 0 is the first token after the prompt; None for facts about the whole record
     position: int | None
-    what: str
+    what: str  # the recorded and the canonical value
 
 
 @dataclasses.dataclass
 class AuditReport:
-    """What an audit found.
+    """What an audit found."""
 
-    Attributes:
-        num_records: deterministic records.
-        num_ordinary: records of ordinary requests, which promise nothing.
-        num_ordinary_reproduced: ordinary records that equal the canonical completion nevertheless.
-        num_tokens: new tokens of all records.
-        differences: one for each deterministic record that differs.
-        machine: differences between this machine's fingerprint and the manifest's, a sentence each.
-        replay_s: seconds spent on replaying.
-    """
-
-    num_records: int = 0
-    num_ordinary: int = 0
-    num_ordinary_reproduced: int = 0
-    num_tokens: int = 0
-    differences: list[Difference] = dataclasses.field(default_factory=list)
+    num_records: int = 0  # deterministic records
+    num_ordinary: int = 0  # records of ordinary requests, which promise nothing
+    num_ordinary_reproduced: int = 0  # ordinary records that equal the canonical completion nevertheless
+    num_tokens: int = 0  # new tokens of all records
+    differences: list[Difference] = dataclasses.field(default_factory=list)  # one for each deterministic record that differs
+    # differences between this machine's fingerprint and the manifest's, a sentence each
     machine: list[str] = dataclasses.field(default_factory=list)
-    replay_s: float = 0.0
+    replay_s: float = 0.0  # seconds spent on replaying
 
     @property
     def reproduced(self) -> bool:
@@ -138,7 +125,7 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
         began = time.perf_counter()
         for replay in replayer.run(_to_replay(model, records, asked, origin, waiting)):
             record, request = waiting.popleft()
-            found = first_difference(record, request, replay, model, origin.digest)
+            found = difference_of(record, request, replay, model, origin.digest)
             report.num_tokens += len(record.token_ids)
             if not request.sampling.deterministic:
                 report.num_ordinary += 1
@@ -182,14 +169,12 @@ def _sample_of(request: Request, record: Record) -> Request:
     n = request.sampling.n
     numbers = (None,) if n == 1 else range(n)
     if record.index not in numbers:
-        accepted = "no index" if n == 1 else f"an index in 0 .. {n - 1}"
-        raise InputError(
-            f"the record {record.id!r} has index {record.index}, but its request has n = {n}: accepted is {accepted}"
-        )
+        known = "no index" if n == 1 else f"an index in 0 .. {n - 1}"
+        raise InputError(f"the record {record.id!r} has index {record.index}, but its request has n = {n}: accepted is {known}")
     return next(itertools.islice(request.samples(), record.index or 0, None))
 
 
-def first_difference(record: Record, request: Request, replay: Replay, model: Model, context: str) -> Difference | None:
+def difference_of(record: Record, request: Request, replay: Replay, model: Model, context: str) -> Difference | None:
     """The first difference between `record` and the canonical completion of `request`, one sample; None if they are equal.
 
     `context` is the digest of everything else that the bits depend on.
@@ -202,10 +187,9 @@ def first_difference(record: Record, request: Request, replay: Replay, model: Mo
     targets = replay.targets[:shared]
     logprobs = replay.logprobs[:shared]
     # Compared as float64, so a decimal that is not exactly a float32 differs, too.
-    logprobs_differ = record.logprobs[:shared].view(np.uint64) != logprobs.astype(np.float64).view(np.uint64)
-    differs = (targets != np.asarray(recorded[:shared], np.int32)) | logprobs_differ
-    if differs.any():
-        at = int(np.argmax(differs))
+    given = np.asarray(recorded[:shared], np.int32), record.logprobs[:shared]
+    if place := first_difference(list(zip(given, (targets, logprobs.astype(np.float64)), strict=True))):
+        at = place[0]
         if targets[at] != recorded[at]:
             return Difference(record.name, at, f"token: recorded {recorded[at]}, canonical {targets[at]}")
         what = f"log-probability: recorded {float(record.logprobs[at])!r}, canonical {float(logprobs[at])!r}"

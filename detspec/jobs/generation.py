@@ -16,27 +16,17 @@ KeepFn = Callable[[int, Request, Completion], None]  # takes a completion, with 
 
 def generate(
     engine: Engine,
-    todo: Iterator[tuple[int, Request]],
-    num_todo: int,
+    todo: Iterator[tuple[int, Request]],  # requests with their numbers
+    num_todo: int,  # number of completions they produce
     keep: KeepFn,
     progress: Progress,
     signals: StopSignals,
     *,
-    deterministic: bool,
+    deterministic: bool,  # whether any of `todo` is deterministic
 ) -> dict[str, Any]:
     """Calls `keep(number, request, completion)` for each completion; returns statistics.
 
-    Args:
-        engine: generates.
-        todo: requests with their numbers.
-        num_todo: number of completions they produce.
-        keep: stores a completion.
-        progress: shows what is done.
-        signals: a signal ends the run early.
-        deterministic: whether any of `todo` is deterministic.
-
-    Raises:
-        Stopped: a signal arrived; raised after the running segment and its completions.
+    Raises `Stopped` if a signal arrived, after the running segment and its completions.
     """
     began = time.perf_counter()
     if num_todo:

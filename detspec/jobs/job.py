@@ -33,20 +33,14 @@ MOST_NAMED = 10
 
 @dataclasses.dataclass(frozen=True)
 class JobResult:
-    """The result of a job.
+    """The result of a job."""
 
-    Attributes:
-        stats: content of `*.stats.json`: counts of the whole job, completions kept from earlier starts (`num_resumed`), and
-            times and counters of the start that finished it (`last_start`). Empty if there was nothing to do.
-        num_failed: completions with finish reason "error".
-        failed: ids of the first failed completions.
-        num_rejected: malformed lines.
-    """
-
+    # content of `*.stats.json`: counts of the whole job, completions kept from earlier starts (`num_resumed`), and times and
+    # counters of the start that finished it (`last_start`). Empty if there was nothing to do.
     stats: dict[str, Any]
-    num_failed: int
-    failed: tuple[str, ...]
-    num_rejected: int
+    num_failed: int  # completions with finish reason "error"
+    failed: tuple[str, ...]  # ids of the first failed completions
+    num_rejected: int  # malformed lines
 
 
 class Unfinished(Exception):

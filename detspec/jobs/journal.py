@@ -60,8 +60,7 @@ class Journal:
     def load(self, first: int, counts: Sequence[int]) -> None:
         """Reads the entries of requests `first`, `first + 1` and so on, which have `counts` completions each.
 
-        Raises:
-            InputError: an entry is damaged and valid ones follow, or an entry belongs to another job.
+        Raises `InputError` if an entry is damaged and valid ones follow, or an entry belongs to another job.
         """
         self._first = first
         for count in counts:
@@ -110,8 +109,7 @@ class Journal:
     def flush(self) -> None:
         """Writes pending entries to the file; syncs the file to disk at most once a second.
 
-        Raises:
-            OSError: the disk is full; entries written before are kept.
+        Raises `OSError` if the disk is full; entries written before are kept.
         """
         pending = self._pending
         self._pending = []  # nothing may be written after an incomplete entry
@@ -133,8 +131,7 @@ class Journal:
     def lines(self) -> Iterator[bytes]:
         """All lines of output, in the order of the input. The journal must be complete.
 
-        Raises:
-            InputError: an entry was damaged after it was written.
+        Raises `InputError` if an entry was damaged after it was written.
         """
         with self.path.open("rb") as file:
             for offset in self._offsets:
@@ -175,8 +172,8 @@ def open_journal(path: Path, header: Mapping[str, Any], *, fresh: bool = False) 
 
     If an exception ends the block, what was added is synced to disk first, as far as there is room.
 
-    Raises:
-        InputError: another process uses it, or it belongs to another job. With `fresh` it is emptied instead of the latter.
+    Raises `InputError` if another process uses it, or it belongs to another job. With `fresh` it is emptied instead of the
+    latter.
     """
     with _locked(path) as file:
         end = 0 if fresh else _header_end(path, header)
@@ -197,11 +194,7 @@ def open_journal(path: Path, header: Mapping[str, Any], *, fresh: bool = False) 
 
 
 def read_journal(path: Path, header: Mapping[str, Any]) -> Journal | None:
-    """The journal for reading only; None if there is none.
-
-    Raises:
-        InputError: it belongs to another job.
-    """
+    """The journal for reading only; None if there is none; `InputError` if it belongs to another job."""
     end = _header_end(path, header) if path.exists() else 0
     return Journal(path, end, None) if end else None
 
@@ -218,9 +211,8 @@ def _locked(path: Path) -> Iterator[FileIO]:
             except OSError as error:
                 message = f"{path} cannot be locked ({error.strerror}): let no other process run this job"
                 print(f"detspec: warning: {message}", file=sys.stderr)
-            if path.exists() and os.path.samestat(
-                os.fstat(file.fileno()), path.stat()
-            ):  # otherwise a job that ended has just removed it
+            # Otherwise a job that ended has just removed it.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 yield file
                 return
 

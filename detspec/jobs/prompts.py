@@ -31,8 +31,7 @@ class Prompts:
     def __init__(self, source: str) -> None:
         """Opens and hashes `source`. Input that cannot be read twice ("-", pipes) is copied to a temporary file.
 
-        Raises:
-            InputError: the file is missing or cannot be read.
+        Raises `InputError` if the file is missing or cannot be read.
         """
         self.source = source
         self.name = "stdin" if source == STDIO else source
@@ -49,8 +48,7 @@ class Prompts:
     def lines(self) -> Iterator[tuple[int, int, bytes]]:
         """Yields index, line number in the file from 1, and bytes of each non-blank line. Use one iterator at a time.
 
-        Raises:
-            InputError: the file changed since it was opened.
+        Raises `InputError` if the file changed since it was opened.
         """
         self._file.seek(0)
         number = 0
@@ -69,19 +67,12 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class JobSpec:
-    """What a job reads, and how.
+    """What a job reads, and how."""
 
-    Attributes:
-        prompts: the file of prompts.
-        defaults: sampling parameters for fields that a line does not give.
-        shard: index and number of shards; a shard is a contiguous block of the lines.
-        on_error: "stop" raises at a malformed line; "reject" skips it and writes it to `*.rejects.jsonl`.
-    """
-
-    prompts: Prompts
-    defaults: SamplingParams
-    shard: tuple[int, int] = UNSHARDED
-    on_error: str = "stop"
+    prompts: Prompts  # the file of prompts
+    defaults: SamplingParams  # sampling parameters for fields that a line does not give
+    shard: tuple[int, int] = UNSHARDED  # index and number of shards; a shard is a contiguous block of the lines
+    on_error: str = "stop"  # "stop" raises at a malformed line; "reject" skips it and writes it to `*.rejects.jsonl`
 
 
 def hash_file(file: BinaryIO) -> str:

@@ -48,32 +48,21 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where the records came from, according to the manifest: the part that an audit needs.
+    """Where the records came from, according to the manifest: the part that an audit needs."""
 
-    Attributes:
-        digest: digest of the fingerprint; part of each completion's digest.
-        fingerprint: device kind, versions, model, schedule.
-        text: digests of tokenizer and chat template, and the model's end-of-sequence tokens.
-        sampling: default sampling parameters of the job.
-        engine: settings of the engine; its capacities decide which requests are valid.
-        source: name of the file of prompts.
-        sha256: SHA-256 of the file of prompts.
-    """
-
-    digest: str
-    fingerprint: dict[str, Any]
-    text: dict[str, Any]
-    sampling: SamplingParams
-    engine: EngineConfig
-    source: str
-    sha256: str
+    digest: str  # digest of the fingerprint; part of each completion's digest
+    fingerprint: dict[str, Any]  # device kind, versions, model, schedule
+    text: dict[str, Any]  # digests of tokenizer and chat template, and the model's end-of-sequence tokens
+    sampling: SamplingParams  # default sampling parameters of the job
+    engine: EngineConfig  # settings of the engine; its capacities decide which requests are valid
+    source: str  # name of the file of prompts
+    sha256: str  # SHA-256 of the file of prompts
 
 
 def read_origin(records: Path) -> Origin:
     """The origin of `records`, read from the manifest next to them.
 
-    Raises:
-        InputError: the manifest is missing or malformed, or its digest is not that of its fingerprint.
+    Raises `InputError` if the manifest is missing or malformed, or its digest is not that of its fingerprint.
     """
     path = sibling(records, "manifest")
     manifest = read_manifest(records)
@@ -100,8 +89,7 @@ def read_origin(records: Path) -> Origin:
 def read_records(path: Path, vocab_size: int) -> Iterator[Record]:
     """Yields the records of a file, one line at a time; blank lines are skipped.
 
-    Raises:
-        InputError: a line is malformed; the message names it and says what is wrong.
+    Raises `InputError` if a line is malformed; the message names it and says what is wrong.
     """
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
@@ -150,8 +138,7 @@ class PromptsById:
     def __init__(self, path: Path, sha256: str) -> None:
         """Opens and hashes `path`, and notes the offset of each id.
 
-        Raises:
-            InputError: the file cannot be read, or its SHA-256 is not `sha256`.
+        Raises `InputError` if the file cannot be read, or its SHA-256 is not `sha256`.
         """
         try:
             self._file = path.open("rb")
@@ -181,8 +168,7 @@ class PromptsById:
     def request(self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
         """The request with this id. Samples of one request follow each other, so the last request is cached.
 
-        Raises:
-            InputError: no line has this id, or the line is not a valid request.
+        Raises `InputError` if no line has this id, or the line is not a valid request.
         """
         if self._last is not None and self._last.id == id:
             return self._last

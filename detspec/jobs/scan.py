@@ -22,27 +22,16 @@ from detspec.jobs.prompts import JobSpec, Prompts
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """What `scan` found.
+    """What `scan` found."""
 
-    Attributes:
-        num_lines: non-blank lines in the whole file.
-        first: number of this shard's first line.
-        counts: completions of each of this shard's lines; 0 if the line was rejected.
-        num_prompt_tokens: total number of prompt tokens in this shard.
-        longest_prompt: number of tokens of the longest prompt.
-        num_new_tokens: upper bound of the tokens that this shard generates.
-        most_new_tokens: upper bound of the tokens of one sample.
-        deterministic: whether any request of this shard is deterministic.
-    """
-
-    num_lines: int
-    first: int
-    counts: "array[int]"
-    num_prompt_tokens: int
-    longest_prompt: int
-    num_new_tokens: int
-    most_new_tokens: int
-    deterministic: bool
+    num_lines: int  # non-blank lines in the whole file
+    first: int  # number of this shard's first line
+    counts: "array[int]"  # completions of each of this shard's lines; 0 if the line was rejected
+    num_prompt_tokens: int  # total number of prompt tokens in this shard
+    longest_prompt: int  # number of tokens of the longest prompt
+    num_new_tokens: int  # upper bound of the tokens that this shard generates
+    most_new_tokens: int  # upper bound of the tokens of one sample
+    deterministic: bool  # whether any request of this shard is deterministic
 
     @property
     def num_requests(self) -> int:

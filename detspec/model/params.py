@@ -27,9 +27,8 @@ def param_shapes(cfg: ModelConfig, *, sharding: Any = None, weights_fn: WeightsF
     tree = weights_fn(cfg)
     if sharding is None or isinstance(sharding, jax.sharding.Sharding):
         sharding = jax.tree.map(lambda _: sharding, tree)
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape(cfg), cfg.jax_dtype, sharding=place), tree, sharding
-    )
+    shaped = jax.ShapeDtypeStruct
+    return jax.tree.map(lambda leaf, place: shaped(leaf.shape(cfg), cfg.jax_dtype, sharding=place), tree, sharding)
 
 
 def init_params(cfg: ModelConfig, key: jax.Array, *, weights_fn: WeightsFn = weights) -> Params:

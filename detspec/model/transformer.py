@@ -128,12 +128,7 @@ def place(windows: Windows, cache: KVCache) -> Places:
 
 
 def paged_attend(
-    cfg: ModelConfig,
-    pages: tuple[jax.Array, jax.Array],
-    places: Places,
-    *,
-    sliding_window: int | None,
-    numerics: Numerics,
+    cfg: ModelConfig, pages: tuple[jax.Array, jax.Array], places: Places, *, sliding_window: int | None, numerics: Numerics
 ) -> AttendFn:
     """Attention of token rows `[R]` at `places` over one layer's `pages` (keys, values); threads on the written pages."""
     G, W = places.looking_from.shape

@@ -59,18 +59,14 @@ class Experts(NamedTuple):
 class Weight:
     """One array of the parameters.
 
-    Attributes:
-        axes: one name for each axis, in letters of the dimension key: "NH" is `N * H` long. Matrices are `[out, in]`.
-        init: makes the first values.
-        experts: how long the first axis "E" is, and how much of it one token takes; None without experts.
-
     Raises:
         InputError: an axis has another letter, or "E" and `experts` are not given together.
     """
 
+    # one name for each axis, in letters of the dimension key: "NH" is `N * H` long. Matrices are `[out, in]`.
     axes: tuple[str, ...]
-    init: InitFn = normal
-    experts: Experts | None = None
+    init: InitFn = normal  # makes the first values
+    experts: Experts | None = None  # how long the first axis "E" is, and how much of it one token takes; None without experts
 
     def __post_init__(self) -> None:
         plain = self.axes if self.experts is None else self.axes[1:]

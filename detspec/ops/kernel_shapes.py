@@ -16,46 +16,24 @@ from detspec.roofline import Work
 from detspec.schedule import Schedule
 from detspec.targets import Compiled, Target, canonical_schedule, compile_for
 
-MODELS = (
-    "llama3_1_8b",
-    "llama3_3_70b",
-    "qwen3_0_6b",
-    "qwen3_8b",
-    "gemma2_2b",
-    "gemma3_1b",
-    "gemma3_4b",
-    "gemma3_27b",
-)
+MODELS = ("llama3_1_8b", "llama3_3_70b", "qwen3_0_6b", "qwen3_8b", "gemma2_2b", "gemma3_1b", "gemma3_4b", "gemma3_27b")
 ROWS = (1, 8, 32, 256)  # rows of a product with weights: three for decoding, 256 for a canonical pass
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionShape:
-    """Attention of `groups` windows of `window` queries over sequences of up to `max_len` positions.
+    """Attention of `groups` windows of `window` queries over sequences of up to `max_len` positions."""
 
-    Attributes:
-        name: model, kind of layer and pass; "gemma3_1b/sliding/16x16", "qwen3_8b/full/decode32".
-        num_heads: query heads of the layer.
-        num_kv_heads: KV heads of the layer.
-        head_dim: head dimension of the layer.
-        scores: how the layer computes scores.
-        groups: windows of the pass.
-        window: queries per window.
-        max_len: most positions of a sequence.
-        decode: whether the schedule's fast path decodes one query per sequence.
-        cfg: the model, for its default schedule.
-    """
-
-    name: str
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scores: Scores
-    groups: int
-    window: int
-    max_len: int
-    decode: bool
-    cfg: ModelConfig = dataclasses.field(compare=False, repr=False)
+    name: str  # model, kind of layer and pass; "gemma3_1b/sliding/16x16", "qwen3_8b/full/decode32"
+    num_heads: int  # query heads of the layer
+    num_kv_heads: int  # KV heads of the layer
+    head_dim: int  # head dimension of the layer
+    scores: Scores  # how the layer computes scores
+    groups: int  # windows of the pass
+    window: int  # queries per window
+    max_len: int  # most positions of a sequence
+    decode: bool  # whether the schedule's fast path decodes one query per sequence
+    cfg: ModelConfig = dataclasses.field(compare=False, repr=False)  # the model, for its default schedule
 
     def schedule(self, target: Target) -> Schedule:
         """The schedule of the pass on `target`."""
@@ -120,13 +98,11 @@ class LinearShape:
 
     def work(self, schedule: Schedule) -> Work:
         """The work: weights and rows are read once, float32 results are written once."""
-        del schedule
         read = 2 * (self.num_in * self.num_out + self.rows * self.num_in)
         return Work(bytes=float(read + 4 * self.rows * self.num_out), flop=float(2 * self.rows * self.num_in * self.num_out))
 
     def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes of rows and weight."""
-        del schedule
         shapes = ((self.rows, self.num_in), (self.num_out, self.num_in))
         return tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
 
@@ -151,18 +127,15 @@ def attention_shapes() -> tuple[AttentionShape, ...]:
     models adds layers with linear biases instead of rotations.
     """
     passes = {"16x16": (16, 16, 4096), "decode32": (32, 1, 4096)}
-    more = {
-        "256x1": (256, 1, 1024),
-        "1x256": (1, 256, 8192),
-        "5x8 odd": (5, 8, 999),
-        "decode8": (8, 1, 8191),
-        "decode1": (1, 1, 4096),
-    }
+    more = {"256x1": (256, 1, 1024), "1x256": (1, 256, 8192), "5x8 odd": (5, 8, 999)}
+    more |= {"decode8": (8, 1, 8191), "decode1": (1, 1, 4096)}
     shapes = []
     for model in MODELS:
         cfg = preset(model)
         kinds = ["full", *["sliding"] * any(cfg.sliding_layers), *["alibi"] * (model == "qwen3_8b")]
         for kind in kinds:
+            sliding_window = cfg.sliding_window if kind == "sliding" else None
+            scores = Scores(cfg.score_scale, cfg.attn_softcap, sliding_window, kind == "alibi")
             for name, (groups, window, max_len) in (passes | (more if model in ("qwen3_8b", "gemma2_2b") else {})).items():
                 shapes.append(
                     AttentionShape(
@@ -170,12 +143,7 @@ def attention_shapes() -> tuple[AttentionShape, ...]:
                         num_heads=cfg.num_heads,
                         num_kv_heads=cfg.num_kv_heads,
                         head_dim=cfg.head_dim,
-                        scores=Scores(
-                            cfg.score_scale,
-                            cfg.attn_softcap,
-                            cfg.sliding_window if kind == "sliding" else None,
-                            kind == "alibi",
-                        ),
+                        scores=scores,
                         groups=groups,
                         window=window,
                         max_len=max_len,

@@ -72,25 +72,23 @@ def plan(
         if not is_count(value):
             raise InputError(f"{name} must be an integer of at least 1, got {value!r}")
     params = param_shapes(cfg)
+    page = schedule.numerics.page
     room = {"max_requests": max_requests, "max_len": max_len}
     sizes = {
         "weights_bytes": params_bytes(params),
         "cache_bytes": cache_bytes(cfg, **room, numerics=schedule.numerics),
-        "row_bytes": -(-max_len // schedule.numerics.page)
-        * cache_bytes(cfg, max_requests=1, max_len=schedule.numerics.page, numerics=schedule.numerics)
-        // 2,
+        "row_bytes": -(-max_len // page) * cache_bytes(cfg, max_requests=1, max_len=page, numerics=schedule.numerics) // 2,
     }
     _check_fits(target, sizes, max_requests, needed=sizes["weights_bytes"] + sizes["cache_bytes"])
     state = jax.eval_shape(
         lambda: init_state(cfg, **room, max_stop_ids=MAX_STOP_IDS, max_logit_bias=MAX_LOGIT_BIAS, schedule=schedule)
     )
+    int32 = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    recorded = int32((max_requests, max_len)), int32((max_requests,))
     programs = {}
-    for name, fn, recorded in (
-        ("draft step", partial(draft_step, cfg, schedule), ()),
-        ("canonical pass", partial(canonical_step, cfg, schedule), _recorded(max_requests, max_len)),
-    ):
+    for name, fn, more in (("draft step", draft_step, ()), ("canonical pass", canonical_step, recorded)):
         on_stage(f"compiling the {name} of {cfg.num_layers} layers for {target.name}")
-        programs[name] = _compile(target, sizes, max_requests, fn, params, state, *recorded)
+        programs[name] = _compile(target, sizes, max_requests, partial(fn, cfg, schedule), params, state, *more)
     decode = pass_work(cfg, schedule.fast(max_requests), windows=max_requests, context=max_len)
     verify = pass_work(cfg, schedule, windows=min(max_requests, schedule.budget.groups), context=max_len)
     return {
@@ -178,15 +176,7 @@ def plan_table(result: dict[str, Any]) -> str:
         f"cache {numerics['cache_dtype']}",
         "",
         "memory, from the compiler",
-        *(
-            f"  {label:<26}{memory[key] / 1e9:>9.2f} GB"
-            for label, key in (
-                ("weights", "weights_bytes"),
-                ("cache", "cache_bytes"),
-                ("peak", "peak_bytes"),
-                ("usable", "usable_bytes"),
-            )
-        ),
+        *(f"  {name:<26}{memory[f'{name}_bytes'] / 1e9:>9.2f} GB" for name in ("weights", "cache", "peak", "usable")),
         "",
         f"{'one pass':<18}{'GFLOP':>10}{'GB':>9}{'at least':>12}  {'bound by':<12}{'temporaries':>12}{'compiled in':>13}",
     ]
@@ -208,10 +198,6 @@ def plan_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _recorded(max_requests: int, max_len: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    return jax.ShapeDtypeStruct((max_requests, max_len), jnp.int32), jax.ShapeDtypeStruct((max_requests,), jnp.int32)
-
-
 def _report(program: Compiled, work: Work, target: Target) -> dict[str, Any]:
     """One pass: its work, its least time, and the compiler's figures."""
     return {
@@ -224,18 +210,10 @@ def _report(program: Compiled, work: Work, target: Target) -> dict[str, Any]:
     }
 
 
-def _compile(
-    target: Target,
-    sizes: dict[str, int],
-    max_requests: int,
-    fn: Callable[..., Any],
-    params: Params,
-    state: GenState,
-    *more: Any,
-) -> Compiled:
+def _compile(target: Target, sizes: dict[str, int], max_requests: int, fn: Callable[..., Any], *args: Any) -> Compiled:
     """`compile_for`, which here raises `InputError` if the program needs more memory than there is."""
     try:
-        program = compile_for(target, fn, params, state, *more, donate=(1,))
+        program = compile_for(target, fn, *args, donate=(1,))
     except jax.errors.JaxRuntimeError as error:
         found = OUT_OF_MEMORY.search(str(error))
         if "RESOURCE_EXHAUSTED" not in str(error) or found is None:
@@ -250,16 +228,15 @@ def _compile(
 def _check_fits(target: Target, sizes: dict[str, int], max_requests: int, *, needed: int) -> None:
     """Raises `InputError` if `needed` bytes are more than programs may use; the message says what would fit."""
     usable = target.usable_bytes
+    weights = sizes["weights_bytes"]
     if needed <= usable:
         return
     said = f"needs {needed / 1e9:.1f} GB of {target.name}, whose programs may use {usable / 1e9:.1f} GB"
     if target.platform == "gpu":
         said += f" ({GPU_SHARE:.0%} of it, unless XLA_CLIENT_MEM_FRACTION is set)"
-    if sizes["weights_bytes"] >= usable:
-        devices = math.ceil(sizes["weights_bytes"] / usable)
-        raise InputError(
-            f"the model {said}: its weights alone take {sizes['weights_bytes'] / 1e9:.1f} GB, at least {devices} such devices"
-        )
+    if weights >= usable:
+        devices = math.ceil(weights / usable)
+        raise InputError(f"the model {said}: its weights alone take {weights / 1e9:.1f} GB, at least {devices} such devices")
     rows = max_requests - math.ceil((needed - usable) / sizes["row_bytes"])
     if rows < 1:
         raise InputError(f"the model {said}: not even one request of this length fits; lower max_len, or the rows of a pass")

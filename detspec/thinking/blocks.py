@@ -23,7 +23,7 @@ from detspec.errors import InputError
 from detspec.model.layers import RowOps, block, layer_rotations, scale_embeddings
 from detspec.model.params import Params
 from detspec.model.transformer import canonical_ops, lookup, paged_attend, place, sequence_attend, training_ops
-from detspec.ops.first_largest import first_largest
+from detspec.ops.row_sum import first_largest
 from detspec.ops.softcap import softcap
 from detspec.schedule import Numerics
 from detspec.state import Windows

@@ -21,7 +21,6 @@ from detspec.thinking.thoughts import trivial_thoughts
 
 def draft_no_thoughts(params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> GenState:
     """A `ThinkFn` that expects nothing more to think: speculative prefill as published (Thinking States, section 3)."""
-    del params, schedule
     reading = state.reading
     assert reading is not None
     place = jnp.arange(reading.thoughts.shape[1], dtype=jnp.int32)

@@ -108,18 +108,14 @@ def think_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: S
         states=reading.states.at[jnp.where(is_last, sequence, B)].set(states, mode="drop"),
     )
     length = jnp.where(offered > 0, reading.read * thinking.chunk, cache.length)
-    return state.replace(
-        reading=reading,
-        counters=_count(state.counters, offered, accepted, gained),
-        cache=cache.replace(length=length),
-    )
+    counters = _count(state.counters, offered, accepted, gained)
+    return state.replace(reading=reading, counters=counters, cache=cache.replace(length=length))
 
 
 def init_reading(cfg: ModelConfig, *, max_requests: int, max_len: int, schedule: Schedule) -> Reading:
     """`max_requests` sequences that have read nothing, with trivial drafts.
 
-    Raises:
-        InputError: the model does not think, or its chunks and thoughts do not fit the schedule.
+    Raises `InputError` if the model does not think, or its chunks and thoughts do not fit the schedule.
     """
     thinking = thinking_of(cfg)
     C = thinking.chunk

@@ -51,8 +51,7 @@ def padded_thoughts(thoughts: jax.Array, length: int, end_id: int) -> jax.Array:
 def pack_thoughts(like: Reading, thoughts: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
     """Drafted thoughts of `n` requests, int32 `[n, X, M]` in the shape of `like.thoughts`; trivial where there are none.
 
-    Raises:
-        InputError: a thought has no token, or more than `M`.
+    Raises `InputError` if a thought has no token, or more than `M`.
     """
     X, M = like.thoughts.shape[1:]
     packed = np.full((len(thoughts), X, M), NO_TOKEN, np.int32)

@@ -4,30 +4,10 @@ from collections.abc import Collection, Sequence
 
 from matplotlib.axes import Axes
 
-from detspec.traces.thought_shapes import (
-    BROWN,
-    GUTTER,
-    INNER,
-    MARGIN,
-    Column,
-    shown_places,
-    thought_text,
-)
+from detspec.traces.thought_shapes import GUTTER, INNER, MARGIN, Column, shown_places, thought_text
 from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
-from detspec.viz.shapes import (
-    BLUE,
-    FAINT,
-    GREEN,
-    MARK_COLOURS,
-    RED,
-    YELLOW,
-    Rect,
-    block,
-    draw_legend,
-    label,
-    subscript,
-    with_gaps,
-)
+from detspec.viz.colours import BLUE, BROWN, FAINT, GREEN, MARK_COLOURS, RED, RULE, YELLOW
+from detspec.viz.shapes import Rect, block, draw_legend, label, remarks, subscript, with_gaps
 
 HEADING, LINE, GAP_LINE, CLOSING, LEGEND = 0.98, 1.02, 0.35, 0.75, 0.5
 BLOCK = 0.29
@@ -65,14 +45,13 @@ def shown_passes(trace: ThoughtTrace, chunks: Collection[int]) -> list[int | Non
 def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top: float) -> None:
     """From `top` down: the passes, how the answer came about, and a legend."""
     label(axes, MARGIN, top + 0.2, "Rounds of speculation: guess, verify, commit by index", size=13.0, ha="left", weight="bold")
-    remarks = (
+    rules = (
         "A pass reads all chunks that are left at once, or as many as it holds; each gets the state of the thought guessed for "
         "the chunk before it.",
         "Thoughts up to the first wrong guess are committed, and the pass's own in its place. What came after it was read with "
         "a wrong state: it is void, and the next pass reads it again.",
     )
-    for i, remark in enumerate(remarks):
-        label(axes, MARGIN, top + 0.46 + 0.19 * i, remark, size=8.0, ha="left", color=FAINT)
+    remarks(axes, MARGIN, top + 0.46, rules, step=0.19, size=8.0)
     y = top + HEADING
     lines = pass_lines(trace, columns)
     for before, number, after in zip([None, *lines], lines, [*lines[1:], None], strict=False):
@@ -93,11 +72,8 @@ def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top:
 def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Column], top: float) -> None:
     """One pass: for each chunk the state it was given, the guess after it, and the verdict."""
     one = trace.passes[number]
-    right = columns[-1].left + INNER
-    axes.plot([MARGIN, right + 1.4], [top - 0.04, top - 0.04], color="#e2e2e2", linewidth=0.8)
-    label(axes, MARGIN, top + 0.3, f"pass {number + 1}", size=10.0, ha="left", weight="bold")
     reads = f"chunks {one.first} to {one.end - 1}" if one.end - one.first > 1 else f"chunk {one.first}"
-    label(axes, MARGIN, top + 0.49, f"reads {reads}", size=8.0, ha="left", color=FAINT)
+    right = draw_heading(axes, columns, top, f"pass {number + 1}", f"reads {reads}")
     for y, what in ((0.12, "state given"), (0.35, "guess"), (0.71, "verdict")):
         label(axes, MARGIN + GUTTER + 0.06, top + y, what, size=7.0, ha="right", color=FAINT)
     for column in columns:
@@ -112,7 +88,8 @@ def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Co
     x = right + 0.12
     label(axes, x, top + 0.36, f"read {one.read}", size=9.0, ha="left", weight="bold")
     label(axes, x, top + 0.54, f"length {one.length}", size=9.0, ha="left", weight="bold")
-    label(axes, x, top + 0.72, _outcome(one), size=7.0, ha="left", color=FAINT)
+    outcome = f"{one.accepted} of {len(one.guesses)} right{', 1 corrected' if one.rejected else ''}"
+    label(axes, x, top + 0.72, outcome, size=7.0, ha="left", color=FAINT)
 
 
 def draw_verdict(axes: Axes, trace: ThoughtTrace, one: ThoughtPass, column: Column, top: float) -> None:
@@ -145,11 +122,8 @@ def state_text(chunk: int, before: Thought, sign: str) -> str:
 
 def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top: float) -> None:
     """The last chunk and the answer."""
-    right = columns[-1].left + INNER
-    axes.plot([MARGIN, right + 1.4], [top - 0.04, top - 0.04], color="#e2e2e2", linewidth=0.8)
     last = len(trace.thoughts)
-    label(axes, MARGIN, top + 0.3, "answer", size=10.0, ha="left", weight="bold")
-    label(axes, MARGIN, top + 0.49, f"chunk {last}, then decoding", size=8.0, ha="left", color=FAINT)
+    right = draw_heading(axes, columns, top, "answer", f"chunk {last}, then decoding")
     for column in columns:
         if column.chunk is None:
             label(axes, column.middle, top + 0.4, "⋯", size=12.0, color=FAINT)
@@ -165,13 +139,17 @@ def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top
     label(axes, x, top + 0.5, f"for {last} chunk{'' if last == 1 else 's'}", size=7.0, ha="left", color=FAINT)
 
 
+def draw_heading(axes: Axes, columns: Sequence[Column], top: float, name: str, remark: str) -> float:
+    """A rule over a line of the panel, and its name on the left; returns where its columns end."""
+    right = columns[-1].left + INNER
+    axes.plot([MARGIN, right + 1.4], [top - 0.04, top - 0.04], color=RULE, linewidth=0.8)
+    label(axes, MARGIN, top + 0.3, name, size=10.0, ha="left", weight="bold")
+    label(axes, MARGIN, top + 0.49, remark, size=8.0, ha="left", color=FAINT)
+    return right
+
+
 def draw_block(axes: Axes, column: Column, y: float, colour: str, symbol: str, thought: Thought, hatched: bool = False) -> None:
     """A thought in the panel, as much of it as fits next to `symbol`."""
     text = thought_text(thought, TEXT_CHARS - len(symbol.rstrip("'")))
     at = Rect(column.left - 0.03, y, BLOCK_WIDTH + 0.03, BLOCK)
     block(axes, at, colour, symbol, text, hatched=hatched, size=TEXT_SIZE)
-
-
-def _outcome(one: ThoughtPass) -> str:
-    right = f"{one.accepted} of {len(one.guesses)} right"
-    return f"{right}, 1 corrected" if one.rejected else right

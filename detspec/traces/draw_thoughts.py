@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,14 +10,11 @@ from matplotlib.patches import Rectangle
 
 from detspec.traces.draw_rounds import draw_rounds, rounds_height
 from detspec.traces.thought_shapes import (
-    BROWN,
     CHIP_LINE,
     COLUMN,
     INNER,
     MARGIN,
-    PALE_BLUE,
     RIGHT,
-    TEAL,
     Column,
     answer_chips,
     box,
@@ -30,8 +27,9 @@ from detspec.traces.thought_shapes import (
     token_lines,
 )
 from detspec.traces.thoughts import ThoughtTrace
+from detspec.viz.colours import BLUE, BROWN, FAINT, GREY, INK, PALE_BLUE, TEAL
 from detspec.viz.saving import save_figure
-from detspec.viz.shapes import BLUE, FAINT, GREY, INK, Rect, arrow, canvas, cylinder, label, subscript
+from detspec.viz.shapes import Rect, arrow, canvas, cylinder, label, remarks, subscript
 
 TITLE, HEADING = 0.6, 0.7
 STATE = Rect(0.02, -0.14, 0.42, 0.28)  # a state's box, from the left edge of a column's boxes and the line of L_in
@@ -112,8 +110,8 @@ def draw_lines(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], level
         label(axes, right + 0.14, y - 0.02, name, size=10.0, ha="left", weight="bold")
         place = f"after layer {layer}" if layer else "the embeddings"
         label(axes, right + 0.14, y + 0.17, place, size=8.0, ha="left", color=FAINT)
-    for i, text in enumerate(("each chunk writes its", "keys and values and", "reads those before it")):
-        label(axes, right + 0.14, levels.layers + 0.13 + 0.15 * i, text, size=7.5, ha="left", color=FAINT)
+    cached = ("each chunk writes its", "keys and values and", "reads those before it")
+    remarks(axes, right + 0.14, levels.layers + 0.13, cached, size=7.5)
 
 
 def draw_gutter(axes: Axes, trace: ThoughtTrace, levels: Levels) -> None:
@@ -124,18 +122,16 @@ def draw_gutter(axes: Axes, trace: ThoughtTrace, levels: Levels) -> None:
         (levels.added + 0.04, "states S", ("added to the next chunk;", "0 if there was nothing to think")),
         (levels.tokens + 0.1, "input", ("the prompt, and", "the answer in blue")),
     )
-    for y, name, remarks in names:
+    for y, name, said in names:
         label(axes, MARGIN, y, name, size=9.0, ha="left", weight="bold")
-        for i, remark in enumerate(remarks, 1):
-            label(axes, MARGIN, y + 0.03 + 0.15 * i, remark, size=7.0, ha="left", color=FAINT)
-    slots = len(trace.thoughts) * trace.chunk
+        remarks(axes, MARGIN, y + 0.18, said)
     middle = levels.layers + LAYERS / 2
     x = MARGIN + 0.3
-    parts = [(BLUE, 0.6 / min(len(trace.chunks) - 1, 12))] * min(len(trace.chunks) - 1, 12)
-    cylinder(axes, x, middle - 0.32, 0.56, parts)
+    number = min(len(trace.thoughts), 12)
+    cylinder(axes, x, middle - 0.32, 0.56, [(BLUE, 0.6 / number)] * number)
     label(axes, x + 0.38, middle - 0.14, "KV cache", ha="left", weight="bold")
-    label(axes, x + 0.38, middle + 0.03, f"{slots} slots", size=7.0, ha="left", color=FAINT)
-    label(axes, x + 0.38, middle + 0.16, "after reading", size=7.0, ha="left", color=FAINT)
+    filled = (f"{len(trace.thoughts) * trace.chunk} slots", "after reading")
+    remarks(axes, x + 0.38, middle + 0.03, filled, step=0.13)
     arrow(axes, (MARGIN + 1.42, middle), (MARGIN + 1.88, middle), strong=True)
 
 
@@ -203,15 +199,8 @@ def draw_thought(axes: Axes, trace: ThoughtTrace, column: Column, after: Column 
     width = INNER * 0.62 if faint else INNER
     box(axes, Rect(column.middle - width / 2, levels.thoughts - height, width, height), "white", faint=faint)
     draw_chips(axes, column.middle, levels.thoughts - height + 0.05, lines)
-    label(
-        axes,
-        column.middle,
-        levels.thoughts - height - 0.12,
-        subscript("Z", column.chunk),
-        size=8.0 if faint else 10.0,
-        weight="normal" if faint else "bold",
-        color=FAINT if faint else INK,
-    )
+    look: dict[str, Any] = {"size": 8.0, "color": FAINT} if faint else {"size": 10.0, "weight": "bold"}
+    label(axes, column.middle, levels.thoughts - height - 0.12, subscript("Z", column.chunk), **look)
     for x, letter in ((said, "T"), (written, "C")):
         quiet = faint and letter == "C"
         box(axes, Rect(x - 0.28, levels.pair, 0.56, 0.34), "white" if quiet else TEAL, faint=quiet)
@@ -232,8 +221,7 @@ def draw_answer(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels)
     draw_chips(axes, column.middle, levels.thoughts - height + 0.05, lines)
     label(axes, column.middle, levels.thoughts - height - 0.12, "the answer", size=9.0, weight="bold")
     arrow(axes, (column.middle, levels.layers), (column.middle, levels.thoughts), colour=INK)
-    for y, text in ((0.09, "no thought"), (0.25, "follows here")):
-        label(axes, column.middle + 0.07, levels.pair + y, text, size=7.0, ha="left", color=FAINT)
+    remarks(axes, column.middle + 0.07, levels.pair + 0.09, ("no thought", "follows here"), step=0.16)
 
 
 def _remark(trace: ThoughtTrace, columns: Sequence[Column]) -> str:

@@ -9,26 +9,9 @@ from matplotlib.figure import Figure
 
 from detspec.errors import InputError
 from detspec.traces.windows import Trace, TraceWindow, default_windows
+from detspec.viz.colours import BLUE, FAINT, GREEN, GREY, MARK_COLOURS, RED, YELLOW
 from detspec.viz.saving import save_figure
-from detspec.viz.shapes import (
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    MARK_COLOURS,
-    RED,
-    YELLOW,
-    Rect,
-    arrow,
-    block,
-    canvas,
-    cylinder,
-    draw_legend,
-    label,
-    printable,
-    subscript,
-    with_gaps,
-)
+from detspec.viz.shapes import Rect, arrow, block, canvas, cylinder, draw_legend, label, printable, subscript, with_gaps
 
 COLUMN, GAP, MARGIN, LINE = 2.25, 0.8, 0.4, 0.31
 CYLINDER_TOP, CYLINDER_BODY, CYLINDER_WINDOW = 0.74, 0.5, 0.72  # its rim below a window's top, its blue and its coloured part
@@ -66,8 +49,7 @@ def trace_figure(trace: Trace, windows: Sequence[int] | None = None) -> Figure:
 
     The default is the first window in which all drafted tokens were accepted, and the first with a rollback.
 
-    Raises:
-        InputError: there is no such window.
+    Raises `InputError` if there is no such window.
     """
     windows = default_windows(trace) if windows is None else windows
     if not windows:
@@ -130,12 +112,8 @@ def draw_caches(axes: Axes, window: TraceWindow, index: int, columns: Sequence[f
     """Four cylinders: blue is the cache before the window, each slice below is one slot that the window wrote."""
     kept = window.length_after - window.length_before
     rejected = window.length_verified - window.length_after
-    runs: tuple[tuple[tuple[str, int], ...], ...] = (
-        (),
-        ((YELLOW, window.length_drafted - window.length_before),),
-        ((GREEN, kept), (RED, rejected)),
-        ((GREEN, kept),),
-    )
+    drafted = window.length_drafted - window.length_before
+    runs: tuple[list[tuple[str, int]], ...] = ([], [(YELLOW, drafted)], [(GREEN, kept), (RED, rejected)], [(GREEN, kept)])
     slot = min(CYLINDER_WINDOW / (len(window.drafted) + 1), 0.14)
     names = (
         "KV cache after prefill" if index == 0 else f"KV cache after {_count(index, 'window')}",
@@ -167,9 +145,8 @@ def draw_request(axes: Axes, trace: Trace, index: int, x: float, top: float) -> 
     tail = printable("".join(before[: window.start]), TOKEN_CHARS, tail=True)
     block(axes, Rect(x, top, COLUMN, LINE), BLUE, "prompt" if index == 0 else "so far", tail)
     block(axes, Rect(x, top + LINE, COLUMN, LINE), BLUE, "T₀", printable(window.last_token, TOKEN_CHARS))
-    label(
-        axes, x + 0.05, top + 2.35 * LINE, f"deterministic request: {_count(window.start, 'token')} and T₀", size=8.0, ha="left"
-    )
+    own = f"deterministic request: {_count(window.start, 'token')} and T₀"
+    label(axes, x + 0.05, top + 2.35 * LINE, own, size=8.0, ha="left")
     draw_others(axes, trace.other_rows, x, top + 3 * LINE)
 
 

@@ -81,8 +81,7 @@ def find_rollback(
     The title says which draft it was. If no draft was rejected, the trace returned has no rollback: check
     `any(window.rolled_back for window in trace.windows)`.
 
-    Raises:
-        InputError: a prompt or `window` is invalid; there is no prompt, row or batch.
+    Raises `InputError` if a prompt or `window` is invalid; there is no prompt, row or batch.
     """
     if len(prompts) == 0 or num_rows < 1 or num_batches < 1:
         raise InputError("find_rollback needs at least one prompt, one row and one batch")

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyBboxPatch
 
 from detspec.traces.thoughts import Thought, ThoughtTrace
-from detspec.viz.shapes import BLUE, FAINT, INK, Rect, arrow, label, printable
+from detspec.viz.colours import BLUE, FAINT, INK
+from detspec.viz.shapes import Point, Rect, arrow, label, printable
 
-BROWN, TEAL, PALE_BLUE = "#e0c09a", "#a9ddd3", "#e6f0fb"
 MARGIN, GUTTER, COLUMN, GAP_COLUMN, RIGHT = 0.4, 1.95, 1.52, 0.7, 1.45
 LEFT_EDGE, INNER = 0.16, 1.32  # where a column's boxes begin, and how wide they are
 CHIP_SIZE, CHIP_CHAR, CHIP_PAD, CHIP_LINE, CHIP_GAP = 6.5, 0.0544, 0.075, 0.23, 0.03
@@ -90,8 +90,7 @@ def draw_chips(axes: Axes, middle: float, top: float, lines: Sequence[Sequence[C
         y = top + number * CHIP_LINE
         for chip in line:
             width = len(chip.text) * CHIP_CHAR + CHIP_PAD
-            at = Rect(x, y + 0.015, width, CHIP_LINE - 0.03)
-            box(axes, at, chip.colour, faint=chip.faint, rounding=0.03)
+            box(axes, Rect(x, y + 0.015, width, CHIP_LINE - 0.03), chip.colour, faint=chip.faint, rounding=0.03)
             colour = FAINT if chip.faint else INK
             label(axes, x + width / 2, y + CHIP_LINE / 2, chip.text, size=CHIP_SIZE, mono=True, color=colour)
             x += width + CHIP_GAP
@@ -144,13 +143,13 @@ def box(axes: Axes, at: Rect, colour: str, *, faint: bool = False, rounding: flo
 
 def plus(axes: Axes, x: float, y: float, *, faint: bool) -> None:
     """The sign of a sum."""
-    axes.add_patch(Circle((x, y), 0.09, facecolor="white", edgecolor=FAINT if faint else INK, linewidth=0.9))
     colour = FAINT if faint else INK
+    axes.add_patch(Circle((x, y), 0.09, facecolor="white", edgecolor=colour, linewidth=0.9))
     axes.plot([x - 0.05, x + 0.05], [y, y], color=colour, linewidth=0.9)
     axes.plot([x, x], [y - 0.05, y + 0.05], color=colour, linewidth=0.9)
 
 
-def elbow(axes: Axes, points: Sequence[tuple[float, float]], *, faint: bool) -> None:
+def elbow(axes: Axes, points: Sequence[Point], *, faint: bool) -> None:
     """A line along `points`; its last piece is an arrow."""
     colour = FAINT if faint else INK
     xs, ys = zip(*points[:-1], strict=True)

@@ -16,15 +16,10 @@ from detspec.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Thought:
-    """The tokens of one thought as text, without its end token.
+    """The tokens of one thought as text, without its end token."""
 
-    Attributes:
-        tokens: none for a trivial thought.
-        ended: whether the end token came.
-    """
-
-    tokens: tuple[str, ...] = ()
-    ended: bool = True
+    tokens: tuple[str, ...] = ()  # none for a trivial thought
+    ended: bool = True  # whether the end token came
 
     @property
     def trivial(self) -> bool:
@@ -36,24 +31,16 @@ class Thought:
 class ThoughtPass:
     """One canonical pass over the next chunks.
 
-    Attributes:
-        first: the first chunk it read; thoughts after earlier chunks were committed before.
-        guesses: the guessed thought after each chunk it read.
-        accepted: how many leading guesses were right.
-        thoughts: what it committed: the right guesses, then its own thought in place of the first wrong one.
-        read: chunks whose thoughts are committed after it.
-        length: valid cache slots after it.
-
     Raises:
         InputError: the numbers contradict each other.
     """
 
-    first: int
-    guesses: tuple[Thought, ...]
-    accepted: int
-    thoughts: tuple[Thought, ...]
-    read: int
-    length: int
+    first: int  # the first chunk it read; thoughts after earlier chunks were committed before
+    guesses: tuple[Thought, ...]  # the guessed thought after each chunk it read
+    accepted: int  # how many leading guesses were right
+    thoughts: tuple[Thought, ...]  # what it committed: the right guesses, then its own thought in place of the first wrong one
+    read: int  # chunks whose thoughts are committed after it
+    length: int  # valid cache slots after it
 
     def __post_init__(self) -> None:
         if not 0 <= self.accepted <= len(self.guesses):
@@ -85,24 +72,18 @@ class ThoughtPass:
 class ThoughtTrace:
     """A prompt that was read with thoughts, and its answer.
 
-    Attributes:
-        chunks: the tokens of the prompt as text, cut in chunks.
-        passes: the passes that read all chunks but the last, in order; a thought follows each chunk they read.
-        answer: the new tokens as text.
-        chunk: tokens of a chunk, `C`.
-        layers: `(in_layer, out_layer, num_layers)`: states are added after the first, thoughts are read off after the second.
-        title: a line for the picture: model, source of the guesses.
-
     Raises:
         InputError: there is no thought to show, or the passes do not follow each other.
     """
 
-    chunks: tuple[tuple[str, ...], ...]
+    chunks: tuple[tuple[str, ...], ...]  # the tokens of the prompt as text, cut in chunks
+    # the passes that read all chunks but the last, in order; a thought follows each chunk they read
     passes: tuple[ThoughtPass, ...]
-    answer: tuple[str, ...]
-    chunk: int
+    answer: tuple[str, ...]  # the new tokens as text
+    chunk: int  # tokens of a chunk, `C`
+    # `(in_layer, out_layer, num_layers)`: states are added after the first, thoughts are read off after the second
     layers: tuple[int, int, int]
-    title: str
+    title: str  # a line for the picture: model, source of the guesses
 
     def __post_init__(self) -> None:
         if len(self.chunks) < 2:

@@ -19,36 +19,23 @@ from detspec.errors import InputError
 class TraceWindow:
     """One window of one request.
 
-    Attributes:
-        start: position of `last_token` in the sequence.
-        last_token: T0, the committed token that opens the window; its K/V was not yet written.
-        drafted: T1', T2', ...
-        targets: T1, T2, ...: what the canonical pass chose after T0, T1', ...; one more than `drafted`.
-        accepted: how many drafted tokens agreed with their targets.
-        committed: the tokens this window added, with the correction or bonus; fewer if the text stopped.
-        length_before: valid cache slots when the window opened.
-        length_drafted: cache slots in use after the draft.
-        length_after: valid cache slots after the commit.
-
     Raises:
         InputError: the numbers contradict each other.
     """
 
-    start: int
-    last_token: str
-    drafted: tuple[str, ...]
-    targets: tuple[str, ...]
-    accepted: int
-    committed: tuple[str, ...]
-    length_before: int
-    length_drafted: int
-    length_after: int
+    start: int  # position of `last_token` in the sequence
+    last_token: str  # T0, the committed token that opens the window; its K/V was not yet written
+    drafted: tuple[str, ...]  # T1', T2', ...
+    targets: tuple[str, ...]  # T1, T2, ...: what the canonical pass chose after T0, T1', ...; one more than `drafted`
+    accepted: int  # how many drafted tokens agreed with their targets
+    committed: tuple[str, ...]  # the tokens this window added, with the correction or bonus; fewer if the text stopped
+    length_before: int  # valid cache slots when the window opened
+    length_drafted: int  # cache slots in use after the draft
+    length_after: int  # valid cache slots after the commit
 
     def __post_init__(self) -> None:
         if len(self.targets) != len(self.drafted) + 1:
-            raise InputError(
-                f"a window has one target more than drafted tokens, got {len(self.targets)} and {len(self.drafted)}"
-            )
+            raise InputError(f"a window has one target more than drafts, got {len(self.targets)} and {len(self.drafted)}")
         if not 0 <= self.accepted <= len(self.drafted):
             raise InputError(f"accepted must be between 0 and {len(self.drafted)} (drafted tokens), got {self.accepted}")
         if not 1 <= len(self.committed) <= self.accepted + 1:
@@ -67,19 +54,12 @@ class TraceWindow:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A request from its prompt on.
+    """A request from its prompt on."""
 
-    Attributes:
-        prompt: its tokens as text.
-        windows: all windows in order; the prompt's last token opens the first one.
-        other_rows: how many other requests were in the batch.
-        title: a line for the picture: model, draft, sampling.
-    """
-
-    prompt: tuple[str, ...]
-    windows: tuple[TraceWindow, ...]
-    other_rows: int
-    title: str
+    prompt: tuple[str, ...]  # its tokens as text
+    windows: tuple[TraceWindow, ...]  # all windows in order; the prompt's last token opens the first one
+    other_rows: int  # how many other requests were in the batch
+    title: str  # a line for the picture: model, draft, sampling
 
 
 def default_windows(trace: Trace) -> tuple[int, ...]:

@@ -28,9 +28,8 @@ def load_config(source: str | Path) -> TrainConfig:
         raise InputError(f"{path}: its get_config takes no arm, got {arm!r}; give {path} alone")
     config = get_config(*args)
     if not isinstance(config, TrainConfig):
-        raise InputError(
-            f"{path}: get_config must return the config of a run, such as LanguageConfig; got {type(config).__name__}"
-        )
+        kind = type(config).__name__
+        raise InputError(f"{path}: get_config must return the config of a run, such as LanguageConfig; got {kind}")
     return config
 
 

@@ -12,47 +12,32 @@ from detspec.train.step import LossFn
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a finished run reports.
+    """What a finished run reports."""
 
-    Attributes:
-        metrics: the final evaluation, for the log and the user.
-        export: folder of the trained model.
-    """
-
-    metrics: dict[str, float]
-    export: Path
+    metrics: dict[str, float]  # the final evaluation, for the log and the user
+    export: Path  # folder of the trained model
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One run as the loop sees it. Steps count from 0.
+    """One run as the loop sees it. Steps count from 0."""
 
-    Attributes:
-        num_steps: optimiser steps of the run.
-        eval_every: steps between evaluations during training.
-        checkpoint_every: steps between checkpoints.
-        optimizer: settings of the optimiser.
-        record: JSON-like; holds the config and a digest of the data. A run resumes only if it is unchanged.
-        init_params: `() -> params` before the first step, the same each time; also traced for shapes alone.
-        loss_fn: `(params, batch) -> (loss, metrics)`, pure, jitted inside the step. Metrics are float scalars, such as
-            accuracies, for the log and the progress bar.
-        batch_at: `step -> batch`, a pytree of numpy arrays that depends on the step alone, so that a killed run continues
-            bit for bit. Each new shape compiles another step.
-        tokens_at: `step -> number of tokens` that its batch trains on, for the speed shown.
-        evaluate: `(params, step) -> metrics`, the evaluation after `step` during training, for the log.
-        finish: `params -> Result`, the final evaluation and the export; runs again when a finished run is resumed.
-    """
-
-    num_steps: int
-    eval_every: int
-    checkpoint_every: int
-    optimizer: OptimizerConfig
-    record: dict[str, Any]
-    init_params: Callable[[], Params]
+    num_steps: int  # optimiser steps of the run
+    eval_every: int  # steps between evaluations during training
+    checkpoint_every: int  # steps between checkpoints
+    optimizer: OptimizerConfig  # settings of the optimiser
+    record: dict[str, Any]  # JSON-like; holds the config and a digest of the data. A run resumes only if it is unchanged.
+    init_params: Callable[[], Params]  # `() -> params` before the first step, the same each time; also traced for shapes alone
+    # `(params, batch) -> (loss, metrics)`, pure, jitted inside the step. Metrics are float scalars, such as accuracies, for the
+    # log and the progress bar.
     loss_fn: LossFn
+    # `step -> batch`, a pytree of numpy arrays that depends on the step alone, so that a killed run continues bit for bit. Each
+    # new shape compiles another step.
     batch_at: Callable[[int], Any]
-    tokens_at: Callable[[int], int]
+    tokens_at: Callable[[int], int]  # `step -> number of tokens` that its batch trains on, for the speed shown
+    # `(params, step) -> metrics`, the evaluation after `step` during training, for the log
     evaluate: Callable[[Params, int], dict[str, float]]
+    # `params -> Result`, the final evaluation and the export; runs again when a finished run is resumed
     finish: Callable[[Params], Result]
 
 

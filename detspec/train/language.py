@@ -26,29 +26,18 @@ from detspec.train.step import Metrics
 
 @dataclasses.dataclass(frozen=True)
 class LanguageConfig:
-    """One run of a language model. Config and corpus determine every bit of the result on one kind of device.
+    """One run of a language model. Config and corpus determine every bit of the result on one kind of device."""
 
-    Attributes:
-        model: shape of the model; `dtype` is that of the master weights and must be "float32".
-        corpus: "python_stdlib", or a folder whose `*.py` and `*.txt` files are the documents.
-        phases: parts of the run, in order. Short rows come first, since they are cheap; long ones last train late positions.
-        optimizer: settings of the optimiser.
-        holdout_one_in: a document is held out when the SHA-256 of its name is a multiple of this.
-        seed: decides the initial weights and the order of rows.
-        eval_every: steps between held-out evaluations.
-        eval_tokens: held-out tokens of an evaluation during training; the final one takes all.
-        checkpoint_every: steps between checkpoints.
-    """
-
-    model: ModelConfig
-    corpus: str
+    model: ModelConfig  # shape of the model; `dtype` is that of the master weights and must be "float32"
+    corpus: str  # "python_stdlib", or a folder whose `*.py` and `*.txt` files are the documents
+    # parts of the run, in order. Short rows come first, since they are cheap; long ones last train late positions.
     phases: tuple[Phase, ...]
-    optimizer: OptimizerConfig
-    holdout_one_in: int = 25
-    seed: int = 0
-    eval_every: int = 250
-    eval_tokens: int = 16384
-    checkpoint_every: int = 250
+    optimizer: OptimizerConfig  # settings of the optimiser
+    holdout_one_in: int = 25  # a document is held out when the SHA-256 of its name is a multiple of this
+    seed: int = 0  # decides the initial weights and the order of rows
+    eval_every: int = 250  # steps between held-out evaluations
+    eval_tokens: int = 16384  # held-out tokens of an evaluation during training; the final one takes all
+    checkpoint_every: int = 250  # steps between checkpoints
 
     def __post_init__(self) -> None:
         require_positive(self, "holdout_one_in", "eval_every", "eval_tokens", "checkpoint_every")

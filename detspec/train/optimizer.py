@@ -12,25 +12,15 @@ from detspec.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Settings of the optimiser and of its learning rate.
+    """Settings of the optimiser and of its learning rate."""
 
-    Attributes:
-        peak_lr: learning rate after warm-up; falls by a cosine to `final_lr` at the last step of the run.
-        final_lr: learning rate of the last step.
-        warmup_steps: steps of linear warm-up from 0; fewer than the run has.
-        weight_decay: decoupled weight decay, on matrices only.
-        adam_b1: decay of the first moment.
-        adam_b2: decay of the second moment.
-        clip_norm: upper bound of the gradient's global norm.
-    """
-
-    peak_lr: float
-    final_lr: float
-    warmup_steps: int
-    weight_decay: float = 0.1
-    adam_b1: float = 0.9
-    adam_b2: float = 0.95
-    clip_norm: float = 1.0
+    peak_lr: float  # learning rate after warm-up; falls by a cosine to `final_lr` at the last step of the run
+    final_lr: float  # learning rate of the last step
+    warmup_steps: int  # steps of linear warm-up from 0; fewer than the run has
+    weight_decay: float = 0.1  # decoupled weight decay, on matrices only
+    adam_b1: float = 0.9  # decay of the first moment
+    adam_b2: float = 0.95  # decay of the second moment
+    clip_norm: float = 1.0  # upper bound of the gradient's global norm
 
     def require_warmup_within(self, num_steps: int) -> None:
         """Raises `InputError` unless warm-up ends before a run of `num_steps` does."""

@@ -43,54 +43,36 @@ from detspec.viz.curve import draw_curves
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningConfig:
-    """One run of a model that reasons.
+    """One run of a model that reasons."""
 
-    Attributes:
-        backbone: shape of a model trained from scratch, without thinking layers. `dtype` must be "float32" (master
-            weights); `vocab_size` is raised to the task's words. Or a folder, Hugging Face or native: the run starts from
-            its weights in float32, and the task must use its tokenizer.
-        thinking: settings of thinking in the arm "thinking"; the other arms train the backbone alone.
-        task: draws the problems.
-        arm: "thinking", "cot" (the model writes the steps after the question) or "no_cot" (it writes only the answer).
-        max_ops: problems have 1 .. `max_ops` operations.
-        seq_len: `T`, tokens of a row; the longest problem with its continuation must fit.
-        num_steps: optimiser steps.
-        batch_size: problems per step, all new.
-        optimizer: settings of the optimiser.
-        eval_task: draws the problems of evaluations, such as a held-out file. It must use the words of `task`. None means
-            `task` itself.
-        eval_ops: numbers of operations that the final evaluation tests.
-        eval_problems: problems for each of `eval_ops`.
-        eval_every: steps between teacher-forced evaluations during training.
-        checkpoint_every: steps between checkpoints.
-        seed: decides the initial weights and all problems.
-    """
-
+    # shape of a model trained from scratch, without thinking layers. `dtype` must be "float32" (master weights); `vocab_size`
+    # is raised to the task's words. Or a folder, Hugging Face or native: the run starts from its weights in float32, and the
+    # task must use its tokenizer.
     backbone: ModelConfig | str
-    thinking: ThinkingConfig
-    task: Task
-    arm: str
-    max_ops: int
-    seq_len: int
-    num_steps: int
-    batch_size: int
-    optimizer: OptimizerConfig
+    thinking: ThinkingConfig  # settings of thinking in the arm "thinking"; the other arms train the backbone alone
+    task: Task  # draws the problems
+    arm: str  # "thinking", "cot" (the model writes the steps after the question) or "no_cot" (it writes only the answer)
+    max_ops: int  # problems have 1 .. `max_ops` operations
+    seq_len: int  # `T`, tokens of a row; the longest problem with its continuation must fit
+    num_steps: int  # optimiser steps
+    batch_size: int  # problems per step, all new
+    optimizer: OptimizerConfig  # settings of the optimiser
+    # draws the problems of evaluations, such as a held-out file. It must use the words of `task`. None means `task` itself.
     eval_task: Task | None = None
-    eval_ops: tuple[int, ...] = (5, 10, 20, 40, 70, 100)
-    eval_problems: int = 128
-    eval_every: int = 100
-    checkpoint_every: int = 100
-    seed: int = 0
+    eval_ops: tuple[int, ...] = (5, 10, 20, 40, 70, 100)  # numbers of operations that the final evaluation tests
+    eval_problems: int = 128  # problems for each of `eval_ops`
+    eval_every: int = 100  # steps between teacher-forced evaluations during training
+    checkpoint_every: int = 100  # steps between checkpoints
+    seed: int = 0  # decides the initial weights and all problems
 
     def __post_init__(self) -> None:
         require_arm(self.arm)
         counts = "max_ops", "seq_len", "num_steps", "batch_size", "eval_problems", "eval_every", "checkpoint_every"
         require_positive(self, *counts)
         require_seed(self)
-        if not isinstance(self.backbone, ModelConfig | str):
-            raise InputError(
-                f"ReasoningConfig.backbone must be a ModelConfig or the path of a model folder, got {self.backbone!r}"
-            )
+        backbone = self.backbone
+        if not isinstance(backbone, ModelConfig | str):
+            raise InputError(f"ReasoningConfig.backbone must be a ModelConfig or the path of a model folder, got {backbone!r}")
         if not isinstance(self.thinking, ThinkingConfig):
             raise InputError(f"ReasoningConfig.thinking must be a ThinkingConfig in every arm, got {self.thinking!r}")
         shape = self.backbone_cfg

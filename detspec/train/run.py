@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -141,7 +140,7 @@ class Log:
     def __enter__(self) -> "Log":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.file.close()
 
     def append(self, line: dict[str, Any]) -> None:

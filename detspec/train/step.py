@@ -16,17 +16,11 @@ Metrics = dict[str, jax.Array]
 
 @flax.struct.dataclass
 class TrainState:
-    """All that a step changes.
+    """All that a step changes."""
 
-    Attributes:
-        step: optimiser steps done, int32 scalar.
-        params: float32 master weights.
-        opt_state: moments and step count of AdamW.
-    """
-
-    step: jax.Array
-    params: Params
-    opt_state: optax.OptState
+    step: jax.Array  # optimiser steps done, int32 scalar
+    params: Params  # float32 master weights
+    opt_state: optax.OptState  # moments and step count of AdamW
 
 
 def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:

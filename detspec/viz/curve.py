@@ -19,8 +19,7 @@ def draw_curves(
 ) -> None:
     """Writes a PNG with one line for each of `curves`, whose values lie in 0 .. 1; `marked_x` draws a vertical line.
 
-    Raises:
-        InputError: matplotlib is missing.
+    Raises `InputError` if matplotlib is missing.
     """
     with matplotlib_needed():
         from matplotlib.figure import Figure

@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import Ellipse, FancyArrowPatch, FancyBboxPatch, Polygon, Rectangle
 
-BLUE, YELLOW, GREEN, RED, GREY = "#9dc3f0", "#ffe08a", "#b9e6a5", "#f5b0a8", "#d3d3d3"
-INK, FAINT = "#222222", "#777777"
-HATCH, HATCH_INK = "xxxx", "#4d7f3c"
-MARK_COLOURS = {"✓": "#2e8b2e", "✗": "#c62828"}
+from detspec.viz.colours import FAINT, HATCH_INK, INK
+
+HATCH = "xxxx"
 SANS, MONO = "DejaVu Sans", "DejaVu Sans Mono"  # matplotlib brings both along
 
 ESCAPES = {"\n": "⏎", " ": "·", "\t": "\\t", "\r": "\\r"}
+Point = tuple[float, float]
 
 
 class Rect(NamedTuple):
@@ -42,6 +42,12 @@ def label(axes: Axes, x: float, y: float, text: str, *, size: float = 9.0, mono:
     axes.text(x, y, text, family=MONO if mono else SANS, size=size, parse_math=False, **style)
 
 
+def remarks(axes: Axes, x: float, y: float, lines: Sequence[str], *, step: float = 0.15, size: float = 7.0) -> None:
+    """Faint lines of text to the right of `x`, the first at `y`."""
+    for i, line in enumerate(lines):
+        label(axes, x, y + step * i, line, size=size, ha="left", color=FAINT)
+
+
 def block(axes: Axes, at: Rect, colour: str, symbol: str, token: str = "", *, hatched: bool = False, size: float = 9.0) -> None:
     """A rounded box: `symbol` on the left, the token's text on the right."""
     box = FancyBboxPatch(
@@ -62,14 +68,6 @@ def block(axes: Axes, at: Rect, colour: str, symbol: str, token: str = "", *, ha
         label(axes, at.x + at.width - 0.12, middle, token, size=size, ha="right", mono=True, bbox=backing)
 
 
-def swatch(axes: Axes, x: float, y: float, colour: str, hatched: bool) -> None:
-    """A small sample of a block's colour for a legend."""
-    edge = HATCH_INK if hatched else INK
-    axes.add_patch(
-        Rectangle((x, y), 0.28, 0.18, facecolor=colour, edgecolor=edge, linewidth=0.8, hatch=HATCH if hatched else None)
-    )
-
-
 def cylinder(axes: Axes, x: float, y: float, width: float, parts: Sequence[tuple[str, float]]) -> None:
     """A standing cylinder with its upper rim centred at `(x, y)`; `parts` are `(colour, height)` from top to bottom.
 
@@ -87,9 +85,7 @@ def cylinder(axes: Axes, x: float, y: float, width: float, parts: Sequence[tuple
     axes.add_patch(Ellipse((x, y), width, 2 * rim, facecolor="white", edgecolor=INK, linewidth=0.8))
 
 
-def arrow(
-    axes: Axes, start: tuple[float, float], end: tuple[float, float], *, strong: bool = False, colour: str = FAINT
-) -> None:
+def arrow(axes: Axes, start: Point, end: Point, *, strong: bool = False, colour: str = FAINT) -> None:
     """An arrow from `start` to `end`; a strong one connects stages, a faint one tokens."""
     axes.add_patch(
         FancyArrowPatch(
@@ -119,9 +115,10 @@ def subscript(name: str, number: int) -> str:
 
 
 def draw_legend(axes: Axes, x: float, top: float, entries: Sequence[tuple[str, str, bool]]) -> None:
-    """One line of `(colour, meaning, hatched)` entries, from `x` on."""
+    """One line of `(colour, meaning, hatched)` entries, from `x` on, each with a small sample of a block."""
     for colour, meaning, hatched in entries:
-        swatch(axes, x, top, colour, hatched)
+        look: dict[str, Any] = {"edgecolor": HATCH_INK if hatched else INK, "hatch": HATCH if hatched else None}
+        axes.add_patch(Rectangle((x, top), 0.28, 0.18, facecolor=colour, linewidth=0.8, **look))
         label(axes, x + 0.36, top + 0.09, meaning, size=8.5, ha="left")
         x += 0.72 + 0.066 * len(meaning)
 

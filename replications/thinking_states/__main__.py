@@ -26,9 +26,7 @@ RUNS = HERE.parents[1] / "runs"
 def main(argv: Sequence[str] | None = None) -> int:
     """Executes the runs that are not done yet and writes the report; exit code 1 if a run fails."""
     parser = argparse.ArgumentParser(
-        prog="python -m replications.thinking_states",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m replications.thinking_states", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workdir", metavar="DIR", type=Path, help="folder of all runs (default: runs/replication, or -quick)")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder of the report (default: this one, if it is complete)")

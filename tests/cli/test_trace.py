@@ -57,8 +57,7 @@ def test_trace_thoughts_prints_a_table_and_draws(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [([], "no thinker and no compressor"), (["--model", "/nowhere"], "no such folder")],
+    ("options", "message"), [([], "no thinker and no compressor"), (["--model", "/nowhere"], "no such folder")]
 )
 def test_trace_thoughts_refuses_in_one_line(folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert main(["trace", "--thoughts", "--model", str(folder), "--no-compile-cache", *options]) == 2

@@ -14,16 +14,7 @@ from detspec.errors import InputError
 from detspec.generate.score import score
 from detspec.model.params import init_params
 from detspec.sampling_params import SamplingParams
-from tests.engine.byte_model import (
-    BYTE_CFG,
-    SCHEDULE,
-    byte_params,
-    facts,
-    make_engine,
-    ordinary,
-    some_prompts,
-    some_sampling,
-)
+from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, make_engine, ordinary, some_prompts, some_sampling
 
 PREFIX = list(range(100, 135))  # two pages of 16 and 3 tokens
 NUM = 12

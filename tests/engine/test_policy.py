@@ -133,11 +133,7 @@ def test_needed_plans_of_aligned_windows_keep_the_schedules_window():
 def segment_of(plan: Plan, *, behind: tuple[int, ...] = (), ready: int = 8, waiting: bool = True, **changes) -> Segment:
     """A segment of 8 rows, all deterministic; a step takes 4 ms and a look of the host 1."""
     load = Load(ready + len(behind), 0, behind, ready_deterministic=ready, num_ready=ready, waiting=waiting)
-    measured = {
-        "segment_steps": 64,
-        "max_prefill_passes": 1,
-        "prefill": Budget(64, 16),
-    }
+    measured = {"segment_steps": 64, "max_prefill_passes": 1, "prefill": Budget(64, 16)}
     costs = Costs(step_s=0.004, visit_s=changes.pop("visit_s", 0.001), smaller_batch=4)
     return plan_segment(load, plan, costs, **{**measured, **changes})
 

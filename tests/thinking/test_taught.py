@@ -24,11 +24,7 @@ from tests.double import QUICK_COMPILATION, in_float64
 from tests.fakes import random_model
 
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
-PLAIN = ModelConfig(
-    *(31, 16, 3, 2, 2, 8, 24),
-    dtype="float32",
-    thinking=THINKING,
-)
+PLAIN = ModelConfig(*(31, 16, 3, 2, 2, 8, 24), dtype="float32", thinking=THINKING)
 CFGS = {
     "plain": PLAIN,
     "grouped": dataclasses.replace(PLAIN, num_heads=4, num_kv_heads=2, tie_embeddings=True),
@@ -235,10 +231,4 @@ def test_token_of_a_thought_alone_is_felt_where_the_thought_is_read_and_nowhere_
         return jax.jacrev(values)(params["embed"][token])
 
     felt = {name: bool((gradient != 0).any()) for name, gradient in compiled(gradients)(params).items()}
-    assert felt == {
-        "text before": False,
-        "text": True,
-        "itself": False,
-        "rest of the thought": True,
-        "next thought": True,
-    }
+    assert felt == {"text before": False, "text": True, "itself": False, "rest of the thought": True, "next thought": True}

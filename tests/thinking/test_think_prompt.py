@@ -38,10 +38,7 @@ from tests.thinking.fakes import TABLE_THINKER_CFG, THINKER_CFG, random_thinker,
 MAX_PROMPT, MAX_NEW = 34, 6
 ONE_BY_ONE = THINKER.alone.schedule
 # (shape, source): a fixed list, so that the number of compilations is bounded.
-CASES = {
-    "told": (THINKER, None),
-    "self": (ALIBI_THINKER, SELF),
-}
+CASES = {"told": (THINKER, None), "self": (ALIBI_THINKER, SELF)}
 V, C, M = THINKER_CFG.vocab_size, THINKER_CFG.thinking.chunk, THINKER_CFG.thinking.max_thought
 KINDS = ("right", "random", "partly right", "none")
 PHASES = [phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain]

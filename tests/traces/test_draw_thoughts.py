@@ -14,9 +14,9 @@ from matplotlib.text import Text
 from detspec.errors import InputError
 from detspec.traces.draw_rounds import MAX_LINES, shown_passes
 from detspec.traces.draw_thoughts import save_thoughts, thought_figure
-from detspec.traces.thought_shapes import BROWN, MAX_COLUMNS, Chip, chip_lines, line_width, shown_places
+from detspec.traces.thought_shapes import MAX_COLUMNS, Chip, chip_lines, line_width, shown_places
 from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
-from detspec.viz.shapes import GREEN, RED, YELLOW
+from detspec.viz.colours import BROWN, GREEN, RED, YELLOW
 
 NOTHING, A, B = Thought(), Thought(("a",)), Thought(("b", "bb"))
 WORDY = Thought(("incomprehensible",) * 20)
@@ -178,12 +178,7 @@ def test_long_prompt_leaves_out_a_run_of_chunks_and_says_which():
 
 @pytest.mark.parametrize(
     ("number", "most", "expected"),
-    [
-        (7, 7, [0, 1, 2, 3, 4, 5, 6]),
-        (8, 7, [0, 1, 2, 3, None, 6, 7]),
-        (30, 9, [0, 1, 2, 3, 4, None, 27, 28, 29]),
-        (0, 9, []),
-    ],
+    [(7, 7, [0, 1, 2, 3, 4, 5, 6]), (8, 7, [0, 1, 2, 3, None, 6, 7]), (30, 9, [0, 1, 2, 3, 4, None, 27, 28, 29]), (0, 9, [])],
 )
 def test_shown_places_keep_both_ends(number: int, most: int, expected: list[int | None]):
     assert shown_places(number, most) == expected

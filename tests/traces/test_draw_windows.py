@@ -14,7 +14,8 @@ from matplotlib.patches import FancyBboxPatch, Polygon
 from detspec.errors import InputError
 from detspec.traces.draw_windows import save_trace, shown_tokens, trace_figure
 from detspec.traces.windows import Trace, TraceWindow, default_windows
-from detspec.viz.shapes import BLUE, GREEN, GREY, RED, YELLOW, printable
+from detspec.viz.colours import BLUE, GREEN, GREY, RED, YELLOW
+from detspec.viz.shapes import printable
 
 ROOT = Path(__file__).parents[2]
 PROMPT = ("def", " fib", "(", "n", "):", "\n")

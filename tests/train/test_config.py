@@ -15,12 +15,7 @@ from detspec.train.problems.task import tokenizer_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Each file, with an arm where it has several, and the most bytes of float32 weights that its model takes.
-RUNS = {
-    "tiny_python.py": 24e6,
-    "thinking_parity.py": 3e6,
-    "thinking_parity.py:cot": 3e6,
-    "thinking_parity.py:no_cot": 3e6,
-}
+RUNS = {"tiny_python.py": 24e6, "thinking_parity.py": 3e6, "thinking_parity.py:cot": 3e6, "thinking_parity.py:no_cot": 3e6}
 KIND = """
 import dataclasses
 from detspec.errors import InputError
@@ -47,8 +42,7 @@ def write(folder: Path, source: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("source", "suffix", "arm"),
-    [(PLAIN, "", "none"), (OPTIONAL, "", "usual"), (OPTIONAL, ":b", "b"), (REQUIRED, ":a", "a")],
+    ("source", "suffix", "arm"), [(PLAIN, "", "none"), (OPTIONAL, "", "usual"), (OPTIONAL, ":b", "b"), (REQUIRED, ":a", "a")]
 )
 def test_get_config_gets_the_arm_if_there_is_one(tmp_path: Path, source: str, suffix: str, arm: str):
     assert load_config(write(tmp_path, source) + suffix).arm == arm

@@ -30,9 +30,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from detspec.errors import InputError
 from detspec.ops.alibi import alibi_slopes, lower_scores
-from detspec.ops.attention.reference import MASK_VALUE
+from detspec.ops.attention.reference import MASK_VALUE, merge_splits
 from detspec.ops.attention.scores import Scores
-from detspec.ops.attention.splits import merge_splits
 from detspec.schedule import Numerics
 
 ROWS = 64  # M of a wgmma

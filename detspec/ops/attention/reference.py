@@ -21,7 +21,6 @@ import numpy as np
 from detspec.errors import InputError
 from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.attention.scores import Scores
-from detspec.ops.attention.splits import merge_splits
 from detspec.ops.row_sum import SumFn, sum_fn
 from detspec.ops.softcap import softcap
 from detspec.schedule import Numerics
@@ -132,3 +131,12 @@ def _attend_blocks(
     m = jnp.full((X, K, rows), MASK_VALUE, jnp.float32)
     carry = (m, jnp.zeros_like(m), jnp.zeros((X, K, rows, H), jnp.float32))
     return jax.lax.fori_loop(0, num_blocks, attend_block, carry)
+
+
+def merge_splits(m: jax.Array, l: jax.Array, o: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Merges the online softmax of parts, `m, l [X, splits, K, rows]` and `o [X, splits, K, rows, H]`, into `l` and `o`.
+
+    A part without keys to attend to gets weight 0, as long as another part has some.
+    """
+    weight = jnp.exp(m - m.max(1, keepdims=True))
+    return (l * weight).sum(1), (o * weight[..., None]).sum(1)

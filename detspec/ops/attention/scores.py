@@ -5,16 +5,9 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """The static options of a layer's scores.
+    """The static options of a layer's scores."""
 
-    Attributes:
-        scale: factor of the product of query and key.
-        cap: scaled products are squashed into `+-cap`, see `softcap`; None leaves them.
-        sliding_window: number of last positions that a query attends to, its own included; None is all.
-        alibi: each head lowers its capped scores by its slope times the distance, see `alibi_slopes`.
-    """
-
-    scale: float
-    cap: float | None = None
-    sliding_window: int | None = None
-    alibi: bool = False
+    scale: float  # factor of the product of query and key
+    cap: float | None = None  # scaled products are squashed into `+-cap`, see `softcap`; None leaves them
+    sliding_window: int | None = None  # number of last positions that a query attends to, its own included; None is all
+    alibi: bool = False  # each head lowers its capped scores by its slope times the distance, see `alibi_slopes`

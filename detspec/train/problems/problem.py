@@ -17,19 +17,13 @@ class Problem:
     """A question, the steps that lead to its answer, and the answer.
 
     "Ann has 2. Bob has 3. How many?"   steps ("2", "5")   marks (9, 20): "2" follows from "Ann has 2.", "5" from "... has 3"
-
-    Attributes:
-        question: text of the question.
-        steps: texts of the steps, in order.
-        marks: for each step a character offset into `question`: the step can be inferred from `question[:mark]`. They never
-            descend.
-        answer: text of the answer.
     """
 
-    question: str
-    steps: tuple[str, ...]
+    question: str  # text of the question
+    steps: tuple[str, ...]  # texts of the steps, in order
+    # for each step a character offset into `question`: the step can be inferred from `question[:mark]`. They never descend.
     marks: tuple[int, ...]
-    answer: str
+    answer: str  # text of the answer
 
     def __post_init__(self) -> None:
         for name, text in (("question", self.question), ("answer", self.answer), *(("step", step) for step in self.steps)):
@@ -39,11 +33,10 @@ class Problem:
             raise InputError(f"an answer must not hold {ANSWER_SIGN!r}, which precedes answers, got {self.answer!r}")
         if len(self.marks) != len(self.steps):
             raise InputError(f"a problem needs one mark for each step, got {len(self.steps)} steps, {len(self.marks)} marks")
+        length = len(self.question)
         for mark in self.marks:
-            if not is_count(mark) or mark > len(self.question):
-                raise InputError(
-                    f"a mark must be an integer from 1 to the question's {len(self.question)} characters, got {mark!r}"
-                )
+            if not is_count(mark) or mark > length:
+                raise InputError(f"a mark must be an integer from 1 to the question's {length} characters, got {mark!r}")
         if any(earlier > later for earlier, later in itertools.pairwise(self.marks)):
             raise InputError(f"marks must not descend, got {list(self.marks)}; give the steps in the order of their marks")
 

@@ -126,8 +126,7 @@ def test_batch_takes_a_problem_as_long_as_its_rows_and_none_longer():
 
 
 @pytest.mark.parametrize(
-    ("phases", "message"),
-    [([4], "from 0 to 3, got 4"), ([-1], "from 0 to 3, got -1"), ([0, 0], "got 2 phases for 1 problems")],
+    ("phases", "message"), [([4], "from 0 to 3, got 4"), ([-1], "from 0 to 3, got -1"), ([0, 0], "got 2 phases for 1 problems")]
 )
 def test_batch_with_bad_phases_is_refused(phases: list[int], message: str):
     with pytest.raises(InputError, match=message):
