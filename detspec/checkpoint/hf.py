@@ -74,7 +74,6 @@ def save_hf(
     params: Params,
     *,
     tokenizer_json: str | None = None,
-    bos_id: int | None = None,
     eos_ids: Sequence[int] = (),
     max_shard_bytes: int | None = None,
     side_files_from: str | Path | None = None,
@@ -89,9 +88,7 @@ def save_hf(
     family = family_of(cfg)
     if path.exists() and not (path / "config.json").is_file():
         raise InputError(f"{path} exists and holds no config.json; it is not overwritten")
-    tokens: dict[str, Any] = {} if bos_id is None else {"bos_token_id": bos_id}
-    if eos_ids:
-        tokens["eos_token_id"] = list(eos_ids) if len(eos_ids) > 1 else eos_ids[0]
+    tokens = {"eos_token_id": list(eos_ids) if len(eos_ids) > 1 else eos_ids[0]} if eos_ids else {}
     with new_folder(path) as folder:
         write_json(folder / "config.json", {**describe(family, cfg), **tokens})
         write_json(folder / "generation_config.json", tokens)

@@ -142,7 +142,7 @@ def export(folder: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizers
     """Writes the model in bfloat16 and its tokenizer as a Hugging Face folder."""
     cfg, params = as_bfloat16(cfg, params)
     tokenizer_json = tokenizer.to_str(pretty=True)
-    save_hf(folder, cfg, params, tokenizer_json=tokenizer_json, bos_id=EOS_ID, eos_ids=(EOS_ID,))
+    save_hf(folder, cfg, params, tokenizer_json=tokenizer_json, eos_ids=(EOS_ID,))
 
 
 def as_bfloat16(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:

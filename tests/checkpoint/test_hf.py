@@ -42,7 +42,7 @@ def bits(params: Params) -> list[bytes]:
 
 def make_folder(path: Path, **changes: Any) -> Path:
     cfg = dataclasses.replace(TINY, **changes)
-    save_hf(path, cfg, init_params(cfg, jax.random.key(0)), bos_id=1, eos_ids=(2,))
+    save_hf(path, cfg, init_params(cfg, jax.random.key(0)), eos_ids=(2,))
     return path
 
 

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> str:
     """A Hugging Face folder of a backbone in bfloat16, with its tokenizer."""
     tokenizer = word_tokenizer(words_in(QUESTION, "5 A:"))
     params = init_params(CFG, jax.random.key(3))
-    save_hf(tmp_path / "hf", CFG, params, tokenizer_json=tokenizer.to_str(), bos_id=None, eos_ids=(0,))
+    save_hf(tmp_path / "hf", CFG, params, tokenizer_json=tokenizer.to_str(), eos_ids=(0,))
     return str(tmp_path / "hf")
 
 
