@@ -171,7 +171,8 @@ class ModelConfig:
             if not is_count(getattr(self, field)):
                 raise InputError(f"ModelConfig.{field} must be a positive integer, got {getattr(self, field)!r}")
         for field in ("rope_theta", "norm_eps", "sliding_rope_theta", "score_dim", "attn_softcap", "logit_softcap"):
-            value, optional = getattr(self, field), field not in ("rope_theta", "norm_eps")
+            value = getattr(self, field)
+            optional = field not in ("rope_theta", "norm_eps")
             if not (value is None and optional) and (not is_number(value) or not value > 0):
                 raise InputError(f"ModelConfig.{field} must be a positive number{' or None' * optional}, got {value!r}")
         for field in ("tie_embeddings", "qkv_bias", "o_bias", "qk_norm", "post_norms", "norm_plus_one", "scale_embeddings"):
@@ -215,7 +216,8 @@ class ModelConfig:
     @staticmethod
     def from_json(values: dict[str, Any]) -> "ModelConfig":
         """The config that `to_json` made `values` of; `TypeError` for a field that there is not."""
-        scaling, thinking = values.get("rope_scaling"), values.get("thinking")
+        scaling = values.get("rope_scaling")
+        thinking = values.get("thinking")
         rebuilt = {
             "rope_scaling": None if scaling is None else RopeScaling(**scaling),
             "thinking": None if thinking is None else ThinkingConfig(**thinking),

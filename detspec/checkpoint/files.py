@@ -176,7 +176,8 @@ def split_shards(tensors: dict[str, jax.Array | np.ndarray], max_shard_bytes: in
     for name, tensor in tensors.items():
         if shard and max_shard_bytes is not None and size + tensor.nbytes > max_shard_bytes:
             yield shard
-            shard, size = [], 0
+            shard = []
+            size = 0
         shard.append(name)
         size += tensor.nbytes
     yield shard

@@ -188,7 +188,8 @@ def read_params(folder: Path, names: TensorNames, shapes: Params, tensors: dict[
         if places[parts_of[path][0]].part is None:
             ((name, whole),) = arrays
             return whole, [] if all_finite(whole) else [name]
-        stack, infinite = aligned_empty(leaf.shape, leaf.dtype), []
+        stack = aligned_empty(leaf.shape, leaf.dtype)
+        infinite = []
         for name, array in arrays:
             stack[places[name].part] = array
             infinite += [] if all_finite(array) else [name]

@@ -21,7 +21,10 @@ from detspec.engine.probes import NUM_PROBES, Probes
 from detspec.engine.programs import Asked, Texts
 from detspec.thinking.thoughts import thought_lists
 
-ORDINARY, CERTIFIED, DIFFERS, NOT_TRIED = "ordinary", "certified", "differs", "not tried"
+ORDINARY = "ordinary"
+CERTIFIED = "certified"
+DIFFERS = "differs"
+NOT_TRIED = "not tried"
 TIMING_ROUNDS = 5
 
 
@@ -76,7 +79,8 @@ def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarra
         committed: `[batch]`, positions in use.
     """
     device = probes.device
-    every, number = device.config.max_requests, np.zeros(device.config.max_requests, np.int32)
+    every = device.config.max_requests
+    number = np.zeros(device.config.max_requests, np.int32)
     texts = Texts(np.zeros((every, device.config.max_len), np.int32), number, probes.replay_from())
     texts.tokens[: probes.batch] = tokens
     texts.length[: probes.batch] = committed

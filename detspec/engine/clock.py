@@ -27,12 +27,15 @@ class Clock:
             waited = now - self._since
             self.idle_s += waited
             self.visit_s += 0.1 * (min(waited, 2 * self.visit_s) - self.visit_s)  # a compilation is no visit
-        self._since, self._busy, self._lap = now, True, now
+        self._since = now
+        self._busy = True
+        self._lap = now
 
     def lap(self) -> float:
         """Seconds of work since the last lap, or since the device got something."""
         now = time.perf_counter()
-        seconds, self._lap = now - self._lap, now
+        seconds = now - self._lap
+        self._lap = now
         return seconds
 
     def free(self) -> None:
@@ -40,7 +43,8 @@ class Clock:
         if self._busy and self._since is not None:
             now = time.perf_counter()
             self.busy_s += now - self._since
-            self._since, self._busy = now, False
+            self._since = now
+            self._busy = False
 
     def stop(self) -> None:
         """Nothing is in flight: time until the next work is not counted."""

@@ -175,9 +175,11 @@ def plan_segment(
         prefill: the budget of a pass over prompts.
     """
     steps = max(1, segment_steps // plan.budget.window)
-    max_idle, min_live = NEVER, costs.smaller_batch + 1
+    max_idle = NEVER
+    min_live = costs.smaller_batch + 1
     if load.waiting:
-        max_idle, min_live = max(1, round(costs.visit_s * plan.batch / max(costs.step_s, 1e-9))), 1
+        max_idle = max(1, round(costs.visit_s * plan.batch / max(costs.step_s, 1e-9)))
+        min_live = 1
     passes = -(-num_windows(load.behind, prefill.window) * prefill.window // prefill.rows) + load.unread_chunks
     if load.num_ready == 0:
         return Segment(1, passes, steps - 1, max_idle, min_live)

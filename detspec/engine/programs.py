@@ -142,7 +142,8 @@ def run_segment(
         def step_fn(state: GenState) -> GenState:
             return dvr_step(weights.params, cfg, state, draft_fn=draft, schedule=schedule)[0]
 
-    arranged, chosen = _arranged(state, placement), jnp.asarray(placement.chosen)
+    arranged = _arranged(state, placement)
+    chosen = jnp.asarray(placement.chosen)
     takes_all = chosen.shape[0] == state.live.shape[0]  # then nothing is copied out of the state and back
     part = arranged if takes_all else take_sequences(arranged, chosen)
     num_sequences = jnp.asarray(placement.in_use)[chosen].sum(dtype=jnp.int32)

@@ -30,7 +30,8 @@ def find_stop(
 
     if place(len(ids)) < 0:
         return None
-    low, high = max(first, 1), len(ids)
+    low = max(first, 1)
+    high = len(ids)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if place(middle) >= 0 else (middle + 1, high)

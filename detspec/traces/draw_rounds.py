@@ -9,7 +9,11 @@ from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
 from detspec.viz.colours import BLUE, BROWN, FAINT, GREEN, MARK_COLOURS, RED, RULE, YELLOW
 from detspec.viz.shapes import Rect, block, draw_legend, label, remarks, subscript, with_gaps
 
-HEADING, LINE, GAP_LINE, CLOSING, LEGEND = 0.98, 1.02, 0.35, 0.75, 0.5
+HEADING = 0.98
+LINE = 1.02
+GAP_LINE = 0.35
+CLOSING = 0.75
+LEGEND = 0.5
 BLOCK = 0.29
 BLOCK_WIDTH = INNER - 0.16
 TEXT_SIZE = 7.0

@@ -31,7 +31,8 @@ from detspec.viz.colours import BLUE, BROWN, FAINT, GREY, INK, PALE_BLUE, TEAL
 from detspec.viz.saving import save_figure
 from detspec.viz.shapes import Rect, arrow, canvas, cylinder, label, remarks, subscript
 
-TITLE, HEADING = 0.6, 0.7
+TITLE = 0.6
+HEADING = 0.7
 STATE = Rect(0.02, -0.14, 0.42, 0.28)  # a state's box, from the left edge of a column's boxes and the line of L_in
 LAYERS = 0.5
 MIN_WIDTH = 10.6  # what the title and the legend need

@@ -13,8 +13,14 @@ from detspec.viz.colours import BLUE, FAINT, GREEN, GREY, MARK_COLOURS, RED, YEL
 from detspec.viz.saving import save_figure
 from detspec.viz.shapes import Rect, arrow, block, canvas, cylinder, draw_legend, label, printable, subscript, with_gaps
 
-COLUMN, GAP, MARGIN, LINE = 2.25, 0.8, 0.4, 0.31
-CYLINDER_TOP, CYLINDER_BODY, CYLINDER_WINDOW = 0.74, 0.5, 0.72  # its rim below a window's top, its blue and its coloured part
+COLUMN = 2.25
+GAP = 0.8
+MARGIN = 0.4
+LINE = 0.31
+# its rim below a window's top, its blue and its coloured part
+CYLINDER_TOP = 0.74
+CYLINDER_BODY = 0.5
+CYLINDER_WINDOW = 0.72
 TOKEN_CHARS = 11
 MAX_LINES = 18  # a longer window leaves out runs of tokens
 

@@ -10,12 +10,24 @@ from detspec.traces.thoughts import Thought, ThoughtTrace
 from detspec.viz.colours import BLUE, FAINT, INK
 from detspec.viz.shapes import Point, Rect, arrow, label, printable
 
-MARGIN, GUTTER, COLUMN, GAP_COLUMN, RIGHT = 0.4, 1.95, 1.52, 0.7, 1.45
-LEFT_EDGE, INNER = 0.16, 1.32  # where a column's boxes begin, and how wide they are
-CHIP_SIZE, CHIP_CHAR, CHIP_PAD, CHIP_LINE, CHIP_GAP = 6.5, 0.0544, 0.075, 0.23, 0.03
+MARGIN = 0.4
+GUTTER = 1.95
+COLUMN = 1.52
+GAP_COLUMN = 0.7
+RIGHT = 1.45
+# where a column's boxes begin, and how wide they are
+LEFT_EDGE = 0.16
+INNER = 1.32
+CHIP_SIZE = 6.5
+CHIP_CHAR = 0.0544
+CHIP_PAD = 0.075
+CHIP_LINE = 0.23
+CHIP_GAP = 0.03
 TOKEN_CHARS = 14
 MAX_COLUMNS = 7  # a longer prompt leaves out a run of chunks in the middle
-MAX_TOKENS, MAX_SAID = 32, 12  # most tokens drawn for a chunk, and for a thought or an answer
+# most tokens drawn for a chunk, and for a thought or an answer
+MAX_TOKENS = 32
+MAX_SAID = 12
 END = "<end>"
 
 

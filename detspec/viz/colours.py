@@ -1,6 +1,15 @@
 """Colours of pictures, and of the marks next to tokens."""
 
-BLUE, YELLOW, GREEN, RED, GREY = "#9dc3f0", "#ffe08a", "#b9e6a5", "#f5b0a8", "#d3d3d3"
-BROWN, TEAL, PALE_BLUE = "#e0c09a", "#a9ddd3", "#e6f0fb"
-INK, FAINT, HATCH_INK, RULE = "#222222", "#777777", "#4d7f3c", "#e2e2e2"
+BLUE = "#9dc3f0"
+YELLOW = "#ffe08a"
+GREEN = "#b9e6a5"
+RED = "#f5b0a8"
+GREY = "#d3d3d3"
+BROWN = "#e0c09a"
+TEAL = "#a9ddd3"
+PALE_BLUE = "#e6f0fb"
+INK = "#222222"
+FAINT = "#777777"
+HATCH_INK = "#4d7f3c"
+RULE = "#e2e2e2"
 MARK_COLOURS = {"✓": "#2e8b2e", "✗": "#c62828"}

@@ -12,7 +12,9 @@ from matplotlib.patches import Ellipse, FancyArrowPatch, FancyBboxPatch, Polygon
 from detspec.viz.colours import FAINT, HATCH_INK, INK
 
 HATCH = "xxxx"
-SANS, MONO = "DejaVu Sans", "DejaVu Sans Mono"  # matplotlib brings both along
+# matplotlib brings both along
+SANS = "DejaVu Sans"
+MONO = "DejaVu Sans Mono"
 
 ESCAPES = {"\n": "⏎", " ": "·", "\t": "\\t", "\r": "\\r"}
 Point = tuple[float, float]
