@@ -101,7 +101,7 @@ def run_thoughts(args: argparse.Namespace) -> int:
 def thought_lines(trace: "ThoughtTrace") -> list[str]:
     """A line per pass, a line per thought, and the answer."""
     lines = [
-        f"pass {number:2}: chunks {one.first:2} to {one.end - 1:2}, {one.accepted} of {len(one.guesses)} drafts accepted"
+        f"pass {number:2}: chunks {one.first:2} to {one.end - 1:2}, {one.accepted} of {len(one.drafts)} drafts accepted"
         f"{', 1 corrected' if one.rejected else ''}; read {one.read}, length {one.length}"
         for number, one in enumerate(trace.passes, 1)
     ]

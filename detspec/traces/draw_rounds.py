@@ -92,7 +92,7 @@ def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Co
     x = right + 0.12
     label(axes, x, top + 0.36, f"read {one.read}", size=9.0, ha="left", weight="bold")
     label(axes, x, top + 0.54, f"length {one.length}", size=9.0, ha="left", weight="bold")
-    outcome = f"{one.accepted} of {len(one.guesses)} right{', 1 corrected' if one.rejected else ''}"
+    outcome = f"{one.accepted} of {len(one.drafts)} right{', 1 corrected' if one.rejected else ''}"
     label(axes, x, top + 0.72, outcome, size=7.0, ha="left", color=FAINT)
 
 
@@ -102,7 +102,7 @@ def draw_verdict(axes: Axes, trace: ThoughtTrace, one: ThoughtPass, column: Colu
     depth = column.chunk - one.first
     name = subscript("Z", column.chunk)
     label(axes, column.left + BLOCK_WIDTH / 2, top + 0.12, given(trace, one, column.chunk), size=7.0, color=FAINT)
-    draw_block(axes, column, top + 0.21, YELLOW, f"{name}'", one.guesses[depth])
+    draw_block(axes, column, top + 0.21, YELLOW, f"{name}'", one.drafts[depth])
     if depth >= len(one.thoughts):
         draw_block(axes, column, top + 0.57, RED, name, Thought(("void",)))
         return
@@ -116,7 +116,7 @@ def given(trace: ThoughtTrace, one: ThoughtPass, chunk: int) -> str:
     """The state that `chunk` was read with: from the committed or guessed thought after the previous chunk."""
     if chunk == one.first:
         return state_text(chunk, trace.thoughts[chunk - 1] if chunk else Thought(), "")
-    return state_text(chunk, one.guesses[chunk - 1 - one.first], "'")
+    return state_text(chunk, one.drafts[chunk - 1 - one.first], "'")
 
 
 def state_text(chunk: int, before: Thought, sign: str) -> str:

@@ -113,7 +113,7 @@ def _pass_between(model: Model, before: _Seen, after: _Seen, *, most: int) -> Th
     """The pass that led from `before` to `after`; it had room for `most` chunks."""
     return ThoughtPass(
         first=before.read,
-        guesses=_thoughts(model, before.thoughts[before.read : min(before.end, before.read + most)]),
+        drafts=_thoughts(model, before.thoughts[before.read : min(before.end, before.read + most)]),
         accepted=after.num_accepted - before.num_accepted,
         thoughts=_thoughts(model, after.thoughts[before.read : after.read]),
         read=after.read,

@@ -36,19 +36,19 @@ class ThoughtPass:
     """
 
     first: int  # the first chunk it read; thoughts after earlier chunks were committed before
-    guesses: tuple[Thought, ...]  # the guessed thought after each chunk it read
-    accepted: int  # how many leading guesses were right
-    thoughts: tuple[Thought, ...]  # what it committed: the right guesses, then its own thought in place of the first wrong one
+    drafts: tuple[Thought, ...]  # the drafted thought after each chunk it read
+    accepted: int  # how many leading drafts were right
+    thoughts: tuple[Thought, ...]  # what it committed: the right drafts, then its own thought in place of the first wrong one
     read: int  # chunks whose thoughts are committed after it
     length: int  # valid cache slots after it
 
     def __post_init__(self) -> None:
-        if not 0 <= self.accepted <= len(self.guesses):
-            raise InputError(f"accepted must be between 0 and {len(self.guesses)} (guesses), got {self.accepted}")
-        committed = min(self.accepted + 1, len(self.guesses))
+        if not 0 <= self.accepted <= len(self.drafts):
+            raise InputError(f"accepted must be between 0 and {len(self.drafts)} (drafts), got {self.accepted}")
+        committed = min(self.accepted + 1, len(self.drafts))
         if len(self.thoughts) != committed:
             raise InputError(
-                f"a pass that accepts {self.accepted} of {len(self.guesses)} guesses commits {committed} thoughts, "
+                f"a pass that accepts {self.accepted} of {len(self.drafts)} drafts commits {committed} thoughts, "
                 f"got {len(self.thoughts)}"
             )
         if self.read != self.first + committed:
@@ -60,12 +60,12 @@ class ThoughtPass:
     @property
     def end(self) -> int:
         """One past the last chunk it read."""
-        return self.first + len(self.guesses)
+        return self.first + len(self.drafts)
 
     @property
     def rejected(self) -> bool:
-        """Whether a guess was wrong."""
-        return self.accepted < len(self.guesses)
+        """Whether a draft was rejected."""
+        return self.accepted < len(self.drafts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -219,8 +219,8 @@ def test_save_thoughts_writes_a_deterministic_svg_and_a_png(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"accepted": 6}, r"between 0 and 5 \(guesses\), got 6"),
-        ({"accepted": 2}, "accepts 2 of 5 guesses commits 3 thoughts, got 2"),
+        ({"accepted": 6}, r"between 0 and 5 \(drafts\), got 6"),
+        ({"accepted": 2}, "accepts 2 of 5 drafts commits 3 thoughts, got 2"),
         ({"read": 3}, "commits 2 thoughts from chunk 0 on has read 2 chunks, got 3"),
     ],
 )

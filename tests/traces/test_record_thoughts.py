@@ -69,7 +69,7 @@ def test_trace_agrees_with_the_state_of_the_reading(trivial: ThoughtTrace, final
 def test_trace_of_trivial_guesses_takes_a_round_for_every_thought(trivial: ThoughtTrace):
     assert trivial.thoughts[0] == Thought()
     assert 5 < sum(not thought.trivial for thought in trivial.thoughts) < 11
-    assert all(guess.trivial for one in trivial.passes for guess in one.guesses)
+    assert all(guess.trivial for one in trivial.passes for guess in one.drafts)
     assert sum(one.rejected for one in trivial.passes) == sum(not thought.trivial for thought in trivial.thoughts)
     assert trivial.passes[0].accepted == 1
 
@@ -78,18 +78,18 @@ def test_trace_of_good_guesses_commits_the_same_in_fewer_passes(trivial: Thought
     assert sequential.thoughts == trivial.thoughts
     assert sequential.answer == trivial.answer
     assert len(sequential.passes) < len(trivial.passes)
-    assert not all(guess.trivial for guess in sequential.passes[0].guesses)
+    assert not all(guess.trivial for guess in sequential.passes[0].drafts)
 
 
 @pytest.mark.parametrize("name", ["none", "self"])
 def test_trace_passes_hold_what_fits_and_commit_by_index(name: str, request: pytest.FixtureRequest):
     trace: ThoughtTrace = request.getfixturevalue(name)
     for one in trace.passes:
-        assert len(one.guesses) == min(64 // C, 11 - one.first)
-        assert one.guesses[: one.accepted] == one.thoughts[: one.accepted]
+        assert len(one.drafts) == min(64 // C, 11 - one.first)
+        assert one.drafts[: one.accepted] == one.thoughts[: one.accepted]
         assert one.length == one.read * C
         if one.rejected:
-            assert one.guesses[one.accepted] != one.thoughts[one.accepted]
+            assert one.drafts[one.accepted] != one.thoughts[one.accepted]
     assert [token_id(token) for chunk in trace.chunks for token in chunk] == list(PROMPT)
     assert [len(chunk) for chunk in trace.chunks] == [C] * 11 + [3]
 
