@@ -99,7 +99,7 @@ def _places(document: Any) -> Any:
 
 
 def outcome(read: Callable[[], Any]) -> Any:
-    """What `read` returns, or the `InputError` that it raises; either within five seconds of this process, and the message is short."""
+    """What `read` returns, or the `InputError` with a short message that it raises; either within five seconds of processor time."""
     start = time.process_time()
     try:
         found = read()
