@@ -39,6 +39,7 @@ def generate(
         try:
             while run.fill() and not signals.received:
                 run.take(engine.step())
+                run.show()
         finally:
             updates = engine.stop()  # what is on the device ends, the rest is dropped
         run.take(updates)
@@ -84,8 +85,6 @@ class _Run:
 
     def take(self, updates: Sequence[Update]) -> None:
         """Keeps the completions among `updates`."""
-        self._progress.segment(self._engine.num_tokens - self._num_committed, self._engine.num_live)
-        self._num_committed = self._engine.num_tokens
         for completion in (update.completion for update in updates if update.completion is not None):
             entry = self._in_flight[completion.id]
             self._keep(entry[0], entry[1], completion)
@@ -96,3 +95,8 @@ class _Run:
             self.num_tokens += len(completion.token_ids)
             self.counters += completion.stats
             self._progress.finished(acceptance=self.counters.draft_acceptance_rate)
+
+    def show(self) -> None:
+        """Shows what the last segment brought."""
+        self._progress.segment(self._engine.num_tokens - self._num_committed, self._engine.num_live)
+        self._num_committed = self._engine.num_tokens

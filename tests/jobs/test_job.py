@@ -89,7 +89,7 @@ def test_output_has_the_order_and_the_keys_it_promises(reference):
 
 def test_conversation_is_rendered_and_continued(one_row, monkeypatch):
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ mark }}{% endfor %}", {})
-    monkeypatch.setattr(one_row, "model", dataclasses.replace(one_row.model, chat_template=template))
+    monkeypatch.setattr(one_row.device, "model", dataclasses.replace(one_row.model, chat_template=template))
     talk = [{"role": "user", "content": "def f(x):"}, {"role": "assistant", "content": "    return 'é'"}]
     chat = line(id="text", messages=talk, chat_template_kwargs={"mark": "\n"})
     text = line(id="text", prompt="def f(x):\n    return 'é'\n")
@@ -125,7 +125,7 @@ def test_job_of_ordinary_requests_certifies_nothing_until_one_is_not(one_row, tm
     engine = Engine(one_row.model, one_row.config)
     lines = [line(id=str(i), prompt_token_ids=[i], sampling={"deterministic": False}) for i in range(3)]
     job(engine, lines, tmp_path / "out.jsonl")
-    assert [plan.label for plan in engine.certificates] == ["fast[1]"]
+    assert [plan.label for plan in engine.certificates] == ["ordinary[1]"]
     with Prompts(str(tmp_path / "in.jsonl")) as prompts:
         assert "1 to compile at most: fast[1]" in plan_job(engine, JobSpec(prompts, DEFAULTS), None)
     job(engine, [*lines, line(id="strict", prompt_token_ids=[1])], tmp_path / "out.jsonl")
