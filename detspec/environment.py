@@ -42,11 +42,9 @@ FAST_BLOCKS = {
 def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: ModelConfig | None = None) -> Schedule:
     """The default schedule of a device, for a model if one is given; it uses kernels if the device has them.
 
-    Args:
-        platform: "cpu", "gpu" or "tpu".
-        device_kind: as jax names it.
-        capability: compute capability of a GPU, such as "9.0". Other GPUs than Hopper run the reference attention and warn.
-        cfg: the model; on a GPU, wide heads need shorter pages, and many query heads per KV head need shorter tiles.
+    `platform` is "cpu", "gpu" or "tpu", and `device_kind` as jax names it. GPUs of another compute `capability` than Hopper's
+    "9.0" run the reference attention and warn. On a GPU, wide heads need shorter pages, and many query heads per KV head
+    shorter tiles.
     """
     schedule = DEFAULT_SCHEDULES[platform]
     if platform == "gpu" and capability != HOPPER:

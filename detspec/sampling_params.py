@@ -172,15 +172,10 @@ def sampling_arrays(
 ) -> SamplingArrays:
     """Stacks the parameters of `B` requests into per-row arrays of numpy, which programs take as they are.
 
-    Args:
-        params: parameters of each sequence.
-        prompt_lens: number of prompt tokens of each sequence; 0 if None.
-        eos_ids: the model's end-of-sequence tokens.
-        max_stop_ids: room for stop tokens of one sequence; just enough if None.
-        max_logit_bias: room for biased tokens of one sequence; just enough if None.
+    `prompt_lens` are their numbers of prompt tokens, 0 if None. `max_stop_ids` and `max_logit_bias` are the room for stop
+    tokens and biased tokens of one request, just enough if None. `eos_ids` are the model's end-of-sequence tokens.
 
-    Raises:
-        InputError: a sequence has more stop tokens or biased tokens than there is room for.
+    Raises `InputError` if a request has more stop tokens or biased tokens than there is room for.
     """
     stop_ids = [all_stop_ids(p, eos_ids) for p in params]
     bias_ids = [[token for token, _ in p.logit_bias] for p in params]

@@ -34,16 +34,11 @@ def save_native(
 ) -> Future[Path]:
     """Writes `params` to the folder `path` in the background; an existing folder of ours is replaced when all is on disk.
 
-    Args:
-        path: where to.
-        cfg, params: the model; arrays are immutable, so generation and training may go on.
-        side_files_from: a folder whose tokenizer, chat template and generation config are taken along.
+    Arrays are immutable, so generation and training may go on. Tokenizer, chat template and generation config are taken along
+    from the folder `side_files_from`. Returns a future of the path; its `result()` waits, and raises what went wrong. The
+    interpreter waits for it at its end.
 
-    Returns:
-        A future of the path; its `result()` waits, and raises what went wrong. The interpreter waits for it at its end.
-
-    Raises:
-        InputError: `path` exists and is no folder of ours.
+    Raises `InputError` if `path` exists and is no folder of ours.
     """
     path = Path(path).resolve()
     if path.exists() and not (path / MANIFEST_NAME).is_file():

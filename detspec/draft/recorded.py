@@ -12,12 +12,8 @@ from detspec.state import Draft, GenState
 def recorded_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
     """`DraftSource.draft` that proposes `tokens[b, committed : committed + W - 1]`.
 
-    Args:
-        draft_params: `(tokens, length)`. `tokens [B, T]` int32 are whole sequences from position 0, and `length [B]` int32
-            says how many of their positions are in use: nothing is drafted past them.
-        params, cfg: not read.
-        state: of the `B` sequences.
-        schedule: its window is `W`.
+    `draft_params` are `(tokens, length)`: `tokens [B, T]` int32 are whole sequences from position 0, and `length [B]` int32
+    says how many of their positions are in use. Nothing is drafted past them.
     """
     tokens, length = draft_params
     W = schedule.budget.window

@@ -95,9 +95,8 @@ def needed_plans(config: EngineConfig, schedule: Schedule, num_requests: int, *,
 def choose(plans: Mapping[Plan, float], tokens: Mapping[Plan, float]) -> Plan:
     """The plan with the most expected tokens per second.
 
-    Args:
-        plans: seconds that a step of each candidate takes with its batch full. Not empty.
-        tokens: tokens that one step of each candidate is expected to commit.
+    `plans`, not empty, has the seconds that a step of each candidate takes with its batch full, `tokens` those it should
+    commit.
     """
     return max(plans, key=lambda plan: tokens[plan] / plans[plan])
 

@@ -66,15 +66,10 @@ def score(
     max_len = max_len or max(schedule.budget.window, *(len(text) + 1 for text in sequences))
     sampling = [SamplingParams(max_tokens=1, thinking=False)] * len(sequences)
     state = start_state(cfg, sequences, sampling, eos_ids=(), max_len=max_len, schedule=schedule)
-    replayed, _ = _score(params, cfg, state, schedule=schedule)
+    replayed, _ = _replay(params, cfg, state, schedule=schedule, choose=False)
     logprobs = np.array(replayed.logprobs)
     logprobs[:, 0] = np.nan
     return [found[: len(text)] for found, text in zip(logprobs, sequences, strict=True)]
-
-
-@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
-def _score(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> tuple[Replayed, GenState]:
-    return replay(params, cfg, state, schedule=schedule, choose=False)
 
 
 def replay(
@@ -150,3 +145,6 @@ def replay(
         _, (replayed, cache) = run_passes(run_pass, (empty, state.cache), state.tokens, given, schedule=schedule)
     length = jnp.where(state.live, state.committed - 1, state.cache.length)
     return replayed, state.replace(cache=cache.replace(length=length))
+
+
+_replay = jax.jit(replay, static_argnames=("cfg", "schedule", "choose"), donate_argnames=("state",))
