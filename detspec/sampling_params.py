@@ -15,6 +15,7 @@ MAX_LOGPROBS = 20
 # What stands in a row of its own for each request as it is.
 PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 ROW_FIELDS = {**dict.fromkeys(("temperature", "top_p", "min_p", *PENALTIES), np.float32), "top_k": np.int32, "seed": np.uint32}
+KINDS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)}  # what is taken for a number of either kind
 OPTIONAL = ("prompt_logprobs", "thinking")  # fields that may be None
 
 
@@ -110,13 +111,7 @@ class SamplingParams:
 
 def _checked(name: str, value: Any, kind: type, holds: Callable[[Any], bool], sentence: str) -> Any:
     """`value` as `kind`; a bool does not count as a number."""
-    kinds: dict[type, tuple[type, ...]] = {
-        bool: (bool,),
-        str: (str,),
-        int: (int, np.integer),
-        float: (int, float, np.integer, np.floating),
-    }
-    if (isinstance(value, bool) and kind is not bool) or not isinstance(value, kinds[kind]) or not holds(value):
+    if (isinstance(value, bool) and kind is not bool) or not isinstance(value, KINDS.get(kind, kind)) or not holds(value):
         raise InputError(f"sampling parameter {name} must be {sentence}, got {value!r}")
     return kind(value)
 

@@ -71,7 +71,8 @@ FIXED = {
 }
 NO_SLIDING = {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
 # Keys for which null is a value; any other key that is null counts as left out.
-NULLABLE = frozenset({"sliding_window", "final_logit_softcapping", "attn_logit_softcapping"})
+SOFTCAP_KEYS = ("final_logit_softcapping", "attn_logit_softcapping")
+NULLABLE = frozenset({"sliding_window", *SOFTCAP_KEYS})
 
 
 def _past_max_window_layers(index: int, hf_config: HfConfig) -> bool:
@@ -142,12 +143,7 @@ GEMMA3 = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     fields=GEMMA_FIELDS,
-    defaults={
-        **GEMMA2.defaults,
-        "max_position_embeddings": 131072,
-        "final_logit_softcapping": None,
-        "attn_logit_softcapping": None,
-    },
+    defaults={**GEMMA2.defaults, "max_position_embeddings": 131072, **dict.fromkeys(SOFTCAP_KEYS)},
     traits={**GEMMA2.traits, "qk_norm": True},
     fixed={**GEMMA2.fixed, "attn_logit_softcapping": None},  # transformers reads it and does not apply it
     slides=lambda index, hf_config: (index + 1) % sliding_pattern(hf_config) != 0,
