@@ -30,11 +30,7 @@ from detspec.model.params import init_params, num_params, params_bytes
 
 @dataclasses.dataclass(frozen=True)
 class BenchSettings:
-    """What is measured.
-
-    Raises:
-        InputError: an unknown mode, a share outside 0 .. 100, or nothing to measure.
-    """
+    """What is measured; `InputError` for an unknown mode, a share outside 0 .. 100, or nothing to measure."""
 
     batches: Sequence[int] = (1, 8, 32)  # numbers of requests in flight
     # some of "ordinary" (nothing is verified; always measured, for comparison), "canonical" (one canonical row per request),

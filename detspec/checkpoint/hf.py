@@ -47,8 +47,7 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
         sharding: where each array goes, straight from host memory: one `jax.sharding.Sharding` for all, or a pytree of them
             like the parameters; the default device if None.
 
-    Raises:
-        InputError: one error that names everything that is missing, damaged, unknown or unsupported.
+    Raises one `InputError` that names everything that is missing, damaged, unknown or unsupported.
     """
     path = Path(path)
     problems = Problems(path)

@@ -75,9 +75,8 @@ def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn
             the parameters; the first device if None.
         weights_fn: declares the weights of a config.
 
-    Raises:
-        InputError: no manifest, a damaged one or one of a later format; weights that are missing, damaged, or not those of
-            the manifest.
+    Raises `InputError` for no manifest, a damaged one or one of a later format, and for weights that are missing, damaged, or
+    not those of the manifest.
     """
     path = Path(path).resolve()
     manifest = _read_manifest(path)

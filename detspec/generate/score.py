@@ -48,7 +48,6 @@ def score(
     The texts are read without thoughts, as generation with `SamplingParams(thinking=False)` reads them.
 
     Args:
-        params, cfg: the model.
         sequences: token ids of `B` texts of any lengths; the bits do not depend on which texts are scored together.
         schedule: of the canonical pass; the device's default if None.
         max_len: positions of a sequence, at least one more than the longest text; by default just enough. Calls with equal
@@ -85,9 +84,7 @@ def replay(
     """Reads the committed tokens of every live sequence as given text, teacher-forced, all windows packed into passes.
 
     Args:
-        params, cfg: the model.
         state: keys and values before each sequence's start must be in its cache.
-        schedule: of the canonical pass.
         choose: whether targets are wanted, whose noise takes time.
         top_k: how many of the likeliest tokens are wanted at every position.
         start: `[B]` int32, first position to feed; by default `cache.length`, 0 for sequences just inserted.

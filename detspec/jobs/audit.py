@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -85,10 +84,6 @@ class AuditReport:
             if len(self.differences) > MOST_SHOWN:
                 lines.append(f"  and {len(self.differences) - MOST_SHOWN} more")
         return "\n".join(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON."""
-        return dataclasses.asdict(self)
 
 
 def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_requests: int = 32) -> AuditReport:

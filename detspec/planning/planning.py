@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, is_count
-from detspec.draft.recorded import RECORDED
+from detspec.draft.given import RECORDED
 from detspec.draft.source import Drafter, draft_fn
 from detspec.errors import InputError
 from detspec.generate.init import init_state

@@ -1,4 +1,4 @@
-"""Drafts read from given text: a recorded completion, or any text at all."""
+"""Drafts that cost nothing: none at all, which is plain canonical decoding, or tokens read from given text."""
 
 import jax.numpy as jnp
 
@@ -7,6 +7,24 @@ from detspec.draft.source import DraftParams, DraftSource, costs_nothing, draft_
 from detspec.model.params import Params
 from detspec.schedule import Schedule
 from detspec.state import Draft, GenState
+from detspec.thinking.drafts import draft_no_thoughts
+
+
+def no_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
+    """`DraftSource.draft` that proposes nothing, for windows of any length."""
+    B = state.tokens.shape[0]
+    W = schedule.budget.window
+    return Draft(
+        tokens=jnp.zeros((B, W - 1), jnp.int32),
+        logprobs=jnp.zeros((B, W - 1), jnp.float32),
+        count=jnp.zeros(B, jnp.int32),
+        final=jnp.zeros(B, bool),
+        cache=state.cache,
+        state=state.draft,
+    )
+
+
+NONE = DraftSource("none", no_state, no_draft, costs_nothing, executes=False, prior_acceptance=0.0, think=draft_no_thoughts)
 
 
 def recorded_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
