@@ -53,15 +53,10 @@ class _Asked(NamedTuple):
 
 
 def pack_requests(state: GenState, entries: Sequence[Entry], eos_ids: Sequence[int]) -> Requests:
-    """Checked requests for states like `state`, whose shapes are read and nothing else.
+    """Checked requests for states like `state`, whose shapes are read and nothing else; places of `entries` all differ.
 
-    Args:
-        state: of the sequences.
-        entries: one for each request, their places all different.
-        eos_ids: the model's end-of-sequence tokens.
-
-    Raises:
-        InputError: a request has more stop tokens or biased tokens than there is room for, or a drafted thought is unsound.
+    Raises `InputError` if a request has more stop tokens or biased tokens than there is room for, or a drafted thought is
+    unsound.
     """
     num_sequences, max_len = state.tokens.shape
     sampling = [entry.sampling for entry in entries]

@@ -64,16 +64,9 @@ class Limits(NamedTuple):
 def run(
     state: GenState, step_fn: Callable[[GenState], GenState], *, limits: Limits, num_sequences: jax.Array | None = None
 ) -> tuple[GenState, jax.Array]:
-    """Steps under `lax.while_loop` until one of `limits` is reached.
+    """Steps `state` under `lax.while_loop` until one of `limits` is reached; returns it and how many steps there were, int32.
 
-    Args:
-        state: of the sequences.
-        step_fn: one step.
-        limits: when to end.
-        num_sequences: int32, how many sequences are in use: those of them that are not live idle. None counts no idling.
-
-    Returns:
-        The state, and how many steps there were, int32.
+    `num_sequences`, int32, is how many sequences are in use: those of them that are not live idle. None counts no idling.
     """
 
     def going(carry: _Run) -> jax.Array:
