@@ -18,7 +18,7 @@ GEMMA: dict[str, Any] = {
 }
 GEMMA_2: dict[str, Any] = {**GEMMA, "attn_softcap": 50.0, "logit_softcap": 30.0, "sliding_window": 4096}
 GEMMA_3: dict[str, Any] = {**GEMMA, "qk_norm": True, "rope_theta": 1e6, "sliding_rope_theta": 1e4}
-LONG_GEMMA_3: dict[str, Any] = {**GEMMA_3, "rope_scaling": RopeScaling("linear", factor=8.0), "sliding_window": 1024}
+LONG_GEMMA: dict[str, Any] = {**GEMMA_3, "rope_scaling": RopeScaling("linear", factor=8.0), "sliding_window": 1024}
 
 
 def llama3_scaling(factor: float) -> RopeScaling:
@@ -58,11 +58,9 @@ PRESETS = {
     "gemma3_1b": model(
         26, 1152, 4, 1, 256, 6912, 262144, 32768, **GEMMA_3, score_dim=256, sliding_window=512, sliding_layers=sixth_full(26)
     ),
-    "gemma3_4b": model(
-        34, 2560, 8, 4, 256, 10240, 262208, 131072, **LONG_GEMMA_3, score_dim=256, sliding_layers=sixth_full(34)
-    ),
+    "gemma3_4b": model(34, 2560, 8, 4, 256, 10240, 262208, 131072, **LONG_GEMMA, score_dim=256, sliding_layers=sixth_full(34)),
     "gemma3_27b": model(
-        62, 5376, 32, 16, 128, 21504, 262208, 131072, **LONG_GEMMA_3, score_dim=168, sliding_layers=sixth_full(62)
+        62, 5376, 32, 16, 128, 21504, 262208, 131072, **LONG_GEMMA, score_dim=168, sliding_layers=sixth_full(62)
     ),
 }
 
