@@ -51,7 +51,9 @@ def init_cache(
     page = numerics.page
     dtype = jnp.dtype(numerics.cache_dtype)
     max_pages = -(-max_len // page)
-    table = identity_table(max_requests, max_pages) if num_pages is None else jnp.zeros((max_requests, max_pages), jnp.int32)
+    table = jnp.zeros((max_requests, max_pages), jnp.int32)
+    if num_pages is None:  # sequences own consecutive pages, one after the other
+        table = 1 + jnp.arange(max_requests * max_pages, dtype=jnp.int32).reshape(max_requests, max_pages)
     num_pages = 1 + (max_requests * max_pages if num_pages is None else num_pages)
     head_dim = numerics.cache_head_dim(cfg.head_dim)
     values = (num_pages, cfg.num_kv_heads, page, head_dim)
@@ -62,11 +64,6 @@ def init_cache(
         page_table=table,
         length=jnp.zeros(max_requests, jnp.int32),
     )
-
-
-def identity_table(max_requests: int, max_pages: int) -> jax.Array:
-    """The page table `[max_requests, max_pages]` of sequences that own consecutive pages, one after the other."""
-    return 1 + jnp.arange(max_requests * max_pages, dtype=jnp.int32).reshape(max_requests, max_pages)
 
 
 def cache_bytes(cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: Numerics, num_pages: int | None = None) -> int:

@@ -28,29 +28,20 @@ def is_number(value: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched for positions beyond the original training length.
+    """How rotary frequencies are stretched for positions beyond the original training length."""
 
-    Attributes:
-        kind: "linear": all frequencies by `1/factor`. "llama3": long wavelengths by `1/factor`, short ones not at all, those
-            between by a blend (Llama 3.1). "yarn": a ramp between both, and attention sharpened by `attention_factor`
-            (Peng et al. 2023, arXiv 2309.00071).
-        factor: of the extension, at least 1.
-        original_max_position: length before the extension, in tokens; "llama3" and "yarn".
-        low_freq_factor, high_freq_factor: the blend of "llama3" lies between wavelengths of `original_max_position` over these.
-        beta_fast, beta_slow: the ramp of "yarn" lies between frequencies that turn this often within `original_max_position`.
-        truncate: the ramp of "yarn" begins and ends at whole dimensions.
-        attention_factor: scale of cosines and sines under "yarn".
-    """
-
+    # "linear": all frequencies by `1/factor`. "llama3": long wavelengths by `1/factor`, short ones not at all, those between by
+    # a blend (Llama 3.1). "yarn": a ramp between both, and attention sharpened by `attention_factor` (Peng et al. 2023, arXiv
+    # 2309.00071).
     kind: str
-    factor: float
-    original_max_position: int = 0
-    low_freq_factor: float = 1.0
+    factor: float  # by which the length is extended, at least 1
+    original_max_position: int = 0  # length before the extension, in tokens; "llama3" and "yarn"
+    low_freq_factor: float = 1.0  # the blend of "llama3" lies between wavelengths of `original_max_position` over these
     high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
+    beta_fast: float = 32.0  # the ramp of "yarn" lies between frequencies that turn this often within `original_max_position`
     beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float = 1.0
+    truncate: bool = True  # the ramp of "yarn" begins and ends at whole dimensions
+    attention_factor: float = 1.0  # scale of cosines and sines under "yarn"
 
     def __post_init__(self) -> None:
         if self.kind not in ROPE_SCALINGS:

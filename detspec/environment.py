@@ -29,24 +29,15 @@ TILE_ROWS = 128  # query rows that a Hopper GPU's registers hold: positions of a
 # The frozen `FastPath` (`block_pages`, `splits`) of decoding, by a substring of the device's kind. Two pages per step keep a
 # TPU's registers busy; two splits keep both TensorCores of a v4 or v5p (kind "TPU v5") busy for one sequence. On a GPU a
 # sequence takes `K * splits` thread blocks for 132 processors: 8 heads x 16. None of these values has been measured.
-FAST_BLOCKS = {
-    "TPU v4": (2, 2),
-    "TPU v5 lite": (2, 1),
-    "TPU v5": (2, 2),
-    "TPU v6": (2, 1),
-    "TPU7x": (2, 1),
-    "NVIDIA H": (1, 16),
-}
+FAST_PATHS = {"TPU v4": (2, 2), "TPU v5 lite": (2, 1), "TPU v5": (2, 2), "TPU v6": (2, 1), "TPU7x": (2, 1), "NVIDIA H": (1, 16)}
 
 
 def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: ModelConfig | None = None) -> Schedule:
     """The default schedule of a device, for a model if one is given; it uses kernels if the device has them.
 
-    Args:
-        platform: "cpu", "gpu" or "tpu".
-        device_kind: as jax names it.
-        capability: compute capability of a GPU, such as "9.0". Other GPUs than Hopper run the reference attention and warn.
-        cfg: the model; on a GPU, wide heads need shorter pages, and many query heads per KV head need shorter tiles.
+    `platform` is "cpu", "gpu" or "tpu", and `device_kind` as jax names it. GPUs of another compute `capability` than Hopper's
+    "9.0" run the reference attention and warn. On a GPU, wide heads need shorter pages, and many query heads per KV head
+    shorter tiles.
     """
     schedule = DEFAULT_SCHEDULES[platform]
     if platform == "gpu" and capability != HOPPER:
@@ -56,7 +47,7 @@ def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: Mod
             stacklevel=2,
         )
     elif platform != "cpu":
-        block_pages, splits = next((blocks for kind, blocks in FAST_BLOCKS.items() if kind in device_kind), (1, 1))
+        block_pages, splits = next((blocks for kind, blocks in FAST_PATHS.items() if kind in device_kind), (1, 1))
         schedule = schedule.with_numerics(implementation=f"pallas_{platform}")
         schedule = dataclasses.replace(schedule, fast_path=FastPath(block_pages, splits))
         if platform == "gpu" and cfg is not None:

@@ -18,7 +18,7 @@ GEMMA: dict[str, Any] = {
 }
 GEMMA_2: dict[str, Any] = {**GEMMA, "attn_softcap": 50.0, "logit_softcap": 30.0, "sliding_window": 4096}
 GEMMA_3: dict[str, Any] = {**GEMMA, "qk_norm": True, "rope_theta": 1e6, "sliding_rope_theta": 1e4}
-LONG_GEMMA_3: dict[str, Any] = {**GEMMA_3, "rope_scaling": RopeScaling("linear", factor=8.0), "sliding_window": 1024}
+LONG_GEMMA: dict[str, Any] = {**GEMMA_3, "rope_scaling": RopeScaling("linear", factor=8.0), "sliding_window": 1024}
 
 
 def llama3_scaling(factor: float) -> RopeScaling:
@@ -26,7 +26,7 @@ def llama3_scaling(factor: float) -> RopeScaling:
     return RopeScaling("llama3", factor=factor, original_max_position=8192, low_freq_factor=1.0, high_freq_factor=4.0)
 
 
-def every_sixth_full(num_layers: int) -> tuple[bool, ...]:
+def sixth_full(num_layers: int) -> tuple[bool, ...]:
     """Gemma 3's pattern: five sliding layers, then one with full attention."""
     return tuple((index + 1) % 6 != 0 for index in range(num_layers))
 
@@ -56,24 +56,11 @@ PRESETS = {
     "qwen3_8b": model(36, 4096, 32, 8, 128, 12288, 151936, 40960, **QWEN, qk_norm=True),
     "gemma2_2b": model(26, 2304, 8, 4, 256, 9216, 256000, 8192, **GEMMA_2, score_dim=256, sliding_layers=(True, False) * 13),
     "gemma3_1b": model(
-        26,
-        1152,
-        4,
-        1,
-        256,
-        6912,
-        262144,
-        32768,
-        **GEMMA_3,
-        score_dim=256,
-        sliding_window=512,
-        sliding_layers=every_sixth_full(26),
+        26, 1152, 4, 1, 256, 6912, 262144, 32768, **GEMMA_3, score_dim=256, sliding_window=512, sliding_layers=sixth_full(26)
     ),
-    "gemma3_4b": model(
-        34, 2560, 8, 4, 256, 10240, 262208, 131072, **LONG_GEMMA_3, score_dim=256, sliding_layers=every_sixth_full(34)
-    ),
+    "gemma3_4b": model(34, 2560, 8, 4, 256, 10240, 262208, 131072, **LONG_GEMMA, score_dim=256, sliding_layers=sixth_full(34)),
     "gemma3_27b": model(
-        62, 5376, 32, 16, 128, 21504, 262208, 131072, **LONG_GEMMA_3, score_dim=168, sliding_layers=every_sixth_full(62)
+        62, 5376, 32, 16, 128, 21504, 262208, 131072, **LONG_GEMMA, score_dim=168, sliding_layers=sixth_full(62)
     ),
 }
 

@@ -15,6 +15,7 @@ MAX_LOGPROBS = 20
 # What stands in a row of its own for each request as it is.
 PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 ROW_FIELDS = {**dict.fromkeys(("temperature", "top_p", "min_p", *PENALTIES), np.float32), "top_k": np.int32, "seed": np.uint32}
+KINDS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)}  # what is taken for a number of either kind
 OPTIONAL = ("prompt_logprobs", "thinking")  # fields that may be None
 
 
@@ -110,13 +111,7 @@ class SamplingParams:
 
 def _checked(name: str, value: Any, kind: type, holds: Callable[[Any], bool], sentence: str) -> Any:
     """`value` as `kind`; a bool does not count as a number."""
-    kinds: dict[type, tuple[type, ...]] = {
-        bool: (bool,),
-        str: (str,),
-        int: (int, np.integer),
-        float: (int, float, np.integer, np.floating),
-    }
-    if (isinstance(value, bool) and kind is not bool) or not isinstance(value, kinds[kind]) or not holds(value):
+    if (isinstance(value, bool) and kind is not bool) or not isinstance(value, KINDS.get(kind, kind)) or not holds(value):
         raise InputError(f"sampling parameter {name} must be {sentence}, got {value!r}")
     return kind(value)
 
@@ -172,15 +167,10 @@ def sampling_arrays(
 ) -> SamplingArrays:
     """Stacks the parameters of `B` requests into per-row arrays of numpy, which programs take as they are.
 
-    Args:
-        params: parameters of each sequence.
-        prompt_lens: number of prompt tokens of each sequence; 0 if None.
-        eos_ids: the model's end-of-sequence tokens.
-        max_stop_ids: room for stop tokens of one sequence; just enough if None.
-        max_logit_bias: room for biased tokens of one sequence; just enough if None.
+    `prompt_lens` are their numbers of prompt tokens, 0 if None. `max_stop_ids` and `max_logit_bias` are the room for stop
+    tokens and biased tokens of one request, just enough if None. `eos_ids` are the model's end-of-sequence tokens.
 
-    Raises:
-        InputError: a sequence has more stop tokens or biased tokens than there is room for.
+    Raises `InputError` if a request has more stop tokens or biased tokens than there is room for.
     """
     stop_ids = [all_stop_ids(p, eos_ids) for p in params]
     bias_ids = [[token for token, _ in p.logit_bias] for p in params]

@@ -24,36 +24,27 @@ def _check_power_of_two(owner: str, field: str, value: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Numerics:
-    """The order of the floating-point operations of a pass; frozen, never tuned at run time.
+    """The order of the floating-point operations of a pass; frozen, never tuned at run time."""
 
-    Attributes:
-        page: slots of one cache page, which is the KV block of the attention's reduction; a power of two.
-        query_tile: most query rows that attention handles together; a power of two.
-        block_pages: pages that one step of the attention takes together; 1 in a canonical pass.
-        num_splits: parts that the KV sequence is cut into and merged from; 1 in a canonical pass.
-        reductions: order of the sums in norms, softmax and log-probabilities. "fixed": given by the length of a row alone, as
-            a canonical pass needs it. "native": XLA's own, which may depend on the number of rows.
-        cache_dtype: dtype of keys and values in the cache: "float32", "bfloat16" or "float16".
-        alignment: "free": a window starts at the last committed token. "window": a window starts at a multiple of its length,
-            and committed tokens before that are verified again; the bits then depend on the window. It is the way out where a
-            device certifies everything but the offset inside a window.
-        implementation: attention and pinned products: "reference" (plain jax.numpy, anywhere), "pallas_tpu" (Mosaic, TPU v4
-            and newer) or "pallas_gpu" (Mosaic, Hopper GPUs). Nothing falls back to another.
-        linear: products with weights. "xla": as the compiler likes them. "pinned": tiles of one fixed size, each row's sum in
-            one order, for any number of rows; passes are then batch-invariant, at the price of the tiles.
-        interpret: run the kernels in Pallas's interpreter, on any device: slow, for tests.
-    """
-
-    page: int = 64
-    query_tile: int = 16
-    block_pages: int = 1
-    num_splits: int = 1
+    page: int = 64  # slots of one cache page, which is the KV block of the attention's reduction; a power of two
+    query_tile: int = 16  # most query rows that attention handles together; a power of two
+    block_pages: int = 1  # pages that one step of the attention takes together; 1 in a canonical pass
+    num_splits: int = 1  # parts that the KV sequence is cut into and merged from; 1 in a canonical pass
+    # order of the sums in norms, softmax and log-probabilities. "fixed": given by the length of a row alone, as a canonical
+    # pass needs it. "native": XLA's own, which may depend on the number of rows.
     reductions: str = "fixed"
-    cache_dtype: str = "float32"
+    cache_dtype: str = "float32"  # dtype of keys and values in the cache: "float32", "bfloat16" or "float16"
+    # "free": a window starts at the last committed token. "window": a window starts at a multiple of its length, and committed
+    # tokens before that are verified again; the bits then depend on the window. It is the way out where a device certifies
+    # everything but the offset inside a window.
     alignment: str = "free"
+    # attention and pinned products: "reference" (plain jax.numpy, anywhere), "pallas_tpu" (Mosaic, TPU v4 and newer) or
+    # "pallas_gpu" (Mosaic, Hopper GPUs). Nothing falls back to another.
     implementation: str = "reference"
+    # products with weights. "xla": as the compiler likes them. "pinned": tiles of one fixed size, each row's sum in one order,
+    # for any number of rows; passes are then batch-invariant, at the price of the tiles.
     linear: str = "xla"
-    interpret: bool = False
+    interpret: bool = False  # run the kernels in Pallas's interpreter, on any device: slow, for tests
 
     def __post_init__(self) -> None:
         for field in ("page", "query_tile", "block_pages", "num_splits"):
@@ -90,15 +81,10 @@ class Numerics:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The token rows of one canonical pass, and how they are cut into windows.
+    """The token rows of one canonical pass, and how they are cut into windows."""
 
-    Attributes:
-        rows: `R`, token rows; a multiple of `window`.
-        window: `W`, consecutive positions of one sequence in one window; a power of two.
-    """
-
-    rows: int = 64
-    window: int = 16
+    rows: int = 64  # `R`, token rows; a multiple of `window`
+    window: int = 16  # `W`, consecutive positions of one sequence in one window; a power of two
 
     def __post_init__(self) -> None:
         _check_power_of_two("Budget", "window", self.window)
@@ -113,15 +99,11 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class FastPath:
-    """How ordinary decoding reads the cache; no deterministic bit depends on it.
+    """How ordinary decoding reads the cache; no deterministic bit depends on it."""
 
-    Attributes:
-        block_pages: `Numerics.block_pages` of the fast path; a power of two.
-        splits: `Numerics.num_splits` for one sequence; a power of two. More sequences share them, so that about as many
-            blocks run at once: 16 are 16, 8, 4, 2 and 1 for 1, 2, 4, 8 and 16 sequences.
-    """
-
-    block_pages: int = 1
+    block_pages: int = 1  # `Numerics.block_pages` of the fast path; a power of two
+    # `Numerics.num_splits` for one sequence; a power of two. More sequences share them, so that about as many blocks run at
+    # once: 16 are 16, 8, 4, 2 and 1 for 1, 2, 4, 8 and 16 sequences.
     splits: int = 1
 
     def __post_init__(self) -> None:

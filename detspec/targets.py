@@ -146,16 +146,12 @@ def canonical_schedule(
 
 
 def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequence[int] = ()) -> Compiled:
-    """Compiles `fn(*args)` for one device of `target`.
+    """Compiles `fn(*args)`, which `jax.jit` accepts, for one device of `target`.
 
-    Args:
-        target: the device to compile for.
-        fn: a function that `jax.jit` accepts.
-        args: pytrees of `jax.ShapeDtypeStruct`; nothing is allocated.
-        donate: positions of arguments that the program may overwrite.
+    `args` are pytrees of `jax.ShapeDtypeStruct`; nothing is allocated. The program may overwrite those at the positions
+    `donate`.
 
-    Raises:
-        InputError: a package that is needed is not installed, or does not match jax's version.
+    Raises `InputError` if a package that is needed is not installed, or does not match jax's version.
     """
     sharding = SingleDeviceSharding(device_of(target))
     placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), args)

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig, RopeScaling
-from detspec.draft.none import NONE
-from detspec.draft.recorded import RECORDED
+from detspec.draft.given import NONE, RECORDED
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
 from detspec.generate.init import init_state

@@ -57,7 +57,7 @@ def test_modules_import_only_to_their_left():
         ("ops.norm", "import detspec.engine", "engine is not to its left"),
         ("model.layers", "from detspec import generate", "generate is not to its left"),
         ("sampling_params", "def late():\n    from detspec.draft import anything", "draft is not to its left"),
-        ("draft.none", "from detspec import Engine", "__init__ is not to its left"),
+        ("draft.given", "from detspec import Engine", "__init__ is not to its left"),
         ("generate.loop", "from detspec.checkpoint import load", "checkpoint is not to its left"),
         ("checkpoint.hf", "from detspec.sampling_params import sample", "sampling_params is not to its left"),
         ("engine.engine", "if TYPE_CHECKING:\n    from detspec.train import fit", "train is not to its left"),

@@ -60,5 +60,5 @@ def test_preset_is_what_some_hugging_face_config_says(name: str):
 
 
 def test_preset_unknown_name_is_refused_naming_those_known():
-    with pytest.raises(InputError, match=r"'huge'; there are gemma2_2b, .*, random_100m, tiny_python"):
+    with pytest.raises(InputError, match=r"'huge'; accepted are gemma2_2b, .*, random_100m, tiny_python"):
         preset("huge")

@@ -30,11 +30,7 @@ from detspec.model.params import init_params, num_params, params_bytes
 
 @dataclasses.dataclass(frozen=True)
 class BenchSettings:
-    """What is measured.
-
-    Raises:
-        InputError: an unknown mode, a share outside 0 .. 100, or nothing to measure.
-    """
+    """What is measured; `InputError` for an unknown mode, a share outside 0 .. 100, or nothing to measure."""
 
     batches: Sequence[int] = (1, 8, 32)  # numbers of requests in flight
     # some of "ordinary" (nothing is verified; always measured, for comparison), "canonical" (one canonical row per request),
@@ -68,18 +64,15 @@ def run_bench(
 ) -> dict[str, Any]:
     """Measures tokens per second, prefill included, greedy, with all requests of a batch starting together.
 
-    Args:
-        model: the model to run; `random_model` makes one of any size.
-        settings: what is measured; all defaults if None.
-        on_progress: called before each run with the number of runs done, the number of all runs, and the next one's name.
+    `random_model` makes a model of any size. Before each run `on_progress` is called with the number of runs done, the number
+    of all runs, and the next one's name.
 
     Returns:
         A dictionary that JSON can hold: `fingerprint`, `model`, `settings`, `machine`; for each of `batches` its `bound`, its
         `cases` with all samples, and its `bits`; `variants`, the most different results, bit for bit, that one request gave in
         each mode over all batch sizes.
 
-    Raises:
-        InputError: the requests do not fit the model.
+    Raises `InputError` if the requests do not fit the model.
     """
     settings = settings or BenchSettings()
     prompts = bench_prompts(model, max(settings.batches), settings.prompt_len)

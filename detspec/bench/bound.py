@@ -42,16 +42,9 @@ def bound(cfg: ModelConfig, machine: dict[str, Any], *, batch: int, context: flo
     dispatch, small operations. If reading alone would take longer than the step, the weights stay in the processor's caches,
     and the answer is "overhead" too.
 
-    Args:
-        cfg: the model.
-        machine: from `measure_machine`.
-        batch: rows of the step.
-        context: positions that a row attends to, on average.
-        step_ms: measured milliseconds of the step.
-
-    Returns:
-        `bytes` and `flop` of the step, `step_ms`, the least times `memory_ms` and `compute_ms`, and `name`: "memory", "compute"
-        or "overhead".
+    The step has `batch` rows, which attend to `context` positions on average, and was measured to take `step_ms` on `machine`,
+    which `measure_machine` gave. Returns its `bytes` and `flop`, `step_ms`, the least times `memory_ms` and `compute_ms`, and
+    `name`: "memory", "compute" or "overhead".
     """
     work = pass_work(cfg, default_schedule(cfg).fast(batch), windows=batch, context=round(context))
     floors = {"memory": 1e3 * work.bytes / machine["read_bytes_per_s"], "compute": 1e3 * work.flop / machine["flop_per_s"]}

@@ -70,8 +70,9 @@ FIXED = {
     "use_mrope": False,
 }
 NO_SLIDING = {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
+SOFTCAP_KEYS = ("final_logit_softcapping", "attn_logit_softcapping")
 # Keys for which null is a value; any other key that is null counts as left out.
-NULLABLE = frozenset({"sliding_window", "final_logit_softcapping", "attn_logit_softcapping"})
+NULLABLE = frozenset({"sliding_window", *SOFTCAP_KEYS})
 
 
 def _past_max_window_layers(index: int, hf_config: HfConfig) -> bool:
@@ -108,15 +109,13 @@ QWEN2 = Family(
     slides=_past_max_window_layers,
     names=LLAMA_NAMES,
 )
-QWEN3 = Family(
+QWEN3 = dataclasses.replace(
+    QWEN2,
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
-    fields={**SIZE_FIELDS, "hidden_act": ("activation",), "attention_bias": ("qkv_bias", "o_bias")},
-    defaults={"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768, "head_dim": 128},
+    fields=LLAMA.fields,
+    defaults={**QWEN2.defaults, "head_dim": 128},
     traits={"qk_norm": True},
-    fixed=FIXED,
-    slides=_past_max_window_layers,
-    names=LLAMA_NAMES,
 )
 GEMMA2 = Family(
     model_type="gemma2",
@@ -142,12 +141,7 @@ GEMMA3 = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     fields=GEMMA_FIELDS,
-    defaults={
-        **GEMMA2.defaults,
-        "max_position_embeddings": 131072,
-        "final_logit_softcapping": None,
-        "attn_logit_softcapping": None,
-    },
+    defaults={**GEMMA2.defaults, "max_position_embeddings": 131072, **dict.fromkeys(SOFTCAP_KEYS)},
     traits={**GEMMA2.traits, "qk_norm": True},
     fixed={**GEMMA2.fixed, "attn_logit_softcapping": None},  # transformers reads it and does not apply it
     slides=lambda index, hf_config: (index + 1) % sliding_pattern(hf_config) != 0,

@@ -47,8 +47,7 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
         sharding: where each array goes, straight from host memory: one `jax.sharding.Sharding` for all, or a pytree of them
             like the parameters; the default device if None.
 
-    Raises:
-        InputError: one error that names everything that is missing, damaged, unknown or unsupported.
+    Raises one `InputError` that names everything that is missing, damaged, unknown or unsupported.
     """
     path = Path(path)
     problems = Problems(path)
@@ -162,9 +161,8 @@ def check_tensors(names: TensorNames, shapes: Params, tensors: dict[str, Header]
             problems.append(f"tensor {name} has shape {list(tensors[name].shape)}, the config asks for {list(shape)}")
     for name, header in tensors.items():
         if name not in places and not name.endswith(SKIPPED_SUFFIXES) and name != tied_head(names, shapes):
-            problems.append(
-                f"{header.file}: tensor {name} {list(header.shape)} is not part of the model that the config describes"
-            )
+            tensor = f"{header.file}: tensor {name} {list(header.shape)}"
+            problems.append(f"{tensor} is not part of the model that the config describes")
 
 
 def tied_head(names: TensorNames, shapes: Params) -> str | None:

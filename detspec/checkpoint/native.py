@@ -35,16 +35,11 @@ def save_native(
 ) -> Future[Path]:
     """Writes `params` to the folder `path` in the background; an existing folder of ours is replaced when all is on disk.
 
-    Args:
-        path: where to.
-        cfg, params: the model; arrays are immutable, so generation and training may go on.
-        side_files_from: a folder whose tokenizer, chat template and generation config are taken along.
+    Arrays are immutable, so generation and training may go on. Tokenizer, chat template and generation config are taken along
+    from the folder `side_files_from`. Returns a future of the path; its `result()` waits, and raises what went wrong. The
+    interpreter waits for it at its end.
 
-    Returns:
-        A future of the path; its `result()` waits, and raises what went wrong. The interpreter waits for it at its end.
-
-    Raises:
-        InputError: `path` exists and is no folder of ours.
+    Raises `InputError` if `path` exists and is no folder of ours.
     """
     path = Path(path).resolve()
     if path.exists() and not (path / MANIFEST_NAME).is_file():
@@ -81,9 +76,8 @@ def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn
             the parameters; the first device if None.
         weights_fn: declares the weights of a config.
 
-    Raises:
-        InputError: no manifest, a damaged one or one of a later format; weights that are missing, damaged, or not those of
-            the manifest.
+    Raises `InputError` for no manifest, a damaged one or one of a later format, and for weights that are missing, damaged, or
+    not those of the manifest.
     """
     path = Path(path).resolve()
     manifest = _read_manifest(path)

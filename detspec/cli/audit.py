@@ -1,6 +1,7 @@
 """`detspec audit`: checks that the records of a job reproduce."""
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from detspec.cli.options import add_json, add_model, load_model, say, write_json
@@ -31,5 +32,5 @@ def run(args: argparse.Namespace) -> int:
     print(report.table())
     speed = f"{report.num_tokens / report.replay_s:,.0f} tok/s"
     say(f"replayed {report.num_tokens} tokens in {report.replay_s:.1f} s ({speed})")
-    write_json(args, report.to_json())
+    write_json(args, dataclasses.asdict(report))
     return 0 if report.reproduced else 1

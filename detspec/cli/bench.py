@@ -20,14 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--preset", metavar="NAME", help="random weights of this shape, instead of --model")
     add("--batches", type=int, nargs="+", default=[1, 8, 32], metavar="B", help="requests in flight")
     add("--modes", nargs="+", choices=BENCH_MODES, default=list(BENCH_MODES), metavar="MODE", help="what to measure")
-    add(
-        "--shares",
-        type=int,
-        nargs="+",
-        default=[0, 10, 50, 100],
-        metavar="PERCENT",
-        help="percentages of deterministic requests",
-    )
+    add("--shares", type=int, nargs="+", default=[0, 10, 50, 100], metavar="PERCENT", help="deterministic requests in percent")
     add("--windows", type=int, nargs="+", default=[4, 16], metavar="W", help="window lengths for dvr; powers of two")
     add("--prompt-len", type=int, default=64, metavar="N", help="tokens of each prompt")
     add("--new-tokens", type=int, default=128, metavar="N", help="new tokens of each request")

@@ -68,18 +68,8 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     """How the engine runs: changes speed, never what a deterministic request gives."""
     add = parser.add_argument_group("engine", "changes speed, never the result").add_argument
     add("--max-requests", type=int, default=32, metavar="B", help="most requests in flight")
-    add(
-        "--max-len",
-        type=int,
-        metavar="S",
-        help=f"most tokens of a request with its prompt (default: {MAX_LEN}, or the model's limit)",
-    )
-    add(
-        "--num-pages",
-        type=int,
-        metavar="N",
-        help="cache pages for all requests (default: enough for --max-requests at --max-len)",
-    )
+    add("--max-len", type=int, metavar="S", help=f"most tokens, prompt included (default: {MAX_LEN}, or the model's limit)")
+    add("--num-pages", type=int, metavar="N", help="shared cache pages (default: enough for --max-requests at --max-len)")
     add("--no-prefix-sharing", action="store_true", help="compute every prompt by itself")
     add("--method", choices=METHODS, default=METHODS[0], help="the draft: the fast path itself, none, or whichever is faster")
     add("--draft-thoughts", choices=THOUGHTS, default=THOUGHTS[0], help="draft source for the thoughts of a model that thinks")

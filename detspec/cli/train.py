@@ -16,7 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--config",
         required=True,
         metavar="FILE[:ARM]",
-        help="a Python file with get_config() or get_config(arm), such as configs/tiny_python.py",
+        help="a file with get_config() or get_config(arm): configs/tiny_python.py",
     )
     add("--workdir", metavar="DIR", help="folder of checkpoints, log and export (default: runs/NAME-OF-FILE[-ARM])")
     add("--no-resume", action="store_true", help="refuse a work folder that already holds a run")

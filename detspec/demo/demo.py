@@ -134,11 +134,8 @@ class DemoReport:
         return []
 
     def _speed(self) -> list[str]:
-        lines = [
-            "Speed after compiling, in new tokens per second:",
-            "",
-            f"  {'':16}{'ordinary':>12}{'deterministic':>16}{'ratio':>8}",
-        ]
+        heading = f"  {'':16}{'ordinary':>12}{'deterministic':>16}{'ratio':>8}"
+        lines = ["Speed after compiling, in new tokens per second:", "", heading]
         for batch in BATCHES:
             rates = [self._rate(kind, batch) for kind in KINDS]
             lines.append(f"  {f'batch {batch}':16}{rates[0]:12,.0f}{rates[1]:16,.0f}{rates[1] / rates[0]:8.2f}")
@@ -231,10 +228,8 @@ def one_run(
     engine: Engine, kind: str, temperature: float, label: str, prompts: Sequence[str], order: Sequence[int], max_tokens: int
 ) -> Run:
     """Generates the prompts in `order`; the seed of each prompt is its index."""
-    sampling = [
-        SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, deterministic=kind == "deterministic")
-        for i in order
-    ]
+    asked = SamplingParams(max_tokens=max_tokens, temperature=temperature, deterministic=kind == "deterministic")
+    sampling = [dataclasses.replace(asked, seed=i) for i in order]
     began = time.perf_counter()
     completions = engine.generate([prompts[i] for i in order], sampling)
     seconds = time.perf_counter() - began

@@ -119,13 +119,8 @@ def _answer(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule, 
 
 def _bits(state: GenState, row: int) -> list[bytes]:
     """All bits of the thoughts and the answer of sequence `row`."""
-    assert state.reading is not None
-    num_thoughts = int(state.reading.end[row])
-    num_tokens = int(state.committed[row])
-    parts = (
-        state.reading.thoughts[row, :num_thoughts],
-        state.reading.states[row],
-        state.tokens[row, :num_tokens],
-        state.logprobs[row, :num_tokens],
-    )
-    return [np.asarray(part).tobytes() for part in parts]
+    reading = state.reading
+    assert reading is not None
+    thought = reading.thoughts[row, : int(reading.end[row])], reading.states[row]
+    said = slice(int(state.committed[row]))
+    return [np.asarray(part).tobytes() for part in (*thought, state.tokens[row, said], state.logprobs[row, said])]

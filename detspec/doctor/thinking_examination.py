@@ -8,15 +8,12 @@ import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import ModelConfig
 from detspec.doctor.examination import POISON, Axis, Check, Pool, SayFn, compare, different_keys_values, disturbed, keys_values
 from detspec.engine.bits import first_difference
 from detspec.generate.init import init_state
 from detspec.generate.insert import Entry, insert, pack_requests
-from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
-from detspec.state import GenState
 from detspec.thinking.think_prompt import think_prompt
 from detspec.thinking.thoughts import thought_lists
 
@@ -87,16 +84,14 @@ class _Examination:
         entries = [Entry(place, prompt, SAMPLING) for place, prompt in zip(places, self.prompts, strict=True)]
         entries[0] = entries[0]._replace(thoughts=drafts)
         state = insert(state, pack_requests(state, entries if neighbours else entries[:1], ()))
-        state = _read(self.model.params, cfg, state, schedule)
+        state = _read(self.model.params, cfg, state, schedule=schedule)
         assert state.reading is not None
         thoughts, states = (np.asarray(x[sequence]) for x in (state.reading.thoughts, state.reading.states))
         held = keys_values(state.cache, sequence, int(state.cache.length[sequence]), schedule)
         return ReadPrompt(held, thoughts[: self.num_chunks], states)
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule"))
-def _read(params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> GenState:
-    return think_prompt(params, cfg, state, schedule=schedule)
+_read = jax.jit(think_prompt, static_argnames=("cfg", "schedule"))
 
 
 def _difference(anchor: ReadPrompt, other: ReadPrompt) -> str:

@@ -23,25 +23,18 @@ DraftFn = Callable[[Params, ModelConfig, GenState], Draft]
 
 
 class DraftSource(NamedTuple):
-    """How tokens are drafted. Static and hashable: module-level functions, whose weights are an argument.
+    """How tokens are drafted. Static and hashable: module-level functions, whose weights are an argument."""
 
-    Attributes:
-        name: as plans and tables call it.
-        init: `(cfg, schedule, num_sequences, max_len) -> DraftState`, for no sequence yet.
-        draft: `(draft_params, params, cfg, state, schedule) -> Draft` for windows of `schedule.budget.window`.
-        cost_s: `(window, seconds of an ordinary step) -> seconds` that drafting one window is believed to take.
-        executes: it runs the model itself, so ordinary sequences may take its tokens as results.
-        prior_acceptance: assumed chance that a drafted token agrees, 0 to 1, until it is measured.
-        think: drafts thoughts into `reading.thoughts`; None if it drafts none.
-    """
-
-    name: str
+    name: str  # as plans and tables call it
+    # `(cfg, schedule, num_sequences, max_len) -> DraftState`, for no sequence yet
     init: Callable[[ModelConfig, Schedule, int, int], DraftState]
+    # `(draft_params, params, cfg, state, schedule) -> Draft` for windows of `schedule.budget.window`
     draft: Callable[[DraftParams, Params, ModelConfig, GenState, Schedule], Draft]
+    # `(window, seconds of an ordinary step) -> seconds` that drafting one window is believed to take
     cost_s: Callable[[int, float], float]
-    executes: bool
-    prior_acceptance: float
-    think: ThinkFn | None = None
+    executes: bool  # it runs the model itself, so ordinary sequences may take its tokens as results
+    prior_acceptance: float  # assumed chance that a drafted token agrees, 0 to 1, until it is measured
+    think: ThinkFn | None = None  # drafts thoughts into `reading.thoughts`; None if it drafts none
 
 
 class Drafter(NamedTuple):

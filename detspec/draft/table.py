@@ -8,7 +8,7 @@ name     tokens                                  thoughts
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from detspec.draft.none import NONE
+from detspec.draft.given import NONE
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftSource
 from detspec.errors import InputError

@@ -14,9 +14,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def first_difference(pairs: Sequence[tuple[np.ndarray, np.ndarray]], where: np.ndarray | None = None) -> tuple[int, ...] | None:
     """The first index, in order, at which the bits of any pair of arrays of one shape differ; None if nowhere.
 
-    Args:
-        pairs: arrays whose elements are held against each other.
-        where: bool of the same shape, False where differences do not count; None counts all.
+    Differences count where `where`, bool of the same shape, is True; everywhere if it is None.
     """
     differs = np.zeros(pairs[0][0].shape, bool)
     for a, b in pairs:

@@ -14,10 +14,8 @@ from detspec.state import RUNNING, STOP
 def end_if_done(sequence: SequenceState, first: int, model: Model) -> None:
     """Sets `finish_reason` if the device ended `sequence`, or if its text holds a stop string.
 
-    Args:
-        sequence: its new tokens must have been fetched if it has stop strings.
-        first: number of the first new token that the last segment brought; earlier ones end no text.
-        model: decodes. Tokens after the one that completes a stop string are void and are dropped.
+    New tokens must have been fetched if there are stop strings; `first` is the number of the first that the last segment
+    brought, and earlier ones end no text. Tokens after the one that completes a stop string are void and are dropped.
     """
     sampling = sequence.request.sampling
     if sequence.finish != RUNNING:

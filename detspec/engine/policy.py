@@ -95,9 +95,8 @@ def needed_plans(config: EngineConfig, schedule: Schedule, num_requests: int, *,
 def choose(plans: Mapping[Plan, float], tokens: Mapping[Plan, float]) -> Plan:
     """The plan with the most expected tokens per second.
 
-    Args:
-        plans: seconds that a step of each candidate takes with its batch full. Not empty.
-        tokens: tokens that one step of each candidate is expected to commit.
+    `plans`, not empty, has the seconds that a step of each candidate takes with its batch full, `tokens` those it should
+    commit.
     """
     return max(plans, key=lambda plan: tokens[plan] / plans[plan])
 
@@ -166,13 +165,8 @@ def plan_segment(
     A sequence that has ended idles until the host looks, and a look costs all sequences `visit_s`. So the host looks when
     idling has cost as much as looking will, which is at most twice the cost of the best moment.
 
-    Args:
-        load: what is in flight.
-        plan: what steps it.
-        costs: measured times.
-        segment_steps: most tokens a sequence may gain before the host looks.
-        max_prefill_passes: most passes over prompts between two steps.
-        prefill: the budget of a pass over prompts.
+    `segment_steps` are the most tokens that a sequence may gain before the host looks, `prefill` is the budget of a pass over
+    prompts.
     """
     steps = max(1, segment_steps // plan.budget.window)
     max_idle = NEVER

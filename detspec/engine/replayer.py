@@ -137,10 +137,7 @@ class Replayer:
         ]
         # Where the likeliest tokens are asked for, prompts are replayed too, by passes that need no certificate.
         schedule = self._asked if likeliest else self.schedule
-        start = [
-            0 if likeliest and not reads_thoughts else len(prompt) - 1
-            for prompt, reads_thoughts in zip(prompts, thinking, strict=True)
-        ]
+        start = [0 if likeliest and not thought else len(prompt) - 1 for prompt, thought in zip(prompts, thinking, strict=True)]
         device.clear()
         device.put(entries)
         device.prefill(placement, 0 if likeliest and cfg.thinking is None else NEVER, schedule=schedule)

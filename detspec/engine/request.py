@@ -152,14 +152,8 @@ def completion_digest(
 ) -> str:
     """Digest of a completion within `context`, the digest of everything else its bits depend on."""
     sampling = dataclasses.asdict(request.sampling)
-    facts = [
-        context,
-        list(request.prompt_token_ids),
-        sampling,
-        list(token_ids),
-        logprobs.astype(np.float32).view(np.uint32).tolist(),
-        list(map(list, thoughts)),
-    ]
+    bits = logprobs.astype(np.float32).view(np.uint32).tolist()
+    facts = [context, list(request.prompt_token_ids), sampling, list(token_ids), bits, list(map(list, thoughts))]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

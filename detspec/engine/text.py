@@ -12,14 +12,8 @@ def find_stop(
     """The fewest tokens of `ids`, at least `first`, whose text holds a string of `stop`, and the text before that string.
 
     What is found depends on `ids` alone: text only ever grows at its end, so whether the first `n` tokens hold a string is
-    monotone in `n`.
-
-    Args:
-        decode_fn: tokens to text.
-        ids: new tokens.
-        stop: strings.
-        first: most tokens known not to end the text, plus one.
-        begin: tokens within which no string ends the text, those of `min_tokens`.
+    monotone in `n`. Fewer tokens than `first` are known not to end the text. Within the first `begin` tokens, those of
+    `min_tokens`, no string ends it.
     """
     ignored = len(decode_fn(ids[:begin]).rstrip(UNFINISHED)) if begin else 0
 

@@ -53,15 +53,10 @@ class _Asked(NamedTuple):
 
 
 def pack_requests(state: GenState, entries: Sequence[Entry], eos_ids: Sequence[int]) -> Requests:
-    """Checked requests for states like `state`, whose shapes are read and nothing else.
+    """Checked requests for states like `state`, whose shapes are read and nothing else; places of `entries` all differ.
 
-    Args:
-        state: of the sequences.
-        entries: one for each request, their places all different.
-        eos_ids: the model's end-of-sequence tokens.
-
-    Raises:
-        InputError: a request has more stop tokens or biased tokens than there is room for, or a drafted thought is unsound.
+    Raises `InputError` if a request has more stop tokens or biased tokens than there is room for, or a drafted thought is
+    unsound.
     """
     num_sequences, max_len = state.tokens.shape
     sampling = [entry.sampling for entry in entries]
@@ -113,9 +108,19 @@ def put_requests(state: GenState, requests: Requests) -> GenState:
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return jnp.where(chosen.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
 
-    before = _asked(state)
-    after = jax.tree.map(put, before, unpack(jnp.asarray(requests.packed), before))
     reading = state.reading
+    before = _Asked(
+        tokens=state.tokens,
+        logprobs=state.logprobs,
+        committed=state.committed,
+        length=state.cache.length,
+        limit=state.limit,
+        deterministic=state.deterministic,
+        sampling=state.sampling,
+        thoughts=None if reading is None else reading.thoughts,
+        end=None if reading is None else reading.end,
+    )
+    after = jax.tree.map(put, before, unpack(jnp.asarray(requests.packed), before))
     if reading is not None:
         reading = reading.replace(
             thoughts=after.thoughts,
@@ -139,18 +144,3 @@ def put_requests(state: GenState, requests: Requests) -> GenState:
 
 
 insert = jax.jit(put_requests, donate_argnames=("state",))
-
-
-def _asked(state: GenState) -> _Asked:
-    """What the sequences of `state` have been given."""
-    return _Asked(
-        tokens=state.tokens,
-        logprobs=state.logprobs,
-        committed=state.committed,
-        length=state.cache.length,
-        limit=state.limit,
-        deterministic=state.deterministic,
-        sampling=state.sampling,
-        thoughts=None if state.reading is None else state.reading.thoughts,
-        end=None if state.reading is None else state.reading.end,
-    )

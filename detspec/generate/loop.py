@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from detspec.config import ModelConfig
-from detspec.draft.none import NONE
+from detspec.draft.given import NONE
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftFn, DraftParams, DraftSource, draft_fn
 from detspec.environment import chosen_schedule
@@ -64,16 +64,9 @@ class Limits(NamedTuple):
 def run(
     state: GenState, step_fn: Callable[[GenState], GenState], *, limits: Limits, num_sequences: jax.Array | None = None
 ) -> tuple[GenState, jax.Array]:
-    """Steps under `lax.while_loop` until one of `limits` is reached.
+    """Steps `state` under `lax.while_loop` until one of `limits` is reached; returns it and how many steps there were, int32.
 
-    Args:
-        state: of the sequences.
-        step_fn: one step.
-        limits: when to end.
-        num_sequences: int32, how many sequences are in use: those of them that are not live idle. None counts no idling.
-
-    Returns:
-        The state, and how many steps there were, int32.
+    `num_sequences`, int32, is how many sequences are in use: those of them that are not live idle. None counts no idling.
     """
 
     def going(carry: _Run) -> jax.Array:
@@ -112,7 +105,6 @@ def generate(
     Every sequence gets the whole cache pages that the longest one takes, so calls of like lengths share a program.
 
     Args:
-        params, cfg: the model.
         prompts: token ids of `B` prompts.
         sampling: for all prompts, or one each.
         eos_ids: tokens that end a sequence that does not ignore them.
@@ -150,9 +142,7 @@ def generate_state(
     """Reads the prompts and runs `state` until no sequence is live: the functional core as one program.
 
     Args:
-        params, cfg: the model.
         state: of `B` sequences.
-        schedule: of the canonical pass.
         source: what drafts; None is the self draft, or none for windows of one. Its state begins anew.
         draft_params: what `source` reads.
         think: what drafts thoughts before the first pass; None takes those that requests brought.

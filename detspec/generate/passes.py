@@ -73,18 +73,10 @@ def run_passes(
     schedule: Schedule,
     max_passes: jax.Array | None = None,
 ) -> tuple[jax.Array, Carry]:
-    """Calls `pass_fn(windows, carry)` under `lax.while_loop` until all `stretches` have been read.
+    """Calls `pass_fn(windows, carry)` under `lax.while_loop` until all `stretches` of `tokens [B, T]` int32 have been read.
 
-    Args:
-        pass_fn: one pass over windows of `schedule.budget.groups` by `schedule.budget.window`.
-        carry: what the first pass gets; each next one gets what the last returned.
-        tokens: `[B, T]` int32.
-        stretches: what to read of them.
-        schedule: its windows and groups.
-        max_passes: stop after so many.
-
-    Returns:
-        How many windows have been read, for `reached`; and what the last pass returned.
+    Windows are `schedule.budget.groups` by `schedule.budget.window`. Each pass gets the carry that the last one returned; there
+    are at most `max_passes`. Returns how many windows have been read, for `reached`, and what the last pass returned.
     """
     W = schedule.budget.window
     G = schedule.budget.groups

@@ -48,7 +48,6 @@ def score(
     The texts are read without thoughts, as generation with `SamplingParams(thinking=False)` reads them.
 
     Args:
-        params, cfg: the model.
         sequences: token ids of `B` texts of any lengths; the bits do not depend on which texts are scored together.
         schedule: of the canonical pass; the device's default if None.
         max_len: positions of a sequence, at least one more than the longest text; by default just enough. Calls with equal
@@ -66,15 +65,10 @@ def score(
     max_len = max_len or max(schedule.budget.window, *(len(text) + 1 for text in sequences))
     sampling = [SamplingParams(max_tokens=1, thinking=False)] * len(sequences)
     state = start_state(cfg, sequences, sampling, eos_ids=(), max_len=max_len, schedule=schedule)
-    replayed, _ = _score(params, cfg, state, schedule=schedule)
+    replayed, _ = _replay(params, cfg, state, schedule=schedule, choose=False)
     logprobs = np.array(replayed.logprobs)
     logprobs[:, 0] = np.nan
     return [found[: len(text)] for found, text in zip(logprobs, sequences, strict=True)]
-
-
-@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
-def _score(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> tuple[Replayed, GenState]:
-    return replay(params, cfg, state, schedule=schedule, choose=False)
 
 
 def replay(
@@ -90,9 +84,7 @@ def replay(
     """Reads the committed tokens of every live sequence as given text, teacher-forced, all windows packed into passes.
 
     Args:
-        params, cfg: the model.
         state: keys and values before each sequence's start must be in its cache.
-        schedule: of the canonical pass.
         choose: whether targets are wanted, whose noise takes time.
         top_k: how many of the likeliest tokens are wanted at every position.
         start: `[B]` int32, first position to feed; by default `cache.length`, 0 for sequences just inserted.
@@ -150,3 +142,6 @@ def replay(
         _, (replayed, cache) = run_passes(run_pass, (empty, state.cache), state.tokens, given, schedule=schedule)
     length = jnp.where(state.live, state.committed - 1, state.cache.length)
     return replayed, state.replace(cache=cache.replace(length=length))
+
+
+_replay = jax.jit(replay, static_argnames=("cfg", "schedule", "choose"), donate_argnames=("state",))

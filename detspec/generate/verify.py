@@ -53,9 +53,8 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
         own = _windows(state, draft, sequence, in_pass, before[sequence], num_drafted[sequence])
         along = cut(lacking, index - num_wanted, state.tokens, W)
         windows = jax.tree.map(lambda x, y: jax.vmap(jnp.where)(in_pass, x, y), own, along)
-        logits_f32, cache, _ = forward(
-            params, cfg, windows, carry.cache, numerics=schedule.numerics, inject=state.inject(windows)
-        )
+        inject = state.inject(windows)
+        logits_f32, cache, _ = forward(params, cfg, windows, carry.cache, numerics=schedule.numerics, inject=inject)
 
         def texts() -> jax.Array:
             """The sequences' committed tokens, and over them what the windows hold, drafts too, `[G, max_len]`."""

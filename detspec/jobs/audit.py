@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -86,22 +85,13 @@ class AuditReport:
                 lines.append(f"  and {len(self.differences) - MOST_SHOWN} more")
         return "\n".join(lines)
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON."""
-        return dataclasses.asdict(self)
-
 
 def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_requests: int = 32) -> AuditReport:
-    """Replays the output `records` of a job.
+    """Replays the output `records` of a job, which has its manifest in the same folder, `max_requests` of them together.
 
-    Args:
-        model: the model that the manifest names.
-        records: a file that `detspec generate` wrote, with its manifest in the same folder.
-        prompts: the job's file of prompts; by default the one that the manifest names.
-        max_requests: records replayed together.
+    `prompts` are the job's file of prompts; by default the one that the manifest names.
 
-    Raises:
-        InputError: files are missing or malformed, a record has no prompt, or `model` is not the manifest's.
+    Raises `InputError` if files are missing or malformed, a record has no prompt, or `model` is not the manifest's.
     """
     origin = read_origin(records)
     if origin.fingerprint["model"] != model.digest:

@@ -14,15 +14,9 @@ from detspec.model.params import num_params, params_bytes
 
 
 def plan_job(engine: Engine, spec: JobSpec, out: Path | None) -> str:
-    """Checks the job `spec` and describes it as lines of text.
+    """Checks the job `spec`, which `engine` would generate, and describes it as lines of text.
 
-    Args:
-        engine: would generate.
-        spec: the job.
-        out: the output whose journal is looked at; None for none.
-
-    Raises:
-        InputError: as in `run_job`.
+    The journal of `out` is looked at, if it is not None. Raises `InputError` as `run_job` does.
     """
     found = scan(engine, spec, reject=None if spec.on_error == "stop" else lambda _: None)
     header = job_header(engine, spec)

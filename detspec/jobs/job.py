@@ -57,9 +57,7 @@ def run_job(
     """Generates what is not yet in the journal of `out`; writes `out`, its statistics and its manifest.
 
     Args:
-        engine: generates.
-        spec: the job.
-        out: the output of this shard.
+        engine, spec, out: generates; the job; the output of this shard.
         fresh: ignore an existing journal or output, and start over.
         load_s: seconds that loading the model took, for the statistics.
         signals: already entered by the caller.

@@ -24,12 +24,9 @@ MOST_NAMED = 10  # missing shards
 def merge(out: Path, shards: Sequence[Path] = ()) -> dict[str, Any]:
     """Merges outputs, statistics, manifests and rejected lines of `shards` into those of `out`; returns the statistics.
 
-    Args:
-        out: what a job without shards would write.
-        shards: outputs of all shards, in any order; by default those in the folder of `out`.
+    `out` is what a job without shards would write; `shards`, in any order, are by default those in its folder.
 
-    Raises:
-        InputError: a shard is missing, unfinished or was changed, or the shards belong to different jobs.
+    Raises `InputError` if a shard is missing, unfinished or was changed, or the shards belong to different jobs.
     """
     paths = list(shards) or _shards_of(out)
     ordered = _in_order(paths, [_finished_manifest(path) for path in paths])

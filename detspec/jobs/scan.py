@@ -50,15 +50,11 @@ class Scan:
 
 
 def scan(engine: Engine, spec: JobSpec, *, reject: Callable[[bytes], object] | None = None) -> Scan:
-    """Checks the ids of the whole file, and this shard's lines as requests to `engine`.
+    """Checks the ids of the whole file, and this shard's lines as requests to `engine`; `spec.on_error` is not read.
 
-    Args:
-        engine: checks each request against its model and limits.
-        spec: the job; its `on_error` is not read.
-        reject: called with a line of `*.rejects.jsonl` for each malformed line; None raises instead.
+    `reject` is called with a line of `*.rejects.jsonl` for each malformed line; None raises instead.
 
-    Raises:
-        InputError: a line is malformed (the message names it, and what is accepted), or the file holds no requests.
+    Raises `InputError` if a line is malformed (the message names it, and what is accepted), or the file holds no requests.
     """
     prompts = spec.prompts
     num_lines, repeated = _check_ids(prompts, strict=reject is None)

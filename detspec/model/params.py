@@ -20,7 +20,6 @@ def param_shapes(cfg: ModelConfig, *, sharding: Any = None, weights_fn: WeightsF
     """The pytree of `jax.ShapeDtypeStruct` that `cfg` asks for; every matrix is `[out, in]`, as checkpoints store it.
 
     Args:
-        cfg: the model.
         sharding: where the arrays belong: one `jax.sharding.Sharding` for all, a pytree of them like the parameters, or None.
         weights_fn: declares the weights of a config.
     """

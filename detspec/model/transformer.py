@@ -51,7 +51,6 @@ def forward(
     Padding writes to the scratch page. `cache.length` is left as it is: the caller commits.
 
     Args:
-        params, cfg: the model.
         windows: what to feed; `tokens [G, W]`.
         cache: pages, and the page table that the windows' sequences refer to.
         numerics: fixes the order of the floating-point operations.

@@ -57,11 +57,7 @@ class Experts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """One array of the parameters.
-
-    Raises:
-        InputError: an axis has another letter, or "E" and `experts` are not given together.
-    """
+    """One array of the parameters; `InputError` if an axis has another letter, or "E" and `experts` are not given together."""
 
     # one name for each axis, in letters of the dimension key: "NH" is `N * H` long. Matrices are `[out, in]`.
     axes: tuple[str, ...]

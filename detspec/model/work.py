@@ -16,7 +16,6 @@ def pass_work(cfg: ModelConfig, schedule: Schedule, *, windows: int, context: in
     and values, and sampling are left out.
 
     Args:
-        cfg: the model.
         schedule: the schedule of this pass: its rows, window, query tile, page and cache dtype count.
         windows: windows that are not padding, at most `schedule.budget.groups`.
         context: positions that each token attends to, its own included.

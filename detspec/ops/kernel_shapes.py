@@ -42,15 +42,13 @@ class AttentionShape:
 
     def work(self, schedule: Schedule) -> Work:
         """The work for windows at the end of `max_len` positions: each query tile reads the pages it attends to once."""
+        page = schedule.numerics.page
         positions = range(max(self.max_len - self.window, 0), self.max_len)
         sliding_window = self.scores.sliding_window
         first_seen = [0 if sliding_window is None else max(p + 1 - sliding_window, 0) for p in positions]
         tiles = range(0, len(positions), schedule.numerics.query_tile)
         lasts = [positions[min(start + schedule.numerics.query_tile, len(positions)) - 1] for start in tiles]
-        pages = sum(
-            last // schedule.numerics.page - first_seen[start] // schedule.numerics.page + 1
-            for start, last in zip(tiles, lasts, strict=True)
-        )
+        pages = sum(last // page - first_seen[start] // page + 1 for start, last in zip(tiles, lasts, strict=True))
         q, k_pages, *_ = self.operands(schedule)
         page_bytes = 2 * k_pages.size // k_pages.shape[0] * k_pages.dtype.itemsize
         seen = sum(p + 1 - first for p, first in zip(positions, first_seen, strict=True))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, is_count
-from detspec.draft.recorded import RECORDED
+from detspec.draft.given import RECORDED
 from detspec.draft.source import Drafter, draft_fn
 from detspec.errors import InputError
 from detspec.generate.init import init_state
@@ -53,20 +53,14 @@ def plan(
 ) -> dict[str, Any]:
     """Compiles `cfg`'s draft step and canonical pass for one device of `target`, and predicts their speed.
 
-    Args:
-        cfg: the model.
-        target: the device.
-        schedule: the canonical schedule, see `targets.canonical_schedule`.
-        max_requests: `B`, requests in flight.
-        max_len: positions of each sequence; predictions are for full sequences.
-        on_stage: called with the name of each stage.
+    `schedule` is the canonical one, see `targets.canonical_schedule`. Predictions are for `max_requests` full sequences of
+    `max_len` positions. `on_stage` is called with the name of each stage.
 
     Returns:
         A dictionary that JSON can hold: `settings`, `versions`, `memory`, the passes `draft_step` and `canonical_pass`,
         `predicted` rates, and `splits`, the rates of each window of the same row budget; see `plan_table`.
 
-    Raises:
-        InputError: the model does not fit (the message says what would), or a package is missing, see `compile_for`.
+    Raises `InputError` if the model does not fit (the message says what would), or a package is missing, see `compile_for`.
     """
     for name, value in (("max_requests", max_requests), ("max_len", max_len)):
         if not is_count(value):

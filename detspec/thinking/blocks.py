@@ -55,7 +55,6 @@ def think_sequences(params: Params, cfg: ModelConfig, tapped: jax.Array, thought
     """What the thinker would say at every place of given thoughts, differentiable.
 
     Args:
-        params, cfg: the model.
         tapped: `[X, C, D]`, the stream of each chunk after `out_layer` layers.
         thoughts: `[X, M]` int32, what it said before each place.
 
@@ -116,12 +115,10 @@ def think(
         draft 5 9 0     says 5 7 3     right up to 7      draft 5 7 3     says 5 7 0     right up to its end
 
     Args:
-        params, cfg: the model.
         tapped: `[G, C, D]`, the stream of each chunk after `out_layer` layers.
         drafted: `[G, M]` int32.
         wanted_fn: maps rejected drafts to the chunks that still need a complete thought, both `[G]` bool. The output for
             other chunks is unspecified.
-        numerics: of the pass.
 
     Returns:
         `[G, M]` int32. A thought that has no end within `M` tokens is cut there.

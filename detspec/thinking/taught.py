@@ -19,7 +19,6 @@ def forward_taught(params: Params, cfg: ModelConfig, tokens: jax.Array, thoughts
     """Logits of the text and of the thoughts, in one differentiable pass (Thinking States, section 4).
 
     Args:
-        params, cfg: a model that thinks.
         tokens: `[B, T]` int32, from position 0.
         thoughts: `[B, X, M]` int32, the thought after chunk `i` of `X = T // C`; all NO_TOKEN where there is none.
 

@@ -44,7 +44,6 @@ def think_prompt(
     """Reads the prompts of all live sequences that think, up to their last chunk, or as far as `max_passes` passes reach.
 
     Args:
-        params, cfg: a model that thinks.
         state: its `reading` holds the drafts; trivial ones from `init_reading`.
         schedule: of the canonical pass; its windows do not matter, because the chunks take their place.
         think_fn: drafts thoughts anew before the first pass; None keeps those of `state`.

@@ -5,7 +5,6 @@ what a pass was given and what it committed can be looked at.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -26,7 +25,7 @@ from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.think_prompt import think_pass
 from detspec.thinking.thoughts import thought_lists
-from detspec.traces.record_windows import Prompt, encode_prompt, token_text
+from detspec.traces.record_windows import Prompt, encode_prompt, token_texts
 from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
 
 DRAFT_NAMES = {"none": "all thoughts drafted as trivial", "self": "thoughts drafted by a cheap pass that reads ahead"}
@@ -71,9 +70,9 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
     state = generate_state(model.params, cfg, state, schedule=schedule)
     tokens, committed = jax.device_get((state.tokens[0], state.committed[0]))
     return ThoughtTrace(
-        chunks=tuple(_texts(model, ids[start : start + C]) for start in range(0, len(ids), C)),
+        chunks=tuple(token_texts(model, ids[start : start + C]) for start in range(0, len(ids), C)),
         passes=tuple(passes),
-        answer=_texts(model, [token for token in tokens[len(ids) : committed].tolist() if token not in model.eos_ids]),
+        answer=token_texts(model, [token for token in tokens[len(ids) : committed].tolist() if token not in model.eos_ids]),
         chunk=C,
         layers=(thinking.in_layer, thinking.out_layer, cfg.num_layers),
         title=f"model {model.digest[:12]}, {DRAFT_NAMES[think]}",
@@ -125,10 +124,6 @@ def _thoughts(model: Model, thoughts: np.ndarray) -> tuple[Thought, ...]:
     """`[n, M]` token ids as text."""
     end_id = thinking_of(model.cfg).end_id
     return tuple(
-        Thought(_texts(model, [token for token in tokens if token != end_id]), ended=end_id in tokens)
+        Thought(token_texts(model, [token for token in tokens if token != end_id]), ended=end_id in tokens)
         for tokens in thought_lists(thoughts)
     )
-
-
-def _texts(model: Model, token_ids: Sequence[int]) -> tuple[str, ...]:
-    return tuple(token_text(model, token) for token in token_ids)

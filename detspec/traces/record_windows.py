@@ -3,7 +3,7 @@
 The function is the engine's (`dvr_step`), called one step at a time, so that its draft and its verdict can be read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -90,14 +90,9 @@ def find_rollback(
         draft_params = rounded_params(model.params) if rounded else None
         for batch in range(num_batches):
             sampling = SamplingParams(temperature=temperature, seed=batch * num_rows)
+            name = ROUNDED_NAME if rounded else OWN_NAME
             traces = trace_batch(
-                model,
-                requests,
-                sampling,
-                window=window,
-                max_tokens=max_tokens,
-                draft_params=draft_params,
-                draft_name=ROUNDED_NAME if rounded else OWN_NAME,
+                model, requests, sampling, window=window, max_tokens=max_tokens, draft_params=draft_params, draft_name=name
             )
             both = [trace for trace in traces if {w.rolled_back for w in trace.windows if w.drafted} == {True, False}]
             if both:  # prefer one whose first rollback keeps some drafted tokens
@@ -148,7 +143,7 @@ def trace_batch(
     title = f"model {model.digest[:12]}, drafted by {draft_name}, temperature {sampling.temperature:g}"
     return [
         Trace(
-            prompt=tuple(token_text(model, int(token)) for token in first.tokens[row, : first.committed[row] - 1]),
+            prompt=token_texts(model, first.tokens[row, : first.committed[row] - 1]),
             windows=tuple(windows[row]),
             other_rows=len(prompts) - 1,
             title=f"{title}, seed {params.seed}",
@@ -212,16 +207,13 @@ def _window(model: Model, row: int, before: _Seen, draft: Draft, verified: Verif
     committed = int(before.committed[row])
     num_drafted = int(draft.count[row])
 
-    def text(tokens: np.ndarray) -> tuple[str, ...]:
-        return tuple(token_text(model, int(token)) for token in tokens)
-
     return TraceWindow(
         start=committed - 1,
         last_token=token_text(model, int(before.tokens[row, committed - 1])),
-        drafted=text(np.asarray(draft.tokens)[row, :num_drafted]),
-        targets=text(np.asarray(verified.targets)[row, : num_drafted + 1]),
+        drafted=token_texts(model, np.asarray(draft.tokens)[row, :num_drafted]),
+        targets=token_texts(model, np.asarray(verified.targets)[row, : num_drafted + 1]),
         accepted=int(verified.accepted[row]),
-        committed=text(after.tokens[row, committed : int(after.committed[row])]),
+        committed=token_texts(model, after.tokens[row, committed : int(after.committed[row])]),
         length_before=length,
         length_drafted=length + num_drafted,
         length_after=int(after.length[row]),
@@ -241,3 +233,8 @@ def token_text(model: Model, token: int) -> str:
     """One token as text; its id in angle brackets if it has no text, as special tokens have none."""
     text = "" if model.tokenizer is None else model.tokenizer.decode([token])
     return text or f"<{token}>"
+
+
+def token_texts(model: Model, tokens: Iterable[int]) -> tuple[str, ...]:
+    """Each of `tokens` as text."""
+    return tuple(token_text(model, int(token)) for token in tokens)

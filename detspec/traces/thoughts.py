@@ -29,11 +29,7 @@ class Thought:
 
 @dataclasses.dataclass(frozen=True)
 class ThoughtPass:
-    """One canonical pass over the next chunks.
-
-    Raises:
-        InputError: the numbers contradict each other.
-    """
+    """One canonical pass over the next chunks; `InputError` if the numbers contradict each other."""
 
     first: int  # the first chunk it read; thoughts after earlier chunks were committed before
     drafts: tuple[Thought, ...]  # the drafted thought after each chunk it read
@@ -72,8 +68,7 @@ class ThoughtPass:
 class ThoughtTrace:
     """A prompt that was read with thoughts, and its answer.
 
-    Raises:
-        InputError: there is no thought to show, or the passes do not follow each other.
+    Raises `InputError` if there is no thought to show, or the passes do not follow each other.
     """
 
     chunks: tuple[tuple[str, ...], ...]  # the tokens of the prompt as text, cut in chunks

@@ -17,11 +17,7 @@ from detspec.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class TraceWindow:
-    """One window of one request.
-
-    Raises:
-        InputError: the numbers contradict each other.
-    """
+    """One window of one request; `InputError` if the numbers contradict each other."""
 
     start: int  # position of `last_token` in the sequence
     last_token: str  # T0, the committed token that opens the window; its K/V was not yet written

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import tokenizers
 
+from detspec.checkpoint.cast import cast_params
 from detspec.checkpoint.hf import save_hf
 from detspec.config import ModelConfig
 from detspec.errors import InputError
@@ -140,11 +141,6 @@ jitted_token_losses = jax.jit(token_losses, static_argnums=1)
 
 def export(folder: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizers.Tokenizer) -> None:
     """Writes the model in bfloat16 and its tokenizer as a Hugging Face folder."""
-    cfg, params = as_bfloat16(cfg, params)
+    cfg, params = cast_params(cfg, params, "bfloat16")
     tokenizer_json = tokenizer.to_str(pretty=True)
     save_hf(folder, cfg, params, tokenizer_json=tokenizer_json, eos_ids=(EOS_ID,))
-
-
-def as_bfloat16(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
-    """The same model with its weights rounded to bfloat16."""
-    return dataclasses.replace(cfg, dtype="bfloat16"), jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)

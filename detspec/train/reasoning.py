@@ -34,7 +34,7 @@ from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.chunks import Batch, encode, make_batch
 from detspec.train.problems.problem import Problem, require_arm
-from detspec.train.problems.task import Task, data_digest, tokenizer_of
+from detspec.train.problems.task import Task, tokenizer_of
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import FILLER
 from detspec.train.step import Metrics
@@ -189,7 +189,7 @@ class ReasoningConfig:
                 "config": dataclasses.asdict(self),
                 "task": type(self.task).__name__,
                 "words": tokenizer.to_str(),
-                "data": data_digest(self.task),
+                "data": self.task.digest if isinstance(self.task, Traces) else None,
                 "weights": None if loaded is None else loaded.digest,
             },
             init_params=lambda: self.init_params(cfg, weights),

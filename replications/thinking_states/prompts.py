@@ -9,7 +9,7 @@ import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
-from detspec.draft.none import NONE
+from detspec.draft.given import NONE
 from detspec.draft.source import Drafter, DraftSource, draft_fn
 from detspec.generate.init import commit_like, start_state
 from detspec.generate.loop import Limits, dvr_step, run

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.draft.none import NONE
-from detspec.draft.recorded import RECORDED
+from detspec.draft.given import NONE, RECORDED
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, draft_limit
 from detspec.draft.table import source_of

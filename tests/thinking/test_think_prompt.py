@@ -14,7 +14,7 @@ import pytest
 import detspec
 from detspec.checkpoint.load import Model, load
 from detspec.config import ModelConfig
-from detspec.draft.none import NONE
+from detspec.draft.given import NONE
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, draft_fn
 from detspec.generate.loop import Limits, dvr_step, generate_state, run

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 import pytest
 
+from detspec.checkpoint.cast import cast_params
 from detspec.checkpoint.hf import load_hf
 from detspec.checkpoint.load import load
 from detspec.checkpoint.store import Store
 from detspec.errors import InputError
 from detspec.model.params import init_params
 from detspec.train.config import load_config
-from detspec.train.language import as_bfloat16
 from detspec.train.optimizer import make_optimizer
 from detspec.train.run import read_log, train
 from detspec.train.step import TrainState, init_state
@@ -145,7 +145,7 @@ def test_log_holds_every_step_and_the_evaluations(finished: Path):
 
 
 def test_export_is_the_final_state_in_bfloat16(config_path: Path, finished: Path):
-    cfg, params = as_bfloat16(load_config(config_path).model, final_state(finished, config_path).params)
+    cfg, params = cast_params(load_config(config_path).model, final_state(finished, config_path).params, "bfloat16")
     loaded_cfg, loaded = load_hf(finished / "export")
     assert loaded_cfg == cfg
     for leaf, expected in zip(jax.tree.leaves(loaded), jax.tree.leaves(params), strict=True):

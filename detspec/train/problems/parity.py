@@ -21,15 +21,12 @@ class Parity:
 
     All operations have the same number of tokens. Given the number of operations and the first state, both answers are
     equally likely: only the operations themselves decide.
-
-    Attributes:
-        filler: share of the operations, in [0, 1), that do not concern the coin ("Carol sings") and make no step. It is
-            rounded to whole operations; at least one operation concerns the coin.
-        up_to: each problem draws its own share, between 0 and `filler`.
     """
 
+    # share of the operations, in [0, 1), that do not concern the coin ("Carol sings") and make no step. It is rounded to whole
+    # operations; at least one operation concerns the coin.
     filler: float = 0.0
-    up_to: bool = False
+    up_to: bool = False  # each problem draws its own share, between 0 and `filler`
 
     def __post_init__(self) -> None:
         require_fillers(self)

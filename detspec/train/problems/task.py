@@ -27,8 +27,3 @@ def tokenizer_of(task: Task) -> tokenizers.Tokenizer:
     if isinstance(task, Traces):
         return read_tokenizer(Path(task.tokenizer_from) / "tokenizer.json")
     return word_tokenizer(task.words())
-
-
-def data_digest(task: Task) -> str | None:
-    """Digest of the file that `task` draws from; None if it generates its problems."""
-    return task.digest if isinstance(task, Traces) else None

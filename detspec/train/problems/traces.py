@@ -24,14 +24,10 @@ class Traces:
     """Problems read from a file, such as school arithmetic with worked steps.
 
     {"question": "Ann has 2. Bob has 3. How many?", "steps": [{"text": "2 + 3 = 5", "mark": 20}], "answer": "5"}
-
-    Attributes:
-        path: file of problems.
-        tokenizer_from: folder that holds the `tokenizer.json` for these texts.
     """
 
-    path: str
-    tokenizer_from: str
+    path: str  # file of problems
+    tokenizer_from: str  # folder that holds the `tokenizer.json` for these texts
 
     def words(self) -> tuple[str, ...]:
         """Empty: the tokenizer defines the words."""

@@ -27,27 +27,17 @@ class TwoHop:
     The step follows from the words "Ann's friend" alone. Each person is the friend of exactly one person, so all answers are
     equally frequent. All questions are equally long. The two relations of a question differ: Ann's friend's friend could be
     Ann.
-
-    Attributes:
-        seed: decides the facts, such as which person is whose boss.
-        num_people: number of people, at most that of `NAMES`.
-        num_relations: number of relations, at most that of `RELATIONS`.
-        heldout_one_in: two hops are held out when the SHA-256 of person and relations is a multiple of this.
-        split: which two hops are drawn, "train" or "heldout"; facts are the same in both.
     """
 
-    seed: int = 0
-    num_people: int = 40
-    num_relations: int = 6
-    heldout_one_in: int = 10
-    split: str = "train"
+    seed: int = 0  # decides the facts, such as which person is whose boss
+    num_people: int = 40  # number of people, at most that of `NAMES`
+    num_relations: int = 6  # number of relations, at most that of `RELATIONS`
+    heldout_one_in: int = 10  # two hops are held out when the SHA-256 of person and relations is a multiple of this
+    split: str = "train"  # which two hops are drawn, "train" or "heldout"; facts are the same in both
 
     def __post_init__(self) -> None:
-        for field, least, most in (
-            ("num_people", 3, len(NAMES)),
-            ("num_relations", 2, len(RELATIONS)),
-            ("heldout_one_in", 2, 10**6),
-        ):
+        accepted = {"num_people": (3, len(NAMES)), "num_relations": (2, len(RELATIONS)), "heldout_one_in": (2, 10**6)}
+        for field, (least, most) in accepted.items():
             value = getattr(self, field)
             if not is_count(value) or not least <= value <= most:
                 raise InputError(f"TwoHop.{field} must be an integer from {least} to {most}, got {value!r}")

@@ -20,15 +20,12 @@ class Variables:
     A step holds the values of all three variables, since each thought replaces the one before. All operations are equally
     long. No variable is added to itself, so all values stay equally likely. (Doubling would favour even values.) With few
     operations the asked variable often keeps its first value; a model that copies the first value is right that often.
-
-    Attributes:
-        filler: share of the operations, in [0, 1), that assign to a fourth variable, which is never asked for, and make no
-            step. It is rounded to whole operations; at least one operation makes a step.
-        up_to: each problem draws its own share, between 0 and `filler`.
     """
 
+    # share of the operations, in [0, 1), that assign to a fourth variable, which is never asked for, and make no step. It is
+    # rounded to whole operations; at least one operation makes a step.
     filler: float = 0.0
-    up_to: bool = False
+    up_to: bool = False  # each problem draws its own share, between 0 and `filler`
 
     def __post_init__(self) -> None:
         require_fillers(self)

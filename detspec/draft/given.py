@@ -1,4 +1,4 @@
-"""Drafts read from given text: a recorded completion, or any text at all."""
+"""Drafts that cost nothing: none at all, which is plain canonical decoding, or tokens read from given text."""
 
 import jax.numpy as jnp
 
@@ -7,17 +7,31 @@ from detspec.draft.source import DraftParams, DraftSource, costs_nothing, draft_
 from detspec.model.params import Params
 from detspec.schedule import Schedule
 from detspec.state import Draft, GenState
+from detspec.thinking.drafts import draft_no_thoughts
+
+
+def no_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
+    """`DraftSource.draft` that proposes nothing, for windows of any length."""
+    B = state.tokens.shape[0]
+    W = schedule.budget.window
+    return Draft(
+        tokens=jnp.zeros((B, W - 1), jnp.int32),
+        logprobs=jnp.zeros((B, W - 1), jnp.float32),
+        count=jnp.zeros(B, jnp.int32),
+        final=jnp.zeros(B, bool),
+        cache=state.cache,
+        state=state.draft,
+    )
+
+
+NONE = DraftSource("none", no_state, no_draft, costs_nothing, executes=False, prior_acceptance=0.0, think=draft_no_thoughts)
 
 
 def recorded_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
     """`DraftSource.draft` that proposes `tokens[b, committed : committed + W - 1]`.
 
-    Args:
-        draft_params: `(tokens, length)`. `tokens [B, T]` int32 are whole sequences from position 0, and `length [B]` int32
-            says how many of their positions are in use: nothing is drafted past them.
-        params, cfg: not read.
-        state: of the `B` sequences.
-        schedule: its window is `W`.
+    `draft_params` are `(tokens, length)`: `tokens [B, T]` int32 are whole sequences from position 0, and `length [B]` int32
+    says how many of their positions are in use. Nothing is drafted past them.
     """
     tokens, length = draft_params
     W = schedule.budget.window
