@@ -1,30 +1,33 @@
 """Chat templates: conversations as the text that a model was trained on, rendered as transformers renders them.
 
-Templates come with checkpoints and are code of strangers: they run in jinja2's sandbox, and see the conversation, the special
-tokens and what the caller passes, nothing else.
+A template comes with a checkpoint and may be hostile. It runs in a sandbox with a bounded amount of work, and sees the
+conversation, the special tokens and the caller's variables, nothing else.
 """
 
 import datetime
 import hashlib
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from detspec.checkpoint.template_sandbox import MAX_SOURCE, BoundedEnvironment
 from detspec.errors import InputError
+from detspec.read_json import read_bounded, read_json_object
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DEFAULT_NAME = "default"
+MAX_LAYOUT = 1000  # characters of a date's format
 
 
 class _Generation(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks what the model wrote, for training; here it is its contents."""
+    """`{% generation %} ... {% endgeneration %}`, which marks the model's words for training: only its contents count here."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -44,24 +47,23 @@ class ChatTemplate:
         """Compiles `source`; `path` names it in errors.
 
         Raises:
-            InputError: it is no jinja2 template.
+            InputError: `source` is no jinja2 template.
         """
         self._path = path
         self._special_tokens = dict(special_tokens)
         self.digest = hashlib.sha256(json.dumps([source, self._special_tokens], sort_keys=True).encode()).hexdigest()
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
+        self._lock = threading.Lock()  # one rendering at a time uses the budget
+        self._environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        self._environment.globals["raise_exception"] = _raise_exception
         try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+            self._template = self._environment.from_string(source)
+        except Exception as error:  # also of Python's compiler, which compiles what jinja2 makes of it
             raise InputError(f"{path} is no template that can be read: {error}") from error
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -74,41 +76,57 @@ class ChatTemplate:
             messages: `{"role": ..., "content": ...}` each, oldest first.
             add_generation_prompt: end with the opening of the assistant's answer.
             tools: JSON schemas of functions that the model may call.
-            now: what templates that print a date take for the present; the clock's time if None, and then the text, and
-                all that is generated from it, changes from day to day.
-            variables: whatever else the template reads.
+            now: the time that templates print; the clock's time if None. Then the text, and all that is generated from it,
+                changes from day to day.
+            variables: what else the template reads.
 
         Raises:
-            InputError: the template refuses the conversation, or something is wrong with either.
+            InputError: the template rejects the conversation, fails, or takes more work than `template_sandbox` allows.
         """
         if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in messages):
             raise InputError("a conversation must be a list of messages, each an object with role and content")
+        if tools is not None and not (isinstance(tools, list | tuple) and all(isinstance(tool, Mapping) for tool in tools)):
+            raise InputError(f"tools must be a list of JSON schemas, got {tools!r}")
         if not messages:
             raise InputError("the conversation is empty: give at least one message")
         present = now or datetime.datetime.now()
+        given = {
+            "messages": [dict(message) for message in messages],
+            "tools": None if tools is None else list(tools),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            "strftime_now": lambda layout: present.strftime(layout[:MAX_LAYOUT]),
+        }
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=None if tools is None else list(tools),
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                strftime_now=present.strftime,
-                **{**self._special_tokens, **variables},
-            )
-        except Exception as error:  # a stranger's code may raise anything
+            with self._lock:
+                self._environment.renew()
+                return self._template.render({**given, **self._special_tokens, **variables})
+        except Exception as error:  # a template may raise anything
             raise InputError(f"{self._path} does not take this conversation: {error}") from error
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
-    """The template of a Hugging Face folder: `chat_template.jinja`, else the key in `tokenizer_config.json`, else None."""
-    config = _read_config(folder / CONFIG_FILE)
+    """The template of a Hugging Face folder: `chat_template.jinja`, else the key in `tokenizer_config.json`, else None.
+
+    Raises:
+        InputError: one of these files cannot be read, or holds what is no template or no special token.
+    """
+    config = read_json_object(folder / CONFIG_FILE) or {}
     special_tokens = {name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name))) is not None}
-    if (folder / TEMPLATE_FILE).is_file():
-        source: Any = (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
-        return ChatTemplate(source, special_tokens, path=folder / TEMPLATE_FILE)
+    if wrong := [name for name, text in special_tokens.items() if not isinstance(text, str)]:
+        raise InputError(f"{folder / CONFIG_FILE}: {', '.join(wrong)} must be texts, or objects with a text as content")
+    raw = read_bounded(folder / TEMPLATE_FILE, 4 * MAX_SOURCE)
+    if raw is not None:
+        try:
+            return ChatTemplate(
+                raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n"), special_tokens, path=folder / TEMPLATE_FILE
+            )
+        except UnicodeDecodeError as error:
+            raise InputError(f"{folder / TEMPLATE_FILE} is not UTF-8 (byte {error.start + 1})") from error
     source = config.get("chat_template")
     if isinstance(source, list):  # several, by name
-        source = next((entry.get("template") for entry in source if entry.get("name") == DEFAULT_NAME), None)
+        named = [entry for entry in source if isinstance(entry, dict)]
+        source = next((entry.get("template") for entry in named if entry.get("name") == DEFAULT_NAME), None)
     if source is None:
         return None
     if not isinstance(source, str):
@@ -116,33 +134,10 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     return ChatTemplate(source, special_tokens, path=f"{folder / CONFIG_FILE}: chat_template")
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{path} holds no JSON object but {type(config).__name__}")
-    return config
-
-
-def _token_text(token: Any) -> str | None:
-    """A special token is its text, or an object with it."""
+def _token_text(token: Any) -> Any:
+    """The text of a special token, which is given as text or as an object with it."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON; jinja2's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

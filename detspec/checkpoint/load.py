@@ -47,7 +47,7 @@ class Model:
         """The text of `token_ids`, special tokens left out; "" without a tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)
 
-    def chat_prompt(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
+    def chat_prompt(self, messages: list[dict[str, Any]], /, **variables: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer; `variables` as in `ChatTemplate.render`.
 
         Raises `InputError` if the folder has no chat template or no tokenizer, or the template does not take the conversation.

@@ -1,0 +1,122 @@
+"""How much work a chat template may do: a budget of steps and characters, and bounds on single values.
+
+All of it is counted, nothing is measured: whether a template renders does not depend on the machine.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jinja2
+
+MAX_STEPS = 2_000_000
+MAX_CHARS = 1 << 26  # of all texts of one rendering
+MAX_TEXT = 1 << 22  # characters of one text, or of all texts in one value
+MAX_VALUES = 1 << 18  # entries of one list or object, those of its entries included
+MAX_BITS = 1 << 14  # of one integer
+
+ATOMS = (int, float, type(None))
+WIDE = re.compile(r"\d{5,}|\*")  # a width in a format: five digits, or given by an argument
+NESTED = re.compile(r"\{[^{}]*\{")
+
+
+class Overrun(jinja2.TemplateError):
+    """A template has used up its budget, or asked for a value that is too large."""
+
+
+class Budget:
+    """The work that one rendering may still do."""
+
+    def __init__(self) -> None:
+        self.steps = MAX_STEPS
+        self.chars = MAX_CHARS
+
+    def step(self, count: int = 1) -> None:
+        """Counts `count` steps."""
+        self.steps -= count
+        if self.steps < 0:
+            raise Overrun(f"it takes more than {MAX_STEPS} steps: are there loops inside loops?")
+
+    def read(self, num_chars: int) -> None:
+        """Counts a text."""
+        self.chars -= num_chars
+        if self.chars < 0:
+            raise Overrun(f"it makes texts of more than {MAX_CHARS} characters in all")
+
+    def weigh(self, value: Any) -> Any:
+        """Counts what is inside `value`, an object that is there twice counts twice; returns `value`."""
+        self.step()
+        if isinstance(value, str):
+            check_text(len(value))
+            self.read(len(value))
+        elif isinstance(value, int):
+            check_int(value.bit_length())
+        elif not isinstance(value, ATOMS):
+            self.step(size_of(value)[0])
+        return value
+
+
+def size_of(value: Any) -> tuple[int, int]:
+    """Values inside `value`, and characters of the texts among them: 3 and 4 for `["ab", "ab"]`.
+
+    Raises:
+        Overrun: more than `MAX_VALUES` or `MAX_TEXT`.
+    """
+    todo = [value]
+    num_values = num_chars = 0
+    while todo:
+        part = todo.pop()
+        num_values += 1
+        if isinstance(part, str):
+            num_chars += len(part)
+        elif isinstance(part, list | tuple):
+            todo.extend(part)
+        elif isinstance(part, range):
+            num_values += len(part)
+        elif isinstance(part, ATOMS):
+            continue
+        elif isinstance(part, Mapping):
+            todo.extend(part.keys())
+            todo.extend(part.values())
+        elif isinstance(part, Collection):
+            todo.extend(part)
+        check_values(num_values + len(todo))
+    check_text(num_chars)
+    return num_values, num_chars
+
+
+def check_values(num_values: int) -> None:
+    """Raises `Overrun` for a list or an object of more than `MAX_VALUES` entries."""
+    if num_values > MAX_VALUES:
+        raise Overrun(f"it makes a list or an object of {num_values} entries, accepted are up to {MAX_VALUES}")
+
+
+def check_text(num_chars: int) -> None:
+    """Raises `Overrun` for a text of more than `MAX_TEXT` characters."""
+    if num_chars > MAX_TEXT:
+        raise Overrun(f"it makes a text of {num_chars} characters, accepted are up to {MAX_TEXT}")
+
+
+def check_int(num_bits: int) -> None:
+    """Raises `Overrun` for an integer of more than `MAX_BITS` bits."""
+    if num_bits > MAX_BITS:
+        raise Overrun(f"it makes an integer of {num_bits} bits, accepted are up to {MAX_BITS}")
+
+
+def check_format(text: str, mark: str, values: Any) -> None:
+    """Raises `Overrun` if `text`, whose fields begin with `mark`, may become huge with `values` in it."""
+    if mark in text and (WIDE.search(text) or (mark == "{" and NESTED.search(text))):
+        raise Overrun(f"widths in formats must be numbers up to 9999, got {text[:100]!r}")
+    check_text(text.count(mark) * size_of(values)[1])
+
+
+def check_result(name: str, receiver: Any, args: tuple[Any, ...]) -> None:
+    """Raises `Overrun` if the method or filter `name` of a text, called with `args`, may give a huge result."""
+    check_text(max((abs(arg) for arg in args if isinstance(arg, int)), default=0))
+    if name == "replace" and len(args) >= 2:
+        check_text(receiver.count(args[0]) * len(str(args[1])) + len(receiver))
+    elif name == "join" and args and isinstance(args[0], Collection):
+        check_text(len(receiver) * len(args[0]))
+    elif name == "indent" and args:
+        width = args[0] if isinstance(args[0], int) else len(str(args[0]))
+        check_text(len(receiver) + width * len(receiver.splitlines()))

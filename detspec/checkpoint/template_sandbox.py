@@ -1,0 +1,248 @@
+"""jinja2's sandbox for chat templates, which come with checkpoints and may be hostile: their work is counted and bounded.
+
+1. Steps. A pass through the body of a loop, macro or block costs as many as it has nodes. A call, a filter, a test, a list, a
+   comparison and a slice cost one more for each value that goes in or comes out.
+2. Characters of all texts that are made or read on the way.
+
+An operation that may make a huge value of small ones (`*`, `**`, `replace`, `join`, widths in formats) is rejected before it
+runs. Filters are left out that are slow or give another result each time; no chat template needs them.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from detspec.checkpoint.template_budget import (
+    Budget,
+    Overrun,
+    check_format,
+    check_int,
+    check_result,
+    check_text,
+    check_values,
+)
+
+MAX_SOURCE = 1 << 17  # characters of a template
+MAX_OPTION = 10_000  # widths, precisions and counts that filters take
+
+LEFT_OUT_FILTERS = {"filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr"}
+LEFT_OUT_METHODS = {"encode", "expandtabs", "to_bytes", "translate"}
+SHALLOW_FILTERS = {"count", "d", "default", "first", "last", "length"}  # look at no entry, or at one
+COMPARING_TESTS = {
+    "!=",
+    "<",
+    "<=",
+    "==",
+    ">",
+    ">=",
+    "eq",
+    "equalto",
+    "ge",
+    "greaterthan",
+    "gt",
+    "in",
+    "le",
+    "lessthan",
+    "lt",
+    "ne",
+}
+COUNTING_FILTERS = {"batch", "center", "indent", "round", "slice", "truncate"}
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox with the budgets above; `renew` starts them anew, before each compilation and each rendering."""
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(optimized=False, finalize=self._as_text, **options)
+        self.budget = Budget()
+        kept: dict[str, Any] = {name: fn for name, fn in self.filters.items() if name not in LEFT_OUT_FILTERS}
+        kept["tojson"] = self._tojson
+        self.filters = {name: self._bounded(name, fn, shallow=name in SHALLOW_FILTERS) for name, fn in kept.items()}
+        self.filters |= {"_step": self._step, "_weigh": self._weigh, "_concat": self._concat_values}
+        tests: dict[str, Any] = self.tests
+        self.tests = {name: self._bounded(name, fn, shallow=name not in COMPARING_TESTS) for name, fn in tests.items()}
+        self.globals["namespace"] = _Namespace
+        del self.globals["lipsum"]
+
+    def renew(self) -> None:
+        """Starts the budgets anew."""
+        self.budget = Budget()
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        if len(source) > MAX_SOURCE:
+            raise Overrun(f"it has {len(source)} characters, accepted are up to {MAX_SOURCE}")
+        return _Counted().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
+
+    def concat(self, texts: Iterable[str]) -> str:  # type: ignore[override]
+        """The parts of one output, joined."""
+        parts, size = [], 0
+        for text in texts:
+            self.budget.read(len(text))
+            size += len(text)
+            check_text(size)
+            parts.append(text)
+        return "".join(parts)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Also refuses the methods of texts whose results cannot be bounded by their arguments."""
+        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str | int) and attr in LEFT_OUT_METHODS)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format`, its widths and its result bounded."""
+        formatted = super().wrap_str_format(value)
+        if formatted is None:
+            return None
+
+        @functools.wraps(formatted)
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            check_format(value.__self__.replace("{{", "").replace("}}", ""), "{", (args, kwargs))
+            return formatted(*args, **kwargs)
+
+        return bounded
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """A call in a template: of a method, a macro or a global function."""
+        receiver = getattr(obj, "__self__", None)
+        if isinstance(receiver, str):
+            args = tuple(_as_list(arg) for arg in args)
+        if receiver is not None:  # a method
+            self.budget.weigh((args, kwargs))
+        if isinstance(receiver, str):
+            check_result(obj.__name__, receiver, args)
+        return self.budget.weigh(super().call(context, obj, *args, **kwargs))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """`+ - * / // % **`."""
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
+            check_int(bits)
+        elif operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(value, Collection) and isinstance(times, int):
+                    (check_text if isinstance(value, str) else check_values)(len(value) * times)
+        elif operator == "%" and isinstance(left, str):
+            check_format(left, "%", right)
+        return self.budget.weigh(super().call_binop(context, operator, left, right))
+
+    def _as_text(self, value: Any) -> str:
+        """What is written of an expression."""
+        self.budget.weigh(value)
+        text = str(value)
+        self.budget.read(len(text))
+        return text
+
+    def _bounded(self, name: str, fn: Callable[..., Any], *, shallow: bool) -> Callable[..., Any]:
+        """The filter or test `fn`, whose result is weighed, and its arguments too unless it is `shallow`."""
+        first = 1 if hasattr(fn, "jinja_pass_arg") else 0  # before the value comes the context or the environment
+
+        @functools.wraps(fn)
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            args = (*args[:first], *(_as_list(arg) for arg in args[first:]))
+            if not shallow:
+                self.budget.weigh((args[first:], kwargs))
+            self.budget.step(2)
+            value, options = args[first] if len(args) > first else None, (*args[first + 1 :], *kwargs.values())
+            if name in COUNTING_FILTERS and any(isinstance(option, int) and abs(option) > MAX_OPTION for option in options):
+                raise Overrun(f"the filter {name} takes numbers up to {MAX_OPTION}")
+            if name == "sum" and any(isinstance(option, Collection) and not isinstance(option, str) for option in options):
+                raise Overrun("the filter sum adds numbers")
+            if name == "format":
+                check_format(str(value), "%", options)
+            if isinstance(value, str) and name in ("indent", "replace"):
+                check_result(name, value, options)
+            if name == "join":
+                check_result(name, str(options[0]) if options else "", (value,))
+            return self.budget.weigh(fn(*args, **kwargs))
+
+        return bounded
+
+    def _tojson(self, value: Any, ensure_ascii: bool = False, indent: int | None = None, **layout: Any) -> str:
+        """Plain JSON; jinja2's own filter escapes for HTML."""
+        if indent is not None and not 0 <= indent <= 16:
+            raise Overrun(f"the filter tojson indents by 0 to 16, got {indent!r}")
+        parts = []
+        for part in json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, **layout).iterencode(value):
+            self.budget.read(len(part))
+            parts.append(part)
+        return "".join(parts)
+
+    def _step(self, count: int) -> None:
+        self.budget.step(max(1, count))
+
+    def _weigh(self, value: Any) -> Any:
+        return self.budget.weigh(value)
+
+    def _concat_values(self, values: list[Any]) -> str:
+        return "".join(map(str, self.budget.weigh(values)))
+
+
+class _Namespace(Namespace):
+    """`namespace(...)`; its text is short, whatever it holds: namespaces may hold each other."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+class _Counted(NodeTransformer):
+    """Puts the counting into a syntax tree, as filters of the environment above."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self._count_body(node)
+        if node.test is not None:
+            node.test = _filtered(node.test, "_weigh")
+        return node
+
+    def _count_body(self, node: Any) -> nodes.Node:
+        cost = sum(1 for _ in node.find_all(nodes.Node))
+        self.generic_visit(node)
+        step = nodes.ExprStmt(_filtered(nodes.Const(cost, lineno=node.lineno), "_step"), lineno=node.lineno)
+        node.body.insert(0, step)
+        return node  # type: ignore[no-any-return]
+
+    visit_Macro = visit_CallBlock = visit_Block = _count_body
+
+    def _weigh_whole(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "_weigh")
+
+    visit_List = visit_Dict = _weigh_whole
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        return self._weigh_whole(node) if node.ctx == "load" else self.generic_visit(node)
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:
+        if isinstance(node.value, int):
+            check_int(node.value.bit_length())
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        return self._weigh_whole(node) if isinstance(node.arg, nodes.Slice) else self.generic_visit(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_concat")
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _filtered(node.expr, "_weigh")
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, "_weigh")
+        return node
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _as_list(value: Any) -> Any:
+    """What a lazy filter gives as a list, so that it can be weighed; everything else as it is."""
+    return list(value) if isinstance(value, Iterator) and not isinstance(value, LoopContext) else value
