@@ -11,16 +11,19 @@ ROPE_SCALINGS = ("linear", "llama3", "yarn")
 ACTIVATIONS = ("silu", "gelu_tanh")
 POSITION_ENCODINGS = ("rope", "alibi")
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+MAX_COUNT = 2**31 - 1  # of anything: positions, ids and sizes are int32
+MAX_NUMBER = 1e308  # an int may be larger than any float
+MAX_LAYERS = 1000  # the deepest models that we know have about 130; what is made for each layer stays small
 
 
 def is_count(value: object) -> bool:
-    """A positive integer, and no bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    """A positive integer that int32 holds, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT
 
 
 def is_number(value: object) -> bool:
-    """An int or float, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A finite int or float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +59,14 @@ class RopeScaling:
             raise InputError(f"RopeScaling.factor must be a number of at least 1, got {self.factor!r}")
         if self.kind != "linear" and not is_count(self.original_max_position):
             raise InputError(
-                f"RopeScaling.original_max_position must be a positive integer with {self.kind!r}, "
+                f"RopeScaling.original_max_position must be a positive integer, at most 2**31-1, with {self.kind!r}, "
                 f"got {self.original_max_position!r}"
             )
         for field in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"):
             if not is_number(getattr(self, field)) or not getattr(self, field) > 0:
                 raise InputError(f"RopeScaling.{field} must be a positive number, got {getattr(self, field)!r}")
+        if not isinstance(self.truncate, bool):
+            raise InputError(f"RopeScaling.truncate must be True or False, got {self.truncate!r}")
         if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
             raise InputError(
                 f"RopeScaling.low_freq_factor ({self.low_freq_factor}) must be less than its high_freq_factor "
@@ -92,7 +97,7 @@ class ThinkingConfig:
             raise InputError(f"ThinkingConfig.chunk must be a power of two, got {self.chunk!r}")
         for field, least in (("in_layer", 0), ("out_layer", 1), ("max_thought", 1), ("end_id", 0)):
             value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_COUNT:
                 raise InputError(f"ThinkingConfig.{field} must be an integer of at least {least}, got {value!r}")
         if not self.in_layer < self.out_layer:
             raise InputError(
@@ -169,7 +174,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff", "max_position"):
             if not is_count(getattr(self, field)):
-                raise InputError(f"ModelConfig.{field} must be a positive integer, got {getattr(self, field)!r}")
+                raise InputError(
+                    f"ModelConfig.{field} must be a positive integer, at most 2**31-1, got {getattr(self, field)!r}"
+                )
+        if self.num_layers > MAX_LAYERS:
+            raise InputError(f"ModelConfig.num_layers must be at most {MAX_LAYERS}, got {self.num_layers}")
         for field in ("rope_theta", "norm_eps", "sliding_rope_theta", "score_dim", "attn_softcap", "logit_softcap"):
             value = getattr(self, field)
             optional = field not in ("rope_theta", "norm_eps")
@@ -190,9 +199,11 @@ class ModelConfig:
             raise InputError(f"position_encoding must be one of {POSITION_ENCODINGS}, got {self.position_encoding!r}")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
             raise InputError(f"rope_scaling must be a RopeScaling or None, got {self.rope_scaling!r}")
+        if not all(isinstance(slides, bool) for slides in self.sliding_layers):
+            raise InputError(f"sliding_layers must be True or False for each layer, got {self.sliding_layers!r}")
         if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
             raise InputError(f"sliding_layers must name each of the {self.num_layers} layers, got {len(self.sliding_layers)}")
-        if any(self.sliding_layers) and not is_count(self.sliding_window):
+        if (any(self.sliding_layers) or self.sliding_window is not None) and not is_count(self.sliding_window):
             raise InputError(f"sliding layers need a sliding_window of at least 1, got {self.sliding_window!r}")
         if self.thinking is not None:
             self._check_thinking(self.thinking)

@@ -149,7 +149,7 @@ def _checked_bias(given: Any) -> tuple[tuple[int, float], ...]:
         raise InputError(f"sampling parameter logit_bias must be {sentence}, got {given!r}")
     bias: dict[int, float] = {}
     for key, value in items:
-        token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() else key
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10 else key
         token = _checked("logit_bias", token, int, lambda x: 0 <= x < 2**31, f"{sentence}, token ids in 0 .. 2**31-1")
         if token in bias:
             raise InputError(f"sampling parameter logit_bias names token {token} twice")

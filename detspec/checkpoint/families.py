@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from detspec.checkpoint.tensor_names import GEMMA_NAMES, LLAMA_NAMES, TensorNames
-from detspec.config import DTYPES, ModelConfig, RopeScaling, is_count, is_number
+from detspec.config import DTYPES, MAX_LAYERS, ModelConfig, RopeScaling, is_count, is_number
 from detspec.errors import InputError
 
 HfConfig = dict[str, Any]
@@ -206,8 +206,8 @@ def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dic
         problems.append(f"config.json: {key} is missing")
     fields = {field: value for key, value in values.items() for field in family.fields[key]}
     for key in (key for key in ACTIVATION_KEYS if key in values and key in family.fields):
-        fields["activation"] = ACTIVATIONS.get(values[key])
-        if values[key] not in ACTIVATIONS:
+        fields["activation"] = ACTIVATIONS.get(str(values[key]))
+        if fields["activation"] is None:
             accepted = ", ".join(ACTIVATIONS)
             problems.append(f"config.json: {key} = {json.dumps(values[key])} is not supported, only {accepted}")
     return {
@@ -226,8 +226,8 @@ def sliding_pattern(hf_config: HfConfig) -> int:
 
 def read_sliding(hf_config: HfConfig, family: Family, num_layers: Any, problems: list[str]) -> dict[str, Any]:
     """Which layers slide, and their window: from `layer_types`, or by the rule of the family."""
-    if not isinstance(num_layers, int) or "sliding_window" in family.fixed:
-        return {}
+    if not is_count(num_layers) or num_layers > MAX_LAYERS or "sliding_window" in family.fixed:
+        return {}  # `ModelConfig` rejects such a number
     for key in (*PATTERN_KEYS, "max_window_layers"):
         if key in hf_config and not (is_count(hf_config[key]) or hf_config[key] == 0):
             problems.append(f"config.json: {key} must be a whole number of at least 0, got {json.dumps(hf_config[key])}")
@@ -319,8 +319,10 @@ def read_rope_scaling(setting: dict[str, Any], hf_config: HfConfig, problems: li
         return None
     names = ROPE_SCALING_FIELDS.get(kind, {})
     mscales = [rest.pop(key) for key in YARN_MSCALES if key in rest] if kind == "yarn" else []
-    if not all(is_number(mscale) for mscale in mscales):
-        problems.append(f"config.json: rope setting {json.dumps(setting)}: {' and '.join(YARN_MSCALES)} must be numbers")
+    if not all(is_number(mscale) and mscale >= 0 for mscale in mscales):
+        problems.append(
+            f"config.json: rope setting {json.dumps(setting)}: {' and '.join(YARN_MSCALES)} must be numbers of at least 0"
+        )
         return None
     if unknown := [key for key in rest if key not in names and (key != "factor" or kind == "default")]:
         problems.append(f"config.json: rope setting {json.dumps(setting)} has unsupported keys {', '.join(unknown)}")

@@ -1,4 +1,4 @@
-"""The JSON and safetensors files of a model folder, read and written; what is wrong with them is gathered."""
+"""The JSON and safetensors files of a model folder, read and written; problems are collected and reported together."""
 
 import contextlib
 import dataclasses
@@ -16,12 +16,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from detspec.errors import InputError
+from detspec.errors import InputError, shortened
+from detspec.read_json import parse_json, read_json_object
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-# What lies beside the weights and is the same in folders of every kind.
+# Files next to the weights that are the same in folders of every kind.
 SIDE_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -30,12 +31,14 @@ SIDE_FILES = (
     "generation_config.json",
 )
 MAX_PROBLEMS = 6
-ALIGNMENT = 64  # bytes, of arrays that jax on a CPU takes as they are
+MAX_PROBLEM = 300  # characters
+MAX_HEADER_BYTES = 16 << 20  # about 100,000 tensors in one file
+ALIGNMENT = 64  # bytes; jax on a CPU uses arrays that are aligned so without a copy
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """Where one tensor lies and what it is, known without reading it."""
+    """File, shape, dtype and position of one tensor, known without reading it."""
 
     file: str
     shape: tuple[int, ...]
@@ -44,7 +47,7 @@ class Header:
 
 
 class Problems(list[str]):
-    """What is wrong with one folder, gathered so that a user mends it in one go."""
+    """The problems of one folder, collected so that a user can mend all of them at once."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -53,7 +56,7 @@ class Problems(list[str]):
     def raise_if_any(self) -> None:
         """Raises all of them as one `InputError` of one line."""
         if self:
-            shown = [" ".join(problem.split()) for problem in self[:MAX_PROBLEMS]]
+            shown = [shortened(" ".join(problem.split()), MAX_PROBLEM) for problem in self[:MAX_PROBLEMS]]
             rest = [f"and {len(self) - MAX_PROBLEMS} more problems"] if len(self) > MAX_PROBLEMS else []
             raise InputError(f"{self.path}: {'; '.join(shown + rest)}")
 
@@ -61,21 +64,17 @@ class Problems(list[str]):
 def read_json(path: Path, problems: Problems) -> dict[str, Any] | None:
     """The JSON object in `path`, or None and a problem."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        value = read_json_object(path, name=path.name)
+    except InputError as error:
+        problems.append(str(error))
+        return None
+    if value is None:
         problems.append(f"{path.name} is missing")
-        return None
-    except (OSError, ValueError) as error:
-        problems.append(f"{path.name} cannot be read: {error}")
-        return None
-    if not isinstance(value, dict):
-        problems.append(f"{path.name} holds no JSON object but {type(value).__name__}")
-        return None
     return value
 
 
 def read_headers(path: Path, problems: Problems) -> dict[str, Header]:
-    """Headers of all tensors: of `model.safetensors` if there is one, else of the files that the index names."""
+    """Headers of all tensors, from `model.safetensors` if there is one, else from the files that the index names."""
     if (path / WEIGHTS_NAME).is_file():
         return read_file_headers(path, WEIGHTS_NAME, problems)
     if not (path / INDEX_NAME).is_file():
@@ -87,32 +86,37 @@ def read_headers(path: Path, problems: Problems) -> dict[str, Header]:
         if index is not None:
             problems.append(f"{INDEX_NAME} has no weight_map of tensor names to file names")
         return {}
+    listed: dict[str, set[str]] = {}
+    for name, file in weight_map.items():
+        listed.setdefault(file, set()).add(name)
     headers: dict[str, Header] = {}
-    for file in sorted(set(weight_map.values())):
+    for file, names in sorted(listed.items()):
         found = read_file_headers(path, file, problems)
-        listed = {name for name, where in weight_map.items() if where == file}
         if found:
             problems.extend(
-                f"{INDEX_NAME} places {name} in {file}, which has no such tensor" for name in sorted(listed - set(found))
+                f"{INDEX_NAME} places {name} in {file}, which has no such tensor" for name in sorted(names - set(found))
             )
-        headers |= {name: header for name, header in found.items() if name in listed or name not in weight_map}
+        headers |= {name: header for name, header in found.items() if name in names or name not in weight_map}
     return headers
 
 
 def read_file_headers(path: Path, file: str, problems: Problems) -> dict[str, Header]:
     """Headers of the tensors in one file of the folder; none and a problem if it is missing, damaged or of other dtypes."""
-    if Path(file).name != file:
-        problems.append(f"{file} is not a file name in the folder")
+    if Path(file).name != file or file in ("", "..") or "\0" in file:
+        problems.append(f"{file!r} is not a file name in the folder")
         return {}
     try:
+        if not (path / file).is_file():
+            problems.append(f"{file} is missing")
+            return {}
+        length, entries = read_entries(path / file)
         with safe_open(path / file, "numpy") as tensors:  # checks that the file is whole
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
-        begins = tensor_begins(path / file)
-        headers = {name: Header(file, tuple(part.get_shape()), part.get_dtype(), begins[name]) for name, part in slices.items()}
-    except FileNotFoundError:
-        problems.append(f"{file} is missing")
-        return {}
-    except (SafetensorError, OSError) as error:
+        headers = {
+            name: Header(file, tuple(part.get_shape()), part.get_dtype(), 8 + length + entries[name]["data_offsets"][0])
+            for name, part in slices.items()
+        }
+    except (SafetensorError, OSError, InputError) as error:
         problems.append(f"{file} cannot be read, it is damaged or incomplete: {error}")
         return {}
     for name, header in headers.items():
@@ -121,12 +125,13 @@ def read_file_headers(path: Path, file: str, problems: Problems) -> dict[str, He
     return headers
 
 
-def tensor_begins(path: Path) -> dict[str, int]:
-    """Where the numbers of each tensor start in a safetensors file: 8 bytes hold the length of the JSON after them."""
+def read_entries(path: Path) -> tuple[int, dict[str, Any]]:
+    """Bytes of the JSON that a safetensors file begins with, and the JSON; 8 bytes before it hold its length."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        entries = json.loads(file.read(length))
-    return {name: 8 + length + entry["data_offsets"][0] for name, entry in entries.items() if name != "__metadata__"}
+        if length > MAX_HEADER_BYTES:
+            raise InputError(f"its header has {length} bytes, accepted are up to {MAX_HEADER_BYTES >> 20} MiB")
+        return length, parse_json(file.read(length))
 
 
 def read_tensor(folder: Path, header: Header) -> np.ndarray:

@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
+from detspec.config import MAX_COUNT, is_number
 from detspec.errors import InputError
+from detspec.read_json import read_json_object
 
 GENERATION_CONFIG = "generation_config.json"
 SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
@@ -13,10 +14,10 @@ SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
     """Ids that end a text, from `generation_config.json`, else from `config.json`; empty if neither names any."""
     for name in (GENERATION_CONFIG, "config.json"):
-        value = _read(folder / name).get("eos_token_id")
+        value = (read_json_object(folder / name) or {}).get("eos_token_id")
         if value is not None:
             ids = value if isinstance(value, list) else [value]
-            if not all(isinstance(token, int) and token >= 0 for token in ids):
+            if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= MAX_COUNT for token in ids):
                 raise InputError(f"{folder / name}: eos_token_id must be a token id or a list of them, got {value!r}")
             return tuple(ids)
     return ()
@@ -25,27 +26,13 @@ def read_eos_ids(folder: Path) -> tuple[int, ...]:
 def read_sampling_defaults(folder: Path) -> dict[str, float]:
     """Temperature, top_k, top_p and min_p of `generation_config.json`; none if it does not sample, which is greedy.
 
-    Where it samples and names no temperature, that is 1. What `SamplingParams` has no word for (repetition penalties and the
-    like) is left out.
+    Where it samples and names no temperature, that is 1. Keys that `SamplingParams` does not have are left out.
     """
-    config = _read(folder / GENERATION_CONFIG)
+    config = read_json_object(folder / GENERATION_CONFIG) or {}
     if not config.get("do_sample"):
         return {}
     found = {key: config[key] for key in SAMPLING_KEYS if config.get(key) is not None}
-    wrong = {key: value for key, value in found.items() if isinstance(value, bool) or not isinstance(value, int | float)}
+    wrong = {key: value for key, value in found.items() if not is_number(value)}
     if wrong:
-        raise InputError(f"{folder / GENERATION_CONFIG}: {json.dumps(wrong)} are no numbers")
+        raise InputError(f"{folder / GENERATION_CONFIG}: {json.dumps(wrong)} must be finite numbers")
     return {"temperature": 1.0, **found}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object but {type(value).__name__}")
-    return value

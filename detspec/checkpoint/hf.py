@@ -116,7 +116,9 @@ def read_hf_config(path: str | Path) -> ModelConfig:
     """
     problems = Problems(Path(path))
     _, fields = _read_family(Path(path), problems)
-    cfg = None if fields is None else build_config(fields, {}, problems)
+    problems.raise_if_any()
+    assert fields is not None
+    cfg = build_config(fields, {}, problems)
     problems.raise_if_any()
     assert cfg is not None
     return cfg

@@ -2,13 +2,12 @@
 
     model/
       weights/           orbax; each host writes what it holds
-      tokenizer.json ... as they came
+      tokenizer.json ... copies of the original files
       manifest.json      config, digest of the weights, sizes of their files, versions; a folder without it is no model
 
-A folder is written beside its place and moved there when all of it is on disk, so one that is there is whole.
+A folder is written under a temporary name and renamed when all of it is on disk. So a folder under its own name is whole.
 """
 
-import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,14 @@ from detspec.checkpoint.files import MAX_PROBLEMS, copy_side_files, new_folder, 
 from detspec.config import ModelConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
-from detspec.model.params import Params, WeightsFn, param_shapes
+from detspec.model.params import Params, WeightsFn, param_shapes, params_bytes
 from detspec.model.weights import weights
+from detspec.read_json import read_json_object
 
 MANIFEST_NAME = "manifest.json"
 WEIGHTS_FOLDER = "weights"
 FORMAT = 1
+MAX_COMPRESSION = 1000  # bytes of weights for each byte on disk
 
 
 def save_native(
@@ -87,12 +88,17 @@ def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn
     path = Path(path).resolve()
     manifest = _read_manifest(path)
     cfg = _config_of(manifest, path)
-    _check_files(path / WEIGHTS_FOLDER, manifest.get("files"))
+    stored_bytes = _check_files(path / WEIGHTS_FOLDER, manifest.get("files"))
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     target = param_shapes(cfg, sharding=sharding, weights_fn=weights_fn)
+    if params_bytes(target) > MAX_COMPRESSION * stored_bytes:
+        raise InputError(f"{path}: the config asks for {params_bytes(target)} bytes of weights, on disk are {stored_bytes}")
     try:
         with ocp.StandardCheckpointer() as checkpointer:
+            _check_shapes(target, checkpointer.metadata(path / WEIGHTS_FOLDER).item_metadata.tree)
             params = checkpointer.restore(path / WEIGHTS_FOLDER, target)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     except Exception as error:  # orbax, tensorstore and the file system raise errors of many kinds
         raise InputError(f"{path / WEIGHTS_FOLDER} cannot be read, it is damaged or incomplete: {error}") from error
     digest = digest_model(cfg, params)
@@ -102,15 +108,17 @@ def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn
 
 
 def read_native_config(path: str | Path) -> ModelConfig:
-    """The config of the folder at `path`; `InputError` as of `load_native`, for what it says of the manifest."""
+    """The config of the folder at `path`; raises `InputError` for an unsound manifest, as `load_native` does."""
     path = Path(path).resolve()
     return _config_of(_read_manifest(path), path)
 
 
 def _config_of(manifest: dict[str, Any], path: Path) -> ModelConfig:
+    if not isinstance(config := manifest.get("config"), dict):
+        raise InputError(f"{path / MANIFEST_NAME}: config must be a JSON object, got {config!r}")
     try:
-        return ModelConfig.from_json(manifest["config"])
-    except (KeyError, TypeError, ValueError) as error:
+        return ModelConfig.from_json(config)
+    except (TypeError, ValueError) as error:
         raise InputError(f"{path / MANIFEST_NAME}: config is none of this version: {error}") from error
 
 
@@ -125,8 +133,8 @@ def _file_sizes(folder: Path) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
-def _check_files(folder: Path, expected: Any) -> None:
-    """Raises `InputError` naming each file that is missing or cut short, before orbax stumbles over it."""
+def _check_files(folder: Path, expected: Any) -> int:
+    """Bytes of all files. Raises `InputError` that names those that are missing or cut short, which orbax does not."""
     found = _file_sizes(folder)
     if not isinstance(expected, dict):
         raise InputError(f"{folder.parent / MANIFEST_NAME} names no files")
@@ -134,16 +142,24 @@ def _check_files(folder: Path, expected: Any) -> None:
     if wrong:
         more = [f"and {len(wrong) - MAX_PROBLEMS} more files"] if len(wrong) > MAX_PROBLEMS else []
         raise InputError(f"{folder} is damaged or incomplete: {'; '.join([*wrong[:MAX_PROBLEMS], *more])}")
+    return sum(found.values())
+
+
+def _check_shapes(asked: Params, stored: Any) -> None:
+    """Raises `InputError` if the config asks for other weights than are stored; nothing of their size is allocated before."""
+    wanted, found = (
+        {jax.tree_util.keystr(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(tree)}
+        for tree in (asked, stored)
+    )
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise InputError(f"weight {name} has shape {found.get(name)}, the config asks for {wanted.get(name)}")
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((path / MANIFEST_NAME).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{path} has no {MANIFEST_NAME}: it is no model folder, or was not written to its end") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path / MANIFEST_NAME} cannot be read: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise InputError(f"{path / MANIFEST_NAME}: format {found!r} is not supported, only {FORMAT}")
+    manifest = read_json_object(path / MANIFEST_NAME)
+    if manifest is None:
+        raise InputError(f"{path} has no {MANIFEST_NAME}: it is no model folder, or was not written to its end")
+    if manifest.get("format") != FORMAT:
+        raise InputError(f"{path / MANIFEST_NAME}: format {manifest.get('format')!r} is not supported, only {FORMAT}")
     return manifest

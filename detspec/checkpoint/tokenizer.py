@@ -1,13 +1,22 @@
 """The tokenizer of a Hugging Face folder."""
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import models
 
-from detspec.errors import InputError
+from detspec.errors import InputError, shortened
+from detspec.read_json import read_bounded
+
+MAX_FILE_BYTES = 256 << 20  # the largest have about 35 MB
+MAX_GROWTH = 100  # characters that one character of a text may become, and tokens that one token may become
+MAX_QUOTED = 200  # characters of a text in an error
 
 
 class Tokenizer:
@@ -18,7 +27,7 @@ class Tokenizer:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Reads a `tokenizer.json`; `InputError` if it is missing or damaged."""
+        """Reads a `tokenizer.json`; raises `InputError` as `read_tokenizer` does."""
         self._tokenizer = read_tokenizer(path)
         self.digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
@@ -34,36 +43,90 @@ class Tokenizer:
         for `text`: one of whole words does not know every word.
         """
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            with panics():
+                return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         except Exception as error:  # the library raises bare Exception
             raise unencodable(self._tokenizer, text, error) from error
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens left out; bytes that are not whole characters become U+FFFD."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        """Text of `ids`, special tokens left out; bytes that are not whole characters become U+FFFD.
+
+        Raises `InputError` if the tokenizer's decoder fails.
+        """
+        try:
+            with panics():
+                return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        except Exception as error:  # the library raises bare Exception
+            raise InputError(f"the tokenizer cannot decode {shortened(str(list(ids)), MAX_QUOTED)}: {error}") from error
 
 
 def read_tokenizer(path: str | Path) -> tokenizers.Tokenizer:
-    """The library's tokenizer of a `tokenizer.json`; `InputError` if it is missing or damaged."""
-    if not Path(path).is_file():
+    """The library's tokenizer of a `tokenizer.json`, which neither pads nor cuts texts, as in transformers.
+
+    Raises:
+        InputError: the file is missing, damaged or larger than 256 MiB; its tokens are random (dropout); or it may turn a short
+            text into a huge one.
+    """
+    raw = read_bounded(Path(path), MAX_FILE_BYTES)
+    if raw is None:
         raise InputError(f"{path}: no such tokenizer file")
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        with panics():
+            tokenizer = tokenizers.Tokenizer.from_buffer(raw)
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
+            parts = [tokenizer.normalizer, tokenizer.post_processor, tokenizer.decoder]
+            growth = max(_growth(json.loads(part.__getstate__())) for part in parts if part is not None) if any(parts) else 1.0
     except Exception as error:  # the library raises bare Exception
         raise InputError(f"{path} is no tokenizer that can be read: {error}") from error
+    if getattr(tokenizer.model, "dropout", None):
+        raise InputError(f"{path}: its tokens are random, dropout is {tokenizer.model.dropout}: set it to null")
+    if growth > MAX_GROWTH:
+        raise InputError(f"{path}: it makes texts {growth:.3g} times as long, accepted are up to {MAX_GROWTH}")
+    return tokenizer
+
+
+@contextlib.contextmanager
+def panics() -> Iterator[None]:
+    """Makes a `RuntimeError` of a panic inside the library, which is written in Rust; it comes as a `BaseException`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(str(error)) from error
+
+
+def _growth(part: dict[str, Any]) -> float:
+    """How many times as long a text or a list of tokens may be after this normalizer, post-processor or decoder."""
+    steps = [step for value in part.values() if isinstance(value, list) for step in value if isinstance(step, dict)]
+    if part.get("type") == "Sequence":
+        return math.prod(map(_growth, steps))
+    if part.get("type") == "Replace":
+        pattern = part["pattern"].get("String", "")
+        return max(1.0, len(part["content"]) / len(pattern) if pattern else 1.0 + len(part["content"]))
+    if part.get("type") == "Prepend":
+        return 1.0 + len(part["prepend"]) / MAX_GROWTH
+    if part.get("type") == "TemplateProcessing":
+        return max(1.0, sum("Sequence" in step for step in part["single"]))
+    return 1.0
 
 
 def unencodable(tokenizer: tokenizers.Tokenizer, text: str, error: Exception) -> InputError:
-    """What to raise when the library refuses to encode `text` with `error`; names the words that are not in the vocabulary."""
-    unknown = unknown_words(tokenizer, text)
-    what = (
-        f"the tokenizer does not know {', '.join(map(repr, unknown))} in {text!r}" if unknown else f"{text!r} cannot be encoded"
-    )
+    """The error to raise when the library fails to encode `text` with `error`; names the words that the vocabulary lacks."""
+    try:
+        with panics():
+            unknown = unknown_words(tokenizer, text)
+    except Exception:  # what failed to encode the text may fail to split it too
+        unknown = []
+    quoted = shortened(repr(text), MAX_QUOTED)
+    names = shortened(", ".join(map(repr, unknown)), MAX_QUOTED)
+    what = f"the tokenizer does not know {names} in {quoted}" if unknown else f"{quoted} cannot be encoded"
     return InputError(f"{what}: {error}; give a text whose words are in its tokenizer.json")
 
 
 def unknown_words(tokenizer: tokenizers.Tokenizer, text: str) -> list[str]:
-    """The words of `text`, each once, that a tokenizer of whole words lacks; none for a tokenizer of another kind."""
+    """The words of `text`, each once, that a tokenizer of whole words lacks; empty for a tokenizer of another kind."""
     if not isinstance(tokenizer.model, models.WordLevel) or tokenizer.pre_tokenizer is None:
         return []
     for token in tokenizer.get_added_tokens_decoder().values():

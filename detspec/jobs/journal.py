@@ -26,9 +26,12 @@ from typing import Any
 from detspec.errors import InputError
 from detspec.jobs.files import sync_folder
 from detspec.jobs.manifest import differences
+from detspec.read_json import parse_json
 
 SECONDS_BETWEEN_SYNCS = 1.0
-ENTRY = re.compile(rb'\{"number": (\d+), "index": (\d+), "num_tokens": (\d+), "finish_reason": "(\w+)", "line": ')
+ENTRY = re.compile(
+    rb'\{"number": (\d{1,18}), "index": (\d{1,18}), "num_tokens": (\d{1,18}), "finish_reason": "(\w+)", "line": '
+)
 CHECKSUM = b', "crc32": "%08x"}\n'
 CHECKSUM_BYTES = len(CHECKSUM % 0)
 NOWHERE = -1
@@ -226,7 +229,8 @@ def _header_end(path: Path, header: Mapping[str, Any]) -> int:
                 raise InputError(f"{path} is damaged in its first line: start over with --fresh")
             return 0
         nothing_kept = not file.read(1)
-    found = json.loads(raw).get("header")
+    body = parse_json(raw)
+    found = body.get("header") if isinstance(body, dict) else None
     if found != header and nothing_kept:
         return 0
     if found != header:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +10,15 @@ from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Request, Thought, request_of
 from detspec.errors import InputError
+from detspec.jobs.prompts import MAX_LINE_BYTES
+from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 LINE_KEYS = ("id", *PROMPT_KEYS, "chat_template_kwargs", "sampling")
 SAMPLING_KEYS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+MAX_CHARS_PER_TOKEN = 256  # no text has as many on average; a huge one would be split into tokens for minutes
 LOGPROB_KEYS = ("top_logprobs", "prompt_logprobs", "prompt_top_logprobs")
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
@@ -29,6 +30,11 @@ def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: Samp
         raise InputError(f'needs one of "prompt", "prompt_token_ids" and "messages" (id {id!r})')
     if "prompt" in line and not isinstance(line["prompt"], str):
         raise InputError(f'"prompt" must be a string, got {line["prompt"]!r}; token ids go into "prompt_token_ids"')
+    if len(line.get("prompt", "")) > MAX_CHARS_PER_TOKEN * config.max_len:
+        raise InputError(
+            f'"prompt" has {len(line["prompt"])} characters, more than {MAX_CHARS_PER_TOKEN} for each token that max_len '
+            f"({config.max_len}) has room for (id {id!r}): shorten it or raise max_len"
+        )
     if "prompt_token_ids" in line and not isinstance(line["prompt_token_ids"], list):
         raise InputError(f'"prompt_token_ids" must be a list of token ids, got {line["prompt_token_ids"]!r}')
     try:
@@ -43,24 +49,14 @@ def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: Samp
 
 def parse_line(raw: bytes) -> dict[str, Any]:
     """Parses a line of input into a JSON object with an id; nothing else is checked."""
-    try:
-        line = json.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"is not UTF-8 (byte {error.start + 1})") from error
-    except json.JSONDecodeError as error:
-        raise InputError(f"is not JSON: {error.msg} (column {error.colno})") from error
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"is JSON that cannot be read: {error}") from error
+    if len(raw) > MAX_LINE_BYTES + raw.endswith(b"\n"):
+        raise InputError(f"has more than the {MAX_LINE_BYTES >> 20} MiB that are accepted")
+    line = parse_json(raw)
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
     id = line.get("id")
     if not isinstance(id, str) or not id:
         raise InputError(f'needs an "id", a string that is not empty, got {id!r}')
-    if SURROGATE.search(raw):
-        try:
-            json.dumps(line, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise InputError("holds one half of a surrogate pair, which is not valid text") from error
     return line
 
 

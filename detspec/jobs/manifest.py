@@ -9,9 +9,11 @@ from typing import Any
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
+from detspec.errors import InputError
 from detspec.jobs.files import sibling
 from detspec.jobs.prompts import JobSpec, Prompts, hash_file
 from detspec.jobs.scan import Scan
+from detspec.read_json import read_json_object
 
 HEADER_KEYS = ("fingerprint", "text", "sampling", "on_error", "prompts", "shard")
 
@@ -59,11 +61,11 @@ def job_manifest(
 def read_manifest(out: Path) -> dict[str, Any] | None:
     """The manifest next to `out`; None if there is none or it is malformed."""
     try:
-        value = json.loads(sibling(out, "manifest").read_bytes())
-    except (FileNotFoundError, ValueError):
+        value = read_json_object(sibling(out, "manifest")) or {}
+    except InputError:
         return None
-    parts = [value.get(key) for key in ("prompts", "output")] if isinstance(value, dict) else []
-    return value if parts and all(isinstance(part, dict) and "sha256" in part for part in parts) else None
+    parts = [value.get(key) for key in ("prompts", "output")]
+    return value if all(isinstance(part, dict) and "sha256" in part for part in parts) else None
 
 
 def header_of(manifest: Mapping[str, Any]) -> dict[str, Any]:

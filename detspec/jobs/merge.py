@@ -1,6 +1,7 @@
 """Merges the outputs of all shards into the output of one job, byte for byte."""
 
 import hashlib
+import itertools
 import json
 import shutil
 from array import array
@@ -13,6 +14,11 @@ from detspec.errors import InputError
 from detspec.jobs.files import find_shards, journal_path, new_files, pretty_json, shard_path, sibling
 from detspec.jobs.manifest import differences, header_of, read_manifest
 from detspec.jobs.scan import hash_id, repeated_hashes
+from detspec.read_json import parse_json, read_json_object
+
+PROMPT_COUNTS = ("num_requests", "num_rejected")
+OUTPUT_COUNTS = ("bytes", "num_failed")
+MOST_NAMED = 10  # missing shards
 
 
 def merge(out: Path, shards: Sequence[Path] = ()) -> dict[str, Any]:
@@ -30,7 +36,11 @@ def merge(out: Path, shards: Sequence[Path] = ()) -> dict[str, Any]:
     manifests = list(ordered.values())
     merged = _merge_manifests(manifests)
     rejects = [sibling(path, "rejects") for path, manifest in ordered.items() if manifest["prompts"]["num_rejected"]]
-    stats = _add_stats([json.loads(sibling(path, "stats").read_bytes()) for path in ordered])
+    each = [read_json_object(sibling(path, "stats")) or {} for path in ordered]
+    try:
+        stats = _add_stats(each)
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        raise InputError(f"the shards' statistics are none of this version: {error!r}") from error
     names = (out, *([sibling(out, "rejects")] if rejects else []), sibling(out, "stats"), sibling(out, "manifest"))
     with new_files(*names) as (out_file, *rejects_file, stats_file, manifest_file):
         digest = hashlib.sha256()
@@ -72,6 +82,12 @@ def _finished_manifest(path: Path) -> dict[str, Any]:
     if manifest is None or not all(file.is_file() for file in needed):
         names = ", ".join(map(str, (sibling(path, "manifest"), *needed)))
         raise InputError(f"{path} is not a finished shard: it needs {names}, as the job wrote them")
+    shard, counts = manifest.get("shard"), [manifest["prompts"].get(key) for key in PROMPT_COUNTS]
+    counts += [manifest["output"].get(key) for key in OUTPUT_COUNTS]
+    if not isinstance(shard, list) or len(shard) != 2 or not all(type(n) is int and n >= 0 for n in (*shard, *counts)):
+        raise InputError(f"{sibling(path, 'manifest')} was changed: its shard must be [index, count], its counts integers")
+    if shard[0] >= shard[1]:
+        raise InputError(f"{sibling(path, 'manifest')} was changed: there is no shard {shard[0]} of {shard[1]}")
     return manifest
 
 
@@ -86,7 +102,7 @@ def _in_order(paths: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> dic
     by_index = {manifest["shard"][0]: (path, manifest) for path, manifest in zip(paths, manifests, strict=True)}
     if len(by_index) < len(paths):
         raise InputError(f"two of the files are the same shard: {', '.join(map(str, paths))}")
-    if missing := [str(index) for index in range(count) if index not in by_index]:
+    if missing := list(itertools.islice((str(index) for index in range(count) if index not in by_index), MOST_NAMED)):
         raise InputError(f"shards {', '.join(missing)} of {count} are missing: run them with --shard {missing[0]}/{count}, ...")
     return dict(by_index[index] for index in range(count))
 
@@ -99,8 +115,11 @@ def _checked_lines(shards: Mapping[Path, Mapping[str, Any]]) -> Iterator[bytes]:
         with path.open("rb") as file:
             for line in file:
                 digest.update(line)
-                completion = json.loads(line)
-                seen.append(hash_id(json.dumps([completion["id"], completion.get("index", 0)])))
+                try:
+                    completion = parse_json(line)
+                    seen.append(hash_id(json.dumps([completion["id"], completion.get("index", 0)])))
+                except (InputError, TypeError, KeyError, AttributeError) as error:
+                    raise InputError(f"{path} was changed since its job wrote it: {error}") from error
                 yield line
         if digest.hexdigest() != manifest["output"]["sha256"]:
             raise InputError(f"{path} was changed since its job wrote it (sha256): generate it again")
@@ -114,8 +133,8 @@ def _merge_manifests(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def total(part: str, key: str) -> int:
         return sum(manifest[part][key] for manifest in manifests)
 
-    counts = {key: total("prompts", key) for key in ("num_requests", "num_rejected")}
-    output = {key: total("output", key) for key in ("bytes", "num_failed")}
+    counts = {key: total("prompts", key) for key in PROMPT_COUNTS}
+    output = {key: total("output", key) for key in OUTPUT_COUNTS}
     first = manifests[0]
     return {**first, "shard": [0, 1], "prompts": {**first["prompts"], **counts}, "output": output}
 

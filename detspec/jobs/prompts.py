@@ -16,6 +16,7 @@ from detspec.jobs.files import STDIO
 from detspec.sampling_params import SamplingParams
 
 CHUNK = 1 << 20
+MAX_LINE_BYTES = 16 << 20  # about four million tokens of text
 UNSHARDED = (0, 1)
 
 
@@ -52,7 +53,7 @@ class Prompts:
         """
         self._file.seek(0)
         number = 0
-        for place, raw in enumerate(self._file, start=1):
+        for place, (_, raw) in enumerate(bounded_lines(self._file), start=1):
             if self._changed() != self._stamp:
                 raise InputError(f"{self.name} was changed while the job read it: start the job again, and do not change it")
             if raw.strip():
@@ -73,6 +74,17 @@ class JobSpec:
     defaults: SamplingParams  # sampling parameters for fields that a line does not give
     shard: tuple[int, int] = UNSHARDED  # index and number of shards; a shard is a contiguous block of the lines
     on_error: str = "stop"  # "stop" raises at a malformed line; "reject" skips it and writes it to `*.rejects.jsonl`
+
+
+def bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Byte at which each line begins, and the line.
+
+    A line of more than `MAX_LINE_BYTES` is cut after one byte more, and `parse_line` rejects it.
+    """
+    while raw := file.readline(MAX_LINE_BYTES + 1):
+        yield file.tell() - len(raw), raw
+        while len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):  # passes over the rest
+            raw = file.readline(MAX_LINE_BYTES + 1)
 
 
 def hash_file(file: BinaryIO) -> str:

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -12,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from detspec.checkpoint.load import Model
+from detspec.config import is_number
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.jobs.files import sibling
-from detspec.jobs.lines import LOGPROB_KEYS, parse_request, refuse_unknown
+from detspec.jobs.lines import LOGPROB_KEYS, parse_line, parse_request, refuse_unknown
 from detspec.jobs.manifest import read_manifest
+from detspec.jobs.prompts import bounded_lines, hash_file
+from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
@@ -70,6 +72,9 @@ def read_origin(records: Path) -> Origin:
         raise InputError(f"{path} is no manifest of a job: an audit needs the one that the job wrote next to its output")
     try:
         fingerprint = manifest["fingerprint"]
+        texts = (fingerprint["model"], manifest["digest"], manifest["prompts"]["source"], manifest["prompts"]["sha256"])
+        if not isinstance(fingerprint, dict) or not all(isinstance(text, str) for text in texts):
+            raise TypeError("fingerprint must be an object; its model, digest, source and sha256 must be texts")
         origin = Origin(
             digest=manifest["digest"],
             fingerprint=fingerprint,
@@ -79,7 +84,7 @@ def read_origin(records: Path) -> Origin:
             source=manifest["prompts"]["source"],
             sha256=manifest["prompts"]["sha256"],
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no manifest that this version can read: {error!r}") from error
     if hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest() != origin.digest:
         raise InputError(f"{path}: its digest {origin.digest} is not that of its fingerprint: the file was changed")
@@ -102,10 +107,7 @@ def read_records(path: Path, vocab_size: int) -> Iterator[Record]:
 
 def parse_record(raw: bytes, vocab_size: int) -> Record:
     """Parses one line of output; `InputError` says what is wrong with its form."""
-    try:
-        line = json.loads(raw)
-    except ValueError as error:  # JSON's and UTF-8's errors are of this class
-        raise InputError(f"is not JSON: {error}") from error
+    line = parse_json(raw)
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
     refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", "thoughts", *LOGPROB_KEYS), "key")
@@ -124,7 +126,7 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
         if type(token) is not int or not 0 <= token < vocab_size:
             raise InputError(f'"token_ids" must hold integers in 0 .. {vocab_size - 1}, got {token!r} (id {line["id"]!r})')
     for logprob in line["logprobs"]:
-        if type(logprob) not in (int, float) or not math.isfinite(logprob):
+        if not is_number(logprob):
             raise InputError(f'"logprobs" must hold finite numbers, got {logprob!r} (id {line["id"]!r})')
     logprobs = np.asarray(line["logprobs"], np.float64)
     asked = {key: line.pop(key) for key in LOGPROB_KEYS if key in line}
@@ -147,17 +149,14 @@ class PromptsById:
         self._path = path
         self._place: dict[str, int] = {}
         self._last: Request | None = None
-        whole = hashlib.sha256()
-        place = 0
-        for raw in self._file:
-            whole.update(raw)
+        if (found := hash_file(self._file)) != sha256:
+            self._file.close()
+            raise InputError(f"{path} has SHA-256 {found}, but the job read prompts of SHA-256 {sha256}")
+        self._file.seek(0)
+        for place, raw in bounded_lines(self._file):
             id = _id_of(raw)
             if id is not None:
                 self._place.setdefault(id, place)
-            place += len(raw)
-        if whole.hexdigest() != sha256:
-            self._file.close()
-            raise InputError(f"{path} has SHA-256 {whole.hexdigest()}, but the job read prompts of SHA-256 {sha256}")
 
     def __enter__(self) -> "PromptsById":
         return self
@@ -185,8 +184,6 @@ class PromptsById:
 def _id_of(raw: bytes) -> str | None:
     """The id of a line; None if the line is malformed, which matters only if a record needs it."""
     try:
-        line = json.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
+        return str(parse_line(raw)["id"])
+    except InputError:
         return None
-    id = line.get("id") if isinstance(line, dict) else None
-    return id if isinstance(id, str) else None

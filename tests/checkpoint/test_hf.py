@@ -321,7 +321,7 @@ def test_stored_copy_of_a_tied_head_is_accepted_only_when_it_is_one(tmp_path: Pa
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"dtype": "int8"}, 'dtype = "int8"'),
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"num_hidden_layers": "two"}, "num_layers must be a positive integer, got 'two'"),
+        ({"num_hidden_layers": "two"}, "num_layers must be a positive integer, at most 2**31-1, got 'two'"),
         ({"num_key_value_heads": 3}, "must be a multiple of num_kv_heads (3)"),
         ({"rms_norm_eps": -1}, "norm_eps must be a positive number, got -1"),
         ({"rope_theta": "big", "rope_parameters": None}, 'rope_theta must be a positive number, got "big"'),
@@ -439,7 +439,7 @@ def test_truncated_shard_is_named(tmp_path: Path):
 @pytest.mark.parametrize(
     ("weight_map", "culprit"),
     [
-        ({Q_NAME: "../model.safetensors"}, "../model.safetensors is not a file name in the folder"),
+        ({Q_NAME: "../model.safetensors"}, "'../model.safetensors' is not a file name in the folder"),
         (None, "has no weight_map"),
         ({Q_NAME: 3}, "has no weight_map"),
     ],

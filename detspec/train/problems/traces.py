@@ -12,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from detspec.errors import InputError
+from detspec.read_json import parse_json
 from detspec.train.problems.problem import Problem
 
 LINE_KEYS = ("question", "steps", "answer")
@@ -77,17 +78,7 @@ def read_traces(path: str | Path) -> tuple[Problem, ...]:
 
 def parse_line(raw: bytes) -> Problem:
     """Parses one line into a problem; `InputError` says what is wrong with it."""
-    try:
-        line = json.loads(raw.decode("utf-8"))
-        json.dumps(line, ensure_ascii=False).encode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"is not UTF-8 (byte {error.start + 1})") from error
-    except UnicodeEncodeError as error:
-        raise InputError("holds one half of a surrogate pair, which is not valid text") from error
-    except json.JSONDecodeError as error:
-        raise InputError(f"is not JSON: {error.msg} (column {error.colno})") from error
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"is JSON that cannot be read: {error}") from error
+    line = parse_json(raw)
     require_keys("the line", line, LINE_KEYS)
     if not isinstance(line["steps"], list):
         raise InputError(f'"steps" must be a list of objects with {quoted(STEP_KEYS)}, got {line["steps"]!r}')
