@@ -60,11 +60,7 @@ def damaged(document: Any) -> st.SearchStrategy[bytes]:
 
 
 _breaks = st.one_of(
-    st.none(),
-    st.none(),
-    st.none(),
-    st.sampled_from([b"\xef\xbb\xbf", b"\xff\xfe", b"\0", b" \n", b"[", b"{"]),
-    st.floats(0, 1),
+    st.none(), st.none(), st.none(), st.sampled_from([b"\xef\xbb\xbf", b"\xff\xfe", b"\0", b" \n", b"[", b"{"]), st.floats(0, 1)
 )
 
 
@@ -103,7 +99,7 @@ def _places(document: Any) -> Any:
 
 
 def outcome(read: Callable[[], Any]) -> Any:
-    """What `read` returns, or the `InputError` that it raises; either within five seconds of this process, and the message is short."""
+    """What `read` returns, or the `InputError` that it raises, with a short message; either takes at most five seconds."""
     start = time.process_time()
     try:
         found = read()

@@ -76,7 +76,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def concat(self, texts: Iterable[str]) -> str:  # type: ignore[override]
         """The parts of one output, joined."""
-        parts, size = [], 0
+        parts = []
+        size = 0
         for text in texts:
             self.budget.read(len(text))
             size += len(text)
@@ -142,7 +143,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if not shallow:
                 self.budget.weigh((args[first:], kwargs))
             self.budget.step(2)
-            value, options = args[first] if len(args) > first else None, (*args[first + 1 :], *kwargs.values())
+            value = args[first] if len(args) > first else None
+            options = (*args[first + 1 :], *kwargs.values())
             if name in COUNTING_FILTERS and any(isinstance(option, int) and abs(option) > MAX_OPTION for option in options):
                 raise Overrun(f"the filter {name} takes numbers up to {MAX_OPTION}")
             if name == "sum" and any(isinstance(option, Collection) and not isinstance(option, str) for option in options):

@@ -82,7 +82,8 @@ def _finished_manifest(path: Path) -> dict[str, Any]:
     if manifest is None or not all(file.is_file() for file in needed):
         names = ", ".join(map(str, (sibling(path, "manifest"), *needed)))
         raise InputError(f"{path} is not a finished shard: it needs {names}, as the job wrote them")
-    shard, counts = manifest.get("shard"), [manifest["prompts"].get(key) for key in PROMPT_COUNTS]
+    shard = manifest.get("shard")
+    counts = [manifest["prompts"].get(key) for key in PROMPT_COUNTS]
     counts += [manifest["output"].get(key) for key in OUTPUT_COUNTS]
     if not isinstance(shard, list) or len(shard) != 2 or not all(type(n) is int and n >= 0 for n in (*shard, *counts)):
         raise InputError(f"{sibling(path, 'manifest')} was changed: its shard must be [index, count], its counts integers")
