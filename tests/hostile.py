@@ -99,7 +99,7 @@ def _places(document: Any) -> Any:
 
 
 def outcome(read: Callable[[], Any]) -> Any:
-    """What `read` returns, or the `InputError` with a short message that it raises; within five seconds of processor time."""
+    """What `read` returns, or the `InputError` that it raises, with a short message; either takes at most five seconds."""
     start = time.process_time()
     try:
         found = read()

@@ -26,7 +26,7 @@ from tests.fakes import FAMILY_CFGS
 from tests.hostile import RAW, as_bytes, damaged, outcome, refusal, values
 
 DEEP = RAW.index("[" * 200_000 + "]" * 200_000)
-FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 MANY = settings(FILES, max_examples=2000)
 
 HF_CONFIGS = {}

@@ -87,13 +87,15 @@ TOOLS = [{"name": "weather", "parameters": {"type": "object", "properties": {"ci
 
 
 @pytest.mark.parametrize("source", SOUND.values(), ids=SOUND)
+@settings(max_examples=30)
 @given(messages=messages, tools=st.sampled_from([None, TOOLS]))
 def test_sound_template_renders_as_in_the_sandbox_without_budgets(source, messages, tools):
     try:
-        expected, why = plain(source, messages, tools=tools), ""
+        expected = plain(source, messages, tools=tools)
+        why = None
     except Exception as error:
-        expected, why = None, str(error)
-    if expected is None:
+        why = str(error)
+    if why is not None:
         assert f"does not take this conversation: {why}" in refusal(lambda: render(source, messages, tools=tools))
     else:
         assert render(source, messages, tools=tools) == expected
@@ -167,7 +169,7 @@ def check_template(source: str) -> None:
     first = outcome(lambda: render(source))
     if isinstance(first, InputError):
         assert str(outcome(lambda: render(source))) == str(first)
-    elif "object at 0x" not in first and "generator" not in first:
+    elif "object at 0x" not in first.lower() and "generator" not in first.lower():
         assert render(source) == first
         assert plain(source) == first
 
@@ -192,6 +194,7 @@ def test_any_text_is_a_template_or_one_error(source):
     check_template(source)
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(texts, values, max_size=3), st.lists(st.dictionaries(texts, values, max_size=3), max_size=3))
 def test_any_conversation_and_variables_render_or_are_one_error(variables, talk):
     variables.pop("now", None)

@@ -28,7 +28,7 @@ from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 from tests.hostile import MARK, RAW, as_bytes, damaged, outcome, refusal
 
-FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 DEFAULTS = SamplingParams(max_tokens=8)
 DEEP = f"{MARK}{RAW.index('[' * 200_000 + ']' * 200_000)}@"
 LINES = (
