@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from typing import Any
 
 import jinja2
@@ -109,7 +110,7 @@ def test_conversation_of_a_thousand_long_messages_is_within_the_budgets(source):
 
 # Templates drawn from a grammar -------------------------------------------------------------------------------------
 
-ATOMS = ("1", "3", "0", "-1", "2.5", "1000000000", "1e308", "'ab'", "''", "'a,b'", "'%s'", "'{}'", "none", "true", "messages")
+ATOMS = ("1", "3", "0", "-1", "2.5", "1000000000", "1.5e3", "'ab'", "''", "'a,b'", "'%s'", "'{}'", "none", "true", "messages")
 ATOMS += ("messages[0].content", "range(5)", "range(99999)", "no.such", "tools", "x", "ns.s", "loop.index", "m(1)")
 OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "and", "or")
 METHODS = (
@@ -161,6 +162,7 @@ templates = st.recursive(
     ),
     max_leaves=6,
 )
+ADDRESS = re.compile("0x[0-9a-f]+", re.IGNORECASE)
 START = "{% set ns = namespace(s=1) %}{% macro m(x) %}<{{ x }}>{% endmacro %}"
 
 
@@ -168,12 +170,14 @@ def check_template(source: str) -> None:
     """Text or one error, the same twice; and a text is the one that jinja2's sandbox gives without budgets."""
     first = outcome(lambda: render(source))
     if isinstance(first, InputError):
-        assert str(outcome(lambda: render(source))) == str(first)
-    elif "object at 0x" not in first.lower() and "generator" not in first.lower():
+        again = outcome(lambda: render(source))
+        assert ADDRESS.sub("", str(again)) == ADDRESS.sub("", str(first))
+    elif not ADDRESS.search(first):
         assert render(source) == first
         assert plain(source) == first
 
 
+@pytest.mark.filterwarnings("ignore:.*perhaps you missed a comma:SyntaxWarning")  # Python's compiler on jinja2's own code
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(templates.map(lambda body: START + body))
 @example("{{ range(3) | map('upper') | list }}{{ [1, 2][::-1] }}{{ 1 ~ none ~ 'x' }}{{ {} }}")
@@ -183,6 +187,7 @@ def test_any_template_renders_or_is_one_error(source):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*perhaps you missed a comma:SyntaxWarning")
 @settings(max_examples=5000, suppress_health_check=[HealthCheck.too_slow])
 @given(templates.map(lambda body: START + body))
 def test_any_of_many_templates_renders_or_is_one_error(source):
