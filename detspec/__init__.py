@@ -27,26 +27,9 @@ from detspec.schedule import Schedule
 if TYPE_CHECKING:
     from detspec import traces as traces
 
-__all__ = [
-    "Completion",
-    "Engine",
-    "EngineConfig",
-    "InputError",
-    "Model",
-    "ModelConfig",
-    "Request",
-    "SamplingParams",
-    "Schedule",
-    "Stats",
-    "ThinkingConfig",
-    "Thought",
-    "Update",
-    "default_schedule",
-    "fingerprint",
-    "generate",
-    "load",
-    "score",
-]
+__all__ = ["Completion", "Engine", "EngineConfig", "InputError", "Model", "ModelConfig", "Request", "SamplingParams"]
+__all__ += ["Schedule", "Stats", "ThinkingConfig", "Thought", "Update"]
+__all__ += ["default_schedule", "fingerprint", "generate", "load", "score"]
 
 if not TYPE_CHECKING:
 

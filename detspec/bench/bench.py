@@ -8,7 +8,6 @@
 
 import dataclasses
 import hashlib
-import importlib.resources
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from detspec.bench.rounds import RunProgress, Variants, cases_of, measure
 from detspec.checkpoint.load import Model
 from detspec.choices import BENCH_MODES
 from detspec.config import ModelConfig
+from detspec.demo.demo import demo_prompts
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule
@@ -154,8 +154,7 @@ def bench_prompts(model: Model, number: int, prompt_len: int) -> list[tuple[int,
     if model.tokenizer is None:
         ids = np.random.default_rng(0).integers(0, model.cfg.vocab_size, size=(number, prompt_len))
         return [tuple(row) for row in ids.tolist()]
-    text = importlib.resources.files("detspec").joinpath("assets/demo_prompts.jsonl").read_text(encoding="utf-8")
-    pieces = [model.tokenizer.encode(json.loads(line)["prompt"] + "\n\n") for line in text.splitlines()]
+    pieces = [model.tokenizer.encode(f"{prompt}\n\n") for prompt in demo_prompts()]
     stream = [token for piece in pieces for token in piece]
     stream *= 1 + (number + prompt_len) // len(stream)
     stride = max(1, (len(stream) - prompt_len) // number)

@@ -91,7 +91,7 @@ def measure(
     variants = Variants()
     for case in cases:
         progress.next(f"batch {len(prompts)}, {case.label}: compiling and certifying")
-        key = (METHODS[case.mode], case.window, case.schedule)
+        key = METHODS[case.mode], case.window, case.schedule
         if key not in engines:
             engines[key] = _engine(model, case, prompts, new_tokens)
         try:

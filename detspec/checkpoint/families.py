@@ -25,10 +25,11 @@ class Family:
     architecture: str  # the class in transformers that wrote the checkpoints
     fields: dict[str, tuple[str, ...]]  # config key -> fields of `ModelConfig` that it sets
     defaults: dict[str, Any]  # values of config keys that may be left out
-    traits: dict[str, Any]  # fields of `ModelConfig` that are the same in every model of the family
     fixed: dict[str, Any]  # config keys that would change the computation -> the only value that is supported
     slides: Callable[[int, HfConfig], bool]  # by index, whether a layer slides where the config has no `layer_types`
     names: TensorNames  # the tensors of its checkpoints
+    # fields of `ModelConfig` that are the same in every model of the family
+    traits: dict[str, Any] = dataclasses.field(default_factory=dict)
     rope_theta: float = 10000.0  # rotary base where the config has none
     sliding_rope_theta: float | None = None  # that of sliding layers; None if they share `rope_theta`
 
@@ -84,7 +85,6 @@ LLAMA = Family(
     architecture="LlamaForCausalLM",
     fields={**SIZE_FIELDS, "hidden_act": ("activation",), "attention_bias": ("qkv_bias", "o_bias")},
     defaults={"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048},
-    traits={},
     fixed={**FIXED, **NO_SLIDING},
     slides=lambda index, hf_config: False,
     names=LLAMA_NAMES,
@@ -94,7 +94,6 @@ MISTRAL = Family(
     architecture="MistralForCausalLM",
     fields={**SIZE_FIELDS, "hidden_act": ("activation",)},
     defaults={"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072, "sliding_window": 4096},
-    traits={},
     fixed={**FIXED, "attention_bias": False, "layer_types": None},
     slides=lambda index, hf_config: hf_config.get("sliding_window") is not None,
     names=LLAMA_NAMES,

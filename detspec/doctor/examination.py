@@ -161,7 +161,8 @@ class _Examination:
         logprobs = np.zeros(self.length, np.float32)
         for index in range(0, len(windows), room):
             mine = windows[index : index + room]
-            batch = _empty_windows(G, W)
+            batch = {name: np.zeros(G, np.int32) for name in ("start", "count")}
+            batch |= {"tokens": np.zeros((G, W), np.int32), "sequence": np.full(G, NO_SEQUENCE, np.int32)}  # padding
             for place, (start, end) in enumerate(mine):
                 _put(batch, group + place, sequence, self.texts[TEXT], start, end)
             if neighbours:
@@ -171,9 +172,8 @@ class _Examination:
                     other = (sequence + 1 + n) % NUM_SEQUENCES
                     start = (index // room * W * neighbours + 3 * n * (neighbours - 1)) % max(1, self.length - W)
                     _put(batch, g, other, self.texts[other], start, min(start + max(1, W - n), self.length))
-            out, chosen, logprob, cache = _pass(
-                self.params, self.cfg, Windows(**{k: jnp.asarray(v) for k, v in batch.items()}), cache, self.sampling, schedule
-            )
+            packed = Windows(**jax.tree.map(jnp.asarray, batch))
+            out, chosen, logprob, cache = _pass(self.params, self.cfg, packed, cache, self.sampling, schedule)
             for place, (start, end) in enumerate(mine):
                 logits[start:end] = np.asarray(out[group + place, : end - start])
                 tokens[start:end] = np.asarray(chosen[group + place, : end - start])
@@ -222,12 +222,6 @@ def _pass(
     position = windows.positions.reshape(-1) + 1
     tokens, logprobs = sample(flat, position, rows, lambda: windows.tokens, numerics=schedule.numerics)  # without penalties
     return logits_f32, tokens.reshape(G, W), logprobs.reshape(G, W), cache
-
-
-def _empty_windows(G: int, W: int) -> dict[str, np.ndarray]:
-    """A pass of padding."""
-    batch = {name: np.zeros(G, np.int32) for name in ("start", "count")}
-    return {**batch, "tokens": np.zeros((G, W), np.int32), "sequence": np.full(G, NO_SEQUENCE, np.int32)}
 
 
 def _put(batch: dict[str, np.ndarray], group: int, sequence: int, text: np.ndarray, start: int, end: int) -> None:

@@ -14,14 +14,9 @@ def no_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state:
     """`DraftSource.draft` that proposes nothing, for windows of any length."""
     B = state.tokens.shape[0]
     W = schedule.budget.window
-    return Draft(
-        tokens=jnp.zeros((B, W - 1), jnp.int32),
-        logprobs=jnp.zeros((B, W - 1), jnp.float32),
-        count=jnp.zeros(B, jnp.int32),
-        final=jnp.zeros(B, bool),
-        cache=state.cache,
-        state=state.draft,
-    )
+    tokens = jnp.zeros((B, W - 1), jnp.int32)
+    logprobs = jnp.zeros((B, W - 1), jnp.float32)
+    return Draft(tokens, logprobs, jnp.zeros(B, jnp.int32), jnp.zeros(B, bool), state.cache, state.draft)
 
 
 NONE = DraftSource("none", no_state, no_draft, costs_nothing, executes=False, prior_acceptance=0.0, think=draft_no_thoughts)

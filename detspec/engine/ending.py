@@ -44,9 +44,7 @@ def update_of(sequence: SequenceState, model: Model, context: str) -> Update:
 def complete(sequence: SequenceState, text: str, context: str, model: Model) -> Completion:
     """The completion of a sequence that has ended with `text`."""
     request = sequence.request
-    asked: Any = ((), (), ())
-    if sequence.replayed is not None:
-        asked = asked_logprobs(request, len(sequence.tokens), sequence.replayed)
+    asked: Any = asked_logprobs(request, len(sequence.tokens), sequence.replayed) if sequence.replayed else ((), (), ())
     logprobs = np.asarray(sequence.logprobs, np.float32)
     return Completion(
         id=request.id,

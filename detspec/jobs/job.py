@@ -54,17 +54,13 @@ class Unfinished(Exception):
 def run_job(
     engine: Engine, spec: JobSpec, out: Path, *, fresh: bool = False, load_s: float = 0.0, signals: StopSignals | None = None
 ) -> JobResult:
-    """Generates what is not yet in the journal of `out`; writes `out`, its statistics and its manifest.
+    """Generates what is not yet in the journal of `out`, this shard's output; writes `out`, its statistics and its manifest.
 
-    Args:
-        engine, spec, out: generates; the job; the output of this shard.
-        fresh: ignore an existing journal or output, and start over.
-        load_s: seconds that loading the model took, for the statistics.
-        signals: already entered by the caller.
+    `fresh` ignores an existing journal or output, and starts over. `load_s`, the seconds that loading the model took, goes into
+    the statistics. `signals` were entered by the caller.
 
-    Raises:
-        InputError: a line is malformed, or the journal belongs to another job, is damaged or is in use.
-        Unfinished: a signal arrived, or the disk is full.
+    Raises `InputError` if a line is malformed, or the journal belongs to another job, is damaged or is in use, and `Unfinished`
+    if a signal arrived, or the disk is full.
     """
     header = job_header(engine, spec)
     done = None if fresh else complete_manifest(out, header)

@@ -35,7 +35,7 @@ def row_ops(cfg: ModelConfig, sum_fn: SumFn, linear_f32: LinearFn) -> RowOps:
     return RowOps(partial(rms_norm, eps=cfg.norm_eps, sum_fn=sum_fn, plus_one=cfg.norm_plus_one), linear_f32)
 
 
-def layer_rotations(cfg: ModelConfig, positions: jax.Array) -> tuple[Rotation | None, ...]:
+def rotations_of(cfg: ModelConfig, positions: jax.Array) -> tuple[Rotation | None, ...]:
     """Each layer's rotation of `positions [...]`, None if the model rotates nothing; layers of a kind share one."""
     if cfg.position_encoding == "alibi":
         return (None,) * cfg.num_layers

@@ -7,16 +7,7 @@ import jax.numpy as jnp
 
 from detspec.cache import SCRATCH_PAGE, KVCache, append
 from detspec.config import ModelConfig
-from detspec.model.layers import (
-    AttendFn,
-    RowOps,
-    attend_sequence,
-    block,
-    layer_rotations,
-    logits_f32,
-    row_ops,
-    scale_embeddings,
-)
+from detspec.model.layers import AttendFn, RowOps, attend_sequence, block, logits_f32, rotations_of, row_ops, scale_embeddings
 from detspec.model.params import Params
 from detspec.ops.attention.api import NO_POSITION, paged_attention
 from detspec.ops.attention.scores import Scores
@@ -59,7 +50,7 @@ def forward(
     """
     G, W = windows.tokens.shape
     places = place(windows, cache)
-    rotations = layer_rotations(cfg, windows.positions.reshape(-1))
+    rotations = rotations_of(cfg, windows.positions.reshape(-1))
     ops = canonical_ops(cfg, numerics)
 
     x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1)))  # [R, D]
@@ -163,12 +154,9 @@ def lookup(table: jax.Array, rows: jax.Array) -> jax.Array:
     def by_pattern(table: jax.Array, rows: jax.Array) -> jax.Array:
         return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(table, jnp.uint16)[rows], table.dtype)
 
-    def plainly(table: jax.Array, rows: jax.Array) -> jax.Array:
-        return table[rows]
-
     if table.dtype.itemsize != 2:
-        return plainly(table, rows)
-    return jax.lax.platform_dependent(table, rows, cpu=by_pattern, default=plainly)
+        return table[rows]
+    return jax.lax.platform_dependent(table, rows, cpu=by_pattern, default=lambda table, rows: table[rows])
 
 
 def forward_sequences(
@@ -180,7 +168,7 @@ def forward_sequences(
         For `tokens [B, T]` int32, float32 `[B, T, V]`, and the stream `[B, T, D]` after `tap_layer` layers.
     """
     B, T = tokens.shape
-    rotations = layer_rotations(cfg, jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T)))
+    rotations = rotations_of(cfg, jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T)))
     ops = training_ops(cfg)
     x = scale_embeddings(cfg, params["embed"][tokens])
     tapped = None

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from detspec.cache import init_cache
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
-from detspec.model.layers import RowOps, block, layer_rotations, scale_embeddings
+from detspec.model.layers import RowOps, block, rotations_of, scale_embeddings
 from detspec.model.params import Params
 from detspec.model.transformer import canonical_ops, lookup, paged_attend, place, sequence_attend, training_ops
 from detspec.ops.row_sum import first_largest
@@ -45,7 +45,7 @@ def compress_sequences(params: Params, cfg: ModelConfig, thoughts: jax.Array) ->
     tokens = _compressor_tokens(cfg, thoughts)
     x = scale_embeddings(cfg, params["embed"][tokens])
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
-    rotation = layer_rotations(cfg, positions)[0]
+    rotation = rotations_of(cfg, positions)[0]
     layer = params["thinking"]["compressor"]["layer"]
     x, _ = block(layer, cfg, x, rotation, sequence_attend(cfg), training_ops(cfg))
     return _states(cfg, x, thoughts)
@@ -68,7 +68,7 @@ def think_sequences(params: Params, cfg: ModelConfig, tapped: jax.Array, thought
     positions = jnp.broadcast_to(jnp.arange(C + M - 1, dtype=jnp.int32), x.shape[:2])
     ops = training_ops(cfg)
     thinker = params["thinking"]["thinker"]
-    x, _ = block(thinker["layer"], cfg, x, layer_rotations(cfg, positions)[-1], sequence_attend(cfg), ops)
+    x, _ = block(thinker["layer"], cfg, x, rotations_of(cfg, positions)[-1], sequence_attend(cfg), ops)
     return _thought_logits(thinker, cfg, x[:, C - 1 :], ops)
 
 
@@ -79,7 +79,7 @@ def compress(params: Params, cfg: ModelConfig, thoughts: jax.Array, *, numerics:
     desk = init_cache(_one_layer(cfg), max_requests=G, max_len=P, numerics=numerics)
     windows = Windows(tokens=tokens, sequence=jnp.arange(G, dtype=jnp.int32), start=_all(G, 0), count=_all(G, P))
     x = scale_embeddings(cfg, lookup(params["embed"], tokens.reshape(-1)))
-    rotation = layer_rotations(cfg, windows.positions.reshape(-1))[0]
+    rotation = rotations_of(cfg, windows.positions.reshape(-1))[0]
     attend_fn = paged_attend(cfg, (desk.k[0], desk.v[0]), place(windows, desk), sliding_window=None, numerics=numerics)
     x, _ = block(params["thinking"]["compressor"]["layer"], cfg, x, rotation, attend_fn, canonical_ops(cfg, numerics))
     return _states(cfg, x.reshape(G, P, -1), thoughts)
@@ -136,7 +136,7 @@ def think(
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         sequence = jnp.arange(G, dtype=jnp.int32)
         windows = Windows(tokens=tokens, sequence=sequence, start=_all(G, start), count=_all(G, tokens.shape[1]))
-        rotation = layer_rotations(cfg, windows.positions.reshape(-1))[-1]
+        rotation = rotations_of(cfg, windows.positions.reshape(-1))[-1]
         attend_fn = paged_attend(cfg, pages, place(windows, desk), sliding_window=None, numerics=numerics)
         return block(thinker["layer"], cfg, x.reshape(-1, D), rotation, attend_fn, ops)
 

@@ -157,11 +157,8 @@ def draw_stream(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels)
     ):
         box(axes, Rect(column.left, y, INNER, tall), GREY)
         label(axes, column.middle, y + tall / 2, text, size=8.0)
-    for start_y, end_y in (
-        (levels.tokens, levels.first + 0.3),
-        (levels.first, levels.added + 0.09),
-        (levels.added - 0.09, levels.layers + LAYERS),
-    ):
+    steps = {levels.tokens: levels.first + 0.3, levels.first: levels.added + 0.09, levels.added - 0.09: levels.layers + LAYERS}
+    for start_y, end_y in steps.items():
         arrow(axes, (column.middle, start_y), (column.middle, end_y), colour=INK)
 
 

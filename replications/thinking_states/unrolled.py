@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig
-from detspec.model.layers import AttendFn, block, layer_rotations, logits_f32, scale_embeddings
+from detspec.model.layers import AttendFn, block, logits_f32, rotations_of, scale_embeddings
 from detspec.model.params import Params
 from detspec.model.transformer import training_ops
 from detspec.ops.alibi import alibi_slopes, lower_scores
@@ -31,7 +31,7 @@ def forward_unrolled(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax
     logits = []
     for start in range(0, T, thinking.chunk):
         positions = start + jnp.broadcast_to(jnp.arange(thinking.chunk, dtype=jnp.int32), (B, thinking.chunk))
-        rotations = layer_rotations(cfg, positions)
+        rotations = rotations_of(cfg, positions)
         x = scale_embeddings(cfg, params["embed"][tokens[:, start : start + thinking.chunk]])
         for index, layer in enumerate(params["layers"]):
             if index == thinking.in_layer:
