@@ -1,7 +1,5 @@
 """How a sequence ends: by the device, by a stop string that the host finds, or aborted; and the updates that go out."""
 
-from typing import Any
-
 import numpy as np
 
 from detspec.checkpoint.load import Model
@@ -44,7 +42,7 @@ def update_of(sequence: SequenceState, model: Model, context: str) -> Update:
 def complete(sequence: SequenceState, text: str, context: str, model: Model) -> Completion:
     """The completion of a sequence that has ended with `text`."""
     request = sequence.request
-    asked: Any = asked_logprobs(request, len(sequence.tokens), sequence.replayed) if sequence.replayed else ((), (), ())
+    asked = asked_logprobs(request, len(sequence.tokens), sequence.replayed)
     logprobs = np.asarray(sequence.logprobs, np.float32)
     return Completion(
         id=request.id,

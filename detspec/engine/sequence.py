@@ -100,13 +100,15 @@ def wants_replay(request: Request) -> bool:
 
 
 def asked_logprobs(
-    request: Request, num_tokens: int, replayed: Replayed
+    request: Request, num_tokens: int, replayed: Replayed | None
 ) -> tuple[tuple[TopLogprobs, ...], tuple[float | None, ...], tuple[TopLogprobs, ...]]:
-    """The parts of a `replayed` text of `num_tokens` that `request` asks for.
+    """The parts of a `replayed` text of `num_tokens` that `request` asks for; all empty if it was not replayed.
 
     Returns:
         `top_logprobs`, `prompt_logprobs` and `prompt_top_logprobs` of a `Completion`.
     """
+    if replayed is None:
+        return (), (), ()
     logprobs, top_ids, top_logprobs = replayed
 
     def likeliest(position: int, number: int) -> TopLogprobs:

@@ -240,8 +240,6 @@ def _ending(record: Record, request: Request, replay: Replay, model: Model) -> t
 
 def _first_asked_difference(record: Record, request: Request, replay: Replay) -> Difference | None:
     """Where log-probabilities that the request asks for besides those of the new tokens first part from the recorded ones."""
-    if replay.likeliest is None:
-        return None
     num_tokens = len(request.prompt_token_ids) + len(record.token_ids)
     for key, canonical in zip(LOGPROB_KEYS, asked_logprobs(request, num_tokens, replay.likeliest), strict=True):
         recorded = [json.dumps(entry) for entry in record.asked.get(key, ())]  # as text, in which -0.0 is not 0.0
