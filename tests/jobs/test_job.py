@@ -127,7 +127,7 @@ def test_job_of_ordinary_requests_certifies_nothing_until_one_is_not(one_row, tm
     job(engine, lines, tmp_path / "out.jsonl")
     assert [plan.label for plan in engine.certificates] == ["ordinary[1]"]
     with Prompts(str(tmp_path / "in.jsonl")) as prompts:
-        assert "1 to compile at most: fast[1]" in plan_job(engine, JobSpec(prompts, DEFAULTS), None)
+        assert "1 to compile at most: ordinary[1]" in plan_job(engine, JobSpec(prompts, DEFAULTS), None)
     job(engine, [*lines, line(id="strict", prompt_token_ids=[1])], tmp_path / "out.jsonl")
     assert len(engine.certificates) > 1
 
