@@ -210,9 +210,10 @@ def test_aborted_request_has_no_thoughts_even_if_it_waits_with_those_it_had(crow
     completions = {}
     while crowded.has_work:
         completions |= {update.request.id: update.completion for update in crowded.step()}
-        preempted += [sequence.request.id for sequence in crowded.scheduler.queue if sequence.thoughts and not preempted]
-        for id in preempted:
-            crowded.abort(id)
+        waiting = [sequence.request.id for sequence in crowded.scheduler.queue if sequence.thoughts]
+        if waiting and not preempted:
+            preempted.append(waiting[0])
+            crowded.abort(waiting[0])
     assert len(preempted) == 1
     aborted = completions[preempted[0]]
     assert (aborted.finish_reason, aborted.thoughts) == ("abort", ())
