@@ -147,7 +147,9 @@ def _check_shapes(asked: Params, stored: Any) -> None:
     )
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
-            raise InputError(f"weight {name} has shape {found.get(name)}, the config asks for {wanted.get(name)}")
+            raise InputError(
+                f"weight {name} has shape {found.get(name, 'none')}, the config asks for {wanted.get(name, 'none')}"
+            )
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -75,7 +75,8 @@ class Probes:
                 thinking=None if begin is None or device.model.cfg.thinking is None else False,
             )
             tokens = rng.integers(0, device.model.cfg.vocab_size, known + length).tolist()
-            self.each.append(Probe(tokens, known, [*(1 + i % FILLERS for i in range(begin or 0)), *own], sampling))
+            pages = [*(1 + i % FILLERS for i in range(known // self._page)), *own][: device.max_pages]
+            self.each.append(Probe(tokens, known, pages, sampling))
 
     def _near(self, number: int) -> tuple[int, int]:
         """Positions that the cache holds, none, and tokens to read, of a probe from position 0."""
@@ -85,10 +86,11 @@ class Probes:
         return 0, most - (7 * number) % most
 
     def _far(self, number: int, begin: int) -> tuple[int, int]:
-        """The same of a probe from inside of page number `begin`, so that its new tokens cross the border after it."""
+        """The same of a probe from inside of page number `begin`: its tokens cross the border after it, or end the cache."""
         first = begin * self._page
         end = min(self.device.config.max_len, first + self._own * self._page) - self.num_new
-        border = min(first + self._page - self.num_new // 2, end)
+        is_last = begin + self._own == self.device.max_pages
+        border = end if is_last else min(first + self._page - self.num_new // 2, end)
         most = max(1, min(PROMPT, border - first))
         length = most - (7 * number) % most
         return max(first, border - length), length
