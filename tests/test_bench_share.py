@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -10,9 +9,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from detspec.bench.rounds import Variants
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Completion, Request, Stats
+from detspec.engine.request import Completion, Request, Stats, Update
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from tests.engine.byte_model import without_tokenizer, write_folder
@@ -39,13 +39,13 @@ def test_main_writes_table_json_and_plot(
     script: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     seen: list[tuple[Engine, int]] = []
-    genuine = Engine.run
+    genuine = script.run_once
 
-    def run(engine: Engine, requests, **options):
+    def run_once(engine: Engine, requests: list[Request], variants: Variants) -> dict[str, float]:
         seen.append((engine, sum(request.sampling.deterministic for request in requests)))
-        return genuine(engine, requests, **options)
+        return genuine(engine, requests, variants)
 
-    monkeypatch.setattr(Engine, "run", run)
+    monkeypatch.setattr(script, "run_once", run_once)
     files = ("--json", str(tmp_path / "new" / "share.json"), "--plot", str(tmp_path / "new" / "share.png"))
     assert (
         script.main(
@@ -69,7 +69,7 @@ def test_main_writes_table_json_and_plot(
         zero = cells[0]["samples"]
         assert cell["ratios"] == [a["tok_per_s"] / b["tok_per_s"] for a, b in zip(cell["samples"], zero, strict=True)]
         assert min(cell["ratios"]) <= cell["ratio"] <= max(cell["ratios"])
-        assert all(0 < sample["idle_share"] < 1 and 0 < sample["live_rows"] <= 1 for sample in cell["samples"])
+        assert all(0 < sample["idle_share"] < 1 and 0 < sample["live_requests"] <= 1 for sample in cell["samples"])
     assert result["bits"]["deterministic_variants"] == 1
     assert result["bits"]["ordinary_differ"] > 0
     assert result["bits"]["ordinary_compared"] == 50 + 2
@@ -88,18 +88,29 @@ class FakeEngine:
 
     def __init__(self, earlier: list, logprob_step: float, config: EngineConfig) -> None:
         self.config, self.logprob = config, -logprob_step * len(earlier)
-        self.busy_s, self.idle_s, self.num_preemptions = 0.0, 0.0, 0
+        self.busy_s = self.idle_s = 0.0
+        self.num_preemptions = 0
+        self.requests: list[Request] = []
         earlier.append(self)
 
     def fingerprint(self) -> dict[str, object]:
         return fingerprint()
 
-    def run(self, requests: list[Request], *, on_segment: Callable[[int, int], None]) -> Iterator[Completion]:
-        for request in requests:
-            on_segment(1, 1)
-            self.busy_s += 1.0
-            answer = (int(request.id),)
-            yield Completion(request.id, request.prompt_token_ids, answer, (self.logprob,), "", "length", "", Stats())
+    @property
+    def num_live(self) -> int:
+        return len(self.requests)
+
+    has_work = num_live
+
+    def add(self, request: Request) -> None:
+        self.requests.append(request)
+
+    def step(self) -> list[Update]:
+        self.busy_s += 1.0
+        request, *self.requests = self.requests
+        answer = ((int(request.id),), (self.logprob,), "")
+        completion = Completion(request.id, request.prompt_token_ids, *answer, "length", "", Stats())
+        return [Update(request, *answer, completion)]
 
 
 @pytest.mark.parametrize(("logprob_step", "code"), [(0.0, 0), (1e-9, 1)], ids=("same bits", "other bits in each engine"))

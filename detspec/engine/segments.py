@@ -135,17 +135,18 @@ class Segments:
 
     def _update(self, running: Running, progress: Progress) -> int:
         """Tells the sequences how far they are, and the planner what drafts brought."""
-        counters = {name: np.asarray(getattr(progress.counters, name)).tolist() for name in STATS_FIELDS}
+        facts = zip(progress.committed.tolist(), progress.length.tolist(), progress.finish.tolist(), strict=True)
+        counted = zip(*(getattr(progress.counters, name).tolist() for name in STATS_FIELDS), strict=True)
         num_tokens = windows = accepted = 0
-        for i, sequence in enumerate(running.sequences):
-            stay = Stats(**{name: values[i] for name, values in counters.items()})
-            num_tokens += int(progress.committed[i]) - sequence.committed
+        for sequence, (committed, length, finish), counters in zip(running.sequences, facts, counted, strict=False):
+            stay = Stats(*counters)
+            num_tokens += committed - sequence.committed
             windows += stay.num_verify_passes - sequence.stay.num_verify_passes
             accepted += stay.num_accepted_draft_tokens - sequence.stay.num_accepted_draft_tokens
             sequence.stay = stay
-            sequence.committed = int(progress.committed[i])
-            sequence.length = int(progress.length[i])
-            sequence.finish = int(progress.finish[i])
+            sequence.committed = committed
+            sequence.length = length
+            sequence.finish = finish
         self._acceptance.observed(running.plan, windows, accepted)
         return num_tokens
 

@@ -61,11 +61,11 @@ def test_run_bench_runs_interleaved_after_a_warm_up(result: dict, seen: list[tup
 
 
 def test_run_bench_ratios_are_medians_of_pairs_of_one_round(result: dict):
-    fast, *others = result["batches"][0]["cases"]
-    assert fast["ratios"] == [1.0, 1.0, 1.0]
+    ordinary, *others = result["batches"][0]["cases"]
+    assert ordinary["ratios"] == [1.0, 1.0, 1.0]
     for case in others:
         assert len(case["tok_per_s"]) == 3
-        assert case["ratios"] == [a / b for a, b in zip(case["tok_per_s"], fast["tok_per_s"], strict=True)]
+        assert case["ratios"] == [a / b for a, b in zip(case["tok_per_s"], ordinary["tok_per_s"], strict=True)]
         assert case["ratio_to_ordinary"] == median(case["ratios"])
         assert case["median_tok_per_s"] == median(case["tok_per_s"])
 
@@ -129,8 +129,8 @@ def test_run_bench_program_that_is_not_certified_is_a_result(monkeypatch: pytest
     shape = {"batches": (2,), "prompt_len": 8, "new_tokens": 12}  # that of `result`
     settings = BenchSettings(**shape, modes=("dvr",), shares=(100,), windows=(REFUSED_WINDOW,), repeats=1)
     result = run_bench(model, settings)
-    fast, refused = result["batches"][0]["cases"]
-    assert fast["refused"] is None
+    ordinary, refused = result["batches"][0]["cases"]
+    assert ordinary["refused"] is None
     assert refused["refused"] == "not certified"
     assert "refused: not certified" in bench_table(result)
 
@@ -179,7 +179,7 @@ def test_random_model_digest_names_config_and_seed():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"modes": ("slow",)}, "unknown mode 'slow'; there are fast, canonical, batch_invariant, dvr, auto"),
+        ({"modes": ("slow",)}, "unknown mode 'slow'; there are ordinary, canonical, batch_invariant, dvr, auto"),
         ({"shares": (101,)}, "percentages from 0 to 100, got 101"),
         ({"batches": ()}, "batches is empty"),
         ({"batches": (0,)}, "batches must be at least 1, got 0"),

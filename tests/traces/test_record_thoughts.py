@@ -55,33 +55,34 @@ def token_id(text: str) -> int:
 
 def test_trace_agrees_with_the_state_of_the_reading(trivial: ThoughtTrace, final: GenState):
     reading = final.reading
+    counters = final.counters
     assert reading is not None
     assert trivial.passes[-1].read == int(reading.read[0]) == 11
     assert trivial.passes[-1].length == 11 * C
-    assert len(trivial.passes) == int(reading.num_passes[0])
-    assert sum(one.accepted for one in trivial.passes) == int(reading.num_accepted[0])
-    assert sum(one.rejected for one in trivial.passes) == int(reading.num_refused[0])
+    assert len(trivial.passes) == int(counters.num_read_passes[0])
+    assert sum(one.accepted for one in trivial.passes) == int(counters.num_accepted_thoughts[0])
+    assert sum(one.rejected for one in trivial.passes) == int(counters.num_rejected_thoughts[0])
     for thought, expected in zip(trivial.thoughts, reading.thoughts[0].tolist(), strict=False):
         ids = [token_id(token) for token in thought.tokens] + [END_ID] * thought.ended
         assert ids == [token for token in expected if token >= 0]
 
 
-def test_trace_of_trivial_guesses_takes_a_round_for_every_thought(trivial: ThoughtTrace):
+def test_trace_of_trivial_drafts_takes_a_round_for_every_thought(trivial: ThoughtTrace):
     assert trivial.thoughts[0] == Thought()
     assert 5 < sum(not thought.trivial for thought in trivial.thoughts) < 11
-    assert all(guess.trivial for one in trivial.passes for guess in one.drafts)
+    assert all(draft.trivial for one in trivial.passes for draft in one.drafts)
     assert sum(one.rejected for one in trivial.passes) == sum(not thought.trivial for thought in trivial.thoughts)
     assert trivial.passes[0].accepted == 1
 
 
-def test_trace_of_good_guesses_commits_the_same_in_fewer_passes(trivial: ThoughtTrace, sequential: ThoughtTrace):
+def test_trace_of_good_drafts_commits_the_same_in_fewer_passes(trivial: ThoughtTrace, sequential: ThoughtTrace):
     assert sequential.thoughts == trivial.thoughts
     assert sequential.answer == trivial.answer
     assert len(sequential.passes) < len(trivial.passes)
-    assert not all(guess.trivial for guess in sequential.passes[0].drafts)
+    assert not all(draft.trivial for draft in sequential.passes[0].drafts)
 
 
-@pytest.mark.parametrize("name", ["none", "self"])
+@pytest.mark.parametrize("name", ["trivial", "sequential"])
 def test_trace_passes_hold_what_fits_and_commit_by_index(name: str, request: pytest.FixtureRequest):
     trace: ThoughtTrace = request.getfixturevalue(name)
     for one in trace.passes:
@@ -114,7 +115,7 @@ def test_trace_is_drawn(trivial: ThoughtTrace):
         ({"prompt": ()}, "the prompt is empty"),
         ({"prompt": "text"}, "no tokenizer"),
         ({"prompt": (*PROMPT, 999)}, "token id 999"),
-        ({"guesses": "perfect"}, "called 'perfect'"),
+        ({"think": "perfect"}, "called 'perfect'"),
         ({"sampling": SamplingParams(max_tokens=5000)}, "the model was made for 2048"),
     ],
 )
