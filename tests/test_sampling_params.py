@@ -228,15 +228,15 @@ def test_processed_logprobs_are_of_the_distribution_that_tokens_are_drawn_from(c
     # Numbers of size 3 / T in float32, subtracted twice: 3 * 3 * 2**-24 = 5e-7 / T.
     np.testing.assert_allclose(logprobs, exact[np.asarray(tokens)], rtol=0, atol=1e-6 / (params.temperature or 1))
     plain = [dataclasses.replace(params, logprobs_mode="raw")] * 63
-    beside = choose(logits, positions(64), sampling_arrays([params, *plain]))
-    assert beside[0].tolist() == tokens.tolist()
-    assert bits(beside[1])[0] == bits(logprobs)[0]
+    among = choose(logits, positions(64), sampling_arrays([params, *plain]))
+    assert among[0].tolist() == tokens.tolist()
+    assert bits(among[1])[0] == bits(logprobs)[0]
     same = greedy or (params.temperature == 1 and len(kept) == 12)
-    assert (bits(beside[1])[1:] == bits(logprobs)[1:]).all() == same
+    assert (bits(among[1])[1:] == bits(logprobs)[1:]).all() == same
 
 
 def logprob_variants(vocab: int, numerics: Numerics) -> int:
-    """How many answers a row gets beside 0, 7 and 63 others."""
+    """How many answers a row gets among 0, 7 and 63 others."""
     logits = logits_of(64, vocab)
     found = set()
     for rows in (1, 8, 64):

@@ -1,4 +1,4 @@
-"""Model folders that nobody wrote in good faith: each file of one, damaged in any way, loads or is one `InputError`."""
+"""Damaged or malicious model folders: whatever is wrong with a file, the folder loads or is one `InputError`."""
 
 import json
 import os
@@ -224,7 +224,7 @@ def test_any_index_loads_or_is_one_error(sharded, data):
 )
 def test_index_that_names_a_file_outside_the_folder_or_none_is_one_error(sharded, name):
     if not (sharded / "pipe").exists():
-        os.mkfifo(sharded / "pipe")  # whoever opens it waits for a writer
+        os.mkfifo(sharded / "pipe")  # opening it waits for a writer
     index = {"weight_map": {"x": name}}
     found = with_file(sharded / INDEX, json.dumps(index).encode(), lambda: load_hf(sharded))
     assert isinstance(found, InputError)

@@ -1,4 +1,4 @@
-"""The engine gives every deterministic request the bits of the functional core, whatever is beside it."""
+"""The engine gives every deterministic request the bits of the functional core, whatever else is in the batch."""
 
 import dataclasses
 

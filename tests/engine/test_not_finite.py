@@ -27,7 +27,7 @@ def test_not_finite_request_ends_with_error_and_no_tokens(engine: Engine) -> Non
 def test_not_finite_neighbours_and_later_requests_keep_their_bits(engine: Engine) -> None:
     clean = engine.generate(GOOD, SAMPLING)
     assert [c.finish_reason for c in clean] == ["length"] * 3
-    # Every row holds nan at some time, and every good request runs beside one that does, or after it in its pages.
+    # Every row holds nan at some time, and every good request runs next to one that does, or after it in its pages.
     long, short = [BROKEN] * 20, [5, BROKEN, 6]
     mixed = engine.generate([long, short, long, GOOD[0], short, GOOD[1], GOOD[2], short], SAMPLING)
     assert [c.finish_reason for c in mixed] == [*["error"] * 3, "length", "error", "length", "length", "error"]

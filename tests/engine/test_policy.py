@@ -144,13 +144,13 @@ def test_segment_with_nobody_behind_is_steps_alone():
 
 
 def test_segment_of_prompts_alone_prefills_all_of_them_first():
-    """100 and 30 tokens: 7 and 2 windows of 16, three passes of 4 windows; nobody waits for them."""
+    """100 and 30 tokens: 7 and 2 windows of 16, three passes of 4 windows; no request waits for them."""
     segment = segment_of(ordinary_plan(8), behind=(100, 30), ready=0)
     assert (segment.rounds, segment.prefill_passes, segment.num_steps) == (1, 3, 64)
 
 
 def test_segment_with_prompts_beside_decoding_rows_takes_turns():
-    """Nobody who decodes waits for more than one pass: three times a pass and a step, then all decode."""
+    """No decoding request waits for more than one pass: three times a pass and a step, then all decode."""
     segment = segment_of(plan_of(8, 1), behind=(100, 30), ready=6)
     assert (segment.rounds, segment.prefill_passes, segment.steps, segment.num_steps) == (3, 1, 61, 64)
     unfinished = segment_of(plan_of(8, 1), behind=(10_000,), ready=6)

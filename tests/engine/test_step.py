@@ -79,7 +79,7 @@ def test_update_of_a_request_that_is_not_streamed_comes_once_and_of_a_streamed_o
 
 
 def test_streams_runs_and_added_requests_go_on_side_by_side():
-    """Each driver gets its own updates, whoever steps."""
+    """Each driver gets its own updates, also those of steps that another driver took."""
     engine = make(max_requests=2)
     prompts = [request_of(str(i), start=7 * i, max_tokens=8) for i in range(3)]
     streams = [engine.stream(list(r.prompt_token_ids), r.sampling) for r in prompts]

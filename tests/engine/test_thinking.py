@@ -1,4 +1,4 @@
-"""Requests that are read thinking, beside others in engines of all shapes: the same thoughts and bits as each one by itself."""
+"""Requests that are read with thoughts, among others in engines of all shapes: the same thoughts and bits as each one alone."""
 
 import dataclasses
 import json

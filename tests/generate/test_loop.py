@@ -1,4 +1,4 @@
-"""The loop as a program: traced once, its cache updated in place, little memory beside weights and cache."""
+"""The loop as a program: traced once, its cache updated in place, little memory besides weights and cache."""
 
 import re
 from functools import partial

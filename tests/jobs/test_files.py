@@ -1,4 +1,4 @@
-"""Files of a job: names beside the output, and nothing under its final name unless it is whole."""
+"""Files of a job: names next to the output, and nothing under its final name unless it is whole."""
 
 import resource
 import signal

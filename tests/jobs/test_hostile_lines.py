@@ -1,4 +1,4 @@
-"""Files of prompts, records, journals and manifests that nobody wrote in good faith: taken, or one `InputError`."""
+"""Damaged or malicious prompts, records, journals and manifests: each is taken, or is one `InputError`."""
 
 import dataclasses
 import hashlib

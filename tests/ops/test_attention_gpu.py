@@ -103,10 +103,10 @@ def test_what_the_kernel_does_not_take_is_refused_before_compilation(sizes, chan
 
 @pytest.mark.parametrize(("W", "expected"), [(1, (1, 8, 5)), (5, (1, 24, 5)), (256, (1, 64, 5))])
 def test_rows_computed_stay_while_rows_copied_follow_the_window(W, expected):
-    """Llama 8B: 16 positions of 4 heads are 64 rows; a page's keys are 32 KiB, of which five fit beside 53 KiB of the rest."""
+    """Llama 8B: 16 positions of 4 heads are 64 rows; a page's keys are 32 KiB, of which five fit next to 53 KiB of the rest."""
     q = jax.ShapeDtypeStruct((2, W, 32, 128), jnp.bfloat16)
     pages = jax.ShapeDtypeStruct((4, 8, 128, 128), jnp.bfloat16)
     numerics = Numerics(page=128, implementation="pallas_gpu", cache_dtype="bfloat16")
     assert pallas_gpu.tile_shape(q, pages, numerics) == expected
-    beside = 64 * (128 * 2 + 128 * 2 + 64 * 4) + 5 * 1024
-    assert pallas_gpu.smem_bytes(q, pages, numerics) == beside + 5 * 32 * 1024
+    rest = 64 * (128 * 2 + 128 * 2 + 64 * 4) + 5 * 1024
+    assert pallas_gpu.smem_bytes(q, pages, numerics) == rest + 5 * 32 * 1024

@@ -1,4 +1,4 @@
-"""Norm and rotary embedding: right in value, and the same bits for a row beside any others."""
+"""Norm and rotary embedding: right in value, and the same bits for a row among any others."""
 
 from functools import partial
 

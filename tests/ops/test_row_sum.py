@@ -1,4 +1,4 @@
-"""Sums over rows: the fixed order gives a row the same bits beside any number of rows, the backend's own does not."""
+"""Sums over rows: the fixed order gives a row the same bits among any number of rows, the backend's own does not."""
 
 from functools import partial
 

@@ -98,7 +98,7 @@ def test_figure_shows_states_of_trivial_thoughts_as_zero():
     shown = texts(thought_figure(TRACE))
     assert shown.count("S₂") == shown.count("S₄") == 1
     assert blocks(thought_figure(TRACE), BROWN) == 2
-    # Beside the chunk, and once in every pass that read it with 0.
+    # Next to the chunk, and once in every pass that read it with 0.
     assert [shown.count(f"S{i} = 0") for i in "₀₁₂₃₄₅"] == [2, 2, 1, 3, 2, 2]
 
 

@@ -1,4 +1,4 @@
-"""Traces of thoughts: what is recorded is what reading and generating commit, whoever guesses."""
+"""Traces of thoughts: what is recorded is what reading and generating commit, whichever source drafts."""
 
 import dataclasses
 
