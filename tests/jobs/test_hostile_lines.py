@@ -124,7 +124,7 @@ def test_any_file_of_prompts_is_scanned_or_is_one_error(one_row, tmp_path, raws,
 
 
 def test_line_without_an_end_is_not_held(one_row, tmp_path, monkeypatch):
-    """Of a line of 1000 bytes no more than 101 are read at once; the lines after it keep their places."""
+    """At most 101 bytes of an overlong line are handed on. The lines after it keep their numbers."""
     monkeypatch.setattr(prompts_module, "MAX_LINE_BYTES", 100)
     monkeypatch.setattr("detspec.jobs.lines.MAX_LINE_BYTES", 100)
     sound = json.dumps({"id": "a", "prompt": "x"}).encode()
