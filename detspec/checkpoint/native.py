@@ -146,10 +146,9 @@ def _check_shapes(asked: Params, stored: Any) -> None:
         for tree in (asked, stored)
     )
     for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise InputError(
-                f"weight {name} has shape {found.get(name, 'none')}, the config asks for {wanted.get(name, 'none')}"
-            )
+        has, needs = (f"shape {of[name]}" if name in of else "no such weight" for of in (found, wanted))
+        if has != needs:
+            raise InputError(f"weight {name}: the folder has {has}, the config asks for {needs}")
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

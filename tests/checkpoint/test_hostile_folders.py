@@ -268,9 +268,9 @@ def test_any_manifest_loads_or_is_one_error(native, data):
     ("changes", "message"),
     [
         ({"vocab_size": 2**31 - 1, "d_model": 2**31 - 1}, "bytes of weights, on disk are"),
-        ({"vocab_size": 33}, "weight ['embed'] has shape (32, 16), the config asks for (33, 16)"),
+        ({"vocab_size": 33}, "weight ['embed']: the folder has shape (32, 16), the config asks for shape (33, 16)"),
         ({"num_layers": 10**9}, "num_layers must be at most 1000"),
-        ({"num_layers": 3}, "weight ['layers'][2]['attn_norm'] has shape None, the config asks for (16,)"),
+        ({"num_layers": 3}, "['attn_norm']: the folder has no such weight, the config asks for shape (16,)"),
         ({"sliding_layers": [[], []]}, "sliding_layers must be True or False for each layer"),
         ({"sliding_window": {}}, "sliding_window"),
         (
