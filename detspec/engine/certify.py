@@ -17,7 +17,7 @@ import numpy as np
 from detspec.engine.bits import first_difference, same_bits
 from detspec.engine.device import Device
 from detspec.engine.policy import Plan
-from detspec.engine.probes import NUM_PROBES, Probes
+from detspec.engine.probes import NUM_PROBES, Probes, most_far
 from detspec.engine.programs import Asked, Texts
 from detspec.thinking.thoughts import thought_lists
 
@@ -54,18 +54,24 @@ class Certificate:
 def certify(device: Device, plan: Plan) -> Certificate:
     """Compiles `plan`, runs it on probes, and replays the result through the anchor; ordinary plans are only compiled.
 
-    Small batches take several turns, because one probe does not reach everywhere.
+    Small batches step several groups of probes, because one probe does not reach everywhere.
     """
-    for turn in range(0, 1 if plan.ordinary else NUM_PROBES, plan.batch):
-        probes = Probes(device, plan.batch, deterministic=not plan.ordinary, far=not plan.ordinary, turn=turn)
+    if plan.ordinary:
+        probes = Probes(device, plan.batch, deterministic=False)
         probes.start()
-        report = probes.step(plan, device.config.max_len)
-        if plan.ordinary:
-            jax.block_until_ready(report)
-            return Certificate(plan, ORDINARY)
-        if differs := _differs_from_anchor(
-            probes, np.asarray(report.tokens), np.asarray(report.logprobs), report.progress.committed
-        ):
+        jax.block_until_ready(probes.step(plan, device.config.max_len))
+        return Certificate(plan, ORDINARY)
+    num_probes = -(-NUM_PROBES // plan.batch) * plan.batch
+    at_once = min(num_probes, max(1, most_far(device) // plan.batch) * plan.batch)
+    for first in range(0, num_probes, at_once):
+        probes = Probes(device, at_once, far=True, first=first)
+        probes.start()
+        reports = probes.step(plan, device.config.max_len)
+        tokens, logprobs, committed = (
+            np.concatenate(arrays)
+            for arrays in zip(*((report.tokens, report.logprobs, report.progress.committed) for report in reports), strict=True)
+        )
+        if differs := _differs_from_anchor(probes, tokens, logprobs, committed):
             return Certificate(plan, DIFFERS, differs)
     return Certificate(plan, CERTIFIED)
 
@@ -74,20 +80,20 @@ def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarra
     """The first place and new position where the anchor's tokens or log-probability bits differ, in words; "" if nowhere.
 
     Args:
-        probes: as the plan left them.
-        tokens, logprobs: `[batch, max_len]`, what the plan committed.
-        committed: `[batch]`, positions in use.
+        probes: as the plan left them, `N` of them.
+        tokens, logprobs: `[N, max_len]`, what the plan committed.
+        committed: `[N]`, positions in use.
     """
     device = probes.device
     every = device.config.max_requests
     number = np.zeros(device.config.max_requests, np.int32)
     texts = Texts(np.zeros((every, device.config.max_len), np.int32), number, probes.replay_from())
-    texts.tokens[: probes.batch] = tokens
-    texts.length[: probes.batch] = committed
+    texts.tokens[: len(tokens)] = tokens
+    texts.length[: len(tokens)] = committed
     anchor = device.replay(probes.placement, texts, Asked(choose=True, top_k=0))
     assert anchor.targets is not None
     assert anchor.target_logprobs is not None
-    targets, target_logprobs = (np.asarray(x)[: probes.batch] for x in (anchor.targets, anchor.target_logprobs))
+    targets, target_logprobs = (np.asarray(x)[: len(tokens)] for x in (anchor.targets, anchor.target_logprobs))
     position = np.arange(tokens.shape[1])[None, :]
     prompt_len = np.asarray([len(probe.tokens) for probe in probes.each])
     new = (position >= prompt_len[:, None]) & (position < committed[:, None])

@@ -27,6 +27,16 @@ FILLERS = 2  # pages of made-up keys and values
 NUM_PROBES = 10  # of a certificate at least: five places to begin at, each greedy and sampled
 
 
+def most_far(device: Device) -> int:
+    """How many probes fit into `device` at once, most of them far into the cache, each with all the pages that it writes to."""
+    return min(device.config.max_requests, (device.num_pages - FILLERS) // _own_pages(device))
+
+
+def _own_pages(device: Device) -> int:
+    """Pages that a probe far into the cache writes to."""
+    return device.schedule.numerics.num_pages(PROMPT + NUM_NEW) + 1
+
+
 class Probe(NamedTuple):
     """A made-up request for one place; the cache holds its first `known` positions already."""
 
@@ -37,39 +47,39 @@ class Probe(NamedTuple):
 
 
 class Probes:
-    """`batch` probes of mixed lengths, greedy and sampled, in the first places of a device.
+    """Probes of mixed lengths, greedy and sampled, in the first places of a device.
 
     All places must be free, and any page may be written over.
 
     Attributes:
         device: runs them.
-        batch: number of probes.
         each: one probe for each of the first places.
         num_new: tokens that each of them generates.
     """
 
-    def __init__(self, device: Device, batch: int, *, deterministic: bool = True, far: bool = False, turn: int = 0) -> None:
-        """Makes the requests up. With `far` most of them begin far into the cache; `turn` says which of these comes first."""
+    def __init__(
+        self, device: Device, num_probes: int, *, deterministic: bool = True, far: bool = False, first: int = 0
+    ) -> None:
+        """Makes up the probes with numbers from `first` on. With `far` most of them begin far into the cache."""
         self.device = device
-        self.batch = batch
         self._page = device.schedule.numerics.page
-        num_fillers = FILLERS if far and device.num_pages - FILLERS >= batch else 0
-        self._own = min((device.num_pages - num_fillers) // batch, device.max_pages)
+        num_fillers = FILLERS if far and device.num_pages - FILLERS >= num_probes else 0
+        self._own = min((device.num_pages - num_fillers) // num_probes, device.max_pages)
         if num_fillers:
-            self._own = min(self._own, device.schedule.numerics.num_pages(PROMPT + NUM_NEW) + 1)
+            self._own = min(self._own, _own_pages(device))
         self.num_new = max(1, min(NUM_NEW, min(device.config.max_len, self._own * self._page) // 2))
         last = device.max_pages - self._own
         begins = (last, None, 0, min(1, last), last // 2) if num_fillers else (None,)
-        rng = np.random.default_rng(turn)
+        rng = np.random.default_rng(first)
         self.each: list[Probe] = []
-        for b in range(batch):
-            own = [1 + num_fillers + b * self._own + i for i in range(self._own)]
-            begin = begins[(b + turn) % len(begins)]
-            known, length = self._near(b + turn) if begin is None else self._far(b + turn, begin)
+        for place, number in enumerate(range(first, first + num_probes)):
+            own = [1 + num_fillers + place * self._own + i for i in range(self._own)]
+            begin = begins[number % len(begins)]
+            known, length = self._near(number) if begin is None else self._far(number, begin)
             sampling = SamplingParams(
                 max_tokens=self.num_new,
-                temperature=float((b + turn) % 2),
-                seed=b + turn,
+                temperature=float(number % 2),
+                seed=number,
                 ignore_eos=True,
                 deterministic=deterministic,
                 thinking=None if begin is None or device.model.cfg.thinking is None else False,
@@ -109,7 +119,7 @@ class Probes:
         """
         if any(probe.known for probe in self.each):
             self._fill()
-        places = range(self.batch)
+        places = range(len(self.each))
         entries = [
             Entry(
                 place=place,
@@ -123,9 +133,11 @@ class Probes:
         self.device.put(entries)
         self.device.prefill(self.placement, NEVER)
 
-    def step(self, plan: Plan, steps: int) -> Report:
-        """Starts at most `steps` steps of `plan`."""
-        return self.device.step(plan, self.placement, Limits(steps, 1, NEVER))
+    def step(self, plan: Plan, steps: int) -> list[Report]:
+        """Starts at most `steps` steps of `plan`, for one group of `plan.batch` probes after another."""
+        placement = self.placement
+        groups = placement.chosen.reshape(-1, plan.batch)
+        return [self.device.step(plan, placement._replace(chosen=group), Limits(steps, 1, NEVER)) for group in groups]
 
     def replay_from(self) -> np.ndarray:
         """Position from which each probe's text can be replayed, `[max_requests]` int32: thoughts are not replayed."""

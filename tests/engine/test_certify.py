@@ -91,15 +91,20 @@ def far_model() -> Model:
     return dataclasses.replace(without_tokenizer(byte_params()), cfg=cfg)
 
 
-def engine_of_many_pages(model: Model, method: str, max_len: int) -> Engine:
-    """An engine of five pages of 64. A `max_len` of its own makes its programs its own."""
-    config = EngineConfig(max_requests=1, max_len=max_len, method=method, num_speculative_tokens=3, schedule=FAR)
+def engine_of_many_pages(model: Model, method: str, max_len: int, max_requests: int = 1) -> Engine:
+    """An engine of five pages of 64 for each request. A `max_len` of its own makes its programs its own."""
+    config = EngineConfig(max_requests=max_requests, max_len=max_len, method=method, num_speculative_tokens=3, schedule=FAR)
     return Engine(model, config)
 
 
-@pytest.mark.parametrize("first_wrong_page", [2, 4])
-def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(first_wrong_page, far_model, monkeypatch):
-    """It is wrong in passes of single rows alone, so that these part from the anchor; 40 tokens of prompt would not show it."""
+@pytest.mark.parametrize(("first_wrong_page", "max_requests"), [(2, 1), (4, 1), (4, 3)])
+def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(
+    first_wrong_page, max_requests, far_model, monkeypatch
+):
+    """It is wrong in passes of single rows alone, so that these part from the anchor; 40 tokens of prompt would not show it.
+
+    With three places, three probes are prefilled and replayed at once, and the program of one steps each of them.
+    """
     sound = reference.paged_attention
 
     def spoilt(q, k_pages, v_pages, page_tables, positions, *, scores, numerics):
@@ -108,7 +113,7 @@ def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(
         return attended * jnp.where(wrong, 1.01, 1.0)[:, :, None, None]
 
     monkeypatch.setattr(reference, "paged_attention", spoilt)
-    engine = engine_of_many_pages(far_model, "none", 318 - first_wrong_page)
+    engine = engine_of_many_pages(far_model, "none", 318 - first_wrong_page, max_requests)
     certificate = certify(engine.device, canonical_plans(1, 1, FAR.budget.rows)[0])
     assert certificate.status == "differs"
     position = int(certificate.why.split("position ")[1].split()[0])
@@ -119,7 +124,7 @@ def test_sound_attention_is_certified_up_to_the_end_of_the_cache_and_over_border
     engine = engine_of_many_pages(far_model, "self", 319)
     for draft, window in (("none", 1), ("self", 4)):
         assert certify(engine.device, canonical_plans(1, window, FAR.budget.rows, draft)[0]).is_certified
-    reached = [Probes(engine.device, 1, far=True, turn=turn) for turn in range(2)]
+    reached = [Probes(engine.device, 1, far=True, first=first) for first in range(2)]
     spans = [range(p.each[0].known, len(p.each[0].tokens) + p.num_new) for p in reached]
     assert max(span.stop for span in spans) == 319
     assert any(span.start // 64 < (span.stop - 1) // 64 for span in spans)
