@@ -95,7 +95,9 @@ def test_layer_with_a_weight_of_its_own_survives_our_folders(tmp_path: Path):
     cfg, loaded, _ = load_native(folder, weights_fn=uneven)
     check_params(cfg, loaded, weights_fn=uneven)
     assert flat_bytes(loaded) == flat_bytes(params)
-    with pytest.raises(InputError, match=r"\['value_mix'\] has shape \(16, 64\), the config asks for none"):
+    with pytest.raises(
+        InputError, match=r"\['value_mix'\]: the folder has shape \(16, 64\), the config asks for no such weight"
+    ):
         load_native(folder)
 
 
