@@ -111,19 +111,22 @@ class Device:
         """Starts a segment of steps of `plan` over the places `placement.chosen`, as many as the plan's batch."""
         drafter = self.drafters[plan.draft]
         source = None if plan.ordinary else drafter.source
-        draft = NO_DRAFT_STATE if source is None else self._draft_state(plan.draft)
-        state, report = run_segment(
+        schedule = self.schedule
+        if source is not None:
+            self.state = self.state.replace(draft=self._draft_state(plan.draft))
+            schedule = schedule.with_budget(plan.budget.rows, plan.budget.window)
+        self.state, report = run_segment(
             Weights(self.model.params, drafter.params),
             self.model.cfg,
-            self.state.replace(draft=draft),
+            self.state,
             placement,
             Limits(np.int32(limits.steps), np.int32(limits.min_live), np.int32(limits.max_idle)),
-            schedule=self.schedule if source is None else self.schedule.with_budget(plan.budget.rows, plan.budget.window),
+            schedule=schedule,
             source=source,
         )
         if source is not None:
-            self._draft_states[plan.draft] = state.draft
-        self.state = state.replace(draft=NO_DRAFT_STATE)
+            self._draft_states[plan.draft] = self.state.draft
+            self.state = self.state.replace(draft=NO_DRAFT_STATE)
         self.clock.work()
         return report
 

@@ -21,7 +21,7 @@ from detspec.generate.score import Replayed, replay
 from detspec.generate.sequences import put_sequences, take_sequences
 from detspec.model.params import Params
 from detspec.schedule import Schedule
-from detspec.state import Counters, GenState, init_counters
+from detspec.state import Counters, GenState
 from detspec.thinking.think_prompt import think_prompt
 from detspec.thinking.thoughts import is_trivial
 
@@ -84,8 +84,8 @@ class Report(flax.struct.PyTreeNode):
     @property
     def progress(self) -> Progress:
         """How far the sequences are, in numpy; waits for the segment."""
-        structure = jax.tree.structure(Progress(0, 0, 0, 0, init_counters(1)))
-        return Progress(*jax.tree.unflatten(structure, list(np.asarray(self.packed))))
+        steps, committed, length, finish, *counters = np.asarray(self.packed)
+        return Progress(steps, committed, length, finish, Counters(*counters))
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule", "think"), donate_argnames=("state",))
