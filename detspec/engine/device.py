@@ -101,7 +101,7 @@ class Device:
             self.model.params,
             self.model.cfg,
             self.state,
-            (requests, placement, np.int32(passes)),
+            (requests, placement.of_all, np.int32(passes)),
             schedule=schedule or self.schedule,
             think=self.drafters[self.config.thoughts].source,
         )
@@ -133,7 +133,13 @@ class Device:
     def replay(self, placement: Placement, texts: Texts, asked: Asked, *, schedule: Schedule | None = None) -> Replayed:
         """Starts canonical passes over given texts in the places in use."""
         replayed, self.state = replay_texts(
-            self.model.params, self.model.cfg, self.state, placement, texts, schedule=schedule or self.schedule, asked=asked
+            self.model.params,
+            self.model.cfg,
+            self.state,
+            placement.of_all,
+            texts,
+            schedule=schedule or self.schedule,
+            asked=asked,
         )
         self.clock.work()
         return replayed

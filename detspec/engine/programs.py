@@ -33,7 +33,12 @@ class Placement(NamedTuple):
 
     page_table: Array  # [B, max_pages] int32
     in_use: Array  # [B] bool, places that hold a request
-    chosen: Array  # [b] int32, places that a program is about, all different; for a segment those in use come first
+    chosen: Array  # [b] int32, places to step, all different, those in use first; none for programs about all places
+
+    @property
+    def of_all(self) -> "Placement":
+        """The same with no places chosen: programs about all places are the same program for any number of chosen ones."""
+        return self._replace(chosen=np.zeros(0, np.int32))
 
 
 class Weights(NamedTuple):
