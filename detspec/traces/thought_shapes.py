@@ -14,7 +14,7 @@ MARGIN = 0.4
 GUTTER = 1.95
 COLUMN = 1.52
 GAP_COLUMN = 0.7
-RIGHT = 1.45
+RIGHT = 1.6
 # where a column's boxes begin, and how wide they are
 LEFT_EDGE = 0.16
 INNER = 1.32
