@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Circle, FancyBboxPatch
+from matplotlib.patches import Circle
 
 from detspec.traces.thoughts import Thought, ThoughtTrace
 from detspec.viz.colours import BLUE, FAINT, INK
-from detspec.viz.shapes import Point, Rect, arrow, label, printable
+from detspec.viz.shapes import Point, Rect, arrow, box, label, printable
 
 MARGIN = 0.4
 GUTTER = 1.95
@@ -135,22 +135,6 @@ def thought_text(thought: Thought, max_chars: int) -> str:
     """A thought on one line, cut if it is long; a trivial one is its end sign."""
     text = END if thought.trivial else " ".join(token.strip() for token in thought.tokens)
     return printable(text, max_chars).replace("·", " ")
-
-
-def box(axes: Axes, at: Rect, colour: str, *, faint: bool = False, rounding: float = 0.06) -> None:
-    """A rounded box; a faint one has a dashed grey edge."""
-    axes.add_patch(
-        FancyBboxPatch(
-            (at.x, at.y),
-            at.width,
-            at.height,
-            boxstyle=f"round,pad=0,rounding_size={rounding}",
-            facecolor=colour,
-            edgecolor=FAINT if faint else INK,
-            linewidth=0.7 if faint else 0.9,
-            linestyle=(0, (3, 2)) if faint else "-",
-        )
-    )
 
 
 def plus(axes: Axes, x: float, y: float, *, faint: bool) -> None:
