@@ -31,18 +31,13 @@ MEANINGS = (
 
 def rounds_height(trace: ThoughtTrace, columns: Sequence[Column]) -> float:
     """The height that `draw_rounds` takes, in inches."""
-    lines = pass_lines(trace, columns)
+    lines = shown_passes(trace, [column.chunk for column in columns])
     return HEADING + sum(GAP_LINE if number is None else LINE for number in lines) + CLOSING + LEGEND
 
 
-def pass_lines(trace: ThoughtTrace, columns: Sequence[Column]) -> list[int | None]:
-    """The passes under `columns`; None stands for a run left out."""
-    return shown_passes(trace, [column.chunk for column in columns if column.chunk is not None])
-
-
-def shown_passes(trace: ThoughtTrace, chunks: Collection[int]) -> list[int | None]:
-    """The passes that read any of `chunks`; None stands for a run left out."""
-    reading = [i for i, one in enumerate(trace.passes) if any(one.first <= chunk < one.end for chunk in chunks)]
+def shown_passes(trace: ThoughtTrace, chunks: Collection[int | None]) -> list[int | None]:
+    """The passes that read any of `chunks`, whose None stands for no chunk; a None among the passes is a run left out."""
+    reading = [i for i, one in enumerate(trace.passes) if any(chunk in range(one.first, one.end) for chunk in chunks)]
     return with_gaps([reading[place] for place in shown_places(len(reading), MAX_LINES) if place is not None])
 
 
@@ -57,7 +52,7 @@ def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top:
     )
     remarks(axes, MARGIN, top + 0.46, rules, step=0.19, size=8.0)
     y = top + HEADING
-    lines = pass_lines(trace, columns)
+    lines = shown_passes(trace, [column.chunk for column in columns])
     for before, number, after in zip([None, *lines], lines, [*lines[1:], None], strict=False):
         if number is not None:
             draw_pass(axes, trace, number, columns, y)
