@@ -5,7 +5,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -161,7 +160,7 @@ class PromptsById:
     def __enter__(self) -> "PromptsById":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def request(self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
