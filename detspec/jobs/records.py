@@ -1,5 +1,6 @@
 """The input of an audit: the lines and the manifest that a job wrote, and its prompts."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -153,9 +154,8 @@ class PromptsById:
             raise InputError(f"{path} has SHA-256 {found}, but the job read prompts of SHA-256 {sha256}")
         self._file.seek(0)
         for place, raw in bounded_lines(self._file):
-            id = _id_of(raw)
-            if id is not None:
-                self._place.setdefault(id, place)
+            with contextlib.suppress(InputError):  # a malformed line matters only if a record needs it
+                self._place.setdefault(parse_line(raw)["id"], place)
 
     def __enter__(self) -> "PromptsById":
         return self
@@ -178,11 +178,3 @@ class PromptsById:
         except InputError as error:
             raise InputError(f"{self._path}: {error}") from error
         return self._last
-
-
-def _id_of(raw: bytes) -> str | None:
-    """The id of a line; None if the line is malformed, which matters only if a record needs it."""
-    try:
-        return str(parse_line(raw)["id"])
-    except InputError:
-        return None
