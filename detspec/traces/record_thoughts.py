@@ -5,7 +5,6 @@ what a pass was given and what it committed can be looked at.
 """
 
 import dataclasses
-from functools import partial
 
 import jax
 import numpy as np
@@ -76,7 +75,7 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
     )
 
 
-_pass = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))(think_pass)
+_pass = jax.jit(think_pass, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 
 
 def _pass_between(model: Model, before: GenState, after: GenState, *, most: int) -> ThoughtPass:

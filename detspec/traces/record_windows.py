@@ -171,7 +171,7 @@ def _start(
     return _prefilled(model.params, model.cfg, state, schedule=schedule), each, canonical
 
 
-_prefilled = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))(prefill)
+_prefilled = jax.jit(prefill, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))

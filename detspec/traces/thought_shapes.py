@@ -36,7 +36,6 @@ class Column(NamedTuple):
 
     chunk: int | None
     x: float
-    width: float
 
     @property
     def left(self) -> float:
@@ -46,7 +45,7 @@ class Column(NamedTuple):
     @property
     def middle(self) -> float:
         """Centre of its boxes, or of the gap."""
-        return self.left + INNER / 2 if self.chunk is not None else self.x + self.width / 2
+        return self.left + INNER / 2 if self.chunk is not None else self.x + GAP_COLUMN / 2
 
 
 class Chip(NamedTuple):
@@ -62,9 +61,8 @@ def columns_of(trace: ThoughtTrace) -> list[Column]:
     columns = []
     x = MARGIN + GUTTER
     for chunk in shown_places(len(trace.chunks), MAX_COLUMNS):
-        width = GAP_COLUMN if chunk is None else COLUMN
-        columns.append(Column(chunk, x, width))
-        x += width
+        columns.append(Column(chunk, x))
+        x += GAP_COLUMN if chunk is None else COLUMN
     return columns
 
 
