@@ -107,8 +107,7 @@ class _Examination:
         """The ways to vary a reading."""
         s = self.schedule
         yield "run", "the same pass again", [("again", partial(self.read, s))]
-        groups = sorted({1, s.budget.groups // 2, s.budget.groups - 1} - {0})
-        if groups:
+        if groups := sorted({1, s.budget.groups // 2, s.budget.groups - 1} - {0}):
             variants = [(f"window {g} of {s.budget.groups}", partial(self.read, s, group=g)) for g in groups]
             yield "group index", "place of the text's window in the pass", variants
         if s.budget.groups > 1:

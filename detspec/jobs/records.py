@@ -111,8 +111,7 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
     refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", "thoughts", *LOGPROB_KEYS), "key")
-    missing = [key for key in RECORD_KEYS if key not in line]
-    if missing:
+    if missing := [key for key in RECORD_KEYS if key not in line]:
         raise InputError(f"lacks {', '.join(missing)}: records are lines that `detspec generate` wrote")
     for key in ("id", "text", "finish_reason", "digest"):
         if not isinstance(line[key], str):
