@@ -154,8 +154,7 @@ def bench_prompts(model: Model, number: int, prompt_len: int) -> list[tuple[int,
     if model.tokenizer is None:
         ids = np.random.default_rng(0).integers(0, model.cfg.vocab_size, size=(number, prompt_len))
         return [tuple(row) for row in ids.tolist()]
-    pieces = [model.tokenizer.encode(f"{prompt}\n\n") for prompt in demo_prompts()]
-    stream = [token for piece in pieces for token in piece]
+    stream = [token for prompt in demo_prompts() for token in model.tokenizer.encode(f"{prompt}\n\n")]
     stream *= 1 + (number + prompt_len) // len(stream)
     stride = max(1, (len(stream) - prompt_len) // number)
     return [tuple(stream[i * stride : i * stride + prompt_len]) for i in range(number)]

@@ -1,7 +1,7 @@
 """What bounds an ordinary step: the memory, the arithmetic, or neither."""
 
 import os
-import time
+import timeit
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -60,11 +60,5 @@ def bound(cfg: ModelConfig, machine: dict[str, Any], *, batch: int, context: flo
 
 
 def _best_s(run: Callable[..., jax.Array], *args: jax.Array) -> float:
-    """Least seconds of five calls, after one that compiles; noise only adds time."""
-    jax.block_until_ready(run(*args))
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        jax.block_until_ready(run(*args))
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    """Least seconds of six calls, of which the first compiles; noise only adds time."""
+    return min(timeit.repeat(lambda: jax.block_until_ready(run(*args)), number=1, repeat=6))

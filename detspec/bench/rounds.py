@@ -12,7 +12,7 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Completion, Request
+from detspec.engine.request import Completion, Request, Stats
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
@@ -122,23 +122,21 @@ def _engine(model: Model, case: Case, prompts: list[tuple[int, ...]], new_tokens
 def _run_once(
     engine: Engine, case: Case, prompts: list[tuple[int, ...]], new_tokens: int, variants: "Variants", by_mode: "Variants"
 ) -> dict[str, Any]:
-    """One timed run, with the engine's counters for it."""
+    """One timed run, with the counters of its completions."""
     ordinary = SamplingParams(max_tokens=new_tokens, ignore_eos=True, deterministic=False)
     deterministic = dataclasses.replace(ordinary, deterministic=True)
     each = [deterministic] * case.num_deterministic + [ordinary] * (len(prompts) - case.num_deterministic)
     requests = [Request(str(i), prompt, sampling) for i, (prompt, sampling) in enumerate(zip(prompts, each, strict=True))]
-    before = engine.stats
     began = time.perf_counter()
     completions = list(engine.run(requests))
     seconds = time.perf_counter() - began
-    after = dataclasses.asdict(engine.stats)
     for completion in completions:
         kind = "deterministic" if requests[int(completion.id)].sampling.deterministic else "ordinary"
         # Pinned products are another schedule, with bits of its own.
         variants.add(case.mode if case.mode == "batch_invariant" else kind, completion)
         by_mode.add(f"{case.mode} {kind}", completion)
     num_tokens = sum(len(completion.token_ids) for completion in completions)
-    counted = {name: after[name] - value for name, value in dataclasses.asdict(before).items()}
+    counted = dataclasses.asdict(sum((completion.stats for completion in completions), Stats()))
     return {"seconds": seconds, "tok_per_s": num_tokens / seconds, **counted}
 
 

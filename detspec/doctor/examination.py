@@ -102,14 +102,12 @@ class _Examination:
         self.length = text_length(model.cfg, schedule)
         self.texts = rng.integers(0, self.cfg.vocab_size, size=(NUM_SEQUENCES, self.length)).astype(np.int32)
         self.sampling = sampling_arrays([SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)])
-        self.free = schedule.numerics.alignment == "free"
 
     def axes(self) -> Iterator[Axis[PassResult]]:
         """The ways to vary a reading."""
         s = self.schedule
         yield "run", "the same pass again", [("again", partial(self.read, s))]
-        groups = sorted({1, s.budget.groups // 2, s.budget.groups - 1} - {0})
-        if groups:
+        if groups := sorted({1, s.budget.groups // 2, s.budget.groups - 1} - {0}):
             variants = [(f"window {g} of {s.budget.groups}", partial(self.read, s, group=g)) for g in groups]
             yield "group index", "place of the text's window in the pass", variants
         if s.budget.groups > 1:
@@ -121,7 +119,7 @@ class _Examination:
         yield "page placement", "which pages of the pool the text got", variants
         variants = [("poisoned", partial(self.read, s, pool=Pool(is_poisoned=True)))]
         yield "stale slots", f"unused slots filled with +-{POISON:g}", variants
-        if self.free:
+        if s.numerics.alignment == "free":
             firsts = [n for n in (1, s.budget.window // 2 + 1, s.budget.window - 1) if n > 0]
             variants = [(f"first window of {n}", partial(self.read, s, first=n)) for n in firsts]
             yield "window offset", "where windows start", variants
@@ -156,15 +154,13 @@ class _Examination:
         ends = [*starts[1:], self.length]
         windows = list(zip(starts, ends, strict=True))
         room = min(per_pass or G, G - group)
-        logits = np.zeros((self.length, self.cfg.vocab_size), np.float32)
-        tokens = np.zeros(self.length, np.int32)
-        logprobs = np.zeros(self.length, np.float32)
+        parts: list[list[np.ndarray]] = []  # logits, tokens and log-probabilities of each window
         for index in range(0, len(windows), room):
             mine = windows[index : index + room]
             batch = {name: np.zeros(G, np.int32) for name in ("start", "count")}
             batch |= {"tokens": np.zeros((G, W), np.int32), "sequence": np.full(G, NO_SEQUENCE, np.int32)}  # padding
-            for place, (start, end) in enumerate(mine):
-                _put(batch, group + place, sequence, self.texts[TEXT], start, end)
+            for place, (start, end) in enumerate(mine, group):
+                _put(batch, place, sequence, self.texts[TEXT], start, end)
             if neighbours:
                 taken = range(group, group + len(mine))
                 others = [g for g in range(G) if g not in taken]
@@ -173,12 +169,11 @@ class _Examination:
                     start = (index // room * W * neighbours + 3 * n * (neighbours - 1)) % max(1, self.length - W)
                     _put(batch, g, other, self.texts[other], start, min(start + max(1, W - n), self.length))
             packed = Windows(**jax.tree.map(jnp.asarray, batch))
-            out, chosen, logprob, cache = _pass(self.params, self.cfg, packed, cache, self.sampling, schedule)
-            for place, (start, end) in enumerate(mine):
-                logits[start:end] = np.asarray(out[group + place, : end - start])
-                tokens[start:end] = np.asarray(chosen[group + place, : end - start])
-                logprobs[start:end] = np.asarray(logprob[group + place, : end - start])
-        return PassResult(keys_values(cache, sequence, self.length, self.schedule), logits, tokens, logprobs)
+            *said, cache = _pass(self.params, self.cfg, packed, cache, self.sampling, schedule)
+            for place, (start, end) in enumerate(mine, group):
+                parts.append([np.asarray(x)[place, : end - start] for x in said])
+        held = keys_values(cache, sequence, self.length, self.schedule)
+        return PassResult(held, *map(np.concatenate, zip(*parts, strict=True)))
 
 
 class Pool(NamedTuple):

@@ -38,8 +38,9 @@ def generate(
     with signals.deferred():
         try:
             while run.fill() and not signals.received:
+                num_tokens = engine.num_tokens
                 run.take(engine.step())
-                run.show()
+                progress.segment(engine.num_tokens - num_tokens, engine.num_live)
         finally:
             updates = engine.stop()  # what is on the device ends, the rest is dropped
         run.take(updates)
@@ -72,7 +73,6 @@ class _Run:
         self._progress = progress
         self._in_flight: dict[str, list[Any]] = {}  # id: number, request, completions to come
         self._num_open = 0
-        self._num_committed = engine.num_tokens
 
     def fill(self) -> bool:
         """Adds requests up to a round of places more than there are; whether any are in flight."""
@@ -95,8 +95,3 @@ class _Run:
             self.num_tokens += len(completion.token_ids)
             self.counters += completion.stats
             self._progress.finished(acceptance=self.counters.draft_acceptance_rate)
-
-    def show(self) -> None:
-        """Shows what the last segment brought."""
-        self._progress.segment(self._engine.num_tokens - self._num_committed, self._engine.num_live)
-        self._num_committed = self._engine.num_tokens

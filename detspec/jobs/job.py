@@ -132,8 +132,7 @@ def scan_into(engine: Engine, spec: JobSpec, out: Path) -> Scan:
     if spec.on_error == "stop":
         return scan(engine, spec)
     with new_files(sibling(out, "rejects")) as (file,):
-        found = scan(engine, spec, reject=file.write)
-    return found
+        return scan(engine, spec, reject=file.write)
 
 
 def fill(journal: Journal, engine: Engine, spec: JobSpec, found: Scan, signals: StopSignals) -> dict[str, Any]:

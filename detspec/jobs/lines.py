@@ -26,7 +26,8 @@ def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: Samp
     line = parse_line(raw)
     id = line["id"]
     refuse_unknown(line, LINE_KEYS, "key")
-    if sum(key in line for key in PROMPT_KEYS) != 1:
+    given = [key for key in PROMPT_KEYS if key in line]
+    if len(given) != 1:
         raise InputError(f'needs one of "prompt", "prompt_token_ids" and "messages" (id {id!r})')
     if "prompt" in line and not isinstance(line["prompt"], str):
         raise InputError(f'"prompt" must be a string, got {line["prompt"]!r}; token ids go into "prompt_token_ids"')
@@ -38,10 +39,7 @@ def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: Samp
     if "prompt_token_ids" in line and not isinstance(line["prompt_token_ids"], list):
         raise InputError(f'"prompt_token_ids" must be a list of token ids, got {line["prompt_token_ids"]!r}')
     try:
-        if "messages" in line:
-            prompt = read_chat(line, model)
-        else:
-            prompt = line["prompt"] if "prompt" in line else line["prompt_token_ids"]
+        prompt = read_chat(line, model) if "messages" in line else line[given[0]]
         return request_of(model, config, prompt, merge_sampling(line.get("sampling", {}), defaults), id=id)
     except InputError as error:
         raise InputError(f"{error} (id {id!r})") from error
@@ -65,8 +63,7 @@ def read_chat(line: dict[str, Any], model: Model) -> list[int]:
     variables = line.get("chat_template_kwargs", {})
     if not isinstance(line["messages"], list) or not isinstance(variables, dict):
         raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
-    reserved = sorted({"messages", "now"} & variables.keys())
-    if reserved:
+    if reserved := sorted({"messages", "now"} & variables.keys()):
         raise InputError(
             f'"chat_template_kwargs" must not hold {", ".join(reserved)}: give messages as a key of the line; now is not JSON'
         )
@@ -85,8 +82,7 @@ def merge_sampling(given: object, defaults: SamplingParams) -> SamplingParams:
 
 def refuse_unknown(given: dict[str, object], accepted: Sequence[str], what: str) -> None:
     """Raises `InputError` naming the keys of `given` that are not `accepted`."""
-    unknown = sorted(set(given) - set(accepted))
-    if unknown:
+    if unknown := sorted(set(given) - set(accepted)):
         raise InputError(f"unknown {what} {', '.join(map(repr, unknown))}; accepted: {', '.join(accepted)}")
 
 

@@ -3,19 +3,19 @@
 import dataclasses
 import hashlib
 import os
+import shutil
 import stat
 import sys
 import tempfile
 from collections.abc import Iterator
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from detspec.errors import InputError
 from detspec.jobs.files import STDIO
 from detspec.sampling_params import SamplingParams
 
-CHUNK = 1 << 20
 MAX_LINE_BYTES = 16 << 20  # about four million tokens of text
 UNSHARDED = (0, 1)
 
@@ -43,7 +43,7 @@ class Prompts:
     def __enter__(self) -> "Prompts":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def lines(self) -> Iterator[tuple[int, int, bytes]]:
@@ -87,15 +87,12 @@ def bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             raw = file.readline(MAX_LINE_BYTES + 1)
 
 
-def hash_file(file: BinaryIO) -> str:
+def hash_file(file: BufferedReader | BufferedRandom) -> str:
     """SHA-256 of the rest of `file`, in hex."""
-    digest = hashlib.sha256()
-    while chunk := file.read(CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _open(source: str) -> BinaryIO:
+def _open(source: str) -> BufferedReader | BufferedRandom:
     """The file itself, or a copy of its content if it is a pipe."""
     try:
         file = Path(source).open("rb")  # noqa: SIM115
@@ -107,10 +104,9 @@ def _open(source: str) -> BinaryIO:
         return _spool(file)
 
 
-def _spool(stream: BinaryIO) -> BinaryIO:
+def _spool(stream: BinaryIO) -> BufferedRandom:
     """A temporary copy of `stream`, positioned at its start."""
     file = tempfile.TemporaryFile()  # noqa: SIM115
-    while chunk := stream.read(CHUNK):
-        file.write(chunk)
+    shutil.copyfileobj(stream, file)
     file.seek(0)
     return file

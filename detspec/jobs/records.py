@@ -1,11 +1,11 @@
 """The input of an audit: the lines and the manifest that a job wrote, and its prompts."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -111,8 +111,7 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
     refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", "thoughts", *LOGPROB_KEYS), "key")
-    missing = [key for key in RECORD_KEYS if key not in line]
-    if missing:
+    if missing := [key for key in RECORD_KEYS if key not in line]:
         raise InputError(f"lacks {', '.join(missing)}: records are lines that `detspec generate` wrote")
     for key in ("id", "text", "finish_reason", "digest"):
         if not isinstance(line[key], str):
@@ -154,14 +153,13 @@ class PromptsById:
             raise InputError(f"{path} has SHA-256 {found}, but the job read prompts of SHA-256 {sha256}")
         self._file.seek(0)
         for place, raw in bounded_lines(self._file):
-            id = _id_of(raw)
-            if id is not None:
-                self._place.setdefault(id, place)
+            with contextlib.suppress(InputError):  # a malformed line matters only if a record needs it
+                self._place.setdefault(parse_line(raw)["id"], place)
 
     def __enter__(self) -> "PromptsById":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def request(self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
@@ -179,11 +177,3 @@ class PromptsById:
         except InputError as error:
             raise InputError(f"{self._path}: {error}") from error
         return self._last
-
-
-def _id_of(raw: bytes) -> str | None:
-    """The id of a line; None if the line is malformed, which matters only if a record needs it."""
-    try:
-        return str(parse_line(raw)["id"])
-    except InputError:
-        return None

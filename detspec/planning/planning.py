@@ -39,7 +39,6 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 OUT_OF_MEMORY = re.compile(
     r"(?:HLO temporaries \(|Used )([\d.]+)([KMGT]?)(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT]?)(?:\)| hbm)"
 )
-OnStage = Callable[[str], None]
 
 
 def plan(
@@ -49,7 +48,7 @@ def plan(
     schedule: Schedule,
     max_requests: int = 32,
     max_len: int = 1024,
-    on_stage: OnStage = lambda name: None,
+    on_stage: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
     """Compiles `cfg`'s draft step and canonical pass for one device of `target`, and predicts their speed.
 
@@ -79,12 +78,13 @@ def plan(
     )
     int32 = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     recorded = int32((max_requests, max_len)), int32((max_requests,))
-    programs = {}
-    for name, fn, more in (("draft step", draft_step, ()), ("canonical pass", canonical_step, recorded)):
-        on_stage(f"compiling the {name} of {cfg.num_layers} layers for {target.name}")
-        programs[name] = _compile(target, sizes, max_requests, partial(fn, cfg, schedule), params, state, *more)
     decode = pass_work(cfg, schedule.fast(max_requests), windows=max_requests, context=max_len)
     verify = pass_work(cfg, schedule, windows=min(max_requests, schedule.budget.groups), context=max_len)
+    passes = {}
+    for name, fn, more, work in (("draft step", draft_step, (), decode), ("canonical pass", canonical_step, recorded, verify)):
+        on_stage(f"compiling the {name} of {cfg.num_layers} layers for {target.name}")
+        program = _compile(target, sizes, max_requests, partial(fn, cfg, schedule), params, state, *more)
+        passes[name.replace(" ", "_")] = _report(program, work, target)
     return {
         "settings": {
             "target": dataclasses.asdict(target),
@@ -96,12 +96,11 @@ def plan(
         "versions": compilers(),
         "memory": {
             **sizes,
-            "peak_bytes": max(program.peak_bytes for program in programs.values()),
+            "peak_bytes": max(report["peak_bytes"] for report in passes.values()),
             "usable_bytes": target.usable_bytes,
             "hbm_bytes": target.hbm_bytes,
         },
-        "draft_step": _report(programs["draft step"], decode, target),
-        "canonical_pass": _report(programs["canonical pass"], verify, target),
+        **passes,
         **predict(cfg, target, schedule=schedule, live=max_requests, context=max_len),
     }
 

@@ -1,10 +1,10 @@
-"""Draws the passes that read a prompt with thoughts: a line per pass, a column per chunk, its guess and the verdict."""
+"""Draws the passes that read a prompt with thoughts: a line per pass, a column per chunk, its draft and the verdict."""
 
 from collections.abc import Collection, Sequence
 
 from matplotlib.axes import Axes
 
-from detspec.traces.thought_shapes import GUTTER, INNER, MARGIN, Column, shown_places, thought_text
+from detspec.traces.thought_shapes import GUTTER, INNER, MARGIN, RIGHT, Column, shown_places, thought_text
 from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
 from detspec.viz.colours import BLUE, BROWN, FAINT, GREEN, MARK_COLOURS, RED, RULE, YELLOW
 from detspec.viz.shapes import Rect, block, draw_legend, label, remarks, subscript, with_gaps
@@ -21,9 +21,9 @@ TEXT_CHARS = 14
 MAX_LINES = 9  # a reading of more passes leaves out a run in the middle
 MEANINGS = (
     (BLUE, "committed", False),
-    (YELLOW, "guessed", False),
-    (GREEN, "✓ guess was right", False),
-    (GREEN, "✗ guess was wrong, corrected", True),
+    (YELLOW, "drafted", False),
+    (GREEN, "✓ draft accepted", False),
+    (GREEN, "✗ draft rejected, corrected", True),
     (RED, "void", False),
     (BROWN, "state that is not 0", False),
 )
@@ -31,33 +31,28 @@ MEANINGS = (
 
 def rounds_height(trace: ThoughtTrace, columns: Sequence[Column]) -> float:
     """The height that `draw_rounds` takes, in inches."""
-    lines = pass_lines(trace, columns)
+    lines = shown_passes(trace, [column.chunk for column in columns])
     return HEADING + sum(GAP_LINE if number is None else LINE for number in lines) + CLOSING + LEGEND
 
 
-def pass_lines(trace: ThoughtTrace, columns: Sequence[Column]) -> list[int | None]:
-    """The passes under `columns`; None stands for a run left out."""
-    return shown_passes(trace, [column.chunk for column in columns if column.chunk is not None])
-
-
-def shown_passes(trace: ThoughtTrace, chunks: Collection[int]) -> list[int | None]:
-    """The passes that read any of `chunks`; None stands for a run left out."""
-    reading = [i for i, one in enumerate(trace.passes) if any(one.first <= chunk < one.end for chunk in chunks)]
+def shown_passes(trace: ThoughtTrace, chunks: Collection[int | None]) -> list[int | None]:
+    """The passes that read any of `chunks`, whose None stands for no chunk; a None among the passes is a run left out."""
+    reading = [i for i, one in enumerate(trace.passes) if any(chunk in range(one.first, one.end) for chunk in chunks)]
     return with_gaps([reading[place] for place in shown_places(len(reading), MAX_LINES) if place is not None])
 
 
 def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top: float) -> None:
     """From `top` down: the passes, how the answer came about, and a legend."""
-    label(axes, MARGIN, top + 0.2, "Rounds of speculation: guess, verify, commit by index", size=13.0, ha="left", weight="bold")
+    label(axes, MARGIN, top + 0.2, "Rounds of speculation: draft, verify, commit by index", size=13.0, ha="left", weight="bold")
     rules = (
-        "A pass reads all chunks that are left at once, or as many as it holds; each gets the state of the thought guessed for "
+        "A pass reads all chunks that are left at once, or as many as it holds; each gets the state of the thought drafted for "
         "the chunk before it.",
-        "Thoughts up to the first wrong guess are committed, and the pass's own in its place. What came after it was read with "
-        "a wrong state: it is void, and the next pass reads it again.",
+        "Drafts before the first rejected one are committed, then the pass's own thought. What follows was read with a wrong "
+        "state: it is void, and the next pass reads it again.",
     )
     remarks(axes, MARGIN, top + 0.46, rules, step=0.19, size=8.0)
     y = top + HEADING
-    lines = pass_lines(trace, columns)
+    lines = shown_passes(trace, [column.chunk for column in columns])
     for before, number, after in zip([None, *lines], lines, [*lines[1:], None], strict=False):
         if number is not None:
             draw_pass(axes, trace, number, columns, y)
@@ -74,11 +69,11 @@ def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top:
 
 
 def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Column], top: float) -> None:
-    """One pass: for each chunk the state it was given, the guess after it, and the verdict."""
+    """One pass: for each chunk the state it was given, the draft after it, and the verdict."""
     one = trace.passes[number]
     reads = f"chunks {one.first} to {one.end - 1}" if one.end - one.first > 1 else f"chunk {one.first}"
     right = draw_heading(axes, columns, top, f"pass {number + 1}", f"reads {reads}")
-    for y, what in ((0.12, "state given"), (0.35, "guess"), (0.71, "verdict")):
+    for y, what in ((0.12, "state given"), (0.35, "draft"), (0.71, "verdict")):
         label(axes, MARGIN + GUTTER + 0.06, top + y, what, size=7.0, ha="right", color=FAINT)
     for column in columns:
         if column.chunk is None:
@@ -92,7 +87,7 @@ def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Co
     x = right + 0.12
     label(axes, x, top + 0.36, f"read {one.read}", size=9.0, ha="left", weight="bold")
     label(axes, x, top + 0.54, f"length {one.length}", size=9.0, ha="left", weight="bold")
-    outcome = f"{one.accepted} of {len(one.drafts)} right{', 1 corrected' if one.rejected else ''}"
+    outcome = f"{one.accepted} of {len(one.drafts)} accepted{', 1 corrected' if one.rejected else ''}"
     label(axes, x, top + 0.72, outcome, size=7.0, ha="left", color=FAINT)
 
 
@@ -113,14 +108,14 @@ def draw_verdict(axes: Axes, trace: ThoughtTrace, one: ThoughtPass, column: Colu
 
 
 def given(trace: ThoughtTrace, one: ThoughtPass, chunk: int) -> str:
-    """The state that `chunk` was read with: from the committed or guessed thought after the previous chunk."""
+    """The state that `chunk` was read with: from the committed or drafted thought after the previous chunk."""
     if chunk == one.first:
         return state_text(chunk, trace.thoughts[chunk - 1] if chunk else Thought(), "")
     return state_text(chunk, one.drafts[chunk - 1 - one.first], "'")
 
 
 def state_text(chunk: int, before: Thought, sign: str) -> str:
-    """The state of `chunk`, from the thought `before` it; `sign` marks a guess."""
+    """The state of `chunk`, from the thought `before` it; `sign` marks a draft."""
     return f"{subscript('S', chunk)} = " + ("0" if before.trivial else f"C({subscript('Z', chunk - 1)}{sign})")
 
 
@@ -146,7 +141,7 @@ def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top
 def draw_heading(axes: Axes, columns: Sequence[Column], top: float, name: str, remark: str) -> float:
     """A rule over a line of the panel, and its name on the left; returns where its columns end."""
     right = columns[-1].left + INNER
-    axes.plot([MARGIN, right + 1.4], [top - 0.04, top - 0.04], color=RULE, linewidth=0.8)
+    axes.plot([MARGIN, right + RIGHT - 0.05], [top - 0.04, top - 0.04], color=RULE, linewidth=0.8)
     label(axes, MARGIN, top + 0.3, name, size=10.0, ha="left", weight="bold")
     label(axes, MARGIN, top + 0.49, remark, size=8.0, ha="left", color=FAINT)
     return right

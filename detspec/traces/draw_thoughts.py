@@ -17,7 +17,6 @@ from detspec.traces.thought_shapes import (
     RIGHT,
     Column,
     answer_chips,
-    box,
     chip_lines,
     columns_of,
     draw_chips,
@@ -29,7 +28,7 @@ from detspec.traces.thought_shapes import (
 from detspec.traces.thoughts import ThoughtTrace
 from detspec.viz.colours import BLUE, BROWN, FAINT, GREY, INK, PALE_BLUE, TEAL
 from detspec.viz.saving import save_figure
-from detspec.viz.shapes import Rect, arrow, canvas, cylinder, label, remarks, subscript
+from detspec.viz.shapes import Rect, arrow, box, canvas, cylinder, label, remarks, subscript
 
 TITLE = 0.6
 HEADING = 0.7

@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 
 MEANINGS = (
     (BLUE, "committed before", False),
-    (YELLOW, "drafted: a guess", False),
+    (YELLOW, "drafted", False),
     (GREEN, "accepted", False),
     (RED, "rejected", False),
     (GREEN, "bonus or correction: chosen by verify", True),
@@ -97,9 +97,9 @@ def draw_window(axes: Axes, trace: Trace, index: int, top: float) -> None:
     stages = ["Prefill" if index == 0 else f"Prefill and {_count(index, 'window')}", "Decode", "Verify", _outcome(window)]
     remarks = [
         "the prompt's K/V but for its last token T₀" if index == 0 else "what is final so far",
-        "cheap steps guess ahead",
-        "one pass of a fixed shape over T₀ and the guesses",
-        "a guess differs: the cache is cut" if window.rolled_back else "every guess agrees",
+        "cheap steps draft ahead",
+        "one pass of a fixed shape over T₀ and the drafts",
+        "a draft differs: the cache is cut" if window.rolled_back else "every draft agrees",
     ]
     for x, stage, remark in zip(columns, stages, remarks, strict=True):
         label(axes, x + COLUMN / 2, top + 0.22, stage, size=13.0, weight="bold")

@@ -5,27 +5,22 @@ what a pass was given and what it committed can be looked at.
 """
 
 import dataclasses
-from functools import partial
 
 import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.config import ModelConfig
-from detspec.draft.source import DraftSource
 from detspec.draft.table import source_of
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.generate.init import start_state
 from detspec.generate.loop import generate_state
-from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.think_prompt import think_pass
 from detspec.thinking.thoughts import thought_lists
-from detspec.traces.record_windows import Prompt, encode_prompt, token_texts
+from detspec.traces.record_windows import Prompt, encode_prompt, on_host, token_texts
 from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
 
 DRAFT_NAMES = {"none": "all thoughts drafted as trivial", "self": "thoughts drafted by a cheap pass that reads ahead"}
@@ -53,18 +48,19 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
             f"trace: give a prompt of at least {C + 1} tokens"
         )
     schedule = default_schedule(cfg)
-    source = source_of(think)
+    draft_fn = source_of(think).think
+    assert draft_fn is not None
     max_len = max(len(ids) + sampling.max_tokens, schedule.budget.window)
     if max_len > cfg.max_position:
         raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {cfg.max_position}")
     asked = dataclasses.replace(sampling, thinking=True)
     state = start_state(cfg, [ids], [asked], eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
-    state = _drafted(model.params, cfg, state, schedule=schedule, source=source)
+    state = jax.jit(draft_fn, static_argnames=("cfg", "schedule"))(model.params, cfg, state, schedule)
     passes: list[ThoughtPass] = []
-    before = _seen(state)
-    while before.read < before.end:
+    before = on_host(state)
+    while before.reading is not None and before.reading.read[0] < before.reading.end[0]:
         state = _pass(model.params, cfg, state, schedule=schedule)
-        after = _seen(state)
+        after = on_host(state)
         passes.append(_pass_between(model, before, after, most=schedule.budget.rows // C))
         before = after
     state = generate_state(model.params, cfg, state, schedule=schedule)
@@ -79,51 +75,30 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
     )
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
-def _drafted(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, source: DraftSource) -> GenState:
-    assert source.think is not None
-    return source.think(params, cfg, state, schedule)
+_pass = jax.jit(think_pass, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 
 
-_pass = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))(think_pass)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    """How far the only row has been read, between two passes, on the host."""
-
-    thoughts: np.ndarray  # [X, M]
-    read: int
-    end: int
-    num_accepted: int
-    length: int
-
-
-def _seen(state: GenState) -> _Seen:
-    reading = state.reading
-    assert reading is not None
-    thoughts, *numbers = jax.device_get(
-        (reading.thoughts[0], reading.read[0], reading.end[0], state.counters.num_accepted_thoughts[0], state.cache.length[0])
-    )
-    return _Seen(thoughts, *map(int, numbers))
-
-
-def _pass_between(model: Model, before: _Seen, after: _Seen, *, most: int) -> ThoughtPass:
-    """The pass that led from `before` to `after`; it had room for `most` chunks."""
+def _pass_between(model: Model, before: GenState, after: GenState, *, most: int) -> ThoughtPass:
+    """The pass that led from `before` to `after`, both from `on_host`; it had room for `most` chunks."""
+    assert before.reading is not None
+    assert after.reading is not None
+    first = int(before.reading.read[0])
+    read = int(after.reading.read[0])
+    last = min(int(before.reading.end[0]), first + most)
     return ThoughtPass(
-        first=before.read,
-        drafts=_thoughts(model, before.thoughts[before.read : min(before.end, before.read + most)]),
-        accepted=after.num_accepted - before.num_accepted,
-        thoughts=_thoughts(model, after.thoughts[before.read : after.read]),
-        read=after.read,
-        length=after.length,
+        first=first,
+        drafts=_thoughts(model, before.reading.thoughts[0, first:last]),
+        accepted=int(after.counters.num_accepted_thoughts[0] - before.counters.num_accepted_thoughts[0]),
+        thoughts=_thoughts(model, after.reading.thoughts[0, first:read]),
+        read=read,
+        length=int(after.cache.length[0]),
     )
 
 
-def _thoughts(model: Model, thoughts: np.ndarray) -> tuple[Thought, ...]:
+def _thoughts(model: Model, thoughts: jax.Array) -> tuple[Thought, ...]:
     """`[n, M]` token ids as text."""
     end_id = thinking_of(model.cfg).end_id
     return tuple(
         Thought(token_texts(model, [token for token in tokens if token != end_id]), ended=end_id in tokens)
-        for tokens in thought_lists(thoughts)
+        for tokens in thought_lists(np.asarray(thoughts))
     )

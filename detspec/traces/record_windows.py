@@ -4,7 +4,7 @@ The function is the engine's (`dvr_step`), called one step at a time, so that it
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -128,13 +128,13 @@ def trace_batch(
     Prompt `b` has the seed `sampling.seed + b`, so that equal prompts give different texts. Titles name `draft_name`.
     """
     state, each, canonical = _start(model, prompts, sampling, window, max_tokens)
-    first = _seen(state)
+    first = on_host(state)
     windows: list[list[TraceWindow]] = [[] for _ in prompts]
     drafting = model.params if draft_params is None else draft_params
     before = first
     while before.live.any():
         state, step = _step(model.params, drafting, model.cfg, state, schedule=canonical)
-        after = _seen(state)
+        after = on_host(state)
         draft, verified = jax.device_get(step)
         for row in np.flatnonzero(before.live).tolist():
             windows[row].append(_window(model, row, before, draft, verified, after))
@@ -171,21 +171,7 @@ def _start(
     return _prefilled(model.params, model.cfg, state, schedule=schedule), each, canonical
 
 
-_prefilled = partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))(prefill)
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """The state between two steps, on the host."""
-
-    tokens: np.ndarray  # [B, max_len]
-    committed: np.ndarray  # [B]
-    length: np.ndarray  # [B]
-    live: np.ndarray  # [B]
-
-
-def _seen(state: GenState) -> _Seen:
-    return _Seen(*jax.device_get((state.tokens, state.committed, state.cache.length, state.live)))
+_prefilled = jax.jit(prefill, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
@@ -201,22 +187,26 @@ def _step(
     return state, Step(step.draft.replace(cache=None), step.verified.replace(cache=None))
 
 
-def _window(model: Model, row: int, before: _Seen, draft: Draft, verified: Verified, after: _Seen) -> TraceWindow:
-    """What one step did to `row`."""
-    length = int(before.length[row])
+def on_host(state: GenState) -> GenState:
+    """`state` as numpy arrays, without keys and values."""
+    return jax.device_get(state.replace(cache=state.cache.replace(k=(), v=())))
+
+
+def _window(model: Model, row: int, before: GenState, draft: Draft, verified: Verified, after: GenState) -> TraceWindow:
+    """What one step did to `row`, from states of `on_host`."""
+    length = int(before.cache.length[row])
     committed = int(before.committed[row])
     num_drafted = int(draft.count[row])
-
     return TraceWindow(
         start=committed - 1,
         last_token=token_text(model, int(before.tokens[row, committed - 1])),
-        drafted=token_texts(model, np.asarray(draft.tokens)[row, :num_drafted]),
-        targets=token_texts(model, np.asarray(verified.targets)[row, : num_drafted + 1]),
+        drafted=token_texts(model, draft.tokens[row, :num_drafted]),
+        targets=token_texts(model, verified.targets[row, : num_drafted + 1]),
         accepted=int(verified.accepted[row]),
         committed=token_texts(model, after.tokens[row, committed : int(after.committed[row])]),
         length_before=length,
         length_drafted=length + num_drafted,
-        length_after=int(after.length[row]),
+        length_after=int(after.cache.length[row]),
     )
 
 

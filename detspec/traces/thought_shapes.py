@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Circle, FancyBboxPatch
+from matplotlib.patches import Circle
 
 from detspec.traces.thoughts import Thought, ThoughtTrace
 from detspec.viz.colours import BLUE, FAINT, INK
-from detspec.viz.shapes import Point, Rect, arrow, label, printable
+from detspec.viz.shapes import Point, Rect, arrow, box, label, printable
 
 MARGIN = 0.4
 GUTTER = 1.95
 COLUMN = 1.52
 GAP_COLUMN = 0.7
-RIGHT = 1.45
+RIGHT = 1.6
 # where a column's boxes begin, and how wide they are
 LEFT_EDGE = 0.16
 INNER = 1.32
@@ -36,7 +36,6 @@ class Column(NamedTuple):
 
     chunk: int | None
     x: float
-    width: float
 
     @property
     def left(self) -> float:
@@ -46,7 +45,7 @@ class Column(NamedTuple):
     @property
     def middle(self) -> float:
         """Centre of its boxes, or of the gap."""
-        return self.left + INNER / 2 if self.chunk is not None else self.x + self.width / 2
+        return self.left + INNER / 2 if self.chunk is not None else self.x + GAP_COLUMN / 2
 
 
 class Chip(NamedTuple):
@@ -62,9 +61,8 @@ def columns_of(trace: ThoughtTrace) -> list[Column]:
     columns = []
     x = MARGIN + GUTTER
     for chunk in shown_places(len(trace.chunks), MAX_COLUMNS):
-        width = GAP_COLUMN if chunk is None else COLUMN
-        columns.append(Column(chunk, x, width))
-        x += width
+        columns.append(Column(chunk, x))
+        x += GAP_COLUMN if chunk is None else COLUMN
     return columns
 
 
@@ -135,22 +133,6 @@ def thought_text(thought: Thought, max_chars: int) -> str:
     """A thought on one line, cut if it is long; a trivial one is its end sign."""
     text = END if thought.trivial else " ".join(token.strip() for token in thought.tokens)
     return printable(text, max_chars).replace("·", " ")
-
-
-def box(axes: Axes, at: Rect, colour: str, *, faint: bool = False, rounding: float = 0.06) -> None:
-    """A rounded box; a faint one has a dashed grey edge."""
-    axes.add_patch(
-        FancyBboxPatch(
-            (at.x, at.y),
-            at.width,
-            at.height,
-            boxstyle=f"round,pad=0,rounding_size={rounding}",
-            facecolor=colour,
-            edgecolor=FAINT if faint else INK,
-            linewidth=0.7 if faint else 0.9,
-            linestyle=(0, (3, 2)) if faint else "-",
-        )
-    )
 
 
 def plus(axes: Axes, x: float, y: float, *, faint: bool) -> None:

@@ -1,9 +1,9 @@
 """What reading one prompt with thoughts went through: its chunks, their thoughts, and the passes that committed them.
 
-Worked example, six chunks, all guesses trivial, two thoughts that are not (a, b):
+Worked example, six chunks, all drafts trivial, two thoughts that are not (a, b):
 
     chunk      0     1     2     3     4     5
-    pass 1     ✓     a     void  void  void          read 2: the guess after chunk 1 was wrong, so what follows is void
+    pass 1     ✓     a     void  void  void          read 2: the draft after chunk 1 was rejected, so what follows is void
     pass 2                 ✓     b     void          read 4
     pass 3                             ✓             read 5
     answer                                   read with the state of the thought before it, here 0, then continued
@@ -33,8 +33,8 @@ class ThoughtPass:
 
     first: int  # the first chunk it read; thoughts after earlier chunks were committed before
     drafts: tuple[Thought, ...]  # the drafted thought after each chunk it read
-    accepted: int  # how many leading drafts were right
-    thoughts: tuple[Thought, ...]  # what it committed: the right drafts, then its own thought in place of the first wrong one
+    accepted: int  # how many leading drafts equal the pass's own thoughts
+    thoughts: tuple[Thought, ...]  # what it committed: the accepted drafts, then its own thought for a rejected one
     read: int  # chunks whose thoughts are committed after it
     length: int  # valid cache slots after it
 
@@ -78,7 +78,7 @@ class ThoughtTrace:
     chunk: int  # tokens of a chunk, `C`
     # `(in_layer, out_layer, num_layers)`: states are added after the first, thoughts are read off after the second
     layers: tuple[int, int, int]
-    title: str  # a line for the picture: model, source of the guesses
+    title: str  # a line for the picture: model, source of the drafts
 
     def __post_init__(self) -> None:
         if len(self.chunks) < 2:

@@ -50,13 +50,13 @@ def accuracy_by_operations(
     return accuracy
 
 
-def answers_to(model: Trained, problems: Sequence[Problem], *, max_len: int | None = None) -> list[str | None]:
-    """Generated answers to `problems`, each up to `end_id`; None where there is none. `max_len` is by default just enough."""
+def answers_to(model: Trained, problems: Sequence[Problem], *, max_len: int) -> list[str | None]:
+    """Generated answers to `problems`, each up to `end_id`; None where there is none. `max_len` tokens hold each text."""
     encoded = encode(problems, model.tokenizer, model.arm)
     room = max(len(one.continuation) for one in encoded)  # a longer continuation is wrong
     schedule = chosen_schedule(None, model.cfg)
     schedule = schedule.with_budget(schedule.budget.rows, 1)  # compiling a draft takes longer than these short texts
-    max_len = schedule.numerics.whole_pages(max_len or longest(problems, model.tokenizer, model.arm))
+    max_len = schedule.numerics.whole_pages(max_len)
     answers: list[str | None] = []
     for start in range(0, len(problems), BATCH):
         batch = encoded[start : start + BATCH]

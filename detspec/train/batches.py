@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tokenizers
@@ -25,27 +25,26 @@ class Phase:
         require_positive(self, "num_steps", "batch_size", "seq_len")
 
 
-class Batches:
-    """Rows of training documents. Their order and their cuts change every epoch; each phase starts a new epoch."""
+def batch_fn(phases: Sequence[Phase], documents: Sequence[np.ndarray], seed: int) -> Callable[[int], np.ndarray]:
+    """`step -> batch` from 0-based steps to rows of `documents`: int32 `[B, T + 1]` in the shape of the step's phase.
 
-    def __init__(self, phases: Sequence[Phase], documents: Sequence[np.ndarray], seed: int) -> None:
-        self.phases = phases
-        self.documents = documents
-        self.seed = seed
-        self.rows_per_epoch = {phase.seq_len: len(cut_rows(documents, phase.seq_len)) for phase in phases}
-        self.epoch_rows = functools.lru_cache(maxsize=2)(self._epoch_rows)
+    The order of the documents and their cuts change every epoch; each phase starts a new epoch.
+    """
+    rows_per_epoch = {phase.seq_len: len(cut_rows(documents, phase.seq_len)) for phase in phases}
 
-    def at(self, step: int) -> np.ndarray:
-        """The batch of 0-based `step`: int32 `[B, T + 1]` in the shape of the step's phase."""
-        phase, step = phase_at(self.phases, step)
-        per_epoch = self.rows_per_epoch[phase.seq_len]
-        rows = range(step * phase.batch_size, (step + 1) * phase.batch_size)
-        return np.stack([self.epoch_rows(phase.seq_len, row // per_epoch)[row % per_epoch] for row in rows])
-
-    def _epoch_rows(self, seq_len: int, epoch: int) -> np.ndarray:
-        rng = np.random.default_rng((self.seed, seq_len, epoch))
-        rows = cut_rows([self.documents[i] for i in rng.permutation(len(self.documents))], seq_len)
+    @functools.lru_cache(maxsize=2)
+    def epoch_rows(seq_len: int, epoch: int) -> np.ndarray:
+        rng = np.random.default_rng((seed, seq_len, epoch))
+        rows = cut_rows([documents[i] for i in rng.permutation(len(documents))], seq_len)
         return rows[rng.permutation(len(rows))]
+
+    def batch_at(step: int) -> np.ndarray:
+        phase, step = phase_at(phases, step)
+        per_epoch = rows_per_epoch[phase.seq_len]
+        rows = range(step * phase.batch_size, (step + 1) * phase.batch_size)
+        return np.stack([epoch_rows(phase.seq_len, row // per_epoch)[row % per_epoch] for row in rows])
+
+    return batch_at
 
 
 def phase_at(phases: Sequence[Phase], step: int) -> tuple[Phase, int]:

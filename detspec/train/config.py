@@ -22,10 +22,11 @@ def load_config(source: str | Path) -> TrainConfig:
     if get_config is None:
         raise InputError(f"{path}: defines no get_config()")
     args = () if arm is None else (arm,)
-    if not accepts(get_config, *args):
-        if arm is None:
-            raise InputError(f"{path}: its get_config needs an arm; give {path}:ARM")
-        raise InputError(f"{path}: its get_config takes no arm, got {arm!r}; give {path} alone")
+    try:
+        inspect.signature(get_config).bind(*args)
+    except TypeError as error:
+        wrong = f"needs an arm; give {path}:ARM" if arm is None else f"takes no arm, got {arm!r}; give {path} alone"
+        raise InputError(f"{path}: its get_config {wrong}") from error
     config = get_config(*args)
     if not isinstance(config, TrainConfig):
         kind = type(config).__name__
@@ -41,15 +42,6 @@ def split_source(source: str | Path) -> tuple[Path, str | None]:
     if not file or not arm:
         raise InputError(f"config {str(source)!r} must be FILE or FILE:ARM")
     return Path(file), arm
-
-
-def accepts(fn: Any, *args: Any) -> bool:
-    """Whether `fn` can be called with `args`."""
-    try:
-        inspect.signature(fn).bind(*args)
-    except TypeError:
-        return False
-    return True
 
 
 def require_seed(config: Any) -> None:

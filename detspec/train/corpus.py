@@ -76,7 +76,7 @@ def is_skipped(relative: Path) -> bool:
 
 
 def is_heldout(name: str, holdout_one_in: int) -> bool:
-    """Whether the document is held out; adding or removing other documents does not change it."""
+    """Whether the thing called `name` is held out; what else there is does not change it."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()) % holdout_one_in == 0
 
 

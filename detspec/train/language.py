@@ -17,7 +17,7 @@ from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params
 from detspec.model.transformer import forward_sequences
-from detspec.train.batches import Batches, Phase, cut_rows, digest_documents, encode_documents, phase_at
+from detspec.train.batches import Phase, batch_fn, cut_rows, digest_documents, encode_documents, phase_at
 from detspec.train.config import require_positive, require_seed
 from detspec.train.corpus import EOS_ID, Document, read_corpus, train_tokenizer
 from detspec.train.experiment import Experiment, Result
@@ -98,7 +98,7 @@ class LanguageConfig:
             record={"config": dataclasses.asdict(self), "corpus": digest_documents([*documents, *heldout])},
             init_params=lambda: init_params(self.model, jax.random.key(self.seed)),
             loss_fn=loss_fn,
-            batch_at=Batches(self.phases, documents, self.seed).at,
+            batch_at=batch_fn(self.phases, documents, self.seed),
             tokens_at=tokens_at,
             evaluate=evaluate,
             finish=finish,

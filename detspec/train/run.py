@@ -66,8 +66,7 @@ def restore_or_init(
         return jax.device_put(init_state(experiment.init_params(), optimizer), local_sharding())
     if not resume:
         raise InputError(f"{store.folder} already holds a run (step {step}); resume it or choose another workdir")
-    differing = differing_entries(store.record(step), record)
-    if differing:
+    if differing := differing_entries(store.record(step), record):
         raise InputError(
             f"{store.folder}: the run was started with another config or data; differing: {', '.join(differing)}; "
             "give it the config and data of its start, or choose another workdir"

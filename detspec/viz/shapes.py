@@ -50,19 +50,26 @@ def remarks(axes: Axes, x: float, y: float, lines: Sequence[str], *, step: float
         label(axes, x, y + step * i, line, size=size, ha="left", color=FAINT)
 
 
-def block(axes: Axes, at: Rect, colour: str, symbol: str, token: str = "", *, hatched: bool = False, size: float = 9.0) -> None:
-    """A rounded box: `symbol` on the left, the token's text on the right."""
-    box = FancyBboxPatch(
-        (at.x + 0.03, at.y + 0.03),
-        at.width - 0.06,
-        at.height - 0.06,
-        boxstyle="round,pad=0.02,rounding_size=0.06",
-        facecolor=colour,
-        edgecolor=HATCH_INK if hatched else INK,
-        linewidth=0.9,
-        hatch=HATCH if hatched else None,
+def box(axes: Axes, at: Rect, colour: str, *, faint: bool = False, hatched: bool = False, rounding: float = 0.06) -> None:
+    """A rounded box; a faint one has a dashed grey edge."""
+    axes.add_patch(
+        FancyBboxPatch(
+            (at.x, at.y),
+            at.width,
+            at.height,
+            boxstyle=f"round,pad=0,rounding_size={rounding}",
+            facecolor=colour,
+            edgecolor=HATCH_INK if hatched else FAINT if faint else INK,
+            linewidth=0.7 if faint else 0.9,
+            linestyle=(0, (3, 2)) if faint else "-",
+            hatch=HATCH if hatched else None,
+        )
     )
-    axes.add_patch(box)
+
+
+def block(axes: Axes, at: Rect, colour: str, symbol: str, token: str = "", *, hatched: bool = False, size: float = 9.0) -> None:
+    """A rounded box, a little smaller than `at`: `symbol` on the left, the token's text on the right."""
+    box(axes, Rect(at.x + 0.01, at.y + 0.01, at.width - 0.02, at.height - 0.02), colour, hatched=hatched)
     backing = {"facecolor": colour, "edgecolor": "none", "pad": 1.2} if hatched else None
     middle = at.y + at.height / 2
     label(axes, at.x + 0.12, middle, symbol, size=size, ha="left", weight="bold", bbox=backing)

@@ -22,7 +22,7 @@ NOTHING, A, B = Thought(), Thought(("a",)), Thought(("b", "bb"))
 WORDY = Thought(("incomprehensible",) * 20)
 CHUNKS = (*(tuple(f"w{i}{j}" for j in range(4)) for i in range(5)), ("Q", ":"))
 
-# All guesses trivial; chunks 1 and 3 are thought about.
+# All drafts trivial; chunks 1 and 3 are thought about.
 TRACE = ThoughtTrace(
     chunks=CHUNKS,
     passes=(
@@ -39,16 +39,16 @@ TRACE = ThoughtTrace(
 SMALL = ThoughtTrace(CHUNKS[:2], (ThoughtPass(0, (NOTHING,), 0, (A,), 1, 4),), ("x",), 4, (2, 30, 32), "t" * 150)
 
 
-def long_trace(number: int, guess: Thought = NOTHING) -> ThoughtTrace:
-    """`number` chunks of which every third one is thought about; passes of at most 8 chunks whose guesses are all `guess`."""
+def long_trace(number: int, draft: Thought = NOTHING) -> ThoughtTrace:
+    """`number` chunks of which every third one is thought about; passes of at most 8 chunks whose drafts are all `draft`."""
     thoughts = tuple(A if i % 3 == 1 else NOTHING for i in range(number - 1))
     passes, first = [], 0
     while first < len(thoughts):
         ahead = thoughts[first : first + 8]
-        accepted = next((i for i, thought in enumerate(ahead) if thought != guess), len(ahead))
+        accepted = next((i for i, thought in enumerate(ahead) if thought != draft), len(ahead))
         committed = ahead[: accepted + 1]
         read = first + len(committed)
-        passes.append(ThoughtPass(first, (guess,) * len(ahead), accepted, committed, read, 4 * read))
+        passes.append(ThoughtPass(first, (draft,) * len(ahead), accepted, committed, read, 4 * read))
         first = read
     return ThoughtTrace((*[CHUNKS[0]] * (number - 1), ("Q",)), tuple(passes), ("x",) * 40, 4, (1, 3, 4), "")
 
@@ -114,26 +114,26 @@ def test_figure_marks_what_each_pass_accepted_refused_and_voided():
     assert blocks(figure, RED) == 3 + 1
     for read, length in ((2, 8), (4, 16), (5, 20)):
         assert shown[shown.index(f"read {read}") + 1] == f"length {length}"
-    assert "1 of 5 right, 1 corrected" in shown
-    assert "1 of 1 right" in shown
+    assert "1 of 5 accepted, 1 corrected" in shown
+    assert "1 of 1 accepted" in shown
     assert "3 passes" in shown
 
 
 def test_figure_says_which_state_each_chunk_was_given():
-    """Pass 2 goes on from the thought that pass 1 committed, and a guess that is not trivial gives its own state."""
+    """Pass 2 goes on from the thought that pass 1 committed, and a draft that is not trivial gives its own state."""
     assert texts(thought_figure(TRACE)).count("S₂ = C(Z₁)") == 1
-    guessed = dataclasses.replace(
+    drafted = dataclasses.replace(
         TRACE,
         passes=(
             ThoughtPass(0, (NOTHING, A, NOTHING, A, A), 3, (NOTHING, A, NOTHING, B), read=4, length=16),
             ThoughtPass(4, (A,), 0, (NOTHING,), read=5, length=20),
         ),
     )
-    shown = texts(thought_figure(guessed))
+    shown = texts(thought_figure(drafted))
     assert shown.count("S₂ = C(Z₁')") == 1
     assert shown.count("S₄ = C(Z₃')") == 1
     assert shown.count("S₄ = C(Z₃)") == 1
-    assert blocks(thought_figure(guessed), RED) == 1
+    assert blocks(thought_figure(drafted), RED) == 1
 
 
 def test_thought_without_an_end_is_drawn_without():
@@ -148,7 +148,7 @@ def test_thought_without_an_end_is_drawn_without():
         TRACE,
         long_trace(8),
         long_trace(40),
-        long_trace(130, guess=B),
+        long_trace(130, draft=B),
         dataclasses.replace(TRACE, chunk=64, chunks=(*[("a long token",) * 64] * 5, ("\n 中 ",)), answer=()),
         dataclasses.replace(TRACE, passes=(ThoughtPass(0, (WORDY,) * 5, 5, (WORDY,) * 5, 5, 20),), layers=(0, 1, 1)),
         SMALL,
@@ -194,7 +194,7 @@ def test_shown_passes_are_those_that_read_a_drawn_chunk():
     assert kept[-1] == len(trace.passes) - 1
     reading = [i for i, one in enumerate(trace.passes) if set(chunks) & set(range(one.first, one.end))]
     assert kept == reading
-    assert len(shown_passes(long_trace(130, guess=B), range(130))) == MAX_LINES
+    assert len(shown_passes(long_trace(130, draft=B), range(130))) == MAX_LINES
     assert shown_passes(TRACE, range(6)) == [0, 1, 2]
 
 

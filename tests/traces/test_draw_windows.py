@@ -20,7 +20,7 @@ from detspec.viz.shapes import printable
 ROOT = Path(__file__).parents[2]
 PROMPT = ("def", " fib", "(", "n", "):", "\n")
 
-# T0 at position 6; all three guesses agree, T4 is the bonus.
+# T0 at position 6; all three drafts agree, T4 is the bonus.
 NO_ROLLBACK = TraceWindow(
     start=6,
     last_token=" return",
@@ -65,9 +65,9 @@ def slots(figure: Figure, colour: str) -> int:
 
 
 def long_window(drafted: int, accepted: int) -> TraceWindow:
-    guesses = tuple(f"g{i}" for i in range(1, drafted + 1))
-    targets = (*guesses[:accepted], *(f"t{i}" for i in range(accepted + 1, drafted + 2)))
-    return TraceWindow(6, "x", guesses, targets, accepted, targets[: accepted + 1], 6, 6 + drafted, 6 + accepted + 1)
+    drafts = tuple(f"d{i}" for i in range(1, drafted + 1))
+    targets = (*drafts[:accepted], *(f"t{i}" for i in range(accepted + 1, drafted + 2)))
+    return TraceWindow(6, "x", drafts, targets, accepted, targets[: accepted + 1], 6, 6 + drafted, 6 + accepted + 1)
 
 
 def test_window_without_rollback_shows_four_stages_and_the_bonus():

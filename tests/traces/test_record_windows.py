@@ -42,7 +42,7 @@ def good(model) -> Trace:
 
 @pytest.fixture(scope="module")
 def bad(model) -> Trace:
-    """Drafted with the weights of another model, which hardly ever guesses right."""
+    """Drafted with the weights of another model; hardly any draft is accepted."""
     other = init_params(RANDOM_CFG, jax.random.key(1))
     return run_trace(model, PROMPT, SAMPLING, max_tokens=MAX_TOKENS, other_prompts=OTHERS, draft_params=other)
 

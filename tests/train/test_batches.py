@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from detspec.errors import InputError
-from detspec.train.batches import Batches, Phase, cut_rows, digest_documents, phase_at
+from detspec.train.batches import Phase, batch_fn, cut_rows, digest_documents, phase_at
 
 DOCUMENTS = [np.arange(start, start + size, dtype=np.int32) for start, size in ((0, 20), (100, 33), (200, 7), (300, 41))]
 
@@ -26,17 +26,17 @@ def test_phase_that_is_no_count_is_refused():
 
 def test_batch_depends_on_seed_and_step_alone():
     phases = (Phase(20, 3, 8),)
-    in_order = [Batches(phases, DOCUMENTS, seed=0).at(step) for step in range(20)]
-    batches = Batches(phases, DOCUMENTS, seed=0)
-    backwards = [batches.at(step) for step in reversed(range(20))]
+    in_order = [batch_fn(phases, DOCUMENTS, seed=0)(step) for step in range(20)]
+    batch_at = batch_fn(phases, DOCUMENTS, seed=0)
+    backwards = [batch_at(step) for step in reversed(range(20))]
     assert all(np.array_equal(a, b) for a, b in zip(in_order, reversed(backwards), strict=True))
-    other = Batches(phases, DOCUMENTS, seed=1)
-    assert any(not np.array_equal(in_order[step], other.at(step)) for step in range(20))
+    other = batch_fn(phases, DOCUMENTS, seed=1)
+    assert any(not np.array_equal(in_order[step], other(step)) for step in range(20))
 
 
 def test_epoch_predicts_each_token_at_most_once_and_epochs_differ():
-    batches = Batches((Phase(8, 3, 8),), DOCUMENTS, seed=0)  # 101 tokens: 12 rows of 8 targets, 4 steps an epoch
-    epochs = [np.concatenate([batches.at(step) for step in range(start, start + 4)]) for start in (0, 4)]
+    batch_at = batch_fn((Phase(8, 3, 8),), DOCUMENTS, seed=0)  # 101 tokens: 12 rows of 8 targets, 4 steps an epoch
+    epochs = [np.concatenate([batch_at(step) for step in range(start, start + 4)]) for start in (0, 4)]
     for rows in epochs:
         targets = rows[:, 1:].ravel()
         assert len(set(targets.tolist())) == targets.size == 96
@@ -45,8 +45,8 @@ def test_epoch_predicts_each_token_at_most_once_and_epochs_differ():
 
 def test_phases_follow_each_other_in_their_own_shapes():
     phases = (Phase(2, 3, 8), Phase(3, 1, 32))
-    batches = Batches(phases, DOCUMENTS, seed=0)
-    assert [batches.at(step).shape for step in range(5)] == [(3, 9)] * 2 + [(1, 33)] * 3
+    batch_at = batch_fn(phases, DOCUMENTS, seed=0)
+    assert [batch_at(step).shape for step in range(5)] == [(3, 9)] * 2 + [(1, 33)] * 3
     assert [phase_at(phases, step) for step in (1, 2, 4)] == [(phases[0], 1), (phases[1], 0), (phases[1], 2)]
     with pytest.raises(IndexError, match="step 5 is beyond the 5 steps"):
         phase_at(phases, 5)

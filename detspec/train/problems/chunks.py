@@ -43,11 +43,8 @@ def encode(problems: Sequence[Problem], tokenizer: tokenizers.Tokenizer, arm: st
     step_ids = {text: encoding.ids for text, encoding in zip(distinct, encode_texts(tokenizer, distinct), strict=True)}
     encoded = []
     for problem, prompt, continuation in zip(problems, prompts, continuations, strict=True):
-        marks = []
-        steps = []
-        if arm == "thinking" and problem.steps:
-            marks = token_marks(prompt.offsets, problem.marks)
-            steps = [step_ids[f" {step}"] for step in problem.steps]
+        marks = token_marks(prompt.offsets, problem.marks) if arm == "thinking" else []
+        steps = [step_ids[f" {step}"] for step in problem.steps] if arm == "thinking" else []
         encoded.append(Encoded(problem.question, prompt.ids, marks, steps, [*continuation.ids, end_id]))
     return encoded
 

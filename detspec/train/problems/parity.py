@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from detspec.train.problems.fillers import draw_fillers, require_fillers
+from detspec.train.problems.fillers import Fillers, draw_fillers
 from detspec.train.problems.names import NAMES
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.words import words_in
@@ -16,20 +16,12 @@ PEOPLE = NAMES[:20]
 
 
 @dataclasses.dataclass(frozen=True)
-class Parity:
+class Parity(Fillers):
     """ "A coin's state is heads. Alice flips, then Bob waits. What's the state?": steps tails, tails; answer tails.
 
     All operations have the same number of tokens. Given the number of operations and the first state, both answers are
-    equally likely: only the operations themselves decide.
+    equally likely: only the operations themselves decide. Fillers do not concern the coin: "Carol sings".
     """
-
-    # share of the operations, in [0, 1), that do not concern the coin ("Carol sings") and make no step. It is rounded to whole
-    # operations; at least one operation concerns the coin.
-    filler: float = 0.0
-    up_to: bool = False  # each problem draws its own share, between 0 and `filler`
-
-    def __post_init__(self) -> None:
-        require_fillers(self)
 
     def words(self) -> tuple[str, ...]:
         """All words that the texts use."""

@@ -88,11 +88,9 @@ def require_keys(what: str, given: Any, keys: tuple[str, ...]) -> None:
     """Raises `InputError` unless `given` is an object with `keys` and no others."""
     if not isinstance(given, dict):
         raise InputError(f"{what} must be a JSON object with {quoted(keys)}, got {given!r}")
-    missing = [key for key in keys if key not in given]
-    extra = [key for key in given if key not in keys]
-    if missing:
+    if missing := [key for key in keys if key not in given]:
         raise InputError(f"{what} has no {quoted(missing)}; it needs {quoted(keys)}")
-    if extra:
+    if extra := [key for key in given if key not in keys]:
         raise InputError(f"{what} has unknown {quoted(extra)}; accepted are {quoted(keys)}")
 
 

@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-import hashlib
 
 import numpy as np
 
 from detspec.config import is_count
 from detspec.errors import InputError
 from detspec.train.config import require_seed
+from detspec.train.corpus import is_heldout
 from detspec.train.problems.names import NAMES
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.words import words_in
@@ -92,8 +92,7 @@ class TwoHop:
 
     def is_heldout(self, person: str, first: str, second: str) -> bool:
         """Whether the two hops from `person` are held out of training; `split` does not change it."""
-        name = f"{self.seed} {person} {first} {second}"
-        return int.from_bytes(hashlib.sha256(name.encode()).digest()) % self.heldout_one_in == 0
+        return is_heldout(f"{self.seed} {person} {first} {second}", self.heldout_one_in)
 
 
 def problem(person: str, relation: str, bridge: str, rest: str, answer: str) -> Problem:

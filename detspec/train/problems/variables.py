@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from detspec.train.problems.fillers import draw_fillers, require_fillers
+from detspec.train.problems.fillers import Fillers, draw_fillers
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.words import words_in
 
@@ -14,21 +14,14 @@ BASE = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Variables:
+class Variables(Fillers):
     """ "a = 3; b = 7; c = 1; a = a + b; c = c + a; What's c?": digits, sums modulo 10; steps 3 7 1, 0 7 1, 0 7 1; answer 1.
 
     A step holds the values of all three variables, since each thought replaces the one before. All operations are equally
     long. No variable is added to itself, so all values stay equally likely. (Doubling would favour even values.) With few
     operations the asked variable often keeps its first value; a model that copies the first value is right that often.
+    Fillers assign to a fourth variable, which is never asked for.
     """
-
-    # share of the operations, in [0, 1), that assign to a fourth variable, which is never asked for, and make no step. It is
-    # rounded to whole operations; at least one operation makes a step.
-    filler: float = 0.0
-    up_to: bool = False  # each problem draws its own share, between 0 and `filler`
-
-    def __post_init__(self) -> None:
-        require_fillers(self)
 
     def words(self) -> tuple[str, ...]:
         """All words that the texts use."""

@@ -21,8 +21,7 @@ def word_tokenizer(words: Sequence[str]) -> tokenizers.Tokenizer:
     """
     if len(set(words)) != len(words):
         raise InputError(f"words given twice: {', '.join(sorted({word for word in words if words.count(word) > 1}))}")
-    cut = [word for word in words if split(word) != [word]]
-    if cut:
+    if cut := [word for word in words if split(word) != [word]]:
         raise InputError(f"not one word each: {', '.join(map(repr, cut))}; a word is letters and digits, or signs")
     # The unknown token is not in the vocabulary, so the library raises for unknown words.
     model = models.WordLevel({END: END_ID, FILLER: FILLER_ID} | {word: id for id, word in enumerate(words, 2)}, "")
