@@ -67,21 +67,13 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class ThinkingConfig:
-    """Reasoning in states that are made chunk by chunk while the input is read (Thinking States, arXiv 2602.08332, section 3).
+    """Reasoning in states made chunk by chunk while the input is read (Thinking States, arXiv 2602.08332, section 3)."""
 
-    Attributes:
-        chunk: `C`, tokens of the input that are read between two thoughts; a power of two.
-        in_layer: how many layers the stream has been through when a chunk's states are added to it.
-        out_layer: how many it has been through when the thought after a chunk is read off it.
-        max_thought: `M`, most tokens of a thought, the one that ends it included.
-        end_id: the token that ends a thought.
-    """
-
-    chunk: int
-    in_layer: int
-    out_layer: int
-    max_thought: int
-    end_id: int
+    chunk: int  # `C`, tokens of the input that are read between two thoughts; a power of two
+    in_layer: int  # how many layers the stream has been through when a chunk's states are added to it
+    out_layer: int  # how many it has been through when the thought after a chunk is read off it
+    max_thought: int  # `M`, most tokens of a thought, the one that ends it included
+    end_id: int  # the token that ends a thought
 
     def __post_init__(self) -> None:
         if not is_count(self.chunk) or self.chunk & (self.chunk - 1):
@@ -99,68 +91,39 @@ class ThinkingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape of one decoder; the families (Llama, Mistral, Qwen, Gemma) are values of it.
+    """Shape of one decoder; the families (Llama, Mistral, Qwen, Gemma) are values of it."""
 
-    Attributes:
-        vocab_size: `V`, rows of the embedding.
-        d_model: `D`, width of the residual stream.
-        num_layers: `L`.
-        num_heads: `N` query heads.
-        num_kv_heads: `K` key/value heads; divides `num_heads`.
-        head_dim: `H`; need not be `D / N`, must be even (rotary pairs).
-        d_ff: `F`, width of the gated MLP.
-        rope_theta: base of the rotary frequencies.
-        norm_eps: epsilon of every RMSNorm.
-        tie_embeddings: the output head is the embedding matrix.
-        max_position: longest sequence the model was made for, in tokens.
-        dtype: of weights and activations: "float32", "bfloat16" or "float16". Reductions are float32 always.
-        rope_scaling: stretches the rotary frequencies; None leaves them.
-        sliding_window: positions that sliding layers attend to, their own included; None without such layers.
-        sliding_layers: for each layer, whether it slides; `()` if none does.
-        sliding_rope_theta: unscaled rotary base of the sliding layers, where it is another (Gemma 3).
-        qkv_bias: projections to queries, keys and values add a bias.
-        o_bias: the attention's output projection adds a bias.
-        qk_norm: queries and keys go through an RMSNorm of each head before they are rotated.
-        post_norms: attention and MLP outputs go through an RMSNorm of their own before they are added (Gemma 2 and 3).
-        norm_plus_one: every RMSNorm multiplies by `1 + w`, in float32 (Gemma).
-        scale_embeddings: embeddings are multiplied by `sqrt(D)` (Gemma).
-        activation: of the MLP's gate: "silu" or "gelu_tanh".
-        score_dim: attention scores are divided by its square root; None is `H`.
-        attn_softcap: scores are squashed into `+-cap` by `cap * tanh(scores / cap)`; None leaves them.
-        logit_softcap: the same for the logits.
-        position_encoding: "rope" rotates queries and keys; "alibi" lowers a head's scores in proportion to the distance (Press
-            et al. 2022, arXiv 2108.12409), and the rotary fields say nothing.
-        thinking: how the model thinks while it reads; None if it has no layers for that.
-    """
-
-    vocab_size: int
-    d_model: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    d_ff: int
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
-    tie_embeddings: bool = False
-    max_position: int = 2048
-    dtype: str = "bfloat16"
-    rope_scaling: RopeScaling | None = None
-    sliding_window: int | None = None
-    sliding_layers: tuple[bool, ...] = ()
-    sliding_rope_theta: float | None = None
-    qkv_bias: bool = False
-    o_bias: bool = False
-    qk_norm: bool = False
+    vocab_size: int  # `V`, rows of the embedding
+    d_model: int  # `D`, width of the residual stream
+    num_layers: int  # `L`
+    num_heads: int  # `N` query heads
+    num_kv_heads: int  # `K` key/value heads; divides `num_heads`
+    head_dim: int  # `H`; need not be `D / N`, must be even (rotary pairs)
+    d_ff: int  # `F`, width of the gated MLP
+    rope_theta: float = 10000.0  # base of the rotary frequencies
+    norm_eps: float = 1e-5  # epsilon of every RMSNorm
+    tie_embeddings: bool = False  # the output head is the embedding matrix
+    max_position: int = 2048  # longest sequence the model was made for, in tokens
+    dtype: str = "bfloat16"  # of weights and activations: "float32", "bfloat16" or "float16"; reductions are float32 always
+    rope_scaling: RopeScaling | None = None  # stretches the rotary frequencies; None leaves them
+    sliding_window: int | None = None  # positions that sliding layers attend to, their own included; None without such layers
+    sliding_layers: tuple[bool, ...] = ()  # for each layer, whether it slides; `()` if none does
+    sliding_rope_theta: float | None = None  # unscaled rotary base of the sliding layers, where it is another (Gemma 3)
+    qkv_bias: bool = False  # projections to queries, keys and values add a bias
+    o_bias: bool = False  # the attention's output projection adds a bias
+    qk_norm: bool = False  # queries and keys go through an RMSNorm of each head before they are rotated
+    # attention and MLP outputs go through an RMSNorm of their own before they are added (Gemma 2 and 3)
     post_norms: bool = False
-    norm_plus_one: bool = False
-    scale_embeddings: bool = False
-    activation: str = "silu"
-    score_dim: float | None = None
-    attn_softcap: float | None = None
-    logit_softcap: float | None = None
+    norm_plus_one: bool = False  # every RMSNorm multiplies by `1 + w`, in float32 (Gemma)
+    scale_embeddings: bool = False  # embeddings are multiplied by `sqrt(D)` (Gemma)
+    activation: str = "silu"  # of the MLP's gate: "silu" or "gelu_tanh"
+    score_dim: float | None = None  # attention scores are divided by its square root; None is `H`
+    attn_softcap: float | None = None  # scores are squashed into `+-cap` by `cap * tanh(scores / cap)`; None leaves them
+    logit_softcap: float | None = None  # the same for the logits
+    # "rope" rotates queries and keys; "alibi" lowers a head's scores in proportion to the distance (Press et al. 2022, arXiv
+    # 2108.12409), and the rotary fields say nothing
     position_encoding: str = "rope"
-    thinking: ThinkingConfig | None = None
+    thinking: ThinkingConfig | None = None  # how the model thinks while it reads; None if it has no layers for that
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff", "max_position"):

@@ -9,7 +9,7 @@ Plans that differ from the anchor are not used; only the anchor itself failing i
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,20 +30,14 @@ TIMING_ROUNDS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What is known of one plan.
+    """What is known of one plan."""
 
-    Attributes:
-        plan: the program.
-        status: "ordinary": it promises nothing. "certified": its committed bits are the anchor's. "differs": they are not.
-            "not tried": it cannot win.
-        why: where bits first part, or why it was not tried; "" for the others.
-        step_s: seconds of one step with the batch full, when it was last timed; inf if it never was.
-    """
-
-    plan: Plan
+    plan: Plan  # the program
+    # "ordinary": it promises nothing. "certified": its committed bits are the anchor's. "differs": they are not.
+    # "not tried": it cannot win.
     status: str
-    why: str = ""
-    step_s: float = float("inf")
+    why: str = ""  # where bits first part, or why it was not tried; "" for the others
+    step_s: float = float("inf")  # seconds of one step with the batch full, when it was last timed; inf if it never was
 
     @property
     def is_certified(self) -> bool:
@@ -101,14 +95,6 @@ def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarra
     )
 
 
-class _Thoughts(NamedTuple):
-    """What made-up prompts made a model think."""
-
-    tokens: np.ndarray  # [batch, X, M] int32
-    number: np.ndarray  # [batch] int32
-    states: np.ndarray  # [batch, C, D]
-
-
 def certify_thoughts(device: Device, batch: int) -> str:
     """Where a model's thoughts about made-up prompts depend on their places or on what was drafted; "" if nowhere.
 
@@ -117,22 +103,21 @@ def certify_thoughts(device: Device, batch: int) -> str:
     """
     probes = Probes(device, batch)
 
-    def think(**how: object) -> _Thoughts:
-        probes.start(**how)  # type: ignore[arg-type]
-        found = device.thoughts()
-        assert found is not None
-        return _Thoughts(*(np.asarray(x)[:batch] for x in found))
+    def think(**how: Any) -> Any:
+        """A `Reading` in numpy, of prompts that are put in as `how` says."""
+        probes.start(**how)
+        return jax.tree.map(np.asarray, device.thoughts())
 
     first = think()
-    drafts = [thought_lists(first.tokens[b, : first.number[b]]) for b in range(batch)]
+    drafts = [thought_lists(first.thoughts[b, : first.read[b]]) for b in range(batch)]
     for thought in [thought for of_sequence in drafts for thought in of_sequence][::3]:
         thought[0] = (thought[0] + 1) % device.model.cfg.vocab_size
     again = think(reverse=True, thoughts=drafts)
     for b in range(batch):
         place = batch - 1 - b
-        same = (first.tokens[b] == again.tokens[place]).all(-1)
-        if chunks := np.flatnonzero(~same[: first.number[b]]).tolist():
-            found, other = (thought_lists(x[chunks[:1]])[0] for x in (first.tokens[b], again.tokens[place]))
+        same = (first.thoughts[b] == again.thoughts[place]).all(-1)
+        if chunks := np.flatnonzero(~same[: first.read[b]]).tolist():
+            found, other = (thought_lists(x[chunks[:1]])[0] for x in (first.thoughts[b], again.thoughts[place]))
             return (
                 f"the thought of sequence {b} after chunk {chunks[0]} is {found}, in place {place} after other drafts {other}"
             )

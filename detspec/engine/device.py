@@ -33,7 +33,7 @@ from detspec.generate.insert import Entry, no_requests, pack_requests
 from detspec.generate.loop import Limits
 from detspec.generate.score import Replayed
 from detspec.schedule import Schedule
-from detspec.state import NO_DRAFT_STATE, DraftState
+from detspec.state import NO_DRAFT_STATE, DraftState, Reading
 
 
 class Device:
@@ -150,10 +150,9 @@ class Device:
         self._entries.clear()
         self.state = self.state.replace(live=jnp.zeros_like(self.state.live))
 
-    def thoughts(self) -> tuple[jax.Array, jax.Array, jax.Array] | None:
-        """Copies of what the sequences think: thoughts `[B, X, M]`, number of them `[B]`, states `[B, C, D]`; or None."""
-        reading = self.state.reading
-        return None if reading is None else (jnp.copy(reading.thoughts), jnp.copy(reading.read), jnp.copy(reading.states))
+    def thoughts(self) -> Reading | None:
+        """A copy of what the sequences think; None if the model does not."""
+        return jax.tree.map(jnp.copy, self.state.reading)
 
     def _draft_state(self, name: str) -> DraftState:
         if name not in self._draft_states:

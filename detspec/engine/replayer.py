@@ -143,8 +143,8 @@ class Replayer:
         device.prefill(placement, 0 if likeliest and cfg.thinking is None else NEVER, schedule=schedule)
         asked = Asked(choose=True, top_k=min(MAX_LOGPROBS, cfg.vocab_size) if likeliest else 0)
         replayed = device.replay(placement, self._texts(batch, start), asked, schedule=schedule)
-        thoughts = device.thoughts()
-        return replayed, None if thoughts is None else thoughts[0]
+        reading = device.thoughts()
+        return replayed, None if reading is None else reading.thoughts
 
     def _placement(self, shared: Sequence[int]) -> Placement:
         """Places of a batch; each shares so many pages with the one before it."""
