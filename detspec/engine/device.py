@@ -28,6 +28,8 @@ from detspec.engine.programs import (
     replay_texts,
     run_segment,
 )
+from detspec.environment import chosen_schedule
+from detspec.errors import InputError
 from detspec.generate.init import commit_like, init_state
 from detspec.generate.insert import Entry, no_requests, pack_requests
 from detspec.generate.loop import Limits
@@ -48,19 +50,23 @@ class Device:
         state: all sequences; every program takes it and gives the next one.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        schedule: Schedule,
-        config: EngineConfig,
-        *,
-        num_pages: int,
-        drafters: Mapping[str, Drafter] | None = None,
-    ) -> None:
+    def __init__(self, model: Model, config: EngineConfig, *, drafters: Mapping[str, Drafter] | None = None) -> None:
+        """Allocates the cache.
+
+        Raises `InputError` if the device does not run the schedule, or config, drafters and model do not fit together.
+        """
+        if config.max_len > model.cfg.max_position:
+            raise InputError(
+                f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
+            )
         self.model = model
-        self.schedule = schedule
         self.config = config
-        self.num_pages = num_pages
+        self.schedule = chosen_schedule(config.schedule, model.cfg)
+        self.num_pages = config.max_requests * self.max_pages if config.num_pages is None else config.num_pages
+        if self.num_pages < config.max_requests:
+            raise InputError(
+                f"num_pages ({self.num_pages}) must be at least max_requests ({config.max_requests}): a page for each of them"
+            )
         self.clock = Clock()
         self.drafters = drafters_of(drafters or {})
         state = init_state(
@@ -69,8 +75,8 @@ class Device:
             max_len=config.max_len,
             max_stop_ids=config.max_stop_ids,
             max_logit_bias=config.max_logit_bias,
-            schedule=schedule,
-            num_pages=num_pages,
+            schedule=self.schedule,
+            num_pages=self.num_pages,
         )
         self.state = commit_like(model.params, state)
         self._draft_states: dict[str, DraftState] = {}

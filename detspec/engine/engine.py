@@ -33,7 +33,7 @@ from detspec.engine.request import ABORTED, Completion, Request, Stats, Update, 
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
 from detspec.engine.sequence import SequenceState, wants_replay
-from detspec.environment import chosen_schedule, fingerprint
+from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.model.params import Params, check_params
 from detspec.sampling_params import SamplingParams
@@ -76,19 +76,7 @@ class Engine:
         Raises:
             InputError: the device does not run the schedule, or config, drafters and model do not fit together.
         """
-        config = config or EngineConfig()
-        schedule = chosen_schedule(config.schedule, model.cfg)
-        if config.max_len > model.cfg.max_position:
-            raise InputError(
-                f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
-            )
-        enough = config.max_requests * schedule.numerics.num_pages(config.max_len)
-        num_pages = enough if config.num_pages is None else config.num_pages
-        if num_pages < config.max_requests:
-            raise InputError(
-                f"num_pages ({num_pages}) must be at least max_requests ({config.max_requests}): a page for each of them"
-            )
-        self._drive_on(Device(model, schedule, config, num_pages=num_pages, drafters=drafters))
+        self._drive_on(Device(model, config or EngineConfig(), drafters=drafters))
 
     @classmethod
     def over(cls, device: Device) -> "Engine":

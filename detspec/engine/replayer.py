@@ -22,7 +22,6 @@ from detspec.engine.policy import NEVER
 from detspec.engine.programs import Asked, Placement, Texts
 from detspec.engine.request import Request
 from detspec.engine.sequence import wants_replay
-from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.generate.checks import check_prompt, thinks
 from detspec.generate.insert import Entry
@@ -63,14 +62,10 @@ class Replayer:
 
         Raises `InputError` if `max_len` is more than the model was made for, or the device does not run the schedule.
         """
-        if config.max_len > model.cfg.max_position:
-            raise InputError(f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions the model was made for")
-        self._asked = chosen_schedule(config.schedule, model.cfg)
+        self._device = Device(model, dataclasses.replace(config, thoughts="none", num_pages=None))
+        self._asked = self._device.schedule
         self.schedule = self._asked
-        config = dataclasses.replace(config, thoughts="none")
-        num_pages = config.max_requests * self._asked.numerics.num_pages(config.max_len)
-        self._device = Device(model, self._asked, config, num_pages=num_pages)
-        self._page_table = 1 + np.arange(num_pages, dtype=np.int32).reshape(config.max_requests, -1)
+        self._page_table = 1 + np.arange(self._device.num_pages, dtype=np.int32).reshape(config.max_requests, -1)
         self._prepared = False
 
     def prepare(self) -> None:
