@@ -67,10 +67,7 @@ def certify(device: Device, plan: Plan) -> Certificate:
 def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarray, committed: np.ndarray) -> str:
     """The first place and new position where the anchor's tokens or log-probability bits differ, in words; "" if nowhere.
 
-    Args:
-        probes: as the plan left them.
-        tokens, logprobs: `[batch, max_len]`, what the plan committed.
-        committed: `[batch]`, positions in use.
+    The plan has committed `committed [batch]` positions of `tokens` and `logprobs`, both `[batch, max_len]`.
     """
     device = probes.device
     every = device.config.max_requests

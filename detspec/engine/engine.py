@@ -57,8 +57,9 @@ class Engine:
     Attributes:
         config, schedule: how it runs.
         device: its weights, state and programs.
-        planner: its plans, with certificates and times.
-        scheduler, pool: its requests in flight, and its cache pages.
+        planner, certificates: its plans with their times, and what is known of each program so far.
+        scheduler: its requests in flight.
+        pool, num_pages: its cache pages, and how many of them requests share.
         stats: what speculation did for all requests that have ended so far, aborted ones too.
         num_tokens: tokens that all segments so far have committed.
     """
@@ -68,13 +69,9 @@ class Engine:
     ) -> None:
         """Allocates the cache. Programs are compiled and certified when a step first needs them.
 
-        Args:
-            model: what runs.
-            config: how it runs.
-            drafters: further draft sources with their weights, by the names that `config.method` may have.
+        `drafters` are further draft sources with their weights, by the names that `config.method` may have.
 
-        Raises:
-            InputError: the device does not run the schedule, or config, drafters and model do not fit together.
+        Raises `InputError` if the device does not run the schedule, or config, drafters and model do not fit together.
         """
         self._drive_on(Device(model, config or EngineConfig(), drafters=drafters))
 
@@ -94,7 +91,9 @@ class Engine:
         self.schedule = device.schedule
         self.stats = Stats()
         self.num_tokens = 0
+        self.num_pages = device.num_pages
         self.planner = Planner(device)
+        self.certificates = self.planner.certificates
         self.pool = PagePool(device.num_pages)
         allocator = Allocator(
             self.pool,
@@ -126,11 +125,6 @@ class Engine:
         return self.device.model
 
     @property
-    def certificates(self) -> dict[Plan, Certificate]:
-        """What is known of each program so far."""
-        return self.planner.certificates
-
-    @property
     def has_work(self) -> bool:
         """Whether a step has something to do, or updates to return."""
         return bool(self._inbox or self.scheduler.all or self._news or self._outbox)
@@ -144,11 +138,6 @@ class Engine:
     def num_preemptions(self) -> int:
         """How often a sample gave its pages back to be caught up with later."""
         return self.scheduler.num_preemptions
-
-    @property
-    def num_pages(self) -> int:
-        """Cache pages that requests share."""
-        return self.pool.num_pages
 
     @property
     def num_pages_held(self) -> int:
@@ -262,13 +251,10 @@ class Engine:
     def update_params(self, params: Params, weight_version: str | None = None) -> None:
         """Goes on with other weights of the same shapes; what pages hold is forgotten, nothing is compiled again.
 
-        Args:
-            params: the new weights.
-            weight_version: names them in fingerprints and digests. By default they are named by a digest of all weights, which
-                takes as long as reading them.
+        `weight_version` names them in fingerprints and digests. By default they are named by a digest of all weights, which
+        takes as long as reading them.
 
-        Raises:
-            InputError: requests are in flight, or a weight has another shape or dtype than before.
+        Raises `InputError` if requests are in flight, or a weight has another shape or dtype than before.
         """
         self._take_in()
         if self.has_work:

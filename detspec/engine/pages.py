@@ -51,7 +51,8 @@ class PagePool:
             page = self._free.pop()
         elif self._kept:
             page, _ = self._kept.popitem(last=False)
-            self._forget(page)
+            for key in self._keys_of.pop(page):
+                del self._page_of[key]
         else:
             raise IndexError(f"all {self.num_pages} pages are held")
         self._holders[page] = 1
@@ -93,10 +94,6 @@ class PagePool:
         self._keys_of.clear()
         self._free.extend(self._kept)
         self._kept.clear()
-
-    def _forget(self, page: int) -> None:
-        for key in self._keys_of.pop(page):
-            del self._page_of[key]
 
 
 def prefix_keys(root: bytes, tokens: Sequence[int], page: int) -> list[bytes]:
