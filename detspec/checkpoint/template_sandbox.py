@@ -27,24 +27,8 @@ MAX_OPTION = 10_000  # widths, precisions and counts that filters take
 LEFT_OUT_FILTERS = {"filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr"}
 LEFT_OUT_METHODS = {"encode", "expandtabs", "to_bytes", "translate"}
 SHALLOW_FILTERS = {"count", "d", "default", "first", "last", "length"}  # look at no entry, or at one
-COMPARING_TESTS = {
-    "!=",
-    "<",
-    "<=",
-    "==",
-    ">",
-    ">=",
-    "eq",
-    "equalto",
-    "ge",
-    "greaterthan",
-    "gt",
-    "in",
-    "le",
-    "lessthan",
-    "lt",
-    "ne",
-}
+COMPARING_TESTS = {"!=", "<", "<=", "==", ">", ">=", "eq", "ge", "gt", "in", "le", "lt", "ne"}
+COMPARING_TESTS |= {"equalto", "greaterthan", "lessthan"}
 COUNTING_FILTERS = {"batch", "center", "indent", "round", "slice", "truncate"}
 
 
