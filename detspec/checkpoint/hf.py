@@ -42,10 +42,8 @@ PATIENCE_S = 2.0  # a progress bar appears when loading takes longer
 def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params]:
     """Reads the Hugging Face folder at `path`; weights come in the config's dtype (without one, in the files').
 
-    Args:
-        path: a folder with a `config.json`.
-        sharding: where each array goes, straight from host memory: one `jax.sharding.Sharding` for all, or a pytree of them
-            like the parameters; the default device if None.
+    `sharding` says where each array goes, straight from host memory: one `jax.sharding.Sharding` for all, or a pytree of them
+    like the parameters; the default device if None.
 
     Raises one `InputError` that names everything that is missing, damaged, unknown or unsupported.
     """

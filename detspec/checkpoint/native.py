@@ -70,11 +70,8 @@ def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: str | 
 def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn = weights) -> tuple[ModelConfig, Params, str]:
     """Reads the folder at `path`: config, weights and their digest, which is checked.
 
-    Args:
-        path: a folder of ours.
-        sharding: where each array goes, straight from disk: one `jax.sharding.Sharding` for all, or a pytree of them like
-            the parameters; the first device if None.
-        weights_fn: declares the weights of a config.
+    `sharding` says where each array goes, straight from disk: one `jax.sharding.Sharding` for all, or a pytree of them like the
+    parameters; the first device if None. `weights_fn` declares the weights of a config.
 
     Raises `InputError` for no manifest, a damaged one or one of a later format, and for weights that are missing, damaged, or
     not those of the manifest.

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -74,11 +75,7 @@ class AttentionShape:
 
     def function(self, schedule: Schedule) -> Callable[..., Any]:
         """The attention of `operands(schedule)`."""
-
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, positions: jax.Array) -> jax.Array:
-            return paged_attention(q, k, v, tables, positions, scores=self.scores, numerics=schedule.numerics)
-
-        return attend
+        return partial(paged_attention, scores=self.scores, numerics=schedule.numerics)
 
 
 @dataclasses.dataclass(frozen=True)
