@@ -44,11 +44,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, path: str | Path = "chat template") -> None:
-        """Compiles `source`; `path` names it in errors.
-
-        Raises:
-            InputError: `source` is no jinja2 template.
-        """
+        """Compiles `source`; `path` names it in errors. Raises `InputError` if it is no jinja2 template."""
         self._path = path
         self._special_tokens = dict(special_tokens)
         self.digest = hashlib.sha256(json.dumps([source, self._special_tokens], sort_keys=True).encode()).hexdigest()
@@ -108,8 +104,7 @@ class ChatTemplate:
 def read_chat_template(folder: Path) -> ChatTemplate | None:
     """The template of a Hugging Face folder: `chat_template.jinja`, else the key in `tokenizer_config.json`, else None.
 
-    Raises:
-        InputError: one of these files cannot be read, or holds what is no template or no special token.
+    Raises `InputError` if one of these files cannot be read, or holds what is no template or no special token.
     """
     config = read_json_object(folder / CONFIG_FILE) or {}
     special_tokens = {name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name))) is not None}

@@ -22,25 +22,16 @@ SHIPPED_MODELS = ("tiny_python", "thinking_parity")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """What a folder holds.
+    """What a folder holds."""
 
-    Attributes:
-        cfg: shape and dtype.
-        params: the weights.
-        tokenizer: None if the folder has none; then prompts are token ids.
-        eos_ids: ids that end a text.
-        digest: SHA-256 in hex over the config and the bytes of the weights.
-        chat_template: None if the folder has none; then conversations cannot be rendered.
-        sampling_defaults: how the model's makers would sample: `SamplingParams(**model.sampling_defaults, max_tokens=64)`.
-            Nothing uses it unasked; empty is greedy.
-    """
-
-    cfg: ModelConfig
-    params: Params
-    tokenizer: Tokenizer | None
-    eos_ids: tuple[int, ...]
-    digest: str
-    chat_template: ChatTemplate | None = None
+    cfg: ModelConfig  # shape and dtype
+    params: Params  # the weights
+    tokenizer: Tokenizer | None  # None if the folder has none; then prompts are token ids
+    eos_ids: tuple[int, ...]  # ids that end a text
+    digest: str  # SHA-256 in hex over the config and the bytes of the weights
+    chat_template: ChatTemplate | None = None  # None if the folder has none; then conversations cannot be rendered
+    # how the model's makers would sample: `SamplingParams(**model.sampling_defaults, max_tokens=64)`. Nothing uses it unasked;
+    # empty is greedy.
     sampling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def decode(self, token_ids: Sequence[int]) -> str:

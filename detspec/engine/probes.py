@@ -101,11 +101,9 @@ class Probes:
         return self._placement([probe.pages for probe in self.each])
 
     def start(self, *, thoughts: Sequence[Sequence[Sequence[int]]] | None = None, reverse: bool = False) -> None:
-        """Puts the probes into their places and prefills them.
+        """Puts the probes into their places and prefills them; in `reverse` the last one comes first.
 
-        Args:
-            thoughts: drafts of what each probe's prompt makes a model think.
-            reverse: the last one comes first.
+        `thoughts` are drafts of what each probe's prompt makes a model think.
         """
         if any(probe.known for probe in self.each):
             self._fill()

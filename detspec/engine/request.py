@@ -42,17 +42,11 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Thought:
-    """What a model thought after one chunk of the prompt.
+    """What a model thought after one chunk of the prompt."""
 
-    Attributes:
-        text: without the token that ends it; "" for nothing.
-        token_ids: its tokens, the one that ends it included.
-        is_cut: it did not end within `ThinkingConfig.max_thought` tokens; its last one was taken for the end.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    is_cut: bool
+    text: str  # without the token that ends it; "" for nothing
+    token_ids: tuple[int, ...]  # its tokens, the one that ends it included
+    is_cut: bool  # it did not end within `ThinkingConfig.max_thought` tokens; its last one was taken for the end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,59 +86,38 @@ STATS_FIELDS = tuple(field.name for field in dataclasses.fields(Stats))
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """One finished request.
+    """One finished request."""
 
-    Attributes:
-        id: the request's.
-        index: number of the sample, 0 .. n-1.
-        prompt_token_ids: the prompt.
-        token_ids: new tokens, a stop token included.
-        logprobs: float32 log-probability of each new token; from the canonical pass if the request was deterministic.
-        text: the new tokens as text, special tokens left out; "" without a tokenizer.
-        finish_reason: "stop", "length", "abort", or "error" (a logit was not finite).
-        logprobs_mode: whether `logprobs` and `top_logprobs` are "raw" or "processed", see `SamplingParams`.
-        top_logprobs: the `logprobs` likeliest tokens at each new position with their log-probabilities in the canonical pass,
-            the likeliest first, the lower id first among equals; () if none were asked for, or on "abort".
-        prompt_logprobs: raw log-probability of each prompt token, None for the first; () if they were not asked for.
-        prompt_top_logprobs: the `prompt_logprobs` likeliest tokens at each position of the prompt, none at the first.
-        digest: sha256 over prompt, sampling, tokens, log-probability bits, model, schedule and fingerprint.
-        stats: what speculation did.
-        thoughts: what was thought after each chunk of the prompt but the last; () if it was read without thoughts, and on
-            "abort".
-    """
-
-    id: str
-    prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
+    id: str  # the request's
+    prompt_token_ids: tuple[int, ...]  # the prompt
+    token_ids: tuple[int, ...]  # new tokens, a stop token included
+    # float32 log-probability of each new token; from the canonical pass if the request was deterministic
     logprobs: tuple[float, ...]
-    text: str
-    finish_reason: str
-    digest: str
-    stats: Stats
-    index: int = 0
-    logprobs_mode: str = "raw"
+    text: str  # the new tokens as text, special tokens left out; "" without a tokenizer
+    finish_reason: str  # "stop", "length", "abort", or "error" (a logit was not finite)
+    digest: str  # sha256 over prompt, sampling, tokens, log-probability bits, model, schedule and fingerprint
+    stats: Stats  # what speculation did
+    index: int = 0  # number of the sample, 0 .. n-1
+    logprobs_mode: str = "raw"  # whether `logprobs` and `top_logprobs` are "raw" or "processed", see `SamplingParams`
+    # the `logprobs` likeliest tokens at each new position with their log-probabilities in the canonical pass, the likeliest
+    # first, the lower id first among equals; () if none were asked for, or on "abort"
     top_logprobs: tuple[TopLogprobs, ...] = ()
+    # raw log-probability of each prompt token, None for the first; () if they were not asked for
     prompt_logprobs: tuple[float | None, ...] = ()
+    # the `prompt_logprobs` likeliest tokens at each position of the prompt, none at the first
     prompt_top_logprobs: tuple[TopLogprobs, ...] = ()
+    # what was thought after each chunk of the prompt but the last; () if it was read without thoughts, and on "abort"
     thoughts: tuple[Thought, ...] = ()
 
 
 class Update(NamedTuple):
-    """What is new of one sample of a request.
+    """What is new of one sample of a request."""
 
-    Attributes:
-        request: the sample, with its `id` and `index`.
-        token_ids: tokens that were committed since the last update.
-        logprobs: their log-probabilities.
-        text: the text that is complete with them.
-        completion: all of it, in the last update; None before.
-    """
-
-    request: Request
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    text: str
-    completion: Completion | None
+    request: Request  # the sample, with its `id` and `index`
+    token_ids: tuple[int, ...]  # tokens that were committed since the last update
+    logprobs: tuple[float, ...]  # their log-probabilities
+    text: str  # the text that is complete with them
+    completion: Completion | None  # all of it, in the last update; None before
 
 
 def completion_digest(
@@ -171,9 +144,8 @@ def request_of(
 def check_request(model: Model, config: EngineConfig, request: Request) -> Request:
     """`request` as engines of `model` and `config` take it: where models think, `thinking` says whether this prompt is read so.
 
-    Raises:
-        InputError: the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary; stop
-            strings without a tokenizer; more stop tokens or biased tokens than there is room for.
+    Raises `InputError` if the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary;
+    for stop strings without a tokenizer; for more stop tokens or biased tokens than there is room for.
     """
     ids = request.prompt_token_ids
     sampling = request.sampling
