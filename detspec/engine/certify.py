@@ -18,7 +18,7 @@ from detspec.engine.bits import first_difference, same_bits
 from detspec.engine.device import Device
 from detspec.engine.policy import Plan
 from detspec.engine.probes import NUM_PROBES, Probes
-from detspec.engine.programs import Asked, Texts
+from detspec.engine.programs import Asked
 from detspec.thinking.thoughts import thought_lists
 
 ORDINARY = "ordinary"
@@ -69,13 +69,8 @@ def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarra
 
     The plan has committed `committed [batch]` positions of `tokens` and `logprobs`, both `[batch, max_len]`.
     """
-    device = probes.device
-    every = device.config.max_requests
-    number = np.zeros(device.config.max_requests, np.int32)
-    texts = Texts(np.zeros((every, device.config.max_len), np.int32), number, probes.replay_from())
-    texts.tokens[: probes.batch] = tokens
-    texts.length[: probes.batch] = committed
-    anchor = device.replay(probes.placement, texts, Asked(choose=True, top_k=0))
+    texts = {b: (tokens[b, : committed[b]], start) for b, start in enumerate(probes.replay_from())}
+    anchor = probes.device.replay(probes.placement, texts, Asked(choose=True, top_k=0))
     assert anchor.targets is not None
     assert anchor.target_logprobs is not None
     targets, target_logprobs = (np.asarray(x)[: probes.batch] for x in (anchor.targets, anchor.target_logprobs))

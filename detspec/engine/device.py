@@ -37,6 +37,8 @@ from detspec.generate.score import Replayed
 from detspec.schedule import Schedule
 from detspec.state import NO_DRAFT_STATE, DraftState, Reading
 
+GivenText = tuple[Sequence[int] | np.ndarray, int]  # token ids, and the first position to feed
+
 
 class Device:
     """A model on the device, with places for `config.max_requests` sequences.
@@ -133,10 +135,18 @@ class Device:
         self.clock.work()
         return report
 
-    def replay(self, placement: Placement, texts: Texts, asked: Asked, *, schedule: Schedule | None = None) -> Replayed:
-        """Starts canonical passes over given texts in the places in use."""
+    def replay(
+        self, placement: Placement, texts: Mapping[int, GivenText], asked: Asked, *, schedule: Schedule | None = None
+    ) -> Replayed:
+        """Starts canonical passes over `texts`, which all places in use have."""
+        every = self.config.max_requests
+        packed = Texts(np.zeros((every, self.config.max_len), np.int32), np.ones(every, np.int32), np.zeros(every, np.int32))
+        for place, (tokens, start) in texts.items():
+            packed.tokens[place, : len(tokens)] = tokens
+            packed.length[place] = len(tokens)
+            packed.start[place] = start
         replayed, self.state = replay_texts(
-            self.model.params, self.model.cfg, self.state, placement, texts, schedule=schedule or self.schedule, asked=asked
+            self.model.params, self.model.cfg, self.state, placement, packed, schedule=schedule or self.schedule, asked=asked
         )
         self.clock.work()
         return replayed

@@ -125,12 +125,10 @@ class Probes:
         """Starts at most `steps` steps of `plan`."""
         return self.device.step(plan, self.placement, Limits(steps, 1, NEVER))
 
-    def replay_from(self) -> np.ndarray:
-        """Position from which each probe's text can be replayed, `[max_requests]` int32: thoughts are not replayed."""
-        start = np.zeros(self.device.config.max_requests, np.int32)
-        for b, probe in enumerate(self.each):
-            start[b] = len(probe.tokens) - 1 if thinks(self.device.model.cfg, probe.sampling) else probe.known
-        return start
+    def replay_from(self) -> list[int]:
+        """Position from which each probe's text can be replayed: thoughts are not replayed."""
+        cfg = self.device.model.cfg
+        return [len(probe.tokens) - 1 if thinks(cfg, probe.sampling) else probe.known for probe in self.each]
 
     def _fill(self) -> None:
         """Makes up the keys and values of the first pages, by a prompt, and copies one of them to where a probe begins."""

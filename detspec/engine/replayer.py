@@ -19,7 +19,7 @@ from detspec.engine.bits import same_bits
 from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import NEVER
-from detspec.engine.programs import Asked, Placement, Texts
+from detspec.engine.programs import Asked, Placement
 from detspec.engine.request import Request
 from detspec.engine.sequence import wants_replay
 from detspec.errors import InputError
@@ -117,8 +117,9 @@ class Replayer:
         """Starts the passes over one batch; returns what will be known of its texts and thoughts `[max_requests, X, M]`."""
         device = self._device
         cfg = device.model.cfg
-        for request, token_ids in batch:
-            self._check(request, (*request.prompt_token_ids, *token_ids))
+        texts = [(*request.prompt_token_ids, *token_ids) for request, token_ids in batch]
+        for (request, _), text in zip(batch, texts, strict=True):
+            self._check(request, text)
         likeliest = any(wants_replay(request) for request, _ in batch)
         thinking = [thinks(cfg, request.sampling) for request, _ in batch]
         prompts = [request.prompt_token_ids for request, _ in batch]
@@ -137,7 +138,7 @@ class Replayer:
         device.put(entries)
         device.prefill(placement, 0 if likeliest and cfg.thinking is None else NEVER, schedule=schedule)
         asked = Asked(choose=True, top_k=min(MAX_LOGPROBS, cfg.vocab_size) if likeliest else 0)
-        replayed = device.replay(placement, self._texts(batch, start), asked, schedule=schedule)
+        replayed = device.replay(placement, dict(enumerate(zip(texts, start, strict=True))), asked, schedule=schedule)
         reading = device.thoughts()
         return replayed, None if reading is None else reading.thoughts
 
@@ -147,17 +148,6 @@ class Replayer:
         for place, number in enumerate(shared):
             table[place, :number] = table[place - 1, :number]
         return Placement(table, np.arange(len(table)) < len(shared), np.arange(len(shared), dtype=np.int32))
-
-    def _texts(self, batch: Batch, start: Sequence[int]) -> Texts:
-        every = len(self._page_table)
-        tokens = np.zeros((every, self._device.config.max_len), np.int32)
-        texts = Texts(tokens, np.ones(every, np.int32), np.zeros(every, np.int32))
-        for place, (request, token_ids) in enumerate(batch):
-            text = (*request.prompt_token_ids, *token_ids)
-            texts.tokens[place, : len(text)] = text
-            texts.length[place] = len(text)
-            texts.start[place] = start[place]
-        return texts
 
     def _check(self, request: Request, text: tuple[int, ...]) -> None:
         max_len = self._device.config.max_len
