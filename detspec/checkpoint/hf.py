@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from detspec.checkpoint.families import Family, describe, family_of, find_family, read_fields
+from detspec.checkpoint.families import Family
 from detspec.checkpoint.files import (
     FILE_DTYPES,
     Header,
@@ -30,6 +30,7 @@ from detspec.checkpoint.files import (
     write_json,
     write_tensors,
 )
+from detspec.checkpoint.hf_config import describe, family_of, find_family, read_fields
 from detspec.checkpoint.tensor_names import SKIPPED_SUFFIXES, TensorNames, leaf_at, tensor_places
 from detspec.config import ModelConfig
 from detspec.errors import InputError
