@@ -34,11 +34,6 @@ class KVCache(flax.struct.PyTreeNode):
         """Slots per page; a page is also the KV block of the canonical reduction."""
         return self.v[0].shape[2]
 
-    @property
-    def max_len(self) -> int:
-        """Most positions of a sequence."""
-        return self.page_table.shape[1] * self.page
-
 
 def init_cache(
     cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: Numerics, num_pages: int | None = None

@@ -54,13 +54,14 @@ class Target:
     bytes_per_s: int  # peak bandwidth of the memory
     flop_per_s: int  # peak arithmetic of dense bfloat16 products that are summed in float32
     on_chip_bytes: int  # most memory of one kernel: VMEM of one TensorCore, or shared memory of one thread block
+    l2_bytes: int = 0  # L2 cache of a GPU, which its compiler needs to know
 
 
 def _hopper(name: str, hbm_bytes: int, bytes_per_s: int) -> Target:
     """A Hopper GPU; the models differ in memory alone."""
     usable = int(GPU_SHARE * hbm_bytes)
     kind = f"NVIDIA {name.upper()}"
-    return Target(name, "gpu", kind, "one GPU", hbm_bytes, usable, bytes_per_s, 1979 * TERA // 2, 227 * KIB)
+    return Target(name, "gpu", kind, "one GPU", hbm_bytes, usable, bytes_per_s, 1979 * TERA // 2, 227 * KIB, 50 * MIB)
 
 
 # TPUs: memory, bandwidth and peak of a chip come from docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, halved if the
@@ -245,7 +246,7 @@ def _gpu_config(target: Target) -> str:
           registers_per_core_limit: 65536 registers_per_block_limit: 65536
           shared_memory_per_block: {48 * KIB} shared_memory_per_block_optin: {target.on_chip_bytes}
           shared_memory_per_core: {228 * KIB}
-          memory_bandwidth: {target.bytes_per_s} device_memory_size: {target.hbm_bytes} l2_cache_size: {50 * MIB}
+          memory_bandwidth: {target.bytes_per_s} device_memory_size: {target.hbm_bytes} l2_cache_size: {target.l2_bytes}
         }}
         platform_name: "CUDA"
         dnn_version_info {{ major: 9 minor: 8 patch: 0 }}

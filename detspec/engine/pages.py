@@ -20,13 +20,10 @@ from detspec.cache import SCRATCH_PAGE
 class PagePool:
     """Pages 1 .. `num_pages`; page 0 is scratch and has no holder.
 
-    Attributes:
-        num_pages: how many there are.
-        root: digest of all that keys and values depend on besides tokens; part of every key.
+    `root` is a digest of all that keys and values depend on besides tokens; it is part of every key.
     """
 
     def __init__(self, num_pages: int, root: bytes = b"") -> None:
-        """All pages are free."""
         self.num_pages = num_pages
         self.root = root
         self._free = list(range(num_pages, SCRATCH_PAGE, -1))

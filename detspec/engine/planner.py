@@ -14,13 +14,7 @@ CANNOT_WIN = "drafting a window costs as much as the canonical steps that it can
 
 
 class Planner:
-    """Compiles, certifies and times plans when they are first needed, and chooses among them by what is live.
-
-    Attributes:
-        certificates: what is known of each plan.
-        step_times: seconds of a step of each plan.
-        acceptance: drafted tokens that each draft source brings.
-    """
+    """Compiles, certifies and times plans when they are first needed, and chooses among them by what is live."""
 
     def __init__(self, device: Device) -> None:
         self.certificates: dict[Plan, Certificate] = {}

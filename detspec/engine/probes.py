@@ -39,13 +39,8 @@ class Probe(NamedTuple):
 class Probes:
     """`batch` probes of mixed lengths, greedy and sampled, in the first places of a device.
 
-    All places must be free, and any page may be written over.
-
-    Attributes:
-        device: runs them.
-        batch: number of probes.
-        each: one probe for each of the first places.
-        num_new: tokens that each of them generates.
+    All places must be free, and any page may be written over. `each` has the probe of each place, and each generates `num_new`
+    tokens.
     """
 
     def __init__(self, device: Device, batch: int, *, deterministic: bool = True, far: bool = False, turn: int = 0) -> None:

@@ -70,8 +70,7 @@ def paged_attention(
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float16."""
     check(q, v_pages, numerics)
     G, W, N, H = q.shape
-    K = v_pages.shape[1]
-    page = v_pages.shape[2]
+    K, page = v_pages.shape[1:3]
     Q = N // K
     splits = numerics.num_splits
     shape = tile_shape(q, v_pages, numerics)
