@@ -95,7 +95,7 @@ class ChatTemplate:
         }
         try:
             with self._lock:
-                self._environment.renew()
+                self._environment.budget.renew()
                 return self._template.render({**given, **self._special_tokens, **variables})
         except Exception as error:  # a template may raise anything
             raise InputError(f"{self._path} does not take this conversation: {error}") from error

@@ -28,6 +28,10 @@ class Budget:
     """The work that one rendering may still do."""
 
     def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Starts anew, before each rendering."""
         self.steps = MAX_STEPS
         self.chars = MAX_CHARS
 
