@@ -182,9 +182,8 @@ class Engine:
     def step(self) -> list[Update]:
         """Starts a segment, and returns what the one before brought; an empty list if there is nothing to do.
 
-        Raises:
-            InputError: a deterministic request is in flight and this device certifies no plan for it. Nothing is lost: abort
-                such requests, and step on.
+        Raises `InputError` if a deterministic request is in flight and this device certifies no plan for it. Nothing is lost:
+        abort such requests, and step on.
         """
         self._advance()
         updates = list(self._outbox)
@@ -218,8 +217,7 @@ class Engine:
     def stream(self, prompt: str | Sequence[int], sampling: SamplingParams) -> Iterator[Update]:
         """Yields updates of one completion as tokens are committed; only final tokens and final text ever leave.
 
-        Raises:
-            InputError: the prompt is unsound, or more than one sample is asked for.
+        Raises `InputError` if the prompt is unsound, or more than one sample is asked for.
         """
         if sampling.n != 1:
             raise InputError(f"a stream is of one sample, got n = {sampling.n}: stream each with its seed, or use generate")
@@ -230,12 +228,10 @@ class Engine:
     def prepare(self, num_requests: int | None = None, *, deterministic: bool = True) -> tuple[Certificate, ...]:
         """Compiles, certifies and times programs ahead; steps do it by themselves when they first need one.
 
-        Args:
-            num_requests: samples at once (`n` of a request count `n` times); None for any traffic, as a server should.
-            deterministic: whether there are deterministic ones among them.
+        `num_requests` are samples at once (`n` of a request count `n` times), None for any traffic, as a server should;
+        `deterministic` says whether there are deterministic ones among them.
 
-        Raises:
-            InputError: thoughts of this model depend on places or drafts on this device.
+        Raises `InputError` if thoughts of this model depend on places or drafts on this device.
         """
         num_requests = self.config.max_requests + 1 if num_requests is None else num_requests
         if self.planner.lacks(num_requests, deterministic):
