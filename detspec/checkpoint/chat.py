@@ -37,11 +37,7 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """The template of one folder, compiled.
-
-    Attributes:
-        digest: SHA-256 of its source and the special tokens, in hex.
-    """
+    """The template of one folder, compiled; `digest` is the SHA-256 of its source and the special tokens, in hex."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, path: str | Path = "chat template") -> None:
         """Compiles `source`; `path` names it in errors. Raises `InputError` if it is no jinja2 template."""

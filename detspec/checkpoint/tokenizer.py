@@ -22,8 +22,7 @@ MAX_QUOTED = 200  # characters of a text in an error
 class Tokenizer:
     """Text to token ids and back, as the folder's `tokenizer.json` says, its own beginning-of-text token included.
 
-    Attributes:
-        digest: SHA-256 of the file, in hex.
+    `digest` is the SHA-256 of the file, in hex.
     """
 
     def __init__(self, path: str | Path) -> None:

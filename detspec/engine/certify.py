@@ -18,7 +18,7 @@ from detspec.engine.bits import first_difference, same_bits
 from detspec.engine.device import Device
 from detspec.engine.policy import Plan
 from detspec.engine.probes import NUM_PROBES, Probes
-from detspec.engine.programs import Asked
+from detspec.engine.programs import Asked, Report
 from detspec.thinking.thoughts import thought_lists
 
 ORDINARY = "ordinary"
@@ -57,18 +57,15 @@ def certify(device: Device, plan: Plan) -> Certificate:
         if plan.ordinary:
             jax.block_until_ready(report)
             return Certificate(plan, ORDINARY)
-        if differs := _differs_from_anchor(
-            probes, np.asarray(report.tokens), np.asarray(report.logprobs), report.progress.committed
-        ):
+        if differs := _differs_from_anchor(probes, report):
             return Certificate(plan, DIFFERS, differs)
     return Certificate(plan, CERTIFIED)
 
 
-def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarray, committed: np.ndarray) -> str:
-    """The first place and new position where the anchor's tokens or log-probability bits differ, in words; "" if nowhere.
-
-    The plan has committed `committed [batch]` positions of `tokens` and `logprobs`, both `[batch, max_len]`.
-    """
+def _differs_from_anchor(probes: Probes, report: Report) -> str:
+    """The first place and new position where the anchor's tokens or log-probability bits differ, in words; "" if nowhere."""
+    tokens, logprobs = (np.asarray(x) for x in (report.tokens, report.logprobs))
+    committed = report.progress.committed
     texts = {b: (tokens[b, : committed[b]], start) for b, start in enumerate(probes.replay_from())}
     anchor = probes.device.replay(probes.placement, texts, Asked(choose=True, top_k=0))
     assert anchor.targets is not None

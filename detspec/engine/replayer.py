@@ -53,8 +53,7 @@ class Replay:
 class Replayer:
     """Replays any number of completions; one program for texts of all lengths.
 
-    Attributes:
-        schedule: the schedule of its passes: large ones if this device certifies that their bits are those of the config's.
+    `schedule` is that of its passes: large ones if this device certifies that their bits are those of the config's.
     """
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
@@ -63,8 +62,7 @@ class Replayer:
         Raises `InputError` if `max_len` is more than the model was made for, or the device does not run the schedule.
         """
         self._device = Device(model, dataclasses.replace(config, thoughts="none", num_pages=None))
-        self._asked = self._device.schedule
-        self.schedule = self._asked
+        self.schedule = self._device.schedule
         self._page_table = 1 + np.arange(self._device.num_pages, dtype=np.int32).reshape(config.max_requests, -1)
         self._prepared = False
 
@@ -73,17 +71,17 @@ class Replayer:
         if self._prepared:
             return
         config = self._device.config
-        large = large_passes(self._asked, config.max_len)
-        if large != self._asked:
+        asked = self._device.schedule
+        large = large_passes(asked, config.max_len)
+        if large != asked:
             texts = _made_up_texts(self._device.model.cfg.vocab_size, config.max_requests, config.max_len)
             found = []
-            for schedule in (self._asked, large):
+            for schedule in (asked, large):
                 self.schedule = schedule
                 replayed, thoughts = self._dispatch(texts)
-                answers = (replayed.targets, replayed.target_logprobs, *(() if thoughts is None else (thoughts,)))
-                found.append([np.asarray(answer) for answer in answers])
+                found.append(jax.tree.leaves(jax.device_get((replayed.targets, replayed.target_logprobs, thoughts))))
             if not all(same_bits(a, b).all() for a, b in zip(*found, strict=True)):
-                self.schedule = self._asked
+                self.schedule = asked
         self._prepared = True
 
     def run(self, records: Iterable[tuple[Request, Sequence[int]]]) -> Iterator[Replay]:
@@ -124,7 +122,7 @@ class Replayer:
         thinking = [thinks(cfg, request.sampling) for request, _ in batch]
         prompts = [request.prompt_token_ids for request, _ in batch]
         # Prompts are read in the order of places, so what a place shares with the one before is there when it is needed.
-        page = self._asked.numerics.page
+        page = device.schedule.numerics.page
         shared = [0] * len(batch) if likeliest or any(thinking) else shared_pages(prompts, page)
         placement = self._placement(shared)
         entries = [
@@ -132,7 +130,7 @@ class Replayer:
             for place, ((request, _), number) in enumerate(zip(batch, shared, strict=True))
         ]
         # Where the likeliest tokens are asked for, prompts are replayed too, by passes that need no certificate.
-        schedule = self._asked if likeliest else self.schedule
+        schedule = device.schedule if likeliest else self.schedule
         start = [0 if likeliest and not thought else len(prompt) - 1 for prompt, thought in zip(prompts, thinking, strict=True)]
         device.clear()
         device.put(entries)
