@@ -135,7 +135,8 @@ GEMMA2 = Family(
     slides=lambda index, hf_config: index % 2 == 0,
     names=GEMMA_NAMES,
 )
-GEMMA3 = Family(
+GEMMA3 = dataclasses.replace(
+    GEMMA2,
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     fields=GEMMA_FIELDS,
@@ -143,7 +144,6 @@ GEMMA3 = Family(
     traits={**GEMMA2.traits, "qk_norm": True},
     fixed={**GEMMA2.fixed, "attn_logit_softcapping": None},  # transformers reads it and does not apply it
     slides=lambda index, hf_config: (index + 1) % sliding_pattern(hf_config) != 0,
-    names=GEMMA_NAMES,
     rope_theta=1e6,
     sliding_rope_theta=1e4,
 )
