@@ -48,6 +48,7 @@ class Device:
         schedule: anchor of all canonical passes.
         config: capacities, and how thoughts are drafted.
         num_pages: cache pages that sequences share.
+        clock: how long the device worked, and waited for the host.
         state: all sequences; every program takes it and gives the next one.
     """
 
