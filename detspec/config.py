@@ -104,7 +104,7 @@ class ModelConfig:
     norm_eps: float = 1e-5  # epsilon of every RMSNorm
     tie_embeddings: bool = False  # the output head is the embedding matrix
     max_position: int = 2048  # longest sequence the model was made for, in tokens
-    dtype: str = "bfloat16"  # of weights and activations: "float32", "bfloat16" or "float16"; reductions are float32 always
+    dtype: str = "bfloat16"  # weights and activations: "float32", "bfloat16" or "float16"; reductions are float32 always
     rope_scaling: RopeScaling | None = None  # stretches the rotary frequencies; None leaves them
     sliding_window: int | None = None  # positions that sliding layers attend to, their own included; None without such layers
     sliding_layers: tuple[bool, ...] = ()  # for each layer, whether it slides; `()` if none does
@@ -116,10 +116,10 @@ class ModelConfig:
     post_norms: bool = False
     norm_plus_one: bool = False  # every RMSNorm multiplies by `1 + w`, in float32 (Gemma)
     scale_embeddings: bool = False  # embeddings are multiplied by `sqrt(D)` (Gemma)
-    activation: str = "silu"  # of the MLP's gate: "silu" or "gelu_tanh"
+    activation: str = "silu"  # activation of the MLP's gate: "silu" or "gelu_tanh"
     score_dim: float | None = None  # attention scores are divided by its square root; None is `H`
     attn_softcap: float | None = None  # scores are squashed into `+-cap` by `cap * tanh(scores / cap)`; None leaves them
-    logit_softcap: float | None = None  # the same for the logits
+    logit_softcap: float | None = None  # logits are squashed likewise; None leaves them
     # "rope" rotates queries and keys; "alibi" lowers a head's scores in proportion to the distance (Press et al. 2022, arXiv
     # 2108.12409), and the rotary fields say nothing
     position_encoding: str = "rope"

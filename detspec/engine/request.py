@@ -44,8 +44,8 @@ class Request:
 class Thought:
     """What a model thought after one chunk of the prompt."""
 
-    text: str  # without the token that ends it; "" for nothing
-    token_ids: tuple[int, ...]  # its tokens, the one that ends it included
+    text: str  # text without the token that ends it; "" for nothing
+    token_ids: tuple[int, ...]  # tokens of the thought, the one that ends it included
     is_cut: bool  # it did not end within `ThinkingConfig.max_thought` tokens; its last one was taken for the end
 
 
@@ -88,7 +88,7 @@ STATS_FIELDS = tuple(field.name for field in dataclasses.fields(Stats))
 class Completion:
     """One finished request."""
 
-    id: str  # the request's
+    id: str  # id of the request
     prompt_token_ids: tuple[int, ...]  # the prompt
     token_ids: tuple[int, ...]  # new tokens, a stop token included
     # float32 log-probability of each new token; from the canonical pass if the request was deterministic
@@ -115,9 +115,9 @@ class Update(NamedTuple):
 
     request: Request  # the sample, with its `id` and `index`
     token_ids: tuple[int, ...]  # tokens that were committed since the last update
-    logprobs: tuple[float, ...]  # their log-probabilities
+    logprobs: tuple[float, ...]  # log-probabilities of these tokens
     text: str  # the text that is complete with them
-    completion: Completion | None  # all of it, in the last update; None before
+    completion: Completion | None  # the whole completion, in the last update; None before
 
 
 def completion_digest(
