@@ -37,7 +37,7 @@ test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GP
 	$(VENV)/aot/bin/python -m pytest aot --numprocesses auto --dist worksteal $(ARGS)
 
 kernels: $(VENV)/aot/.installed ## compile every kernel and rewrite docs/kernels.md
-	$(VENV)/aot/bin/python scripts/compile_kernels.py
+	$(VENV)/aot/bin/python aot/compile_kernels.py
 
 lint: env ## check with ruff (rules and format) and mypy
 	$(BIN)/ruff check .

@@ -2,8 +2,8 @@
 
 import pytest
 from hlo import kernel_calls
+from kernel_shapes import KernelShape, attention_shapes, compile_shape, linear_shapes
 
-from detspec.ops.kernel_shapes import KernelShape, attention_shapes, compile_shape, linear_shapes
 from detspec.targets import TARGETS, target
 
 SHAPES: tuple[KernelShape, ...] = (*attention_shapes(), *linear_shapes())

@@ -34,16 +34,11 @@ class KVCache(flax.struct.PyTreeNode):
         """Slots per page; a page is also the KV block of the canonical reduction."""
         return self.v[0].shape[2]
 
-    @property
-    def max_len(self) -> int:
-        """Most positions of a sequence."""
-        return self.page_table.shape[1] * self.page
-
 
 def init_cache(
     cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: Numerics, num_pages: int | None = None
 ) -> KVCache:
-    """An empty cache of `max_requests` rows of `max_len` positions (rounded up to whole pages), for passes of `schedule`.
+    """An empty cache of `max_requests` rows of `max_len` positions (rounded up to whole pages), for passes of `numerics`.
 
     By default every sequence has its own pages, in order. With `num_pages`, which does not count the scratch page, sequences
     have no pages, and the caller allocates them.

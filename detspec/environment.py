@@ -93,13 +93,15 @@ def fingerprint() -> dict[str, str]:
     """
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
+    facts = _cpu_facts() if on_cpu else {}
+    flags = facts.get("flags") or facts.get("Features", "")
     return {
         "detspec": version("detspec"),
         "jax": jax.__version__,
         "jaxlib": version("jaxlib"),
         "backend": device.platform,
-        "device_kind": _cpu_model() if on_cpu else device.device_kind,
-        "instruction_sets": hashlib.sha256(_cpu_flags().encode()).hexdigest()[:16] if on_cpu else "",
+        "device_kind": _cpu_model(facts) if on_cpu else device.device_kind,
+        "instruction_sets": hashlib.sha256(flags.encode()).hexdigest()[:16] if on_cpu else "",
         "compiler": device.client.platform_version.replace("\n", " "),
         "mesh": "1",
     }
@@ -122,21 +124,18 @@ def enable_compile_cache() -> Path:
     return folder
 
 
-def _cpu_flags() -> str:
-    """The instruction sets that the processor offers; a virtual machine may hide some of them."""
+def _cpu_facts() -> dict[str, str]:
+    """What Linux says of the first processor, by name; nothing on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(("flags", "Features"))), "")
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
 
 
-def _cpu_model() -> str:
+def _cpu_model(facts: dict[str, str]) -> str:
     """The name of the processor's model."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
+    if not facts:
         return platform.processor() or platform.machine()
-    named = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines[:40])}
-    model = named.get("model name", platform.machine())
-    return f"{model} family {named.get('cpu family', '?')} model {named.get('model', '?')}"
+    model = facts.get("model name", platform.machine())
+    return f"{model} family {facts.get('cpu family', '?')} model {facts.get('model', '?')}"

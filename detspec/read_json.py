@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ def parse_json(raw: bytes) -> Any:
 
     NaN, Infinity and 1e400 become floats that are not finite; the caller checks its numbers.
 
-    Raises:
-        InputError: no UTF-8 or no JSON; more than 100 levels; an integer of more than 4300 digits; a key twice in one object;
-            half a surrogate pair.
+    Raises `InputError` for no UTF-8 or no JSON; more than 100 levels; an integer of more than 4300 digits; a key twice in one
+    object; half a surrogate pair.
     """
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(raw):
         raise InputError(f"is JSON that cannot be read: it is nested more than {MAX_DEPTH} levels deep")
@@ -47,8 +47,7 @@ def parse_json(raw: bytes) -> Any:
 def read_json_object(path: Path, *, name: str | None = None) -> dict[str, Any] | None:
     """The JSON object in the file `path`, which errors call `name` (default: the path); None if there is no such file.
 
-    Raises:
-        InputError: no regular file, one of more than 64 MiB, one that cannot be read, or what it holds is no JSON object.
+    Raises `InputError` for no regular file, one of more than 64 MiB, one that cannot be read, or one that holds no JSON object.
     """
     raw = read_bounded(path, MAX_FILE_BYTES, name=name)
     if raw is None:
@@ -66,8 +65,7 @@ def read_json_object(path: Path, *, name: str | None = None) -> dict[str, Any] |
 def read_bounded(path: Path, max_bytes: int, *, name: str | None = None) -> bytes | None:
     """The bytes of the file `path`, which errors call `name` (default: the path); None if there is no such file.
 
-    Raises:
-        InputError: no regular file, one of more than `max_bytes`, or one that cannot be read.
+    Raises `InputError` for no regular file, one of more than `max_bytes`, or one that cannot be read.
     """
     name = name or str(path)
     try:
@@ -97,7 +95,6 @@ def _is_deep(raw: bytes) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise InputError(f"names the key {twice!r} twice in one object")
     return found

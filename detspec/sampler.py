@@ -28,7 +28,7 @@ def sample(
         position: `[R]` int32, the absolute position that the chosen token will have.
         rows: sampling parameters of each row, `[R]`.
         texts_fn: makes the texts that `process_logits` reads; run only if a row needs them.
-        schedule: its `reductions` order the sum of the log-probability.
+        numerics: its `reductions` order the sum of the log-probability.
 
     Returns:
         Tokens `[R]` int32 and their log-probabilities `[R]` float32. These are raw, from the model's own distribution, or for

@@ -39,7 +39,7 @@ def test_init_cache_hands_every_page_but_the_scratch_page_to_one_row(implementat
 @pytest.mark.parametrize(("max_len", "page", "rounded"), [(10, 4, 12), (12, 4, 12), (1, 16, 16), (16, 16, 16), (17, 16, 32)])
 def test_init_cache_rounds_rows_up_to_whole_pages(max_len, page, rounded):
     cache = make_cache(max_len=max_len, page=page)
-    assert cache.max_len == rounded
+    assert cache.page_table.shape[1] * cache.page == rounded
     assert cache.page == page
 
 

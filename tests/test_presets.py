@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from detspec.checkpoint.families import describe, family_of, read_fields
 from detspec.checkpoint.hf import load_hf
+from detspec.checkpoint.hf_config import describe, family_of, read_fields
 from detspec.checkpoint.load import find_folder
 from detspec.config import ModelConfig
 from detspec.errors import InputError

@@ -37,18 +37,10 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """The template of one folder, compiled.
-
-    Attributes:
-        digest: SHA-256 of its source and the special tokens, in hex.
-    """
+    """The template of one folder, compiled; `digest` is the SHA-256 of its source and the special tokens, in hex."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, path: str | Path = "chat template") -> None:
-        """Compiles `source`; `path` names it in errors.
-
-        Raises:
-            InputError: `source` is no jinja2 template.
-        """
+        """Compiles `source`; `path` names it in errors. Raises `InputError` if it is no jinja2 template."""
         self._path = path
         self._special_tokens = dict(special_tokens)
         self.digest = hashlib.sha256(json.dumps([source, self._special_tokens], sort_keys=True).encode()).hexdigest()
@@ -99,7 +91,7 @@ class ChatTemplate:
         }
         try:
             with self._lock:
-                self._environment.renew()
+                self._environment.budget.renew()
                 return self._template.render({**given, **self._special_tokens, **variables})
         except Exception as error:  # a template may raise anything
             raise InputError(f"{self._path} does not take this conversation: {error}") from error
@@ -108,8 +100,7 @@ class ChatTemplate:
 def read_chat_template(folder: Path) -> ChatTemplate | None:
     """The template of a Hugging Face folder: `chat_template.jinja`, else the key in `tokenizer_config.json`, else None.
 
-    Raises:
-        InputError: one of these files cannot be read, or holds what is no template or no special token.
+    Raises `InputError` if one of these files cannot be read, or holds what is no template or no special token.
     """
     config = read_json_object(folder / CONFIG_FILE) or {}
     special_tokens = {name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name))) is not None}

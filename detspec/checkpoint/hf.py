@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from detspec.checkpoint.families import Family, describe, family_of, find_family, read_fields
+from detspec.checkpoint.families import Family
 from detspec.checkpoint.files import (
     FILE_DTYPES,
     Header,
@@ -30,6 +30,7 @@ from detspec.checkpoint.files import (
     write_json,
     write_tensors,
 )
+from detspec.checkpoint.hf_config import describe, family_of, find_family, read_fields
 from detspec.checkpoint.tensor_names import SKIPPED_SUFFIXES, TensorNames, leaf_at, tensor_places
 from detspec.config import ModelConfig
 from detspec.errors import InputError
@@ -42,10 +43,8 @@ PATIENCE_S = 2.0  # a progress bar appears when loading takes longer
 def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params]:
     """Reads the Hugging Face folder at `path`; weights come in the config's dtype (without one, in the files').
 
-    Args:
-        path: a folder with a `config.json`.
-        sharding: where each array goes, straight from host memory: one `jax.sharding.Sharding` for all, or a pytree of them
-            like the parameters; the default device if None.
+    `sharding` says where each array goes, straight from host memory: one `jax.sharding.Sharding` for all, or a pytree of them
+    like the parameters; the default device if None.
 
     Raises one `InputError` that names everything that is missing, damaged, unknown or unsupported.
     """
@@ -55,10 +54,7 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     tensors = read_headers(path, problems)
     problems.raise_if_any()
     assert family is not None
-    assert fields is not None
-    cfg = build_config(fields, tensors, problems)
-    problems.raise_if_any()
-    assert cfg is not None
+    cfg = build_config(fields, tensors, path)
     shapes = param_shapes(cfg, sharding=sharding)
     check_tensors(family.names, shapes, tensors, problems)
     problems.raise_if_any()
@@ -113,40 +109,34 @@ def read_hf_config(path: str | Path) -> ModelConfig:
 
     Raises one `InputError` that names everything that is missing, damaged, unknown or unsupported, or that no dtype is named.
     """
-    problems = Problems(Path(path))
-    _, fields = _read_family(Path(path), problems)
+    path = Path(path)
+    problems = Problems(path)
+    _, fields = _read_family(path, problems)
     problems.raise_if_any()
-    assert fields is not None
-    cfg = build_config(fields, {}, problems)
-    problems.raise_if_any()
-    assert cfg is not None
-    return cfg
+    return build_config(fields, {}, path)
 
 
-def _read_family(path: Path, problems: Problems) -> tuple[Family | None, dict[str, Any] | None]:
-    """The family and the fields of the config that `config.json` describes, None and a problem where it does not."""
+def _read_family(path: Path, problems: Problems) -> tuple[Family | None, dict[str, Any]]:
+    """The family and the fields of the config that `config.json` describes; where it describes none, there is a problem."""
     if not path.is_dir():
-        problems.append("no such folder")
-        problems.raise_if_any()
+        raise InputError(f"{path}: no such folder")
     hf_config = read_json(path / "config.json", problems)
     family = find_family(hf_config, problems) if hf_config is not None else None
-    fields = read_fields(hf_config, family, problems) if hf_config is not None and family is not None else None
-    return family, fields
+    return family, {} if hf_config is None or family is None else read_fields(hf_config, family, problems)
 
 
-def build_config(fields: dict[str, Any], tensors: dict[str, Header], problems: Problems) -> ModelConfig | None:
-    """The `ModelConfig`, with the files' dtype where the config names none."""
+def build_config(fields: dict[str, Any], tensors: dict[str, Header], path: Path) -> ModelConfig:
+    """The `ModelConfig`, with the files' dtype where the config names none; raises `InputError` if there is no such model."""
     if fields["dtype"] is None:
         found = sorted({FILE_DTYPES[header.dtype] for header in tensors.values()})
         if len(found) != 1:
-            problems.append(f"config.json names no dtype and its tensors have {' and '.join(found) or 'none either'}")
-            return None
+            dtypes = " and ".join(found) or "none either"
+            raise InputError(f"{path}: config.json names no dtype and its tensors have {dtypes}")
         fields = {**fields, "dtype": found[0]}
     try:
         return ModelConfig(**fields)
     except ValueError as error:
-        problems.append(f"config.json: {error}")
-        return None
+        raise InputError(f"{path}: config.json: {error}") from error
 
 
 def check_tensors(names: TensorNames, shapes: Params, tensors: dict[str, Header], problems: Problems) -> None:

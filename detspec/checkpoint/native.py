@@ -70,18 +70,14 @@ def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: str | 
 def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn = weights) -> tuple[ModelConfig, Params, str]:
     """Reads the folder at `path`: config, weights and their digest, which is checked.
 
-    Args:
-        path: a folder of ours.
-        sharding: where each array goes, straight from disk: one `jax.sharding.Sharding` for all, or a pytree of them like
-            the parameters; the first device if None.
-        weights_fn: declares the weights of a config.
+    `sharding` says where each array goes, straight from disk: one `jax.sharding.Sharding` for all, or a pytree of them like the
+    parameters; the first device if None. `weights_fn` declares the weights of a config.
 
     Raises `InputError` for no manifest, a damaged one or one of a later format, and for weights that are missing, damaged, or
     not those of the manifest.
     """
     path = Path(path).resolve()
-    manifest = _read_manifest(path)
-    cfg = _config_of(manifest, path)
+    manifest, cfg = _read_manifest(path)
     stored_bytes = _check_files(path / WEIGHTS_FOLDER, manifest.get("files"))
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     target = param_shapes(cfg, sharding=sharding, weights_fn=weights_fn)
@@ -103,17 +99,7 @@ def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn
 
 def read_native_config(path: str | Path) -> ModelConfig:
     """The config of the folder at `path`; raises `InputError` for an unsound manifest, as `load_native` does."""
-    path = Path(path).resolve()
-    return _config_of(_read_manifest(path), path)
-
-
-def _config_of(manifest: dict[str, Any], path: Path) -> ModelConfig:
-    if not isinstance(config := manifest.get("config"), dict):
-        raise InputError(f"{path / MANIFEST_NAME}: config must be a JSON object, got {config!r}")
-    try:
-        return ModelConfig.from_json(config)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{path / MANIFEST_NAME}: config is none of this version: {error}") from error
+    return _read_manifest(Path(path).resolve())[1]
 
 
 def is_native(path: Path) -> bool:
@@ -151,10 +137,16 @@ def _check_shapes(asked: Params, stored: Any) -> None:
             raise InputError(f"weight {name}: the folder has {has}, the config asks for {needs}")
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> tuple[dict[str, Any], ModelConfig]:
+    """The manifest of the folder at `path`, and the config in it."""
     manifest = read_json_object(path / MANIFEST_NAME)
     if manifest is None:
         raise InputError(f"{path} has no {MANIFEST_NAME}: it is no model folder, or was not written to its end")
     if manifest.get("format") != FORMAT:
         raise InputError(f"{path / MANIFEST_NAME}: format {manifest.get('format')!r} is not supported, only {FORMAT}")
-    return manifest
+    if not isinstance(config := manifest.get("config"), dict):
+        raise InputError(f"{path / MANIFEST_NAME}: config must be a JSON object, got {config!r}")
+    try:
+        return manifest, ModelConfig.from_json(config)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path / MANIFEST_NAME}: config is none of this version: {error}") from error

@@ -28,6 +28,10 @@ class Budget:
     """The work that one rendering may still do."""
 
     def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Starts anew, before each rendering."""
         self.steps = MAX_STEPS
         self.chars = MAX_CHARS
 
@@ -59,8 +63,7 @@ class Budget:
 def size_of(value: Any) -> tuple[int, int]:
     """Values inside `value`, and characters of the texts among them: 3 and 4 for `["ab", "ab"]`.
 
-    Raises:
-        Overrun: more than `MAX_VALUES` or `MAX_TEXT`.
+    Raises `Overrun` if they are more than `MAX_VALUES` or `MAX_TEXT`.
     """
     todo = [value]
     num_values = num_chars = 0

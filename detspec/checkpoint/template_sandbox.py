@@ -27,29 +27,13 @@ MAX_OPTION = 10_000  # widths, precisions and counts that filters take
 LEFT_OUT_FILTERS = {"filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr"}
 LEFT_OUT_METHODS = {"encode", "expandtabs", "to_bytes", "translate"}
 SHALLOW_FILTERS = {"count", "d", "default", "first", "last", "length"}  # look at no entry, or at one
-COMPARING_TESTS = {
-    "!=",
-    "<",
-    "<=",
-    "==",
-    ">",
-    ">=",
-    "eq",
-    "equalto",
-    "ge",
-    "greaterthan",
-    "gt",
-    "in",
-    "le",
-    "lessthan",
-    "lt",
-    "ne",
-}
+COMPARING_TESTS = {"!=", "<", "<=", "==", ">", ">=", "eq", "ge", "gt", "in", "le", "lt", "ne"}
+COMPARING_TESTS |= {"equalto", "greaterthan", "lessthan"}
 COUNTING_FILTERS = {"batch", "center", "indent", "round", "slice", "truncate"}
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox with the budgets above; `renew` starts them anew, before each compilation and each rendering."""
+    """jinja2's sandbox with the budgets above."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -59,15 +43,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         kept: dict[str, Any] = {name: fn for name, fn in self.filters.items() if name not in LEFT_OUT_FILTERS}
         kept["tojson"] = self._tojson
         self.filters = {name: self._bounded(name, fn, shallow=name in SHALLOW_FILTERS) for name, fn in kept.items()}
-        self.filters |= {"_step": self._step, "_weigh": self._weigh, "_concat": self._concat_values}
+        self.filters |= {"_step": self._step, "_weigh": self.budget.weigh, "_concat": self._concat_values}
         tests: dict[str, Any] = self.tests
         self.tests = {name: self._bounded(name, fn, shallow=name not in COMPARING_TESTS) for name, fn in tests.items()}
         self.globals["namespace"] = _Namespace
         del self.globals["lipsum"]
-
-    def renew(self) -> None:
-        """Starts the budgets anew."""
-        self.budget = Budget()
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         if len(source) > MAX_SOURCE:
@@ -171,9 +151,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _step(self, count: int) -> None:
         self.budget.step(max(1, count))
-
-    def _weigh(self, value: Any) -> Any:
-        return self.budget.weigh(value)
 
     def _concat_values(self, values: list[Any]) -> str:
         return "".join(map(str, self.budget.weigh(values)))

@@ -15,7 +15,9 @@ from detspec.model.params import Params
 #     "model.layers.{}.mlp.experts.{}.down_proj.weight": ("layers", "{}", "experts", "down")
 TensorNames = dict[str, tuple[str, ...]]
 
+EMBEDDING: TensorNames = {"model.embed_tokens.weight": ("embed",)}
 LAYER_NAMES: TensorNames = {
+    "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
     "model.layers.{}.self_attn.q_proj.weight": ("layers", "{}", "q"),
     "model.layers.{}.self_attn.q_proj.bias": ("layers", "{}", "q_bias"),
     "model.layers.{}.self_attn.k_proj.weight": ("layers", "{}", "k"),
@@ -30,24 +32,21 @@ LAYER_NAMES: TensorNames = {
     "model.layers.{}.mlp.up_proj.weight": ("layers", "{}", "up"),
     "model.layers.{}.mlp.down_proj.weight": ("layers", "{}", "down"),
 }
+OUTPUT: TensorNames = {"model.norm.weight": ("final_norm",), "lm_head.weight": ("head",)}
 # Llama has two norms in a layer, each before what it feeds. Gemma has four; one name means another norm there.
 LLAMA_NAMES: TensorNames = {
-    "model.embed_tokens.weight": ("embed",),
-    "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
+    **EMBEDDING,
     **LAYER_NAMES,
     "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "mlp_norm"),
-    "model.norm.weight": ("final_norm",),
-    "lm_head.weight": ("head",),
+    **OUTPUT,
 }
 GEMMA_NAMES: TensorNames = {
-    "model.embed_tokens.weight": ("embed",),
-    "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
+    **EMBEDDING,
     **LAYER_NAMES,
     "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "attn_post_norm"),
     "model.layers.{}.pre_feedforward_layernorm.weight": ("layers", "{}", "mlp_norm"),
     "model.layers.{}.post_feedforward_layernorm.weight": ("layers", "{}", "mlp_post_norm"),
-    "model.norm.weight": ("final_norm",),
-    "lm_head.weight": ("head",),
+    **OUTPUT,
 }
 SKIPPED_SUFFIXES = (".self_attn.rotary_emb.inv_freq",)  # tensors of constants, which are not read
 

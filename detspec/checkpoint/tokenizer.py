@@ -22,8 +22,7 @@ MAX_QUOTED = 200  # characters of a text in an error
 class Tokenizer:
     """Text to token ids and back, as the folder's `tokenizer.json` says, its own beginning-of-text token included.
 
-    Attributes:
-        digest: SHA-256 of the file, in hex.
+    `digest` is the SHA-256 of the file, in hex.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -63,9 +62,8 @@ class Tokenizer:
 def read_tokenizer(path: str | Path) -> tokenizers.Tokenizer:
     """The library's tokenizer of a `tokenizer.json`, which neither pads nor cuts texts, as in transformers.
 
-    Raises:
-        InputError: the file is missing, damaged or larger than 256 MiB; its tokens are random (dropout); or it may turn a short
-            text into a huge one.
+    Raises `InputError` if the file is missing, damaged or larger than 256 MiB; if its tokens are random (dropout); or if it may
+    turn a short text into a huge one.
     """
     raw = read_bounded(Path(path), MAX_FILE_BYTES)
     if raw is None:

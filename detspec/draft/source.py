@@ -46,11 +46,7 @@ class Drafter(NamedTuple):
 
 def draft_fn(drafter: Drafter, schedule: Schedule) -> DraftFn:
     """`drafter` as `dvr_step` takes it, within one trace: drafts for windows of `schedule`."""
-
-    def draft(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
-        return drafter.source.draft(drafter.params, params, cfg, state, schedule)
-
-    return draft
+    return lambda params, cfg, state: drafter.source.draft(drafter.params, params, cfg, state, schedule)
 
 
 def no_state(cfg: ModelConfig, schedule: Schedule, num_sequences: int, max_len: int) -> DraftState:

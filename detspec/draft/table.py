@@ -16,12 +16,11 @@ from detspec.errors import InputError
 SOURCES: Mapping[str, DraftSource] = MappingProxyType({source.name: source for source in (NONE, SELF)})
 
 
-def source_of(name: str, more: Mapping[str, Drafter] = MappingProxyType({})) -> DraftSource:
-    """The draft source called `name`, one of `SOURCES` or of `more`; `InputError` if there is none of that name."""
-    known = {**SOURCES, **{other: drafter.source for other, drafter in more.items()}}
-    if name not in known:
-        raise InputError(f"there is no draft source called {name!r}: choose one of {tuple(known)}")
-    return known[name]
+def source_of(name: str) -> DraftSource:
+    """The draft source called `name`, one of `SOURCES`; `InputError` if there is none of that name."""
+    if name not in SOURCES:
+        raise InputError(f"there is no draft source called {name!r}: choose one of {tuple(SOURCES)}")
+    return SOURCES[name]
 
 
 def drafters_of(more: Mapping[str, Drafter] = MappingProxyType({})) -> dict[str, Drafter]:

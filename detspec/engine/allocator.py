@@ -38,17 +38,10 @@ class Allocator:
         return missing in self._filling
 
     def admit(self, sequence: SequenceState, place: int, *, num_positions: int, headroom: int) -> tuple[int, int] | None:
-        """Gives `sequence` pages for `num_positions`, shared ones first, and sets its `length` to what they hold.
+        """Gives a waiting `sequence` pages for `num_positions`, shared ones first, and sets its `length` to what they hold.
 
-        Args:
-            sequence: one that waits.
-            place: a free place.
-            num_positions: positions that it needs at once.
-            headroom: pages to leave for others.
-
-        Returns:
-            Which page to copy over which before anything else, the scratch page over itself for none; None, with nothing
-            changed, if there are too few pages.
+        Returns which page to copy over which before anything else, the scratch page over itself for none; None, with nothing
+        changed, if there are too few pages to leave `headroom` of them for others.
         """
         keys = self._keys(sequence) if self._sharing and not sequence.thinks else []
         whole = (len(sequence.tokens) - 1) // self.page
@@ -98,7 +91,8 @@ class Allocator:
             index = sequence.registered
             if sequence.length < (self.page * (index + 1) if index < sequence.num_whole else sequence.prompt_len - 1):
                 return
-            self._settle(sequence, sequence.keys[index], sequence.pages[index])
+            self.pool.register(sequence.keys[index], sequence.pages[index])
+            self._stop_filling(sequence, sequence.keys[index])
             sequence.registered += 1
 
     def free(self, sequence: SequenceState, *, keep: bool) -> None:
@@ -108,8 +102,7 @@ class Allocator:
             for key, page in zip(prefix_keys(self.pool.root, sequence.tokens[:known], self.page), sequence.pages, strict=False):
                 self.pool.register(key, page)
         for key in sequence.keys:
-            if self._filling.get(key) is sequence:
-                del self._filling[key]
+            self._stop_filling(sequence, key)
         self.pool.release(sequence.pages)
         self.page_table[sequence.place] = SCRATCH_PAGE
         sequence.place = None
@@ -127,8 +120,7 @@ class Allocator:
                 sequence.keys.append(partial_key(sequence.keys[-1] if sequence.keys else self.pool.root, tail))
         return sequence.keys
 
-    def _settle(self, sequence: SequenceState, key: bytes, page: int) -> None:
-        self.pool.register(key, page)
+    def _stop_filling(self, sequence: SequenceState, key: bytes) -> None:
         if self._filling.get(key) is sequence:
             del self._filling[key]
 

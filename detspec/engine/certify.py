@@ -9,7 +9,7 @@ Plans that differ from the anchor are not used; only the anchor itself failing i
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from detspec.engine.bits import first_difference, same_bits
 from detspec.engine.device import Device
 from detspec.engine.policy import Plan
 from detspec.engine.probes import NUM_PROBES, Probes, most_far
-from detspec.engine.programs import Asked, Texts
+from detspec.engine.programs import Asked
 from detspec.thinking.thoughts import thought_lists
 
 ORDINARY = "ordinary"
@@ -30,20 +30,14 @@ TIMING_ROUNDS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What is known of one plan.
+    """What is known of one plan."""
 
-    Attributes:
-        plan: the program.
-        status: "ordinary": it promises nothing. "certified": its committed bits are the anchor's. "differs": they are not.
-            "not tried": it cannot win.
-        why: where bits first part, or why it was not tried; "" for the others.
-        step_s: seconds of one step with the batch full, when it was last timed; inf if it never was.
-    """
-
-    plan: Plan
+    plan: Plan  # the program
+    # "ordinary": it promises nothing. "certified": its committed bits are the anchor's. "differs": they are not.
+    # "not tried": it cannot win.
     status: str
-    why: str = ""
-    step_s: float = float("inf")
+    why: str = ""  # where bits first part, or why it was not tried; "" for the others
+    step_s: float = float("inf")  # seconds of one step with the batch full, when it was last timed; inf if it never was
 
     @property
     def is_certified(self) -> bool:
@@ -79,18 +73,10 @@ def certify(device: Device, plan: Plan) -> Certificate:
 def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarray, committed: np.ndarray) -> str:
     """The first place and new position where the anchor's tokens or log-probability bits differ, in words; "" if nowhere.
 
-    Args:
-        probes: as the plan left them, `N` of them.
-        tokens, logprobs: `[N, max_len]`, what the plan committed.
-        committed: `[N]`, positions in use.
+    Plans committed `tokens` and `logprobs`, `[N, max_len]` for `N` probes, of which positions up to `committed [N]` are in use.
     """
-    device = probes.device
-    every = device.config.max_requests
-    number = np.zeros(device.config.max_requests, np.int32)
-    texts = Texts(np.zeros((every, device.config.max_len), np.int32), number, probes.replay_from())
-    texts.tokens[: len(tokens)] = tokens
-    texts.length[: len(tokens)] = committed
-    anchor = device.replay(probes.placement, texts, Asked(choose=True, top_k=0))
+    texts = {b: (tokens[b, : committed[b]], start) for b, start in enumerate(probes.replay_from())}
+    anchor = probes.device.replay(probes.placement, texts, Asked(choose=True, top_k=0))
     assert anchor.targets is not None
     assert anchor.target_logprobs is not None
     targets, target_logprobs = (np.asarray(x)[: len(tokens)] for x in (anchor.targets, anchor.target_logprobs))
@@ -107,14 +93,6 @@ def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarra
     )
 
 
-class _Thoughts(NamedTuple):
-    """What made-up prompts made a model think."""
-
-    tokens: np.ndarray  # [batch, X, M] int32
-    number: np.ndarray  # [batch] int32
-    states: np.ndarray  # [batch, C, D]
-
-
 def certify_thoughts(device: Device, batch: int) -> str:
     """Where a model's thoughts about made-up prompts depend on their places or on what was drafted; "" if nowhere.
 
@@ -123,22 +101,21 @@ def certify_thoughts(device: Device, batch: int) -> str:
     """
     probes = Probes(device, batch)
 
-    def think(**how: object) -> _Thoughts:
-        probes.start(**how)  # type: ignore[arg-type]
-        found = device.thoughts()
-        assert found is not None
-        return _Thoughts(*(np.asarray(x)[:batch] for x in found))
+    def think(**how: Any) -> Any:
+        """A `Reading` in numpy, of prompts that are put in as `how` says."""
+        probes.start(**how)
+        return jax.tree.map(np.asarray, device.thoughts())
 
     first = think()
-    drafts = [thought_lists(first.tokens[b, : first.number[b]]) for b in range(batch)]
+    drafts = [thought_lists(first.thoughts[b, : first.read[b]]) for b in range(batch)]
     for thought in [thought for of_sequence in drafts for thought in of_sequence][::3]:
         thought[0] = (thought[0] + 1) % device.model.cfg.vocab_size
     again = think(reverse=True, thoughts=drafts)
     for b in range(batch):
         place = batch - 1 - b
-        same = (first.tokens[b] == again.tokens[place]).all(-1)
-        if chunks := np.flatnonzero(~same[: first.number[b]]).tolist():
-            found, other = (thought_lists(x[chunks[:1]])[0] for x in (first.tokens[b], again.tokens[place]))
+        same = (first.thoughts[b] == again.thoughts[place]).all(-1)
+        if chunks := np.flatnonzero(~same[: first.read[b]]).tolist():
+            found, other = (thought_lists(x[chunks[:1]])[0] for x in (first.thoughts[b], again.thoughts[place]))
             return (
                 f"the thought of sequence {b} after chunk {chunks[0]} is {found}, in place {place} after other drafts {other}"
             )

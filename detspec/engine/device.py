@@ -28,12 +28,16 @@ from detspec.engine.programs import (
     replay_texts,
     run_segment,
 )
+from detspec.environment import chosen_schedule
+from detspec.errors import InputError
 from detspec.generate.init import commit_like, init_state
 from detspec.generate.insert import Entry, no_requests, pack_requests
 from detspec.generate.loop import Limits
 from detspec.generate.score import Replayed
 from detspec.schedule import Schedule
-from detspec.state import NO_DRAFT_STATE, DraftState
+from detspec.state import NO_DRAFT_STATE, DraftState, Reading
+
+GivenText = tuple[Sequence[int] | np.ndarray, int]  # token ids, and the first position to feed
 
 
 class Device:
@@ -48,19 +52,23 @@ class Device:
         state: all sequences; every program takes it and gives the next one.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        schedule: Schedule,
-        config: EngineConfig,
-        *,
-        num_pages: int,
-        drafters: Mapping[str, Drafter] | None = None,
-    ) -> None:
+    def __init__(self, model: Model, config: EngineConfig, *, drafters: Mapping[str, Drafter] | None = None) -> None:
+        """Allocates the cache.
+
+        Raises `InputError` if the device does not run the schedule, or config, drafters and model do not fit together.
+        """
+        if config.max_len > model.cfg.max_position:
+            raise InputError(
+                f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
+            )
         self.model = model
-        self.schedule = schedule
         self.config = config
-        self.num_pages = num_pages
+        self.schedule = chosen_schedule(config.schedule, model.cfg)
+        self.num_pages = config.max_requests * self.max_pages if config.num_pages is None else config.num_pages
+        if self.num_pages < config.max_requests:
+            raise InputError(
+                f"num_pages ({self.num_pages}) must be at least max_requests ({config.max_requests}): a page for each of them"
+            )
         self.clock = Clock()
         self.drafters = drafters_of(drafters or {})
         state = init_state(
@@ -69,8 +77,8 @@ class Device:
             max_len=config.max_len,
             max_stop_ids=config.max_stop_ids,
             max_logit_bias=config.max_logit_bias,
-            schedule=schedule,
-            num_pages=num_pages,
+            schedule=self.schedule,
+            num_pages=self.num_pages,
         )
         self.state = commit_like(model.params, state)
         self._draft_states: dict[str, DraftState] = {}
@@ -130,14 +138,22 @@ class Device:
         self.clock.work()
         return report
 
-    def replay(self, placement: Placement, texts: Texts, asked: Asked, *, schedule: Schedule | None = None) -> Replayed:
-        """Starts canonical passes over given texts in the places in use."""
+    def replay(
+        self, placement: Placement, texts: Mapping[int, GivenText], asked: Asked, *, schedule: Schedule | None = None
+    ) -> Replayed:
+        """Starts canonical passes over `texts`, which all places in use have."""
+        every = self.config.max_requests
+        packed = Texts(np.zeros((every, self.config.max_len), np.int32), np.ones(every, np.int32), np.zeros(every, np.int32))
+        for place, (tokens, start) in texts.items():
+            packed.tokens[place, : len(tokens)] = tokens
+            packed.length[place] = len(tokens)
+            packed.start[place] = start
         replayed, self.state = replay_texts(
             self.model.params,
             self.model.cfg,
             self.state,
             placement.of_all,
-            texts,
+            packed,
             schedule=schedule or self.schedule,
             asked=asked,
         )
@@ -159,10 +175,9 @@ class Device:
         self._entries.clear()
         self.state = self.state.replace(live=jnp.zeros_like(self.state.live))
 
-    def thoughts(self) -> tuple[jax.Array, jax.Array, jax.Array] | None:
-        """Copies of what the sequences think: thoughts `[B, X, M]`, number of them `[B]`, states `[B, C, D]`; or None."""
-        reading = self.state.reading
-        return None if reading is None else (jnp.copy(reading.thoughts), jnp.copy(reading.read), jnp.copy(reading.states))
+    def thoughts(self) -> Reading | None:
+        """A copy of what the sequences think; None if the model does not."""
+        return jax.tree.map(jnp.copy, self.state.reading)
 
     def _draft_state(self, name: str) -> DraftState:
         if name not in self._draft_states:

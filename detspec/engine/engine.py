@@ -33,7 +33,7 @@ from detspec.engine.request import ABORTED, Completion, Request, Stats, Update, 
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
 from detspec.engine.sequence import SequenceState, wants_replay
-from detspec.environment import chosen_schedule, fingerprint
+from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.model.params import Params, check_params
 from detspec.sampling_params import SamplingParams
@@ -57,8 +57,9 @@ class Engine:
     Attributes:
         config, schedule: how it runs.
         device: its weights, state and programs.
-        planner: its plans, with certificates and times.
-        scheduler, pool: its requests in flight, and its cache pages.
+        planner, certificates: its plans with their times, and what is known of each program so far.
+        scheduler: its requests in flight.
+        pool, num_pages: its cache pages, and how many of them requests share.
         stats: what speculation did for all requests that have ended so far, aborted ones too.
         num_tokens: tokens that all segments so far have committed.
     """
@@ -68,27 +69,11 @@ class Engine:
     ) -> None:
         """Allocates the cache. Programs are compiled and certified when a step first needs them.
 
-        Args:
-            model: what runs.
-            config: how it runs.
-            drafters: further draft sources with their weights, by the names that `config.method` may have.
+        `drafters` are further draft sources with their weights, by the names that `config.method` may have.
 
-        Raises:
-            InputError: the device does not run the schedule, or config, drafters and model do not fit together.
+        Raises `InputError` if the device does not run the schedule, or config, drafters and model do not fit together.
         """
-        config = config or EngineConfig()
-        schedule = chosen_schedule(config.schedule, model.cfg)
-        if config.max_len > model.cfg.max_position:
-            raise InputError(
-                f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions that the model was made for"
-            )
-        enough = config.max_requests * schedule.numerics.num_pages(config.max_len)
-        num_pages = enough if config.num_pages is None else config.num_pages
-        if num_pages < config.max_requests:
-            raise InputError(
-                f"num_pages ({num_pages}) must be at least max_requests ({config.max_requests}): a page for each of them"
-            )
-        self._drive_on(Device(model, schedule, config, num_pages=num_pages, drafters=drafters))
+        self._drive_on(Device(model, config or EngineConfig(), drafters=drafters))
 
     @classmethod
     def over(cls, device: Device) -> "Engine":
@@ -106,7 +91,9 @@ class Engine:
         self.schedule = device.schedule
         self.stats = Stats()
         self.num_tokens = 0
+        self.num_pages = device.num_pages
         self.planner = Planner(device)
+        self.certificates = self.planner.certificates
         self.pool = PagePool(device.num_pages)
         allocator = Allocator(
             self.pool,
@@ -138,11 +125,6 @@ class Engine:
         return self.device.model
 
     @property
-    def certificates(self) -> dict[Plan, Certificate]:
-        """What is known of each program so far."""
-        return self.planner.certificates
-
-    @property
     def has_work(self) -> bool:
         """Whether a step has something to do, or updates to return."""
         return bool(self._inbox or self.scheduler.all or self._news or self._outbox)
@@ -156,11 +138,6 @@ class Engine:
     def num_preemptions(self) -> int:
         """How often a sample gave its pages back to be caught up with later."""
         return self.scheduler.num_preemptions
-
-    @property
-    def num_pages(self) -> int:
-        """Cache pages that requests share."""
-        return self.pool.num_pages
 
     @property
     def num_pages_held(self) -> int:
@@ -205,9 +182,8 @@ class Engine:
     def step(self) -> list[Update]:
         """Starts a segment, and returns what the one before brought; an empty list if there is nothing to do.
 
-        Raises:
-            InputError: a deterministic request is in flight and this device certifies no plan for it. Nothing is lost: abort
-                such requests, and step on.
+        Raises `InputError` if a deterministic request is in flight and this device certifies no plan for it. Nothing is lost:
+        abort such requests, and step on.
         """
         self._advance()
         updates = list(self._outbox)
@@ -241,8 +217,7 @@ class Engine:
     def stream(self, prompt: str | Sequence[int], sampling: SamplingParams) -> Iterator[Update]:
         """Yields updates of one completion as tokens are committed; only final tokens and final text ever leave.
 
-        Raises:
-            InputError: the prompt is unsound, or more than one sample is asked for.
+        Raises `InputError` if the prompt is unsound, or more than one sample is asked for.
         """
         if sampling.n != 1:
             raise InputError(f"a stream is of one sample, got n = {sampling.n}: stream each with its seed, or use generate")
@@ -253,12 +228,10 @@ class Engine:
     def prepare(self, num_requests: int | None = None, *, deterministic: bool = True) -> tuple[Certificate, ...]:
         """Compiles, certifies and times programs ahead; steps do it by themselves when they first need one.
 
-        Args:
-            num_requests: samples at once (`n` of a request count `n` times); None for any traffic, as a server should.
-            deterministic: whether there are deterministic ones among them.
+        `num_requests` are samples at once (`n` of a request count `n` times), None for any traffic, as a server should;
+        `deterministic` says whether there are deterministic ones among them.
 
-        Raises:
-            InputError: thoughts of this model depend on places or drafts on this device.
+        Raises `InputError` if thoughts of this model depend on places or drafts on this device.
         """
         num_requests = self.config.max_requests + 1 if num_requests is None else num_requests
         if self.planner.lacks(num_requests, deterministic):
@@ -274,13 +247,10 @@ class Engine:
     def update_params(self, params: Params, weight_version: str | None = None) -> None:
         """Goes on with other weights of the same shapes; what pages hold is forgotten, nothing is compiled again.
 
-        Args:
-            params: the new weights.
-            weight_version: names them in fingerprints and digests. By default they are named by a digest of all weights, which
-                takes as long as reading them.
+        `weight_version` names them in fingerprints and digests. By default they are named by a digest of all weights, which
+        takes as long as reading them.
 
-        Raises:
-            InputError: requests are in flight, or a weight has another shape or dtype than before.
+        Raises `InputError` if requests are in flight, or a weight has another shape or dtype than before.
         """
         self._take_in()
         if self.has_work:

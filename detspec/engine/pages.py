@@ -20,13 +20,10 @@ from detspec.cache import SCRATCH_PAGE
 class PagePool:
     """Pages 1 .. `num_pages`; page 0 is scratch and has no holder.
 
-    Attributes:
-        num_pages: how many there are.
-        root: digest of all that keys and values depend on besides tokens; part of every key.
+    `root` is a digest of all that keys and values depend on besides tokens; it is part of every key.
     """
 
     def __init__(self, num_pages: int, root: bytes = b"") -> None:
-        """All pages are free."""
         self.num_pages = num_pages
         self.root = root
         self._free = list(range(num_pages, SCRATCH_PAGE, -1))
@@ -51,7 +48,8 @@ class PagePool:
             page = self._free.pop()
         elif self._kept:
             page, _ = self._kept.popitem(last=False)
-            self._forget(page)
+            for key in self._keys_of.pop(page):
+                del self._page_of[key]
         else:
             raise IndexError(f"all {self.num_pages} pages are held")
         self._holders[page] = 1
@@ -93,10 +91,6 @@ class PagePool:
         self._keys_of.clear()
         self._free.extend(self._kept)
         self._kept.clear()
-
-    def _forget(self, page: int) -> None:
-        for key in self._keys_of.pop(page):
-            del self._page_of[key]
 
 
 def prefix_keys(root: bytes, tokens: Sequence[int], page: int) -> list[bytes]:

@@ -14,13 +14,7 @@ CANNOT_WIN = "drafting a window costs as much as the canonical steps that it can
 
 
 class Planner:
-    """Compiles, certifies and times plans when they are first needed, and chooses among them by what is live.
-
-    Attributes:
-        certificates: what is known of each plan.
-        step_times: seconds of a step of each plan.
-        acceptance: drafted tokens that each draft source brings.
-    """
+    """Compiles, certifies and times plans when they are first needed, and chooses among them by what is live."""
 
     def __init__(self, device: Device) -> None:
         self.certificates: dict[Plan, Certificate] = {}
@@ -39,8 +33,7 @@ class Planner:
     def prepare(self, num_requests: int, deterministic: bool) -> None:
         """Makes the plans for `num_requests` at once, canonical ones only if they are needed; all places must be free.
 
-        Raises:
-            InputError: thoughts depend on places or drafts on this device.
+        Raises `InputError` if thoughts depend on places or drafts on this device.
         """
         device = self._device
         for batch in needed_batches(device.config, num_requests):
@@ -59,11 +52,9 @@ class Planner:
     def choose(self, num_deterministic: int, num_ordinary: int) -> tuple[Plan, bool]:
         """The plan for the next segment: the smallest batch that fits, filled the way that commits most tokens per second.
 
-        Returns:
-            The plan, and whether it is merely to be tried for a few steps, because it has not run for long.
+        Returns it, and whether it is merely to be tried for a few steps, because it has not run for long.
 
-        Raises:
-            InputError: a deterministic request is live, and this device certified no plan that is large enough.
+        Raises `InputError` if a deterministic request is live, and this device certified no plan that is large enough.
         """
         num_live = num_deterministic + num_ordinary
         if num_deterministic == 0:

@@ -49,12 +49,8 @@ class Probe(NamedTuple):
 class Probes:
     """Probes of mixed lengths, greedy and sampled, in the first places of a device.
 
-    All places must be free, and any page may be written over.
-
-    Attributes:
-        device: runs them.
-        each: one probe for each of the first places.
-        num_new: tokens that each of them generates.
+    All places must be free, and any page may be written over. `each` has the probe of each place, and each generates `num_new`
+    tokens.
     """
 
     def __init__(
@@ -111,11 +107,9 @@ class Probes:
         return self._placement([probe.pages for probe in self.each])
 
     def start(self, *, thoughts: Sequence[Sequence[Sequence[int]]] | None = None, reverse: bool = False) -> None:
-        """Puts the probes into their places and prefills them.
+        """Puts the probes into their places and prefills them; in `reverse` the last one comes first.
 
-        Args:
-            thoughts: drafts of what each probe's prompt makes a model think.
-            reverse: the last one comes first.
+        `thoughts` are drafts of what each probe's prompt makes a model think.
         """
         if any(probe.known for probe in self.each):
             self._fill()
@@ -139,12 +133,10 @@ class Probes:
         groups = placement.chosen.reshape(-1, plan.batch)
         return [self.device.step(plan, placement._replace(chosen=group), Limits(steps, 1, NEVER)) for group in groups]
 
-    def replay_from(self) -> np.ndarray:
-        """Position from which each probe's text can be replayed, `[max_requests]` int32: thoughts are not replayed."""
-        start = np.zeros(self.device.config.max_requests, np.int32)
-        for b, probe in enumerate(self.each):
-            start[b] = len(probe.tokens) - 1 if thinks(self.device.model.cfg, probe.sampling) else probe.known
-        return start
+    def replay_from(self) -> list[int]:
+        """Position from which each probe's text can be replayed: thoughts are not replayed."""
+        cfg = self.device.model.cfg
+        return [len(probe.tokens) - 1 if thinks(cfg, probe.sampling) else probe.known for probe in self.each]
 
     def _fill(self) -> None:
         """Makes up the keys and values of the first pages, by a prompt, and copies one of them to where a probe begins."""

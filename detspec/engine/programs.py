@@ -127,16 +127,10 @@ def run_segment(
     schedule: Schedule,
     source: DraftSource | None,
 ) -> tuple[GenState, Report]:
-    """Steps the sequences `placement.chosen`; the report has them in this order.
+    """Steps the sequences `placement.chosen` until one of `limits` is reached; the report has them in this order.
 
-    Args:
-        weights: the model's, and those of the draft source.
-        cfg: the model.
-        state: all sequences.
-        placement: which of them are in use, and which to step.
-        limits: when the segment ends; idle steps are those of chosen sequences in use that are no longer live.
-        schedule: numerics and budget of a step.
-        source: what drafts; None is ordinary decoding, and nothing is verified.
+    Idle steps are those of chosen sequences in use that are no longer live. Without a `source` of drafts decoding is ordinary,
+    and nothing is verified.
     """
     step_fn: Callable[[GenState], GenState]
     if source is None:

@@ -19,10 +19,9 @@ from detspec.engine.bits import same_bits
 from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import NEVER
-from detspec.engine.programs import Asked, Placement, Texts
+from detspec.engine.programs import Asked, Placement
 from detspec.engine.request import Request
 from detspec.engine.sequence import wants_replay
-from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.generate.checks import check_prompt, thinks
 from detspec.generate.insert import Entry
@@ -54,8 +53,7 @@ class Replay:
 class Replayer:
     """Replays any number of completions; one program for texts of all lengths.
 
-    Attributes:
-        schedule: the schedule of its passes: large ones if this device certifies that their bits are those of the config's.
+    `schedule` is that of its passes: large ones if this device certifies that their bits are those of the config's.
     """
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
@@ -63,14 +61,9 @@ class Replayer:
 
         Raises `InputError` if `max_len` is more than the model was made for, or the device does not run the schedule.
         """
-        if config.max_len > model.cfg.max_position:
-            raise InputError(f"max_len {config.max_len} exceeds the {model.cfg.max_position} positions the model was made for")
-        self._asked = chosen_schedule(config.schedule, model.cfg)
-        self.schedule = self._asked
-        config = dataclasses.replace(config, thoughts="none")
-        num_pages = config.max_requests * self._asked.numerics.num_pages(config.max_len)
-        self._device = Device(model, self._asked, config, num_pages=num_pages)
-        self._page_table = 1 + np.arange(num_pages, dtype=np.int32).reshape(config.max_requests, -1)
+        self._device = Device(model, dataclasses.replace(config, thoughts="none", num_pages=None))
+        self.schedule = self._device.schedule
+        self._page_table = 1 + np.arange(self._device.num_pages, dtype=np.int32).reshape(config.max_requests, -1)
         self._prepared = False
 
     def prepare(self) -> None:
@@ -78,17 +71,17 @@ class Replayer:
         if self._prepared:
             return
         config = self._device.config
-        large = large_passes(self._asked, config.max_len)
-        if large != self._asked:
+        asked = self._device.schedule
+        large = large_passes(asked, config.max_len)
+        if large != asked:
             texts = _made_up_texts(self._device.model.cfg.vocab_size, config.max_requests, config.max_len)
             found = []
-            for schedule in (self._asked, large):
+            for schedule in (asked, large):
                 self.schedule = schedule
                 replayed, thoughts = self._dispatch(texts)
-                answers = (replayed.targets, replayed.target_logprobs, *(() if thoughts is None else (thoughts,)))
-                found.append([np.asarray(answer) for answer in answers])
+                found.append(jax.tree.leaves(jax.device_get((replayed.targets, replayed.target_logprobs, thoughts))))
             if not all(same_bits(a, b).all() for a, b in zip(*found, strict=True)):
-                self.schedule = self._asked
+                self.schedule = asked
         self._prepared = True
 
     def run(self, records: Iterable[tuple[Request, Sequence[int]]]) -> Iterator[Replay]:
@@ -122,13 +115,14 @@ class Replayer:
         """Starts the passes over one batch; returns what will be known of its texts and thoughts `[max_requests, X, M]`."""
         device = self._device
         cfg = device.model.cfg
-        for request, token_ids in batch:
-            self._check(request, (*request.prompt_token_ids, *token_ids))
+        texts = [(*request.prompt_token_ids, *token_ids) for request, token_ids in batch]
+        for (request, _), text in zip(batch, texts, strict=True):
+            self._check(request, text)
         likeliest = any(wants_replay(request) for request, _ in batch)
         thinking = [thinks(cfg, request.sampling) for request, _ in batch]
         prompts = [request.prompt_token_ids for request, _ in batch]
         # Prompts are read in the order of places, so what a place shares with the one before is there when it is needed.
-        page = self._asked.numerics.page
+        page = device.schedule.numerics.page
         shared = [0] * len(batch) if likeliest or any(thinking) else shared_pages(prompts, page)
         placement = self._placement(shared)
         entries = [
@@ -136,15 +130,15 @@ class Replayer:
             for place, ((request, _), number) in enumerate(zip(batch, shared, strict=True))
         ]
         # Where the likeliest tokens are asked for, prompts are replayed too, by passes that need no certificate.
-        schedule = self._asked if likeliest else self.schedule
+        schedule = device.schedule if likeliest else self.schedule
         start = [0 if likeliest and not thought else len(prompt) - 1 for prompt, thought in zip(prompts, thinking, strict=True)]
         device.clear()
         device.put(entries)
         device.prefill(placement, 0 if likeliest and cfg.thinking is None else NEVER, schedule=schedule)
         asked = Asked(choose=True, top_k=min(MAX_LOGPROBS, cfg.vocab_size) if likeliest else 0)
-        replayed = device.replay(placement, self._texts(batch, start), asked, schedule=schedule)
-        thoughts = device.thoughts()
-        return replayed, None if thoughts is None else thoughts[0]
+        replayed = device.replay(placement, dict(enumerate(zip(texts, start, strict=True))), asked, schedule=schedule)
+        reading = device.thoughts()
+        return replayed, None if reading is None else reading.thoughts
 
     def _placement(self, shared: Sequence[int]) -> Placement:
         """Places of a batch; each shares so many pages with the one before it."""
@@ -152,17 +146,6 @@ class Replayer:
         for place, number in enumerate(shared):
             table[place, :number] = table[place - 1, :number]
         return Placement(table, np.arange(len(table)) < len(shared), np.arange(len(shared), dtype=np.int32))
-
-    def _texts(self, batch: Batch, start: Sequence[int]) -> Texts:
-        every = len(self._page_table)
-        tokens = np.zeros((every, self._device.config.max_len), np.int32)
-        texts = Texts(tokens, np.ones(every, np.int32), np.zeros(every, np.int32))
-        for place, (request, token_ids) in enumerate(batch):
-            text = (*request.prompt_token_ids, *token_ids)
-            texts.tokens[place, : len(text)] = text
-            texts.length[place] = len(text)
-            texts.start[place] = start[place]
-        return texts
 
     def _check(self, request: Request, text: tuple[int, ...]) -> None:
         max_len = self._device.config.max_len

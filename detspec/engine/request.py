@@ -171,9 +171,8 @@ def request_of(
 def check_request(model: Model, config: EngineConfig, request: Request) -> Request:
     """`request` as engines of `model` and `config` take it: where models think, `thinking` says whether this prompt is read so.
 
-    Raises:
-        InputError: the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary; stop
-            strings without a tokenizer; more stop tokens or biased tokens than there is room for.
+    Raises `InputError` if the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary;
+    for stop strings without a tokenizer; for more stop tokens or biased tokens than there is room for.
     """
     ids = request.prompt_token_ids
     sampling = request.sampling

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from detspec.cache import SCRATCH_PAGE
-from detspec.engine.device import Device
+from detspec.engine.device import Device, GivenText
 from detspec.engine.policy import Plan, Segment
-from detspec.engine.programs import Asked, Placement, Progress, Report, Texts
+from detspec.engine.programs import Asked, Placement, Progress, Report
 from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.engine.scheduler import Admitted
 from detspec.engine.sequence import SequenceState
@@ -113,13 +113,11 @@ class Segments:
     def replay(self, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
         """Replays the texts of `sequences`, still in their places, for the likeliest tokens, or the prompt's."""
         device = self._device
-        every = device.config.max_requests
-        texts = Texts(np.zeros((every, device.config.max_len), np.int32), np.ones(every, np.int32), np.zeros(every, np.int32))
+        texts: dict[int, GivenText] = {}
         for sequence in sequences:
-            texts.tokens[sequence.place, : len(sequence.tokens)] = sequence.tokens
-            texts.length[sequence.place] = len(sequence.tokens)
-            if sequence.request.sampling.prompt_logprobs is None:
-                texts.start[sequence.place] = sequence.prompt_len - 1
+            assert sequence.place is not None
+            with_prompt = sequence.request.sampling.prompt_logprobs is not None
+            texts[sequence.place] = sequence.tokens, 0 if with_prompt else sequence.prompt_len - 1
         asked = Asked(choose=False, top_k=min(MAX_LOGPROBS, device.model.cfg.vocab_size))
         found = device.replay(_placement(sequences, page_table, len(sequences)), texts, asked)
         logprobs, top_ids, top_logprobs = (np.asarray(x) for x in (found.logprobs, found.top_ids, found.top_logprobs))

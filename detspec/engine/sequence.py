@@ -104,8 +104,7 @@ def asked_logprobs(
 ) -> tuple[tuple[TopLogprobs, ...], tuple[float | None, ...], tuple[TopLogprobs, ...]]:
     """The parts of a `replayed` text of `num_tokens` that `request` asks for; all empty if it was not replayed.
 
-    Returns:
-        `top_logprobs`, `prompt_logprobs` and `prompt_top_logprobs` of a `Completion`.
+    They are `top_logprobs`, `prompt_logprobs` and `prompt_top_logprobs` of a `Completion`.
     """
     if replayed is None:
         return (), (), ()

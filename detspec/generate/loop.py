@@ -141,11 +141,8 @@ def generate_state(
 ) -> GenState:
     """Reads the prompts and runs `state` until no sequence is live: the functional core as one program.
 
-    Args:
-        state: of `B` sequences.
-        source: what drafts; None is the self draft, or none for windows of one. Its state begins anew.
-        draft_params: what `source` reads.
-        think: what drafts thoughts before the first pass; None takes those that requests brought.
+    `source` drafts by `draft_params`, from a new state of its own; None is the self draft, or none for windows of one. `think`
+    drafts thoughts before the first pass; None takes those that requests brought.
     """
     source = source or default_source(schedule)
     if state.reading is not None:

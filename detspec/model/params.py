@@ -19,9 +19,8 @@ WeightsFn = Callable[[ModelConfig], Weights]
 def param_shapes(cfg: ModelConfig, *, sharding: Any = None, weights_fn: WeightsFn = weights) -> Params:
     """The pytree of `jax.ShapeDtypeStruct` that `cfg` asks for; every matrix is `[out, in]`, as checkpoints store it.
 
-    Args:
-        sharding: where the arrays belong: one `jax.sharding.Sharding` for all, a pytree of them like the parameters, or None.
-        weights_fn: declares the weights of a config.
+    `sharding` says where the arrays belong: one `jax.sharding.Sharding` for all, a pytree of them like the parameters, or None.
+    `weights_fn` declares the weights of a config.
     """
     tree = weights_fn(cfg)
     if sharding is None or isinstance(sharding, jax.sharding.Sharding):

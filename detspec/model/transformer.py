@@ -56,10 +56,10 @@ def forward(
     x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1)))  # [R, D]
     k_pools = []
     v_pools = []
-    tapped = None
+    streams = []  # after 0, 1, ... layers
     for index, layer in enumerate(params["layers"]):
         x = inject_at(index, cfg, x, inject)
-        tapped = tap_at(index, tap_layer, x, tapped)
+        streams.append(x)
         pages = cache.k[index], cache.v[index]
         window = cfg.sliding_window_of(index)
         with jax.named_scope(f"layer_{index}"):
@@ -67,11 +67,11 @@ def forward(
             x, pages = block(layer, cfg, x, rotations[index], attend_fn, ops)
         k_pools.append(pages[0])
         v_pools.append(pages[1])
-    tapped = tap_at(cfg.num_layers, tap_layer, x, tapped)
+    streams.append(x)
     return Pass(
         logits_f32=logits_f32(params, cfg, x, ops).reshape(G, W, -1),
         cache=cache.replace(k=tuple(k_pools), v=tuple(v_pools)),
-        tapped=None if tapped is None else tapped.reshape(G, W, -1),
+        tapped=None if tap_layer is None else streams[tap_layer].reshape(G, W, -1),
     )
 
 
@@ -85,11 +85,6 @@ def inject_at(depth: int, cfg: ModelConfig, x: jax.Array, inject: jax.Array | No
     if inject is None or cfg.thinking is None or depth != cfg.thinking.in_layer:
         return x
     return x + inject.reshape(x.shape).astype(x.dtype)
-
-
-def tap_at(depth: int, tap_layer: int | None, x: jax.Array, tapped: jax.Array | None) -> jax.Array | None:
-    """The stream `x` after `depth` layers if it is wanted there, else what was `tapped` before."""
-    return x if depth == tap_layer else tapped
 
 
 class Places(NamedTuple):
@@ -171,13 +166,13 @@ def forward_sequences(
     rotations = rotations_of(cfg, jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T)))
     ops = training_ops(cfg)
     x = scale_embeddings(cfg, params["embed"][tokens])
-    tapped = None
+    streams = []
     for index, layer in enumerate(params["layers"]):
         x = inject_at(index, cfg, x, inject)
-        tapped = tap_at(index, tap_layer, x, tapped)
+        streams.append(x)
         x, _ = block(layer, cfg, x, rotations[index], sequence_attend(cfg, cfg.sliding_window_of(index)), ops)
-    tapped = tap_at(cfg.num_layers, tap_layer, x, tapped)
-    return logits_f32(params, cfg, x, ops), tapped
+    streams.append(x)
+    return logits_f32(params, cfg, x, ops), None if tap_layer is None else streams[tap_layer]
 
 
 def training_ops(cfg: ModelConfig) -> RowOps:

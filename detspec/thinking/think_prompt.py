@@ -43,11 +43,8 @@ def think_prompt(
 ) -> GenState:
     """Reads the prompts of all live sequences that think, up to their last chunk, or as far as `max_passes` passes reach.
 
-    Args:
-        state: its `reading` holds the drafts; trivial ones from `init_reading`.
-        schedule: of the canonical pass; its windows do not matter, because the chunks take their place.
-        think_fn: drafts thoughts anew before the first pass; None keeps those of `state`.
-        max_passes: at most so many.
+    `think_fn` drafts thoughts anew before the first pass. None keeps those in the `reading` of `state`, trivial ones from
+    `init_reading`. The windows of `schedule` do not matter, because the chunks take their place.
     """
     if think_fn is not None:
         state = think_fn(params, cfg, state, schedule)

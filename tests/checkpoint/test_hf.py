@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from detspec.checkpoint.families import find_family, read_fields
 from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
+from detspec.checkpoint.hf_config import find_family, read_fields
 from detspec.checkpoint.tensor_names import LLAMA_NAMES
 from detspec.config import ModelConfig, RopeScaling, ThinkingConfig
 from detspec.errors import InputError

@@ -9,7 +9,7 @@ import pytest
 
 from detspec.draft.given import NONE, RECORDED
 from detspec.draft.self_draft import SELF
-from detspec.draft.source import Drafter, draft_limit
+from detspec.draft.source import draft_limit
 from detspec.draft.table import source_of
 from detspec.errors import InputError
 from detspec.generate.prefill import prefill
@@ -96,10 +96,9 @@ def test_draft_limit_leaves_one_token_to_the_pass():
 
 
 def test_sources_are_found_by_name_and_unknown_names_are_refused():
-    mine = Drafter(RECORDED._replace(name="mine"))
-    assert [source_of(name, {"mine": mine}) for name in ("none", "self", "mine")] == [NONE, SELF, mine.source]
-    with pytest.raises(InputError, match=r"no draft source called 'oracle': choose one of \('none', 'self', 'mine'\)"):
-        source_of("oracle", {"mine": mine})
+    assert [source_of(name) for name in ("none", "self")] == [NONE, SELF]
+    with pytest.raises(InputError, match=r"no draft source called 'oracle': choose one of \('none', 'self'\)"):
+        source_of("oracle")
 
 
 def test_cost_of_a_window_is_one_ordinary_step_a_drafted_token_or_nothing():

@@ -91,13 +91,14 @@ class FakeDevice:
         return self._report(chosen, steps)
 
     def replay(self, placement, texts, asked, *, schedule=None):
-        tokens, length = np.asarray(texts.tokens), np.asarray(texts.length)
-        targets, logprobs = np.zeros_like(tokens), np.zeros(tokens.shape, np.float32)
+        shape = (self.config.max_requests, self.config.max_len)
+        targets, logprobs = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         for place in np.flatnonzero(placement.in_use).tolist():
-            for position in range(int(texts.start[place]), int(length[place])):
-                targets[place, position + 1 : position + 2] = (tokens[place, position] + 1) % self.model.cfg.vocab_size
-            logprobs[place] = -np.arange(tokens.shape[1]) / 64
-        top = np.zeros((*tokens.shape, asked.top_k), np.int32)
+            tokens, start = texts[place]
+            for position in range(start, len(tokens)):
+                targets[place, position + 1 : position + 2] = (tokens[position] + 1) % self.model.cfg.vocab_size
+            logprobs[place] = -np.arange(shape[1]) / 64
+        top = np.zeros((*shape, asked.top_k), np.int32)
         self.clock.work()
         return SimpleNamespace(
             targets=targets, target_logprobs=logprobs, logprobs=logprobs, top_ids=top, top_logprobs=top.astype(np.float32)

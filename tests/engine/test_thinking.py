@@ -167,12 +167,12 @@ def test_certification_of_thoughts_sees_what_depends_on_the_place(part, crowded,
     read = crowded.device.thoughts
 
     def tampered():
-        thoughts, number, states = read()
+        reading = read()
         if part == "thoughts":
-            thoughts = thoughts.at[0, 0, 0].add(1)
-        elif part == "states":
-            states = states.at[0, 0, 0].add(1.0)
-        return thoughts, number, states
+            return reading.replace(thoughts=reading.thoughts.at[0, 0, 0].add(1))
+        if part == "states":
+            return reading.replace(states=reading.states.at[0, 0, 0].add(1.0))
+        return reading
 
     monkeypatch.setattr(crowded.device, "thoughts", tampered)
     differs = certify_thoughts(crowded.device, 3)

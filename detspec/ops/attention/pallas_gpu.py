@@ -32,6 +32,7 @@ from detspec.errors import InputError
 from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.attention.reference import MASK_VALUE, merge_splits
 from detspec.ops.attention.scores import Scores
+from detspec.ops.gpu_simulator import simulator
 from detspec.schedule import Numerics
 
 ROWS = 64  # M of a wgmma
@@ -69,8 +70,7 @@ def paged_attention(
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float16."""
     check(q, v_pages, numerics)
     G, W, N, H = q.shape
-    K = v_pages.shape[1]
-    page = v_pages.shape[2]
+    K, page = v_pages.shape[1:3]
     Q = N // K
     splits = numerics.num_splits
     shape = tile_shape(q, v_pages, numerics)
@@ -123,7 +123,7 @@ def paged_attention(
             transcendentals=rows * K * slots,
             bytes_accessed=2 * K * H * slots * k_pages.dtype.itemsize + q.nbytes + 4 * q.size * splits,
         ),
-        interpret=_simulator() if numerics.interpret else False,
+        interpret=simulator() if numerics.interpret else False,
         name="paged_attention",
     )(*operands)
     if splits > 1:
@@ -196,13 +196,6 @@ def _smem_parts(v_pages: jax.Array, numerics: Numerics, Q: int) -> tuple[int, in
     block = numerics.block_pages * page
     small = 5 * ALIGNMENT  # positions, sums, barriers, and the compiler's buffer for sums over a row
     return _warpgroups(numerics, Q) * ROWS * (H * size + block * size + OUT_COLUMNS * 4) + small, block * H * size
-
-
-def _simulator() -> Any:
-    """Pallas's simulator of a GPU's memories and barriers, which has no public name in jax 0.10."""
-    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
-
-    return InterpretGPUParams()
 
 
 def _attend_tile(

@@ -75,8 +75,7 @@ def paged_attention(
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float32."""
     check(q, v_pages, page_tables, scores.alibi, numerics)
     G, W, N, H = q.shape
-    K = v_pages.shape[1]
-    page = v_pages.shape[2]
+    K, page = v_pages.shape[1:3]
     Q = N // K
     splits = numerics.num_splits
     shape = tile_shape(q, v_pages, numerics)
@@ -91,18 +90,17 @@ def paged_attention(
 
     work = _plan_work(positions, page, scores.sliding_window, numerics)
     num_tiles = G * tiles * splits
-    lanes = NUM_LANES
-    per_lane = -(-num_tiles // lanes)
+    per_lane = -(-num_tiles // NUM_LANES)
     kernel = partial(_attend_tile, tiling=Tiling(num_tiles, tiles * splits, page_tables.shape[1], Q), scores=scores)
 
     def tile_of(lane: jax.Array, index: jax.Array) -> jax.Array:
-        return jnp.minimum(index * lanes + lane, num_tiles - 1)
+        return jnp.minimum(index * NUM_LANES + lane, num_tiles - 1)
 
     def at_query(lane: jax.Array, index: jax.Array, *_: Any) -> tuple[Any, ...]:
         return jax.lax.div(tile_of(lane, index), splits), 0, 0, 0
 
     def at_result(lane: jax.Array, index: jax.Array, *_: Any) -> tuple[Any, ...]:
-        return index * lanes + lane, 0, 0, 0
+        return index * NUM_LANES + lane, 0, 0, 0
 
     rows, used, buffers = shape
     operands: list[Any] = [q, k_pages, v_pages]
@@ -110,10 +108,10 @@ def paged_attention(
     if scores.alibi:
         operands.append(_row_slopes(N, K, used))
         operand_specs.append(pl.BlockSpec((K, used, LANE_WIDTH), lambda *_: (0, 0, 0)))
-    result_shapes = [jax.ShapeDtypeStruct((per_lane * lanes, K, used, H), jnp.float32)]
+    result_shapes = [jax.ShapeDtypeStruct((per_lane * NUM_LANES, K, used, H), jnp.float32)]
     result_specs = [pl.BlockSpec((None, K, used, H), at_result)]
     if splits > 1:  # and the logarithm of each row's sum of exponentials, in every column
-        result_shapes.append(jax.ShapeDtypeStruct((per_lane * lanes, K, used, LANE_WIDTH), jnp.float32))
+        result_shapes.append(jax.ShapeDtypeStruct((per_lane * NUM_LANES, K, used, LANE_WIDTH), jnp.float32))
         result_specs.append(pl.BlockSpec((None, K, used, LANE_WIDTH), at_result))
     ring = (buffers, numerics.block_pages, K, page, H)
     slots = G * tiles * page_tables.shape[1] * page  # as if every table were full
@@ -121,7 +119,7 @@ def paged_attention(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
-            grid=(lanes, per_lane),
+            grid=(NUM_LANES, per_lane),
             in_specs=operand_specs,
             out_specs=result_specs,
             scratch_shapes=[

@@ -51,8 +51,7 @@ def paged_attention(
     if numerics.block_pages != 1:
         raise InputError(f'the "reference" attention takes one page per step, got Numerics.block_pages {numerics.block_pages}')
     G, W, N, H = q.shape
-    K = v_pages.shape[1]
-    page = v_pages.shape[2]
+    K, page = v_pages.shape[1:3]
     Q = N // K
     # Padding takes the furthest position, so that it never makes a sliding window start early.
     positions = jnp.where(positions >= 0, positions, jnp.max(positions))

@@ -19,8 +19,7 @@ def linear_fn(numerics: Numerics) -> LinearFn:
     `[..., out]`. With "pinned", the bits of a row depend on that row, the weight and the implementation alone. They do not
     depend on the number, the order or the contents of the other rows. With "xla" they may.
 
-    Raises:
-        InputError: raised by the product: arguments contradict each other, or the implementation does not support them.
+    The product raises `InputError` if arguments contradict each other, or the implementation does not support them.
     """
     if numerics.linear == "xla":
         return xla.linear_f32

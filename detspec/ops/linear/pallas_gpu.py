@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from detspec.errors import InputError
+from detspec.ops.gpu_simulator import simulator
 
 TILE_ROWS = 64  # rows of one product
 MAX_TILES = 2  # tiles that share one block of weights
@@ -100,13 +101,6 @@ def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> j
         num_threads=tiles + 1,
         thread_name="warpgroup",
         kernel_name="pinned_linear",
-        interpret=_interpreter() if interpret else None,
+        interpret=simulator() if interpret else None,
     )(x, weight.T if interpret else weight)
     return y[:R, :num_out]
-
-
-def _interpreter() -> Any:
-    """Parameters of Pallas's interpreter for GPUs, which jax 0.10 does not export yet."""
-    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
-
-    return InterpretGPUParams()

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,7 +25,8 @@ ROWS = (1, 8, 32, 256)  # rows of a product with weights: three for decoding, 25
 class AttentionShape:
     """Attention of `groups` windows of `window` queries over sequences of up to `max_len` positions."""
 
-    name: str  # model, kind of layer and pass; "gemma3_1b/sliding/16x16", "qwen3_8b/full/decode32"
+    # model, kind of layer and pass; "gemma3_1b/sliding/16x16", "qwen3_8b/full/decode32"
+    name: str = dataclasses.field(compare=False)
     num_heads: int  # query heads of the layer
     num_kv_heads: int  # KV heads of the layer
     head_dim: int  # head dimension of the layer
@@ -74,18 +76,14 @@ class AttentionShape:
 
     def function(self, schedule: Schedule) -> Callable[..., Any]:
         """The attention of `operands(schedule)`."""
-
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, positions: jax.Array) -> jax.Array:
-            return paged_attention(q, k, v, tables, positions, scores=self.scores, numerics=schedule.numerics)
-
-        return attend
+        return partial(paged_attention, scores=self.scores, numerics=schedule.numerics)
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearShape:
     """A pinned product of `rows` rows with a weight `[num_out, num_in]`, bfloat16; named "qwen3_8b/down/256"."""
 
-    name: str
+    name: str = dataclasses.field(compare=False)
     rows: int
     num_in: int
     num_out: int
@@ -149,7 +147,7 @@ def attention_shapes() -> tuple[AttentionShape, ...]:
                         cfg=cfg,
                     )
                 )
-    return _distinct(shapes)
+    return tuple(dict.fromkeys(shapes))  # of those that differ in name alone the first
 
 
 def linear_shapes() -> tuple[LinearShape, ...]:
@@ -168,12 +166,4 @@ def linear_shapes() -> tuple[LinearShape, ...]:
         for rows in ROWS if model == "qwen3_8b" else ROWS[-1:]:
             for name, (num_in, num_out) in products.items():
                 shapes.append(LinearShape(f"{model}/{name}/{rows}", rows, num_in, num_out))
-    return _distinct(shapes)
-
-
-def _distinct(shapes: list[Any]) -> tuple[Any, ...]:
-    """The shapes without those that differ from an earlier one in name alone."""
-    distinct: dict[Any, Any] = {}
-    for shape in shapes:
-        distinct.setdefault(dataclasses.replace(shape, name=""), shape)
-    return tuple(distinct.values())
+    return tuple(dict.fromkeys(shapes))  # of those that differ in name alone the first

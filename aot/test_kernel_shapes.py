@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
+from kernel_shapes import LinearShape, attention_shapes, linear_shapes
 
-from detspec.ops.kernel_shapes import LinearShape, attention_shapes, linear_shapes
 from detspec.targets import canonical_schedule, target
 
 V5E = target("v5e:2x2")

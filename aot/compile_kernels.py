@@ -1,7 +1,7 @@
 """Compiles every kernel at every named shape for every target; writes docs/kernels.md and docs/data/kernels.json.
 
 make kernels                                                          # all, about five minutes on two cores
-python scripts/compile_kernels.py --targets v6e:2x2 --out /tmp/k      # a part, elsewhere: /tmp/k/kernels.md, ...
+python aot/compile_kernels.py --targets v6e:2x2 --out /tmp/k          # a part, elsewhere: /tmp/k/kernels.md, ...
 """
 
 import argparse
@@ -16,9 +16,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax must not look for the devic
 from jax._src.interpreters import mlir
 from jax._src.lib import mosaic_gpu_dialect
 from jax._src.lib.mlir import ir
+from kernel_shapes import AttentionShape, KernelShape, attention_shapes, compile_shape, linear_shapes
 from tqdm import tqdm
 
-from detspec.ops.kernel_shapes import AttentionShape, KernelShape, attention_shapes, compile_shape, linear_shapes
 from detspec.targets import TARGETS, Compiled, Target, compilers, target
 
 DOCS = Path(__file__).parents[1] / "docs"
