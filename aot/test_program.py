@@ -11,9 +11,9 @@ from hlo import kernel_calls, pool_moves
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig, ThinkingConfig
-from detspec.generate.init import init_state
-from detspec.generate.loop import generate_state
-from detspec.generate.prefill import prefill
+from detspec.generation.init import init_state
+from detspec.generation.loop import generate_state
+from detspec.generation.prefill import prefill
 from detspec.model.params import Params, param_shapes
 from detspec.presets import preset
 from detspec.schedule import Schedule

@@ -6,38 +6,59 @@ Dimension key of the whole package: `B` sequences, `G` windows in a canonical pa
 `P` prompt, `T` new tokens in this call, `S` cache slots, `L` layers, `D` model width, `N` query heads, `K` KV heads,
 `Q = N/K`, `H` head dim, `F` MLP width, `V` vocabulary, `C` tokens of a chunk, `M` most tokens of the thought after one.
 
-Pictures of real runs are in `detspec.traces`, which is imported when it is first used.
+Names are imported when they are first used: `import detspec` alone takes no time, and `detspec --help` needs no jax.
+Pictures of real runs are in `detspec.traces`.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from detspec.checkpoint.load import Model, load
-from detspec.config import ModelConfig, ThinkingConfig
-from detspec.engine.engine import Engine
-from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Completion, Request, Stats, Thought, Update
-from detspec.environment import default_schedule, fingerprint
-from detspec.errors import InputError
-from detspec.generate.loop import generate
-from detspec.generate.score import score
-from detspec.sampling_params import SamplingParams
-from detspec.schedule import Schedule
-
-if TYPE_CHECKING:
-    from detspec import traces as traces
-
 __all__ = ["Completion", "Engine", "EngineConfig", "InputError", "Model", "ModelConfig", "Request", "SamplingParams"]
 __all__ += ["Schedule", "Stats", "ThinkingConfig", "Thought", "Update"]
-__all__ += ["default_schedule", "fingerprint", "generate", "load", "score"]
+__all__ += ["default_schedule", "fingerprint", "generate", "load", "score", "traces"]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from detspec import traces
+    from detspec.checkpoint.load import Model, load
+    from detspec.config import ModelConfig, ThinkingConfig
+    from detspec.engine.engine import Engine
+    from detspec.engine.engine_config import EngineConfig
+    from detspec.engine.request import Completion, Request, Stats, Thought, Update
+    from detspec.environment import default_schedule, fingerprint
+    from detspec.errors import InputError
+    from detspec.generation.loop import generate
+    from detspec.generation.score import score
+    from detspec.sampling_params import SamplingParams
+    from detspec.schedule import Schedule
+else:
+    FILES = {
+        "Completion": "engine.request",
+        "Engine": "engine.engine",
+        "EngineConfig": "engine.engine_config",
+        "InputError": "errors",
+        "Model": "checkpoint.load",
+        "ModelConfig": "config",
+        "Request": "engine.request",
+        "SamplingParams": "sampling_params",
+        "Schedule": "schedule",
+        "Stats": "engine.request",
+        "ThinkingConfig": "config",
+        "Thought": "engine.request",
+        "Update": "engine.request",
+        "default_schedule": "environment",
+        "fingerprint": "environment",
+        "generate": "generation.loop",
+        "load": "checkpoint.load",
+        "score": "generation.score",
+    }
 
     def __getattr__(name: str) -> object:
-        if name != "traces":
+        if name == "traces":
+            return importlib.import_module("detspec.traces")
+        if name not in FILES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return importlib.import_module("detspec.traces")
+        found = globals()[name] = getattr(importlib.import_module(f"detspec.{FILES[name]}"), name)
+        return found
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), "traces"})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -24,7 +24,7 @@ from detspec.cache import cache_bytes
 from detspec.config import ModelConfig
 from detspec.doctor.doctor import run_doctor
 from detspec.environment import default_schedule, fingerprint
-from detspec.generate.init import init_state
+from detspec.generation.init import init_state
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.model.work import pass_work

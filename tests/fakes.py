@@ -22,10 +22,10 @@ from detspec.config import ModelConfig, RopeScaling
 from detspec.draft.given import NONE, RECORDED
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
-from detspec.generate.init import init_state
-from detspec.generate.insert import Entry, insert, pack_requests
-from detspec.generate.loop import Limits, dvr_step, run
-from detspec.generate.prefill import prefill
+from detspec.generation.init import init_state
+from detspec.generation.insert import Entry, insert, pack_requests
+from detspec.generation.loop import Limits, dvr_step, run
+from detspec.generation.prefill import prefill
 from detspec.model.params import Params, init_params, param_shapes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule

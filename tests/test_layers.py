@@ -1,4 +1,4 @@
-"""A module imports only from layers to its left, files import no circles, and the layers up to `generate` are pure.
+"""A module imports only from layers to its left, files import no circles, and the layers up to `generation` are pure.
 
 To amend: a new module joins a tuple of `TRUNK`; a package that hangs off the trunk gets a line in `BRANCHES`.
 
@@ -23,7 +23,7 @@ TRUNK = (
     ("model",),
     ("sampling_params", "sampler"),
     ("draft",),
-    ("generate",),
+    ("generation",),
     ("engine",),
     ("jobs",),
     ("viz",),
@@ -40,7 +40,7 @@ BRANCHES = {
 }
 
 PURE = {"choices", "config", "schedule", "cache", "state", "ops", "model", "thinking", "sampling_params", "sampler"}
-PURE |= {"draft", "generate"}
+PURE |= {"draft", "generation"}
 IMPURE_MODULES = {"io", "json", "logging", "multiprocessing", "os", "pathlib", "random", "socket", "subprocess", "sys"}
 IMPURE_MODULES |= {"threading", "time", "tqdm"}
 OUTSIDE = {"aot", "configs", "notebooks", "parity", "replications", "scripts", "tests"}
@@ -55,15 +55,15 @@ def test_modules_import_only_to_their_left():
     [
         ("ops.norm", "from detspec.model.layers import block", "model is not to its left"),
         ("ops.norm", "import detspec.engine", "engine is not to its left"),
-        ("model.layers", "from detspec import generate", "generate is not to its left"),
+        ("model.layers", "from detspec.generation import loop", "generation is not to its left"),
         ("sampling_params", "def late():\n    from detspec.draft import anything", "draft is not to its left"),
         ("draft.given", "from detspec import Engine", "__init__ is not to its left"),
-        ("generate.loop", "from detspec.checkpoint import load", "checkpoint is not to its left"),
+        ("generation.loop", "from detspec.checkpoint import load", "checkpoint is not to its left"),
         ("checkpoint.hf", "from detspec.sampling_params import sample", "sampling_params is not to its left"),
         ("engine.engine", "if TYPE_CHECKING:\n    from detspec.train import fit", "train is not to its left"),
         ("engine.engine", "from .scheduler import Scheduler", "write imports in full"),
-        ("ops.norm", "import time", "layers up to generate are pure"),
-        ("generate.loop", "from os import environ", "layers up to generate are pure"),
+        ("ops.norm", "import time", "layers up to generation are pure"),
+        ("generation.loop", "from os import environ", "layers up to generation are pure"),
         ("cli.demo", "from replications.thinking_states import runs", "the package stands alone"),
         ("evals.demo", "import detspec", "no place in TRUNK or BRANCHES"),
     ],
@@ -126,7 +126,7 @@ def violations(name: str, source: str) -> list[str]:
         elif top == "detspec" and target not in allowed_imports(layer):
             found.append(f"{name} imports {imported}: {target} is not to its left")
         elif layer in PURE and top in IMPURE_MODULES:
-            found.append(f"{name} imports {imported}: layers up to generate are pure")
+            found.append(f"{name} imports {imported}: layers up to generation are pure")
     return found
 
 

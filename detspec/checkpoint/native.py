@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.files import MAX_PROBLEMS, copy_side_files, new_folder, write_json
@@ -51,6 +50,8 @@ def save_native(
 
 
 def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: str | Path | None) -> Path:
+    import orbax.checkpoint as ocp  # not with the package, because that takes long
+
     with new_folder(path) as folder:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder / WEIGHTS_FOLDER, params)
@@ -76,6 +77,8 @@ def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn
     Raises `InputError` for no manifest, a damaged one or one of a later format, and for weights that are missing, damaged, or
     not those of the manifest.
     """
+    import orbax.checkpoint as ocp  # not with the package, because that takes long
+
     path = Path(path).resolve()
     manifest, cfg = _read_manifest(path)
     stored_bytes = _check_files(path / WEIGHTS_FOLDER, manifest.get("files"))

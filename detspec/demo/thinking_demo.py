@@ -11,8 +11,8 @@ from detspec.checkpoint.load import Model
 from detspec.draft.table import source_of
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
-from detspec.generate.init import start_state
-from detspec.generate.loop import generate_state
+from detspec.generation.init import start_state
+from detspec.generation.loop import generate_state
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState

@@ -10,8 +10,8 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.doctor.examination import POISON, Axis, Check, Pool, SayFn, compare, different_keys_values, disturbed, keys_values
 from detspec.engine.bits import first_difference
-from detspec.generate.init import init_state
-from detspec.generate.insert import Entry, insert, pack_requests
+from detspec.generation.init import init_state
+from detspec.generation.insert import Entry, insert, pack_requests
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.thinking.think_prompt import think_prompt

@@ -30,10 +30,10 @@ from detspec.engine.programs import (
 )
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
-from detspec.generate.init import commit_like, init_state
-from detspec.generate.insert import Entry, no_requests, pack_requests
-from detspec.generate.loop import Limits
-from detspec.generate.score import Replayed
+from detspec.generation.init import commit_like, init_state
+from detspec.generation.insert import Entry, no_requests, pack_requests
+from detspec.generation.loop import Limits
+from detspec.generation.score import Replayed
 from detspec.schedule import Schedule
 from detspec.state import NO_DRAFT_STATE, DraftState, Reading
 

@@ -15,9 +15,9 @@ from detspec.cache import SCRATCH_PAGE
 from detspec.engine.device import Device
 from detspec.engine.policy import NEVER, Plan
 from detspec.engine.programs import Placement, Report
-from detspec.generate.checks import thinks
-from detspec.generate.insert import Entry
-from detspec.generate.loop import Limits
+from detspec.generation.checks import thinks
+from detspec.generation.insert import Entry
+from detspec.generation.loop import Limits
 from detspec.sampling_params import SamplingParams
 
 NUM_NEW = 24  # tokens that a probe generates

@@ -14,11 +14,11 @@ import numpy as np
 
 from detspec.config import ModelConfig
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
-from detspec.generate.insert import Requests, put_requests
-from detspec.generate.loop import Limits, dvr_step, ordinary_step, run
-from detspec.generate.prefill import prefill
-from detspec.generate.score import Replayed, replay
-from detspec.generate.sequences import put_sequences, take_sequences
+from detspec.generation.insert import Requests, put_requests
+from detspec.generation.loop import Limits, dvr_step, ordinary_step, run
+from detspec.generation.prefill import prefill
+from detspec.generation.score import Replayed, replay
+from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.model.params import Params
 from detspec.schedule import Schedule
 from detspec.state import Counters, GenState

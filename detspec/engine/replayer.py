@@ -23,9 +23,9 @@ from detspec.engine.programs import Asked, Placement
 from detspec.engine.request import Request
 from detspec.engine.sequence import wants_replay
 from detspec.errors import InputError
-from detspec.generate.checks import check_prompt, thinks
-from detspec.generate.insert import Entry
-from detspec.generate.score import Replayed
+from detspec.generation.checks import check_prompt, thinks
+from detspec.generation.insert import Entry
+from detspec.generation.score import Replayed
 from detspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from detspec.schedule import Schedule
 from detspec.thinking.blocks import thinking_of

@@ -12,7 +12,7 @@ from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule
 from detspec.errors import InputError
-from detspec.generate.checks import check_prompt, thinks
+from detspec.generation.checks import check_prompt, thinks
 from detspec.sampling_params import SamplingParams, all_stop_ids
 from detspec.state import LENGTH, NOT_FINITE, STOP
 

@@ -13,8 +13,8 @@ from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.engine.scheduler import Admitted
 from detspec.engine.sequence import SequenceState
 from detspec.engine.step_times import Acceptance, StepTimes
-from detspec.generate.insert import Entry
-from detspec.generate.loop import Limits
+from detspec.generation.insert import Entry
+from detspec.generation.loop import Limits
 from detspec.sampling_params import MAX_LOGPROBS
 from detspec.thinking.thoughts import thought_lists
 

@@ -21,8 +21,8 @@ from detspec.config import ModelConfig, is_count
 from detspec.draft.given import RECORDED
 from detspec.draft.source import Drafter, draft_fn
 from detspec.errors import InputError
-from detspec.generate.init import init_state
-from detspec.generate.loop import dvr_step, ordinary_step
+from detspec.generation.init import init_state
+from detspec.generation.loop import dvr_step, ordinary_step
 from detspec.model.params import Params, num_params, param_shapes, params_bytes
 from detspec.model.work import pass_work
 from detspec.roofline import Work

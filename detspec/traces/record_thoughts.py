@@ -13,8 +13,8 @@ from detspec.checkpoint.load import Model
 from detspec.draft.table import source_of
 from detspec.environment import default_schedule
 from detspec.errors import InputError
-from detspec.generate.init import start_state
-from detspec.generate.loop import generate_state
+from detspec.generation.init import start_state
+from detspec.generation.loop import generate_state
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of

@@ -17,9 +17,9 @@ from detspec.draft.self_draft import self_draft
 from detspec.engine.policy import canonical_plans
 from detspec.environment import default_schedule
 from detspec.errors import InputError
-from detspec.generate.init import start_state
-from detspec.generate.loop import Step, dvr_step
-from detspec.generate.prefill import prefill
+from detspec.generation.init import start_state
+from detspec.generation.loop import Step, dvr_step
+from detspec.generation.prefill import prefill
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule

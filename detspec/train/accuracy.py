@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
-from detspec.generate.init import start_state
-from detspec.generate.loop import generate_state
+from detspec.generation.init import start_state
+from detspec.generation.loop import generate_state
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.train.problems.chunks import encode

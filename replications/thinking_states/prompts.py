@@ -11,9 +11,9 @@ from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
 from detspec.draft.given import NONE
 from detspec.draft.source import Drafter, DraftSource, draft_fn
-from detspec.generate.init import commit_like, start_state
-from detspec.generate.loop import Limits, dvr_step, run
-from detspec.generate.prefill import prefill
+from detspec.generation.init import commit_like, start_state
+from detspec.generation.loop import Limits, dvr_step, run
+from detspec.generation.prefill import prefill
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule

@@ -41,6 +41,6 @@ def test_greedy_continuation_is_that_of_transformers(golden):
     model, stored = golden
     prompt = stored["tokens"][: int(stored["num_prompt"])].tolist()
     sampling = ds.SamplingParams(max_tokens=len(stored["continuation"]), ignore_eos=True)
-    schedule = Schedule(Numerics(page=16), Budget(16, 1))  # no draft: what guesses do is tested in tests/generate
+    schedule = Schedule(Numerics(page=16), Budget(16, 1))  # no draft: what guesses do is tested in tests/generation
     state = ds.generate(model.params, model.cfg, [prompt], sampling, schedule=schedule)
     assert state.tokens[0, len(prompt) :].tolist()[: len(stored["continuation"])] == stored["continuation"].tolist()

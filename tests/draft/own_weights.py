@@ -18,7 +18,7 @@ from detspec.cache import KVCache, init_cache
 from detspec.config import ModelConfig
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import DraftSource
-from detspec.generate.passes import Stretches, run_passes
+from detspec.generation.passes import Stretches, run_passes
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.schedule import Schedule

@@ -12,8 +12,8 @@ from detspec.draft.self_draft import SELF
 from detspec.draft.source import draft_limit
 from detspec.draft.table import source_of
 from detspec.errors import InputError
-from detspec.generate.prefill import prefill
-from detspec.generate.sequences import take_sequences
+from detspec.generation.prefill import prefill
+from detspec.generation.sequences import take_sequences
 from detspec.sampling_params import SamplingParams
 from tests.fakes import TABLE_CFG, TABLE_LOGPROB, Request, state_of, table_model
 from tests.shelf import TABLE

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from detspec.draft.source import Drafter, DraftSource, draft_fn
-from detspec.generate.insert import Entry, insert, pack_requests
-from detspec.generate.loop import Step, dvr_step, generate_state
-from detspec.generate.prefill import prefill
-from detspec.generate.sequences import put_sequences, take_sequences
+from detspec.generation.insert import Entry, insert, pack_requests
+from detspec.generation.loop import Step, dvr_step, generate_state
+from detspec.generation.prefill import prefill
+from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.model.params import Params, init_params
 from detspec.state import Draft, GenState
 from tests.draft.lookup import LOOKUP
 from tests.draft.own_weights import draft_model
 from tests.fakes import Request, random_model, state_of, table_model
-from tests.generate.one_at_a_time import FIXED, one_at_a_time, results
+from tests.generation.one_at_a_time import FIXED, one_at_a_time, results
 from tests.shelf import MANY, TABLE
 
 BF16, SCHEDULE = MANY.cfg, MANY.schedule

@@ -13,7 +13,7 @@ from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
-from detspec.generate.loop import generate
+from detspec.generation.loop import generate
 from detspec.sampling_params import SamplingParams
 from detspec.state import STOP
 from tests.engine.byte_model import (

@@ -8,9 +8,9 @@ import pytest
 import detspec as ds
 from detspec.config import ThinkingConfig
 from detspec.errors import InputError
-from detspec.generate.checks import check_prompt
-from detspec.generate.init import init_state, start_state
-from detspec.generate.insert import Entry, pack_requests
+from detspec.generation.checks import check_prompt
+from detspec.generation.init import init_state, start_state
+from detspec.generation.insert import Entry, pack_requests
 from detspec.model.params import init_params, param_shapes, with_thinking
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule

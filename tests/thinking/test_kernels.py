@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from detspec.generate.loop import generate_state
+from detspec.generation.loop import generate_state
 from detspec.sampling_params import SamplingParams
 from tests.fakes import Request, state_of
-from tests.generate.one_at_a_time import KERNELS
+from tests.generation.one_at_a_time import KERNELS
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401
 from tests.shelf import THINKER, Shape
 from tests.thinking.fakes import THINKER_CFG, random_thinker

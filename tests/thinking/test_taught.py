@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from detspec.config import ModelConfig, ThinkingConfig
-from detspec.generate.init import start_state
+from detspec.generation.init import start_state
 from detspec.model.params import Params
 from detspec.ops.alibi import alibi_slopes
 from detspec.ops.rope import rope_frequencies

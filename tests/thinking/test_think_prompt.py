@@ -17,8 +17,8 @@ from detspec.config import ModelConfig
 from detspec.draft.given import NONE
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, draft_fn
-from detspec.generate.loop import Limits, dvr_step, generate_state, run
-from detspec.generate.prefill import prefill
+from detspec.generation.loop import Limits, dvr_step, generate_state, run
+from detspec.generation.prefill import prefill
 from detspec.model.params import Params, param_shapes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
@@ -30,8 +30,8 @@ from detspec.train.problems.chunks import align, encode
 from detspec.train.problems.parity import Parity
 from detspec.train.problems.task import tokenizer_of
 from tests.fakes import Request, bits, state_of
-from tests.generate.one_at_a_time import poisoned
-from tests.generate.test_loop import pool_copies
+from tests.generation.one_at_a_time import poisoned
+from tests.generation.test_loop import pool_copies
 from tests.shelf import ALIBI_THINKER, TABLE_THINKER, THINKER, Shape
 from tests.thinking.fakes import TABLE_THINKER_CFG, THINKER_CFG, random_thinker, table_thinker
 

@@ -9,7 +9,7 @@ from detspec.bench.bench import random_model
 from detspec.checkpoint.load import Model
 from detspec.config import ThinkingConfig
 from detspec.errors import InputError
-from detspec.generate.loop import generate
+from detspec.generation.loop import generate
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 from detspec.traces.draw_thoughts import thought_figure

@@ -11,7 +11,7 @@ from detspec.cache import KVCache
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.environment import default_schedule
-from detspec.generate.loop import generate_state
+from detspec.generation.loop import generate_state
 from detspec.model.params import init_params
 from detspec.model.transformer import forward_sequences
 from detspec.state import GenState

@@ -10,9 +10,9 @@ import pytest
 from detspec.cache import cache_bytes
 from detspec.draft.source import Drafter, draft_fn
 from detspec.errors import InputError
-from detspec.generate.init import init_state, start_state
-from detspec.generate.loop import Limits, default_source, dvr_step, generate, generate_state, run
-from detspec.generate.prefill import prefill
+from detspec.generation.init import init_state, start_state
+from detspec.generation.loop import Limits, default_source, dvr_step, generate, generate_state, run
+from detspec.generation.prefill import prefill
 from detspec.model.params import param_shapes, params_bytes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule

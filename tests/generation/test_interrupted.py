@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.generate.insert import Entry, insert, pack_requests
+from detspec.generation.insert import Entry, insert, pack_requests
 from detspec.state import GenState
 from tests.fakes import Request, generate_drafted, random_model, state_of
-from tests.generate.one_at_a_time import FIXED, PROCESSING, one_at_a_time, partly_right, poisoned, results
+from tests.generation.one_at_a_time import FIXED, PROCESSING, one_at_a_time, partly_right, poisoned, results
 from tests.shelf import MANY
 
 PENALISED = [

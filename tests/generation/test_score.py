@@ -10,9 +10,9 @@ import pytest
 
 from detspec import score
 from detspec.errors import InputError
-from detspec.generate.loop import generate
-from detspec.generate.prefill import prefill
-from detspec.generate.score import replay
+from detspec.generation.loop import generate
+from detspec.generation.prefill import prefill
+from detspec.generation.score import replay
 from detspec.ops.row_sum import fixed_sum
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule

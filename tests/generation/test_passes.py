@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.draft.source import Drafter, draft_fn
-from detspec.generate.loop import dvr_step
-from detspec.generate.passes import Stretches, cut, reached, stretches
-from detspec.generate.prefill import prefill
+from detspec.generation.loop import dvr_step
+from detspec.generation.passes import Stretches, cut, reached, stretches
+from detspec.generation.prefill import prefill
 from detspec.sampling_params import SamplingParams
 from detspec.state import NO_SEQUENCE
 from tests.fakes import SOURCES, Request, bits, random_model, recorded, state_of

@@ -8,7 +8,7 @@ import pytest
 
 from detspec.state import LENGTH, STOP
 from tests.fakes import Request, recorded
-from tests.generate.one_at_a_time import FIXED, MAX_NEW, V, believed, generate_all, one_at_a_time, partly_right, results
+from tests.generation.one_at_a_time import FIXED, MAX_NEW, V, believed, generate_all, one_at_a_time, partly_right, results
 from tests.shelf import CROWD, MANY, Shape
 
 CROWDED = [Request(r.prompt, dataclasses.replace(r.sampling, max_tokens=8)) for r in FIXED]

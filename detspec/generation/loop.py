@@ -13,10 +13,10 @@ from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftFn, DraftParams, DraftSource, draft_fn
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
-from detspec.generate.commit import commit
-from detspec.generate.init import start_state
-from detspec.generate.prefill import prefill
-from detspec.generate.verify import verify
+from detspec.generation.commit import commit
+from detspec.generation.init import start_state
+from detspec.generation.prefill import prefill
+from detspec.generation.verify import verify
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.generate.packing import pack, unpack
+from detspec.generation.packing import pack, unpack
 from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.state import PAD_ID, RUNNING, GenState, SamplingArrays, init_counters
 from detspec.thinking.thoughts import pack_thoughts

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from detspec.cache import init_cache
 from detspec.config import ModelConfig
 from detspec.errors import InputError
-from detspec.generate.checks import check_prompt
-from detspec.generate.insert import Entry, insert, pack_requests
+from detspec.generation.checks import check_prompt
+from detspec.generation.insert import Entry, insert, pack_requests
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams, all_stop_ids, sampling_arrays
 from detspec.schedule import Schedule

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from detspec.generate.init import init_state
-from detspec.generate.insert import Entry, no_requests, pack_requests, put_requests
-from detspec.generate.packing import pack, unpack
+from detspec.generation.init import init_state
+from detspec.generation.insert import Entry, no_requests, pack_requests, put_requests
+from detspec.generation.packing import pack, unpack
 from detspec.sampling_params import SamplingParams
 from tests.fakes import RANDOM_CFG
 from tests.shelf import TABLE

@@ -15,7 +15,7 @@ import pytest
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 from tests.fakes import ALIBI_CFG, FAMILY_CFGS, Request, recorded
-from tests.generate.one_at_a_time import (
+from tests.generation.one_at_a_time import (
     KERNELS,
     MAX_NEW,
     PROCESSING,

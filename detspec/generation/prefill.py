@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
-from detspec.generate.passes import missing, reached, run_passes
+from detspec.generation.passes import missing, reached, run_passes
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.schedule import Schedule

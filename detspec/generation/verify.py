@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
-from detspec.generate.passes import cut, missing, reached
+from detspec.generation.passes import cut, missing, reached
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampler import sample

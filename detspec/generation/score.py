@@ -11,8 +11,8 @@ import numpy as np
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
-from detspec.generate.init import start_state
-from detspec.generate.passes import run_passes, stretches
+from detspec.generation.init import start_state
+from detspec.generation.passes import run_passes, stretches
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.ops.row_sum import sum_fn
