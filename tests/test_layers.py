@@ -17,7 +17,19 @@ ROOT = Path(__file__).parents[1]
 
 # Left to right; modules of one tuple may import each other.
 TRUNK = (
-    ("errors", "choices", "config", "schedule", "presets", "environment", "targets", "roofline", "progress", "read_json"),
+    (
+        "errors",
+        "choices",
+        "config",
+        "schedule",
+        "presets",
+        "environment",
+        "targets",
+        "roofline",
+        "progress",
+        "program_cache",
+        "read_json",
+    ),
     ("cache", "state"),
     ("ops",),
     ("model",),

@@ -4,7 +4,8 @@ The engine, trial runs and the replayer drive it by `put`, `prefill`, `step`, `r
 for the device; a `Report` does when it is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from detspec.checkpoint.load import Model
 from detspec.draft.source import Drafter
 from detspec.draft.table import drafters_of
 from detspec.engine.clock import Clock
+from detspec.engine.compiled import PROGRAMS, Call, Executable
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan
 from detspec.engine.programs import (
@@ -31,9 +33,10 @@ from detspec.engine.programs import (
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.generation.init import commit_like, init_state
-from detspec.generation.insert import Entry, no_requests, pack_requests
+from detspec.generation.insert import Entry, Requests, no_requests, pack_requests
 from detspec.generation.loop import Limits
 from detspec.generation.score import Replayed
+from detspec.program_cache import user_cache
 from detspec.schedule import Schedule
 from detspec.state import NO_DRAFT_STATE, DraftState, Reading
 
@@ -84,6 +87,8 @@ class Device:
         self._draft_states: dict[str, DraftState] = {}
         self._no_requests = no_requests(self.state)
         self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in
+        self._cache = user_cache() if config.program_cache else None
+        self._programs: dict[Hashable, Executable] = {}
 
     @property
     def max_pages(self) -> int:
@@ -105,34 +110,13 @@ class Device:
         if self._entries:
             requests = pack_requests(self.state, list(self._entries.values()), self.model.eos_ids)
             self._entries.clear()
-        self.state = prefill_sequences(
-            self.model.params,
-            self.model.cfg,
-            self.state,
-            (requests, placement.of_all, np.int32(passes)),
-            schedule=schedule or self.schedule,
-            think=self.drafters[self.config.thoughts].source,
-        )
+        self.state = self._run(self._prefill(requests, placement, passes, schedule))
         self.clock.work()
 
     def step(self, plan: Plan, placement: Placement, limits: Limits) -> Report:
         """Starts a segment of steps of `plan` over the places `placement.chosen`, as many as the plan's batch."""
-        drafter = self.drafters[plan.draft]
-        source = None if plan.ordinary else drafter.source
-        schedule = self.schedule
-        if source is not None:
-            self.state = self.state.replace(draft=self._draft_state(plan.draft))
-            schedule = schedule.with_budget(plan.budget.rows, plan.budget.window)
-        self.state, report = run_segment(
-            Weights(self.model.params, drafter.params),
-            self.model.cfg,
-            self.state,
-            placement,
-            Limits(np.int32(limits.steps), np.int32(limits.min_live), np.int32(limits.max_idle)),
-            schedule=schedule,
-            source=source,
-        )
-        if source is not None:
+        self.state, report = self._run(self._step(plan, placement, limits), plan.batch)
+        if not plan.ordinary:
             self._draft_states[plan.draft] = self.state.draft
             self.state = self.state.replace(draft=NO_DRAFT_STATE)
         self.clock.work()
@@ -148,15 +132,7 @@ class Device:
             packed.tokens[place, : len(tokens)] = tokens
             packed.length[place] = len(tokens)
             packed.start[place] = start
-        replayed, self.state = replay_texts(
-            self.model.params,
-            self.model.cfg,
-            self.state,
-            placement.of_all,
-            packed,
-            schedule=schedule or self.schedule,
-            asked=asked,
-        )
+        replayed, self.state = self._run(self._replay(placement, packed, asked, schedule))
         self.clock.work()
         return replayed
 
@@ -164,7 +140,18 @@ class Device:
         """Copies pages `(source, target)`, at most one for each place."""
         nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_requests - len(pairs))
         source, target = np.asarray([*pairs, *nothing], np.int32).T
-        self.state = copy_pages(self.state, source, target)
+        self.state = self._run(Call(copy_pages, None, (self.state, source, target), {}))
+
+    def start_compiling(self, plans: Iterable[Plan], asked: Asked) -> None:
+        """Begins to compile, all at the same time, what `plans` and replays for `asked` need."""
+        B = self.config.max_requests
+        nowhere = Placement(np.zeros((B, self.max_pages), np.int32), np.zeros(B, bool), np.zeros(0, np.int32))
+        texts = Texts(np.zeros((B, self.config.max_len), np.int32), np.zeros(B, np.int32), np.zeros(B, np.int32))
+        calls = [self._prefill(self._no_requests, nowhere, 0, None)]
+        for plan in plans:
+            calls.append(self._step(plan, nowhere._replace(chosen=np.zeros(plan.batch, np.int32)), Limits(0)))
+        for call in (*calls, self._replay(nowhere, texts, asked, None)):
+            PROGRAMS.start(call, self._cache)
 
     def wait(self) -> None:
         """Waits until the device has nothing left to do."""
@@ -178,6 +165,33 @@ class Device:
     def thoughts(self) -> Reading | None:
         """A copy of what the sequences think; None if the model does not."""
         return jax.tree.map(jnp.copy, self.state.reading)
+
+    def _prefill(self, requests: Requests, placement: Placement, passes: int, schedule: Schedule | None) -> Call:
+        args = (self.model.params, self.state, (requests, placement.of_all, np.int32(passes)))
+        think = self.drafters[self.config.thoughts].source
+        return Call(prefill_sequences, self.model.cfg, args, {"schedule": schedule or self.schedule, "think": think})
+
+    def _step(self, plan: Plan, placement: Placement, limits: Limits) -> Call:
+        drafter = self.drafters[plan.draft]
+        state, schedule = self.state, self.schedule
+        if not plan.ordinary:
+            state = state.replace(draft=self._draft_state(plan.draft))
+            schedule = schedule.with_budget(plan.budget.rows, plan.budget.window)
+        args = (Weights(self.model.params, drafter.params), state, placement, Limits(*map(np.int32, limits)))
+        return Call(
+            run_segment, self.model.cfg, args, {"schedule": schedule, "source": None if plan.ordinary else drafter.source}
+        )
+
+    def _replay(self, placement: Placement, texts: Texts, asked: Asked, schedule: Schedule | None) -> Call:
+        args = (self.model.params, self.state, placement.of_all, texts)
+        return Call(replay_texts, self.model.cfg, args, {"schedule": schedule or self.schedule, "asked": asked})
+
+    def _run(self, call: Call, batch: int = 0) -> Any:
+        """Runs the program of `call`. Of its shapes, only `batch` differs between calls with the same static arguments."""
+        key = (call.fn, batch, *call.static.values())
+        if key not in self._programs:
+            self._programs[key] = PROGRAMS.start(call, self._cache).result()
+        return self._programs[key](*call.args)
 
     def _draft_state(self, name: str) -> DraftState:
         if name not in self._draft_states:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, certify, certify_thoughts, time_plans
 from detspec.engine.device import Device
 from detspec.engine.policy import Plan, allowed_drafts, canonical_plans, choose, needed_batches, ordinary_plan
+from detspec.engine.programs import Asked
 from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.errors import InputError
 
@@ -36,6 +37,7 @@ class Planner:
         Raises `InputError` if thoughts depend on places or drafts on this device.
         """
         device = self._device
+        device.start_compiling(self._first_plans(num_requests, deterministic), Asked(choose=True, top_k=0))
         for batch in needed_batches(device.config, num_requests):
             if batch not in self._batches:
                 self._certify(ordinary_plan(batch))
@@ -48,6 +50,17 @@ class Planner:
                 for draft, window in allowed_drafts(device.config, device.schedule, custom):
                     self._certify_draft(batch, draft, window)
                 self._examined.add(batch)
+
+    def _first_plans(self, num_requests: int, deterministic: bool) -> list[Plan]:
+        """Plans that `prepare` tries for sure."""
+        plans = []
+        for batch in needed_batches(self._device.config, num_requests):
+            if batch not in self._batches:
+                plans.append(ordinary_plan(batch))
+            if deterministic and batch not in self._examined:
+                draft, window = allowed_drafts(self._device.config, self._device.schedule)[0]
+                plans.append(canonical_plans(batch, window, self._device.schedule.budget.rows, draft)[0])
+        return plans
 
     def choose(self, num_deterministic: int, num_ordinary: int) -> tuple[Plan, bool]:
         """The plan for the next segment: the smallest batch that fits, filled the way that commits most tokens per second.

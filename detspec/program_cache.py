@@ -1,0 +1,126 @@
+"""Compiled programs in a folder of the user's, for the next process: a bounded number of bytes, private, checked when read.
+
+A program is found by a name: a SHA-256 over all that it is made from. So it is neither traced nor compiled again. A program is
+code that is run, and its file is unpickled, so a folder that others can write to is not used.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import warnings
+from pathlib import Path
+
+import jax
+
+from detspec.environment import fingerprint
+
+VARIABLE = "DETSPEC_PROGRAM_CACHE"  # a folder, or "off"
+MAX_BYTES = 2 << 30
+SUFFIX = ".program"
+DIGEST_BYTES = hashlib.sha256().digest_size
+# Settings of jax that change neither a program nor what it computes.
+IRRELEVANT = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_logging", "jax_traceback", "jax_explain")
+
+
+class ProgramCache:
+    """Files in one folder, each a digest and what it is of; the least recently used go when they are too many bytes."""
+
+    def __init__(self, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+
+    def name(self, *made_from: str) -> str:
+        """The name of a program that is made from these texts, by this source code, for this device and these settings."""
+        return hashlib.sha256(json.dumps([_surroundings(), made_from]).encode()).hexdigest()
+
+    def read(self, name: str) -> bytes | None:
+        """What was written under `name`; None if nothing was. A damaged file is removed, with a warning."""
+        path = self.folder / f"{name}{SUFFIX}"
+        try:
+            raw = path.read_bytes()
+        except OSError:
+            return None
+        content = raw[DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() != raw[:DIGEST_BYTES]:
+            self.drop(name, "it is damaged")
+            return None
+        with contextlib.suppress(OSError):  # the folder may be read-only by now
+            os.utime(path)
+        return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Keeps `content` under `name`: the file appears whole or not at all. A full disk costs only a warning."""
+        try:
+            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
+                file.write(hashlib.sha256(content).digest() + content)
+            os.replace(file.name, self.folder / f"{name}{SUFFIX}")
+        except OSError as error:
+            warnings.warn(f"a compiled program was not kept in {self.folder}: {error.strerror}", stacklevel=2)
+        self._shrink()
+
+    def drop(self, name: str, why: str) -> None:
+        """Removes what was written under `name`, with a warning."""
+        warnings.warn(f"a compiled program in {self.folder} is not used: {why}. It is compiled again", stacklevel=2)
+        (self.folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
+
+    def _shrink(self) -> None:
+        """Removes the least recently used programs above `max_bytes`."""
+        files = [(entry.stat(), entry.path) for entry in os.scandir(self.folder) if entry.name.endswith(SUFFIX)]
+        num_bytes = sum(status.st_size for status, _ in files)
+        for status, path in sorted(files, key=lambda file: file[0].st_mtime):
+            if num_bytes <= self.max_bytes:
+                return
+            Path(path).unlink(missing_ok=True)  # another process may have removed it
+            num_bytes -= status.st_size
+
+
+def user_cache() -> ProgramCache | None:
+    """The cache in the user's cache folder, or in the folder that DETSPEC_PROGRAM_CACHE names.
+
+    None if that is "off", if the user has given jax a cache of its own, or, with a warning, if the folder cannot be made or is
+    not the user's alone.
+    """
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen == "off" or (not chosen and jax.config.jax_compilation_cache_dir):  # type: ignore[attr-defined]
+        return None
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(chosen) if chosen else home / "detspec" / "programs"
+    if why := _unfit(folder):
+        warnings.warn(f"compiled programs are not kept in {folder}: {why}; {VARIABLE} names another folder", stacklevel=2)
+        return None
+    return ProgramCache(folder)
+
+
+def _unfit(folder: Path) -> str:
+    """Why `folder`, which is made if it is missing, cannot hold programs; "" if it can."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        return error.strerror or str(error)
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+        return "it belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others can write to it (chmod go-w)"
+    return "" if os.access(folder, os.W_OK) else "it cannot be written to"
+
+
+def _surroundings() -> list[object]:
+    """What programs depend on besides their arguments: source code, versions, device, and settings of jax and XLA."""
+    settings = {name: repr(value) for name, value in jax.config.values.items() if not name.startswith(IRRELEVANT)}
+    flags = {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
+    return [_source_digest(), fingerprint(), settings, flags]
+
+
+@functools.cache
+def _source_digest() -> str:
+    """SHA-256 over the source code of this package."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
