@@ -2,8 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
-import os
 import platform
 import warnings
 from importlib.metadata import version
@@ -105,23 +103,6 @@ def fingerprint() -> dict[str, str]:
         "compiler": device.client.platform_version.replace("\n", " "),
         "mesh": "1",
     }
-
-
-def enable_compile_cache() -> Path:
-    """Keeps compiled programs in the user's cache folder for the next start. Call it before anything is compiled.
-
-    Each fingerprint has its own folder, since different machines may share a home folder. The environment variable
-    JAX_COMPILATION_CACHE_DIR, if set, names the folder instead. Returns the folder.
-    """
-    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    machine = json.dumps(fingerprint(), sort_keys=True)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "detspec" / "xla" / hashlib.sha256(machine.encode()).hexdigest()[:16]
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # there are many small programs
-    return folder
 
 
 def _cpu_facts() -> dict[str, str]:

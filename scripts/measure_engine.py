@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import detspec as ds
-from detspec.environment import enable_compile_cache
+from detspec.compile_cache import enable_jax_cache
 
 BYTES_A_PAGE = 4096
 
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--ordinary", action="store_true", help="make all requests ordinary")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     args = parser.parse_args()
-    enable_compile_cache()
+    enable_jax_cache()
     engine = ds.Engine(ds.load(), ds.EngineConfig(max_requests=args.max_requests, max_len=512))
     engine.prepare(args.max_requests + 1, deterministic=not args.ordinary)
     print(f"{'requests':>8} {'tok/s':>8} {'idle':>7} {'pages':>6} {'memory MB':>10} {'growth MB':>10}")

@@ -13,6 +13,8 @@ import hypothesis
 import jax
 import pytest
 
+from detspec.engine.compiled import PROGRAMS
+
 pytest_plugins = ["tests.engine.fixtures"]
 
 # The processes of one run, those that tests start among them, share what they compile; what is dropped is found again.
@@ -22,6 +24,7 @@ MAX_MAPPINGS = 30_000  # a file of tests takes up to some ten thousand
 COMPILED = Path(tempfile.gettempdir()) / f"detspec-test-{RUN}"
 jax.config.update("jax_compilation_cache_dir", str(COMPILED))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+os.environ["DETSPEC_COMPILE_CACHE"] = "off"  # jax's own cache holds all programs of the tests
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
@@ -60,6 +63,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     and the compiler then ends with a segmentation fault.
     """
     if nextitem is not None and nextitem.path != item.path and (not MAPPINGS.exists() or num_mappings() > MAX_MAPPINGS):
+        PROGRAMS.forget()
         jax.clear_caches()
         gc.collect()
 

@@ -27,7 +27,7 @@ TRUNK = (
         "targets",
         "roofline",
         "progress",
-        "program_cache",
+        "compile_cache",
         "read_json",
     ),
     ("cache", "state"),

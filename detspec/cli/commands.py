@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from detspec.cli import audit, bench, convert, demo, doctor, generate, merge, plan, trace, train
+from detspec.cli import audit, bench, convert, demo, doctor, generate, merge, plan, trace, train, warm
 from detspec.cli.options import say
 from detspec.errors import InputError
 
@@ -41,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands; each puts its function into `args.run`."""
     parser = Parser(prog="detspec", description=DESCRIPTION)
     subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (demo, generate, merge, audit, doctor, trace, bench, plan, train, convert):
+    for module in (demo, generate, merge, audit, doctor, trace, bench, plan, train, convert, warm):
         name = module.__name__.rpartition(".")[2]
         sub = subcommands.add_parser(name, help=module.SUMMARY, description=module.DESCRIPTION, formatter_class=HelpFormatter)
         module.add_options(sub)

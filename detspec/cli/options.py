@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,10 +87,11 @@ def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Mode
 
 def keep_compiled(args: argparse.Namespace) -> None:
     """Keeps compiled programs for the next start, unless `--no-compile-cache` is given; call it before compiling."""
-    from detspec.environment import enable_compile_cache
+    from detspec.compile_cache import OFF, VARIABLE, enable_jax_cache
 
-    if not args.no_compile_cache:
-        enable_compile_cache()
+    if args.no_compile_cache:
+        os.environ[VARIABLE] = OFF
+    enable_jax_cache()
 
 
 def write_json(args: argparse.Namespace, result: dict[str, Any]) -> None:

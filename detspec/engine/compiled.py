@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
+from detspec.compile_cache import CompileCache
 from detspec.config import ModelConfig
 from detspec.draft.source import DraftSource
 from detspec.draft.table import SOURCES
-from detspec.program_cache import ProgramCache
 
 Executable = Callable[..., Any]  # takes the `args` of a `Call`
 
@@ -55,7 +55,7 @@ class Programs:
         self._lock = threading.RLock()
         self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile")
 
-    def start(self, call: Call, cache: ProgramCache | None) -> Future[Executable]:
+    def start(self, call: Call, cache: CompileCache | None) -> Future[Executable]:
         """Begins to load or to compile the program of `call`, unless that has begun before; `cache` has the files."""
         leaves, structure = jax.tree.flatten(call.args)
         shapes = tuple(map(_shape_of, leaves))
@@ -90,7 +90,7 @@ PROGRAMS = Programs()
 class _Kept(NamedTuple):
     """Where a program is kept, and the device that runs it."""
 
-    cache: ProgramCache
+    cache: CompileCache
     name: str
     device: jax.Device
 

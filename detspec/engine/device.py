@@ -4,7 +4,7 @@ The engine, trial runs and the replayer drive it by `put`, `prefill`, `step`, `r
 for the device; a `Report` does when it is read.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 
 from detspec.cache import SCRATCH_PAGE
 from detspec.checkpoint.load import Model
+from detspec.compile_cache import user_cache
 from detspec.draft.source import Drafter
 from detspec.draft.table import drafters_of
 from detspec.engine.clock import Clock
@@ -36,7 +37,6 @@ from detspec.generation.init import commit_like, init_state
 from detspec.generation.insert import Entry, Requests, no_requests, pack_requests
 from detspec.generation.loop import Limits
 from detspec.generation.score import Replayed
-from detspec.program_cache import user_cache
 from detspec.schedule import Schedule
 from detspec.state import NO_DRAFT_STATE, DraftState, Reading
 
@@ -53,6 +53,7 @@ class Device:
         num_pages: cache pages that sequences share.
         clock: how long the device worked, and waited for the host.
         state: all sequences; every program takes it and gives the next one.
+        cache: files of compiled programs; None if none are kept.
     """
 
     def __init__(self, model: Model, config: EngineConfig, *, drafters: Mapping[str, Drafter] | None = None) -> None:
@@ -87,7 +88,7 @@ class Device:
         self._draft_states: dict[str, DraftState] = {}
         self._no_requests = no_requests(self.state)
         self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in
-        self._cache = user_cache() if config.program_cache else None
+        self.cache = user_cache() if config.compile_cache else None
         self._programs: dict[Hashable, Executable] = {}
 
     @property
@@ -142,16 +143,18 @@ class Device:
         source, target = np.asarray([*pairs, *nothing], np.int32).T
         self.state = self._run(Call(copy_pages, None, (self.state, source, target), {}))
 
-    def start_compiling(self, plans: Iterable[Plan], asked: Asked) -> None:
-        """Begins to compile, all at the same time, what `plans` and replays for `asked` need."""
+    def start_compiling(self, plans: Sequence[Plan]) -> None:
+        """Begins to compile, all at the same time, what `plans` need, and replays that certify those that promise bits."""
         B = self.config.max_requests
         nowhere = Placement(np.zeros((B, self.max_pages), np.int32), np.zeros(B, bool), np.zeros(0, np.int32))
-        texts = Texts(np.zeros((B, self.config.max_len), np.int32), np.zeros(B, np.int32), np.zeros(B, np.int32))
-        calls = [self._prefill(self._no_requests, nowhere, 0, None)]
+        calls = [self._prefill(self._no_requests, nowhere, 0, None)] if plans else []
         for plan in plans:
             calls.append(self._step(plan, nowhere._replace(chosen=np.zeros(plan.batch, np.int32)), Limits(0)))
-        for call in (*calls, self._replay(nowhere, texts, asked, None)):
-            PROGRAMS.start(call, self._cache)
+        if not all(plan.ordinary for plan in plans):
+            texts = Texts(np.zeros((B, self.config.max_len), np.int32), np.zeros(B, np.int32), np.zeros(B, np.int32))
+            calls.append(self._replay(nowhere, texts, Asked(choose=True, top_k=0), None))
+        for call in calls:
+            PROGRAMS.start(call, self.cache)
 
     def wait(self) -> None:
         """Waits until the device has nothing left to do."""
@@ -190,7 +193,7 @@ class Device:
         """Runs the program of `call`. Of its shapes, only `batch` differs between calls with the same static arguments."""
         key = (call.fn, batch, *call.static.values())
         if key not in self._programs:
-            self._programs[key] = PROGRAMS.start(call, self._cache).result()
+            self._programs[key] = PROGRAMS.start(call, self.cache).result()
         return self._programs[key](*call.args)
 
     def _draft_state(self, name: str) -> DraftState:

@@ -30,7 +30,7 @@ class EngineConfig:
         thoughts: draft source for the thoughts of a model that thinks. "none": that there are none, as published. "self": the
             model reads ahead, one chunk of each prompt after the other, on its cheapest shape.
         schedule: numerics and budget of the canonical pass; the device's default if None.
-        program_cache: compiled programs are kept in a folder of the user's, so the next process starts fast; see `user_cache`.
+        compile_cache: keep compiled programs in the user's cache folder, so that the next process starts fast.
     """
 
     max_requests: int = 32
@@ -45,7 +45,7 @@ class EngineConfig:
     max_prefill_passes: int = 1
     thoughts: str = "none"
     schedule: Schedule | None = None
-    program_cache: bool = True
+    compile_cache: bool = True
 
     def __post_init__(self) -> None:
         lengths = ("max_len", "num_speculative_tokens", "segment_steps", "max_prefill_passes")

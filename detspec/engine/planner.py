@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, certify, certify_thoughts, time_plans
 from detspec.engine.device import Device
 from detspec.engine.policy import Plan, allowed_drafts, canonical_plans, choose, needed_batches, ordinary_plan
-from detspec.engine.programs import Asked
 from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.errors import InputError
 
@@ -37,7 +36,7 @@ class Planner:
         Raises `InputError` if thoughts depend on places or drafts on this device.
         """
         device = self._device
-        device.start_compiling(self._first_plans(num_requests, deterministic), Asked(choose=True, top_k=0))
+        device.start_compiling(self._first_plans(num_requests, deterministic))
         for batch in needed_batches(device.config, num_requests):
             if batch not in self._batches:
                 self._certify(ordinary_plan(batch))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from detspec.environment import enable_compile_cache
+from detspec.compile_cache import enable_jax_cache
 from detspec.errors import InputError
 from replications.thinking_states.measure import all_runs, perform
 from replications.thinking_states.pool import Run, RunFailed, run_all
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--width must be at least 1, got {args.width}")
     workdir = args.workdir or RUNS / ("replication-quick" if args.quick else "replication")
     if args.run:
-        enable_compile_cache()
+        enable_jax_cache()
         perform(args.run, workdir=workdir, quick=args.quick)
         return 0
 

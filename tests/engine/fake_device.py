@@ -90,7 +90,7 @@ class FakeDevice:
         self.clock.work()
         return self._report(chosen, steps)
 
-    def start_compiling(self, plans, asked):
+    def start_compiling(self, plans):
         """Nothing is compiled here."""
 
     def replay(self, placement, texts, asked, *, schedule=None):

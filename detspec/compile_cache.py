@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -18,7 +17,8 @@ import jax
 
 from detspec.environment import fingerprint
 
-VARIABLE = "DETSPEC_PROGRAM_CACHE"  # a folder, or "off"
+VARIABLE = "DETSPEC_COMPILE_CACHE"  # a folder, or "off"
+OFF = "off"
 MAX_BYTES = 2 << 30
 SUFFIX = ".program"
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -26,7 +26,7 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 IRRELEVANT = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_logging", "jax_traceback", "jax_explain")
 
 
-class ProgramCache:
+class CompileCache:
     """Files in one folder, each a digest and what it is of; the least recently used go when they are too many bytes."""
 
     def __init__(self, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
@@ -54,11 +54,13 @@ class ProgramCache:
 
     def write(self, name: str, content: bytes) -> None:
         """Keeps `content` under `name`: the file appears whole or not at all. A full disk costs only a warning."""
+        part = self.folder / f"{name}.{os.getpid()}.part"
         try:
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
-                file.write(hashlib.sha256(content).digest() + content)
-            os.replace(file.name, self.folder / f"{name}{SUFFIX}")
+            part.touch(mode=0o600)
+            part.write_bytes(hashlib.sha256(content).digest() + content)
+            os.replace(part, self.folder / f"{name}{SUFFIX}")
         except OSError as error:
+            part.unlink(missing_ok=True)
             warnings.warn(f"a compiled program was not kept in {self.folder}: {error.strerror}", stacklevel=2)
         self._shrink()
 
@@ -68,8 +70,8 @@ class ProgramCache:
         (self.folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
     def _shrink(self) -> None:
-        """Removes the least recently used programs above `max_bytes`."""
-        files = [(entry.stat(), entry.path) for entry in os.scandir(self.folder) if entry.name.endswith(SUFFIX)]
+        """Removes the least recently used files above `max_bytes`, also parts that a killed process left."""
+        files = [(entry.stat(), entry.path) for entry in os.scandir(self.folder)]
         num_bytes = sum(status.st_size for status, _ in files)
         for status, path in sorted(files, key=lambda file: file[0].st_mtime):
             if num_bytes <= self.max_bytes:
@@ -78,21 +80,47 @@ class ProgramCache:
             num_bytes -= status.st_size
 
 
-def user_cache() -> ProgramCache | None:
-    """The cache in the user's cache folder, or in the folder that DETSPEC_PROGRAM_CACHE names.
+def user_cache() -> CompileCache | None:
+    """The cache in the user's cache folder, or in the folder that DETSPEC_COMPILE_CACHE names.
 
     None if that is "off", if the user has given jax a cache of its own, or, with a warning, if the folder cannot be made or is
     not the user's alone.
     """
     chosen = os.environ.get(VARIABLE, "")
-    if chosen == "off" or (not chosen and jax.config.jax_compilation_cache_dir):  # type: ignore[attr-defined]
+    theirs = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if chosen == OFF or (not chosen and theirs not in (None, "", str(_jax_folder()))):
         return None
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(chosen) if chosen else home / "detspec" / "programs"
-    if why := _unfit(folder):
-        warnings.warn(f"compiled programs are not kept in {folder}: {why}; {VARIABLE} names another folder", stacklevel=2)
-        return None
-    return ProgramCache(folder)
+    folder = Path(chosen) if chosen else _home() / "programs"
+    return CompileCache(folder) if _is_fit(folder) else None
+
+
+def enable_jax_cache() -> None:
+    """Lets jax itself keep what else this process compiles, next to our programs; for commands, before they compile.
+
+    Each fingerprint has its own folder, since different machines may share a home folder. Does nothing if the user has given
+    jax a cache, or switched ours off.
+    """
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.environ.get(VARIABLE) == OFF or not _is_fit(_jax_folder()):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(_jax_folder()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # there are many small programs
+
+
+def _home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "detspec"
+
+
+def _jax_folder() -> Path:
+    machine = json.dumps(fingerprint(), sort_keys=True)
+    return _home() / "xla" / hashlib.sha256(machine.encode()).hexdigest()[:16]
+
+
+def _is_fit(folder: Path) -> bool:
+    """Whether `folder`, which is made if it is missing, can hold programs; if not, there is a warning."""
+    why = _unfit(folder)
+    if why:
+        warnings.warn(f"compiled programs are not kept in {folder}: {why}; {VARIABLE} names another folder", stacklevel=3)
+    return not why
 
 
 def _unfit(folder: Path) -> str:

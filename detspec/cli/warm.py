@@ -1,0 +1,41 @@
+"""`detspec warm`: compiles before the first job does."""
+
+import argparse
+import time
+
+from detspec.cli.options import add_engine, add_model, engine_config_of, load_model
+
+SUMMARY = "compile programs ahead"
+DESCRIPTION = """Compiles and certifies the programs that jobs with the same options need, and keeps them in the compile cache:
+the folder DETSPEC_COMPILE_CACHE, or one in the user's cache folder. For images of containers, and before arrays of jobs, which
+would each compile for themselves. Programs are bound to the versions of detspec and jax and to the kind of device, on a CPU
+also to its instruction sets: run this where the jobs run."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    add_model(parser)
+    parser.add_argument("--ordinary", action="store_true", help="only what jobs with --ordinary need")
+    add_engine(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what was compiled, how long that took, and how much the cache holds."""
+    import jax
+
+    from detspec.engine.engine import Engine
+
+    began = time.perf_counter()
+    model = load_model(args)
+    engine = Engine(model, engine_config_of(args, model))
+    for certificate in engine.prepare(deterministic=not args.ordinary):
+        print(f"{certificate.plan.label:20} {certificate.status}{f': {certificate.why}' if certificate.why else ''}")
+    cache = engine.device.cache
+    if cache is None:
+        theirs = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+        kept = f"in jax's own cache, {theirs}" if theirs and not args.no_compile_cache else "nowhere: the compile cache is off"
+    else:
+        files = list(cache.folder.glob("*.program"))
+        kept = f"in {cache.folder}: {len(files)} programs, {sum(file.stat().st_size for file in files) / 1e6:.1f} MB"
+    print(f"{time.perf_counter() - began:.1f} s; kept {kept}")
+    return 0

@@ -1,0 +1,136 @@
+"""Programs that come from memory, from files or from the compiler give the same bits."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from detspec.compile_cache import VARIABLE, CompileCache
+from detspec.draft.given import RECORDED
+from detspec.engine import programs
+from detspec.engine.compiled import Call, Programs
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.sampling_params import SamplingParams
+from tests.engine.byte_model import SCHEDULE, byte_params, facts, without_tokenizer
+
+TRACED = ("prefill_sequences", "run_segment", "replay_texts", "copy_pages")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return without_tokenizer(byte_params())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of programs; this process begins without any."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "programs"))
+    monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
+    return tmp_path / "programs"
+
+
+def answers(model, monkeypatch) -> list[tuple]:
+    """What an engine of a process that has compiled nothing answers."""
+    monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
+    engine = Engine(model, EngineConfig(max_requests=2, max_len=48, method="none", schedule=SCHEDULE))
+    sampling = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=7, temperature=0.9, seed=3)]
+    return [facts(completion) for completion in engine.generate([[1, 2, 3], [200]], sampling)]
+
+
+class Forbidden:
+    """A program that may only come from a file."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def lower(self, *args: object, **static: object) -> None:
+        raise AssertionError(f"{self.__name__} should have come from a file")
+
+
+def forbid_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in TRACED:
+        monkeypatch.setattr(f"detspec.engine.device.{name}", Forbidden(name))
+
+
+def test_next_process_traces_nothing_and_gives_the_same_bits(model, folder, monkeypatch):
+    first = answers(model, monkeypatch)
+    assert len(list(folder.iterdir())) == 5  # prefill, two plans, the replay that certifies them, copies of pages
+    forbid_tracing(monkeypatch)
+    assert answers(model, monkeypatch) == first
+
+
+def test_another_shape_is_another_program(model, folder, monkeypatch):
+    """The control of the test above: nothing is taken for what it is not."""
+    answers(model, monkeypatch)
+    forbid_tracing(monkeypatch)
+    monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
+    engine = Engine(model, EngineConfig(max_requests=2, max_len=49, method="none", schedule=SCHEDULE))
+    with pytest.raises(AssertionError, match="should have come from a file"):
+        engine.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
+
+
+@pytest.mark.parametrize("poison", ["cut", "foreign"])
+def test_poisoned_files_are_compiled_again_and_give_the_same_bits(poison, model, folder, monkeypatch):
+    first = answers(model, monkeypatch)
+    cache = CompileCache(folder)
+    for path in folder.iterdir():
+        if poison == "cut":
+            path.write_bytes(path.read_bytes()[:1000])
+        else:
+            cache.write(path.stem, b"no pickle of a program")
+    with pytest.warns(UserWarning, match="It is compiled again") as warned:
+        assert answers(model, monkeypatch) == first
+    assert len(warned) == 5
+    forbid_tracing(monkeypatch)
+    assert answers(model, monkeypatch) == first
+
+
+def test_without_a_cache_nothing_is_written(model, folder, monkeypatch):
+    monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
+    config = EngineConfig(max_requests=1, max_len=48, method="none", schedule=SCHEDULE, compile_cache=False)
+    Engine(model, config).generate([[1]], SamplingParams(max_tokens=2, deterministic=False))
+    assert not folder.exists()
+
+
+def test_one_program_for_equal_calls_and_another_for_other_shapes():
+    double = jax.jit(lambda x: 2 * x)
+    found = Programs()
+    begun = [found.start(Call(double, None, (jnp.zeros(size),), {}), None) for size in (3, 3, 4)]
+    assert begun[0] is begun[1]
+    assert begun[0] is not begun[2]
+    assert begun[2].result()(jnp.ones(4)).tolist() == [2.0] * 4
+    found.forget()
+    assert found.start(Call(double, None, (jnp.zeros(3),), {}), None) is not begun[0]
+
+
+def test_second_program_is_traced_while_the_first_compiles():
+    """The first one's compilation waits until the second has been traced; one after the other, this would never end."""
+    was_traced = threading.Event()
+
+    class Slow:
+        __name__ = "slow"
+
+        def lower(self, *args):
+            return SimpleNamespace(compile=lambda: was_traced.wait(60))
+
+    class Fast:
+        __name__ = "fast"
+
+        def lower(self, *args):
+            was_traced.set()
+            return SimpleNamespace(compile=lambda: "compiled")
+
+    found = Programs()
+    slow, fast = (found.start(Call(fn, None, (jnp.zeros(1),), {}), None) for fn in (Slow(), Fast()))
+    assert slow.result(60) is True
+    assert fast.result(60) == "compiled"
+
+
+def test_program_with_a_draft_source_of_a_user_has_no_text():
+    """Its functions may hold anything, and only a text names a file."""
+    assert Call(programs.run_segment, None, (), {"source": RECORDED._replace(name="mine")}).text is None
+    assert Call(programs.run_segment, None, (), {"source": None}).text == "run_segment None {'source': 'None'}"
