@@ -18,7 +18,7 @@ help: ## list the targets
 
 env: $(VENV)/.installed ; @: ## create .venv and install detspec with its developer tools (once)
 
-demo: env ## run the demonstration: generate, verify, roll back, compare bits
+demo: $(VENV)/.installed-demo ## run the demonstration: generate, verify, roll back, compare bits
 	$(BIN)/detspec demo
 
 test: env ## run the tests
@@ -71,8 +71,13 @@ $(BIN)/python:
 	@{ $(PYTHON) -c '$(SUITABLE)'; } 2>/dev/null || { echo "detspec needs Python 3.11 or newer with venv; $(PYTHON) is not" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@echo "installing detspec and its tools into $(VENV) (about a minute)"
+$(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
+	@echo "installing detspec into $(VENV) (about half a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plots]'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.installed-demo
+	@echo "installing the tools of its developers"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 

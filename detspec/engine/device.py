@@ -47,7 +47,7 @@ class Device:
     """A model on the device, with places for `config.max_requests` sequences.
 
     Attributes:
-        model: the weights that it runs; `update_params` of the engine sets it.
+        model: the weights that it runs, see `use`.
         schedule: anchor of all canonical passes.
         config: capacities, and how thoughts are drafted.
         num_pages: cache pages that sequences share.
@@ -90,6 +90,11 @@ class Device:
         self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in
         self.cache = user_cache() if config.compile_cache else None
         self._programs: dict[Hashable, Executable] = {}
+
+    def use(self, model: Model) -> None:
+        """Goes on with other weights of the same shapes, wherever they lie."""
+        self.model = model
+        self._programs.clear()  # weights in another place need other programs
 
     @property
     def max_pages(self) -> int:
@@ -139,9 +144,7 @@ class Device:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages `(source, target)`, at most one for each place."""
-        nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_requests - len(pairs))
-        source, target = np.asarray([*pairs, *nothing], np.int32).T
-        self.state = self._run(Call(copy_pages, None, (self.state, source, target), {}))
+        self.state = self._run(self._copy(pairs))
 
     def start_compiling(self, plans: Sequence[Plan]) -> None:
         """Begins to compile, all at the same time, what `plans` need, and replays that certify those that promise bits."""
@@ -153,7 +156,7 @@ class Device:
         if not all(plan.ordinary for plan in plans):
             texts = Texts(np.zeros((B, self.config.max_len), np.int32), np.zeros(B, np.int32), np.zeros(B, np.int32))
             calls.append(self._replay(nowhere, texts, Asked(choose=True, top_k=0), None))
-        for call in calls:
+        for call in (*calls, self._copy([])):
             PROGRAMS.start(call, self.cache)
 
     def wait(self) -> None:
@@ -188,6 +191,11 @@ class Device:
     def _replay(self, placement: Placement, texts: Texts, asked: Asked, schedule: Schedule | None) -> Call:
         args = (self.model.params, self.state, placement.of_all, texts)
         return Call(replay_texts, self.model.cfg, args, {"schedule": schedule or self.schedule, "asked": asked})
+
+    def _copy(self, pairs: Sequence[tuple[int, int]]) -> Call:
+        nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_requests - len(pairs))
+        source, target = np.asarray([*pairs, *nothing], np.int32).T
+        return Call(copy_pages, None, (self.state, source, target), {})
 
     def _run(self, call: Call, batch: int = 0) -> Any:
         """Runs the program of `call`. Of its shapes, only `batch` differs between calls with the same static arguments."""

@@ -257,7 +257,7 @@ class Engine:
             raise InputError("requests are in flight: finish or abort them before the weights change")
         check_params(self.model.cfg, params)
         digest = digest_model(self.model.cfg, params) if weight_version is None else ""
-        self.device.model = dataclasses.replace(self.model, params=params, digest=digest)
+        self.device.use(dataclasses.replace(self.model, params=params, digest=digest))
         self._weight_version = weight_version
         self._name_weights()
 

@@ -90,3 +90,14 @@ def run_passes(
         return done + G, pass_fn(windows, carry)
 
     return jax.lax.while_loop(lambda state: state[0] < num_passes * G, run_pass, (jnp.int32(0), carry))
+
+
+def those_first(wanted: jax.Array) -> jax.Array:
+    """All indices of `wanted [B]` bool, int32: first those where it holds. A sort would take longer to compile.
+
+    wanted 0 1 0 1      place of each 2 0 3 1      indices 1 3 0 2
+    """
+    number = jnp.arange(wanted.shape[0], dtype=jnp.int32)
+    above = jnp.cumsum(wanted, dtype=jnp.int32)
+    place = jnp.where(wanted, above - 1, above[-1] + number - above)
+    return jnp.zeros_like(number).at[place].set(number, unique_indices=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
-from detspec.generation.passes import cut, missing, reached
+from detspec.generation.passes import cut, missing, reached, those_first
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampler import sample
@@ -40,7 +40,7 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
     G = schedule.budget.groups
     wanted = state.ready & ~draft.final
     num_wanted = wanted.sum(dtype=jnp.int32)
-    order = _first(wanted)  # sequences to verify first
+    order = those_first(wanted)
     # Committed tokens that a window of this sequence holds before the last one.
     before = state.cache.length % W if schedule.numerics.alignment == "window" else jnp.zeros_like(state.cache.length)
     num_drafted = jnp.minimum(draft.count, W - 1 - before)
@@ -84,17 +84,6 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
     agrees = (targets[:, : W - 1] == draft.tokens) & (jnp.arange(W - 1, dtype=jnp.int32)[None, :] < num_drafted[:, None])
     accepted = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(1, dtype=jnp.int32)
     return Verified(targets=targets, logprobs=logprobs, drafted=num_drafted, accepted=accepted, in_pass=wanted, cache=cache)
-
-
-def _first(wanted: jax.Array) -> jax.Array:
-    """All indices of `wanted [B]` bool, int32, first those where it holds. A sort would take longer to compile.
-
-    wanted 0 1 0 1      place of each 2 0 3 1      indices 1 3 0 2
-    """
-    number = jnp.arange(wanted.shape[0], dtype=jnp.int32)
-    above = jnp.cumsum(wanted, dtype=jnp.int32)
-    place = jnp.where(wanted, above - 1, above[-1] + number - above)
-    return jnp.zeros_like(number).at[place].set(number, unique_indices=True)
 
 
 def _windows(

@@ -90,6 +90,9 @@ class FakeDevice:
         self.clock.work()
         return self._report(chosen, steps)
 
+    def use(self, model):
+        self.model = model
+
     def start_compiling(self, plans):
         """Nothing is compiled here."""
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from detspec.draft.source import Drafter, draft_fn
 from detspec.generation.loop import dvr_step
-from detspec.generation.passes import Stretches, cut, reached, stretches
+from detspec.generation.passes import Stretches, cut, reached, stretches, those_first
 from detspec.generation.prefill import prefill
 from detspec.sampling_params import SamplingParams
 from detspec.state import NO_SEQUENCE
@@ -94,3 +94,11 @@ def test_prompt_rides_along_with_verification_and_disturbs_no_other():
 def test_prompt_that_rides_along_in_passes_that_split_the_sequence_disturbs_and_is_disturbed():
     """The inverse control: where the sequence is cut then follows the longest text of the pass."""
     assert stayed(FLOAT32.with_numerics(page=4, num_splits=2)) == {"verified": False, "rode": False}
+
+
+def test_those_first_is_a_stable_sort():
+    """All sets of up to six sequences; worked out: of 0 1 0 1 it is 1 3 0 2."""
+    assert those_first(jnp.array([False, True, False, True])).tolist() == [1, 3, 0, 2]
+    for size in range(1, 7):
+        sets = (np.arange(2**size)[:, None] >> np.arange(size)) % 2 == 1
+        assert (jax.vmap(those_first)(sets) == np.argsort(~sets, axis=1, kind="stable")).all()
