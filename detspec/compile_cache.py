@@ -1,11 +1,10 @@
 """Compiled programs in a folder of the user's, for the next process: a bounded number of bytes, private, checked when read.
 
-A program is found by a name: a SHA-256 over all that it is made from. So it is neither traced nor compiled again. A program is
-code that is run, and its file is unpickled, so a folder that others can write to is not used.
+A program is found by a name: a SHA-256 over its text and all else that compilers look at. A program is code that is run, and its
+file is unpickled, so a folder that others can write to is not used.
 """
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -34,7 +33,7 @@ class CompileCache:
         self.max_bytes = max_bytes
 
     def name(self, *made_from: str) -> str:
-        """The name of a program that is made from these texts, by this source code, for this device and these settings."""
+        """The name of a program of these texts, for this device and these settings."""
         return hashlib.sha256(json.dumps([_surroundings(), made_from]).encode()).hexdigest()
 
     def read(self, name: str) -> bytes | None:
@@ -71,13 +70,14 @@ class CompileCache:
 
     def _shrink(self) -> None:
         """Removes the least recently used files above `max_bytes`, also parts that a killed process left."""
-        files = [(entry.stat(), entry.path) for entry in os.scandir(self.folder)]
-        num_bytes = sum(status.st_size for status, _ in files)
-        for status, path in sorted(files, key=lambda file: file[0].st_mtime):
-            if num_bytes <= self.max_bytes:
-                return
-            Path(path).unlink(missing_ok=True)  # another process may have removed it
-            num_bytes -= status.st_size
+        with contextlib.suppress(FileNotFoundError):  # another process may shrink, too
+            files = [(entry.stat(), entry.path) for entry in os.scandir(self.folder)]
+            num_bytes = sum(status.st_size for status, _ in files)
+            for status, path in sorted(files, key=lambda file: file[0].st_mtime):
+                if num_bytes <= self.max_bytes:
+                    return
+                os.remove(path)
+                num_bytes -= status.st_size
 
 
 def user_cache() -> CompileCache | None:
@@ -138,17 +138,7 @@ def _unfit(folder: Path) -> str:
 
 
 def _surroundings() -> list[object]:
-    """What programs depend on besides their arguments: source code, versions, device, and settings of jax and XLA."""
+    """What programs depend on besides their text: versions, device, and settings of jax and XLA."""
     settings = {name: repr(value) for name, value in jax.config.values.items() if not name.startswith(IRRELEVANT)}
     flags = {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
-    return [_source_digest(), fingerprint(), settings, flags]
-
-
-@functools.cache
-def _source_digest() -> str:
-    """SHA-256 over the source code of this package."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    return [fingerprint(), settings, flags]

@@ -1,8 +1,11 @@
 """The device's programs: compiled at the same time, once for all devices of a process, and kept in files for the next process.
 
-A program is looked up by its function, its static arguments and the shapes of the others. One that is in a file is neither
-traced nor compiled. Otherwise it is traced at once and compiled in another thread: tracing holds Python's lock, compiling does
-not. So a caller that needs several programs starts all of them, first the one that it needs first.
+A program is looked up by its function, its static arguments and the shapes of the others. One that is not there is traced at
+once, and loaded or compiled in another thread: tracing holds Python's lock, compiling does not. So a caller that needs several
+programs starts all of them, first the one that it needs first.
+
+A file is found by the text of the traced program. So it does not matter how the program came about: an ablation that replaces a
+function of this package makes another program.
 """
 
 import os
@@ -18,8 +21,6 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 
 from detspec.compile_cache import CompileCache
 from detspec.config import ModelConfig
-from detspec.draft.source import DraftSource
-from detspec.draft.table import SOURCES
 
 Executable = Callable[..., Any]  # takes the `args` of a `Call`
 
@@ -31,20 +32,6 @@ class Call(NamedTuple):
     cfg: ModelConfig | None
     args: tuple[Any, ...]  # pytrees of arrays
     static: dict[str, Hashable]
-
-    @property
-    def text(self) -> str | None:
-        """All that decides the program but shapes; None if no text does: draft sources of users may hold anything."""
-        values = [_name_of(value) for value in self.static.values()]
-        if None in values:
-            return None
-        return f"{self.fn.__name__} {self.cfg} {dict(zip(self.static, values, strict=True))}"
-
-
-def _name_of(value: Hashable) -> str | None:
-    if isinstance(value, DraftSource):
-        return value.name if value in SOURCES.values() else None
-    return repr(value)
 
 
 class Programs:
@@ -61,38 +48,24 @@ class Programs:
         shapes = tuple(map(_shape_of, leaves))
         key = (call.fn, call.cfg, tuple(call.static.items()), structure, shapes)
         with self._lock:
-            if key not in self._begun:
+            begun = self._begun.get(key)
+            if begun is None or (begun.done() and begun.exception() is not None):  # what has failed may work next time
                 devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
-                kept = None
-                if cache is not None and (text := call.text) is not None and len(devices) == 1:
-                    name = cache.name(text, str(structure), str(shapes), str(devices))
-                    kept = _Kept(cache, name, devices.pop())
-                self._begun[key] = self._begin(_without_arrays(call), kept)
-            return self._begun[key]
+                lowered = _lower(call)
+                if cache is None or len(devices) != 1:
+                    begun = self._threads.submit(lowered.compile)
+                else:
+                    begun = self._threads.submit(_load_or_compile, lowered, cache, devices.pop())
+                self._begun[key] = begun
+            return begun
 
     def forget(self) -> None:
         """Drops all programs, as `jax.clear_caches` does with those that `jax.jit` keeps."""
         with self._lock:
             self._begun.clear()
 
-    def _begin(self, call: Call, kept: "_Kept | None") -> Future[Executable]:
-        if kept is None:
-            return self._threads.submit(_lower(call).compile)
-        content = kept.cache.read(kept.name)
-        if content is None:
-            return self._threads.submit(_compile_and_keep, _lower(call), kept)
-        return self._threads.submit(_load, content, call, kept)
-
 
 PROGRAMS = Programs()
-
-
-class _Kept(NamedTuple):
-    """Where a program is kept, and the device that runs it."""
-
-    cache: CompileCache
-    name: str
-    device: jax.Device
 
 
 def _lower(call: Call) -> Any:
@@ -101,35 +74,24 @@ def _lower(call: Call) -> Any:
     return call.fn.lower(*call.args[:1], *cfg, *call.args[1:], **call.static)
 
 
-def _compile_and_keep(lowered: Any, kept: _Kept) -> Executable:
-    """Compiles, and writes the program to a file."""
+def _load_or_compile(lowered: Any, cache: CompileCache, device: jax.Device) -> Executable:
+    """The program from a file, or else from the compiler, and then written to a file."""
+    name = cache.name(lowered.as_text(), str(lowered.in_tree), str(lowered.out_tree), str(device))
+    content = cache.read(name)
+    if content is not None:
+        try:
+            serialized, args, results = pickle.loads(content)
+            return deserialize_and_load(serialized, args, results, device.client, [device])
+        except Exception as error:  # a file of another jaxlib raises errors of any kind
+            cache.drop(name, f"it cannot be loaded ({error})")
     program = lowered.compile()
     try:
         content = pickle.dumps(serialize(program))  # before its first call: XLA:CPU cannot write a sort that has run
     except Exception as error:  # compilers say in many ways that they cannot
         warnings.warn(f"a compiled program is not kept, its compiler cannot write it: {error}", stacklevel=2)
     else:
-        kept.cache.write(kept.name, content)
+        cache.write(name, content)
     return program
-
-
-def _load(content: bytes, call: Call, kept: _Kept) -> Executable:
-    """The program in `content`; if it cannot be loaded, it is compiled."""
-    try:
-        serialized, args, results = pickle.loads(content)
-        return deserialize_and_load(serialized, args, results, kept.device.client, [kept.device])
-    except Exception as error:  # a file of another jaxlib raises errors of any kind
-        kept.cache.drop(kept.name, f"it cannot be loaded ({error})")
-        return _compile_and_keep(_lower(call), kept)
-
-
-def _without_arrays(call: Call) -> Call:
-    """The same with shapes for arrays, which may be donated before the function is traced."""
-    return call._replace(args=jax.tree.map(_abstract, call.args))
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding_of(leaf))
 
 
 def _shape_of(leaf: Any) -> tuple[Hashable, ...]:

@@ -6,18 +6,16 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from detspec.compile_cache import VARIABLE, CompileCache
-from detspec.draft.given import RECORDED
 from detspec.engine import programs
 from detspec.engine.compiled import Call, Programs
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, byte_params, facts, without_tokenizer
-
-TRACED = ("prefill_sequences", "run_segment", "replay_texts", "copy_pages")
 
 
 @pytest.fixture(scope="module")
@@ -41,32 +39,24 @@ def answers(model, monkeypatch) -> list[tuple]:
     return [facts(completion) for completion in engine.generate([[1, 2, 3], [200]], sampling)]
 
 
-class Forbidden:
-    """A program that may only come from a file."""
+def forbid_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("this program should have come from a file")
 
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
-    def lower(self, *args: object, **static: object) -> None:
-        raise AssertionError(f"{self.__name__} should have come from a file")
+    monkeypatch.setattr("jax.stages.Lowered.compile", refuse)
 
 
-def forbid_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in TRACED:
-        monkeypatch.setattr(f"detspec.engine.device.{name}", Forbidden(name))
-
-
-def test_next_process_traces_nothing_and_gives_the_same_bits(model, folder, monkeypatch):
+def test_next_process_compiles_nothing_and_gives_the_same_bits(model, folder, monkeypatch):
     first = answers(model, monkeypatch)
     assert len(list(folder.iterdir())) == 5  # prefill, two plans, the replay that certifies them, copies of pages
-    forbid_tracing(monkeypatch)
+    forbid_compiling(monkeypatch)
     assert answers(model, monkeypatch) == first
 
 
 def test_another_shape_is_another_program(model, folder, monkeypatch):
     """The control of the test above: nothing is taken for what it is not."""
     answers(model, monkeypatch)
-    forbid_tracing(monkeypatch)
+    forbid_compiling(monkeypatch)
     monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
     engine = Engine(model, EngineConfig(max_requests=2, max_len=49, method="none", schedule=SCHEDULE))
     with pytest.raises(AssertionError, match="should have come from a file"):
@@ -85,7 +75,7 @@ def test_poisoned_files_are_compiled_again_and_give_the_same_bits(poison, model,
     with pytest.warns(UserWarning, match="It is compiled again") as warned:
         assert answers(model, monkeypatch) == first
     assert len(warned) == 5
-    forbid_tracing(monkeypatch)
+    forbid_compiling(monkeypatch)
     assert answers(model, monkeypatch) == first
 
 
@@ -130,7 +120,39 @@ def test_second_program_is_traced_while_the_first_compiles():
     assert fast.result(60) == "compiled"
 
 
-def test_program_with_a_draft_source_of_a_user_has_no_text():
-    """Its functions may hold anything, and only a text names a file."""
-    assert Call(programs.run_segment, None, (), {"source": RECORDED._replace(name="mine")}).text is None
-    assert Call(programs.run_segment, None, (), {"source": None}).text == "run_segment None {'source': 'None'}"
+def test_function_that_was_replaced_is_another_program(model, folder, monkeypatch):
+    """An ablation that replaces a function gets what it asks for, and leaves nothing to those who do not."""
+    first = answers(model, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr("detspec.sampler.logprobs_at", lambda logits, tokens, sum_row: jnp.full(tokens.shape, -1.0))
+        programs.run_segment.clear_cache()
+        programs.replay_texts.clear_cache()
+        changed = answers(model, monkeypatch)
+    assert [tokens for tokens, *_ in changed] == [tokens for tokens, *_ in first]
+    assert set(np.frombuffer(b"".join(bits for _, bits, _ in changed), np.float32)) == {-1.0}
+    programs.run_segment.clear_cache()
+    programs.replay_texts.clear_cache()
+    forbid_compiling(monkeypatch)
+    assert answers(model, monkeypatch) == first
+
+
+def test_program_that_failed_is_tried_again():
+    outcomes = [MemoryError("no room"), "compiled"]
+
+    class Failing:
+        __name__ = "failing"
+
+        def lower(self, *args):
+            return SimpleNamespace(compile=self.compile)
+
+        def compile(self):
+            outcome = outcomes.pop(0)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+    found = Programs()
+    call = Call(Failing(), None, (jnp.zeros(1),), {})
+    with pytest.raises(MemoryError):
+        found.start(call, None).result()
+    assert found.start(call, None).result() == "compiled"
