@@ -1,7 +1,7 @@
 """Compiled programs in a folder of the user's, for the next process: a bounded number of bytes, private, checked when read.
 
-A program is found by a name: a SHA-256 over its text and all else that compilers look at. A program is code that is run, and its
-file is unpickled, so a folder that others can write to is not used.
+A program is found by a name: a SHA-256 over its text and all else that compilers look at. A program is code that is run, and
+its file is unpickled, so a folder that others can write to is not used.
 """
 
 import contextlib

@@ -179,7 +179,8 @@ class Device:
 
     def _step(self, plan: Plan, placement: Placement, limits: Limits) -> Call:
         drafter = self.drafters[plan.draft]
-        state, schedule = self.state, self.schedule
+        state = self.state
+        schedule = self.schedule
         if not plan.ordinary:
             state = state.replace(draft=self._draft_state(plan.draft))
             schedule = schedule.with_budget(plan.budget.rows, plan.budget.window)
