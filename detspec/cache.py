@@ -11,17 +11,20 @@ Values are stored with the head dimension last. Keys are, too, if kernels read t
 their slots last, so that its products, `[rows, H] @ [H, page]` and `[rows, page] @ [page, H]`, need no transposition.
 """
 
-import flax.struct
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from detspec.config import ModelConfig
 from detspec.schedule import Numerics
+from detspec.struct import Struct
 
 SCRATCH_PAGE = 0
 
 
-class KVCache(flax.struct.PyTreeNode):
+class KVCache(Struct):
     """Keys and values of all sequences, in pages of one pool per layer."""
 
     k: tuple[jax.Array, ...]  # L x [num_pages, K, page, H], or [num_pages, K, H, page] (`Numerics.key_slot_axis`)
@@ -35,6 +38,11 @@ class KVCache(flax.struct.PyTreeNode):
         return self.v[0].shape[2]
 
 
+def filled(shape: int | tuple[int, ...], value: Any, dtype: Any) -> jax.Array:
+    """A small array filled on the host: on the device, each shape would be a program to compile."""
+    return jnp.asarray(np.full(shape, value, dtype))
+
+
 def init_cache(
     cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: Numerics, num_pages: int | None = None
 ) -> KVCache:
@@ -46,9 +54,9 @@ def init_cache(
     page = numerics.page
     dtype = jnp.dtype(numerics.cache_dtype)
     max_pages = -(-max_len // page)
-    table = jnp.zeros((max_requests, max_pages), jnp.int32)
+    table = np.zeros((max_requests, max_pages), np.int32)
     if num_pages is None:  # sequences own consecutive pages, one after the other
-        table = 1 + jnp.arange(max_requests * max_pages, dtype=jnp.int32).reshape(max_requests, max_pages)
+        table = 1 + np.arange(max_requests * max_pages, dtype=np.int32).reshape(max_requests, max_pages)
     num_pages = 1 + (max_requests * max_pages if num_pages is None else num_pages)
     head_dim = numerics.cache_head_dim(cfg.head_dim)
     values = (num_pages, cfg.num_kv_heads, page, head_dim)
@@ -56,8 +64,8 @@ def init_cache(
     return KVCache(
         k=tuple(jnp.zeros(keys, dtype) for _ in range(cfg.num_layers)),
         v=tuple(jnp.zeros(values, dtype) for _ in range(cfg.num_layers)),
-        page_table=table,
-        length=jnp.zeros(max_requests, jnp.int32),
+        page_table=jnp.asarray(table),
+        length=filled(max_requests, 0, np.int32),
     )
 
 

@@ -42,10 +42,12 @@ def sample(
             noise = _gumbel(rows.seed, position, logits.shape[1])
             return jnp.where(random[:, None], logits + noise, logits)
 
-        drawn_from = _narrow(_process_if_asked(logits_f32, position, rows, texts_fn), rows)
+        drawn_from = _drawn_from(logits_f32, position, rows, texts_fn)
         chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, drawn_from)
         tokens = first_largest(chosen_by)
         raw = logprobs_at(logits_f32, tokens, sum_fn(numerics))
+        if not rows.processing:
+            return tokens, raw
 
         def report() -> jax.Array:
             drawn_with = logprobs_at(drawn_from, tokens, sum_fn(numerics))
@@ -60,11 +62,12 @@ def reported_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingAr
 
     Arguments as for `sample`.
     """
+    if not rows.processing:
+        return logits_f32
     asked = rows.processed_logprobs & (position >= rows.prompt_len)
 
     def process(logits: jax.Array) -> jax.Array:
-        drawn_from = _narrow(_process_if_asked(logits, position, rows, texts_fn), rows)
-        return jnp.where(asked[:, None], drawn_from, logits)
+        return jnp.where(asked[:, None], _drawn_from(logits, position, rows, texts_fn), logits)
 
     return jax.lax.cond(jnp.any(asked), process, lambda logits: logits, logits_f32)
 
@@ -99,6 +102,13 @@ def process_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArr
     for half in (high, rows.frequency_penalty - high):
         logits = logits - half[:, None] * count.astype(jnp.float32)
     return logits - jnp.where(count > 0, rows.presence_penalty[:, None], 0.0)
+
+
+def _drawn_from(logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: TextsFn) -> jax.Array:
+    """The logits `[R, V]` of the distribution that tokens are drawn from."""
+    if not rows.processing:
+        return _scaled(logits_f32, rows)
+    return _narrowed(_process_if_asked(logits_f32, position, rows, texts_fn), rows)
 
 
 def _process_if_asked(logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: TextsFn) -> jax.Array:
@@ -136,20 +146,25 @@ def _gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
     return jax.vmap(row_noise)(seed, position)
 
 
-def _narrow(logits: jax.Array, rows: SamplingArrays) -> jax.Array:
-    """`logits [R, V]` over the temperature, those that the filters leave out at -inf; greedy rows' as they are."""
+def _scaled(logits: jax.Array, rows: SamplingArrays) -> jax.Array:
+    """`logits [R, V]` over the temperature, greedy rows' as they are."""
     random = rows.temperature > 0
-    filtered = random & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
 
     def scale(logits: jax.Array) -> jax.Array:
         return logits / jnp.where(random, rows.temperature, 1.0)[:, None]
+
+    return jax.lax.cond(jnp.any(random), scale, lambda logits: logits, logits)
+
+
+def _narrowed(logits: jax.Array, rows: SamplingArrays) -> jax.Array:
+    """`_scaled(logits)`, those that the filters leave out at -inf."""
+    filtered = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
 
     def cut(scaled: jax.Array) -> jax.Array:
         floor = jnp.where(filtered, _filter_floor(scaled, rows), -jnp.inf)
         return jnp.where(scaled >= floor[:, None], scaled, -jnp.inf)
 
-    scaled = jax.lax.cond(jnp.any(random), scale, lambda logits: logits, logits)
-    return jax.lax.cond(jnp.any(filtered), cut, lambda scaled: scaled, scaled)
+    return jax.lax.cond(jnp.any(filtered), cut, lambda scaled: scaled, _scaled(logits, rows))
 
 
 def _filter_floor(scaled: jax.Array, rows: SamplingArrays) -> jax.Array:

@@ -1,6 +1,7 @@
 """Sampling parameters of one request, checked, and those of a batch as arrays."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,13 +9,10 @@ import numpy as np
 
 from detspec.choices import LOGPROBS_MODES
 from detspec.errors import InputError
-from detspec.state import NO_TOKEN, SamplingArrays
+from detspec.state import NO_TOKEN, SCALARS, SamplingArrays
 
 MAX_N = 1024
 MAX_LOGPROBS = 20
-# What stands in a row of its own for each request as it is.
-PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-ROW_FIELDS = {**dict.fromkeys(("temperature", "top_p", "min_p", *PENALTIES), np.float32), "top_k": np.int32, "seed": np.uint32}
 KINDS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)}  # what is taken for a number of either kind
 OPTIONAL = ("prompt_logprobs", "thinking")  # fields that may be None
 
@@ -105,6 +103,14 @@ class SamplingParams:
         self._set("stop_token_ids", _checked_ids(self.stop_token_ids))
         self._set("logit_bias", _checked_bias(self.logit_bias))
 
+    @functools.cached_property
+    def needs_processing(self) -> bool:
+        """Whether a program has to process logits for it: for more than temperature and noise."""
+        penalised = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+        filtered = self.temperature > 0 and (self.top_k, self.top_p, self.min_p) != (0, 1, 0)
+        processed = self.logprobs_mode == "processed"
+        return penalised or filtered or processed or self.min_tokens > 0 or bool(self.logit_bias)
+
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
@@ -176,16 +182,20 @@ def sampling_arrays(
     bias_ids = [[token for token, _ in p.logit_bias] for p in params]
     bias_values = [[value for _, value in p.logit_bias] for p in params]
     lens = np.zeros(len(params), np.int32) if prompt_lens is None else np.asarray(prompt_lens, np.int32)
-    fields: dict[str, Any] = {name: np.asarray([getattr(p, name) for p in params], dtype) for name, dtype in ROW_FIELDS.items()}
-    fields |= {
+    made = {
         "prompt_len": lens,
         "min_len": lens + np.asarray([p.min_tokens for p in params], np.int32),
-        "stop_ids": _stacked(stop_ids, max_stop_ids, NO_TOKEN, np.int32, "stop tokens"),
-        "bias_ids": _stacked(bias_ids, max_logit_bias, NO_TOKEN, np.int32, "biased tokens"),
-        "bias_values": _stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens"),
-        "processed_logprobs": np.asarray([p.logprobs_mode == "processed" for p in params], bool),
+        "processed_logprobs": [p.logprobs_mode == "processed" for p in params],
     }
-    return SamplingArrays(**fields)
+    scalars = []
+    for name, dtype in SCALARS.items():
+        values: np.ndarray = np.asarray(made[name] if name in made else [getattr(p, name) for p in params], dtype)
+        scalars.append(values.astype(np.int32) if dtype == np.bool_ else values.view(np.int32))
+    stops = _stacked(stop_ids, max_stop_ids, NO_TOKEN, np.int32, "stop tokens")
+    biased = _stacked(bias_ids, max_logit_bias, NO_TOKEN, np.int32, "biased tokens")
+    biases = _stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens")
+    packed: Any = np.concatenate([np.stack(scalars, axis=1), stops, biased, biases.view(np.int32)], axis=1)
+    return SamplingArrays(packed, max_stop_ids=stops.shape[1])
 
 
 def _stacked(lists: Sequence[Sequence[Any]], room: int | None, fill: Any, dtype: Any, what: str) -> np.ndarray:

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from detspec.cache import KVCache
+from detspec.cache import KVCache, filled
+from detspec.struct import Struct, static_field
 
 PAD_ID = 0  # fills token buffers past the committed tokens; never read
 NO_SEQUENCE = -1  # a window that belongs to no sequence: padding of a pass
@@ -16,7 +17,7 @@ NO_TOKEN = -1  # fills the unused stop tokens and biased tokens of a sequence
 RUNNING, STOP, LENGTH, NOT_FINITE = range(4)
 
 
-class Windows(flax.struct.PyTreeNode):
+class Windows(Struct):
     """`G` runs of at most `W` consecutive positions, each of one sequence: the input of one pass.
 
     A window of `W = 4` holding the last committed token and two drafted ones: `tokens [T0 T1' T2' pad]`, `count 3`.
@@ -39,47 +40,128 @@ class Windows(flax.struct.PyTreeNode):
         return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None, :] < self.count[:, None]
 
 
-class SamplingArrays(flax.struct.PyTreeNode):
-    """Sampling parameters of `B` sequences, or of the `R` token rows of a pass.
+# What stands in a column of its own, in this order; after it come stop tokens, biased tokens and their biases.
+SCALARS = {
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "min_p": np.float32,
+    "seed": np.uint32,
+    "repetition_penalty": np.float32,
+    "frequency_penalty": np.float32,
+    "presence_penalty": np.float32,
+    "prompt_len": np.int32,
+    "min_len": np.int32,
+    "processed_logprobs": np.bool_,
+}
 
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0, `repetition_penalty` 1 and the other penalties 0 are off.
+
+def _scalar(name: str) -> Any:
+    """The column called `name`, `[B]`."""
+    index = list(SCALARS).index(name)
+    dtype = SCALARS[name]
+
+    def column(rows: "SamplingArrays") -> jax.Array:
+        packed = rows.packed[:, index]
+        return packed != 0 if dtype == np.bool_ else jax.lax.bitcast_convert_type(packed, dtype)
+
+    return property(column)
+
+
+class SamplingArrays(Struct):
+    """Sampling parameters of `B` sequences, or of the `R` token rows of a pass, side by side in one array.
+
+    As an array each, programs would move them one by one, and take a quarter longer to compile. `temperature` 0 is greedy;
+    `top_k` 0, `top_p` 1, `min_p` 0, `repetition_penalty` 1 and the other penalties 0 are off.
     """
 
-    temperature: jax.Array  # [B] float32
-    top_k: jax.Array  # [B] int32
-    top_p: jax.Array  # [B] float32
-    min_p: jax.Array  # [B] float32
-    seed: jax.Array  # [B] uint32
-    repetition_penalty: jax.Array  # [B] float32
-    frequency_penalty: jax.Array  # [B] float32
-    presence_penalty: jax.Array  # [B] float32
-    prompt_len: jax.Array  # [B] int32, position of the first new token
-    min_len: jax.Array  # [B] int32, positions before it cannot hold a stop token
-    stop_ids: jax.Array  # [B, max_stop_ids] int32, NO_TOKEN where unused
-    bias_ids: jax.Array  # [B, max_logit_bias] int32, tokens whose logits are shifted, NO_TOKEN where unused
-    bias_values: jax.Array  # [B, max_logit_bias] float32, added to the logits of `bias_ids`
-    processed_logprobs: jax.Array  # [B] bool, log-probabilities of new tokens are those they were drawn with, not raw ones
+    packed: jax.Array  # [B, X] int32
+    max_stop_ids: int = static_field()
+    # False leaves out of programs all but temperature and noise: for sequences that ask for nothing else
+    processing: bool = static_field(default=True)
+
+    temperature = _scalar("temperature")  # [B] float32
+    top_k = _scalar("top_k")  # [B] int32
+    top_p = _scalar("top_p")  # [B] float32
+    min_p = _scalar("min_p")  # [B] float32
+    seed = _scalar("seed")  # [B] uint32
+    repetition_penalty = _scalar("repetition_penalty")  # [B] float32
+    frequency_penalty = _scalar("frequency_penalty")  # [B] float32
+    presence_penalty = _scalar("presence_penalty")  # [B] float32
+    prompt_len = _scalar("prompt_len")  # [B] int32, position of the first new token
+    min_len = _scalar("min_len")  # [B] int32, positions before it cannot hold a stop token
+    # [B] bool, log-probabilities of new tokens are those they were drawn with, not raw ones
+    processed_logprobs = _scalar("processed_logprobs")
+
+    @property
+    def max_logit_bias(self) -> int:
+        """Room for biased tokens."""
+        return (self.packed.shape[1] - len(SCALARS) - self.max_stop_ids) // 2
+
+    @property
+    def stop_ids(self) -> jax.Array:
+        """`[B, max_stop_ids]` int32, NO_TOKEN where unused."""
+        return self.packed[:, len(SCALARS) : len(SCALARS) + self.max_stop_ids]
+
+    @property
+    def bias_ids(self) -> jax.Array:
+        """`[B, max_logit_bias]` int32, tokens whose logits are shifted, NO_TOKEN where unused."""
+        begin = len(SCALARS) + self.max_stop_ids
+        return self.packed[:, begin : begin + self.max_logit_bias]
+
+    @property
+    def bias_values(self) -> jax.Array:
+        """`[B, max_logit_bias]` float32, added to the logits of `bias_ids`."""
+        return jax.lax.bitcast_convert_type(self.packed[:, self.packed.shape[1] - self.max_logit_bias :], jnp.float32)
 
     def is_stop(self, tokens: jax.Array) -> jax.Array:
         """True where `tokens [B, n]` is one of its sequence's stop tokens; `[B, n]` bool."""
         return (tokens[:, :, None] == self.stop_ids[:, None, :]).any(-1)
 
 
-class Counters(flax.struct.PyTreeNode):
-    """What speculation did for each sequence, `[B]` int32; the last four count the reading of a prompt with thoughts."""
+COUNTED = (
+    "num_verify_passes",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "num_rollbacks",
+    "num_recomputed_tokens",
+    "num_read_passes",
+    "num_draft_thoughts",
+    "num_accepted_thoughts",
+    "num_rejected_thoughts",
+)
 
-    num_verify_passes: jax.Array
-    num_draft_tokens: jax.Array
-    num_accepted_draft_tokens: jax.Array
-    num_rollbacks: jax.Array
-    num_recomputed_tokens: jax.Array
-    num_read_passes: jax.Array  # canonical passes that held chunks of the sequence
-    num_draft_thoughts: jax.Array  # drafted thoughts that were verified
-    num_accepted_thoughts: jax.Array  # drafted thoughts that were right
-    num_rejected_thoughts: jax.Array  # passes that ended at a wrong draft: one less than the rounds of speculation
+
+def _count(name: str) -> Any:
+    """What is counted as `name`, `[B]` int32."""
+    index = COUNTED.index(name)
+    return property(lambda counters: counters.counts[:, index])
 
 
-class Reading(flax.struct.PyTreeNode):
+class Counters(Struct):
+    """What speculation did for each sequence; the last four count the reading of a prompt with thoughts."""
+
+    counts: jax.Array  # [B, 9] int32, in the order of `COUNTED`
+
+    num_verify_passes = _count("num_verify_passes")
+    num_draft_tokens = _count("num_draft_tokens")
+    num_accepted_draft_tokens = _count("num_accepted_draft_tokens")
+    num_rollbacks = _count("num_rollbacks")
+    num_recomputed_tokens = _count("num_recomputed_tokens")
+    num_read_passes = _count("num_read_passes")  # canonical passes that held chunks of the sequence
+    num_draft_thoughts = _count("num_draft_thoughts")  # drafted thoughts that were verified
+    num_accepted_thoughts = _count("num_accepted_thoughts")  # drafted thoughts that were right
+    num_rejected_thoughts = _count("num_rejected_thoughts")  # passes that ended at a wrong draft: the rounds but one
+
+    def add(self, **more: jax.Array) -> "Counters":
+        """The same with `[B]` int32 or bool added to some counts."""
+        B = self.counts.shape[0]
+        added = [jnp.asarray(more.pop(name, np.zeros(B, np.int32)), jnp.int32) for name in COUNTED]
+        assert not more, f"not counted: {more}"
+        return Counters(self.counts + jnp.stack(added, axis=1))
+
+
+class Reading(Struct):
     """How far each prompt has been read by a model that thinks, and what it thought.
 
     A thought follows each chunk of `C` tokens that ends before the last prompt token. A prompt of 11 tokens, `C = 4`, read up
@@ -94,7 +176,7 @@ class Reading(flax.struct.PyTreeNode):
     read: jax.Array  # [B] int32, chunks whose thoughts are committed; their keys and values are in the cache
     end: jax.Array  # [B] int32, chunks of the prompt that a thought follows; 0 for a sequence that does not think
     states: jax.Array  # [B, C, D], added to the stream of chunk `read`
-    end_id: int = flax.struct.field(pytree_node=False)  # the token that ends a thought
+    end_id: int = static_field()  # the token that ends a thought
 
     @property
     def chunk(self) -> int:
@@ -102,7 +184,7 @@ class Reading(flax.struct.PyTreeNode):
         return self.states.shape[1]
 
 
-class DraftState(flax.struct.PyTreeNode):
+class DraftState(Struct):
     """What a draft source keeps between steps: for example the cache of a draft model."""
 
     sequences: Any = ()  # leaves [B, ...], gathered and put back together with their sequences
@@ -112,7 +194,7 @@ class DraftState(flax.struct.PyTreeNode):
 NO_DRAFT_STATE = DraftState()
 
 
-class GenState(flax.struct.PyTreeNode):
+class GenState(Struct):
     """The whole state of a batch between two steps.
 
     Invariant for every sequence that is live and prefilled: `cache.length == committed - 1`. The keys and values of all
@@ -132,6 +214,10 @@ class GenState(flax.struct.PyTreeNode):
     cache: KVCache
     reading: Reading | None = None  # None if the model does not think
     draft: DraftState = NO_DRAFT_STATE  # belongs to the draft source of the program that runs
+
+    def with_processing(self, processing: bool) -> "GenState":
+        """The same for programs with or without logits processing, see `SamplingArrays`."""
+        return self.replace(sampling=self.sampling.replace(processing=processing))
 
     @property
     def ready(self) -> jax.Array:
@@ -155,7 +241,7 @@ class GenState(flax.struct.PyTreeNode):
         return jnp.where(inside[:, :, None], states, jnp.zeros_like(states))
 
 
-class Draft(flax.struct.PyTreeNode):
+class Draft(Struct):
     """Drafted next tokens of each sequence, with the cache and the source's state as drafting left them."""
 
     tokens: jax.Array  # [B, W-1] int32
@@ -166,7 +252,7 @@ class Draft(flax.struct.PyTreeNode):
     state: DraftState = NO_DRAFT_STATE
 
 
-class Verified(flax.struct.PyTreeNode):
+class Verified(Struct):
     """What the canonical pass says of each sequence's window: its own choice at every place."""
 
     targets: jax.Array  # [B, W] int32, the choice after each token of the window
@@ -179,4 +265,4 @@ class Verified(flax.struct.PyTreeNode):
 
 def init_counters(num_sequences: int) -> Counters:
     """All counters at zero."""
-    return Counters(**{name: jnp.zeros(num_sequences, jnp.int32) for name in Counters.__dataclass_fields__})
+    return Counters(filled((num_sequences, len(COUNTED)), 0, np.int32))

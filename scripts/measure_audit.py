@@ -16,6 +16,7 @@ import numpy as np
 from detspec.checkpoint.load import load
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Needs
 from detspec.engine.replayer import Replayer
 from detspec.engine.request import Request
 from detspec.environment import fingerprint
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for rows in args.max_requests
     }
     for engine in engines.values():
-        engine.prepare(args.requests)
+        engine.prepare(args.requests, Needs(ordinary=False, processing=False))
     replayer = Replayer(model, EngineConfig(schedule=engine.schedule, max_requests=REPLAYED_ROWS, max_len=args.max_len))
     replayer.prepare()
     figures = []

@@ -28,6 +28,7 @@ TRUNK = (
         "roofline",
         "progress",
         "compile_cache",
+        "struct",
         "read_json",
     ),
     ("cache", "state"),

@@ -1,5 +1,6 @@
 """Bias, minimum length and penalties: what they do to logits, counted from the text before each choice alone."""
 
+import dataclasses
 from collections import Counter
 from functools import partial
 
@@ -39,8 +40,8 @@ def processed_by_hand(logits: np.ndarray, params: SamplingParams, text: list[int
     return x
 
 
-def example(W: int, seed: int):
-    """`X` texts with `W` choices each: logits, positions, rows, texts, prompt lengths."""
+def example(W: int, seed: int, **changes):
+    """`X` texts with `W` choices each: logits, positions, rows, texts, prompt lengths; `changes` for all parameters."""
     rng = np.random.default_rng(seed)
     X = len(PARAMS)
     prompt_lens = rng.integers(1, 12, X)
@@ -48,7 +49,7 @@ def example(W: int, seed: int):
     first[0] = T - W + 1  # the last choice of this text sees all of it
     texts = rng.integers(0, 9, (X, T)).astype(np.int32)  # few tokens, so that they repeat
     position = (first[:, None] + np.arange(W)).astype(np.int32).reshape(-1)
-    rows = sampling_arrays(PARAMS, prompt_lens.tolist(), eos_ids=[EOS])
+    rows = sampling_arrays([dataclasses.replace(p, **changes) for p in PARAMS], prompt_lens.tolist(), eos_ids=[EOS])
     rows = jax.tree.map(lambda x: jnp.repeat(x, W, axis=0), rows)
     logits = (3 * rng.standard_normal((X * W, V))).astype(np.float32)
     return logits, position, rows, texts, prompt_lens
@@ -95,8 +96,7 @@ def test_choice_sees_the_places_before_it_and_none_after(W):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_sampled_tokens_are_those_of_the_processed_logits_and_log_probabilities_of_the_raw_ones(temperature):
-    logits, position, rows, texts, _ = example(1, 4)
-    rows = rows.replace(temperature=jnp.full(len(PARAMS), temperature))
+    logits, position, rows, texts, _ = example(1, 4, temperature=temperature)
     choose = jax.jit(partial(sample, numerics=Numerics()), static_argnums=3)
     neutral = sampling_arrays([SamplingParams(temperature=temperature)] * len(PARAMS))
     tokens, logprobs = choose(logits, position, rows, lambda: jnp.asarray(texts))
@@ -112,12 +112,11 @@ def test_sampled_tokens_are_those_of_the_processed_logits_and_log_probabilities_
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_processed_logprobs_equal_those_worked_out_token_by_token(temperature):
-    logits, position, rows, texts, prompt_lens = example(4, 5)
-    num_rows = len(position)
-    rows = rows.replace(temperature=jnp.full(num_rows, temperature), processed_logprobs=jnp.ones(num_rows, bool))
+    logits, position, rows, texts, prompt_lens = example(4, 5, temperature=temperature, logprobs_mode="processed")
+    as_raw = example(4, 5, temperature=temperature)[2]
     choose = jax.jit(partial(sample, numerics=Numerics()), static_argnums=3)
     tokens, logprobs = choose(logits, position, rows, lambda: jnp.asarray(texts))
-    raw = choose(logits, position, rows.replace(processed_logprobs=jnp.zeros(num_rows, bool)), lambda: jnp.asarray(texts))
+    raw = choose(logits, position, as_raw, lambda: jnp.asarray(texts))
     assert raw[0].tolist() == tokens.tolist()
     for r, at in enumerate(position):
         params = PARAMS[r // 4]
@@ -129,3 +128,40 @@ def test_processed_logprobs_equal_those_worked_out_token_by_token(temperature):
     unasked = np.repeat([not ask for ask in ASKS], 4)
     assert (bits(raw[1]) == bits(logprobs))[unasked].all() == (temperature == 0)
     assert not (bits(raw[1]) == bits(logprobs))[~unasked].all()
+
+
+WAYS = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.3, "seed": 9},
+    {"top_p": 0.1, "top_k": 1},
+    {"ignore_eos": True, "max_tokens": 3},
+]
+NEEDY = [
+    {"temperature": 1.0, "top_k": 2},
+    {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 1.0, "min_p": 0.5},
+    {"repetition_penalty": 3.0},
+    {"frequency_penalty": 2.0},
+    {"presence_penalty": 2.0},
+    {"logit_bias": {3: 90.0}},
+    {"min_tokens": 40, "max_tokens": 40, "stop_token_ids": tuple(range(4, V))},
+    {"temperature": 0.5, "logprobs_mode": "processed"},
+]
+
+
+@pytest.mark.parametrize("params", [*WAYS, *NEEDY], ids=str)
+def test_programs_without_processing_give_the_same_bits_where_none_is_needed_and_others_where_it_is(params):
+    sampling = SamplingParams(**params)
+    assert sampling.needs_processing == (params in NEEDY)
+    rng = np.random.default_rng(7)
+    logits = (3 * rng.standard_normal((64, V))).astype(np.float32)
+    texts = rng.integers(0, 9, (64, T)).astype(np.int32)
+    rows = sampling_arrays([sampling] * 64, [4] * 64)
+    choose = jax.jit(partial(sample, numerics=Numerics()), static_argnums=3)
+    with_it, without = (
+        choose(logits, np.full(64, 12, np.int32), rows.replace(processing=processing), lambda: jnp.asarray(texts))
+        for processing in (True, False)
+    )
+    same = (with_it[0] == without[0]).all() & (bits(with_it[1]) == bits(without[1])).all()
+    assert same == (not sampling.needs_processing)

@@ -12,6 +12,7 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Needs
 from detspec.engine.request import Completion, Request, Stats
 from detspec.environment import default_schedule
 from detspec.errors import InputError
@@ -95,6 +96,7 @@ def measure(
         if key not in engines:
             engines[key] = _engine(model, case, prompts, new_tokens)
         try:
+            engines[key].prepare(len(prompts), Needs(case.num_deterministic > 0, case.num_deterministic < len(prompts), False))
             _run_once(engines[key], case, prompts, new_tokens, variants, by_mode)
         except InputError as error:  # this device does not certify it: a result, not a failure
             refused[case] = str(error)

@@ -23,19 +23,22 @@ def run(args: argparse.Namespace) -> int:
     """Prints what was compiled, how long that took, and how much the cache holds."""
     import jax
 
+    from detspec.compile_cache import SUFFIX
     from detspec.engine.engine import Engine
+    from detspec.engine.policy import Needs
 
     began = time.perf_counter()
     model = load_model(args)
     engine = Engine(model, engine_config_of(args, model))
-    for certificate in engine.prepare(deterministic=not args.ordinary):
+    engine.prepare(needs=Needs(deterministic=not args.ordinary, processing=False))
+    for certificate in engine.prepare(needs=Needs(deterministic=not args.ordinary)):
         print(f"{certificate.plan.label:20} {certificate.status}{f': {certificate.why}' if certificate.why else ''}")
     cache = engine.device.cache
     if cache is None:
         theirs = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
         kept = f"in jax's own cache, {theirs}" if theirs and not args.no_compile_cache else "nowhere: the compile cache is off"
     else:
-        files = list(cache.folder.glob("*.program"))
+        files = list(cache.folder.glob(f"*{SUFFIX}"))
         kept = f"in {cache.folder}: {len(files)} programs, {sum(file.stat().st_size for file in files) / 1e6:.1f} MB"
     print(f"{time.perf_counter() - began:.1f} s; kept {kept}")
     return 0

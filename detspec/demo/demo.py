@@ -15,6 +15,7 @@ from detspec.checkpoint.load import Model
 from detspec.engine.bits import same_bits
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Needs
 from detspec.engine.request import Completion, Stats
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
@@ -220,7 +221,7 @@ def ready_engine(model: Model, batch: int, prompts: Sequence[str], max_tokens: i
         raise InputError("the demonstration's prompts are text, and the checkpoint has no tokenizer.json")
     longest = max(len(model.tokenizer.encode(prompt)) for prompt in prompts)
     engine = Engine(model, EngineConfig(max_requests=batch, max_len=longest + max_tokens, method=method))
-    engine.generate(list(prompts), SamplingParams(max_tokens=1))
+    engine.prepare(len(prompts), Needs(processing=False), first_only=True)
     return engine
 
 

@@ -9,6 +9,7 @@ from detspec.doctor.thinking_examination import examine_thoughts
 from detspec.engine.certify import Certificate
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Needs
 from detspec.environment import chosen_schedule, fingerprint
 from detspec.schedule import Schedule
 
@@ -68,5 +69,5 @@ def run_doctor(
         on_progress("engine programs")
         max_len = min(EngineConfig().max_len, model.cfg.max_position)
         config = EngineConfig(max_requests=max_requests, max_len=max_len, schedule=schedule)
-        plans = Engine(model, config).prepare(max_requests + 1)
+        plans = Engine(model, config).prepare(needs=Needs(processing=False))
     return DoctorReport(fingerprint(), schedule, text_length(model.cfg, schedule), (*checks, *thoughts), control, plans)

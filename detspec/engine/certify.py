@@ -15,10 +15,9 @@ import jax
 import numpy as np
 
 from detspec.engine.bits import first_difference, same_bits
-from detspec.engine.device import Device
+from detspec.engine.device import PLAIN, Device
 from detspec.engine.policy import Plan
 from detspec.engine.probes import NUM_PROBES, Probes, most_far
-from detspec.engine.programs import Asked
 from detspec.thinking.thoughts import thought_lists
 
 ORDINARY = "ordinary"
@@ -76,7 +75,7 @@ def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarra
     Plans committed `tokens` and `logprobs`, `[N, max_len]` for `N` probes, of which positions up to `committed [N]` are in use.
     """
     texts = {b: (tokens[b, : committed[b]], start) for b, start in enumerate(probes.replay_from())}
-    anchor = probes.device.replay(probes.placement, texts, Asked(choose=True, top_k=0))
+    anchor = probes.device.replay(probes.placement, texts, PLAIN)
     assert anchor.targets is not None
     assert anchor.target_logprobs is not None
     targets, target_logprobs = (np.asarray(x)[: len(tokens)] for x in (anchor.targets, anchor.target_logprobs))

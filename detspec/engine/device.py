@@ -20,26 +20,17 @@ from detspec.engine.clock import Clock
 from detspec.engine.compiled import PROGRAMS, Call, Executable
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan
-from detspec.engine.programs import (
-    Asked,
-    Placement,
-    Report,
-    Texts,
-    Weights,
-    copy_pages,
-    prefill_sequences,
-    replay_texts,
-    run_segment,
-)
+from detspec.engine.programs import Decoding, Placement, Report, Texts, Weights, Work, copy_pages, read_sequences, run_segment
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.generation.init import commit_like, init_state
-from detspec.generation.insert import Entry, Requests, no_requests, pack_requests
-from detspec.generation.loop import Limits
-from detspec.generation.score import Replayed
+from detspec.generation.insert import Entry, no_requests, pack_requests
+from detspec.generation.loop import NEVER, Limits
+from detspec.generation.score import Asked, Replayed
 from detspec.schedule import Schedule
 from detspec.state import NO_DRAFT_STATE, DraftState, Reading
 
+PLAIN = Asked(processing=False, choose=True, top_k=0)  # what certificates need; prefill takes the same program
 GivenText = tuple[Sequence[int] | np.ndarray, int]  # token ids, and the first position to feed
 
 
@@ -87,6 +78,7 @@ class Device:
         self.state = commit_like(model.params, state)
         self._draft_states: dict[str, DraftState] = {}
         self._no_requests = no_requests(self.state)
+        self._no_texts = jax.tree.map(jnp.asarray, _no_texts(config))
         self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in
         self.cache = user_cache() if config.compile_cache else None
         self._programs: dict[Hashable, Executable] = {}
@@ -116,7 +108,8 @@ class Device:
         if self._entries:
             requests = pack_requests(self.state, list(self._entries.values()), self.model.eos_ids)
             self._entries.clear()
-        self.state = self._run(self._prefill(requests, placement, passes, schedule))
+        work = Work(requests, placement.of_all, np.int32(passes), self._no_texts)
+        _, self.state = self._run(self._read(work, schedule, PLAIN))
         self.clock.work()
 
     def step(self, plan: Plan, placement: Placement, limits: Limits) -> Report:
@@ -132,13 +125,13 @@ class Device:
         self, placement: Placement, texts: Mapping[int, GivenText], asked: Asked, *, schedule: Schedule | None = None
     ) -> Replayed:
         """Starts canonical passes over `texts`, which all places in use have."""
-        every = self.config.max_requests
-        packed = Texts(np.zeros((every, self.config.max_len), np.int32), np.ones(every, np.int32), np.zeros(every, np.int32))
+        packed = _no_texts(self.config)
         for place, (tokens, start) in texts.items():
             packed.tokens[place, : len(tokens)] = tokens
             packed.length[place] = len(tokens)
             packed.start[place] = start
-        replayed, self.state = self._run(self._replay(placement, packed, asked, schedule))
+        work = Work(self._no_requests, placement.of_all, np.int32(NEVER), packed)
+        replayed, self.state = self._run(self._read(work, schedule, asked))
         self.clock.work()
         return replayed
 
@@ -147,16 +140,16 @@ class Device:
         self.state = self._run(self._copy(pairs))
 
     def start_compiling(self, plans: Sequence[Plan]) -> None:
-        """Begins to compile, all at the same time, what `plans` need, and replays that certify those that promise bits."""
+        """Begins to compile, all at the same time, the first of `plans`, what it needs to be certified, and the others."""
+        if not plans:
+            return
         B = self.config.max_requests
         nowhere = Placement(np.zeros((B, self.max_pages), np.int32), np.zeros(B, bool), np.zeros(0, np.int32))
-        calls = [self._prefill(self._no_requests, nowhere, 0, None)] if plans else []
-        for plan in plans:
-            calls.append(self._step(plan, nowhere._replace(chosen=np.zeros(plan.batch, np.int32)), Limits(0)))
-        if not all(plan.ordinary for plan in plans):
-            texts = Texts(np.zeros((B, self.config.max_len), np.int32), np.zeros(B, np.int32), np.zeros(B, np.int32))
-            calls.append(self._replay(nowhere, texts, Asked(choose=True, top_k=0), None))
-        for call in (*calls, self._copy([])):
+        first, *others = [
+            self._step(plan, nowhere._replace(chosen=np.zeros(plan.batch, np.int32)), Limits(0)) for plan in plans
+        ]
+        read = self._read(Work(self._no_requests, nowhere, np.int32(0), self._no_texts), None, PLAIN)
+        for call in (first, read, self._copy([]), *others):
             PROGRAMS.start(call, self.cache)
 
     def wait(self) -> None:
@@ -172,10 +165,9 @@ class Device:
         """A copy of what the sequences think; None if the model does not."""
         return jax.tree.map(jnp.copy, self.state.reading)
 
-    def _prefill(self, requests: Requests, placement: Placement, passes: int, schedule: Schedule | None) -> Call:
-        args = (self.model.params, self.state, (requests, placement.of_all, np.int32(passes)))
-        think = self.drafters[self.config.thoughts].source
-        return Call(prefill_sequences, self.model.cfg, args, {"schedule": schedule or self.schedule, "think": think})
+    def _read(self, work: Work, schedule: Schedule | None, asked: Asked) -> Call:
+        static = {"schedule": schedule or self.schedule, "think": self.drafters[self.config.thoughts].source, "asked": asked}
+        return Call(read_sequences, self.model.cfg, (self.model.params, self.state, work), static)
 
     def _step(self, plan: Plan, placement: Placement, limits: Limits) -> Call:
         drafter = self.drafters[plan.draft]
@@ -186,12 +178,11 @@ class Device:
             schedule = schedule.with_budget(plan.budget.rows, plan.budget.window)
         args = (Weights(self.model.params, drafter.params), state, placement, Limits(*map(np.int32, limits)))
         return Call(
-            run_segment, self.model.cfg, args, {"schedule": schedule, "source": None if plan.ordinary else drafter.source}
+            run_segment,
+            self.model.cfg,
+            args,
+            {"decoding": Decoding(schedule, None if plan.ordinary else drafter.source, plan.processing)},
         )
-
-    def _replay(self, placement: Placement, texts: Texts, asked: Asked, schedule: Schedule | None) -> Call:
-        args = (self.model.params, self.state, placement.of_all, texts)
-        return Call(replay_texts, self.model.cfg, args, {"schedule": schedule or self.schedule, "asked": asked})
 
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> Call:
         nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_requests - len(pairs))
@@ -212,3 +203,9 @@ class Device:
             draft = source.init(self.model.cfg, self.schedule, config.max_requests, config.max_len)
             self._draft_states[name] = commit_like(self.model.params, draft)
         return self._draft_states[name]
+
+
+def _no_texts(config: EngineConfig) -> Texts:
+    """Nothing to replay, in numpy."""
+    B = config.max_requests
+    return Texts(np.zeros((B, config.max_len), np.int32), np.zeros(B, np.int32), np.zeros(B, np.int32))

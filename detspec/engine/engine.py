@@ -28,7 +28,7 @@ from detspec.engine.ending import end_if_done, update_of
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Costs, Plan, Segment, plan_segment
+from detspec.engine.policy import Costs, Needs, Plan, Segment, needed_batches, plan_segment
 from detspec.engine.request import ABORTED, Completion, Request, Stats, Update, check_request, request_of
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
@@ -41,6 +41,7 @@ from detspec.state import NOT_FINITE, RUNNING
 
 EXHAUSTED = Request("", (), SamplingParams())  # after the last one of an iterator
 IDLE_S = 1e-4  # between two looks at an iterator while nothing is in flight
+IMPROVED_AFTER = 1024  # steps: a job that has run for so long is worth compiling drafts and smaller batches for
 TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by now
 
 
@@ -110,6 +111,7 @@ class Engine:
             chunk=None if thinking is None else thinking.chunk,
         )
         self._segments = Segments(device, self.planner.step_times, self.planner.acceptance)
+        self._improve_at = IMPROVED_AFTER  # `num_steps` of segments
         self._weight_version: str | None = None
         self._digest = ""
         self._name_weights()
@@ -225,23 +227,26 @@ class Engine:
             if update.token_ids or update.text:
                 yield update
 
-    def prepare(self, num_requests: int | None = None, *, deterministic: bool = True) -> tuple[Certificate, ...]:
+    def prepare(
+        self, num_requests: int | None = None, needs: Needs | None = None, *, first_only: bool = False
+    ) -> tuple[Certificate, ...]:
         """Compiles, certifies and times programs ahead; steps do it by themselves when they first need one.
 
-        `num_requests` are samples at once (`n` of a request count `n` times), None for any traffic, as a server should;
-        `deterministic` says whether there are deterministic ones among them.
+        Args:
+            num_requests: samples at once (`n` of a request count `n` times), None for any traffic, as a server should.
+            needs: what they need of programs, anything if None.
+            first_only: no more than the first step waits for: one batch size, no drafts, nothing timed. A step that finds the
+                rest missing makes it after a thousand steps.
+
+        Returns what is known of each program so far.
 
         Raises `InputError` if thoughts of this model depend on places or drafts on this device.
         """
         num_requests = self.config.max_requests + 1 if num_requests is None else num_requests
-        if self.planner.lacks(num_requests, deterministic):
-            self._collect()
-            while self.scheduler.sequences:  # trial runs need all places; preempted sequences go on to the same bits
-                self._preempt()
-            self.pool.clear()  # and they write over all pages
-            self.planner.prepare(num_requests, deterministic)
-            if self.config.prefix_sharing:
-                self.device.copy([])
+        if first_only:
+            self._make_first(num_requests, needs or Needs())
+        else:
+            self._make_all(needed_batches(self.config, num_requests), needs or Needs())
         return tuple(self.certificates.values())
 
     def update_params(self, params: Params, weight_version: str | None = None) -> None:
@@ -320,10 +325,37 @@ class Engine:
             self._is_stepping = False
 
     def _prepare_for(self, sequences: Sequence[SequenceState]) -> None:
-        """Makes the programs that `sequences` need; where some run already, traffic grows, so those for any traffic."""
-        deterministic = any(sequence.request.sampling.deterministic for sequence in sequences)
-        if self.planner.lacks(len(sequences), deterministic):
-            self.prepare(None if self.scheduler.sequences else len(sequences), deterministic=deterministic)
+        """Makes the programs that `sequences` need; where some run already, traffic grows, so those of the largest batch.
+
+        The others that would make them faster follow when many steps have run.
+        """
+        if not sequences:
+            return
+        needs = Needs.of(sequence.request.sampling for sequence in sequences)
+        if self.planner.lacks(len(sequences), needs):
+            self._make_first(self.config.max_requests if self.scheduler.sequences else len(sequences), needs)
+        if self._segments.num_steps >= self._improve_at:
+            self._improve_at = self._segments.num_steps + IMPROVED_AFTER
+            self._make_all(self.planner.batches, needs)
+
+    def _make_first(self, num_requests: int, needs: Needs) -> None:
+        """Makes what `num_requests` at once lack to run at all."""
+        if self.planner.lacks(num_requests, needs):
+            self._empty_device()
+            self.planner.prepare_first(num_requests, needs)
+
+    def _make_all(self, batches: Sequence[int], needs: Needs) -> None:
+        """Makes all plans of `batches` that are missing."""
+        if self.planner.lacks_any(batches, needs):
+            self._empty_device()
+            self.planner.prepare(batches, needs)
+
+    def _empty_device(self) -> None:
+        """Takes all sequences out of their places, to go on to the same bits later: trial runs need all places and pages."""
+        self._collect()
+        while self.scheduler.sequences:
+            self._preempt()
+        self.pool.clear()
 
     def _take_in(self) -> None:
         """Queues what was added, and ends what was aborted or left by its driver, in the order of the calls."""
@@ -359,7 +391,7 @@ class Engine:
         segment_steps = 1 if any(sequence.streamed for sequence in self.scheduler.sequences) else self.config.segment_steps
         while True:
             load = self.scheduler.load()
-            plan, is_trial = self.planner.choose(load.num_deterministic, load.num_ordinary)
+            plan, is_trial = self.planner.choose(load)
             costs = Costs(
                 step_s=self.planner.step_times.known(plan),
                 visit_s=self.device.clock.visit_s,

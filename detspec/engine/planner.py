@@ -1,11 +1,26 @@
-"""Which plans an engine has, which of them it may use, and which it uses next."""
+"""Which plans an engine has, which of them it may use, and which it uses next.
+
+What requests need first is one plan: canonical decoding of their batch, or ordinary decoding. The others of `prepare`, drafts
+and smaller batches, only make it faster, and are compiled once it has run for a while.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, certify, certify_thoughts, time_plans
 from detspec.engine.device import Device
-from detspec.engine.policy import Plan, allowed_drafts, canonical_plans, choose, needed_batches, ordinary_plan
+from detspec.engine.policy import (
+    Load,
+    Needs,
+    Plan,
+    allowed_drafts,
+    buckets,
+    canonical_plans,
+    choose,
+    needed_batches,
+    ordinary_plan,
+)
 from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.errors import InputError
 
@@ -21,64 +36,86 @@ class Planner:
         self.step_times = StepTimes()
         self.acceptance = Acceptance(device.drafters)
         self._device = device
-        self._batches: tuple[int, ...] = ()
-        self._examined: set[int] = set()  # batches whose canonical plans are known
+        self._drafts = allowed_drafts(
+            device.config, device.schedule, [name for name in device.drafters if name not in ("none", "self")]
+        )
+        self._rows = device.schedule.budget.rows
+        self._tried: set[tuple[int, bool, str, int]] = set()  # batch, processing, draft and window
         self._thoughts_certified = False
 
-    def lacks(self, num_requests: int, deterministic: bool) -> bool:
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Batch sizes up to the largest that plans were made for."""
+        largest = max((plan.batch for plan in self.certificates), default=0)
+        return tuple(batch for batch in buckets(self._device.config.max_requests) if batch <= largest)
+
+    def lacks(self, num_requests: int, needs: Needs) -> bool:
+        """Whether `num_requests` at once cannot run yet: there is no plan that was made for so many, and for what they need."""
+        num_requests = min(num_requests, self._device.config.max_requests)
+
+        def is_made(plans: Iterable[Plan]) -> bool:
+            return any(plan.batch >= num_requests and plan.processing >= needs.processing for plan in plans)
+
+        lacks_canonical = needs.deterministic and not is_made(plan for plan in self.certificates if not plan.ordinary)
+        return num_requests > 0 and (
+            lacks_canonical or (needs.ordinary and not is_made(plan for plan in self.certificates if plan.ordinary))
+        )
+
+    def lacks_any(self, batches: Sequence[int], needs: Needs) -> bool:
         """Whether `prepare` has something to do."""
-        known = self._examined if deterministic else self._batches
-        return any(batch not in known for batch in needed_batches(self._device.config, num_requests))
+        return not all(self._is_complete(batch, needs) for batch in batches)
 
-    def prepare(self, num_requests: int, deterministic: bool) -> None:
-        """Makes the plans for `num_requests` at once, canonical ones only if they are needed; all places must be free.
+    def prepare_first(self, num_requests: int, needs: Needs) -> None:
+        """Makes one plan for `num_requests` at once, or one of each kind that they need; all places must be free.
 
-        Raises `InputError` if thoughts depend on places or drafts on this device.
+        More requests than there are places need the largest batch. Raises `InputError` if thoughts depend on places or drafts
+        on this device.
         """
-        device = self._device
-        device.start_compiling(self._first_plans(num_requests, deterministic))
-        for batch in needed_batches(device.config, num_requests):
-            if batch not in self._batches:
-                self._certify(ordinary_plan(batch))
-                self._time([ordinary_plan(batch)])
-                self._batches = tuple(sorted((*self._batches, batch)))
-            if device.model.cfg.thinking is not None and not self._thoughts_certified:
-                self._certify_thoughts()
-            if deterministic and batch not in self._examined:
-                custom = [name for name in device.drafters if name not in ("none", "self")]
-                for draft, window in allowed_drafts(device.config, device.schedule, custom):
-                    self._certify_draft(batch, draft, window)
-                self._examined.add(batch)
+        for batch in needed_batches(self._device.config, num_requests)[-1:]:
+            self._start_compiling([batch], needs, ordinary=needs.ordinary)
+            self._certify_thoughts()
+            for draft, window in self._drafts if needs.deterministic else ():
+                if not self._usable(batch, needs.processing):
+                    self._try_draft(batch, needs.processing, draft, window)
+            if needs.ordinary:
+                self._make_ordinary(batch, needs.processing)
 
-    def _first_plans(self, num_requests: int, deterministic: bool) -> list[Plan]:
-        """Plans that `prepare` tries for sure."""
-        plans = []
-        for batch in needed_batches(self._device.config, num_requests):
-            if batch not in self._batches:
-                plans.append(ordinary_plan(batch))
-            if deterministic and batch not in self._examined:
-                draft, window = allowed_drafts(self._device.config, self._device.schedule)[0]
-                plans.append(canonical_plans(batch, window, self._device.schedule.budget.rows, draft)[0])
-        return plans
+    def prepare(self, batches: Sequence[int], needs: Needs) -> None:
+        """Makes all plans of `batches` and times them in turns, canonical ones only if they are needed.
 
-    def choose(self, num_deterministic: int, num_ordinary: int) -> tuple[Plan, bool]:
+        All places must be free. Raises `InputError` if thoughts depend on places or drafts on this device.
+        """
+        incomplete = [batch for batch in batches if not self._is_complete(batch, needs)]
+        self._start_compiling(incomplete, needs, ordinary=True)
+        for batch in incomplete:
+            self._make_ordinary(batch, needs.processing)
+            self._certify_thoughts()
+            self._time(batch, needs.processing)
+            for draft, window in self._drafts if needs.deterministic else ():
+                if (batch, needs.processing, draft, window) not in self._tried:
+                    self._try_draft(batch, needs.processing, draft, window)
+                    self._time(batch, needs.processing)
+
+    def choose(self, load: Load) -> tuple[Plan, bool]:
         """The plan for the next segment: the smallest batch that fits, filled the way that commits most tokens per second.
 
         Returns it, and whether it is merely to be tried for a few steps, because it has not run for long.
 
         Raises `InputError` if a deterministic request is live, and this device certified no plan that is large enough.
         """
-        num_live = num_deterministic + num_ordinary
-        if num_deterministic == 0:
-            return ordinary_plan(min(batch for batch in self._batches if batch >= num_live)), False
-        batches = [batch for batch in self._batches if batch >= num_live and self._usable(batch)]
-        if not batches:
-            raise InputError(self._refusal(num_live))
-        plans = self._usable(min(batches))
+        if load.num_deterministic == 0:
+            return min(self._fitting(load, ordinary=True), key=_size), False
+        fitting = self._fitting(load, ordinary=False)
+        if not fitting:
+            raise InputError(self._refusal(load))
+        smallest = min(map(_size, fitting))
+        plans = [plan for plan in fitting if _size(plan) == smallest]
+        if len(plans) == 1:
+            return plans[0], False
         for plan in plans:  # each draft shows once what it is worth; then estimates decide
-            if plan.budget.window > 1 and len(plans) > 1 and not self.acceptance.was_seen(plan):
+            if plan.budget.window > 1 and not self.acceptance.was_seen(plan):
                 return plan, True
-        tokens = {plan: self._step_tokens(plan, num_deterministic, num_ordinary) for plan in plans}
+        tokens = {plan: self._step_tokens(plan, load) for plan in plans}
         best = choose({plan: self.step_times.known(plan) for plan in plans}, tokens)
         chosen = choose({plan: self.step_times.hoped(plan) for plan in plans}, tokens)
         self.step_times.passed_over(plan for plan in plans if plan != chosen)
@@ -86,42 +123,88 @@ class Planner:
 
     def smaller_batch(self, plan: Plan) -> int:
         """The next smaller batch that the live sequences of `plan` could move to; 0 if there is none."""
-        smaller = (batch for batch in self._batches if batch < plan.batch)
-        return max((batch for batch in smaller if plan.ordinary or self._usable(batch)), default=0)
+        smaller = (
+            other.batch
+            for other, certificate in self.certificates.items()
+            if other.batch < plan.batch
+            and other.processing >= plan.processing
+            and (other.ordinary if plan.ordinary else certificate.is_certified)
+        )
+        return max(smaller, default=0)
 
-    def _step_tokens(self, plan: Plan, num_deterministic: int, num_ordinary: int) -> float:
+    def _step_tokens(self, plan: Plan, load: Load) -> float:
         """Tokens that one step is expected to commit: ordinary sequences take an executing draft as it is."""
         if plan.budget.window == 1:
-            return num_deterministic + num_ordinary
+            return load.num_deterministic + load.num_ordinary
         source = self._device.drafters[plan.draft].source
         verified = self.acceptance.tokens(plan)
-        return num_deterministic * verified + num_ordinary * (plan.budget.window - 1 if source.executes else verified)
+        return load.num_deterministic * verified + load.num_ordinary * (plan.budget.window - 1 if source.executes else verified)
 
-    def _certify_draft(self, batch: int, draft: str, window: int) -> None:
-        """Tries the plans of one draft until one is certified, and times it in turns with the others of its batch."""
-        device = self._device
-        for plan in canonical_plans(batch, window, device.schedule.budget.rows, draft):
-            if device.config.method == "auto" and window > 1 and not self._draft_can_win(batch, draft, window):
+    def _fitting(self, load: Load, *, ordinary: bool) -> list[Plan]:
+        """Ordinary plans, or certified ones, that hold what is live and have what it needs."""
+        return [
+            plan
+            for plan, certificate in self.certificates.items()
+            if (plan.ordinary if ordinary else certificate.is_certified)
+            and plan.batch >= load.num_deterministic + load.num_ordinary
+            and plan.processing >= load.processing
+        ]
+
+    def _usable(self, batch: int, processing: bool) -> list[Plan]:
+        """Certified plans of `batch` sequences."""
+        return [
+            plan
+            for plan, certificate in self.certificates.items()
+            if certificate.is_certified and (plan.batch, plan.processing) == (batch, processing)
+        ]
+
+    def _is_complete(self, batch: int, needs: Needs) -> bool:
+        """Whether all plans of a batch have been made and timed."""
+        ordinary = self.certificates.get(ordinary_plan(batch, needs.processing))
+        is_tried = all((batch, needs.processing, *draft) in self._tried for draft in self._drafts)
+        return ordinary is not None and math.isfinite(ordinary.step_s) and (is_tried or not needs.deterministic)
+
+    def _start_compiling(self, batches: Sequence[int], needs: Needs, *, ordinary: bool) -> None:
+        """Begins with the plans that will be tried for sure, those that take longest first."""
+        plans: list[Plan] = []
+        for batch in batches:
+            draft, window = self._drafts[0]
+            if needs.deterministic and (batch, needs.processing, draft, window) not in self._tried:
+                plans.append(canonical_plans(batch, window, self._rows, draft, processing=needs.processing)[0])
+            if ordinary and ordinary_plan(batch, needs.processing) not in self.certificates:
+                plans.append(ordinary_plan(batch, needs.processing))
+        self._device.start_compiling(plans)
+
+    def _make_ordinary(self, batch: int, processing: bool) -> None:
+        plan = ordinary_plan(batch, processing)
+        if plan not in self.certificates:
+            self._certify(plan)
+
+    def _try_draft(self, batch: int, processing: bool, draft: str, window: int) -> None:
+        """Tries the plans of one draft until one is certified."""
+        for plan in canonical_plans(batch, window, self._rows, draft, processing=processing):
+            if self._device.config.method == "auto" and window > 1 and not self._draft_can_win(plan):
                 self.certificates[plan] = Certificate(plan, NOT_TRIED, CANNOT_WIN)
                 break
             self._certify(plan)
             if self.certificates[plan].is_certified:
-                self._time([ordinary_plan(batch), *self._usable(batch)])
                 break
+        self._tried.add((batch, processing, draft, window))
 
-    def _usable(self, batch: int) -> list[Plan]:
-        """Certified plans of `batch` sequences."""
-        return [plan for plan, certificate in self.certificates.items() if plan.batch == batch and certificate.is_certified]
-
-    def _draft_can_win(self, batch: int, draft: str, window: int) -> bool:
+    def _draft_can_win(self, plan: Plan) -> bool:
         """Whether a draft costs less than what it can save: `W - 1` canonical steps, if all of it is accepted."""
-        decoding = [self.step_times.known(plan) for plan in self._usable(batch) if plan.budget.window == 1]
+        usable = self._usable(plan.batch, plan.processing)
+        decoding = [self.step_times.known(other) for other in usable if other.budget.window == 1]
         if not decoding:
             return True
-        cost_s = self._device.drafters[draft].source.cost_s(window, self.step_times.known(ordinary_plan(batch)))
+        window = plan.budget.window
+        ordinary_s = self.step_times.known(ordinary_plan(plan.batch, plan.processing))
+        cost_s = self._device.drafters[plan.draft].source.cost_s(window, ordinary_s)
         return cost_s < WORTH_DRAFTING * (window - 1) * min(decoding)
 
     def _certify_thoughts(self) -> None:
+        if self._device.model.cfg.thinking is None or self._thoughts_certified:
+            return
         if differs := certify_thoughts(self._device, self._device.config.max_requests):
             raise InputError(
                 f"this device does not certify thoughts, so determinism cannot be promised: {differs}. Try "
@@ -134,14 +217,17 @@ class Planner:
         self.certificates[plan] = certify(self._device, plan)
         self._device.clear()
 
-    def _time(self, plans: Sequence[Plan]) -> None:
+    def _time(self, batch: int, processing: bool) -> None:
+        """Times the plans of a batch, in turns."""
+        plans = [ordinary_plan(batch, processing), *self._usable(batch, processing)]
         seconds = time_plans(self._device, plans)
         self._device.clear()
         self.step_times.measured(seconds)
         for plan in plans:
             self.certificates[plan] = dataclasses.replace(self.certificates[plan], step_s=seconds[plan])
 
-    def _refusal(self, num_live: int) -> str:
+    def _refusal(self, load: Load) -> str:
+        num_live = load.num_deterministic + load.num_ordinary
         found = "; ".join(
             f"{plan.label}: {certificate.why}"
             for plan, certificate in self.certificates.items()
@@ -152,3 +238,8 @@ class Planner:
             f'{found}. Run `detspec doctor`. If only window offsets fail there, use Schedule(Numerics(alignment="window")); if '
             'numbers of rows do, use Schedule(Numerics(linear="pinned"))'
         )
+
+
+def _size(plan: Plan) -> tuple[int, bool]:
+    """What makes a plan larger: its batch, then logits processing."""
+    return plan.batch, plan.processing

@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from detspec.engine.engine_config import EngineConfig
+from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
 
 
@@ -12,20 +14,43 @@ class Plan:
     """One step's program: `batch` sequences, canonical passes of `budget`, drafts by the source called `draft`.
 
     A window of 1 is plain canonical decoding of all sequences, ordinary ones too. `ordinary` decodes without verification.
+    Without `processing` it can sample, but not process logits first: it is smaller, and for requests that ask for no more.
     """
 
     batch: int
     budget: Budget
     draft: str = "none"
     ordinary: bool = False
+    processing: bool = False
 
     @property
     def label(self) -> str:
-        """Short name for tables: "ordinary[8]", "8x1[8]", "4x16 self[8]"."""
-        if self.ordinary:
-            return f"ordinary[{self.batch}]"
+        """Short name for tables: "ordinary[8]", "8x1[8]", "4x16 self[8]", "8x1 processing[8]"."""
+        kind = "ordinary" if self.ordinary else f"{self.budget.groups}x{self.budget.window}"
         draft = "" if self.draft == "none" else f" {self.draft}"
-        return f"{self.budget.groups}x{self.budget.window}{draft}[{self.batch}]"
+        return f"{kind}{draft}{' processing' if self.processing else ''}[{self.batch}]"
+
+
+class Needs(NamedTuple):
+    """What requests need of programs, all of them together; by default anything."""
+
+    deterministic: bool = True  # some are
+    ordinary: bool = True  # some are not
+    processing: bool = True  # some ask for more than a temperature
+
+    @classmethod
+    def of(cls, sampling: Iterable[SamplingParams]) -> "Needs":
+        """What requests with these parameters need."""
+        deterministic = ordinary = processing = False
+        for params in sampling:
+            deterministic |= params.deterministic
+            ordinary |= not params.deterministic
+            processing |= params.needs_processing
+        return cls(deterministic, ordinary, processing)
+
+    def __or__(self, other: "Needs") -> "Needs":
+        """What both need together."""
+        return Needs(*(one or another for one, another in zip(self, other, strict=True)))
 
 
 def pow2_ceil(n: int) -> int:
@@ -41,19 +66,19 @@ def buckets(max_requests: int) -> tuple[int, ...]:
     return (*sizes, max_requests)
 
 
-def ordinary_plan(batch: int) -> Plan:
+def ordinary_plan(batch: int, processing: bool = False) -> Plan:
     """Ordinary decoding, one token a step."""
-    return Plan(batch, Budget(batch, 1), ordinary=True)
+    return Plan(batch, Budget(batch, 1), ordinary=True, processing=processing)
 
 
-def canonical_plans(batch: int, window: int, rows: int, draft: str = "none") -> tuple[Plan, ...]:
+def canonical_plans(batch: int, window: int, rows: int, draft: str = "none", *, processing: bool = False) -> tuple[Plan, ...]:
     """Plans of one window size and draft in the order in which they are tried: the cheapest first, at last the anchor's `rows`.
 
     batch 5, window 1, rows 64:     5, 8, 64 rows        batch 5, window 16, rows 64:     64 rows
     """
     anchor = max(rows, window)
     budgets = [*(min(anchor, count * window) for count in (batch, pow2_ceil(batch))), anchor]
-    return tuple(Plan(batch, Budget(budget, window), draft) for budget in dict.fromkeys(budgets))
+    return tuple(Plan(batch, Budget(budget, window), draft, processing=processing) for budget in dict.fromkeys(budgets))
 
 
 def needed_batches(config: EngineConfig, num_requests: int) -> tuple[int, ...]:
@@ -79,16 +104,16 @@ def allowed_drafts(config: EngineConfig, schedule: Schedule, more: Iterable[str]
     return ((config.method, window),)
 
 
-def needed_plans(config: EngineConfig, schedule: Schedule, num_requests: int, *, deterministic: bool) -> tuple[Plan, ...]:
-    """The plans that an engine compiles at most for `num_requests`; canonical ones if some are deterministic.
+def needed_plans(config: EngineConfig, schedule: Schedule, num_requests: int, needs: Needs) -> tuple[Plan, ...]:
+    """The plans that an engine compiles at most for `num_requests`.
 
     It tries those of one batch and draft in this order until one is certified, and no drafts that cannot win.
     """
     plans: list[Plan] = []
     for batch in needed_batches(config, num_requests):
-        plans.append(ordinary_plan(batch))
-        for draft, window in allowed_drafts(config, schedule) if deterministic else ():
-            plans += canonical_plans(batch, window, schedule.budget.rows, draft)
+        plans.append(ordinary_plan(batch, needs.processing))
+        for draft, window in allowed_drafts(config, schedule) if needs.deterministic else ():
+            plans += canonical_plans(batch, window, schedule.budget.rows, draft, processing=needs.processing)
     return tuple(plans)
 
 
@@ -111,6 +136,7 @@ class Load:
     ready_deterministic: int  # deterministic sequences that can go on decoding at once
     num_ready: int  # all sequences that can; the rest are `behind`
     waiting: bool  # more requests wait for a place
+    processing: bool  # some sequences ask for logits processing
     unread_chunks: int = 0  # chunks of prompts yet to be read with thoughts, in passes of their own: the most it can take
 
 

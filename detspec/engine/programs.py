@@ -1,13 +1,12 @@
-"""The engine's compiled programs: prefill, segments of steps over some sequences, copies of pages, and replays of given texts.
+"""The engine's compiled programs: reading (prefill and replays of given texts), segments of steps, and copies of pages.
 
 The host owns the page table and knows which places are in use; every program is given both.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +15,13 @@ from detspec.config import ModelConfig
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
 from detspec.generation.insert import Requests, put_requests
 from detspec.generation.loop import Limits, dvr_step, ordinary_step, run
-from detspec.generation.prefill import prefill
-from detspec.generation.score import Replayed, replay
+from detspec.generation.passes import limited, missing, stretches
+from detspec.generation.score import Asked, Replayed, read
 from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.model.params import Params
 from detspec.schedule import Schedule
-from detspec.state import Counters, GenState
+from detspec.state import GenState
+from detspec.struct import Struct
 from detspec.thinking.think_prompt import think_prompt
 from detspec.thinking.thoughts import is_trivial
 
@@ -49,34 +49,44 @@ class Weights(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """Whole texts to replay, one for each place."""
+    """Whole texts to replay, one for each place in use."""
 
     tokens: Array  # [B, max_len] int32
     length: Array  # [B] int32, tokens in use
     start: Array  # [B] int32, first position to feed; what the cache holds before it stays
 
 
-class Asked(NamedTuple):
-    """What a replay is to find out."""
+class Work(NamedTuple):
+    """What `read_sequences` is to do."""
 
-    choose: bool  # the token that each sequence's sampling parameters choose, at every position
-    top_k: int  # how many of the likeliest tokens, at every position
+    requests: Requests
+    placement: Placement
+    max_passes: Array | np.int32
+    texts: Texts  # of length 0 if there is nothing to replay
+
+
+class Decoding(NamedTuple):
+    """What the steps of a segment do."""
+
+    schedule: Schedule  # of the canonical pass
+    source: DraftSource | None  # what drafts; None is ordinary decoding, and nothing is verified
+    processing: bool  # False if no sequence asks for more than a temperature
 
 
 class Progress(NamedTuple):
-    """How far sequences are."""
+    """How far sequences are, in numpy."""
 
-    steps: Any  # [b] int32, steps of the segment
-    committed: Any  # [b] int32
-    length: Any  # [b] int32, valid cache slots
-    finish: Any  # [b] int32
-    counters: Counters  # [b] int32 each
+    steps: np.ndarray  # [b] int32, steps of the segment
+    committed: np.ndarray  # [b] int32
+    length: np.ndarray  # [b] int32, valid cache slots
+    finish: np.ndarray  # [b] int32
+    counts: np.ndarray  # [b, 9] int32, see `Counters`
 
 
-class Report(flax.struct.PyTreeNode):
+class Report(Struct):
     """What the host reads after a segment about the `b` sequences that it stepped; copies, so that the state can go on."""
 
-    packed: jax.Array  # [fields of Progress, b] int32
+    packed: jax.Array  # [b, 13] int32, fields of Progress
     thoughts: jax.Array | None  # [b, X, M] int32, of models that think
     tokens: jax.Array  # [b, max_len] int32
     logprobs: jax.Array  # [b, max_len] float32
@@ -88,50 +98,52 @@ class Report(flax.struct.PyTreeNode):
 
     @property
     def progress(self) -> Progress:
-        """How far the sequences are, in numpy; waits for the segment."""
-        steps, committed, length, finish, *counters = np.asarray(self.packed)
-        return Progress(steps, committed, length, finish, Counters(*counters))
+        """How far the sequences are; waits for the segment."""
+        packed = np.asarray(self.packed)
+        steps, committed, length, finish = packed[:, :4].T
+        return Progress(steps, committed, length, finish, packed[:, 4:])
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "think"), donate_argnames=("state",))
-def prefill_sequences(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    work: tuple[Requests, Placement, Array],
-    *,
-    schedule: Schedule,
-    think: DraftSource,
-) -> GenState:
-    """Puts requests into their places, and catches up all places in use as far as a number of passes reaches.
+@partial(jax.jit, static_argnames=("cfg", "schedule", "think", "asked"), donate_argnames=("state",))
+def read_sequences(
+    params: Params, cfg: ModelConfig, state: GenState, work: Work, *, schedule: Schedule, think: DraftSource, asked: Asked
+) -> tuple[Replayed, GenState]:
+    """Puts requests into their places and catches up all places in use; or replays given texts. Either half is often not used.
 
-    `work` is the requests, the placement and the number of passes. Prompts that are to be thought about come first, in as many
-    passes at most. `think` drafts the thoughts of new requests that bring none.
+    Catching up ends where a number of passes does. Prompts that are to be thought about come first, in as many passes at most;
+    `think` drafts the thoughts of new requests that bring none. A replay reads the texts of all places in use, and says what
+    was `asked`; sequences keep their own tokens and lengths.
     """
-    requests, placement, max_passes = work
-    state = _arranged(put_requests(state, requests), placement)
-    if state.reading is not None:
-        state = _with_thoughts(params, cfg, state, requests, schedule=schedule, think=think)
-        state = think_prompt(params, cfg, state, schedule=schedule, max_passes=jnp.asarray(max_passes))
-    return prefill(params, cfg, state, schedule=schedule, max_passes=jnp.asarray(max_passes))
+    texts = jax.tree.map(jnp.asarray, work.texts)
+    is_replay = jnp.any(texts.length > 0)
+    max_passes = jnp.where(is_replay, 0, jnp.asarray(work.max_passes))  # of catching up
+    after = _arranged(put_requests(state, work.requests), work.placement)
+    if after.reading is not None:
+        after = _with_thoughts(params, cfg, after, work.requests, schedule=schedule, think=think)
+        after = think_prompt(params, cfg, after, schedule=schedule, max_passes=max_passes)
+    lacking = limited(missing(after, schedule), max_passes, schedule)
+    text = stretches(texts.start, jnp.where(jnp.asarray(work.placement.in_use), texts.length, 0), schedule)
+    given, tokens, committed = jax.tree.map(
+        lambda of_text, own: jnp.where(is_replay, of_text, own),
+        (text, texts.tokens, texts.length),
+        (lacking, after.tokens, after.committed),
+    )
+    passed = after.replace(tokens=tokens, committed=committed)
+    replayed, cache = read(params, cfg, passed, given, schedule=schedule, asked=asked, wanted=is_replay)
+    cache = cache.replace(length=jnp.maximum(after.cache.length, lacking.end))
+    return replayed, after.replace(cache=cache, live=jnp.where(is_replay, state.live, after.live))
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("cfg", "decoding"), donate_argnames=("state",))
 def run_segment(
-    weights: Weights,
-    cfg: ModelConfig,
-    state: GenState,
-    placement: Placement,
-    limits: Limits,
-    *,
-    schedule: Schedule,
-    source: DraftSource | None,
+    weights: Weights, cfg: ModelConfig, state: GenState, placement: Placement, limits: Limits, *, decoding: Decoding
 ) -> tuple[GenState, Report]:
     """Steps the sequences `placement.chosen` until one of `limits` is reached; the report has them in this order.
 
-    Idle steps are those of chosen sequences in use that are no longer live. Without a `source` of drafts decoding is ordinary,
-    and nothing is verified.
+    Idle steps are those of chosen sequences in use that are no longer live.
     """
+    schedule, source, processing = decoding
+    state = state.with_processing(processing)
     step_fn: Callable[[GenState], GenState]
     if source is None:
         step_fn = partial(ordinary_step, weights.params, cfg, schedule=schedule)
@@ -147,13 +159,12 @@ def run_segment(
     part = arranged if takes_all else take_sequences(arranged, chosen)
     num_sequences = jnp.asarray(placement.in_use)[chosen].sum(dtype=jnp.int32)
     part, steps = run(part, step_fn, limits=limits, num_sequences=num_sequences)
-    progress = Progress(jnp.full_like(part.committed, steps), part.committed, part.cache.length, part.finish, part.counters)
-    thoughts = None if part.reading is None else part.reading.thoughts
-    report = Report(jnp.stack(jax.tree.leaves(progress)), thoughts, part.tokens, part.logprobs)
+    progress = [jnp.full_like(part.committed, steps), part.committed, part.cache.length, part.finish]
+    packed = jnp.concatenate([jnp.stack(progress, axis=1), part.counters.counts], axis=1)
+    report = Report(packed, None if part.reading is None else part.reading.thoughts, part.tokens, part.logprobs)
     if not takes_all:
-        return put_sequences(state, chosen, part), report
-    thoughts, tokens, logprobs = jax.tree.map(lambda x: x[chosen], (report.thoughts, report.tokens, report.logprobs))
-    return part, Report(report.packed[:, chosen], thoughts, tokens, logprobs)
+        return put_sequences(state, chosen, part).with_processing(True), report
+    return part.with_processing(True), jax.tree.map(lambda x: x[chosen], report)
 
 
 @partial(jax.jit, donate_argnames=("state",))
@@ -164,26 +175,6 @@ def copy_pages(state: GenState, source: jax.Array, target: jax.Array) -> GenStat
         return tuple(pages.at[target].set(pages[source]) for pages in pools)
 
     return state.replace(cache=state.cache.replace(k=copied(state.cache.k), v=copied(state.cache.v)))
-
-
-@partial(jax.jit, static_argnames=("cfg", "schedule", "asked"), donate_argnames=("state",))
-def replay_texts(
-    params: Params, cfg: ModelConfig, state: GenState, placement: Placement, texts: Texts, *, schedule: Schedule, asked: Asked
-) -> tuple[Replayed, GenState]:
-    """Replays the texts of the places in use through canonical passes; the state keeps its own texts and lengths."""
-    cache = state.cache.replace(page_table=jnp.asarray(placement.page_table))
-    given: dict[str, Any] = {"tokens": jnp.asarray(texts.tokens), "committed": jnp.asarray(texts.length)}
-    live = jnp.asarray(placement.in_use)
-    replayed, after = replay(
-        params,
-        cfg,
-        state.replace(cache=cache, live=live, **given),
-        schedule=schedule,
-        choose=asked.choose,
-        top_k=asked.top_k,
-        start=jnp.asarray(texts.start),
-    )
-    return replayed, state.replace(cache=after.cache.replace(length=state.cache.length))
 
 
 def _with_thoughts(

@@ -19,13 +19,13 @@ from detspec.engine.bits import same_bits
 from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import NEVER
-from detspec.engine.programs import Asked, Placement
+from detspec.engine.programs import Placement
 from detspec.engine.request import Request
 from detspec.engine.sequence import wants_replay
 from detspec.errors import InputError
 from detspec.generation.checks import check_prompt, thinks
 from detspec.generation.insert import Entry
-from detspec.generation.score import Replayed
+from detspec.generation.score import Asked, Replayed
 from detspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from detspec.schedule import Schedule
 from detspec.thinking.blocks import thinking_of
@@ -135,7 +135,8 @@ class Replayer:
         device.clear()
         device.put(entries)
         device.prefill(placement, 0 if likeliest and cfg.thinking is None else NEVER, schedule=schedule)
-        asked = Asked(choose=True, top_k=min(MAX_LOGPROBS, cfg.vocab_size) if likeliest else 0)
+        processing = any(request.sampling.needs_processing for request, _ in batch)
+        asked = Asked(processing, choose=True, top_k=min(MAX_LOGPROBS, cfg.vocab_size) if likeliest else 0)
         replayed = device.replay(placement, dict(enumerate(zip(texts, start, strict=True))), asked, schedule=schedule)
         reading = device.thoughts()
         return replayed, None if reading is None else reading.thoughts
@@ -181,11 +182,11 @@ def shared_pages(prompts: Sequence[Sequence[int]], page: int) -> list[int]:
 
 
 def _batches(records: Iterable[tuple[Request, Sequence[int]]], max_requests: int) -> Iterator[tuple[list[int], Batch]]:
-    """Numbers and texts, `max_requests` at a time: greedy ones, which need no noise, apart; like prompts together."""
+    """Numbers and texts, `max_requests` at a time: apart what needs no processing or no noise; like prompts together."""
 
-    def likeness(numbered: tuple[int, tuple[Request, Sequence[int]]]) -> tuple[bool, tuple[int, ...]]:
+    def likeness(numbered: tuple[int, tuple[Request, Sequence[int]]]) -> tuple[bool, bool, tuple[int, ...]]:
         request, _ = numbered[1]
-        return request.sampling.temperature > 0, request.prompt_token_ids
+        return request.sampling.needs_processing, request.sampling.temperature > 0, request.prompt_token_ids
 
     waiting = enumerate(records)
     while ahead := sorted(itertools.islice(waiting, LOOKAHEAD * max_requests), key=likeness):

@@ -75,6 +75,7 @@ class Scheduler:
             num_ready=len(self.sequences) - len(behind),
             unread_chunks=sum(map(self._unread_chunks, self.sequences)),
             waiting=bool(self.queue),
+            processing=any(sequence.request.sampling.needs_processing for sequence in self.sequences),
         )
 
     def affordable(self, steps: int, window: int) -> int:

@@ -8,14 +8,16 @@ import numpy as np
 from detspec.cache import SCRATCH_PAGE
 from detspec.engine.device import Device, GivenText
 from detspec.engine.policy import Plan, Segment
-from detspec.engine.programs import Asked, Placement, Progress, Report
+from detspec.engine.programs import Placement, Progress, Report
 from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.engine.scheduler import Admitted
 from detspec.engine.sequence import SequenceState
 from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.generation.insert import Entry
 from detspec.generation.loop import Limits
+from detspec.generation.score import Asked
 from detspec.sampling_params import MAX_LOGPROBS
+from detspec.state import COUNTED
 from detspec.thinking.thoughts import thought_lists
 
 
@@ -43,6 +45,7 @@ class Segments:
         self._step_times = step_times
         self._acceptance = acceptance
         self._running: Running | None = None
+        self.num_steps = 0  # of all segments so far
 
     def admit(self, admitted: Sequence[Admitted]) -> None:
         """Copies the pages that sequences begin with, and puts them into their places when the next segment starts."""
@@ -93,6 +96,7 @@ class Segments:
             was_seen = not report.is_ready  # what had ended before the host looked took an unknown time
             progress = report.progress
             seconds = clock.lap()
+            self.num_steps += int(progress.steps[0])
         clock.free()
         if running.steps is not None and was_seen and progress.steps[0]:
             self._step_times.observed(running.plan, seconds / int(progress.steps[0]))
@@ -118,7 +122,8 @@ class Segments:
             assert sequence.place is not None
             with_prompt = sequence.request.sampling.prompt_logprobs is not None
             texts[sequence.place] = sequence.tokens, 0 if with_prompt else sequence.prompt_len - 1
-        asked = Asked(choose=False, top_k=min(MAX_LOGPROBS, device.model.cfg.vocab_size))
+        processing = any(sequence.request.sampling.needs_processing for sequence in sequences)
+        asked = Asked(processing, choose=False, top_k=min(MAX_LOGPROBS, device.model.cfg.vocab_size))
         found = device.replay(_placement(sequences, page_table, len(sequences)), texts, asked)
         logprobs, top_ids, top_logprobs = (np.asarray(x) for x in (found.logprobs, found.top_ids, found.top_logprobs))
         device.clock.free()
@@ -134,7 +139,7 @@ class Segments:
     def _update(self, running: Running, progress: Progress) -> int:
         """Tells the sequences how far they are, and the planner what drafts brought."""
         facts = zip(progress.committed.tolist(), progress.length.tolist(), progress.finish.tolist(), strict=True)
-        counted = zip(*(getattr(progress.counters, name).tolist() for name in STATS_FIELDS), strict=True)
+        counted = progress.counts[:, [COUNTED.index(name) for name in STATS_FIELDS]].tolist()
         num_tokens = windows = accepted = 0
         for sequence, (committed, length, finish), counters in zip(running.sequences, facts, counted, strict=False):
             stay = Stats(*counters)

@@ -30,7 +30,7 @@ class StepTimes:
 
     def observed(self, plan: Plan, seconds: float) -> None:
         """What a step took in a segment."""
-        known = self._seconds[plan]
+        known = self._seconds.get(plan, seconds)
         slower = known + WEIGHT * (min(seconds, MOST_GROWTH * known) - known)
         self._seconds[plan] = min(seconds, slower)
         self._hope[plan] = 1.0
@@ -38,15 +38,15 @@ class StepTimes:
     def passed_over(self, plans: Iterable[Plan]) -> None:
         """Plans that might have run and did not."""
         for plan in plans:
-            self._hope[plan] *= OPTIMISM
+            self._hope[plan] = OPTIMISM * self._hope.get(plan, 1.0)
 
     def known(self, plan: Plan) -> float:
-        """The estimate for `plan`."""
-        return self._seconds[plan]
+        """The estimate for `plan`; inf if it neither was timed nor ran yet."""
+        return self._seconds.get(plan, float("inf"))
 
     def hoped(self, plan: Plan) -> float:
         """The estimate for `plan`, or less if it has not run for a while."""
-        return self._seconds[plan] * self._hope[plan]
+        return self.known(plan) * self._hope.get(plan, 1.0)
 
 
 class Acceptance:

@@ -67,10 +67,10 @@ def _count(counters: Counters, verified: Verified, num_new: jax.Array) -> Counte
     drafted = verified.drafted * in_pass
     accepted = jnp.minimum(verified.accepted, num_new) * in_pass
     rolled_back = verified.in_pass & (verified.accepted < verified.drafted) & (num_new == verified.accepted + 1)
-    return counters.replace(
-        num_verify_passes=counters.num_verify_passes + in_pass,
-        num_draft_tokens=counters.num_draft_tokens + drafted,
-        num_accepted_draft_tokens=counters.num_accepted_draft_tokens + accepted,
-        num_rollbacks=counters.num_rollbacks + rolled_back.astype(jnp.int32),
-        num_recomputed_tokens=counters.num_recomputed_tokens + jnp.where(rolled_back, drafted - verified.accepted, 0),
+    return counters.add(
+        num_verify_passes=in_pass,
+        num_draft_tokens=drafted,
+        num_accepted_draft_tokens=accepted,
+        num_rollbacks=rolled_back,
+        num_recomputed_tokens=jnp.where(rolled_back, drafted - verified.accepted, 0),
     )

@@ -5,8 +5,9 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from detspec.cache import init_cache
+from detspec.cache import filled, init_cache
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.generation.checks import check_prompt
@@ -43,13 +44,13 @@ def init_state(
         raise InputError(f"Budget.window ({window}) is more than the cache's max_len ({max_len}): lower one, raise the other")
     idle = sampling_arrays([SamplingParams()] * max_requests, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias)
     return GenState(
-        tokens=jnp.full((max_requests, max_len), PAD_ID, jnp.int32),
-        logprobs=jnp.zeros((max_requests, max_len), jnp.float32),
-        committed=jnp.ones(max_requests, jnp.int32),
-        limit=jnp.ones(max_requests, jnp.int32),
-        live=jnp.zeros(max_requests, bool),
-        finish=jnp.full(max_requests, RUNNING, jnp.int32),
-        deterministic=jnp.ones(max_requests, bool),
+        tokens=filled((max_requests, max_len), PAD_ID, np.int32),
+        logprobs=filled((max_requests, max_len), 0, np.float32),
+        committed=filled(max_requests, 1, np.int32),
+        limit=filled(max_requests, 1, np.int32),
+        live=filled(max_requests, False, bool),
+        finish=filled(max_requests, RUNNING, np.int32),
+        deterministic=filled(max_requests, True, bool),
         sampling=jax.tree.map(jnp.asarray, idle),
         counters=init_counters(max_requests),
         cache=init_cache(cfg, max_requests=max_requests, max_len=max_len, numerics=schedule.numerics, num_pages=num_pages),
@@ -92,4 +93,5 @@ def start_state(
         schedule=schedule,
     )
     entries = [Entry(place, prompt, params) for place, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))]
-    return insert(state, pack_requests(state, entries, eos_ids))
+    state = insert(state, pack_requests(state, entries, eos_ids))
+    return state.with_processing(any(params.needs_processing for params in sampling))

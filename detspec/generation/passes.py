@@ -8,17 +8,17 @@ Sequences of 5 and 9 positions with `W = 4`, `G = 4`:
 from collections.abc import Callable
 from typing import TypeVar
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from detspec.schedule import Schedule
 from detspec.state import NO_SEQUENCE, GenState, Windows
+from detspec.struct import Struct
 
 Carry = TypeVar("Carry")
 
 
-class Stretches(flax.struct.PyTreeNode):
+class Stretches(Struct):
     """Positions `start .. end - 1` of each sequence that passes are to read, none where `end <= start`."""
 
     start: jax.Array  # [B] int32
@@ -64,32 +64,34 @@ def reached(stretches: Stretches, done: jax.Array, window: int) -> jax.Array:
     return jnp.where(own_done > 0, jnp.minimum(stretches.start + own_done * window, stretches.end), 0)
 
 
+def limited(stretches: Stretches, max_passes: jax.Array, schedule: Schedule) -> Stretches:
+    """What the first `max_passes` passes over `stretches` read."""
+    done = jnp.minimum(num_passes(stretches, schedule), max_passes) * schedule.budget.groups
+    return stretches.replace(end=jnp.maximum(stretches.start, reached(stretches, done, schedule.budget.window)))
+
+
+def num_passes(stretches: Stretches, schedule: Schedule) -> jax.Array:
+    """How many passes read all `stretches`, int32."""
+    return -(-stretches.num_windows(schedule.budget.window).sum(dtype=jnp.int32) // schedule.budget.groups)
+
+
 def run_passes(
-    pass_fn: Callable[[Windows, Carry], Carry],
-    carry: Carry,
-    tokens: jax.Array,
-    stretches: Stretches,
-    *,
-    schedule: Schedule,
-    max_passes: jax.Array | None = None,
-) -> tuple[jax.Array, Carry]:
+    pass_fn: Callable[[Windows, Carry], Carry], carry: Carry, tokens: jax.Array, stretches: Stretches, *, schedule: Schedule
+) -> Carry:
     """Calls `pass_fn(windows, carry)` under `lax.while_loop` until all `stretches` of `tokens [B, T]` int32 have been read.
 
-    Windows are `schedule.budget.groups` by `schedule.budget.window`. Each pass gets the carry that the last one returned; there
-    are at most `max_passes`. Returns how many windows have been read, for `reached`, and what the last pass returned.
+    Windows are `schedule.budget.groups` by `schedule.budget.window`. Each pass gets the carry that the last one returned.
     """
     W = schedule.budget.window
     G = schedule.budget.groups
-    num_passes = -(-stretches.num_windows(W).sum(dtype=jnp.int32) // G)
-    if max_passes is not None:
-        num_passes = jnp.minimum(num_passes, max_passes)
+    end = num_passes(stretches, schedule) * G
 
     def run_pass(state: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
         done, carry = state
         windows = cut(stretches, done + jnp.arange(G, dtype=jnp.int32), tokens, W)
         return done + G, pass_fn(windows, carry)
 
-    return jax.lax.while_loop(lambda state: state[0] < num_passes * G, run_pass, (jnp.int32(0), carry))
+    return jax.lax.while_loop(lambda state: state[0] < end, run_pass, (jnp.int32(0), carry))[1]
 
 
 def those_first(wanted: jax.Array) -> jax.Array:

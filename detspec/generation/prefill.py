@@ -9,17 +9,15 @@ import jax.numpy as jnp
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
-from detspec.generation.passes import missing, reached, run_passes
+from detspec.generation.passes import missing, run_passes
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.schedule import Schedule
 from detspec.state import GenState, Windows
 
 
-def prefill(
-    params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, max_passes: jax.Array | None = None
-) -> GenState:
-    """Brings every live sequence to `cache.length == committed - 1`, or as far as `max_passes` passes over all reach."""
+def prefill(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
+    """Brings every live sequence to `cache.length == committed - 1`."""
 
     def run_pass(windows: Windows, cache: KVCache) -> KVCache:
         _, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=state.inject(windows))
@@ -27,6 +25,5 @@ def prefill(
 
     lacking = missing(state, schedule)
     with jax.named_scope("prefill"):
-        done, cache = run_passes(run_pass, state.cache, state.tokens, lacking, schedule=schedule, max_passes=max_passes)
-    length = jnp.maximum(state.cache.length, reached(lacking, done, schedule.budget.window))
-    return state.replace(cache=cache.replace(length=length))
+        cache = run_passes(run_pass, state.cache, state.tokens, lacking, schedule=schedule)
+    return state.replace(cache=cache.replace(length=jnp.maximum(state.cache.length, lacking.end)))

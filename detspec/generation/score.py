@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,17 +12,26 @@ from detspec.cache import KVCache
 from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
 from detspec.generation.init import start_state
-from detspec.generation.passes import run_passes, stretches
+from detspec.generation.passes import Stretches, run_passes, stretches
 from detspec.model.params import Params
-from detspec.model.transformer import forward
+from detspec.model.transformer import forward, logits_fn
 from detspec.ops.row_sum import sum_fn
 from detspec.sampler import logprobs_at, reported_logits, sample
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState, Windows
+from detspec.struct import Struct
 
 
-class Replayed(flax.struct.PyTreeNode):
+class Asked(NamedTuple):
+    """What passes over given text are to find out."""
+
+    processing: bool  # some texts ask for logits processing
+    choose: bool  # the token that each sequence's sampling parameters choose, at every position
+    top_k: int  # how many of the likeliest tokens, at every position
+
+
+class Replayed(Struct):
     """What the canonical pass says of given text. Entry `p` is about the token at position `p`, read at position `p - 1`.
 
     Entries that no pass has read are 0: position 0, and positions up to the start of the replay.
@@ -93,55 +102,88 @@ def replay(
         What the passes say of positions `start + 1 .. committed`, the last of which is about the next token: it has a target,
         but no log-probability of a given token. And the state with `cache.length == committed - 1`.
     """
+    first = state.cache.length if start is None else start
+    given = stretches(first, jnp.where(state.live, state.committed, 0), schedule)
+    asked = Asked(state.sampling.processing, choose, top_k)
+    with jax.named_scope("replay"):
+        replayed, cache = read(params, cfg, state, given, schedule=schedule, asked=asked)
+    length = jnp.where(state.live, state.committed - 1, state.cache.length)
+    return replayed, state.replace(cache=cache.replace(length=length))
+
+
+def read(
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    given: Stretches,
+    *,
+    schedule: Schedule,
+    asked: Asked,
+    wanted: jax.Array | None = None,
+) -> tuple[Replayed, KVCache]:
+    """Canonical passes over the stretches `given` of the tokens of `state`, whose cache holds what stands before each of them.
+
+    Returns what they say of the tokens after those that they read, and the cache. With `wanted`, a bool scalar that does not
+    hold, they only fill the cache, and work out nothing else.
+    """
     B, T = state.tokens.shape
     W = schedule.budget.window
     R = schedule.budget.rows
-    first = state.cache.length if start is None else start
-    end = jnp.where(state.live, state.committed, 0)
+    processed = state.sampling.replace(processing=asked.processing)
 
-    def read(logits_f32: jax.Array, sequence: jax.Array, position: jax.Array) -> Replayed:
+    def say(logits_f32: jax.Array, sequence: jax.Array, position: jax.Array) -> Replayed:
         """All about the tokens at `position [R]` of `sequence [G]`, from the logits `[R, V]` of the positions before."""
         of_row = jnp.repeat(sequence, W)
-        given = state.tokens[of_row, jnp.minimum(position, T - 1)]
-        logprobs = logprobs_at(logits_f32, given, sum_fn(schedule.numerics))
-        sampling = jax.tree.map(lambda x: x[of_row], state.sampling)
+        tokens = state.tokens[of_row, jnp.minimum(position, T - 1)]
+        logprobs = logprobs_at(logits_f32, tokens, sum_fn(schedule.numerics))
+        sampling = jax.tree.map(lambda x: x[of_row], processed)
         texts_fn = lambda: state.tokens[sequence]  # noqa: E731
-        reported = reported_logits(logits_f32, position, sampling, texts_fn) if top_k else logits_f32
-        _, top_ids = jax.lax.top_k(reported, top_k)
-        top_logprobs_of = partial(logprobs_at, reported, sum_row=sum_fn(schedule.numerics))
+        reported = reported_logits(logits_f32, position, sampling, texts_fn) if asked.top_k else logits_f32
+        _, top_ids = jax.lax.top_k(reported, asked.top_k)
+        top_logprobs = jnp.zeros((R, 0), jnp.float32)
+        if asked.top_k:
+            logprobs_of = partial(logprobs_at, reported, sum_row=sum_fn(schedule.numerics))
+            top_logprobs = jax.vmap(logprobs_of, in_axes=1, out_axes=1)(top_ids)
         targets = target_logprobs = None
-        if choose:
+        if asked.choose:
             targets, target_logprobs = sample(logits_f32, position, sampling, texts_fn, numerics=schedule.numerics)
         return Replayed(
             logprobs=jnp.where(position < state.committed[of_row], logprobs, 0.0),
             top_ids=top_ids.astype(jnp.int32),
-            top_logprobs=jax.vmap(top_logprobs_of, in_axes=1, out_axes=1)(top_ids) if top_k else jnp.zeros((R, 0), jnp.float32),
+            top_logprobs=top_logprobs,
             targets=targets,
             target_logprobs=target_logprobs,
         )
 
     def run_pass(windows: Windows, carry: tuple[Replayed, KVCache]) -> tuple[Replayed, KVCache]:
         replayed, cache = carry
-        logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=state.inject(windows))
+        inject = state.inject(windows)
+        _, cache, stream = forward(
+            params, cfg, windows, cache, numerics=schedule.numerics, inject=inject, tap_layer=cfg.num_layers
+        )
+        assert stream is not None
+        logits = logits_fn(params, cfg, stream, numerics=schedule.numerics)
         sequence = jnp.maximum(windows.sequence, 0)
         position = windows.positions.reshape(-1) + 1
-        found = read(logits_f32.reshape(R, -1), sequence, position)
         place = jnp.where(windows.used.reshape(-1), position, T)
         of_row = jnp.repeat(sequence, W)
-        return jax.tree.map(lambda all, new: all.at[of_row, place].set(new, mode="drop"), replayed, found), cache
+
+        def with_more(replayed: Replayed) -> Replayed:
+            found = say(logits(), sequence, position)
+            return jax.tree.map(lambda all, new: all.at[of_row, place].set(new, mode="drop"), replayed, found)
+
+        if wanted is None:
+            return with_more(replayed), cache
+        return jax.lax.cond(wanted, with_more, lambda replayed: replayed, replayed), cache
 
     empty = Replayed(
         logprobs=jnp.zeros((B, T), jnp.float32),
-        top_ids=jnp.zeros((B, T, top_k), jnp.int32),
-        top_logprobs=jnp.zeros((B, T, top_k), jnp.float32),
-        targets=jnp.zeros((B, T), jnp.int32) if choose else None,
-        target_logprobs=jnp.zeros((B, T), jnp.float32) if choose else None,
+        top_ids=jnp.zeros((B, T, asked.top_k), jnp.int32),
+        top_logprobs=jnp.zeros((B, T, asked.top_k), jnp.float32),
+        targets=jnp.zeros((B, T), jnp.int32) if asked.choose else None,
+        target_logprobs=jnp.zeros((B, T), jnp.float32) if asked.choose else None,
     )
-    with jax.named_scope("replay"):
-        given = stretches(first, end, schedule)
-        _, (replayed, cache) = run_passes(run_pass, (empty, state.cache), state.tokens, given, schedule=schedule)
-    length = jnp.where(state.live, state.committed - 1, state.cache.length)
-    return replayed, state.replace(cache=cache.replace(length=length))
+    return run_passes(run_pass, (empty, state.cache), state.tokens, given, schedule=schedule)
 
 
 _replay = jax.jit(replay, static_argnames=("cfg", "schedule", "choose"), donate_argnames=("state",))

@@ -9,24 +9,26 @@ import jax
 
 from detspec.state import GenState
 
+CHANGED = ("tokens", "logprobs", "committed", "live", "finish", "counters", "reading")  # by steps, besides cache and draft
+
 
 def take_sequences(state: GenState, chosen: jax.Array) -> GenState:
     """The state of sequences `chosen [b]` alone; cache pools and `draft.shared` pass along whole."""
-    return _joined(jax.tree.map(lambda x: x[chosen], _apart(state)), state)
+    nothing: Any = ()
+    cache = state.cache.replace(k=nothing, v=nothing)
+    part = jax.tree.map(lambda x: x[chosen], state.replace(cache=cache, draft=state.draft.replace(shared=nothing)))
+    cache = part.cache.replace(k=state.cache.k, v=state.cache.v)
+    return part.replace(cache=cache, draft=part.draft.replace(shared=state.draft.shared))
 
 
 def put_sequences(state: GenState, chosen: jax.Array, part: GenState) -> GenState:
-    """`state` with sequences `chosen [b]`, all different, replaced by those of `part`, and `part`'s pools."""
-    return _joined(jax.tree.map(lambda x, y: x.at[chosen].set(y), _apart(state), _apart(part)), part)
+    """`state` with what steps change of sequences `chosen [b]`, all different, taken from `part`, and with `part`'s pools."""
 
+    def put(old: Any, new: Any) -> Any:
+        return jax.tree.map(lambda x, y: x.at[chosen].set(y), old, new)
 
-def _apart(state: GenState) -> GenState:
-    """`state` without what its sequences share, so that each leaf is `[B, ...]`."""
-    nothing: Any = ()
-    return state.replace(cache=state.cache.replace(k=nothing, v=nothing), draft=state.draft.replace(shared=nothing))
-
-
-def _joined(apart: GenState, like: GenState) -> GenState:
-    """`apart` with what the sequences of `like` share."""
-    cache = apart.cache.replace(k=like.cache.k, v=like.cache.v)
-    return apart.replace(cache=cache, draft=apart.draft.replace(shared=like.draft.shared))
+    return state.replace(
+        **{name: put(getattr(state, name), getattr(part, name)) for name in CHANGED},
+        cache=part.cache.replace(length=put(state.cache.length, part.cache.length), page_table=state.cache.page_table),
+        draft=part.draft.replace(sequences=put(state.draft.sequences, part.draft.sequences)),
+    )

@@ -35,7 +35,7 @@ def plan_job(engine: Engine, spec: JobSpec, out: Path | None) -> str:
     cache = cache_bytes(
         cfg, max_requests=config.max_requests, max_len=config.max_len, numerics=numerics, num_pages=engine.num_pages
     )
-    plans = needed_plans(config, engine.schedule, num_todo, deterministic=found.deterministic)
+    plans = needed_plans(config, engine.schedule, num_todo, found.needs)
     lines = {
         "model": f"{num_params(cfg):,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
         "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {numerics.page} slots, {numerics.cache_dtype}",

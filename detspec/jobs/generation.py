@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from detspec.engine.engine import Engine
+from detspec.engine.policy import Needs
 from detspec.engine.request import Completion, Request, Stats, Update
 from detspec.jobs.signals import StopSignals
 from detspec.progress import Progress
@@ -22,7 +23,7 @@ def generate(
     progress: Progress,
     signals: StopSignals,
     *,
-    deterministic: bool,  # whether any of `todo` is deterministic
+    needs: Needs,  # what all of `todo` together need of programs
 ) -> dict[str, Any]:
     """Calls `keep(number, request, completion)` for each completion; returns statistics.
 
@@ -31,7 +32,7 @@ def generate(
     began = time.perf_counter()
     if num_todo:
         progress.stage("compiling and certifying")
-        engine.prepare(num_todo, deterministic=deterministic)
+        engine.prepare(num_todo, needs, first_only=True)
     prepared = time.perf_counter()
     progress.stage("generating")
     run = _Run(engine, todo, keep, progress)
@@ -54,9 +55,9 @@ def generate(
         "draft_acceptance_rate": run.counters.draft_acceptance_rate,
         **dataclasses.asdict(run.counters),
         "plans": {
-            plan.label: {"status": certificate.status, "why": certificate.why, "step_ms": certificate.step_s * 1e3}
+            plan.label: {"status": certificate.status, "why": certificate.why, "step_ms": step_s * 1e3}
             for plan, certificate in engine.certificates.items()
-            if math.isfinite(certificate.step_s)
+            if math.isfinite(step_s := engine.planner.step_times.known(plan))
         },
     }
 

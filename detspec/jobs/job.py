@@ -122,7 +122,7 @@ def stream_job(engine: Engine, spec: JobSpec, file: BinaryIO, *, signals: StopSi
         signals = signals or StopSignals()
         todo = requests(engine, spec, found)
         num_todo = found.num_completions
-        stats = generate(engine, todo, num_todo, write, progress, signals, deterministic=found.deterministic)
+        stats = generate(engine, todo, num_todo, write, progress, signals, needs=found.needs)
     stats = {"num_requests": found.num_requests, "num_tokens": num_tokens, "num_resumed": 0, "last_start": stats}
     return JobResult(stats, len(failed), tuple(failed[:MOST_NAMED]), 0)
 
@@ -148,7 +148,7 @@ def fill(journal: Journal, engine: Engine, spec: JobSpec, found: Scan, signals: 
 
     num_todo = journal.num_todo
     with Progress(found.num_completions, "requests", done=found.num_completions - num_todo) as progress:
-        return generate(engine, todo, num_todo, keep, progress, signals, deterministic=found.deterministic)
+        return generate(engine, todo, num_todo, keep, progress, signals, needs=found.needs)
 
 
 def put_together(

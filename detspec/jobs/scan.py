@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from detspec.engine.engine import Engine
+from detspec.engine.policy import Needs
 from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.jobs.lines import parse_line, parse_request, reject_line
@@ -31,7 +32,7 @@ class Scan:
     longest_prompt: int  # number of tokens of the longest prompt
     num_new_tokens: int  # upper bound of the tokens that this shard generates
     most_new_tokens: int  # upper bound of the tokens of one sample
-    deterministic: bool  # whether any request of this shard is deterministic
+    needs: Needs  # what all requests of this shard together need of programs
 
     @property
     def num_requests(self) -> int:
@@ -65,7 +66,7 @@ def scan(engine: Engine, spec: JobSpec, *, reject: Callable[[bytes], object] | N
     first, end = block(num_lines, *spec.shard)
     counts = array("I")
     prompt_tokens = longest_prompt = new_tokens = most_new_tokens = 0
-    deterministic = False
+    needs = Needs(deterministic=False, ordinary=False, processing=False)
     for number, place, raw in prompts.lines():
         if number >= end:
             break
@@ -86,8 +87,8 @@ def scan(engine: Engine, spec: JobSpec, *, reject: Callable[[bytes], object] | N
         longest_prompt = max(longest_prompt, len(request.prompt_token_ids))
         new_tokens += request.sampling.n * request.sampling.max_tokens
         most_new_tokens = max(most_new_tokens, request.sampling.max_tokens)
-        deterministic |= request.sampling.deterministic
-    return Scan(num_lines, first, counts, prompt_tokens, longest_prompt, new_tokens, most_new_tokens, deterministic)
+        needs |= Needs.of([request.sampling])
+    return Scan(num_lines, first, counts, prompt_tokens, longest_prompt, new_tokens, most_new_tokens, needs)
 
 
 def requests(

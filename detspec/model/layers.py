@@ -95,9 +95,12 @@ def scale_embeddings(cfg: ModelConfig, x: jax.Array) -> jax.Array:
 def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
     """Final norm and output head: `x [..., D]` -> float32 `[..., V]`."""
     with jax.named_scope("logits"):
-        normed = ops.norm(x, params["final_norm"])
-        logits = ops.linear_f32(normed, params["embed"] if cfg.tie_embeddings else params["head"])
-        return softcap(logits, cfg.logit_softcap)
+        return head_f32(params, cfg, ops.norm(x, params["final_norm"]), ops)
+
+
+def head_f32(params: dict[str, Any], cfg: ModelConfig, normed: jax.Array, ops: RowOps) -> jax.Array:
+    """Output head: `normed [..., D]` -> float32 `[..., V]`."""
+    return softcap(ops.linear_f32(normed, params["embed"] if cfg.tie_embeddings else params["head"]), cfg.logit_softcap)
 
 
 def attend_sequence(

@@ -1,5 +1,6 @@
 """The decoder over windows of a paged cache, for generation; and over whole sequences, for training."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -7,7 +8,17 @@ import jax.numpy as jnp
 
 from detspec.cache import SCRATCH_PAGE, KVCache, append
 from detspec.config import ModelConfig
-from detspec.model.layers import AttendFn, RowOps, attend_sequence, block, logits_f32, rotations_of, row_ops, scale_embeddings
+from detspec.model.layers import (
+    AttendFn,
+    RowOps,
+    attend_sequence,
+    block,
+    head_f32,
+    logits_f32,
+    rotations_of,
+    row_ops,
+    scale_embeddings,
+)
 from detspec.model.params import Params
 from detspec.ops.attention.api import NO_POSITION, paged_attention
 from detspec.ops.attention.scores import Scores
@@ -73,6 +84,16 @@ def forward(
         cache=cache.replace(k=tuple(k_pools), v=tuple(v_pools)),
         tapped=None if tap_layer is None else streams[tap_layer].reshape(G, W, -1),
     )
+
+
+def logits_fn(params: Params, cfg: ModelConfig, stream: jax.Array, *, numerics: Numerics) -> Callable[[], jax.Array]:
+    """What works out the logits of a pass, float32 `[R, V]`, from the stream `[G, W, D]` after its last layer.
+
+    The last norm is worked out at once, in the program of the pass: XLA does not round what it hands from one to the other.
+    """
+    ops = canonical_ops(cfg, numerics)
+    normed = ops.norm(stream.reshape(-1, stream.shape[-1]), params["final_norm"])
+    return lambda: head_f32(params, cfg, normed, ops)
 
 
 def canonical_ops(cfg: ModelConfig, numerics: Numerics) -> RowOps:

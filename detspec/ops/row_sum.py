@@ -24,8 +24,8 @@ def fixed_sum(x: jax.Array) -> jax.Array:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - n)])
     while size > 1:
         size //= 2
-        x = x[..., :size] + x[..., size:]
-    return x[..., 0]
+        x = jax.lax.slice_in_dim(x, 0, size, axis=-1) + jax.lax.slice_in_dim(x, size, 2 * size, axis=-1)
+    return jax.lax.squeeze(x, (x.ndim - 1,))
 
 
 def native_sum(x: jax.Array) -> jax.Array:

@@ -15,7 +15,6 @@ trivial drafts this is the speculative prefill of Thinking States (section 3). I
 
 from collections.abc import Callable
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -25,6 +24,7 @@ from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.schedule import Schedule
 from detspec.state import NO_SEQUENCE, Counters, GenState, Reading, Windows
+from detspec.struct import Struct
 from detspec.thinking.blocks import compress_if_any, think, thinking_of
 from detspec.thinking.thoughts import trivial_thoughts
 
@@ -140,7 +140,7 @@ def init_reading(cfg: ModelConfig, *, max_requests: int, max_len: int, schedule:
     )
 
 
-class Chunks(flax.struct.PyTreeNode):
+class Chunks(Struct):
     """The chunks of one pass, one to a window."""
 
     windows: Windows  # [G, C]
@@ -192,9 +192,9 @@ def _before_rejected(chunks: Chunks, rejected: jax.Array, num_sequences: int) ->
 
 def _count(counters: Counters, offered: jax.Array, accepted: jax.Array, gained: jax.Array) -> Counters:
     """`counters` after a pass that read `offered [B]` chunks and committed the thoughts after `gained [B]` of them."""
-    return counters.replace(
-        num_read_passes=counters.num_read_passes + (offered > 0).astype(jnp.int32),
-        num_draft_thoughts=counters.num_draft_thoughts + gained,
-        num_accepted_thoughts=counters.num_accepted_thoughts + accepted,
-        num_rejected_thoughts=counters.num_rejected_thoughts + (accepted < offered).astype(jnp.int32),
+    return counters.add(
+        num_read_passes=offered > 0,
+        num_draft_thoughts=gained,
+        num_accepted_thoughts=accepted,
+        num_rejected_thoughts=accepted < offered,
     )

@@ -3,19 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 
 from detspec.model.params import Params
+from detspec.struct import Struct
 
 LossFn = Callable[[Params, Any], tuple[jax.Array, dict[str, jax.Array]]]
 Metrics = dict[str, jax.Array]
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(Struct):
     """All that a step changes."""
 
     step: jax.Array  # optimiser steps done, int32 scalar

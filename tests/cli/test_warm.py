@@ -20,9 +20,9 @@ def test_job_finds_all_its_programs_after_warm(tmp_path: Path, monkeypatch: pyte
     assert main(["warm", "--model", model, *OPTIONS]) == 0
     kept = sorted(folder.iterdir())
     *plans, last = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in plans] == [["ordinary[1]", "ordinary"]]
+    assert [line.split() for line in plans] == [["ordinary[1]", "ordinary"], ["ordinary", "processing[1]", "ordinary"]]
     assert last.endswith(f"kept in {folder}: {len(kept)} programs, {sum(path.stat().st_size for path in kept) / 1e6:.1f} MB")
-    assert len(kept) == 3  # prefill, the plan, copies of pages
+    assert len(kept) == 4  # reading, the plans, copies of pages
 
     monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
     (tmp_path / "in.jsonl").write_text('{"id": "a", "prompt": "def"}\n')
@@ -32,7 +32,7 @@ def test_job_finds_all_its_programs_after_warm(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:  # the control: a job with other options needs programs of its own
         patch.setattr("detspec.engine.device.PROGRAMS", Programs())
         assert main([*job, "--fresh", "--max-tokens", "4", *OPTIONS, "--max-len", "48"]) == 0
-    assert len(list(folder.iterdir())) == 6
+    assert len(list(folder.iterdir())) == 7
 
 
 def test_warm_without_a_cache_says_so(tmp_path, monkeypatch, capsys):

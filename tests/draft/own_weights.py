@@ -10,7 +10,6 @@ A rollback, a preemption and another request in the same place all look like tha
 
 from functools import cache, partial
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -23,9 +22,10 @@ from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.schedule import Schedule
 from detspec.state import Draft, DraftState, GenState, Windows
+from detspec.struct import Struct
 
 
-class Held(flax.struct.PyTreeNode):
+class Held(Struct):
     """What the draft model's cache holds of each sequence."""
 
     tokens: jax.Array  # [B, max_len] int32
@@ -70,7 +70,7 @@ def _draft(
 
     lacking = Stretches(start=jnp.minimum(of_use, last), end=jnp.where(state.ready, last, 0))
     own = KVCache(k=k, v=v, page_table=held.page_table, length=last)
-    _, own = run_passes(read, own, state.tokens, lacking, schedule=schedule)
+    own = run_passes(read, own, state.tokens, lacking, schedule=schedule)
     # From here on it is the self draft of another model, none of whose tokens is a result.
     alike = state.replace(cache=own, live=state.ready, reading=None, deterministic=jnp.ones_like(state.live))
     draft = SELF.draft((), own_params, own_cfg, alike, schedule)

@@ -18,7 +18,7 @@ from detspec.engine.clock import Clock
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.programs import Progress
 from detspec.sampling_params import all_stop_ids
-from detspec.state import LENGTH, RUNNING, STOP, Counters
+from detspec.state import COUNTED, LENGTH, RUNNING, STOP
 from tests.fakes import TABLE_CFG
 
 FAKE_MODEL = Model(dataclasses.replace(TABLE_CFG, vocab_size=97, max_position=4096), {}, None, (), "counts up")
@@ -178,6 +178,7 @@ class FakeDevice:
             if held is not None:
                 tokens[i, : len(held.tokens)], logprobs[i, : len(held.tokens)] = held.tokens, held.logprobs
                 committed[i], length[i], finish[i], passes[i] = len(held.tokens), held.length, held.finish, held.num_passes
-        counters = Counters(**{f.name: np.zeros_like(passes) for f in dataclasses.fields(Counters)})
-        progress = Progress(np.full_like(passes, steps), committed, length, finish, counters.replace(num_verify_passes=passes))
+        counts = np.zeros((len(passes), len(COUNTED)), np.int32)
+        counts[:, COUNTED.index("num_verify_passes")] = passes
+        progress = Progress(np.full_like(passes, steps), committed, length, finish, counts)
         return SimpleNamespace(progress=progress, tokens=tokens, logprobs=logprobs, thoughts=None, is_ready=False)

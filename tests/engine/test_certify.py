@@ -9,7 +9,7 @@ from detspec.checkpoint.load import Model
 from detspec.engine.certify import certify
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import canonical_plans, needed_plans, ordinary_plan
+from detspec.engine.policy import Needs, canonical_plans, needed_plans, ordinary_plan
 from detspec.engine.probes import Probes
 from detspec.errors import InputError
 from detspec.ops.attention import reference
@@ -66,13 +66,13 @@ def test_engine_with_one_broken_plan_uses_the_other(model, one_row, monkeypatch)
 
 
 def test_certify_of_sound_plans_finds_them_equal_and_times_them(three_rows):
-    three_rows.generate([[1], [2], [3]], SamplingParams(max_tokens=2))
+    three_rows.prepare(3, Needs(processing=False))
     canonical = three_rows.certificates[canonical_plans(3, 4, SCHEDULE.budget.rows, "self")[0]]
     assert (canonical.status, canonical.why) == ("certified", "")
     assert 0 < canonical.step_s < 10
     assert three_rows.certificates[ordinary_plan(3)].status == "ordinary"
-    needed = needed_plans(three_rows.config, three_rows.schedule, 4, deterministic=True)
-    assert set(three_rows.certificates) <= set(needed)
+    needed = needed_plans(three_rows.config, three_rows.schedule, 4, Needs(processing=False))
+    assert {plan for plan in three_rows.certificates if not plan.processing} <= set(needed)
 
 
 def test_certify_leaves_no_trace_in_what_follows(model, one_row):

@@ -48,7 +48,7 @@ def forbid_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_next_process_compiles_nothing_and_gives_the_same_bits(model, folder, monkeypatch):
     first = answers(model, monkeypatch)
-    assert len(list(folder.iterdir())) == 5  # prefill, two plans, the replay that certifies them, copies of pages
+    assert len(list(folder.iterdir())) == 3  # reading, decoding, copies of pages
     forbid_compiling(monkeypatch)
     assert answers(model, monkeypatch) == first
 
@@ -74,7 +74,7 @@ def test_poisoned_files_are_compiled_again_and_give_the_same_bits(poison, model,
             cache.write(path.stem, b"no pickle of a program")
     with pytest.warns(UserWarning, match="It is compiled again") as warned:
         assert answers(model, monkeypatch) == first
-    assert len(warned) == 5
+    assert len(warned) == 3
     forbid_compiling(monkeypatch)
     assert answers(model, monkeypatch) == first
 
@@ -126,12 +126,12 @@ def test_function_that_was_replaced_is_another_program(model, folder, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr("detspec.sampler.logprobs_at", lambda logits, tokens, sum_row: jnp.full(tokens.shape, -1.0))
         programs.run_segment.clear_cache()
-        programs.replay_texts.clear_cache()
+        programs.read_sequences.clear_cache()
         changed = answers(model, monkeypatch)
     assert [tokens for tokens, *_ in changed] == [tokens for tokens, *_ in first]
     assert set(np.frombuffer(b"".join(bits for _, bits, _ in changed), np.float32)) == {-1.0}
     programs.run_segment.clear_cache()
-    programs.replay_texts.clear_cache()
+    programs.read_sequences.clear_cache()
     forbid_compiling(monkeypatch)
     assert answers(model, monkeypatch) == first
 

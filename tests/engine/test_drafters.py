@@ -13,7 +13,7 @@ from detspec.engine.certify import CERTIFIED, NOT_TRIED
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
-from detspec.engine.policy import canonical_plans
+from detspec.engine.policy import Load, Needs, canonical_plans
 from detspec.errors import InputError
 from detspec.model.params import init_params, param_shapes
 from detspec.sampling_params import SamplingParams
@@ -72,6 +72,7 @@ def test_auto_tries_lookup_here_and_takes_it_for_a_text_that_repeats_itself():
     plain = Engine(model, EngineConfig(max_requests=1, max_len=320, method="none", schedule=config.schedule))
     sampling = SamplingParams(max_tokens=256)
     expected = [facts(c) for c in plain.generate([CIRCLE], sampling)]
+    engine.prepare(1, Needs.of([sampling]))  # all drafts: they are not needed for a first answer
     for _ in range(3):
         found = engine.generate([CIRCLE], sampling)
         assert [facts(c) for c in found] == expected
@@ -87,7 +88,7 @@ def test_auto_leaves_a_free_draft_when_its_guesses_fail_and_takes_it_back_when_t
     drafted = canonical_plans(1, 16, 64, "lookup")[0]
     device = FakeDevice(Schedule(), EngineConfig(max_requests=1, max_len=64), drafters={"lookup": Drafter(LOOKUP)})
     planner = Planner(device)
-    planner.prepare(1, deterministic=True)
+    planner.prepare([1], Needs(processing=False))
     for plan in planner.certificates:
         planner.step_times.measured({plan: 1.0})
     planner.step_times.measured({decoding: 0.010, drafted: 0.025})
@@ -96,7 +97,7 @@ def test_auto_leaves_a_free_draft_when_its_guesses_fail_and_takes_it_back_when_t
         """How often the draft runs in so many segments of 8 windows, each with so many accepted tokens."""
         chosen = []
         for _ in range(segments):
-            plan, _ = planner.choose(1, 0)
+            plan, _ = planner.choose(Load(1, 0, (), ready_deterministic=1, num_ready=1, waiting=False, processing=False))
             planner.step_times.observed(plan, 0.010 if plan == decoding else 0.025)
             planner.acceptance.observed(plan, 8, 8 * accepted if plan == drafted else 0)
             chosen.append(plan == drafted)

@@ -10,6 +10,7 @@ from detspec.engine.policy import (
     NEVER,
     Costs,
     Load,
+    Needs,
     Plan,
     Segment,
     allowed_drafts,
@@ -117,13 +118,13 @@ def test_canonical_plans_go_from_the_batch_alone_to_the_anchor(batch, window, ro
 )
 def test_needed_plans_of_small_cases(num_requests, deterministic, changes, expected):
     config = EngineConfig(**{"max_requests": 8, **changes})
-    plans = needed_plans(config, Schedule(budget=Budget(rows=64)), num_requests, deterministic=deterministic)
+    plans = needed_plans(config, Schedule(budget=Budget(rows=64)), num_requests, Needs(deterministic, processing=False))
     assert " ".join(plan.label for plan in plans) == expected
 
 
 def test_needed_plans_of_aligned_windows_keep_the_schedules_window():
     schedule = Schedule(Numerics(alignment="window"), Budget(64, 32))
-    plans = needed_plans(EngineConfig(max_requests=1), schedule, 1, deterministic=True)
+    plans = needed_plans(EngineConfig(max_requests=1), schedule, 1, Needs(processing=False))
     assert [plan.label for plan in plans] == ["ordinary[1]", "1x32 self[1]", "2x32 self[1]"]
 
 
@@ -132,7 +133,7 @@ def test_needed_plans_of_aligned_windows_keep_the_schedules_window():
 
 def segment_of(plan: Plan, *, behind: tuple[int, ...] = (), ready: int = 8, waiting: bool = True, **changes) -> Segment:
     """A segment of 8 rows, all deterministic; a step takes 4 ms and a look of the host 1."""
-    load = Load(ready + len(behind), 0, behind, ready_deterministic=ready, num_ready=ready, waiting=waiting)
+    load = Load(ready + len(behind), 0, behind, ready_deterministic=ready, num_ready=ready, waiting=waiting, processing=False)
     measured = {"segment_steps": 64, "max_prefill_passes": 1, "prefill": Budget(64, 16)}
     costs = Costs(step_s=0.004, visit_s=changes.pop("visit_s", 0.001), smaller_batch=4)
     return plan_segment(load, plan, costs, **{**measured, **changes})
@@ -162,7 +163,7 @@ def test_segment_with_prompts_beside_decoding_rows_takes_turns():
 def test_segment_whose_own_windows_are_enough_for_the_prompts_needs_no_pass_for_them():
     """Two of four windows of 16 verify: 32 tokens ride along, 33 do not."""
     plan = Plan(8, Budget(64, 16), "self")
-    assert empty_windows(plan, Load(2, 0, (32,), ready_deterministic=2, num_ready=2, waiting=True)) == 2
+    assert empty_windows(plan, Load(2, 0, (32,), ready_deterministic=2, num_ready=2, waiting=True, processing=False)) == 2
     assert segment_of(plan, behind=(32,), ready=2).prefill_passes == 0
     assert segment_of(plan, behind=(33,), ready=2).prefill_passes == 1
     assert segment_of(ordinary_plan(8), behind=(1,), ready=2).prefill_passes == 1  # ordinary steps have no canonical pass

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 
 from detspec.engine.engine import Engine
+from detspec.engine.policy import Needs
 from detspec.engine.request import Request
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import facts
@@ -81,7 +82,7 @@ def client(server: Server, requests: list[Request], seed: int, found: dict[str, 
 
 
 def serve(engine: Engine, requests: list[Request]) -> dict[str, tuple]:
-    engine.prepare(deterministic=requests[0].sampling.deterministic)
+    engine.prepare(needs=Needs.of(request.sampling for request in requests))
     server, found = Server(engine), {}
     clients = [threading.Thread(target=client, args=(server, requests[c::NUM_CLIENTS], c, found)) for c in range(NUM_CLIENTS)]
     server.thread.start()

@@ -6,7 +6,7 @@ from detspec.draft.table import drafters_of
 from detspec.engine.certify import CERTIFIED, Certificate
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Plan, canonical_plans
+from detspec.engine.policy import Load, Needs, Plan, canonical_plans
 from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
@@ -58,7 +58,7 @@ def simulate(planner: Planner, segments: int) -> list[tuple[Plan, bool]]:
     """What is chosen for 8 rows in so many segments, each of which takes what it truly takes."""
     chosen = []
     for _ in range(segments):
-        plan, trying = planner.choose(8, 0)
+        plan, trying = planner.choose(Load(8, 0, (), ready_deterministic=8, num_ready=8, waiting=False, processing=False))
         planner.step_times.observed(plan, TRUE_S[plan])
         planner.acceptance.observed(plan, windows=8, accepted=8 * 15)
         chosen.append((plan, trying))
@@ -69,7 +69,7 @@ def planner_of(step_s: dict[Plan, float]) -> Planner:
     """A planner that has certified plans, and these times of them."""
     config = EngineConfig(max_requests=8, max_len=64, method="none")
     planner = Planner(FakeDevice(Schedule(), config))
-    planner.prepare(8, deterministic=True)
+    planner.prepare([8], Needs(processing=False))
     planner.certificates = {plan: Certificate(plan, CERTIFIED) for plan in step_s}
     planner.step_times.measured(step_s)
     return planner
@@ -96,6 +96,7 @@ def test_engine_times_the_plans_that_it_runs(three_rows, monkeypatch):
     """Whatever was believed of it before, and without a change of bits."""
     prompts, sampling = [[1], [2], [3]], SamplingParams(max_tokens=40, ignore_eos=True)
     monkeypatch.setattr(three_rows, "config", dataclasses.replace(three_rows.config, segment_steps=8))
+    three_rows.prepare(3, Needs.of([sampling]))
     expected = [facts(completion) for completion in three_rows.generate(prompts, sampling)]
     times = three_rows.planner.step_times
     plan = canonical_plans(3, 4, three_rows.schedule.budget.rows, "self")[0]

@@ -40,7 +40,7 @@ def test_requests_change_the_sequences_they_are_for_and_no_other(state):
     assert after.live.tolist() == [False, True, False]
     assert after.tokens[1, :3].tolist() == [5, 6, 0]
     assert (after.committed[1], after.limit[1], after.deterministic[1]) == (2, 5, False)
-    assert (after.sampling.temperature[1], after.sampling.seed[1]) == (0.5, 2**32 - 1)
+    assert (float(after.sampling.temperature[1]), int(after.sampling.seed[1])) == (0.5, 2**32 - 1)
     assert (after.sampling.bias_ids[1].tolist(), after.sampling.stop_ids[1].tolist()) == ([4, -1], [9, -1])
     before = jax.device_get(state)
     for old, new in zip(jax.tree.leaves(before.sampling), jax.tree.leaves(after.sampling), strict=True):

@@ -1,0 +1,76 @@
+"""What a first answer waits for, and what is made only once an engine has run for a while."""
+
+import pytest
+
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Needs
+from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
+from tests.engine.byte_model import SCHEDULE, facts
+from tests.engine.fake_device import FakeDevice
+from tests.engine.test_step import counted, make, request_of, tokens_of
+
+PLAIN = SamplingParams(max_tokens=12, temperature=0.9, seed=4)
+BIASED = SamplingParams(max_tokens=12, logit_bias=dict.fromkeys(range(1900, 1950), -100.0))
+
+
+def labels(engine: Engine) -> set[str]:
+    return {plan.label for plan in engine.certificates}
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine.over(FakeDevice(Schedule(), EngineConfig(max_requests=4, max_len=4096, prefix_sharing=False)))
+
+
+@pytest.mark.parametrize(
+    ("needs", "expected"),
+    [
+        (Needs(deterministic=True, ordinary=False, processing=False), {"4x1[4]"}),
+        (Needs(deterministic=False, ordinary=True, processing=False), {"ordinary[4]"}),
+        (Needs(deterministic=True, ordinary=True, processing=False), {"4x1[4]", "ordinary[4]"}),
+        (Needs(deterministic=True, ordinary=False, processing=True), {"4x1 processing[4]"}),
+    ],
+)
+def test_first_only_makes_one_plan_of_each_kind_that_is_needed(needs, expected, engine):
+    engine.prepare(3, needs, first_only=True)
+    assert labels(engine) == expected
+    more = {certificate.plan.label for certificate in engine.prepare(3, needs)}
+    assert more >= expected
+    assert any(label.startswith("ordinary") for label in more)
+
+
+def test_drafts_and_smaller_batches_are_made_once_many_steps_have_run(monkeypatch):
+    """Two requests share the larger batch; after 20 steps the rest is made, and both go on to the same tokens."""
+    monkeypatch.setattr("detspec.engine.engine.IMPROVED_AFTER", 20)
+    engine = make(max_requests=4)
+    requests = [request_of("a", max_tokens=40), request_of("b", start=20, max_tokens=50)]
+    for request in requests:
+        engine.add(request)
+    updates = engine.step()
+    assert labels(engine) == {"4x1[4]"}
+    while engine.has_work:
+        updates += engine.step()
+    assert {"1x1[1]", "4x1[4]", "ordinary[1]", "ordinary[4]"} <= labels(engine)
+    assert engine.num_preemptions >= 1
+    for request in requests:
+        assert tokens_of([update for update in updates if update.request.id == request.id]) == counted(request)
+
+
+def test_answers_are_those_of_programs_with_and_without_logits_processing(model):
+    """A request that needs none has the same bits among requests that do; the control: processing is what makes the others."""
+    config = EngineConfig(max_requests=2, max_len=48, method="none", schedule=SCHEDULE)
+    alone = Engine(model, config)
+    expected = [facts(completion) for completion in alone.generate([[1, 2, 3], [7]], PLAIN)]
+    assert labels(alone) == {"2x1[2]"}
+    together = Engine(model, config)
+    found = together.generate([[1, 2, 3], [7]], [PLAIN, BIASED])
+    assert labels(together) == {"2x1 processing[2]"}
+    assert facts(found[0]) == expected[0]
+    assert facts(together.generate([[7]], PLAIN)[0]) == expected[1]  # by the program that is there
+    assert labels(together) == {"2x1 processing[2]"}
+    assert alone.generate([[7]], SamplingParams(max_tokens=12))[0].token_ids[0] == 1923
+    assert found[1].token_ids[0] != 1923
+    assert facts(alone.generate([[7]], BIASED)[0]) == facts(found[1])
+    assert labels(alone) == {"2x1[2]", "1x1 processing[1]"}
