@@ -13,8 +13,8 @@ Pictures of real runs are in `detspec.traces`.
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = ["Completion", "Engine", "EngineConfig", "InputError", "Model", "ModelConfig", "Request", "SamplingParams"]
-__all__ += ["Schedule", "Stats", "ThinkingConfig", "Thought", "Update"]
+__all__ = ["Completion", "Engine", "EngineConfig", "InputError", "Model", "ModelConfig", "Needs", "Request"]
+__all__ += ["SamplingParams", "Schedule", "Stats", "ThinkingConfig", "Thought", "Update"]
 __all__ += ["default_schedule", "fingerprint", "generate", "load", "score", "traces"]
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from detspec.config import ModelConfig, ThinkingConfig
     from detspec.engine.engine import Engine
     from detspec.engine.engine_config import EngineConfig
+    from detspec.engine.policy import Needs
     from detspec.engine.request import Completion, Request, Stats, Thought, Update
     from detspec.environment import default_schedule, fingerprint
     from detspec.errors import InputError
@@ -38,6 +39,7 @@ else:
         "InputError": "errors",
         "Model": "checkpoint.load",
         "ModelConfig": "config",
+        "Needs": "engine.policy",
         "Request": "engine.request",
         "SamplingParams": "sampling_params",
         "Schedule": "schedule",

@@ -29,6 +29,11 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
+    def print(self, text: str) -> None:
+        """Prints `text` to stdout, above the bar."""
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+
     def stage(self, name: str) -> None:
         """Shows `name` as the current work, and restarts the measurement of tok/s."""
         self._tokens = 0

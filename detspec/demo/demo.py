@@ -8,6 +8,7 @@ import importlib.resources
 import json
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -29,6 +30,8 @@ SHOWN_PROMPTS = 2
 SHOWN_LINES = 10
 SHOWN_WIDTH = 110
 PARTING_CHARS = 36
+SELF_DRAFT = "self draft"
+TIMED = "timed"
 REPEATS = 2  # runs of each kind, in turn; the faster one counts, since noise only adds time
 
 
@@ -66,7 +69,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class DemoReport:
-    """All runs in order. Each run is compared with the first one of its kind and temperature."""
+    """All runs so far, in order. Each run is compared with the first one of its kind and temperature."""
 
     prompts: tuple[str, ...]
     runs: tuple[Run, ...]
@@ -90,24 +93,22 @@ class DemoReport:
         """Whether ordinary runs changed, which shows that the comparison can see a change."""
         return not all(self.change(run).none for run in self.runs if run.kind == "ordinary")
 
-    def table(self) -> str:
-        """The report as text."""
-        return "\n".join([*self._bits(), *self._parting(), "", *self._speed(), "", *self._speculation(), "", *self._texts()])
+    def heading(self) -> str:
+        """What stands over the table of changes."""
+        return "\n".join(
+            [
+                f"Changes compared with batch {BATCHES[0]}, of {len(self.prompts)} texts and of the bits of log-probabilities:",
+                "",
+                f"  {'':38}{'ordinary':>24}   {'deterministic':>24}",
+                f"  {'':38}{'texts':>10}{'log-probs':>14}   {'texts':>10}{'log-probs':>14}",
+            ]
+        )
 
-    def _bits(self) -> list[str]:
-        first = self.runs[0]
-        lines = [
-            f"Changes compared with {first.label}, in {len(self.prompts)} texts and their log-probabilities (bit patterns):",
-            "",
-            f"  {'':38}{'ordinary':>24}   {'deterministic':>24}",
-            f"  {'':38}{'texts':>10}{'log-probs':>14}   {'texts':>10}{'log-probs':>14}",
-        ]
-        for temperature in TEMPERATURES:
-            at = [run for run in self.runs if run.temperature == temperature]
-            for label in dict.fromkeys(run.label for run in at):
-                cells = "   ".join(self._cells([run for run in at if (run.kind, run.label) == (kind, label)]) for kind in KINDS)
-                lines.append(f"  {f'temperature {temperature:g}, {label}':38}{cells}".rstrip())
-        return lines
+    def row(self, temperature: float, label: str) -> str:
+        """One line of the table of changes: the runs that have been made with this label, of both kinds."""
+        runs = [run for run in self.runs if (run.temperature, run.label) == (temperature, label)]
+        cells = "   ".join(self._cells([run for run in runs if run.kind == kind]) for kind in KINDS)
+        return f"  {f'temperature {temperature:g}, {label}':38}{cells}".rstrip()
 
     def _cells(self, repeats: list[Run]) -> str:
         """The largest change among the repeats of one run."""
@@ -116,7 +117,7 @@ class DemoReport:
         change = max((self.change(run) for run in repeats), key=lambda change: change.logprobs)
         return f"{f'{change.texts}/{change.num_texts}':>10}{f'{change.logprobs}/{change.num_logprobs}':>14}"
 
-    def _parting(self) -> list[str]:
+    def parting(self) -> str:
         """The first ordinary text that changed, around the place where it differs from its reference."""
         for run in self.runs:
             if run.kind == "ordinary":
@@ -125,22 +126,17 @@ class DemoReport:
                         pairs = zip(first.text, other.text, strict=False)
                         at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first.text), len(other.text)))
                         shown = slice(max(0, at - PARTING_CHARS), at + PARTING_CHARS)
-                        return [
-                            "",
-                            f"An ordinary text that changed, at temperature {run.temperature:g}:",
-                            "",
-                            f"  {self.reference(run).label:10}{first.text[shown]!r}",
-                            f"  {run.label:10}{other.text[shown]!r}",
-                        ]
-        return []
+                        return (
+                            f"\nAn ordinary text that changed, at temperature {run.temperature:g}:\n\n"
+                            f"  {self.reference(run).label:10}{first.text[shown]!r}\n"
+                            f"  {run.label:10}{other.text[shown]!r}"
+                        )
+        return ""
 
-    def _speed(self) -> list[str]:
-        heading = f"  {'':16}{'ordinary':>12}{'deterministic':>16}{'ratio':>8}"
-        lines = ["Speed after compiling, in new tokens per second:", "", heading]
-        for batch in BATCHES:
-            rates = [self._rate(kind, batch) for kind in KINDS]
-            lines.append(f"  {f'batch {batch}':16}{rates[0]:12,.0f}{rates[1]:16,.0f}{rates[1] / rates[0]:8.2f}")
-        return lines
+    def speed(self, batch: int) -> str:
+        """One line of the table of speeds."""
+        rates = [self._rate(kind, batch) for kind in KINDS]
+        return f"  {f'batch {batch}':16}{rates[0]:12,.0f}{rates[1]:16,.0f}{rates[1] / rates[0]:8.2f}"
 
     def _rate(self, kind: str, batch: int) -> float:
         """Tokens per second over both temperatures, from the fastest run of each."""
@@ -148,65 +144,84 @@ class DemoReport:
         seconds = 0.0
         for temperature in TEMPERATURES:
             timed = [run for run in self.runs if (run.kind, run.batch, run.temperature) == (kind, batch, temperature)]
-            fastest = min((run for run in timed if "self draft" not in run.label), key=lambda run: run.seconds)
+            fastest = min((run for run in timed if run.label == TIMED), key=lambda run: run.seconds)
             tokens += fastest.num_tokens
             seconds += fastest.seconds
         return tokens / seconds
 
-    def _speculation(self) -> list[str]:
-        lines = [f"Programs certified here (windows x rows per window [batch]): {', '.join(self.plans)}"]
+    def speculation(self) -> str:
+        """Which programs ran, and what the self draft did."""
+        lines = [f"\nPrograms certified here (windows x rows per window [batch]): {', '.join(self.plans)}"]
         for run in self.runs:
-            if "self draft" in run.label:
+            if SELF_DRAFT in run.label:
                 stats = sum((completion.stats for completion in run.completions), Stats())
                 lines.append(
                     f"Self draft at temperature {run.temperature:g}: {stats.num_draft_tokens} tokens drafted, "
                     f"{stats.num_accepted_draft_tokens} accepted; rollbacks: {stats.num_rollbacks}, "
                     f"recomputed tokens: {stats.num_recomputed_tokens}"
                 )
-        return lines
+        return "\n".join(lines)
 
-    def _texts(self) -> list[str]:
-        lines = ["Digests of deterministic texts at temperature 0, and the texts; the mark ends the prompt:", ""]
+    def texts(self) -> str:
+        """Some texts with their digests."""
+        lines = ["\nDigests of deterministic texts at temperature 0, and the texts; the mark ends the prompt:", ""]
         greedy = next(run for run in self.runs if run.kind == "deterministic" and run.temperature == 0)
         for prompt, completion in list(zip(self.prompts, greedy.completions, strict=True))[:SHOWN_PROMPTS]:
             text = f"{prompt}▏{completion.text}".splitlines()
             lines += [f"  {completion.digest[:16]}", *(f"  │ {line[:SHOWN_WIDTH]}" for line in text[:SHOWN_LINES]), ""]
-        return lines[:-1]
+        return "\n".join(lines[:-1])
 
 
-def run_demo(model: Model, *, max_tokens: int = 128, progress: Callable[[str], None] = lambda stage: None) -> DemoReport:
+def run_demo(
+    model: Model, *, max_tokens: int = 64, show: Callable[[str], None], progress: Callable[[str], None] = lambda stage: None
+) -> DemoReport:
     """Generates the demonstration's prompts at batch sizes 1, 5 and 16, and at 16 in shuffled order.
 
-    Calls `progress` with the name of each of the `NUM_STAGES` stages.
+    Calls `show` with lines of text as soon as they are known, and `progress` with the name of each of the `NUM_STAGES` stages.
+    Programs of the next batch are compiled while one runs; speeds are those of runs after all that.
     """
     prompts = demo_prompts()
-    engines = {}
-    plans: dict[str, None] = {}
-    for batch in BATCHES:
-        progress(f"compiling for batch {batch}")
-        engines[batch] = ready_engine(model, batch, prompts, max_tokens, "auto")
-    progress("compiling the self draft")
-    drafting = ready_engine(model, DRAFTING_BATCH, prompts, max_tokens, "self")
-    for engine in (*engines.values(), drafting):
-        plans |= dict.fromkeys(plan.label for plan, certificate in engine.certificates.items() if certificate.is_certified)
-
+    report = DemoReport(tuple(prompts), (), ())
     in_order = list(range(len(prompts)))
     shuffled = np.random.default_rng(SHUFFLE_SEED).permutation(len(prompts)).tolist()
-    runs = []
-    for temperature in TEMPERATURES:
-        settings = [(batch, f"batch {batch}", in_order) for batch in BATCHES]
-        settings.append((BATCHES[-1], f"batch {BATCHES[-1]}, shuffled", shuffled))
-        for batch, label, order in settings:
+    settings = [(batch, f"batch {batch}", in_order) for batch in BATCHES]
+    settings.append((BATCHES[-1], f"batch {BATCHES[-1]}, shuffled", shuffled))
+    with ThreadPoolExecutor(1) as compiler:
+        ready = {batch: compiler.submit(ready_engine, model, batch, prompts, max_tokens, "auto") for batch in BATCHES}
+        drafting = compiler.submit(ready_engine, model, DRAFTING_BATCH, prompts, max_tokens, "self")
+        show(report.heading())
+        for temperature in TEMPERATURES:
+            for batch, label, order in settings:
+                progress(f"temperature {temperature:g}, {label}")
+                for kind in KINDS:
+                    run = one_run(ready[batch].result(), kind, temperature, label, prompts, order, max_tokens)
+                    report = dataclasses.replace(report, runs=(*report.runs, run))
+                show(report.row(temperature, label))
+        for temperature in TEMPERATURES:
+            label = f"batch {DRAFTING_BATCH}, {SELF_DRAFT}"
             progress(f"temperature {temperature:g}, {label}")
+            run = one_run(drafting.result(), "deterministic", temperature, label, prompts, in_order, max_tokens)
+            report = dataclasses.replace(report, runs=(*report.runs, run))
+            show(report.row(temperature, label))
+        engines = {batch: engine.result() for batch, engine in ready.items()}
+    show(report.parting())
+    show(f"\nSpeed after compiling, in new tokens per second:\n\n  {'':16}{'ordinary':>12}{'deterministic':>16}{'ratio':>8}")
+    for batch in BATCHES:
+        progress(f"speed of batch {batch}")
+        for temperature in TEMPERATURES:
             for kind in KINDS * REPEATS:
-                runs.append(one_run(engines[batch], kind, temperature, label, prompts, order, max_tokens))
-        label = f"batch {DRAFTING_BATCH}, self draft"
-        progress(f"temperature {temperature:g}, {label}")
-        runs.append(one_run(drafting, "deterministic", temperature, label, prompts, in_order, max_tokens))
-    return DemoReport(tuple(prompts), tuple(runs), tuple(plans))
+                run = one_run(engines[batch], kind, temperature, TIMED, prompts, in_order, max_tokens)
+                report = dataclasses.replace(report, runs=(*report.runs, run))
+        show(report.speed(batch))
+    certificates = [c for engine in (*engines.values(), drafting.result()) for c in engine.certificates.values()]
+    plans = dict.fromkeys(certificate.plan.label for certificate in certificates if certificate.is_certified)
+    report = dataclasses.replace(report, plans=tuple(plans))
+    show(report.speculation())
+    show(report.texts())
+    return report
 
 
-NUM_STAGES = len(BATCHES) + 1 + len(TEMPERATURES) * (len(BATCHES) + 2)
+NUM_STAGES = len(TEMPERATURES) * (len(BATCHES) + 2) + len(BATCHES)
 
 
 def demo_prompts() -> list[str]:

@@ -74,7 +74,7 @@ def _finished_manifest(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not finished, since {journal_path(path)} exists: start its job again")
     manifest = read_manifest(path)
     needed = [path, sibling(path, "stats")]
-    if manifest is not None and manifest["prompts"]["num_rejected"]:
+    if manifest is not None and manifest["prompts"].get("num_rejected"):
         needed.append(sibling(path, "rejects"))
     if manifest is None or not all(file.is_file() for file in needed):
         names = ", ".join(map(str, (sibling(path, "manifest"), *needed)))
