@@ -79,6 +79,8 @@ def complete_manifest(out: Path, header: Mapping[str, Any]) -> dict[str, Any] | 
     manifest = read_manifest(out)
     if manifest is None or header_of(manifest) != header or not out.is_file():
         return None
+    if not all(type(count) is int for count in (manifest["prompts"].get("num_rejected"), manifest["output"].get("num_failed"))):
+        return None
     with out.open("rb") as file:
         same = hash_file(file) == manifest["output"]["sha256"]
     return manifest if same else None
