@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parents[1]
+COMMAND = "import sys; from detspec.cli import main; sys.exit(main())"
 FIRST_TOKEN = """
 import time
 import detspec as ds
@@ -94,7 +95,7 @@ def measure(root: Path, home: Path, *args: str) -> float:
 def imports(root: Path, home: Path) -> Iterator[tuple[str, float]]:
     """What needs no program."""
     yield "import detspec", measure(root, home, "-c", "import detspec")
-    yield "detspec --help", measure(root, home, "-m", "detspec", "--help")
+    yield "detspec --help", measure(root, home, "-c", COMMAND, "--help")
 
 
 def first_token(root: Path, home: Path) -> Iterator[tuple[str, float]]:
@@ -109,7 +110,7 @@ def command(root: Path, home: Path) -> Iterator[tuple[str, float]]:
     prompts.write_text('{"id": "a", "prompt": "def fib(n):"}\n')
     for state in ("empty", "filled"):
         job = ("generate", "--prompts", str(prompts), "--out", str(home / f"{state}.jsonl"), "--max-tokens", "8")
-        yield f"detspec generate, {state} cache", measure(root, home / "command", "-m", "detspec", *job)
+        yield f"detspec generate, {state} cache", measure(root, home / "command", "-c", COMMAND, *job)
 
 
 def seven_models(root: Path, home: Path) -> Iterator[tuple[str, float]]:

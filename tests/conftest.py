@@ -14,6 +14,7 @@ import jax
 import pytest
 
 from detspec.engine.compiled import PROGRAMS
+from tests.compile_budget import CompileBudget
 
 pytest_plugins = ["tests.engine.fixtures"]
 
@@ -35,6 +36,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("local", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Counts compiled programs; only a run of all tests is judged."""
+    is_whole = config.args == config.getini("testpaths") and not config.option.keyword
+    is_usual = config.option.markexpr == "not kernels and not slow"
+    config.pluginmanager.register(CompileBudget(is_whole and is_usual), "compile_budget")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

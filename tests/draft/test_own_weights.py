@@ -146,7 +146,7 @@ def credulous(draft_params, params, cfg, state: GenState, schedule) -> Draft:
     return draft_model(SMALL_CFG).draft(draft_params, params, cfg, state, schedule)
 
 
-@pytest.mark.parametrize("believes", [False, True])
+@pytest.mark.parametrize("believes", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_draft_model_finds_by_itself_what_it_holds_of_committed_tokens(believes: bool):
     """After rollbacks, preemption and other requests in its place its drafts are those of one that reads all anew."""
     source = draft_model(SMALL_CFG)

@@ -119,7 +119,7 @@ def test_loop_that_keeps_its_old_cache_does_copy_page_pools():
     assert len(pool_copies(compiled, shapes)) >= 2 * FEW.cfg.num_layers
 
 
-@pytest.mark.parametrize("window", [1, 16])
+@pytest.mark.parametrize("window", [pytest.param(1, marks=pytest.mark.slow), 16])
 def test_generation_needs_a_quarter_more_memory_than_weights_and_cache_at_most(window):
     """Arguments, temporaries and what of the result is not aliased; CPU peaks leave out temporaries."""
     compiled, _ = compiled_loop(of_window(LARGE, window))

@@ -59,6 +59,7 @@ def test_score_of_generated_text_has_the_bits_that_generation_reported(window, o
         assert bits(logprobs[len(PROMPTS[b]) :]).tolist() == texts[b][1].tolist()
 
 
+@pytest.mark.slow
 def test_score_with_aligned_windows_has_the_bits_of_aligned_generation():
     texts = generated(alignment="window")
     found = scored([text for text, _ in texts], 4, "window")

@@ -147,7 +147,10 @@ def trained_parts(cfg: ModelConfig) -> Params:
     return {**params, "thinking": other}
 
 
-@pytest.mark.parametrize("name", CFGS)
+SWEPT = ("grouped", "alibi", "sliding")  # as slow as the others; the blocks themselves are tested with them elsewhere
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SWEPT else ()) for name in CFGS])
 def test_gradients_of_the_parallel_pass_are_those_of_reading_chunk_by_chunk(name):
     cfg = CFGS[name]
     thoughts, params = THOUGHTS[cfg.thinking.max_thought], trained_parts(cfg)

@@ -51,6 +51,7 @@ def prompts() -> list[list[int]]:
     return prompts_of(Parity(), draw_problems(Parity(), num_ops=3, number=2, seed=0), "thinking")
 
 
+@pytest.mark.slow
 def test_forced_thought_stands_there_and_only_another_one_changes_what_is_read(model: Model, prompts: list[list[int]]):
     def start() -> GenState:
         return ready_state(model, prompts, max_tokens=1, schedule=SCHEDULE)
@@ -80,6 +81,7 @@ def keys_of_positions(cache: KVCache, first: int, end: int) -> jax.Array:
     return cache.k[-1][cache.page_table[:, 0]][..., first:end]
 
 
+@pytest.mark.slow
 def test_reading_and_decoding_apart_give_the_bits_of_generating_at_once(model: Model, prompts: list[list[int]]):
     at_once = generate_state(model.params, CFG, ready_state(model, prompts, max_tokens=3, schedule=SCHEDULE), schedule=SCHEDULE)
     read = read_prompts(model.params, CFG, ready_state(model, prompts, max_tokens=3, schedule=SCHEDULE), schedule=SCHEDULE)
@@ -91,6 +93,7 @@ def test_reading_and_decoding_apart_give_the_bits_of_generating_at_once(model: M
     assert (bits[0] != bits[1]).any()  # two prompts are two texts
 
 
+@pytest.mark.slow
 def test_every_source_reads_the_same_thoughts_and_right_ones_take_one_round(model: Model, prompts: list[list[int]]):
     recorded = None
     schedule = SCHEDULE.with_budget(16, THINKING.chunk)
@@ -104,6 +107,7 @@ def test_every_source_reads_the_same_thoughts_and_right_ones_take_one_round(mode
     assert rounds["recorded"] == 1 < rounds["trivial"]
 
 
+@pytest.mark.slow
 def test_times_to_the_answer_are_of_both_arms_with_their_tokens_and_passes(model: Model):
     backbone = dataclasses.replace(CFG, thinking=None)
     cot = dataclasses.replace(model, cfg=backbone, params=init_params(backbone, jax.random.key(0)))
