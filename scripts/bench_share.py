@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from detspec import Engine, EngineConfig, InputError, Model, Request, SamplingParams, default_schedule, load
+from detspec import Engine, EngineConfig, InputError, Model, Needs, Request, SamplingParams, default_schedule, load
 from detspec.bench.bench import bench_prompts, random_model
 from detspec.bench.rounds import RunProgress, Variants
 from detspec.model.params import num_params
@@ -180,6 +180,8 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
 
     for cell in cells:
         progress.next(f"{cell.label}: compiling and certifying")
+        engine = engines[cell.rows, cell.ordinary_engine]
+        engine.prepare(needs=Needs(deterministic=not cell.ordinary_engine, processing=False))  # nothing is made in between
         run(cell)
     for number in range(args.repeats):
         for cell in cells if number % 2 == 0 else reversed(cells):

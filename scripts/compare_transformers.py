@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from detspec import Engine, EngineConfig, InputError, Model, SamplingParams, default_schedule, load
+from detspec import Engine, EngineConfig, InputError, Model, Needs, SamplingParams, default_schedule, load
 from detspec.bench.bench import bench_prompts, random_model
 from detspec.checkpoint.hf import save_hf
 from detspec.model.params import num_params
@@ -139,6 +139,7 @@ def ours(model: Model, prompts: list[tuple[int, ...]], new_tokens: int, *, deter
     max_len = max(len(prompts[0]) + new_tokens, default_schedule().budget.window)
     engine = Engine(model, EngineConfig(max_requests=len(prompts), max_len=max_len))
     sampling = SamplingParams(max_tokens=new_tokens, ignore_eos=True, deterministic=deterministic)
+    engine.prepare(len(prompts), Needs.of([sampling]))
     return lambda: [list(completion.token_ids) for completion in engine.generate(prompts, sampling)]
 
 

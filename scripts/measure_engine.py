@@ -18,7 +18,6 @@ import numpy as np
 
 import detspec as ds
 from detspec.compile_cache import enable_jax_cache
-from detspec.engine.policy import Needs
 
 BYTES_A_PAGE = 4096
 
@@ -36,7 +35,7 @@ def main() -> int:
     args = parser.parse_args()
     enable_jax_cache()
     engine = ds.Engine(ds.load(), ds.EngineConfig(max_requests=args.max_requests, max_len=512))
-    engine.prepare(needs=Needs(deterministic=not args.ordinary, processing=False))
+    engine.prepare(needs=ds.Needs(deterministic=not args.ordinary, processing=False))
     print(f"{'requests':>8} {'tok/s':>8} {'idle':>7} {'pages':>6} {'memory MB':>10} {'growth MB':>10}")
     rows = [show(row) for row in measure(engine, args.requests, args.new_tokens, deterministic=not args.ordinary)]
     if args.json:
