@@ -45,6 +45,8 @@ class Device:
         clock: how long the device worked, and waited for the host.
         state: all sequences; every program takes it and gives the next one.
         cache: files of compiled programs; None if none are kept.
+        prefills_apart: whether prefill has a program of its own. Else it takes that of the replays, which is one less to
+            compile, but works out the last layer, too.
     """
 
     def __init__(self, model: Model, config: EngineConfig, *, drafters: Mapping[str, Drafter] | None = None) -> None:
@@ -82,6 +84,7 @@ class Device:
         self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in
         self.cache = user_cache() if config.compile_cache else None
         self._programs: dict[Hashable, Executable] = {}
+        self.prefills_apart = True
 
     def use(self, model: Model) -> None:
         """Goes on with other weights of the same shapes, wherever they lie."""
@@ -109,7 +112,7 @@ class Device:
             requests = pack_requests(self.state, list(self._entries.values()), self.model.eos_ids)
             self._entries.clear()
         work = Work(requests, placement.of_all, np.int32(passes), self._no_texts)
-        _, self.state = self._run(self._read(work, schedule, PLAIN))
+        _, self.state = self._run(self._read(work, schedule, None if self.prefills_apart else PLAIN))
         self.clock.work()
 
     def step(self, plan: Plan, placement: Placement, limits: Limits) -> Report:
@@ -148,8 +151,11 @@ class Device:
         first, *others = [
             self._step(plan, nowhere._replace(chosen=np.zeros(plan.batch, np.int32)), Limits(0)) for plan in plans
         ]
-        read = self._read(Work(self._no_requests, nowhere, np.int32(0), self._no_texts), None, PLAIN)
-        for call in (first, read, self._copy([]), *others):
+        nothing = Work(self._no_requests, nowhere, np.int32(0), self._no_texts)
+        reads = [] if all(plan.ordinary for plan in plans) else [self._read(nothing, None, PLAIN)]
+        if self.prefills_apart:
+            reads.append(self._read(nothing, None, None))
+        for call in (first, *reads, self._copy([]), *others):
             PROGRAMS.start(call, self.cache)
 
     def wait(self) -> None:
@@ -165,7 +171,7 @@ class Device:
         """A copy of what the sequences think; None if the model does not."""
         return jax.tree.map(jnp.copy, self.state.reading)
 
-    def _read(self, work: Work, schedule: Schedule | None, asked: Asked) -> Call:
+    def _read(self, work: Work, schedule: Schedule | None, asked: Asked | None) -> Call:
         static = {"schedule": schedule or self.schedule, "think": self.drafters[self.config.thoughts].source, "asked": asked}
         return Call(read_sequences, self.model.cfg, (self.model.params, self.state, work), static)
 

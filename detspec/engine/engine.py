@@ -41,7 +41,7 @@ from detspec.state import NOT_FINITE, RUNNING
 
 EXHAUSTED = Request("", (), SamplingParams())  # after the last one of an iterator
 IDLE_S = 1e-4  # between two looks at an iterator while nothing is in flight
-IMPROVED_AFTER = 1024  # steps: a job that has run for so long is worth compiling drafts and smaller batches for
+IMPROVED_AFTER = 1024  # steps and passes over prompts: then all that makes a job faster is worth compiling
 TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by now
 
 
@@ -111,7 +111,7 @@ class Engine:
             chunk=None if thinking is None else thinking.chunk,
         )
         self._segments = Segments(device, self.planner.step_times, self.planner.acceptance)
-        self._improve_at = IMPROVED_AFTER  # `num_steps` of segments
+        self._improve_at = IMPROVED_AFTER  # `num_passes` of segments
         self._weight_version: str | None = None
         self._digest = ""
         self._name_weights()
@@ -334,8 +334,8 @@ class Engine:
         needs = Needs.of(sequence.request.sampling for sequence in sequences)
         if self.planner.lacks(len(sequences), needs):
             self._make_first(self.config.max_requests if self.scheduler.sequences else len(sequences), needs)
-        if self._segments.num_steps >= self._improve_at:
-            self._improve_at = self._segments.num_steps + IMPROVED_AFTER
+        if self._segments.num_passes >= self._improve_at:
+            self._improve_at = self._segments.num_passes + IMPROVED_AFTER
             self._make_all(self.planner.batches, needs)
 
     def _make_first(self, num_requests: int, needs: Needs) -> None:

@@ -63,7 +63,7 @@ class Planner:
 
     def lacks_any(self, batches: Sequence[int], needs: Needs) -> bool:
         """Whether `prepare` has something to do."""
-        return not all(self._is_complete(batch, needs) for batch in batches)
+        return not self._device.prefills_apart or not all(self._is_complete(batch, needs) for batch in batches)
 
     def prepare_first(self, num_requests: int, needs: Needs) -> None:
         """Makes one plan for `num_requests` at once, or one of each kind that they need; all places must be free.
@@ -71,6 +71,8 @@ class Planner:
         More requests than there are places need the largest batch. Raises `InputError` if thoughts depend on places or drafts
         on this device.
         """
+        if not self.certificates:  # nothing has been prefilled yet
+            self._device.prefills_apart = not needs.deterministic
         for batch in needed_batches(self._device.config, num_requests)[-1:]:
             self._start_compiling([batch], needs, ordinary=needs.ordinary)
             self._certify_thoughts()
@@ -83,10 +85,17 @@ class Planner:
     def prepare(self, batches: Sequence[int], needs: Needs) -> None:
         """Makes all plans of `batches` and times them in turns, canonical ones only if they are needed.
 
+        If prefill shared its program so far, it gets one of its own, and plans that were certified with the other are certified
+        anew.
+
         All places must be free. Raises `InputError` if thoughts depend on places or drafts on this device.
         """
+        is_moved = not self._device.prefills_apart
+        self._device.prefills_apart = True
         incomplete = [batch for batch in batches if not self._is_complete(batch, needs)]
         self._start_compiling(incomplete, needs, ordinary=True)
+        for plan in [plan for plan, certificate in self.certificates.items() if certificate.is_certified and is_moved]:
+            self._certify(plan)
         for batch in incomplete:
             self._make_ordinary(batch, needs.processing)
             self._certify_thoughts()

@@ -16,6 +16,7 @@ from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
 from detspec.generation.insert import Requests, put_requests
 from detspec.generation.loop import Limits, dvr_step, ordinary_step, run
 from detspec.generation.passes import limited, missing, stretches
+from detspec.generation.prefill import fill
 from detspec.generation.score import Asked, Replayed, read
 from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.model.params import Params
@@ -106,13 +107,20 @@ class Report(Struct):
 
 @partial(jax.jit, static_argnames=("cfg", "schedule", "think", "asked"), donate_argnames=("state",))
 def read_sequences(
-    params: Params, cfg: ModelConfig, state: GenState, work: Work, *, schedule: Schedule, think: DraftSource, asked: Asked
-) -> tuple[Replayed, GenState]:
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    work: Work,
+    *,
+    schedule: Schedule,
+    think: DraftSource,
+    asked: Asked | None,
+) -> tuple[Replayed | None, GenState]:
     """Puts requests into their places and catches up all places in use; or replays given texts. Either half is often not used.
 
     Catching up ends where a number of passes does. Prompts that are to be thought about come first, in as many passes at most;
     `think` drafts the thoughts of new requests that bring none. A replay reads the texts of all places in use, and says what
-    was `asked`; sequences keep their own tokens and lengths.
+    was `asked`; sequences keep their own tokens and lengths. A program for which nothing is `asked` only catches up.
     """
     texts = jax.tree.map(jnp.asarray, work.texts)
     is_replay = jnp.any(texts.length > 0)
@@ -122,6 +130,9 @@ def read_sequences(
         after = _with_thoughts(params, cfg, after, work.requests, schedule=schedule, think=think)
         after = think_prompt(params, cfg, after, schedule=schedule, max_passes=max_passes)
     lacking = limited(missing(after, schedule), max_passes, schedule)
+    if asked is None:
+        cache = fill(params, cfg, after, lacking, schedule=schedule)
+        return None, after.replace(cache=cache.replace(length=jnp.maximum(after.cache.length, lacking.end)))
     text = stretches(texts.start, jnp.where(jnp.asarray(work.placement.in_use), texts.length, 0), schedule)
     given, tokens, committed = jax.tree.map(
         lambda of_text, own: jnp.where(is_replay, of_text, own),

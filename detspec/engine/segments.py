@@ -45,7 +45,7 @@ class Segments:
         self._step_times = step_times
         self._acceptance = acceptance
         self._running: Running | None = None
-        self.num_steps = 0  # of all segments so far
+        self.num_passes = 0  # steps, and passes over prompts, of all segments so far
 
     def admit(self, admitted: Sequence[Admitted]) -> None:
         """Copies the pages that sequences begin with, and puts them into their places when the next segment starts."""
@@ -79,6 +79,7 @@ class Segments:
         if device.waits and not segment.rounds:
             device.prefill(placement, segment.prefill_passes)  # they share all that they need
         rounds = steps = None
+        self.num_passes += segment.rounds * segment.prefill_passes
         for _ in range(segment.rounds):
             device.prefill(placement, segment.prefill_passes)
             rounds = step(1)
@@ -96,7 +97,7 @@ class Segments:
             was_seen = not report.is_ready  # what had ended before the host looked took an unknown time
             progress = report.progress
             seconds = clock.lap()
-            self.num_steps += int(progress.steps[0])
+            self.num_passes += int(progress.steps[0])
         clock.free()
         if running.steps is not None and was_seen and progress.steps[0]:
             self._step_times.observed(running.plan, seconds / int(progress.steps[0]))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
-from detspec.generation.passes import missing, run_passes
+from detspec.generation.passes import Stretches, missing, run_passes
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.schedule import Schedule
@@ -18,12 +18,17 @@ from detspec.state import GenState, Windows
 
 def prefill(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
     """Brings every live sequence to `cache.length == committed - 1`."""
+    lacking = missing(state, schedule)
+    cache = fill(params, cfg, state, lacking, schedule=schedule)
+    return state.replace(cache=cache.replace(length=jnp.maximum(state.cache.length, lacking.end)))
+
+
+def fill(params: Params, cfg: ModelConfig, state: GenState, given: Stretches, *, schedule: Schedule) -> KVCache:
+    """The cache with keys and values of the stretches `given`."""
 
     def run_pass(windows: Windows, cache: KVCache) -> KVCache:
         _, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=state.inject(windows))
         return cache
 
-    lacking = missing(state, schedule)
     with jax.named_scope("prefill"):
-        cache = run_passes(run_pass, state.cache, state.tokens, lacking, schedule=schedule)
-    return state.replace(cache=cache.replace(length=jnp.maximum(state.cache.length, lacking.end)))
+        return run_passes(run_pass, state.cache, state.tokens, given, schedule=schedule)

@@ -123,8 +123,8 @@ def read(
 ) -> tuple[Replayed, KVCache]:
     """Canonical passes over the stretches `given` of the tokens of `state`, whose cache holds what stands before each of them.
 
-    Returns what they say of the tokens after those that they read, and the cache. With `wanted`, a bool scalar that does not
-    hold, they only fill the cache, and work out nothing else.
+    Returns what they say of the tokens after those that they read, and the cache. Where `wanted`, a bool scalar, does not hold,
+    they only fill the cache, like `fill`, but work out the last layer, too.
     """
     B, T = state.tokens.shape
     W = schedule.budget.window
@@ -168,13 +168,14 @@ def read(
         place = jnp.where(windows.used.reshape(-1), position, T)
         of_row = jnp.repeat(sequence, W)
 
-        def with_more(replayed: Replayed) -> Replayed:
-            found = say(logits(), sequence, position)
-            return jax.tree.map(lambda all, new: all.at[of_row, place].set(new, mode="drop"), replayed, found)
+        def find() -> Replayed:
+            return say(logits(), sequence, position)
 
         if wanted is None:
-            return with_more(replayed), cache
-        return jax.lax.cond(wanted, with_more, lambda replayed: replayed, replayed), cache
+            found = find()
+        else:
+            found = jax.lax.cond(wanted, find, lambda: jax.tree.map(jnp.zeros_like, jax.eval_shape(find)))
+        return jax.tree.map(lambda all, new: all.at[of_row, place].set(new, mode="drop"), replayed, found), cache
 
     empty = Replayed(
         logprobs=jnp.zeros((B, T), jnp.float32),

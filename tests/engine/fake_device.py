@@ -90,6 +90,8 @@ class FakeDevice:
         self.clock.work()
         return self._report(chosen, steps)
 
+    prefills_apart = True
+
     def use(self, model):
         self.model = model
 

@@ -58,6 +58,17 @@ def test_drafts_and_smaller_batches_are_made_once_many_steps_have_run(monkeypatc
         assert tokens_of([update for update in updates if update.request.id == request.id]) == counted(request)
 
 
+def test_prefill_gets_a_program_of_its_own_with_the_other_plans_and_answers_stay(model):
+    engine = Engine(model, EngineConfig(max_requests=2, max_len=48, method="none", schedule=SCHEDULE, prefix_sharing=False))
+    prompts = [list(range(30)), [7]]
+    expected = [facts(completion) for completion in engine.generate(prompts, PLAIN)]
+    assert not engine.device.prefills_apart
+    engine.prepare(2, Needs(processing=False))
+    assert engine.device.prefills_apart
+    assert labels(engine) == {"2x1[2]", "ordinary[2]"}
+    assert [facts(completion) for completion in engine.generate(prompts, PLAIN)] == expected
+
+
 def test_answers_are_those_of_programs_with_and_without_logits_processing(model):
     """A request that needs none has the same bits among requests that do; the control: processing is what makes the others."""
     config = EngineConfig(max_requests=2, max_len=48, method="none", schedule=SCHEDULE)
