@@ -22,7 +22,7 @@ MAX_BYTES = 2 << 30
 SUFFIX = ".program"
 DIGEST_BYTES = hashlib.sha256().digest_size
 # Settings of jax that change neither a program nor what it computes.
-IRRELEVANT = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_logging", "jax_traceback", "jax_explain")
+IRRELEVANT = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_traceback", "jax_explain")
 
 
 class CompileCache:
@@ -71,7 +71,8 @@ class CompileCache:
     def _shrink(self) -> None:
         """Removes the least recently used files above `max_bytes`, also parts that a killed process left."""
         with contextlib.suppress(FileNotFoundError):  # another process may shrink, too
-            files = [(entry.stat(), entry.path) for entry in os.scandir(self.folder)]
+            with os.scandir(self.folder) as entries:
+                files = [(entry.stat(), entry.path) for entry in entries]
             num_bytes = sum(status.st_size for status, _ in files)
             for status, path in sorted(files, key=lambda file: file[0].st_mtime):
                 if num_bytes <= self.max_bytes:

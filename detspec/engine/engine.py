@@ -236,7 +236,7 @@ class Engine:
             num_requests: samples at once (`n` of a request count `n` times), None for any traffic, as a server should.
             needs: what they need of programs, anything if None.
             first_only: no more than the first step waits for: one batch size, no drafts, nothing timed. A step that finds the
-                rest missing makes it after a thousand steps.
+                rest missing makes it after a thousand passes.
 
         Returns what is known of each program so far.
 
