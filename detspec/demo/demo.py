@@ -204,7 +204,8 @@ def run_demo(
             report = dataclasses.replace(report, runs=(*report.runs, run))
             show(report.row(temperature, label))
         engines = {batch: engine.result() for batch, engine in ready.items()}
-    show(report.parting())
+    if parting := report.parting():
+        show(parting)
     show(f"\nSpeed after compiling, in new tokens per second:\n\n  {'':16}{'ordinary':>12}{'deterministic':>16}{'ratio':>8}")
     for batch in BATCHES:
         progress(f"speed of batch {batch}")
@@ -236,7 +237,7 @@ def ready_engine(model: Model, batch: int, prompts: Sequence[str], max_tokens: i
         raise InputError("the demonstration's prompts are text, and the checkpoint has no tokenizer.json")
     longest = max(len(model.tokenizer.encode(prompt)) for prompt in prompts)
     engine = Engine(model, EngineConfig(max_requests=batch, max_len=longest + max_tokens, method=method))
-    engine.prepare(len(prompts), Needs(processing=False), first_only=True)
+    engine.prepare(batch, Needs(processing=False))
     return engine
 
 

@@ -14,6 +14,7 @@ The life of a request:
 import dataclasses
 import hashlib
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -111,7 +112,7 @@ class Engine:
             chunk=None if thinking is None else thinking.chunk,
         )
         self._segments = Segments(device, self.planner.step_times, self.planner.acceptance)
-        self._improve_at = IMPROVED_AFTER  # `num_passes` of segments
+        self._improve_at: float = IMPROVED_AFTER  # `num_passes` of segments
         self._weight_version: str | None = None
         self._digest = ""
         self._name_weights()
@@ -235,8 +236,8 @@ class Engine:
         Args:
             num_requests: samples at once (`n` of a request count `n` times), None for any traffic, as a server should.
             needs: what they need of programs, anything if None.
-            first_only: no more than the first step waits for: one batch size, no drafts, nothing timed. A step that finds the
-                rest missing makes it after a thousand passes.
+            first_only: no more than the first step waits for: one batch size, no drafts, nothing timed. The rest is made after
+                a thousand passes, unless all that was wanted has been prepared.
 
         Returns what is known of each program so far.
 
@@ -247,6 +248,7 @@ class Engine:
             self._make_first(num_requests, needs or Needs())
         else:
             self._make_all(needed_batches(self.config, num_requests), needs or Needs())
+            self._improve_at = math.inf
         return tuple(self.certificates.values())
 
     def update_params(self, params: Params, weight_version: str | None = None) -> None:

@@ -58,6 +58,17 @@ def test_drafts_and_smaller_batches_are_made_once_many_steps_have_run(monkeypatc
         assert tokens_of([update for update in updates if update.request.id == request.id]) == counted(request)
 
 
+def test_engine_that_was_prepared_makes_nothing_more_by_itself(monkeypatch):
+    monkeypatch.setattr("detspec.engine.engine.IMPROVED_AFTER", 20)
+    engine = make(max_requests=4)
+    prepared = {certificate.plan.label for certificate in engine.prepare(4, Needs(processing=False))}
+    engine.add(request_of("a", max_tokens=50))
+    while engine.has_work:
+        engine.step()
+    assert labels(engine) == prepared == {"4x1[4]", "ordinary[4]"}
+    assert engine.num_preemptions == 0
+
+
 def test_prefill_gets_a_program_of_its_own_with_the_other_plans_and_answers_stay(model):
     engine = Engine(model, EngineConfig(max_requests=2, max_len=48, method="none", schedule=SCHEDULE, prefix_sharing=False))
     prompts = [list(range(30)), [7]]
