@@ -12,6 +12,7 @@ import pytest
 from detspec.bench.rounds import Variants
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Needs
 from detspec.engine.request import Completion, Request, Stats, Update
 from detspec.environment import fingerprint
 from detspec.errors import InputError
@@ -101,6 +102,9 @@ class FakeEngine:
         return len(self.requests)
 
     has_work = num_live
+
+    def prepare(self, num_requests: int | None = None, needs: Needs | None = None) -> None:
+        """Nothing is compiled here."""
 
     def add(self, request: Request) -> None:
         self.requests.append(request)

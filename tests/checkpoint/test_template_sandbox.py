@@ -167,14 +167,22 @@ START = "{% set ns = namespace(s=1) %}{% macro m(x) %}<{{ x }}>{% endmacro %}"
 
 
 def check_template(source: str) -> None:
-    """Text or one error, the same twice; and a text is the one that jinja2's sandbox gives without budgets."""
+    """Text or one error, the same twice; and a text is the one that jinja2's sandbox gives without budgets.
+
+    Ours hands on lists from filter to filter. Where jinja2 hands on a generator, it may show its address, or not take it.
+    """
     first = outcome(lambda: render(source))
     if isinstance(first, InputError):
         again = outcome(lambda: render(source))
         assert ADDRESS.sub("", str(again)) == ADDRESS.sub("", str(first))
     elif not ADDRESS.search(first):
         assert render(source) == first
-        assert plain(source) == first
+        try:
+            theirs = plain(source)
+        except TypeError as error:
+            assert "generator" in str(error)
+        else:
+            assert theirs == first or ADDRESS.search(theirs)
 
 
 @pytest.mark.filterwarnings("ignore:.*perhaps you missed a comma:SyntaxWarning")  # Python's compiler on jinja2's own code
