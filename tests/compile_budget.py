@@ -1,7 +1,7 @@
 """A run of all tests fails if the tests of a folder have more programs compiled than they are allowed.
 
-Compiling is most of what tests take. A new shape costs seconds, and one more is easily overlooked, so they are counted. A program
-that comes from jax's cache counts, too: which of two processes finds it there depends on the order of files.
+Compiling is most of what tests take. A new shape costs seconds, and one more is easily overlooked, so they are counted. A
+program that comes from jax's cache counts, too: which of two processes finds it there depends on the order of files.
 """
 
 from collections import Counter
