@@ -92,6 +92,7 @@ class Planner:
         """
         is_moved = not self._device.prefills_apart
         self._device.prefills_apart = True
+        self._thoughts_certified &= not is_moved  # prompts are thought about by the program that prefills
         incomplete = [batch for batch in batches if not self._is_complete(batch, needs)]
         self._start_compiling(incomplete, needs, ordinary=True)
         for plan in [plan for plan, certificate in self.certificates.items() if certificate.is_certified and is_moved]:

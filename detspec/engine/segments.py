@@ -70,6 +70,7 @@ class Segments:
     def start(self, plan: Plan, segment: Segment, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
         """Starts a segment over `sequences`, all that have a place, and does not wait for it."""
         device = self._device
+        assert plan.processing or not any(sequence.request.sampling.needs_processing for sequence in sequences)
         placement = _placement(sequences, page_table, plan.batch)
 
         def step(num_steps: int) -> Report:
