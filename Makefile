@@ -78,25 +78,25 @@ $(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed: $(VENV)/.installed-demo
 	@echo "installing the tools of its developers"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.installed-parity: $(VENV)/.installed
 	@echo "installing torch and transformers"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[parity]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[parity]'
 	@touch $@
 
 $(VENV)/.installed-notebooks: $(VENV)/.installed
 	@echo "installing the packages for notebooks"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebooks]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[notebooks]'
 	@touch $@
 
 # With compilers for missing devices installed, every import of jax looks for these devices and prints errors. So they have
-# their own environment, which also sees the packages of .venv.
+# their own environment, which also sees the packages of .venv, pip among them.
 $(VENV)/aot/.installed: $(VENV)/.installed
 	@echo "installing compilers for TPUs and GPUs into $(VENV)/aot (about 500 MB)"
-	@$(BIN)/python -m venv $(VENV)/aot
+	@$(BIN)/python -m venv --without-pip $(VENV)/aot
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(VENV)/aot/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
-	@$(VENV)/aot/bin/python -m pip install --quiet --disable-pip-version-check 'detspec[aot]'
+	@$(VENV)/aot/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'detspec[aot]'
 	@touch $@

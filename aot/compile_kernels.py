@@ -27,11 +27,12 @@ KERNEL_MODULE = re.compile(r'custom_call_target="mosaic_gpu.*?\bmodule = "(.*?)"
 
 INTRODUCTION = """# Kernels as compiled
 
-Written by `make kernels`; `make test-aot` compiles the same. The vendors' compilers ran on a machine without TPU or GPU:
-nothing here was run. "On chip" is VMEM of a TPU's TensorCore as its compiler reports it, or the shared memory of a GPU's thread
-block, with its share of the limit. "Temporaries" is device memory that the operations around the kernel need. GFLOP, MB and
-the least time at the device's peaks are arithmetic, for windows at the end of full page tables; each query tile reads its pages
-once. The compilers' own estimates are in the JSON; GPU compilers give none.
+Written by `make kernels`; `make test-aot` compiles a part: each shape of attention for one TPU and one GPU, and each kind of
+layer, pass and number of rows for every target. The vendors' compilers ran on a machine without TPU or GPU: nothing here was
+run. "On chip" is VMEM of a TPU's TensorCore as its compiler reports it, or the shared memory of a GPU's thread block, with its
+share of the limit. "Temporaries" is device memory that the operations around the kernel need. GFLOP, MB and the least time at
+the device's peaks are arithmetic, for windows at the end of full page tables; each query tile reads its pages once. The
+compilers' own estimates are in the JSON; GPU compilers give none.
 """
 
 

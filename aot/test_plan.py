@@ -1,19 +1,19 @@
 """`detspec plan` end to end, with the real compilers."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from detspec.cli import main
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with the config of a two-layer Qwen3 0.6B with a small vocabulary; no weights."""
+def with_config(folder: Path, vocab_size: int) -> Path:
+    """`folder` with the config of a two-layer Qwen3 0.6B with a small vocabulary; no weights."""
     config = {
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
-        "vocab_size": 4096,
+        "vocab_size": vocab_size,
         "hidden_size": 1024,
         "num_hidden_layers": 2,
         "num_attention_heads": 16,
@@ -26,12 +26,13 @@ def folder(tmp_path):
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
     }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.mark.parametrize("target", ["v6e:2x2", "h200"])
-def test_plan_prints_what_it_writes(target: str, folder, capsys):
+def test_plan_prints_what_it_writes(target: str, tmp_path, capsys):
+    folder = with_config(tmp_path, vocab_size=1024)
     file = folder / "plan.json"
     assert main(["plan", "--model", str(folder), "--target", target, "--max-requests", "8", "--json", str(file)]) == 0
     printed = capsys.readouterr().out
@@ -46,12 +47,12 @@ def test_plan_prints_what_it_writes(target: str, folder, capsys):
     assert f"{result['predicted']['canonical_tok_per_s']:,.0f} tok/s" in printed
 
 
-def test_plan_of_a_pass_whose_temporaries_do_not_fit_says_what_would(folder, capsys):
+def test_plan_of_a_pass_whose_temporaries_do_not_fit_says_what_would(tmp_path, capsys):
     """Weights and cache fit, but the program with the logits of 524288 rows does not."""
     arguments = [
         "plan",
         "--model",
-        str(folder),
+        str(with_config(tmp_path, vocab_size=4096)),
         "--target",
         "v5e:2x2",
         "--max-requests",

@@ -21,8 +21,9 @@ from detspec.state import GenState
 from detspec.targets import Compiled, canonical_schedule, compile_for, target
 from detspec.thinking.think_prompt import think_prompt
 
-CFG = dataclasses.replace(preset("qwen3_0_6b"), num_layers=2, vocab_size=8192)  # logits must not be as large as a pool
-THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=16, end_id=0)
+# The heads of Qwen3 0.6B; compilers take long for wide layers and many tokens. Logits must not be as large as a pool.
+CFG = dataclasses.replace(preset("qwen3_0_6b"), num_layers=2, d_model=256, d_ff=512, vocab_size=512)
+THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=0)
 MAX_REQUESTS = 23  # 1 + 23 * 8 pages: 185 * 8 * 128 * 128 elements, which no other array has
 MAX_LEN = 1000
 
@@ -47,7 +48,7 @@ def prefill_that_keeps_the_old_cache(schedule: Schedule, params: Params, state: 
     return prefill(params, CFG, state, schedule=schedule), state.cache
 
 
-@pytest.mark.parametrize("name", ["v5e:2x2", "v6e:2x2", "h200"])
+@pytest.mark.parametrize("name", ["v6e:2x2", "h200"])
 def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str):
     compiled, state = compiled_for(name, generator)
     hlo = compiled.program.as_text()
@@ -60,7 +61,7 @@ def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str
     assert compiled.temp_bytes < pool_bytes / 2  # a copy of all keys
 
 
-@pytest.mark.parametrize("name", ["v6e:2x2", "h200"])
+@pytest.mark.parametrize("name", ["v5e:2x2", "h200"])
 def test_reading_with_thoughts_compiles_with_kernels_inside_and_moves_no_page_pool(name: str):
     cfg = dataclasses.replace(CFG, thinking=THINKING)
 

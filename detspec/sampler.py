@@ -1,6 +1,6 @@
 """Chooses tokens: a pure function of the logits, the row's parameters and seed, the position and the text before it.
 
-Gumbel-max: `argmax(processed / temperature + noise)`. The key of the noise at position `p` is `fold_in(key(seed), p)`.
+Gumbel-max: `argmax(processed / temperature + noise)`. The noise at a position is a hash of the seed and the position.
 `processed` are the logits after bias, minimum length and penalties, which are counted from the text before `p` each time.
 Draft and canonical pass share all of this, so equal logits give equal tokens at any temperature. There is no random state
 and no counter to roll back.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from detspec.ops.gumbel import gumbel
 from detspec.ops.row_sum import SumFn, first_largest, fixed_sum, sum_fn
 from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN, SamplingArrays
@@ -39,7 +40,7 @@ def sample(
         random = rows.temperature > 0
 
         def perturb(logits: jax.Array) -> jax.Array:
-            noise = _gumbel(rows.seed, position, logits.shape[1])
+            noise = gumbel(rows.seed, position, logits.shape[1])
             return jnp.where(random[:, None], logits + noise, logits)
 
         drawn_from = _drawn_from(logits_f32, position, rows, texts_fn)
@@ -135,15 +136,6 @@ def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int
     text = jnp.arange(X, dtype=jnp.int32)[:, None]
     added = jnp.zeros((X, W, V), jnp.int32).at[text, choice, texts].add(1, mode="drop")
     return jnp.cumsum(added, axis=1, dtype=jnp.int32).reshape(X * W, V)
-
-
-def _gumbel(seed: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
-    """Gumbel noise `[R, V]`; each row depends on its `(seed, position)` alone."""
-
-    def row_noise(seed: jax.Array, position: jax.Array) -> jax.Array:
-        return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), position), (vocab_size,), jnp.float32)
-
-    return jax.vmap(row_noise)(seed, position)
 
 
 def _scaled(logits: jax.Array, rows: SamplingArrays) -> jax.Array:

@@ -65,11 +65,11 @@ def test_logits_of_whole_sequences(pair):
     assert_close(np.asarray(sequences_of(model.params, model.cfg, jnp.asarray(rows))[0]), logits_of(theirs, rows))
 
 
-@pytest.mark.parametrize("window", [1, 16])
-def test_logits_through_the_cache(pair, window):
+def test_logits_through_the_cache(pair):
+    """In windows of 32: each lies in two pages of 16, and the last is not full."""
     theirs, model, _ = pair
     rows = list(token_rows(2))
-    assert_close(cached_logits(model, rows, window), logits_of(theirs, rows))
+    assert_close(cached_logits(model, rows, 32), logits_of(theirs, rows))
 
 
 def test_greedy_texts(pair):

@@ -36,7 +36,7 @@ from detspec.schedule import Budget, FastPath, Numerics, Schedule
 from detspec.state import GenState, Windows
 
 LEAST_SAMPLE_S = 0.02  # calls are queued until a sample takes this long, which hides dispatch
-SMALL = ModelConfig(vocab_size=211, d_model=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64, d_ff=256)
+SMALL = ModelConfig(vocab_size=211, d_model=128, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=64, d_ff=256)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Sizes:
 
 
 FULL = Sizes(preset("llama3_1_8b"), 4096, 2048, 32, ((16, 16), (1, 256), (256, 1)), (1, 8, 32, 256), 4 << 30, 8192)
-TINY = Sizes(SMALL, 256, 128, 4, ((2, 8), (1, 16), (16, 1)), (1, 16), 1 << 20, 128)
+TINY = Sizes(SMALL, 64, 32, 2, ((2, 8), (1, 16), (4, 1)), (1, 16), 1 << 20, 128)
 
 
 @dataclasses.dataclass(frozen=True)

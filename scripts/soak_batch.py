@@ -25,7 +25,7 @@ import numpy as np
 
 import detspec as ds
 
-COMMAND = (sys.executable, "-m", "detspec.cli")
+COMMAND = (sys.executable, "-m", "detspec")
 MAX_LEN = 1024
 MOST_NEW_TOKENS = 96
 WHILE_STARTING = 0.3  # share of the signals that are sent while a job starts

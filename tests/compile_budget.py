@@ -13,20 +13,19 @@ import pytest
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 ROOT = Path(__file__).parents[1]
-BUDGET = {  # a fifth more than were counted when it was written
-    "tests/ops": 1100,  # most are single operations at many shapes, and fast
-    "tests/generation": 750,
-    "tests/engine": 550,
-    "tests/thinking": 330,
-    "tests/train": 290,
-    "tests/draft": 290,
-    "tests/model": 250,
-    "tests": 230,
-    "tests/checkpoint": 210,
-    "tests/doctor": 110,
-    "tests/cli": 90,
-    "tests/jobs": 80,
-    "replications/thinking_states/tests": 60,
+BUDGET = {  # a quarter more than were counted when it was written
+    "tests/engine": 440,
+    "tests/generation": 420,
+    "tests/ops": 310,  # most are single operations, and fast
+    "tests/train": 270,
+    "tests/checkpoint": 250,
+    "tests/thinking": 220,
+    "tests": 180,
+    "tests/model": 130,
+    "tests/draft": 120,
+    "tests/doctor": 100,
+    "tests/cli": 70,
+    "tests/jobs": 70,
 }
 OTHERS = 40
 

@@ -41,7 +41,7 @@ TABLE_THINKER = Shape(TABLE_THINKER_CFG, _schedule(8, 16, 4), batch=4, length=16
 # Few rows and many; more and fewer requests than windows in a pass; a window of a page.
 FEW = Shape(RANDOM_CFG, _schedule(16, 16, 4), batch=3, length=48)
 MANY = Shape(RANDOM_CFG, _schedule(16, 64, 8), batch=5, length=48)
-PAGE_WIDE = Shape(RANDOM_CFG, _schedule(16, 16, 16), batch=2, length=48)
+PAGE_WIDE = Shape(RANDOM_CFG, _schedule(16, 64, 16), batch=5, length=48)
 # In float32, because rounding to bfloat16 hides most differences.
 CROWD = Shape(dataclasses.replace(RANDOM_CFG, dtype="float32"), _schedule(16, 64, 4), batch=64, length=48)
 THINKER = Shape(THINKER_CFG, _schedule(16, 16, 4), batch=3, length=48)

@@ -2,10 +2,8 @@
 
 import dataclasses
 from collections import Counter
-from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,6 +22,13 @@ ASKS = (
     {"presence_penalty": 1.3, "logit_bias": {3: 100.0}},
 )
 PARAMS = [SamplingParams(**ask) for ask in ASKS]
+ROOM = {"max_stop_ids": V, "max_logit_bias": 3}
+process = jax.jit(process_logits)
+
+
+@jax.jit
+def choose(logits, position, rows, texts):
+    return sample(logits, position, rows, lambda: texts, numerics=Numerics())
 
 
 def processed_by_hand(logits: np.ndarray, params: SamplingParams, text: list[int], prompt_len: int) -> np.ndarray:
@@ -49,8 +54,8 @@ def example(W: int, seed: int, **changes):
     first[0] = T - W + 1  # the last choice of this text sees all of it
     texts = rng.integers(0, 9, (X, T)).astype(np.int32)  # few tokens, so that they repeat
     position = (first[:, None] + np.arange(W)).astype(np.int32).reshape(-1)
-    rows = sampling_arrays([dataclasses.replace(p, **changes) for p in PARAMS], prompt_lens.tolist(), eos_ids=[EOS])
-    rows = jax.tree.map(lambda x: jnp.repeat(x, W, axis=0), rows)
+    rows = sampling_arrays([dataclasses.replace(p, **changes) for p in PARAMS], prompt_lens.tolist(), eos_ids=[EOS], **ROOM)
+    rows = jax.tree.map(lambda x: np.repeat(x, W, axis=0), rows)
     logits = (3 * rng.standard_normal((X * W, V))).astype(np.float32)
     return logits, position, rows, texts, prompt_lens
 
@@ -59,7 +64,7 @@ def example(W: int, seed: int, **changes):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_processed_logits_equal_those_worked_out_token_by_token(W, seed):
     logits, position, rows, texts, prompt_lens = example(W, seed)
-    found = np.asarray(jax.jit(process_logits)(logits, position, rows, texts))
+    found = np.asarray(process(logits, position, rows, texts))
     for r, at in enumerate(position):
         x = r // W
         expected = processed_by_hand(logits[r], PARAMS[x], texts[x, :at].tolist(), int(prompt_lens[x]))
@@ -73,7 +78,6 @@ def test_processed_logits_equal_those_worked_out_token_by_token(W, seed):
 
 def test_processed_logits_of_windows_have_the_bits_of_one_choice_at_a_time():
     logits, position, rows, texts, _ = example(4, 2)
-    process = jax.jit(process_logits)
     windows = process(logits, position, rows, texts)
     each = process(logits, position, rows, np.repeat(texts, 4, axis=0))
     assert (bits(windows) == bits(each)).all()
@@ -82,7 +86,6 @@ def test_processed_logits_of_windows_have_the_bits_of_one_choice_at_a_time():
 @pytest.mark.parametrize("W", [1, 4])
 def test_choice_sees_the_places_before_it_and_none_after(W):
     logits, position, rows, texts, _ = example(W, 3)
-    process = jax.jit(process_logits)
     clean = process(logits, position, rows, texts)
     last = position.reshape(-1, W)[:, -1]
     place = np.arange(T)[None, :]
@@ -96,13 +99,12 @@ def test_choice_sees_the_places_before_it_and_none_after(W):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_sampled_tokens_are_those_of_the_processed_logits_and_log_probabilities_of_the_raw_ones(temperature):
-    logits, position, rows, texts, _ = example(1, 4, temperature=temperature)
-    choose = jax.jit(partial(sample, numerics=Numerics()), static_argnums=3)
-    neutral = sampling_arrays([SamplingParams(temperature=temperature)] * len(PARAMS))
-    tokens, logprobs = choose(logits, position, rows, lambda: jnp.asarray(texts))
-    processed = jax.jit(process_logits)(logits, position, rows, texts)
-    expected = choose(processed, position, neutral, lambda: jnp.asarray(texts))[0]
-    plain = choose(logits, position, neutral, lambda: jnp.asarray(texts))[0]
+    logits, position, rows, texts, _ = example(4, 4, temperature=temperature)
+    neutral = sampling_arrays([SamplingParams(temperature=temperature)] * len(logits), **ROOM)
+    tokens, logprobs = choose(logits, position, rows, texts)
+    processed = process(logits, position, rows, texts)
+    expected = choose(processed, position, neutral, texts)[0]
+    plain = choose(logits, position, neutral, texts)[0]
     assert tokens.tolist() == expected.tolist()
     assert tokens.tolist() != plain.tolist()
     x = logits.astype(np.float64)
@@ -114,9 +116,8 @@ def test_sampled_tokens_are_those_of_the_processed_logits_and_log_probabilities_
 def test_processed_logprobs_equal_those_worked_out_token_by_token(temperature):
     logits, position, rows, texts, prompt_lens = example(4, 5, temperature=temperature, logprobs_mode="processed")
     as_raw = example(4, 5, temperature=temperature)[2]
-    choose = jax.jit(partial(sample, numerics=Numerics()), static_argnums=3)
-    tokens, logprobs = choose(logits, position, rows, lambda: jnp.asarray(texts))
-    raw = choose(logits, position, as_raw, lambda: jnp.asarray(texts))
+    tokens, logprobs = choose(logits, position, rows, texts)
+    raw = choose(logits, position, as_raw, texts)
     assert raw[0].tolist() == tokens.tolist()
     for r, at in enumerate(position):
         params = PARAMS[r // 4]
@@ -154,14 +155,8 @@ NEEDY = [
 def test_programs_without_processing_give_the_same_bits_where_none_is_needed_and_others_where_it_is(params):
     sampling = SamplingParams(**params)
     assert sampling.needs_processing == (params in NEEDY)
-    rng = np.random.default_rng(7)
-    logits = (3 * rng.standard_normal((64, V))).astype(np.float32)
-    texts = rng.integers(0, 9, (64, T)).astype(np.int32)
-    rows = sampling_arrays([sampling] * 64, [4] * 64)
-    choose = jax.jit(partial(sample, numerics=Numerics()), static_argnums=3)
-    with_it, without = (
-        choose(logits, np.full(64, 12, np.int32), rows.replace(processing=processing), lambda: jnp.asarray(texts))
-        for processing in (True, False)
-    )
-    same = (with_it[0] == without[0]).all() & (bits(with_it[1]) == bits(without[1])).all()
+    logits, position, _, texts, _ = example(4, 7)
+    rows = sampling_arrays([sampling] * len(logits), [1] * len(logits), **ROOM)
+    with_it, without = (choose(logits, position, rows.replace(processing=processing), texts) for processing in (True, False))
+    same = (np.asarray(with_it[0]) == without[0]).all() & (bits(with_it[1]) == bits(without[1])).all()
     assert same == (not sampling.needs_processing)

@@ -46,7 +46,8 @@ def cut(stretches: Stretches, index: jax.Array, tokens: jax.Array, window: int) 
     number = stretches.num_windows(window)
     through = jnp.cumsum(number)  # of sequences 0 .. b
     used = (index >= 0) & (index < through[-1])
-    sequence = jnp.minimum(jnp.searchsorted(through, index, side="right"), through.shape[0] - 1).astype(jnp.int32)
+    before = jnp.searchsorted(through, index, side="right", method="compare_all")  # sequences; compared all, it is no loop
+    sequence = jnp.minimum(before, through.shape[0] - 1).astype(jnp.int32)
     begin = stretches.start[sequence] + (index - (through[sequence] - number[sequence])) * window
     place = jnp.clip(begin[:, None] + jnp.arange(window, dtype=jnp.int32)[None, :], 0, tokens.shape[1] - 1)
     return Windows(

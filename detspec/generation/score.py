@@ -81,29 +81,19 @@ def score(
 
 
 def replay(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    *,
-    schedule: Schedule,
-    choose: bool = True,
-    top_k: int = 0,
-    start: jax.Array | None = None,
+    params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule, choose: bool = True, top_k: int = 0
 ) -> tuple[Replayed, GenState]:
-    """Reads the committed tokens of every live sequence as given text, teacher-forced, all windows packed into passes.
+    """Reads what the cache lacks of every live sequence's committed tokens, teacher-forced, all windows packed into passes.
 
     Args:
-        state: keys and values before each sequence's start must be in its cache.
         choose: whether targets are wanted, whose noise takes time.
         top_k: how many of the likeliest tokens are wanted at every position.
-        start: `[B]` int32, first position to feed; by default `cache.length`, 0 for sequences just inserted.
 
     Returns:
-        What the passes say of positions `start + 1 .. committed`, the last of which is about the next token: it has a target,
-        but no log-probability of a given token. And the state with `cache.length == committed - 1`.
+        What the passes say of positions `cache.length + 1 .. committed`, the last of which is about the next token: it has a
+        target, but no log-probability of a given token. And the state with `cache.length == committed - 1`.
     """
-    first = state.cache.length if start is None else start
-    given = stretches(first, jnp.where(state.live, state.committed, 0), schedule)
+    given = stretches(state.cache.length, jnp.where(state.live, state.committed, 0), schedule)
     asked = Asked(state.sampling.processing, choose, top_k)
     with jax.named_scope("replay"):
         replayed, cache = read(params, cfg, state, given, schedule=schedule, asked=asked)

@@ -27,7 +27,7 @@ from tests.hostile import RAW, as_bytes, damaged, outcome, refusal, values
 
 DEEP = RAW.index("[" * 200_000 + "]" * 200_000)
 FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
-MANY = settings(FILES, max_examples=2000)
+MANY = settings(FILES, max_examples=400)
 
 HF_CONFIGS = {}
 

@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def command() -> list[str]:
     """The program as users start it, but of this Python."""
-    return [sys.executable, "-m", "detspec.cli"]
+    return [sys.executable, "-m", "detspec"]
 
 
 @pytest.fixture(scope="session")

@@ -15,13 +15,15 @@ from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
-COMMANDS = ("demo", "generate", "merge", "doctor", "trace", "train", "bench", "plan")
+COMMANDS = ("demo", "generate", "merge", "audit", "doctor", "trace", "train", "bench", "plan", "convert", "warm")
 CLI = Path(commands.__file__).parent
 LIGHT = ("detspec.choices", "detspec.cli", "detspec.errors")
 NEEDED = {
     "merge": ["--out", "out.jsonl"],
     "generate": ["--prompts", "-", "--out", "-"],
     "train": ["--config", "config.py"],
+    "audit": ["--records", "out.jsonl"],
+    "convert": ["--model", "folder", "--out", "other"],
     "plan": ["--preset", "qwen3_8b", "--target", "v6e:2x2"],
 }
 

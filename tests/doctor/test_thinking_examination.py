@@ -7,15 +7,18 @@ from detspec.doctor import doctor
 from detspec.doctor.examination import Check
 from detspec.doctor.thinking_examination import examine_thoughts
 from detspec.schedule import Budget, Numerics, Schedule
-from tests.fakes import RANDOM_CFG, random_model
+from tests.fakes import RANDOM_CFG
 from tests.thinking.fakes import THINKER_CFG, random_thinker
 
 AXES = ["drafted thoughts", "reading places", "reading pages"]
 
 
-def thinker(**changes) -> Model:
-    cfg = dataclasses.replace(THINKER_CFG, num_layers=2, **changes)
-    return Model(cfg, random_thinker(cfg), tokenizer=None, eos_ids=(), digest="")
+# In float32, because rounding to bfloat16 hides most differences of a model this small.
+CFG = dataclasses.replace(THINKER_CFG, dtype="float32")
+
+
+def thinker() -> Model:
+    return Model(CFG, random_thinker(CFG), tokenizer=None, eos_ids=(), digest="")
 
 
 def test_examine_thoughts_of_a_canonical_schedule_hold_on_every_axis():
@@ -27,15 +30,15 @@ def test_examine_thoughts_of_a_canonical_schedule_hold_on_every_axis():
 
 def test_examine_thoughts_where_the_sum_depends_on_the_pass_names_layer_and_position():
     # The keys' sequence is cut by the furthest place of a pass, and how many chunks of a prompt a pass holds depends on its
-    # neighbours. In float32, because rounding to bfloat16 hides most differences of a model this small.
+    # neighbours.
     broken = Schedule(Numerics(page=8, num_splits=4), Budget(16, 4))
-    failed = {check.axis: check.differs for check in examine_thoughts(thinker(dtype="float32"), broken) if not check.equal}
+    failed = {check.axis: check.differs for check in examine_thoughts(thinker(), broken) if not check.equal}
     assert "keys of layer 1 at position" in failed["reading places"]
     assert "reading pages" not in failed
 
 
 def test_examine_thoughts_of_a_model_that_does_not_think_is_nothing():
-    model = Model(RANDOM_CFG, random_model(RANDOM_CFG), tokenizer=None, eos_ids=(), digest="")
+    model = Model(RANDOM_CFG, {}, tokenizer=None, eos_ids=(), digest="")
     assert examine_thoughts(model, Schedule(budget=Budget(16, 4))) == ()
 
 

@@ -1,7 +1,5 @@
 """Draft sources on the model that counts up: how many tokens each drafts, and which."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,6 @@ from detspec.draft.source import draft_limit
 from detspec.draft.table import source_of
 from detspec.errors import InputError
 from detspec.generation.prefill import prefill
-from detspec.generation.sequences import take_sequences
 from detspec.sampling_params import SamplingParams
 from tests.fakes import TABLE_CFG, TABLE_LOGPROB, Request, state_of, table_model
 from tests.shelf import TABLE
@@ -21,14 +18,20 @@ from tests.shelf import TABLE
 SCHEDULE = TABLE.schedule
 
 
-@partial(jax.jit, static_argnames=("schedule",))
-def caught_up(params, state, *, schedule):
-    return prefill(params, TABLE_CFG, state, schedule=schedule)
+@jax.jit
+def caught_up(params, state):
+    return prefill(params, TABLE_CFG, state, schedule=SCHEDULE)
+
+
+@jax.jit
+def by_model(params, state):
+    return SELF.draft((), params, TABLE_CFG, state, SCHEDULE)
 
 
 def state_with(*samplings: SamplingParams, prompt=(1, 2, 3)):
+    """A state of five sequences, of which the first ones have requests."""
     state = state_of(TABLE, [Request(prompt, sampling) for sampling in samplings])
-    return take_sequences(caught_up(table_model(), state, schedule=SCHEDULE), np.arange(len(samplings)))
+    return caught_up(table_model(), state.with_processing(False))
 
 
 def drafted(draft) -> list[list[int]]:
@@ -36,7 +39,7 @@ def drafted(draft) -> list[list[int]]:
 
 
 def drafted_by_model(state):
-    return jax.jit(lambda params, state: SELF.draft((), params, TABLE_CFG, state, SCHEDULE))(table_model(), state)
+    return by_model(table_model(), state)
 
 
 def test_self_draft_drafts_up_to_the_window_the_limit_and_the_stop_token():
@@ -45,24 +48,24 @@ def test_self_draft_drafts_up_to_the_window_the_limit_and_the_stop_token():
         SamplingParams(max_tokens=9), SamplingParams(max_tokens=2), SamplingParams(stop_token_ids=(5,), max_tokens=9)
     )
     draft = drafted_by_model(state)
-    assert drafted(draft) == [[4, 5, 6], [4], [4, 5]]
-    assert draft.final.tolist() == [False, False, False]
+    assert drafted(draft) == [[4, 5, 6], [4], [4, 5], [], []]
+    assert draft.final.tolist() == [False] * 5
 
 
 def test_self_draft_of_ordinary_rows_is_final_with_its_log_probabilities():
     """Nothing is added to it, so that it may draft the last token too."""
     state = state_with(SamplingParams(max_tokens=2, deterministic=False), SamplingParams(max_tokens=2))
     draft = drafted_by_model(state)
-    assert drafted(draft) == [[4, 5], [4]]
-    assert draft.final.tolist() == [True, False]
+    assert drafted(draft) == [[4, 5], [4], [], [], []]
+    assert draft.final.tolist() == [True, False, False, False, False]
     # float32 against float64 of 4 - log(e^4 + 15), numbers of size 4.
-    np.testing.assert_allclose(draft.logprobs[0, :2], TABLE_LOGPROB, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(draft.logprobs)[0, :2], TABLE_LOGPROB, rtol=0, atol=1e-6)
 
 
 def test_self_draft_of_a_row_that_ended_is_empty():
     state = state_with(SamplingParams(max_tokens=9), SamplingParams(max_tokens=9))
-    draft = drafted_by_model(state.replace(live=jnp.asarray([False, True])))
-    assert drafted(draft) == [[], [4, 5, 6]]
+    draft = drafted_by_model(state.replace(live=np.arange(5) == 1))
+    assert drafted(draft) == [[], [4, 5, 6], [], [], []]
 
 
 def test_self_draft_for_windows_without_room_is_refused():
@@ -73,26 +76,27 @@ def test_self_draft_for_windows_without_room_is_refused():
 
 def test_recorded_draft_reads_on_from_the_committed_tokens():
     state = state_with(*[SamplingParams(max_tokens=9)] * 4)
-    told = np.tile(np.arange(20, 28, dtype=np.int32), (4, 1))
-    draft = RECORDED.draft((jnp.asarray(told), jnp.asarray([8, 5, 3, 0])), None, TABLE_CFG, state, SCHEDULE)
-    assert drafted(draft) == [[23, 24, 25], [23, 24], [], []]
-    assert draft.final.tolist() == [False] * 4
+    told = np.tile(np.arange(20, 28, dtype=np.int32), (5, 1))
+    draft = RECORDED.draft((jnp.asarray(told), jnp.asarray([8, 5, 3, 0, 0])), None, TABLE_CFG, state, SCHEDULE)
+    assert drafted(draft) == [[23, 24, 25], [23, 24], [], [], []]
+    assert draft.final.tolist() == [False] * 5
 
 
 def test_no_draft_is_empty():
     for window in (1, 4):
         schedule = SCHEDULE.with_budget(8, window)
         draft = NONE.draft((), None, TABLE_CFG, state_with(SamplingParams(max_tokens=2)), schedule)
-        assert drafted(draft) == [[]]
-        assert draft.tokens.shape == (1, window - 1)
+        assert drafted(draft) == [[]] * 5
+        assert draft.tokens.shape == (5, window - 1)
 
 
 def test_draft_limit_leaves_one_token_to_the_pass():
     """3 committed, window 4: limits 4, 5, 12 leave room for 1, 2, 9 tokens."""
     state = state_with(*[SamplingParams(max_tokens=n) for n in (1, 2, 9)])
-    assert draft_limit(state, 4, jnp.zeros(3, bool)).tolist() == [0, 1, 3]
-    assert draft_limit(state, 4, jnp.ones(3, bool)).tolist() == [1, 2, 3]
-    assert draft_limit(state.replace(live=jnp.zeros(3, bool)), 4, jnp.zeros(3, bool)).tolist() == [0, 0, 0]
+    all_of_them, none_of_them = np.ones(5, bool), np.zeros(5, bool)
+    assert draft_limit(state, 4, none_of_them).tolist() == [0, 1, 3, 0, 0]
+    assert draft_limit(state, 4, all_of_them).tolist() == [1, 2, 3, 0, 0]
+    assert draft_limit(state.replace(live=none_of_them), 4, none_of_them).tolist() == [0] * 5
 
 
 def test_sources_are_found_by_name_and_unknown_names_are_refused():

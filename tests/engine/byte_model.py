@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -58,6 +59,16 @@ def broken_params(token: int) -> Params:
     return {**params, "embed": embed, "head": params["head"].at[5, 0].set(5e37)}
 
 
+def counting_params(circle: int = 16) -> Params:
+    """Token `(t + 1) % circle` follows token `t < circle`: embeddings are one-hot, and the layer adds nothing."""
+    params = jax.tree.map(jnp.zeros_like, byte_params())
+    token = np.arange(circle)
+    params["embed"] = params["embed"].at[token, token].set(1)
+    params["head"] = params["head"].at[(token + 1) % circle, token].set(1)
+    params["final_norm"] = jnp.ones_like(params["final_norm"])
+    return params
+
+
 def write_folder(path: Path, params: Params | None = None) -> Path:
     """A Hugging Face folder of the model."""
     save_hf(path, BYTE_CFG, params or byte_params(), tokenizer_json=byte_tokenizer().to_str())
@@ -93,15 +104,9 @@ def some_prompts(number: int = 8) -> list[list[int]]:
 
 
 def some_sampling(number: int = 8, *, deterministic: bool = True) -> list[SamplingParams]:
-    """Greedy and sampled, of 5 to 29 new tokens."""
+    """Greedy and sampled, of 5 to 29 new tokens; nothing that needs logits processing, whose programs are larger."""
     return [
-        SamplingParams(
-            max_tokens=5 + (8 * i) % 25,
-            temperature=(0.0, 0.8, 1.2)[i % 3],
-            top_p=(1.0, 0.9)[i % 2],
-            seed=i,
-            deterministic=deterministic,
-        )
+        SamplingParams(max_tokens=5 + (8 * i) % 25, temperature=(0.0, 0.8, 1.2)[i % 3], seed=i, deterministic=deterministic)
         for i in range(number)
     ]
 

@@ -81,8 +81,8 @@ def test_poisoned_files_are_compiled_again_and_give_the_same_bits(poison, model,
 
 def test_without_a_cache_nothing_is_written(model, folder, monkeypatch):
     monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
-    config = EngineConfig(max_requests=1, max_len=48, method="none", schedule=SCHEDULE, compile_cache=False)
-    Engine(model, config).generate([[1]], SamplingParams(max_tokens=2, deterministic=False))
+    config = EngineConfig(max_requests=2, max_len=48, method="none", schedule=SCHEDULE, compile_cache=False)
+    Engine(model, config).generate([[1], [2]], SamplingParams(max_tokens=2))
     assert not folder.exists()
 
 

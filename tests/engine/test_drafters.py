@@ -28,7 +28,7 @@ DRAFT_MODEL = draft_model(BYTE_CFG)
 CIRCLE = [*range(16), *range(16)]
 
 
-def circling_model(size: int = 4096, circle: int = 16) -> Model:
+def circling_model(size: int = 2048, circle: int = 16) -> Model:
     """The next token after `t` is `t + 1` within its circle of 16, as in `table_model`; reading the head is most of a step."""
     cfg = dataclasses.replace(TABLE_CFG, vocab_size=size, d_model=size, dtype="bfloat16")
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), param_shapes(cfg))

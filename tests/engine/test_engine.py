@@ -10,6 +10,8 @@ import pytest
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
 from detspec.checkpoint.tokenizer import Tokenizer
+from detspec.draft.given import NONE
+from detspec.draft.source import Drafter
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
@@ -21,13 +23,14 @@ from tests.engine.byte_model import (
     SCHEDULE,
     byte_params,
     byte_tokenizer,
+    counting_params,
     facts,
+    make_engine,
     ordinary,
     some_prompts,
     some_sampling,
     without_tokenizer,
 )
-from tests.fakes import TABLE_CFG, table_model
 
 PROMPTS, SAMPLING = some_prompts(), some_sampling()
 ORDER = [4, 0, 2, 6, 1, 7, 3, 5]
@@ -40,7 +43,7 @@ def alone(one_row: Engine) -> list:
 
 
 def test_generate_equals_the_functional_core_bitwise(alone):
-    state = generate(byte_params(), BYTE_CFG, PROMPTS, SAMPLING, schedule=SCHEDULE)
+    state = generate(byte_params(), BYTE_CFG, PROMPTS, SAMPLING, schedule=SCHEDULE, drafter=Drafter(NONE))
     for b, prompt in enumerate(PROMPTS):
         new = slice(len(prompt), int(state.committed[b]))
         reason = "stop" if int(state.finish[b]) == STOP else "length"
@@ -74,8 +77,8 @@ def test_digest_in_another_batch_is_the_same_and_names_the_sampling(one_row, thr
 def test_ordinary_requests_in_other_batches_get_other_bits(one_row, three_rows, eight_rows):
     """The inverse control; which sizes differ depends on the device and on jax's version."""
     unverified = [ordinary(sampling) for sampling in SAMPLING]
-    found = [[facts(c) for c in engine.generate(PROMPTS, unverified)] for engine in (one_row, three_rows, eight_rows)]
-    assert any(found[0] != other for other in found[1:])
+    alone = [facts(c) for c in one_row.generate(PROMPTS, unverified)]
+    assert any([facts(c) for c in engine.generate(PROMPTS, unverified)] != alone for engine in (three_rows, eight_rows))
 
 
 @pytest.mark.parametrize("engine_name", ["three_rows", "eight_rows"])
@@ -132,10 +135,8 @@ def counting(tmp_path_factory) -> Engine:
     ]
     path = tmp_path_factory.mktemp("counting") / "tokenizer.json"
     byte_tokenizer(letters).save(str(path))
-    params = table_model()
-    model = Model(TABLE_CFG, params, Tokenizer(path), (), digest_model(TABLE_CFG, params))
-    config = EngineConfig(max_requests=1, max_len=64, method="self", num_speculative_tokens=1, schedule=SCHEDULE)
-    return Engine(model, config)
+    model = Model(BYTE_CFG, counting_params(), Tokenizer(path), (), digest_model(BYTE_CFG, counting_params()))
+    return make_engine(model, 1, "none", segment_steps=1)  # by the programs of `one_row`
 
 
 def test_stream_never_cuts_a_character(counting):
@@ -244,6 +245,6 @@ def test_state_after_runs_holds_nobody(one_row):
 @pytest.mark.parametrize("is_bound", [True, False])
 def test_state_is_bound_to_a_device_as_the_weights_are(is_bound):
     """Programs of bound and of free arrays differ: a state that began otherwise would have each program compiled twice."""
-    params = jax.device_put(table_model(), jax.local_devices()[0] if is_bound else None)
-    engine = Engine(Model(TABLE_CFG, params, None, (), ""), EngineConfig(max_requests=1, max_len=16, schedule=SCHEDULE))
+    params = jax.device_put(byte_params(), jax.local_devices()[0] if is_bound else None)
+    engine = Engine(Model(BYTE_CFG, params, None, (), ""), EngineConfig(max_requests=1, max_len=16, schedule=SCHEDULE))
     assert {leaf.committed for leaf in jax.tree.leaves((params, engine.device.state))} == {is_bound}

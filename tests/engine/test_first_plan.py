@@ -21,7 +21,7 @@ def labels(engine: Engine) -> set[str]:
 
 @pytest.fixture
 def engine() -> Engine:
-    return Engine.over(FakeDevice(Schedule(), EngineConfig(max_requests=4, max_len=4096, prefix_sharing=False)))
+    return Engine.over(FakeDevice(Schedule(), EngineConfig(max_requests=4, max_len=256, prefix_sharing=False)))
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,13 @@ SHUFFLED = [7, 2, 11, 0, 9, 4, 1, 10, 3, 6, 8, 5]
 
 
 def mixed_requests(number: int = NUM) -> list[tuple[list[int], SamplingParams]]:
-    """Some with a common prefix, two of them the same prompt; greedy, sampled, with penalties; some stop early."""
+    """Some with a common prefix, two of them the same prompt; greedy, sampled, with filters and penalties; some stop early."""
     prompts = [PREFIX + prompt[:5] if i % 3 == 0 else prompt for i, prompt in enumerate(some_prompts(number))]
     prompts[6] = prompts[3]
     sampling = some_sampling(number)
     sampling[1] = dataclasses.replace(sampling[1], repetition_penalty=1.3, presence_penalty=0.5)
     sampling[4] = dataclasses.replace(sampling[4], stop_token_ids=(7, 8, 9), logit_bias={7: 4, 8: 4, 9: 4})
+    sampling[5] = dataclasses.replace(sampling[5], top_p=0.9)
     sampling[9] = dataclasses.replace(sampling[9], n=3, seed=50, temperature=0.9)
     lengths = [min(16 + 20 * (i % 2), 60 - len(prompt)) for i, prompt in enumerate(prompts)]
     return [(p, dataclasses.replace(s, max_tokens=n)) for p, s, n in zip(prompts, sampling, lengths, strict=True)]

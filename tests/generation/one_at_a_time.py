@@ -51,10 +51,10 @@ FIXED = tuple(
 def one_at_a_time(request: Request, shape: Shape = MANY) -> tuple:
     """The reference for `request` in a batch of `shape`.
 
-    Aligned bits depend on the window, so there only the draft and the neighbours are taken away.
+    Aligned bits depend on the window, so there only the draft and the neighbours are taken away; their places stay empty.
     """
     aligned = shape.schedule.numerics.alignment == "window"
-    return _one_at_a_time(request, shape._replace(batch=1) if aligned else shape.alone, "recorded" if aligned else "none")
+    return _one_at_a_time(request, shape if aligned else shape.alone, "recorded" if aligned else "none")
 
 
 @cache

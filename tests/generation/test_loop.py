@@ -1,7 +1,7 @@
 """The loop as a program: traced once, its cache updated in place, little memory besides weights and cache."""
 
 import re
-from functools import partial
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -17,18 +17,16 @@ from detspec.model.params import param_shapes, params_bytes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
 from detspec.state import LENGTH, STOP
-from tests.fakes import RANDOM_CFG, SOURCES, TABLE_CFG, Request, random_model, state_of, table_model
+from tests.fakes import SOURCES, TABLE_CFG, Request, state_of, table_model
 from tests.shelf import FEW, LARGE, TABLE, Shape
-
-MAX_LEN = FEW.length
 
 
 def random_requests(batch: int, seed: int) -> list[Request]:
     rng = np.random.default_rng(seed)
     return [
         Request(
-            tuple(rng.integers(0, RANDOM_CFG.vocab_size, rng.integers(1, 20)).tolist()),
-            SamplingParams(max_tokens=int(rng.integers(1, 20)), temperature=float(b % 2), seed=seed, stop_token_ids=(seed, b)),
+            tuple(rng.integers(0, TABLE_CFG.vocab_size, rng.integers(1, 12)).tolist()),
+            SamplingParams(max_tokens=int(rng.integers(1, 12)), temperature=float(b % 2), seed=seed, stop_token_ids=(seed, b)),
         )
         for b in range(batch)
     ]
@@ -40,29 +38,29 @@ def test_program_is_traced_once_for_all_prompts_rollbacks_and_endings():
     @partial(jax.jit, static_argnames=("schedule",), donate_argnames=("state",))
     def counted(params, state, recorded, recorded_length, *, schedule):
         traced.append(state.tokens.shape[0])
-        state = prefill(params, RANDOM_CFG, state, schedule=schedule)
+        state = prefill(params, TABLE_CFG, state, schedule=schedule)
         told = draft_fn(Drafter(SOURCES["recorded"], (recorded, recorded_length)), schedule)
 
         def step(state):
-            return dvr_step(params, RANDOM_CFG, state, draft_fn=told, schedule=schedule)[0]
+            return dvr_step(params, TABLE_CFG, state, draft_fn=told, schedule=schedule)[0]
 
-        return run(state, step, limits=Limits(MAX_LEN))[0]
+        return run(state, step, limits=Limits(TABLE.length))[0]
 
     def arguments(batch, seed):
-        state = state_of(FEW._replace(batch=batch), random_requests(batch, seed))
-        recorded = np.random.default_rng(seed).integers(0, RANDOM_CFG.vocab_size, (batch, MAX_LEN), dtype=np.int32)
-        return random_model(RANDOM_CFG), state, recorded, np.full(batch, MAX_LEN, np.int32)
+        state = state_of(TABLE._replace(batch=batch), random_requests(batch, seed)).with_processing(False)
+        recorded = np.random.default_rng(seed).integers(0, TABLE_CFG.vocab_size, (batch, TABLE.length), dtype=np.int32)
+        return table_model(), state, recorded, np.full(batch, TABLE.length, np.int32)
 
-    states = [counted(*arguments(3, seed), schedule=FEW.schedule) for seed in range(4)]
-    assert sum(int(state.counters.num_rollbacks.sum()) for state in states) > 4
-    assert len({int(n) for state in states for n in state.committed}) > 4
-    assert traced == [3]
-    counted.trace(*arguments(2, 0), schedule=FEW.schedule)  # another number of rows is another program
-    assert traced == [3, 2]
+    states = [counted(*arguments(TABLE.batch, seed), schedule=TABLE.schedule) for seed in range(4)]
+    assert sum(int(np.asarray(state.counters.num_rollbacks).sum()) for state in states) > 4
+    assert len({int(n) for state in states for n in np.asarray(state.committed)}) > 4
+    assert traced == [TABLE.batch]
+    counted.trace(*arguments(2, 0), schedule=TABLE.schedule)  # another number of rows is another program
+    assert traced == [TABLE.batch, 2]
 
 
 def generate_by_table(prompts, sampling):
-    """The text of each row; always the same shapes, so that it is compiled once. Token 12 ends a text."""
+    """The text of each of two rows, the longest one of four pages, so that it is compiled once. Token 12 ends a text."""
     state = generate(table_model(), TABLE_CFG, prompts, sampling, eos_ids=[12], schedule=TABLE.schedule)
     texts = [tokens[:n] for tokens, n in zip(state.tokens.tolist(), state.committed.tolist(), strict=True)]
     return texts, state.finish.tolist()
@@ -71,13 +69,14 @@ def generate_by_table(prompts, sampling):
 def test_generate_with_new_prompts_of_the_same_shape_compiles_nothing():
     def run_with(seed):
         rng = np.random.default_rng(seed)
-        generate_by_table([rng.integers(0, 16, n).tolist() for n in rng.integers(1, 9, 2)], SamplingParams(max_tokens=4))
+        generate_by_table([rng.integers(0, 16, n).tolist() for n in rng.integers(9, 13, 2)], SamplingParams(max_tokens=4))
         return generate_state._cache_size()
 
     assert run_with(0) == run_with(1) == run_with(2)
 
 
-def compiled_loop(shape: Shape, *, keep_old_cache: bool = False):
+@cache
+def compiled_loop(shape: Shape, *, processing: bool = True, keep_old_cache: bool = False):
     """The compiled program of prefill and loop with a donated state, and the state's shapes."""
     cfg, schedule = shape.cfg, shape.schedule
 
@@ -92,7 +91,7 @@ def compiled_loop(shape: Shape, *, keep_old_cache: bool = False):
         state, _ = run(state, step, limits=Limits(shape.length))
         return (state, old.k, old.v) if keep_old_cache else state
 
-    shapes = jax.eval_shape(lambda: state_of(shape, []))
+    shapes = jax.eval_shape(lambda: state_of(shape, []).with_processing(processing))
     return jax.jit(program, donate_argnums=1).lower(param_shapes(cfg), shapes).compile(), shapes
 
 
@@ -107,15 +106,17 @@ def pool_copies(compiled, shapes) -> list[str]:
     return [line.strip() for line in compiled.as_text().splitlines() if copy.search(line)]
 
 
-@pytest.mark.parametrize("window", [1, 4])
-def test_loop_copies_no_page_pool(window):
-    compiled, shapes = compiled_loop(of_window(FEW, window))
+@pytest.mark.parametrize(
+    "asked", [{"shape": of_window(FEW, 1), "processing": False}, {"shape": of_window(LARGE, 16)}], ids=["1", "16"]
+)
+def test_loop_copies_no_page_pool(asked):
+    compiled, shapes = compiled_loop(**asked)
     assert pool_copies(compiled, shapes) == []
     assert compiled.memory_analysis().alias_size_in_bytes >= sum(pool.size * 4 for pool in (*shapes.cache.k, *shapes.cache.v))
 
 
 def test_loop_that_keeps_its_old_cache_does_copy_page_pools():
-    compiled, shapes = compiled_loop(of_window(FEW, 1), keep_old_cache=True)
+    compiled, shapes = compiled_loop(of_window(FEW, 1), processing=False, keep_old_cache=True)
     assert len(pool_copies(compiled, shapes)) >= 2 * FEW.cfg.num_layers
 
 
@@ -134,14 +135,14 @@ def test_generation_needs_a_quarter_more_memory_than_weights_and_cache_at_most(w
 
 
 def test_generate_runs_prompts_of_several_lengths_to_their_ends():
-    texts, finish = generate_by_table([[1, 2, 3], [9]], [SamplingParams(max_tokens=5), SamplingParams(max_tokens=9)])
+    texts, finish = generate_by_table([[1, 2, 3], [9]], [SamplingParams(max_tokens=5), SamplingParams(max_tokens=14)])
     assert texts == [[1, 2, 3, 4, 5, 6, 7, 8], [9, 10, 11, 12]]
     assert finish == [LENGTH, STOP]
 
 
 def test_generate_with_ignored_eos_runs_on():
     texts, finish = generate_by_table(
-        [[9], [10]], [SamplingParams(max_tokens=5, ignore_eos=True), SamplingParams(max_tokens=5)]
+        [[9], [10]], [SamplingParams(max_tokens=5, ignore_eos=True), SamplingParams(max_tokens=14)]
     )
     assert texts == [[9, 10, 11, 12, 13, 14], [10, 11, 12]]
     assert finish == [LENGTH, STOP]

@@ -31,6 +31,13 @@ def test_references_hold_varied_texts():
     assert len(set(new)) == len(new)
 
 
+def test_windows_of_one_row_commit_one_token_a_pass_without_any_draft():
+    state = generate_all(MANY.alone, FIXED[:1], source="none")
+    assert state.counters.num_verify_passes.tolist() == [MAX_NEW]
+    for name in ("num_draft_tokens", "num_accepted_draft_tokens", "num_rollbacks", "num_recomputed_tokens"):
+        assert getattr(state.counters, name).tolist() == [0]
+
+
 @pytest.mark.parametrize("kind", ["perfect", "wrong", "empty"])
 def test_draft_of_known_quality_changes_the_counters_and_no_bit(kind):
     """24 new tokens in windows of 8: three passes of 8 if every draft is right, 24 passes if none is or there is none."""
@@ -93,6 +100,7 @@ def test_ordinary_request_in_crowds_of_other_sizes_gets_other_bits():
 def test_row_budgets_on_this_cpu_give_equal_bits():
     """Not promised: bits may depend on the number of rows of a pass. CPUs have given equal bits so far; should one not, then
     its certified set of budgets is smaller, and this test states which."""
-    shapes = {rows: MANY._replace(schedule=MANY.schedule.with_budget(rows, 1)) for rows in (1, 4, 16, 64, 128)}
+    # A pass of one row multiplies vectors with matrices: it is the one most likely to differ.
+    shapes = {rows: MANY._replace(schedule=MANY.schedule.with_budget(rows, 1)) for rows in (1, 64)}
     found = {rows: [one_at_a_time(FIXED[i], shape) for i in (1, 3)] for rows, shape in shapes.items()}
     assert {rows: answer == found[64] for rows, answer in found.items()} == dict.fromkeys(found, True)

@@ -117,12 +117,6 @@ def test_empty_draft_commits_exactly_one_token():
     assert counters(state) == {"passes": 1, "drafted": 0, "accepted": 0, "rollbacks": 0, "recomputed": 0}
 
 
-def test_window_of_one_row_commits_one_token_without_any_draft():
-    state = step([request()], [[]], steps=5, shape=TABLE._replace(schedule=TABLE.alone.schedule), source="none")
-    assert committed(state) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert counters(state) == {"passes": 5, "drafted": 0, "accepted": 0, "rollbacks": 0, "recomputed": 0}
-
-
 def test_stop_token_inside_the_accepted_run_voids_everything_after_it():
     state = step([request(stop_token_ids=(5,))], [[1, 2, 3, 4, 5, 6]])
     assert committed(state) == [1, 2, 3, 4, 5]  # the stop token is kept

@@ -1,7 +1,7 @@
 """What every implementation of attention over a paged cache must do; a test class per implementation inherits it."""
 
 import dataclasses
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -100,10 +100,21 @@ def oracle(problem: Problem, *, cap: float | None = None, sliding_window: int | 
 
 def attended(problem: Problem, numerics: Numerics, **rule) -> np.ndarray:
     """What the implementation that `numerics` names answers, with queries and pages of `numerics.cache_dtype`."""
-    q, k, v = (jnp.asarray(x).astype(numerics.cache_dtype) for x in (problem.q, problem.k, problem.v))
+    q, k, v = (x.astype(jnp.dtype(numerics.cache_dtype)) for x in (problem.q, problem.k, problem.v))
     zeros = ((0, 0), (0, 0), (0, 0), (0, numerics.cache_head_dim(q.shape[3]) - q.shape[3]))
-    k, v = jnp.moveaxis(jnp.pad(k, zeros), 2, numerics.key_slot_axis), jnp.pad(v, zeros)
+    k, v = np.moveaxis(np.pad(k, zeros), 2, numerics.key_slot_axis), np.pad(v, zeros)
     return np.asarray(attend(q, k, v, problem.page_tables, problem.positions, numerics=numerics, **rule))
+
+
+@cache
+def answered(contract: type["AttentionContract"]) -> tuple[Problem, np.ndarray]:
+    """The problem of `contract.SHAPE` and the bits of its answer, neither to be written to."""
+    self = contract()
+    problem = self.problem(self.SHAPE, ends=self.ENDS)
+    expected = bits(self.run(problem, self.numerics(self.SHAPE)))
+    for array in (*vars(problem).values(), expected):
+        array.flags.writeable = False
+    return problem, expected
 
 
 class AttentionContract:
@@ -146,9 +157,9 @@ class AttentionContract:
 
     # In value ---------------------------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("Q", [1, 2, 3, 8])
+    @pytest.mark.parametrize("Q", [1, 3])
     def test_attention_of_grouped_heads_and_odd_lengths_equals_float64(self, Q):
-        shape = self.shape(G=3, W=8, K=2, Q=Q)
+        shape = self.shape(G=3, W=7, K=2, Q=Q)
         problem = self.problem(shape)
         self.check_value(self.run(problem, self.numerics(shape)), problem)
 
@@ -162,16 +173,17 @@ class AttentionContract:
         problem = self.problem(shape)
         self.check_value(self.run(problem, self.numerics(shape)), problem)
 
-    @pytest.mark.parametrize("num_splits", [1, 4])
-    @pytest.mark.parametrize("query_tile", [1, 4, 16])
+    @pytest.mark.parametrize(("query_tile", "num_splits"), [(1, 4), (4, 1)])
     def test_attention_in_tiles_and_splits_equals_float64(self, query_tile, num_splits):
-        shape = self.shape(G=2, W=7, K=2, Q=2)
+        shape = self.shape(G=2, W=5, K=1, Q=2)
         problem = self.problem(shape, ends=self.positions(9, 83))  # one row sees a single block: three splits see nothing
         got = self.run(problem, self.numerics(shape, query_tile=query_tile, num_splits=num_splits))
         self.check_value(got, problem)
 
-    @pytest.mark.parametrize("num_splits", [1, 4])
-    @pytest.mark.parametrize("rule", [{"cap": 0.8}, {"sliding_window": 1}, {"sliding_window": 19}, {"sliding_window": 1000}])
+    @pytest.mark.parametrize(
+        ("rule", "num_splits"),
+        [({"cap": 0.8}, 1), ({"sliding_window": 1}, 4), ({"sliding_window": 19}, 4), ({"sliding_window": 1000}, 1)],
+    )
     def test_attention_with_soft_caps_and_sliding_windows_equals_float64(self, rule, num_splits):
         """Windows of less than a page, across pages, and longer than the sequence."""
         shape = self.shape(G=3, W=7, K=2, Q=2)
@@ -180,11 +192,9 @@ class AttentionContract:
         self.check_value(got, problem, **rule)
         assert (np.abs(got - oracle(problem)) > 1e-2).any() == (rule != {"sliding_window": 1000})
 
-    @pytest.mark.parametrize(
-        ("Q", "num_splits", "rule"), [(2, 1, {}), (3, 4, {}), (8, 1, {}), (2, 4, {"cap": 0.8, "sliding_window": 19})]
-    )
+    @pytest.mark.parametrize(("Q", "num_splits", "rule"), [(3, 4, {}), (8, 1, {}), (2, 4, {"cap": 0.8, "sliding_window": 19})])
     def test_attention_with_linear_biases_equals_float64(self, Q, num_splits, rule):
-        """4, 6 and 16 heads; a cap bounds the product alone."""
+        """6, 16 and 4 heads; a cap bounds the product alone."""
         rule = {"alibi": True, **rule}
         shape = self.shape(G=3, W=7, K=2, Q=Q)
         problem = self.problem(shape, ends=self.positions(9, 83, 96))
@@ -210,8 +220,8 @@ class AttentionContract:
         return self.positions(8, 21, 47, 90)
 
     def base(self) -> tuple[Problem, np.ndarray]:
-        problem = self.problem(self.SHAPE, ends=self.ENDS)
-        return problem, bits(self.run(problem, self.numerics(self.SHAPE)))
+        """The problem that others are compared with, and the bits of its answer; a simulator computes them once."""
+        return answered(type(self))
 
     def test_bits_with_groups_permuted_are_permuted(self):
         problem, expected = self.base()
@@ -222,7 +232,7 @@ class AttentionContract:
         assert (bits(self.run(permuted, self.numerics(self.SHAPE))) == expected[order]).all()
         assert (expected[order] != expected).any()
 
-    @pytest.mark.parametrize("group", range(4))
+    @pytest.mark.parametrize("group", [0, 3])
     def test_bits_with_other_neighbours_stay(self, group):
         problem, expected = self.base()
         other = self.problem(self.SHAPE, seed=1, ends=self.positions(96, 9, 33, 12))
@@ -236,36 +246,34 @@ class AttentionContract:
         others = [g for g in range(4) if g != group]
         assert (got[others] != expected[others]).any()
 
-    @pytest.mark.parametrize("split", [1, 2, 4, 8])
+    @pytest.mark.parametrize("split", [1, 4])
     def test_bits_with_windows_cut_shorter_stay(self, split):
-        """32 rows as 4 windows of 8, 8 of 4, 16 of 2, 32 of 1."""
+        """The shortest and the longest window of 8 as 16 of 1, and as 4 of 4."""
         problem, expected = self.base()
-        G, W = self.SHAPE.G * 8 // split, split
+        ends = [0, 3]
         cut = problem.replace(
-            q=problem.q.reshape(G, W, *problem.q.shape[2:]),
-            positions=problem.positions.reshape(G, W),
-            page_tables=np.repeat(problem.page_tables, 8 // split, axis=0),
+            q=problem.q[ends].reshape(-1, split, *problem.q.shape[2:]),
+            positions=problem.positions[ends].reshape(-1, split),
+            page_tables=np.repeat(problem.page_tables[ends], 8 // split, axis=0),
         )
         got = bits(self.run(cut, self.numerics(self.SHAPE)))
-        assert (got.reshape(expected.shape) == expected).all()
+        assert (got.reshape(expected[ends].shape) == expected[ends]).all()
 
-    @pytest.mark.parametrize("split", [1, 2, 4])
-    def test_bits_with_linear_biases_in_windows_cut_shorter_and_beside_other_neighbours_stay(self, split):
+    def test_bits_with_linear_biases_in_windows_cut_shorter_and_beside_other_neighbours_stay(self):
         """Of 16 heads, most slopes are no powers of two, and their products with a distance are rounded."""
         shape = self.shape(G=3, W=8, K=2, Q=8)
         problem = self.problem(shape, ends=self.positions(8, 47, 90))
         numerics = self.numerics(shape, query_tile=8)
-        expected = bits(self.run(problem, numerics, alibi=True))
+        expected = bits(self.run(problem, numerics, alibi=True))[1:]
         cut = problem.replace(
-            q=problem.q[1:].reshape(-1, split, *problem.q.shape[2:]),
-            positions=problem.positions[1:].reshape(-1, split),
-            page_tables=np.repeat(problem.page_tables[1:], 8 // split, axis=0),
+            q=problem.q[1:].reshape(-1, 2, *problem.q.shape[2:]),
+            positions=problem.positions[1:].reshape(-1, 2),
+            page_tables=np.repeat(problem.page_tables[1:], 4, axis=0),
         )
-        got = bits(self.run(cut, numerics, alibi=True))
-        assert (got.reshape(expected[1:].shape) == expected[1:]).all()
-        assert (bits(self.run(cut, numerics)).reshape(expected[1:].shape) != expected[1:]).any()
+        assert (bits(self.run(cut, numerics, alibi=True)).reshape(expected.shape) == expected).all()
+        assert (bits(self.run(cut, numerics)).reshape(expected.shape) != expected).any()
 
-    @pytest.mark.parametrize("offset", [1, 3, 7])
+    @pytest.mark.parametrize("offset", [1, 7])
     def test_bits_with_queries_at_another_offset_of_their_window_stay(self, offset):
         """The window starts `offset` positions earlier: what stood at places 0 .. W-offset stands `offset` places later."""
         problem, expected = self.base()
@@ -332,19 +340,18 @@ class AttentionContract:
         assert (bits(got)[2, :3] == expected[2, :3]).all()
         assert (bits(got)[[0, 1, 3]] == expected[[0, 1, 3]]).all()
 
-    @pytest.mark.parametrize("group", range(4))
-    def test_bits_of_a_sliding_window_stay_wherever_the_neighbours_windows_begin(self, group):
+    def test_bits_of_a_sliding_window_stay_wherever_the_neighbours_windows_begin(self):
         """The loop starts at the first page that anybody needs: pages before a row's window must be no-ops, or not be run."""
-        problem = self.problem(self.SHAPE, ends=self.ENDS)
+        problem, everything = self.base()
         together = bits(self.run(problem, self.numerics(self.SHAPE), sliding_window=10))
-        alone = problem.replace(
-            q=problem.q[group : group + 1],
-            page_tables=problem.page_tables[group : group + 1],
-            positions=problem.positions[group : group + 1],
-        )
-        assert (bits(self.run(alone, self.numerics(self.SHAPE), sliding_window=10))[0] == together[group]).all()
-        wider = bits(self.run(problem, self.numerics(self.SHAPE), sliding_window=12))
-        assert (wider[group] != together[group]).any() == (problem.positions[group, -1] >= 10)
+        for group in range(4):
+            alone = problem.replace(
+                q=problem.q[group : group + 1],
+                page_tables=problem.page_tables[group : group + 1],
+                positions=problem.positions[group : group + 1],
+            )
+            assert (bits(self.run(alone, self.numerics(self.SHAPE), sliding_window=10))[0] == together[group]).all(), group
+            assert problem.positions[group, -1] < 10 or (everything[group] != together[group]).any(), group
 
     def test_bits_with_splits_over_the_sequence_differ(self):
         """Why the canonical pass has none."""

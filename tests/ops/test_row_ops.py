@@ -12,7 +12,7 @@ from detspec.ops.rope import apply_rope, rope_frequencies, rope_rotation
 from detspec.ops.row_sum import fixed_sum, native_sum
 from tests.fakes import bits
 
-ROWS = (1, 2, 3, 4, 8, 16, 64, 256)
+ROWS = (1, 2, 3, 8, 64, 256)
 EPS = 1e-5
 
 
@@ -21,7 +21,7 @@ def norm(x, scale, *, summed_by=fixed_sum):
     return rms_norm(x, scale, EPS, summed_by)
 
 
-@pytest.mark.parametrize("width", [64, 96, 256, 1000])
+@pytest.mark.parametrize("width", [64, 1000])
 def test_rms_norm_equals_float64(width):
     rng = np.random.default_rng(width)
     x, scale = rng.standard_normal((5, 3, width), np.float32), rng.standard_normal(width, np.float32)
@@ -33,32 +33,35 @@ def test_rms_norm_equals_float64(width):
 def test_rms_norm_in_bfloat16_rounds_before_the_scale():
     """As Hugging Face Llama does: normed in float32, rounded to bfloat16, then scaled in bfloat16."""
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.standard_normal((7, 64)), jnp.bfloat16)
-    scale = jnp.asarray(rng.standard_normal(64), jnp.bfloat16)
-    x64 = np.asarray(x, np.float64)
-    normed = jnp.asarray((x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + EPS)).astype(np.float32)).astype(jnp.bfloat16)
-    got = norm(x, scale)
+    x, scale = (rng.standard_normal(shape).astype(jnp.bfloat16) for shape in ((7, 64), 64))
+    x64 = x.astype(np.float64)
+    normed = (x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + EPS)).astype(np.float32).astype(jnp.bfloat16)
+    got = np.asarray(norm(x, scale))
     assert got.dtype == jnp.bfloat16
     # Where float32 and float64 stand on two sides of a rounding border, bfloat16 differs by one unit of 2**-8.
-    np.testing.assert_allclose(got.astype(jnp.float32), (normed * scale[None]).astype(jnp.float32), rtol=2**-7, atol=0)
-    assert (got == normed * scale[None]).mean() > 0.98
+    np.testing.assert_allclose(got.astype(np.float32), (normed * scale).astype(np.float32), rtol=2**-7, atol=0)
+    assert (got == normed * scale).mean() > 0.98
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("width", [64, 96, 257, 1000])
+@pytest.mark.parametrize("width", [64, 257, 1000])
 def test_rms_norm_beside_any_number_of_rows_gives_the_same_bits(width, dtype):
     rng = np.random.default_rng(width)
-    x = jnp.asarray(rng.standard_normal((256, width)), dtype)
-    scale = jnp.asarray(rng.standard_normal(width), dtype)
-    assert len({bits(norm(x[:rows], scale)[:1].astype(jnp.float32)).tobytes() for rows in ROWS}) == 1
+    x, scale = (rng.standard_normal(shape).astype(jnp.dtype(dtype)) for shape in ((256, width), width))
+    assert len({np.asarray(norm(x[:rows], scale))[:1].tobytes() for rows in ROWS}) == 1
 
 
 def test_rms_norm_in_the_backends_own_order_gives_other_bits_somewhere():
     def variants(width: int) -> int:
         x = np.random.default_rng(width).standard_normal((256, width), np.float32)
-        return len({bits(norm(x[:rows], np.ones(width, np.float32), summed_by=native_sum)[:1]).tobytes() for rows in ROWS})
+        return len({bits(norm(x[:rows], np.ones(width, np.float32), summed_by=native_sum))[:1].tobytes() for rows in ROWS})
 
-    assert max(variants(width) for width in (64, 96, 256, 257, 688, 1000, 2048)) > 1
+    assert any(variants(width) > 1 for width in (1000, 2048, 688, 257, 256, 96, 64))
+
+
+@partial(jax.jit, static_argnames=("theta",))
+def rotate(x, positions, theta=1e4):
+    return apply_rope(x, rope_rotation(positions, rope_frequencies(x.shape[-1], theta)))
 
 
 @pytest.mark.parametrize(("head_dim", "theta"), [(2, 1e4), (16, 1e4), (64, 5e5)])
@@ -67,7 +70,7 @@ def test_apply_rope_equals_float64(head_dim, theta):
     rng = np.random.default_rng(head_dim)
     x = rng.standard_normal((6, 3, head_dim), np.float32)
     positions = np.asarray([0, 1, 2, 17, 300, 2047], np.int32)
-    got = apply_rope(jnp.asarray(x), rope_rotation(jnp.asarray(positions), rope_frequencies(head_dim, theta)))
+    got = rotate(x, positions, theta)
     angle = positions[:, None, None] * theta ** (-np.arange(0, head_dim, 2) / head_dim)
     first, second = np.split(x.astype(np.float64), 2, axis=-1)
     exact = np.concatenate(
@@ -80,20 +83,16 @@ def test_apply_rope_equals_float64(head_dim, theta):
 
 def test_apply_rope_at_position_zero_changes_no_bit():
     x = np.random.default_rng(0).standard_normal((4, 2, 16), np.float32)
-    rotated = apply_rope(jnp.asarray(x), rope_rotation(jnp.zeros(4, jnp.int32), rope_frequencies(16, 1e4)))
-    assert (bits(rotated) == bits(x)).all()
+    assert (bits(rotate(x, np.zeros(4, np.int32))) == bits(x)).all()
 
 
 def test_apply_rope_keeps_scores_of_equal_distances():
     """q at p against k at p - 3 is the same product for every p: that is what the rotation is for."""
     rng = np.random.default_rng(1)
-    q, k = (jnp.asarray(rng.standard_normal((1, 1, 16)), jnp.float32) for _ in range(2))
-    frequencies = rope_frequencies(16, 1e4)
+    q, k = (rng.standard_normal((1, 1, 16), np.float32) for _ in range(2))
 
     def score(p: int, distance: int) -> float:
-        turned = [
-            apply_rope(x, rope_rotation(jnp.asarray([at], jnp.int32), frequencies)) for x, at in ((q, p), (k, p - distance))
-        ]
+        turned = [np.asarray(rotate(x, np.asarray([at], np.int32))) for x, at in ((q, p), (k, p - distance))]
         return float((turned[0] * turned[1]).sum())
 
     # Sums of 16 products of size 1, angles up to 100: 100 * 2**-22 each.
@@ -104,5 +103,4 @@ def test_apply_rope_keeps_scores_of_equal_distances():
 def test_rotated_row_beside_any_number_of_rows_gives_the_same_bits():
     x = np.random.default_rng(2).standard_normal((256, 4, 16), np.float32)
     positions = np.arange(256, dtype=np.int32)[::-1].copy()
-    rotate = jax.jit(lambda x, positions: apply_rope(x, rope_rotation(positions, rope_frequencies(16, 1e4))))
-    assert len({bits(rotate(x[:rows], positions[:rows])[:1]).tobytes() for rows in ROWS}) == 1
+    assert len({bits(rotate(x[:rows], positions[:rows]))[:1].tobytes() for rows in ROWS}) == 1

@@ -10,14 +10,17 @@ from detspec.ops.row_sum import fixed_sum, native_sum, sum_fn
 from detspec.schedule import Numerics, Schedule
 from tests.fakes import bits
 
-ROWS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 100, 256)
-LENGTHS = (1, 5, 16, 64, 97, 211, 256, 688, 2048)
+ROWS = (1, 2, 3, 8, 17, 64, 256)
+LENGTHS = (1, 5, 64, 97, 688, 2048)
 
 
 @partial(jax.jit, static_argnames=("summed_by",))
 def sum_of_squares(x, *, summed_by):
     """As norms use it: the sum may be compiled into one loop with what comes before."""
     return summed_by(x * x)
+
+
+summed = jax.jit(fixed_sum)
 
 
 def first_row_bits(summed_by, length: int) -> set[int]:
@@ -32,7 +35,7 @@ def test_fixed_sum_beside_any_number_of_rows_gives_the_same_bits(length):
 
 
 def test_native_sum_beside_other_numbers_of_rows_gives_other_bits_somewhere():
-    assert any(len(first_row_bits(native_sum, length)) > 1 for length in LENGTHS)
+    assert any(len(first_row_bits(native_sum, length)) > 1 for length in reversed(LENGTHS))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -46,12 +49,12 @@ def test_fixed_sum_in_groups_gives_the_bits_of_rows(length):
 def test_fixed_sum_equals_float64(length):
     x = np.random.default_rng(1).standard_normal((3, length), np.float32)
     # A tree of log2(2048) = 11 levels errs by at most 11 * 2**-24 of the sum of absolute values.
-    np.testing.assert_array_less(np.abs(fixed_sum(x) - x.astype(np.float64).sum(-1)), 11 * 2.0**-24 * np.abs(x).sum(-1) + 1e-30)
+    np.testing.assert_array_less(np.abs(summed(x) - x.astype(np.float64).sum(-1)), 11 * 2.0**-24 * np.abs(x).sum(-1) + 1e-30)
 
 
 def test_fixed_sum_adds_halves():
     """[a b c d] -> (a + c) + (b + d): 1e8 meets -1e8 first, so that 1 and 2 survive; from left to right 1 would be lost."""
-    assert float(fixed_sum(np.float32([1e8, 1, -1e8, 2]))) == 3.0
+    assert float(summed(np.float32([1e8, 1, -1e8, 2]))) == 3.0
     assert float(np.float32(1e8) + np.float32(1) + np.float32(-1e8) + np.float32(2)) == 2.0
 
 

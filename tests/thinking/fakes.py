@@ -26,14 +26,19 @@ TABLE_THINKER_CFG = dataclasses.replace(
 
 THINKER_CFG = dataclasses.replace(
     RANDOM_CFG,
-    num_layers=3,
+    num_layers=2,
     d_model=32,
     d_ff=48,
     head_dim=8,
     thinking=ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=5, end_id=0),
 )
 ALIBI_THINKER_CFG = dataclasses.replace(
-    THINKER_CFG, dtype="float32", position_encoding="alibi", sliding_window=9, sliding_layers=(True, False, True)
+    THINKER_CFG,
+    dtype="float32",
+    num_layers=3,  # one of them after the layer whose output the thinker reads
+    position_encoding="alibi",
+    sliding_window=9,
+    sliding_layers=(True, False, True),
 )
 
 

@@ -1,6 +1,7 @@
 """Reading with thoughts: the same bits whatever was drafted, how the batch lies and what it holds; commit and rollback."""
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 
@@ -100,19 +101,30 @@ def answer_token_by_token(params: Params, cfg: ModelConfig, state: GenState) -> 
     return run(state, step, limits=Limits(THINKER.length))[0]
 
 
-def sequentially(shape: Shape, request: Request, change_at: int | None = None) -> tuple[tuple, Counter]:
-    """The reference: alone, chunk by chunk, token by token; what there is, and how many thoughts are of which kind.
+def start(shape: Shape, requests: Sequence[Request], thoughts=None) -> GenState:
+    """`state_of`, for programs without the processing of logits, for which no request here asks."""
+    return state_of(shape, requests, thoughts).with_processing(False)
+
+
+def read_by_chunks(shape: Shape, request: Request, change_at: int | None = None) -> tuple[GenState, Counter]:
+    """Reads alone, chunk by chunk: the state, and how many thoughts are of which kind.
 
     The states of the thought after chunk `change_at` are replaced by others.
     """
     cfg = shape.cfg
-    params, state, kinds = random_thinker(cfg), state_of(shape.alone, [request]), Counter()
+    params, state, kinds = random_thinker(cfg), start(shape.alone, [request]), Counter()
     for chunk in range(int(state.reading.end[0])):
         state = read_one_chunk(params, cfg, state)
         kinds[kind_of(state.reading.thoughts[0, chunk].tolist())] += 1
         if chunk == change_at:
             state = state.replace(reading=state.reading.replace(states=state.reading.states + 1))
-    return facts(answer_token_by_token(params, cfg, state))[0], kinds
+    return state, kinds
+
+
+def sequentially(shape: Shape, request: Request, change_at: int | None = None) -> tuple[tuple, Counter]:
+    """The reference: what there is when `read_by_chunks` is followed by one token at a time; and its kinds of thoughts."""
+    state, kinds = read_by_chunks(shape, request, change_at)
+    return facts(answer_token_by_token(random_thinker(shape.cfg), shape.cfg, state))[0], kinds
 
 
 reference = cache(sequentially)
@@ -164,7 +176,7 @@ def test_speculative_reading_for_any_drafts_neighbours_and_places_equals_reading
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         expected = [reference(shape, request) for request in requests]
         thoughts = [drafts_of(rng.choice(KINDS), row[0], rng) for row, _ in expected]
-        state = scattered(state_of(shape, requests, thoughts), rng)
+        state = scattered(start(shape, requests, thoughts), rng)
         state = generate_state(random_thinker(cfg), cfg, state, schedule=shape.schedule, think=source)
         assert (state.reading.read == state.reading.end).all()
         for b, got in enumerate(facts(state)):
@@ -188,16 +200,17 @@ def test_other_states_after_one_thought_change_what_follows_and_nothing_before()
 
 
 def test_keys_and_values_of_the_cheap_pass_are_not_those_that_are_committed():
-    cfg, rng = ALIBI_THINKER.cfg, np.random.default_rng(0)
-    requests = [Request(tuple(rng.integers(0, V, 33).tolist()), SamplingParams(max_tokens=1)) for _ in range(2)]
-    read_ahead = jax.jit(draft_thoughts, static_argnums=(1, 3))
-    params, state = random_thinker(cfg), state_of(ALIBI_THINKER, requests)
-    drafted = read_ahead(params, cfg, state, ALIBI_THINKER.schedule)
-    assert (drafted.reading.read == 0).all()
-    assert (drafted.reading.states == 0).all()
-    assert (drafted.cache.length == 0).all()
-    unverified = drafted.replace(cache=drafted.cache.replace(length=jnp.full(2, 32, jnp.int32)))
-    assert [row[2] for row in facts(unverified)] != [reference(ALIBI_THINKER, request)[0][2] for request in requests]
+    """In float32, because rounding to bfloat16 hides the difference."""
+    cfg, read_ahead = ALIBI_THINKER.cfg, jax.jit(draft_thoughts, static_argnums=(1, 3))
+    requests = FIXED[:2]
+    drafted = read_ahead(random_thinker(cfg), cfg, start(ALIBI_THINKER, requests), ALIBI_THINKER.schedule)
+    assert not np.asarray(drafted.reading.read).any()
+    assert not np.asarray(drafted.reading.states).any()
+    assert not np.asarray(drafted.cache.length).any()
+    unverified = facts(drafted.replace(cache=drafted.cache.replace(length=np.full(2, 32, np.int32))))
+    committed = [facts(read_by_chunks(ALIBI_THINKER, request)[0])[0] for request in requests]
+    assert [len(row[2]) for row in unverified] == [len(row[2]) for row in committed]
+    assert [row[2] for row in unverified] != [row[2] for row in committed]
 
 
 def test_read_pass_of_known_thoughts_commits_up_to_the_first_wrong_draft():
@@ -206,27 +219,30 @@ def test_read_pass_of_known_thoughts_commits_up_to_the_first_wrong_draft():
     requests = [Request(tuple(prompt), SamplingParams(max_tokens=1)) for prompt in prompts]
     state = state_of(TABLE_THINKER, requests)
     assert state.reading.end.tolist() == [3, 1, 0, 0]
+    params, cfg = table_thinker(), TABLE_THINKER_CFG
     step = jax.jit(partial(think_pass, schedule=TABLE_THINKER.schedule), static_argnums=1)
+    next_four = jax.jit(partial(next_chunks, groups=4))
 
-    chunks = next_chunks(state, 4)
+    chunks = next_four(state)
     assert chunks.windows.sequence.tolist() == [0, 1, 0, 0]
     assert chunks.depth.tolist() == [0, 0, 1, 2]
     assert chunks.windows.tokens[2].tolist() == [2, 2, 2, 2]
-    state = step(table_thinker(), TABLE_THINKER_CFG, state)  # row 0: a wrong draft at once; row 1: a right one
-    assert thought_lists(state.reading.thoughts[0])[:3] == [[5, 6, 0], [0], [0]]
+    state = step(params, cfg, state)  # row 0: a wrong draft at once; row 1: a right one
+    assert thought_lists(np.asarray(state.reading.thoughts)[0])[:3] == [[5, 6, 0], [0], [0]]
     expect(state, read=[1, 1, 0, 0], passes=[1, 1, 0, 0], drafts=[1, 1, 0, 0], accepted=[0, 1, 0, 0], rejected=[1, 0, 0, 0])
-    assert jnp.argmax(state.reading.states[0], axis=-1).tolist() == [5, 6, 0, 0]
-    assert (state.reading.states[0].sum(-1) == 1).all()
-    assert (state.reading.states[1:] == 0).all()
+    states = np.asarray(state.reading.states)
+    assert states[0].argmax(-1).tolist() == [5, 6, 0, 0]
+    assert (states[0].sum(-1) == 1).all()
+    assert (states[1:] == 0).all()
 
-    chunks = next_chunks(state, 4)
+    chunks = next_four(state)
     assert chunks.windows.sequence.tolist() == [0, 0, -1, -1]
     assert chunks.windows.start.tolist() == [4, 8, 0, 0]
-    state = step(table_thinker(), TABLE_THINKER_CFG, state)  # a right draft, then a wrong one
-    assert thought_lists(state.reading.thoughts[0])[:3] == [[5, 6, 0], [0], [3, 3, 3]]
+    state = step(params, cfg, state)  # a right draft, then a wrong one
+    assert thought_lists(np.asarray(state.reading.thoughts)[0])[:3] == [[5, 6, 0], [0], [3, 3, 3]]
     expect(state, read=[3, 1, 0, 0], passes=[2, 1, 0, 0], drafts=[3, 1, 0, 0], accepted=[1, 1, 0, 0], rejected=[2, 0, 0, 0])
-    assert jnp.argmax(state.reading.states[0], axis=-1).tolist() == [3, 3, 0, 0]
-    assert not state.reading.thoughts[0, 3:, 1:].tolist() or (state.reading.thoughts[0, 3:, 1:] == NO_TOKEN).all()
+    assert np.asarray(state.reading.states)[0].argmax(-1).tolist() == [3, 3, 0, 0]
+    assert (np.asarray(state.reading.thoughts)[0, 3:, 1:] == NO_TOKEN).all()
 
 
 COUNTERS = {
@@ -256,9 +272,10 @@ def test_trained_model_takes_a_round_more_than_there_are_thoughts_and_one_if_all
     true = [align(one, parity.cfg.thinking) for one in encoded]
     requests = [Request(tuple(one.prompt), SamplingParams(max_tokens=2)) for one in encoded]
     plain, told = (
-        generate_state(parity.params, parity.cfg, state_of(shape, requests, thoughts), schedule=shape.schedule)
+        generate_state(parity.params, parity.cfg, start(shape, requests, thoughts), schedule=shape.schedule)
         for thoughts in (None, true)
     )
+    plain, told = jax.device_get((plain, told))
     for b, thoughts in enumerate(true):
         assert thought_lists(plain.reading.thoughts[b])[: len(thoughts)] == thoughts
         assert plain.tokens[b, len(encoded[b].prompt) :][:2].tolist() == encoded[b].continuation
@@ -272,14 +289,14 @@ def test_trivial_drafts_leave_committed_thoughts():
     requests = [Request((2, 2, 2, 1, 2, 2, 2, 2, 9), SamplingParams(max_tokens=1))]
     told = [[[5, 6, 0], [7, 7, 7]]]
     state = state_of(TABLE_THINKER, requests, told)
-    state = state.replace(reading=state.reading.replace(read=jnp.ones(1, jnp.int32)))
+    state = state.replace(reading=state.reading.replace(read=np.ones(1, np.int32)))
     drafted = draft_no_thoughts(table_thinker(), TABLE_THINKER_CFG, state, TABLE_THINKER.schedule)
-    assert thought_lists(drafted.reading.thoughts[0]) == [[5, 6, 0], [0], [0], [0]]
+    assert thought_lists(np.asarray(drafted.reading.thoughts)[0]) == [[5, 6, 0], [0], [0], [0]]
 
 
 def test_reading_and_generating_copies_no_page_pool():
     """The program that the test of "told" runs, which is compiled once."""
-    shapes = jax.eval_shape(lambda: state_of(THINKER, []))
+    shapes = jax.eval_shape(lambda: start(THINKER, []))
     lowered = generate_state.lower(param_shapes(THINKER.cfg), THINKER.cfg, shapes, schedule=THINKER.schedule, think=None)
     program = lowered.compile()
     assert pool_copies(program, shapes) == []

@@ -25,10 +25,10 @@ from detspec.train.reasoning import ReasoningConfig
 def get_config(arm="thinking"):
     return ReasoningConfig(
         backbone=ModelConfig(
-            vocab_size=60, d_model=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24,
+            vocab_size=60, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24,
             tie_embeddings=True, max_position=128, dtype="float32",
         ),
-        thinking=ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=0),
+        thinking=ThinkingConfig(chunk=8, in_layer=0, out_layer=1, max_thought=4, end_id=0),
         task=Parity(), arm=arm, max_ops=3, seq_len=48, num_steps=10, batch_size=8,
         optimizer=OptimizerConfig(peak_lr=1e-2, final_lr=1e-3, warmup_steps=2),
         eval_ops=(2,), eval_problems=2, eval_every=4, checkpoint_every=2,

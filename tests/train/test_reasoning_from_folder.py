@@ -12,7 +12,7 @@ import detspec as ds
 from detspec.checkpoint.hf import save_hf
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
-from detspec.model.params import Params, init_params
+from detspec.model.params import Params, param_shapes
 from detspec.train import reasoning
 from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
@@ -31,8 +31,8 @@ CFG = ModelConfig(
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     """A Hugging Face folder of a backbone in bfloat16, with its tokenizer."""
-    tokenizer = word_tokenizer(words_in(QUESTION, "5 A:"))
-    params = init_params(CFG, jax.random.key(3))
+    tokenizer, rng = word_tokenizer(words_in(QUESTION, "5 A:")), np.random.default_rng(3)
+    params = jax.tree.map(lambda leaf: rng.normal(0, 0.1, leaf.shape).astype(leaf.dtype), param_shapes(CFG))
     save_hf(tmp_path / "hf", CFG, params, tokenizer_json=tokenizer.to_str(), eos_ids=(0,))
     return str(tmp_path / "hf")
 
@@ -93,9 +93,11 @@ def test_folder_that_is_none_is_refused(folder: str, tmp_path: Path):
 
 
 def test_run_from_a_folder_that_was_stopped_goes_on_to_the_same_bits(folder: str, tmp_path: Path):
+    """In the arm that compiles fastest; a run that thinks is stopped in `test_reasoning.py`."""
+
     def experiment_in(workdir: Path, *, stop_at: int | None = None) -> Experiment:
         workdir.mkdir(exist_ok=True)
-        experiment = config_of(folder, tmp_path / "traces.jsonl", checkpoint_every=1).experiment(workdir)
+        experiment = config_of(folder, tmp_path / "traces.jsonl", arm="cot", checkpoint_every=1).experiment(workdir)
 
         def batch_at(step: int) -> Batch:
             if step == stop_at:

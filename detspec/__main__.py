@@ -1,4 +1,4 @@
-"""`python -m detspec.cli`."""
+"""`python -m detspec` is the command `detspec`."""
 
 import sys
 
