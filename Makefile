@@ -28,10 +28,12 @@ test-slow: env ## run the slow tests: whole commands, all model families
 	$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers
-	$(BIN)/python -m pytest parity $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest parity --numprocesses auto --dist worksteal $(ARGS)
 
+# What simulators run is compiled for nothing else, and takes longer to compile than to run.
 test-kernels: env ## run the TPU and GPU kernels in Pallas's simulators
-	$(BIN)/python -m pytest tests -m kernels --numprocesses auto --dist worksteal $(ARGS)
+	XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false $$XLA_FLAGS" \
+		$(BIN)/python -m pytest tests -m kernels --numprocesses auto --dist worksteal $(ARGS)
 
 test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs without having one; ARGS='-k v6e' runs a part
 	$(VENV)/aot/bin/python -m pytest aot --numprocesses auto --dist worksteal $(ARGS)

@@ -54,7 +54,7 @@ class Sizes:
 
 
 FULL = Sizes(preset("llama3_1_8b"), 4096, 2048, 32, ((16, 16), (1, 256), (256, 1)), (1, 8, 32, 256), 4 << 30, 8192)
-TINY = Sizes(SMALL, 64, 32, 2, ((2, 8), (1, 16), (4, 1)), (1, 16), 1 << 20, 128)
+TINY = Sizes(SMALL, 32, 16, 2, ((2, 4), (1, 8), (2, 1)), (1, 16), 1 << 20, 128)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ def main() -> None:
     if args.interpret:
         page = 64 if args.implementation == "pallas_gpu" else 16
         small = Schedule(
-            Numerics(page=page, cache_dtype="bfloat16", implementation=args.implementation, interpret=True), Budget(16, 8)
+            Numerics(page=page, cache_dtype="bfloat16", implementation=args.implementation, interpret=True), Budget(8, 4)
         )
         schedule = dataclasses.replace(small, fast_path=FastPath(splits=2))
     elif schedule.numerics.implementation == "reference":

@@ -38,7 +38,8 @@ def _schedule(page: int, rows: int, window: int) -> Schedule:
 # Answers are worked out by hand; two windows a pass.
 TABLE = Shape(TABLE_CFG, _schedule(4, 8, 4), batch=5, length=24)
 TABLE_THINKER = Shape(TABLE_THINKER_CFG, _schedule(8, 16, 4), batch=4, length=16)
-# Few rows and many; more and fewer requests than windows in a pass; a window of a page.
+# Few rows and many; more and fewer requests than windows in a pass; a window of a page. Two layers: keys and values of the
+# first do not depend on what attention found.
 FEW = Shape(RANDOM_CFG, _schedule(16, 16, 4), batch=3, length=48)
 MANY = Shape(RANDOM_CFG, _schedule(16, 64, 8), batch=5, length=48)
 PAGE_WIDE = Shape(RANDOM_CFG, _schedule(16, 64, 16), batch=5, length=48)

@@ -12,10 +12,11 @@ from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import RANDOM_CFG
 
 pytestmark = pytest.mark.slow
+CFG = dataclasses.replace(RANDOM_CFG, max_position=128)  # the engine's programs are tried up to there
 
 
 def test_doctor_canonical_schedule_certified() -> None:
-    report = run_doctor(random_model(RANDOM_CFG), schedule=Schedule(budget=Budget(8, 4)), max_requests=1)
+    report = run_doctor(random_model(CFG), schedule=Schedule(budget=Budget(8, 4)), max_requests=1)
     assert report.certified, report.table()
     axes = {check.axis for check in report.checks}
     assert axes == {
@@ -30,7 +31,7 @@ def test_doctor_canonical_schedule_certified() -> None:
 def test_examine_split_kv_in_canonical_pass_named() -> None:
     # Where the KV sequence is cut then follows the longest neighbour: a doctor that certified this would certify anything.
     # In float32, because rounding to bfloat16 hides most differences of a model this small.
-    cfg = dataclasses.replace(RANDOM_CFG, dtype="float32")
+    cfg = dataclasses.replace(CFG, dtype="float32")
     broken = Schedule(Numerics(page=4, num_splits=4), Budget(4, 2))
     checks, control = examine(random_model(cfg), broken)
     failed = {check.axis: check.differs for check in checks if not check.equal}
@@ -42,6 +43,6 @@ def test_examine_split_kv_in_canonical_pass_named() -> None:
 
 def test_doctor_window_alignment_leaves_out_offsets() -> None:
     schedule = Schedule(Numerics(alignment="window"), Budget(8, 4))
-    report = run_doctor(random_model(RANDOM_CFG), schedule=schedule, max_requests=1)
+    report = run_doctor(random_model(CFG), schedule=schedule, max_requests=1)
     assert report.certified, report.table()
     assert not {"window offset", "split"} & {check.axis for check in report.checks}

@@ -110,15 +110,15 @@ def compared(found: dict[str, tuple], expected: dict[str, tuple]) -> list[bool]:
 
 
 def test_every_answer_of_a_server_has_the_bits_of_generate_and_ordinary_ones_do_not(
-    eight_rows: Engine, one_row: Engine, monkeypatch: pytest.MonkeyPatch
+    three_rows: Engine, one_row: Engine, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("detspec.engine.engine.IMPROVED_AFTER", 10**9)  # the first plans are enough
     requests = traffic(deterministic=True)
     expected = {c.id: facts(c) for c in one_row.run(requests)}
-    found = serve(eight_rows, requests)
+    found = serve(three_rows, requests)
     assert len(found) > 0.9 * NUM
     assert any(reason == "abort" for _, _, reason in found.values())
     assert all(compared(found, expected))
 
     ordinary = [dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, deterministic=False)) for r in requests]
-    assert not all(compared(serve(eight_rows, ordinary), expected))
+    assert not all(compared(serve(three_rows, ordinary), expected))
