@@ -78,10 +78,10 @@ $(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plots]'
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.installed-demo
-	@echo "installing the tools of its developers"
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "installing detspec and the tools of its developers into $(VENV) (about half a minute)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
-	@touch $@
+	@touch $(VENV)/.installed-demo $@
 
 $(VENV)/.installed-parity: $(VENV)/.installed
 	@echo "installing torch and transformers"

@@ -64,6 +64,7 @@ def test_name_of_a_drafter_that_is_taken_or_unknown_is_refused(model):
         Engine(model, EngineConfig(max_len=64, schedule=SCHEDULE, method="model"), drafters={"lookup": Drafter(LOOKUP)})
 
 
+@pytest.mark.slow
 def test_auto_tries_lookup_here_and_takes_it_for_a_text_that_repeats_itself():
     """Self-drafting cannot win on a CPU and is not tried; lookup costs nothing, and the model counts in circles."""
     model = circling_model()

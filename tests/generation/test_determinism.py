@@ -20,11 +20,10 @@ from tests.shelf import FEW, MANY, PAGE_WIDE, Shape
 
 MAX_PROMPT = 20
 
-# (shape, draft source): windows of some rows and of a page, more and fewer requests than windows in a pass. A fixed list, all
-# of as many rows, so that few programs are compiled; fewer rows are in test_score.py, windows of one row are the reference.
+# (shape, draft source): windows of some rows and of a page, more and fewer requests than windows in a pass. The list is fixed,
+# and all have the same number of rows, so that few programs are compiled. Fewer rows are in test_score.py.
 CASES = {
     "page-recorded": (PAGE_WIDE, "recorded"),
-    "many-recorded": (MANY, "recorded"),
     "many-float32-both": (MANY.with_dtype("float32"), "both"),
 }
 ALIGNED_CASES = {
