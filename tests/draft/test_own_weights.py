@@ -147,7 +147,7 @@ def interrupted(draft_params: DraftParams) -> tuple[list[tuple], bool, int]:
         state = advance(state, 1)
     zero = results(state)[0]
     state = advance(put(state, 0, REQUESTS[4]), 2)
-    # Two of them without the third, in another order, beside an empty place, on the same pools.
+    # Steps two of the sequences and a place that nothing is in, in another order.
     state = advance(state, 1, chosen=(2, 3, 0))
     while is_live(state, 0):
         state = advance(state, 1)

@@ -22,10 +22,7 @@ MAX_PROMPT = 20
 
 # (shape, draft source): windows of some rows and of a page, more and fewer requests than windows in a pass. The list is fixed,
 # and all have the same number of rows, so that few programs are compiled. Fewer rows are in test_score.py.
-CASES = {
-    "page-recorded": (PAGE_WIDE, "recorded"),
-    "many-float32-both": (MANY.with_dtype("float32"), "both"),
-}
+CASES = {"page-recorded": (PAGE_WIDE, "recorded"), "many-float32-both": (MANY.with_dtype("float32"), "both")}
 ALIGNED_CASES = {
     "few-recorded": (FEW.with_numerics(alignment="window"), "recorded"),
     "many-float32-both": (MANY.with_dtype("float32").with_numerics(alignment="window"), "both"),

@@ -192,7 +192,7 @@ def test_gradients_of_the_parallel_pass_are_those_of_reading_chunk_by_chunk(name
 
 @pytest.fixture(scope="module")
 def gradients() -> Params:
-    """Of the plain model, in float32 as it is trained."""
+    """Gradients of the plain model in float32, in which it is trained."""
     return gradients_of(trained_parts(PLAIN), PLAIN, TOKENS, THOUGHTS[3])
 
 
