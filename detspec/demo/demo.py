@@ -178,7 +178,7 @@ def run_demo(
     """Generates the demonstration's prompts at batch sizes 1, 5 and 16, and at 16 in shuffled order.
 
     Calls `show` with lines of text as soon as they are known, and `progress` with the name of each of the `NUM_STAGES` stages.
-    Programs of the next batch are compiled while one runs; speeds are those of runs after all that.
+    Programs of the next batch are compiled while one runs. Speeds are those of runs after all that.
     """
     prompts = demo_prompts()
     report = DemoReport(tuple(prompts), (), ())
@@ -188,7 +188,6 @@ def run_demo(
     settings.append((BATCHES[-1], f"batch {BATCHES[-1]}, shuffled", shuffled))
     with ThreadPoolExecutor(1) as compiler:
         ready = {batch: compiler.submit(ready_engine, model, batch, prompts, max_tokens, "auto") for batch in BATCHES}
-        drafting = compiler.submit(ready_engine, model, DRAFTING_BATCH, prompts, max_tokens, "self")
         show(report.heading())
         for temperature in TEMPERATURES:
             for batch, label, order in settings:
@@ -197,24 +196,26 @@ def run_demo(
                     run = one_run(ready[batch].result(), kind, temperature, label, prompts, order, max_tokens)
                     report = dataclasses.replace(report, runs=(*report.runs, run))
                 show(report.row(temperature, label))
-        for temperature in TEMPERATURES:
-            label = f"batch {DRAFTING_BATCH}, {SELF_DRAFT}"
-            progress(f"temperature {temperature:g}, {label}")
-            run = one_run(drafting.result(), "deterministic", temperature, label, prompts, in_order, max_tokens)
-            report = dataclasses.replace(report, runs=(*report.runs, run))
-            show(report.row(temperature, label))
         engines = {batch: engine.result() for batch, engine in ready.items()}
+    drafting = ready_engine(model, DRAFTING_BATCH, prompts, max_tokens, "self")
+    for temperature in TEMPERATURES:
+        label = f"batch {DRAFTING_BATCH}, {SELF_DRAFT}"
+        progress(f"temperature {temperature:g}, {label}")
+        run = one_run(drafting, "deterministic", temperature, label, prompts, in_order, max_tokens)
+        report = dataclasses.replace(report, runs=(*report.runs, run))
+        show(report.row(temperature, label))
     if parting := report.parting():
         show(parting)
     show(f"\nSpeed after compiling, in new tokens per second:\n\n  {'':16}{'ordinary':>12}{'deterministic':>16}{'ratio':>8}")
     for batch in BATCHES:
         progress(f"speed of batch {batch}")
+        engines[batch].prepare(batch, Needs(processing=False))  # all that is compiled in the end, and nothing while it is timed
         for temperature in TEMPERATURES:
             for kind in KINDS * REPEATS:
                 run = one_run(engines[batch], kind, temperature, TIMED, prompts, in_order, max_tokens)
                 report = dataclasses.replace(report, runs=(*report.runs, run))
         show(report.speed(batch))
-    certificates = [c for engine in (*engines.values(), drafting.result()) for c in engine.certificates.values()]
+    certificates = [c for engine in (*engines.values(), drafting) for c in engine.certificates.values()]
     plans = dict.fromkeys(certificate.plan.label for certificate in certificates if certificate.is_certified)
     report = dataclasses.replace(report, plans=tuple(plans))
     show(report.speculation())
@@ -232,12 +233,12 @@ def demo_prompts() -> list[str]:
 
 
 def ready_engine(model: Model, batch: int, prompts: Sequence[str], max_tokens: int, method: str) -> Engine:
-    """An engine that has compiled and certified everything a run of `prompts` needs."""
+    """An engine that has compiled and certified what a run of `prompts` cannot do without."""
     if model.tokenizer is None:
         raise InputError("the demonstration's prompts are text, and the checkpoint has no tokenizer.json")
     longest = max(len(model.tokenizer.encode(prompt)) for prompt in prompts)
     engine = Engine(model, EngineConfig(max_requests=batch, max_len=longest + max_tokens, method=method))
-    engine.prepare(batch, Needs(processing=False))
+    engine.prepare(batch, Needs(processing=False), first_only=True)
     return engine
 
 
