@@ -42,7 +42,7 @@ from detspec.state import NOT_FINITE, RUNNING
 
 EXHAUSTED = Request("", (), SamplingParams())  # after the last one of an iterator
 IDLE_S = 1e-4  # between two looks at an iterator while nothing is in flight
-IMPROVED_AFTER = 1024  # steps and passes over prompts: then all that makes a job faster is worth compiling
+IMPROVED_AFTER = 4096  # steps and passes over prompts: then all that makes a job faster is worth seconds of compiling
 TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by now
 
 
@@ -237,7 +237,7 @@ class Engine:
             num_requests: samples at once (`n` of a request count `n` times), None for any traffic, as a server should.
             needs: what they need of programs, anything if None.
             first_only: no more than the first step waits for: one batch size, no drafts, nothing timed. The rest is made after
-                a thousand passes, unless all that was wanted has been prepared.
+                four thousand passes, unless all that was wanted has been prepared.
 
         Returns what is known of each program so far.
 
