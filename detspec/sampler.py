@@ -11,8 +11,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from detspec.filters import first_kept, is_filtered, narrowed
 from detspec.ops.gumbel import gumbel
-from detspec.ops.row_sum import SumFn, first_largest, fixed_sum, sum_fn
+from detspec.ops.row_sum import SumFn, first_largest, sum_fn
 from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN, SamplingArrays
 
@@ -43,14 +44,18 @@ def sample(
             noise = gumbel(rows.seed, position, logits.shape[1])
             return jnp.where(random[:, None], logits + noise, logits)
 
-        drawn_from = _drawn_from(logits_f32, position, rows, texts_fn)
-        chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, drawn_from)
-        tokens = first_largest(chosen_by)
-        raw = logprobs_at(logits_f32, tokens, sum_fn(numerics))
+        scaled = _scaled(_process_if_asked(logits_f32, position, rows, texts_fn), rows)
+        chosen_by = jax.lax.cond(jnp.any(random), perturb, lambda logits: logits, scaled)
         if not rows.processing:
-            return tokens, raw
+            tokens = first_largest(chosen_by)
+            return tokens, logprobs_at(logits_f32, tokens, sum_fn(numerics))
+        tokens = jax.lax.cond(
+            jnp.any(is_filtered(rows)), lambda: first_kept(chosen_by, scaled, rows), lambda: first_largest(chosen_by)
+        )
+        raw = logprobs_at(logits_f32, tokens, sum_fn(numerics))
 
         def report() -> jax.Array:
+            drawn_from = narrowed(scaled, rows, rows.processed_logprobs)
             drawn_with = logprobs_at(drawn_from, tokens, sum_fn(numerics))
             # A bias or a filter may hide a non-finite logit; the request must end with an error nevertheless.
             return jnp.where(rows.processed_logprobs & jnp.isfinite(raw), drawn_with, raw)
@@ -68,7 +73,8 @@ def reported_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingAr
     asked = rows.processed_logprobs & (position >= rows.prompt_len)
 
     def process(logits: jax.Array) -> jax.Array:
-        return jnp.where(asked[:, None], _drawn_from(logits, position, rows, texts_fn), logits)
+        scaled = _scaled(_process_if_asked(logits, position, rows, texts_fn), rows)
+        return jnp.where(asked[:, None], narrowed(scaled, rows, asked), logits)
 
     return jax.lax.cond(jnp.any(asked), process, lambda logits: logits, logits_f32)
 
@@ -105,15 +111,10 @@ def process_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArr
     return logits - jnp.where(count > 0, rows.presence_penalty[:, None], 0.0)
 
 
-def _drawn_from(logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: TextsFn) -> jax.Array:
-    """The logits `[R, V]` of the distribution that tokens are drawn from."""
-    if not rows.processing:
-        return _scaled(logits_f32, rows)
-    return _narrowed(_process_if_asked(logits_f32, position, rows, texts_fn), rows)
-
-
 def _process_if_asked(logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: TextsFn) -> jax.Array:
     """Runs `process_logits` only if it may change a row."""
+    if not rows.processing:
+        return logits_f32
     penalised = (rows.repetition_penalty != 1) | (rows.frequency_penalty != 0) | (rows.presence_penalty != 0)
     changes = penalised | (position < rows.min_len) | (rows.bias_ids != NO_TOKEN).any(-1)
 
@@ -146,63 +147,6 @@ def _scaled(logits: jax.Array, rows: SamplingArrays) -> jax.Array:
         return logits / jnp.where(random, rows.temperature, 1.0)[:, None]
 
     return jax.lax.cond(jnp.any(random), scale, lambda logits: logits, logits)
-
-
-def _narrowed(logits: jax.Array, rows: SamplingArrays) -> jax.Array:
-    """`_scaled(logits)`, those that the filters leave out at -inf."""
-    filtered = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
-
-    def cut(scaled: jax.Array) -> jax.Array:
-        floor = jnp.where(filtered, _filter_floor(scaled, rows), -jnp.inf)
-        return jnp.where(scaled >= floor[:, None], scaled, -jnp.inf)
-
-    return jax.lax.cond(jnp.any(filtered), cut, lambda scaled: scaled, _scaled(logits, rows))
-
-
-def _filter_floor(scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
-    """The least scaled logit that min_p, then top_k, then top_p keep, `[R]`; ties with it are kept too.
-
-    Found by bisection, because sorting `V` numbers is slower, and takes some compilers minutes. A logit is kept if fewer than
-    k logits are larger, and if their total probability is below p.
-    """
-    scaled = jnp.where(scaled == 0, 0.0, scaled)  # -0.0 equals 0.0, but its bits sort before
-    p = jnp.exp(scaled - scaled.max(-1, keepdims=True))
-    likely = jnp.where(p >= rows.min_p[:, None], scaled, jnp.inf).min(-1)
-
-    def fewer_than_k(above: jax.Array) -> jax.Array:
-        return (above.sum(-1, dtype=jnp.int32) < rows.top_k) | (rows.top_k == 0)
-
-    floor = jnp.maximum(likely, _least_kept(fewer_than_k, scaled, jnp.any(rows.top_k > 0)))
-    p = jnp.where(scaled >= floor[:, None], p, 0.0)
-    nucleus = rows.top_p * fixed_sum(p)
-
-    def within_nucleus(above: jax.Array) -> jax.Array:
-        return (fixed_sum(jnp.where(above, p, 0.0)) < nucleus) | (rows.top_p >= 1)
-
-    return jnp.maximum(floor, _least_kept(within_nucleus, scaled, jnp.any(rows.top_p < 1)))
-
-
-def _least_kept(keep_fn: Callable[[jax.Array], jax.Array], x: jax.Array, asked: jax.Array) -> jax.Array:
-    """The smallest float32 `t` of each row of `x [R, V]` for which `keep_fn(x > t)` `[R]` holds; -inf unless `asked`.
-
-    `keep_fn` must hold at the row's maximum and, once it fails, fail for every smaller `t`. Bisection runs over the bits:
-    as integers, positive floats keep their order; negative floats do after all bits except the sign are flipped.
-    """
-
-    def ordered(bits: jax.Array) -> jax.Array:
-        return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
-
-    def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds
-        middle = (low & high) + ((low ^ high) >> 1)  # the mean, rounded down, without overflow
-        kept = keep_fn(keys > middle[:, None])
-        return jnp.where(kept, low, middle + 1), jnp.where(kept, middle, high)
-
-    keys = ordered(jax.lax.bitcast_convert_type(x, jnp.int32))
-    lowest = ordered(jax.lax.bitcast_convert_type(jnp.float32(-jnp.inf), jnp.int32))
-    bounds = jnp.full(x.shape[:1], lowest), keys.max(-1)
-    least, _ = jax.lax.fori_loop(0, jnp.where(asked, 32, 0), halve, bounds)
-    return jax.lax.bitcast_convert_type(ordered(least), jnp.float32)
 
 
 def logprobs_at(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax.Array:

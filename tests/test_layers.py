@@ -34,7 +34,7 @@ TRUNK = (
     ("cache", "state"),
     ("ops",),
     ("model",),
-    ("sampling_params", "sampler"),
+    ("sampling_params", "filters", "sampler"),
     ("draft",),
     ("generation",),
     ("engine",),
@@ -52,7 +52,7 @@ BRANCHES = {
     "train": (("viz", "checkpoint", "thinking"), "demo"),
 }
 
-PURE = {"choices", "config", "schedule", "cache", "state", "ops", "model", "thinking", "sampling_params", "sampler"}
+PURE = {"choices", "config", "schedule", "cache", "state", "ops", "model", "thinking", "sampling_params", "filters", "sampler"}
 PURE |= {"draft", "generation"}
 IMPURE_MODULES = {"io", "json", "logging", "multiprocessing", "os", "pathlib", "random", "socket", "subprocess", "sys"}
 IMPURE_MODULES |= {"threading", "time", "tqdm"}

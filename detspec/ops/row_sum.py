@@ -14,17 +14,18 @@ import jax.numpy as jnp
 from detspec.schedule import Numerics
 
 SumFn = Callable[[jax.Array], jax.Array]  # [..., n] -> [...]
+BLOCK = 128
 
 
 def fixed_sum(x: jax.Array) -> jax.Array:
     """Sums `x [..., n]` over its last axis by a fixed tree of pairwise additions."""
-    n = x.shape[-1]
-    size = 1 << (n - 1).bit_length()
-    if size != n:
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - n)])
+    size = 1 << (x.shape[-1] - 1).bit_length()
     while size > 1:
         size //= 2
-        x = jax.lax.slice_in_dim(x, 0, size, axis=-1) + jax.lax.slice_in_dim(x, size, 2 * size, axis=-1)
+        upper = jax.lax.slice_in_dim(x, size, None, axis=-1)
+        if upper.shape[-1] < size:  # the first time; padding all of `x` would let every read ask where it is
+            upper = jnp.pad(upper, [(0, 0)] * (x.ndim - 1) + [(0, size - upper.shape[-1])])
+        x = jax.lax.slice_in_dim(x, 0, size, axis=-1) + upper
     return jax.lax.squeeze(x, (x.ndim - 1,))
 
 
@@ -39,7 +40,21 @@ def sum_fn(numerics: Numerics) -> SumFn:
 
 
 def first_largest(x: jax.Array) -> jax.Array:
-    """`argmax` of `x [R, V]` over the last axis; V - 1 for a row with a nan. XLA:CPU vectorises its two reductions."""
-    V = x.shape[1]
-    index = jnp.arange(V, dtype=jnp.int32)[None, :]
-    return jnp.where(x == x.max(-1, keepdims=True), index, V - 1).min(-1)
+    """`argmax` of `x [R, V]` over the last axis, int32; V - 1 for a row with a nan.
+
+    First the block of 128 that holds the maximum, then the place in it: XLA:CPU finds largest values fast, and places slowly.
+    """
+    R, V = x.shape
+    blocks = -(-V // BLOCK)
+    x = jnp.pad(x, ((0, 0), (0, blocks * BLOCK - V)), constant_values=-jnp.inf).reshape(R, blocks, BLOCK)
+    of_blocks = x.max(-1)
+    largest = of_blocks.max(-1, keepdims=True)
+    block = _first(of_blocks == largest)
+    place = _first(jnp.take_along_axis(x, block[:, None, None], axis=1)[:, 0] == largest)
+    return jnp.minimum(block * BLOCK + place, V - 1)
+
+
+def _first(found: jax.Array) -> jax.Array:
+    """The first place of each row of `found [R, n]` that is true; n - 1 if none is."""
+    n = found.shape[1]
+    return jnp.where(found, jnp.arange(n, dtype=jnp.int32)[None, :], n - 1).min(-1)
