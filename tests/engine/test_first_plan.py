@@ -1,7 +1,10 @@
 """What a first answer waits for, and what is made only once an engine has run for a while."""
 
+import dataclasses
+
 import pytest
 
+from detspec.config import ThinkingConfig
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs
@@ -78,6 +81,27 @@ def test_prefill_gets_a_program_of_its_own_with_the_other_plans_and_answers_stay
     assert engine.device.prefills_apart
     assert labels(engine) == {"2x1[2]", "ordinary[2]"}
     assert [facts(completion) for completion in engine.generate(prompts, PLAIN)] == expected
+
+
+def test_thoughts_are_certified_anew_when_prefill_gets_its_own_program(engine, monkeypatch):
+    """Prompts are thought about by the program that prefills. What certifies them notes whether that is one of its own."""
+    noted: list[bool] = []
+
+    def certify_thoughts(device: FakeDevice, batch: int) -> str:
+        noted.append(device.prefills_apart)
+        return ""
+
+    monkeypatch.setattr("detspec.engine.planner.certify_thoughts", certify_thoughts)
+    thinking = ThinkingConfig(chunk=4, in_layer=0, out_layer=1, max_thought=2, end_id=0)
+    model = engine.device.model
+    engine.device.model = dataclasses.replace(model, cfg=dataclasses.replace(model.cfg, thinking=thinking))
+    needs = Needs(ordinary=False, processing=False)
+    engine.prepare(1, needs, first_only=True)
+    engine.prepare(4, needs, first_only=True)  # another batch, the same program of prefill
+    assert noted == [False]
+    engine.prepare(4, needs)
+    engine.prepare(4, needs)
+    assert noted == [False, True]
 
 
 def test_answers_are_those_of_programs_with_and_without_logits_processing(model):
