@@ -101,11 +101,13 @@ def _floor_of_rank(scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
 
 def _nucleus(scaled: jax.Array, floor: jax.Array, rows: SamplingArrays) -> Callable[[jax.Array], jax.Array]:
     """Says of logits `[R]` whether top_p keeps them among those that reach `floor [R]`, as `[R]` bool."""
-    p = jnp.where(scaled >= floor[:, None], jnp.exp(scaled - scaled.max(-1, keepdims=True)), 0.0)
+    largest = scaled.max(-1)
+    p = jnp.where(scaled >= floor[:, None], jnp.exp(scaled - largest[:, None]), 0.0)
     share = rows.top_p * fixed_sum(p)
 
     def is_in_nucleus(logit: jax.Array) -> jax.Array:
-        return fixed_sum(jnp.where(scaled > logit[:, None], p, 0.0)) < share
+        likelier = fixed_sum(jnp.where(scaled > logit[:, None], p, 0.0))
+        return (likelier < share) | (logit >= largest)  # a share may be so small that it is 0
 
     return is_in_nucleus
 

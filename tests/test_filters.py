@@ -90,7 +90,7 @@ def test_rows_that_are_not_asked_for_stay_whole():
     assert (left[asked] != scaled[asked]).any()
 
 
-def test_rows_without_a_finite_maximum_end_and_leave_their_neighbours(monkeypatch):
+def test_rows_without_a_finite_maximum_end_and_leave_their_neighbours():
     rng = np.random.default_rng(1)
     scaled = some_logits(rng, "plain")
     rows = some_rows(rng)
@@ -100,6 +100,15 @@ def test_rows_without_a_finite_maximum_end_and_leave_their_neighbours(monkeypatc
     spoilt[1, 4] = np.inf
     spoilt[2] = -np.inf
     assert np.asarray(draw(spoilt, spoilt, rows))[3:].tolist() == expected[3:].tolist()
+
+
+def test_share_too_small_for_float32_keeps_the_likeliest_token():
+    rng = np.random.default_rng(3)
+    scaled = some_logits(rng, "plain")
+    rows = sampling_arrays([SamplingParams(temperature=1.0, top_p=1e-44)] * R, max_stop_ids=1, max_logit_bias=1)
+    chosen_by = (scaled + rng.gumbel(size=(R, V))).astype(np.float32)
+    assert np.asarray(draw(chosen_by, scaled, rows)).tolist() == scaled.argmax(-1).tolist()
+    assert chosen_by.argmax(-1).tolist() != scaled.argmax(-1).tolist()
 
 
 def test_few_draws_are_needed(monkeypatch):
