@@ -69,7 +69,7 @@ def test_token_that_is_drawn_is_the_first_of_those_that_filters_leave(kind):
 def test_what_filters_leave_is_what_sorting_finds(kind):
     """In a few rows in a thousand, rounding to float32 moves a token over a border: their sets may differ by one logit."""
     differing = 0
-    for seed in range(8):
+    for seed in range(3):
         rng = np.random.default_rng(seed)
         scaled = some_logits(rng, kind)
         rows = some_rows(rng)
