@@ -112,7 +112,7 @@ def test_share_too_small_for_float32_keeps_the_likeliest_token():
 
 
 def test_few_draws_are_needed(monkeypatch):
-    """Of a thousand tokens that are about as likely, one in twenty is left out: few rows are drawn a second time."""
+    """A thousand tokens are about as likely, and one in twenty is left out: few rows are drawn a second time."""
     draws: list[None] = []
 
     def counted(x: jax.Array) -> jax.Array:
