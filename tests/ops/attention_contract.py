@@ -261,7 +261,7 @@ class AttentionContract:
 
     def test_bits_with_linear_biases_in_windows_cut_shorter_and_beside_other_neighbours_stay(self):
         """Of 16 heads, most slopes are no powers of two, and their products with a distance are rounded."""
-        shape = self.shape(G=3, W=8, K=2, Q=8)
+        shape = self.shape(G=3, W=8, K=4, Q=4)
         problem = self.problem(shape, ends=self.positions(8, 47, 90))
         numerics = self.numerics(shape, query_tile=8)
         expected = bits(self.run(problem, numerics, alibi=True))[1:]
