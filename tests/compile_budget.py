@@ -13,7 +13,7 @@ import pytest
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 ROOT = Path(__file__).parents[1]
-BUDGET = {  # a quarter more than were counted when it was written
+BUDGET = {  # a quarter more than were counted when it was written, at most: a process that met like shapes before has fewer
     "tests/engine": 440,
     "tests/generation": 420,
     "tests/ops": 310,  # most are single operations, and fast
@@ -25,7 +25,7 @@ BUDGET = {  # a quarter more than were counted when it was written
     "tests/draft": 120,
     "tests/doctor": 100,
     "tests/cli": 70,
-    "tests/jobs": 70,
+    "tests/jobs": 95,  # 71 alone, 45 to 76 in runs of all tests
 }
 OTHERS = 40
 
