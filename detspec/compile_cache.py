@@ -87,9 +87,16 @@ def user_cache() -> CompileCache | None:
     None if that is "off", if the user has given jax a cache of its own, or, with a warning, if the folder cannot be made or is
     not the user's alone.
     """
-    chosen = os.environ.get(VARIABLE, "")
     theirs = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if chosen == OFF or (not chosen and theirs not in (None, "", str(_jax_folder()))):
+    if not os.environ.get(VARIABLE) and theirs not in (None, "", str(_jax_folder())):
+        return None
+    return kernel_cache()
+
+
+def kernel_cache() -> CompileCache | None:
+    """The same cache, also if jax has one, which does not keep what other compilers make."""
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen == OFF:
         return None
     folder = Path(chosen) if chosen else _home() / "programs"
     return CompileCache(folder) if _is_fit(folder) else None

@@ -11,11 +11,14 @@ import jax
 
 from detspec.config import ModelConfig
 from detspec.errors import InputError
+from detspec.ops.cpu.compiler import NO_COMPILER, find_compiler
 from detspec.schedule import Budget, FastPath, Numerics, Schedule
 
 # Canonical passes by platform. On the CPU the cache is float32: an in-place write into a bf16 array converts the whole array.
 DEFAULT_SCHEDULES = {
-    "cpu": Schedule(Numerics(page=64, query_tile=16, cache_dtype="float32"), Budget(64, 16)),
+    "cpu": Schedule(
+        Numerics(page=64, query_tile=16, cache_dtype="float32", implementation="cpu", linear="pinned"), Budget(64, 16)
+    ),
     "gpu": Schedule(Numerics(page=128, query_tile=16, cache_dtype="bfloat16"), Budget(256, 16)),
     "tpu": Schedule(Numerics(page=128, query_tile=16, cache_dtype="bfloat16"), Budget(256, 16)),
 }
@@ -38,6 +41,9 @@ def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: Mod
     shorter tiles.
     """
     schedule = DEFAULT_SCHEDULES[platform]
+    if platform == "cpu" and find_compiler() is None:
+        warnings.warn(f"{NO_COMPILER}. Without them XLA's products and the reference attention run, which are slower", stacklevel=2)
+        return schedule.with_numerics(implementation="reference", linear="xla")
     if platform == "gpu" and capability != HOPPER:
         warnings.warn(
             f"the GPU kernels are for compute capability {HOPPER} (Hopper); {device_kind} has {capability or 'none'} and runs "
@@ -74,9 +80,9 @@ def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
     capability = getattr(device, "compute_capability", "")
     name = schedule.numerics.implementation
     on_hopper = device.platform == "gpu" and capability == HOPPER
-    runs = {"reference": True, "pallas_tpu": device.platform == "tpu", "pallas_gpu": on_hopper}
+    runs = {"reference": True, "cpu": device.platform == "cpu", "pallas_tpu": device.platform == "tpu", "pallas_gpu": on_hopper}
     if not schedule.numerics.interpret and not runs[name]:
-        needed = {"pallas_tpu": "a TPU", "pallas_gpu": f"a GPU of compute capability {HOPPER} (Hopper)"}[name]
+        needed = {"cpu": "a CPU", "pallas_tpu": "a TPU", "pallas_gpu": f"a GPU of compute capability {HOPPER} (Hopper)"}[name]
         raise InputError(
             f"Numerics.implementation {name!r} needs {needed}, but this process runs on {device.device_kind}: "
             'use "reference", or interpret=True for a slow simulation'

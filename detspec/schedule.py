@@ -13,7 +13,7 @@ from detspec.choices import ALIGNMENTS, LINEARS
 from detspec.config import DTYPES, is_count
 from detspec.errors import InputError
 
-IMPLEMENTATIONS = ("reference", "pallas_tpu", "pallas_gpu")
+IMPLEMENTATIONS = ("reference", "cpu", "pallas_tpu", "pallas_gpu")
 REDUCTIONS = ("fixed", "native")
 
 
@@ -38,8 +38,8 @@ class Numerics:
     # tokens before that are verified again; the bits then depend on the window. It is the way out where a device certifies
     # everything but the offset inside a window.
     alignment: str = "free"
-    # attention and pinned products: "reference" (plain jax.numpy, anywhere), "pallas_tpu" (Mosaic, TPU v4 and newer) or
-    # "pallas_gpu" (Mosaic, Hopper GPUs). Nothing falls back to another.
+    # attention and pinned products: "reference" (plain jax.numpy, anywhere), "cpu" (C, compiled on first use), "pallas_tpu"
+    # (Mosaic, TPU v4 and newer) or "pallas_gpu" (Mosaic, Hopper GPUs). Nothing falls back to another.
     implementation: str = "reference"
     # products with weights. "xla": as the compiler likes them. "pinned": tiles of one fixed size, each row's sum in one order,
     # for any number of rows; passes are then batch-invariant, at the price of the tiles.
@@ -62,12 +62,12 @@ class Numerics:
 
     @property
     def key_slot_axis(self) -> int:
-        """The axis of the key pages that holds their slots: the last for XLA's products on the CPU, else as for values."""
-        return 3 if self.implementation == "reference" else 2
+        """The axis of the key pages that holds their slots: the last for implementations on the CPU, else as for values."""
+        return 3 if self.implementation in ("reference", "cpu") else 2
 
     def cache_head_dim(self, head_dim: int) -> int:
-        """Places of a head in the cache, zeros at its end: kernels read whole registers (TPU) or swizzled rows (GPU)."""
-        unit = {"reference": 1, "pallas_tpu": 128, "pallas_gpu": 64}[self.implementation]
+        """Places of a head in the cache, zeros at its end: kernels read whole registers (CPU, TPU) or swizzled rows (GPU)."""
+        unit = {"reference": 1, "cpu": 16, "pallas_tpu": 128, "pallas_gpu": 64}[self.implementation]
         return -(-head_dim // unit) * unit
 
     def num_pages(self, length: int) -> int:
@@ -140,7 +140,7 @@ class Schedule:
             num_splits=max(self.fast_path.splits // shared, 1),
             reductions="native",
             alignment="free",
-            linear="xla",
+            linear="pinned" if self.numerics.implementation == "cpu" else "xla",  # what is faster
         )
         return fast.with_budget(batch, 1)
 

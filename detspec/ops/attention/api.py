@@ -56,6 +56,10 @@ def paged_attention(
         from detspec.ops.attention import pallas_gpu
 
         attend = pallas_gpu.paged_attention
+    elif numerics.implementation == "cpu":
+        from detspec.ops.attention import cpu
+
+        attend = cpu.paged_attention
     attended = attend(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
     return attended[..., :head_dim]
 

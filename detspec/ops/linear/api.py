@@ -49,6 +49,10 @@ def _pinned_f32(x: jax.Array, weight: jax.Array, numerics: Numerics) -> jax.Arra
         from detspec.ops.linear import pallas_gpu
 
         y_f32 = pallas_gpu.linear_f32(rows, weight, interpret=numerics.interpret)
+    elif numerics.implementation == "cpu":
+        from detspec.ops.linear import cpu
+
+        y_f32 = cpu.linear_f32(rows, weight)
     else:
         y_f32 = reference.linear_f32(rows, weight)
     return y_f32.reshape(*x.shape[:-1], -1)

@@ -1,0 +1,51 @@
+"""Attention over a paged cache on CPUs, by a kernel in C that reads keys and values where they lie (`ops/cpu/kernels.c`).
+
+A query head of one position meets the pages of its sequence in order, with online softmax in float32. It takes part in no sum
+but its own, so neither windows, tiles nor threads change a bit of it. Up to four of them meet a page together.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.errors import InputError
+from detspec.ops.alibi import alibi_slopes
+from detspec.ops.attention.scores import Scores
+from detspec.ops.cpu.library import target_name
+from detspec.schedule import Numerics
+
+LANES = 16
+MAX_PAGE = 512
+MAX_HEAD_DIM = 512
+NO_WINDOW = np.iinfo(np.int32).max
+
+
+def paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    page_tables: jax.Array,
+    positions: jax.Array,
+    *,
+    scores: Scores,
+    numerics: Numerics,
+) -> jax.Array:
+    """See `api.paged_attention`; keys are `[num_pages, K, H, page]`, pages of 16 to 512 slots, `H` at most 512."""
+    N = q.shape[2]
+    _, _, page, H = v_pages.shape
+    if page % LANES or page > MAX_PAGE or H > MAX_HEAD_DIM:
+        raise InputError(
+            f'the "cpu" attention takes pages of {LANES} to {MAX_PAGE} slots and heads of at most {MAX_HEAD_DIM} dimensions, got '
+            f"{page} slots and {H} dimensions"
+        )
+    if numerics.num_splits != 1 or numerics.block_pages != 1:
+        raise InputError(
+            'the "cpu" attention takes one page per step and no splits, got Numerics.block_pages '
+            f"{numerics.block_pages} and Numerics.num_splits {numerics.num_splits}"
+        )
+    slopes = alibi_slopes(N) if scores.alibi else np.zeros(N, np.float32)
+    options = np.asarray([scores.scale, scores.cap or 0.0], np.float32)
+    window = np.asarray([NO_WINDOW if scores.sliding_window is None else scores.sliding_window], np.int32)
+    attended = jax.ShapeDtypeStruct(q.shape, jnp.float32)
+    call = jax.ffi.ffi_call(target_name("detspec_attention"), attended)
+    return call(q, k_pages, v_pages, page_tables, positions, slopes, options, window)

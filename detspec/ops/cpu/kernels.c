@@ -1,0 +1,642 @@
+/* CPU kernels: products with weights, and attention over a paged cache, as XLA custom calls (`kernels.py` compiles this file).
+
+   Every result is a function of its own row in one order of operations. Neither the number of rows, nor the tiles, nor the
+   threads change it: they only decide what is computed together. Nothing is left to the compiler either: multiply-adds are
+   written as such, and the file is compiled without contraction. So bits follow from this text and the instruction set alone.
+
+   A vector is 16 float32 on every processor: one register with AVX-512, two with AVX2, four with NEON. */
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "xla/ffi/api/c_api.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+
+/* ---- vectors ---- */
+
+INLINE vf all(float x) { return x - (vf){0}; }
+
+INLINE vf load_f32(const float *p) {
+  vf x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+
+INLINE void store_f32(float *p, vf x) { memcpy(p, &x, sizeof x); }
+
+/* a * b + c, rounded once. */
+INLINE vf fma16(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  union { vf v; __m256 half[2]; } x = {a}, y = {b}, z = {c};
+  for (int i = 0; i < 2; i++) z.half[i] = _mm256_fmadd_ps(x.half[i], y.half[i], z.half[i]);
+  return z.v;
+#elif defined(__aarch64__)
+  union { vf v; float32x4_t part[4]; } x = {a}, y = {b}, z = {c};
+  for (int i = 0; i < 4; i++) z.part[i] = vfmaq_f32(z.part[i], x.part[i], y.part[i]);
+  return z.v;
+#else
+  for (int i = 0; i < LANES; i++) c[i] = fmaf(a[i], b[i], c[i]);
+  return c;
+#endif
+}
+
+INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+
+INLINE vf max16(vf a, vf b) { return choose(a > b, a, b); }
+
+/* The sum of all lanes: halves, then quarters, eighths and sixteenths are added. */
+INLINE float sum16(vf x) {
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) x[i] += x[i + half];
+  return x[0];
+}
+
+/* The sums of eight vectors, in the order of `sum16`. */
+INLINE void sums_of_8(const vf *x, float *sums) {
+#if defined(__AVX512F__)
+#define SWAP(a, b, kind) _mm512_shuffle_f32x4((__m512)(a), (__m512)(b), kind)
+  __m512 halves[4], quarters[2];
+  for (int i = 0; i < 4; i++) halves[i] = _mm512_add_ps(SWAP(x[2 * i], x[2 * i + 1], 0x44), SWAP(x[2 * i], x[2 * i + 1], 0xee));
+  for (int i = 0; i < 2; i++)
+    quarters[i] = _mm512_add_ps(SWAP(halves[2 * i], halves[2 * i + 1], 0x88), SWAP(halves[2 * i], halves[2 * i + 1], 0xdd));
+#undef SWAP
+  /* Each 128-bit part now holds the quarter sums of one vector: of 0, 1, 2, 3 and of 4, 5, 6, 7. */
+  __m512 eighths = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(quarters[0]), _mm512_castps_pd(quarters[1]))),
+                                 _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(quarters[0]), _mm512_castps_pd(quarters[1]))));
+  /* 0 0 4 4 | 1 1 5 5 | 2 2 6 6 | 3 3 7 7 */
+  __m512 whole = _mm512_add_ps(eighths, _mm512_permute_ps(eighths, 0xb1));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, whole)));
+#else
+  for (int i = 0; i < 8; i++) sums[i] = sum16(x[i]);
+#endif
+}
+
+/* ---- numbers of two bytes ---- */
+
+enum { F32, BF16, F16, NUM_DTYPES };
+static const size_t ITEM_BYTES[NUM_DTYPES] = {4, 2, 2};
+
+INLINE int dtype_of(XLA_FFI_DataType dtype) {
+  return dtype == XLA_FFI_DataType_F32 ? F32 : dtype == XLA_FFI_DataType_BF16 ? BF16 : dtype == XLA_FFI_DataType_F16 ? F16 : -1;
+}
+
+/* float16 bits in the low halves of lanes, as float32. Their own subnormal numbers are not lost where float32's are. */
+INLINE vf from_f16(vu bits) {
+  vu magnitude = bits & 0x7fff;
+  vf normal = (vf)((magnitude << 13) + (112u << 23)); /* the exponents' biases are 15 and 127 */
+  vf subnormal = __builtin_convertvector((vi)magnitude, vf) * all(0x1p-24f);
+  vf found = choose((vi)(magnitude < 0x400), subnormal, normal);
+  found = choose((vi)(magnitude >= 0x7c00), (vf)((vu)normal | 0x7f800000u), found);
+  return (vf)((vu)found | (bits & 0x8000) << 16);
+}
+
+/* 16 numbers of `dtype`, as float32. */
+INLINE vf load(int dtype, const void *p) {
+  if (dtype == F32) return load_f32(p);
+  typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+  vh half;
+  memcpy(&half, p, sizeof half);
+  vu bits = __builtin_convertvector(half, vu);
+  return dtype == BF16 ? (vf)(bits << 16) : from_f16(bits);
+}
+
+/* ---- calls between XLA and this file ---- */
+
+static XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, const char *message) {
+  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, message, XLA_FFI_Error_Code_INVALID_ARGUMENT};
+  return frame->api->XLA_FFI_Error_Create(&args);
+}
+
+/* Whether a call of the interface went wrong; frees its error. */
+static int failed(XLA_FFI_CallFrame *frame, XLA_FFI_Error *error) {
+  if (!error) return 0;
+  XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
+  frame->api->XLA_FFI_Error_Destroy(&args);
+  return 1;
+}
+
+/* Whether XLA only asks for the version of this interface. */
+static int answered(XLA_FFI_CallFrame *frame) {
+  XLA_FFI_Extension_Base *extension = frame->extension_start;
+  if (!extension || extension->type != XLA_FFI_Extension_Metadata) return 0;
+  XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
+  metadata->api_version.major_version = XLA_FFI_API_MAJOR;
+  metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+  return 1;
+}
+
+/* ---- threads ---- */
+
+/* Threads of XLA treat subnormal numbers in more than one way; kernels round them to zero. Returns what to restore. */
+INLINE uint64_t flush_subnormals(void) {
+#if defined(__x86_64__)
+  const uint64_t before = _mm_getcsr();
+  _mm_setcsr((unsigned)before | 0x8040);
+  return before;
+#elif defined(__aarch64__)
+  uint64_t before;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+  __asm__ volatile("msr fpcr, %0" : : "r"(before | 1u << 24));
+  return before;
+#else
+  return 0;
+#endif
+}
+
+INLINE void restore_subnormals(uint64_t before) {
+#if defined(__x86_64__)
+  _mm_setcsr((unsigned)before);
+#elif defined(__aarch64__)
+  __asm__ volatile("msr fpcr, %0" : : "r"(before));
+#endif
+}
+
+typedef void Run(const void *task, int64_t item);
+
+typedef struct {
+  Run *run;
+  const void *task;
+  int64_t num_items;
+  _Atomic int64_t next, done;
+  _Atomic int holders; /* threads that may still look at this */
+} Work;
+
+static void let_go(Work *work, int holders) {
+  if (atomic_fetch_sub(&work->holders, holders) == holders) free(work);
+}
+
+/* Takes items until none is left. */
+static void take_items(Work *work) {
+  const uint64_t before = flush_subnormals();
+  int64_t item;
+  while ((item = atomic_fetch_add(&work->next, 1)) < work->num_items) {
+    work->run(work->task, item);
+    atomic_fetch_add(&work->done, 1);
+  }
+  restore_subnormals(before);
+}
+
+static void help(void *work) {
+  take_items(work);
+  let_go(work, 1);
+}
+
+INLINE void pause_once(void) {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+static int64_t threads_of(XLA_FFI_CallFrame *frame) {
+  int64_t threads = 1;
+  XLA_FFI_ThreadPool_NumThreads_Args args = {XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, NULL, frame->ctx, &threads};
+  return failed(frame, frame->api->XLA_FFI_ThreadPool_NumThreads(&args)) ? 1 : threads;
+}
+
+/* Runs all items; `shared` by the threads of XLA's pool, or all by this one. A helper that comes too late finds none and leaves,
+   so this waits for items that are being run, and never for a thread to become free. */
+static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, Run *run, const void *task) {
+  const int64_t helpers = shared ? MIN(threads_of(frame), num_items) - 1 : 0;
+  Work *work = helpers > 0 ? malloc(sizeof *work) : NULL;
+  if (!work) {
+    Work own = {.run = run, .task = task, .num_items = num_items};
+    take_items(&own);
+    return;
+  }
+  *work = (Work){.run = run, .task = task, .num_items = num_items, .holders = (int)helpers + 1};
+  for (int64_t i = 0; i < helpers; i++) {
+    XLA_FFI_ThreadPool_Schedule_Args args = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, NULL, frame->ctx, help, work};
+    if (failed(frame, frame->api->XLA_FFI_ThreadPool_Schedule(&args))) let_go(work, 1);
+  }
+  take_items(work);
+  while (atomic_load(&work->done) < num_items) pause_once();
+  let_go(work, 1);
+}
+
+/* ---- products with weights ----
+
+   y[r, o] = sum of x[r, i] * weight[o, i] over i: lane l adds up the products of i = l, l + 16, ... (of pairs of i for two-byte
+   numbers), and the lanes are added by `sum16`. Inputs past the last multiple are padded with zeros. */
+
+#define MAX_PRODUCTS 4
+#define ROW_BLOCK 64          /* rows that a block of weights meets while it lies in the cache of a core */
+#define BLOCK_BYTES (96 << 10) /* of weights, which one item of work reads */
+#define ALONE (1 << 18)       /* multiply-adds that one thread has done before another would have woken up */
+
+typedef struct {
+  const char *x, *weight;
+  float *y;
+  int64_t rows, in, out;
+  int64_t outs_of_item, num_items; /* outputs that one item computes, and how many items there are */
+} Product;
+
+typedef struct {
+  int dtype, num_products;
+  Product product[MAX_PRODUCTS];
+} Products;
+
+#define STEP_BYTES 64
+#if defined(__AVX512F__) /* 32 registers hold 16 sums, the rows and the weights of a step */
+#define MOST_SUMS 16
+#define MOST_ROWS 4
+#define ONE_ROW_OUTS 8
+#define TWO_ROW_OUTS 8
+#define MANY_ROW_OUTS 4
+#else
+#define MOST_SUMS 4
+#define MOST_ROWS 2
+#define ONE_ROW_OUTS 4
+#define TWO_ROW_OUTS 2
+#define MANY_ROW_OUTS 2
+#endif
+
+/* Adds products of one step: 16 inputs of float32, 32 of two bytes. */
+typedef struct {
+#if defined(__AVX512BF16__)
+  __m512bh pairs;
+#endif
+  vf even, odd;
+} Step;
+
+INLINE Step load_step(int dtype, const char *p) {
+  Step step;
+  if (dtype == F32) {
+    step.even = load_f32((const float *)p);
+    return step;
+  }
+  vu bits;
+  memcpy(&bits, p, sizeof bits);
+#if defined(__AVX512BF16__)
+  if (dtype == BF16) {
+    step.pairs = (__m512bh)bits;
+    return step;
+  }
+#endif
+  step.even = dtype == BF16 ? (vf)(bits << 16) : from_f16(bits & 0xffff);
+  step.odd = dtype == BF16 ? (vf)(bits & 0xffff0000u) : from_f16(bits >> 16);
+  return step;
+}
+
+INLINE vf add_step(int dtype, vf sum, Step x, Step weight) {
+  if (dtype == F32) return fma16(x.even, weight.even, sum);
+#if defined(__AVX512BF16__)
+  if (dtype == BF16) return (vf)_mm512_dpbf16_ps((__m512)sum, x.pairs, weight.pairs);
+#endif
+  return fma16(x.odd, weight.odd, fma16(x.even, weight.even, sum));
+}
+
+/* `rows` x `outs` results, both constants where this is inlined; `ahead` fetches the weights of the next outputs. */
+INLINE void tile(int dtype, int rows, int outs, int ahead, const char *x, const char *weight, float *y, int64_t in, int64_t out) {
+  const int64_t row_bytes = in * (int64_t)ITEM_BYTES[dtype];
+  const int64_t whole = row_bytes & ~(int64_t)(STEP_BYTES - 1);
+  vf sums[MOST_SUMS];
+  Step of_row[MOST_ROWS];
+#pragma GCC unroll 16
+  for (int i = 0; i < rows * outs; i++) sums[i] = (vf){0};
+  for (int64_t at = 0; at < whole; at += STEP_BYTES) {
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) of_row[r] = load_step(dtype, x + r * row_bytes + at);
+#pragma GCC unroll 8
+    for (int o = 0; o < outs; o++) {
+      const char *from = weight + o * row_bytes + at;
+      Step of_out = load_step(dtype, from);
+      if (ahead) __builtin_prefetch(from + outs * row_bytes);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; r++) sums[r * outs + o] = add_step(dtype, sums[r * outs + o], of_row[r], of_out);
+    }
+  }
+  if (whole < row_bytes) {
+    const size_t rest = (size_t)(row_bytes - whole);
+    char padded[STEP_BYTES] = {0};
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+      memcpy(padded, x + r * row_bytes + whole, rest);
+      of_row[r] = load_step(dtype, padded);
+    }
+#pragma GCC unroll 8
+    for (int o = 0; o < outs; o++) {
+      memcpy(padded, weight + o * row_bytes + whole, rest);
+      Step of_out = load_step(dtype, padded);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; r++) sums[r * outs + o] = add_step(dtype, sums[r * outs + o], of_row[r], of_out);
+    }
+  }
+  if (rows * outs % 8) {
+#pragma GCC unroll 8
+    for (int i = 0; i < rows * outs; i++) y[i / outs * out + i % outs] = sum16(sums[i]);
+    return;
+  }
+  float found[MOST_SUMS];
+#pragma GCC unroll 2
+  for (int i = 0; i < rows * outs; i += 8) sums_of_8(sums + i, found + i);
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; r++) memcpy(y + r * out, found + r * outs, sizeof(float) * outs);
+}
+
+/* Rows `first .. end - 1` of `outs` outputs from `o` on. */
+INLINE void column(int dtype, int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t o) {
+  const int64_t row_bytes = p->in * (int64_t)ITEM_BYTES[dtype];
+  const char *weight = p->weight + o * row_bytes;
+  float *y = p->y + o;
+  int64_t r = first;
+  if (r + rows <= end) {
+    tile(dtype, rows, outs, 1, p->x + r * row_bytes, weight, y + r * p->out, p->in, p->out);
+    for (r += rows; r + rows <= end; r += rows)
+      tile(dtype, rows, outs, 0, p->x + r * row_bytes, weight, y + r * p->out, p->in, p->out);
+  }
+  for (; r < end; r++) tile(dtype, 1, outs, 0, p->x + r * row_bytes, weight, y + r * p->out, p->in, p->out);
+}
+
+/* `rows` x `outs` tiles over some rows and outputs; the last block of outputs begins early, so that it ends at the last one. */
+INLINE void block(int dtype, int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t first_out, int64_t end_out) {
+  if (end_out - first_out < outs) {
+    for (int64_t o = first_out; o < end_out; o++) column(dtype, 1, 1, p, first, end, o);
+    return;
+  }
+  for (int64_t o = first_out; o < end_out; o += outs) column(dtype, rows, outs, p, first, end, MIN(o, end_out - outs));
+}
+
+#define BLOCKS(NAME, DTYPE)                                                                                          \
+  static void NAME(const Product *p, int64_t first, int64_t end, int64_t first_out, int64_t end_out) {               \
+    if (end - first == 1) block(DTYPE, 1, ONE_ROW_OUTS, p, first, end, first_out, end_out);                          \
+    else if (end - first < MOST_ROWS) block(DTYPE, 2, TWO_ROW_OUTS, p, first, end, first_out, end_out);              \
+    else block(DTYPE, MOST_ROWS, MANY_ROW_OUTS, p, first, end, first_out, end_out);                                  \
+  }
+BLOCKS(block_f32, F32)
+BLOCKS(block_bf16, BF16)
+BLOCKS(block_f16, F16)
+
+static void run_product(const void *task, int64_t item) {
+  const Products *products = task;
+  const Product *p = products->product;
+  for (; item >= p->num_items; p++) item -= p->num_items;
+  const int64_t first_out = item * p->outs_of_item, end_out = MIN(first_out + p->outs_of_item, p->out);
+  for (int64_t first = 0; first < p->rows; first += ROW_BLOCK) {
+    const int64_t end = MIN(first + ROW_BLOCK, p->rows);
+    (products->dtype == F32 ? block_f32 : products->dtype == BF16 ? block_bf16 : block_f16)(p, first, end, first_out, end_out);
+  }
+}
+
+/* (x [rows, in], weight [out, in], ...) -> (y [rows, out] float32, ...): products of the same rows with several weights. */
+XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) {
+  if (answered(frame)) return NULL;
+  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
+  const XLA_FFI_Buffer *x = args[0];
+  Products products = {.dtype = dtype_of(x->dtype), .num_products = (int)frame->rets.size};
+  if (products.dtype < 0 || products.num_products > MAX_PRODUCTS || frame->args.size != 1 + frame->rets.size)
+    return fail(frame, "detspec_linear: unsupported arguments");
+  int64_t multiply_adds = 0, num_items = 0;
+  for (int i = 0; i < products.num_products; i++) {
+    const XLA_FFI_Buffer *weight = args[1 + i];
+    Product *p = products.product + i;
+    *p = (Product){x->data, weight->data, rets[i]->data, x->dims[0], x->dims[1], weight->dims[0], 0, 0};
+    multiply_adds += p->rows * p->in * p->out;
+  }
+  const int shared = multiply_adds >= ALONE;
+  for (int i = 0; i < products.num_products; i++) {
+    Product *p = products.product + i;
+    const int64_t row_bytes = MAX(p->in * (int64_t)ITEM_BYTES[products.dtype], 1);
+    p->outs_of_item = shared ? MAX(BLOCK_BYTES / row_bytes / 16 * 16, 16) : p->out;
+    p->num_items = (p->out + p->outs_of_item - 1) / p->outs_of_item;
+    num_items += p->num_items;
+  }
+  run_items(frame, shared, num_items, run_product, &products);
+  return NULL;
+}
+
+/* ---- attention over a paged cache ----
+
+   A query head of one position is a row. It meets the pages of its sequence in order, with online softmax in float32:
+
+       score = soft cap(scale * q . k) - slope * distance      lanes are slots of the page, products are added over the head
+       m     = largest score so far, l = sum of exp(score - m), o = sum of exp(score - m) * v      lanes are of the head
+
+   Slots after the row's position, or before its window, have probability 0. Pages after the last position or before the window
+   would change nothing, so they are left out. Keys are [num_pages, K, H, page], values [num_pages, K, page, H]. */
+
+#define MAX_HEAD 512
+#define MAX_PAGE 512
+#define TILE 4     /* rows that meet a page together */
+#define VECTORS 4  /* of slots or of the head, for each row of a tile */
+#define MASK_VALUE -1e30f
+#define NO_WINDOW INT32_MAX
+
+typedef struct {
+  const char *q, *k, *v;
+  const int32_t *tables, *positions;
+  const float *slopes; /* of heads; all 0 without linear biases */
+  float *y;
+  int64_t windows, window, heads, head_dim, kv_heads, page, max_pages;
+  int q_dtype, cache_dtype;
+  float scale, cap; /* cap 0: none */
+  int32_t sliding_window;
+} Attention;
+
+/* exp(x) - 1 without `plus`, else exp(x). */
+INLINE vf exponential(vf x, float plus) {
+  const vf low = all(-87.0f), high = all(88.0f), magic = all(0x1.8p23f);
+  vf in = choose(x < low, low, choose(x > high, high, x));
+  vf shifted = fma16(in, all(0x1.715476p0f), magic); /* its last bits are the power of two */
+  vf power = shifted - magic;
+  vf r = fma16(power, all(-0x1.62e4p-1f), in); /* ln 2 in two parts; |r| <= ln(2) / 2 */
+  r = fma16(power, all(-0x1.7f7d1cp-20f), r);
+  vf series = all(1.0f / 5040);
+  series = fma16(series, r, all(1.0f / 720));
+  series = fma16(series, r, all(1.0f / 120));
+  series = fma16(series, r, all(1.0f / 24));
+  series = fma16(series, r, all(1.0f / 6));
+  series = fma16(series, r, all(0.5f));
+  series = fma16(series, r, all(1.0f));
+  vf one_more = fma16(series, r, all(1.0f));
+  vf found = (vf)((vi)one_more + ((vi)shifted << 23));
+  if (plus == 0) found = choose(power == all(0.0f), series * r, found - all(1.0f));
+  else found = choose(x < low, all(0.0f), found);
+  return choose(x != x, x, found);
+}
+
+/* cap * tanh(x / cap) */
+INLINE vf soft_cap(vf x, float cap) {
+  vf grown = exponential(x * all(2 / cap), 0);
+  return all(cap) * (grown / (grown + all(2.0f)));
+}
+
+INLINE float largest(vf x) {
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+  return x[0];
+}
+
+/* sums[r] + over n of factor[r][n] * row n of `matrix`, for `vectors` vectors of each row of the matrix. */
+INLINE void add_rows(int dtype, int rows, int vectors, const float *factors, int64_t factors_of_row, const char *matrix,
+                     int64_t num_rows, int64_t row_bytes, float *sums, int64_t sums_of_row) {
+  vf sum[TILE * VECTORS];
+#pragma GCC unroll 16
+  for (int i = 0; i < rows * vectors; i++) sum[i] = (vf){0};
+  for (int64_t n = 0; n < num_rows; n++) {
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; i++) {
+      vf x = load(dtype, matrix + n * row_bytes + i * LANES * (int64_t)ITEM_BYTES[dtype]);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; r++) sum[r * vectors + i] = fma16(all(factors[r * factors_of_row + n]), x, sum[r * vectors + i]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; i++) store_f32(sums + r * sums_of_row + i * LANES, sum[r * vectors + i]);
+}
+
+/* products [rows, columns] = factors [rows, n] @ matrix [n, columns], each summed over n ascending. */
+typedef void Multiply(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,
+                      int64_t columns, float *products, int64_t products_of_row);
+
+#define MULTIPLY(NAME, DTYPE)                                                                                               \
+  static void NAME(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,           \
+                   int64_t columns, float *products, int64_t products_of_row) {                                            \
+    const int64_t item = (int64_t)ITEM_BYTES[DTYPE], row_bytes = columns * item;                                           \
+    int64_t at = 0;                                                                                                        \
+    for (; at + VECTORS * LANES <= columns; at += VECTORS * LANES) {                                                       \
+      const char *from = matrix + at * item;                                                                               \
+      float *to = products + at;                                                                                           \
+      if (rows == 1) add_rows(DTYPE, 1, VECTORS, factors, factors_of_row, from, num_rows, row_bytes, to, products_of_row); \
+      if (rows == 2) add_rows(DTYPE, 2, VECTORS, factors, factors_of_row, from, num_rows, row_bytes, to, products_of_row); \
+      if (rows == 3) add_rows(DTYPE, 3, VECTORS, factors, factors_of_row, from, num_rows, row_bytes, to, products_of_row); \
+      if (rows == 4) add_rows(DTYPE, 4, VECTORS, factors, factors_of_row, from, num_rows, row_bytes, to, products_of_row); \
+    }                                                                                                                      \
+    for (; at < columns; at += LANES)                                                                                      \
+      for (int r = 0; r < rows; r++)                                                                                       \
+        add_rows(DTYPE, 1, 1, factors + r * factors_of_row, factors_of_row, matrix + at * item, num_rows, row_bytes,       \
+                 products + r * products_of_row + at, products_of_row);                                                    \
+  }
+MULTIPLY(multiply_f32, F32)
+MULTIPLY(multiply_bf16, BF16)
+MULTIPLY(multiply_f16, F16)
+static Multiply *const MULTIPLY_OF[NUM_DTYPES] = {multiply_f32, multiply_bf16, multiply_f16};
+
+/* What one row knows of the pages it has met. */
+typedef struct {
+  int64_t head, place; /* its query head, and where its query and its result begin */
+  int32_t position;
+  float m, l, rescale;
+} Row;
+
+/* Turns products of a row with the keys of a page, which starts at position `first`, into probabilities; updates m and l. */
+static void soften(const Attention *a, Row *row, int64_t first, float *p) {
+  vi lane;
+  for (int i = 0; i < LANES; i++) lane[i] = i;
+  const float slope = a->slopes[row->head];
+  vf most = all(MASK_VALUE);
+  for (int64_t s = 0; s < a->page; s += LANES) {
+    vi distance = row->position - ((int32_t)(first + s) + lane);
+    vi keep = (distance >= 0) & (distance < a->sliding_window);
+    vf score = load_f32(p + s) * all(a->scale);
+    if (a->cap > 0) score = soft_cap(score, a->cap);
+    if (slope != 0) score -= all(slope) * __builtin_convertvector(distance, vf);
+    score = choose(keep, score, all(MASK_VALUE));
+    most = max16(most, score);
+    store_f32(p + s, score);
+  }
+  const float m = MAX(row->m, largest(most));
+  row->rescale = exponential(all(row->m - m), 1)[0];
+  row->m = m;
+  vf sum = {0};
+  for (int64_t s = 0; s < a->page; s += LANES) {
+    vf score = load_f32(p + s);
+    vf probability = choose(score == all(MASK_VALUE), all(0.0f), exponential(score - all(m), 1));
+    sum += probability;
+    store_f32(p + s, probability);
+  }
+  row->l = row->l * row->rescale + sum16(sum);
+}
+
+/* `rows` rows from `first` on, of window `g` and KV head `kv`; row `w * group + j` is head `kv * group + j` at position `w`. */
+static void attend(const Attention *a, int rows, int64_t g, int64_t kv, int64_t first) {
+  const int64_t H = a->head_dim, page = a->page, group = a->heads / a->kv_heads;
+  const int64_t page_bytes = page * H * (int64_t)ITEM_BYTES[a->cache_dtype];
+  Multiply *multiply = MULTIPLY_OF[a->cache_dtype];
+  float q[TILE * MAX_HEAD], o[TILE * MAX_HEAD], pv[TILE * MAX_HEAD], p[TILE * MAX_PAGE];
+  Row row[TILE];
+  int32_t last = 0, start = INT32_MAX;
+  for (int r = 0; r < rows; r++) {
+    const int64_t w = (first + r) / group, head = kv * group + (first + r) % group;
+    row[r] = (Row){head, ((g * a->window + w) * a->heads + head) * H, a->positions[g * a->window + w], MASK_VALUE, 0, 0};
+    last = MAX(last, row[r].position);
+    start = MIN(start, a->sliding_window == NO_WINDOW ? 0 : MAX(row[r].position - a->sliding_window + 1, 0));
+    for (int64_t h = 0; h < H; h += LANES) {
+      store_f32(q + r * H + h, load(a->q_dtype, a->q + (row[r].place + h) * (int64_t)ITEM_BYTES[a->q_dtype]));
+      store_f32(o + r * H + h, (vf){0});
+    }
+  }
+  for (int64_t block = start / page; block <= last / page; block++) {
+    const int64_t page_id = a->tables[g * a->max_pages + MIN(block, a->max_pages - 1)];
+    const int64_t at = (page_id * a->kv_heads + kv) * page_bytes;
+    multiply(rows, q, H, a->k + at, H, page, p, page);
+    for (int r = 0; r < rows; r++) soften(a, row + r, block * page, p + r * page);
+    multiply(rows, p, page, a->v + at, page, H, pv, H);
+    for (int r = 0; r < rows; r++)
+      for (int64_t h = r * H; h < (r + 1) * H; h += LANES)
+        store_f32(o + h, fma16(load_f32(o + h), all(row[r].rescale), load_f32(pv + h)));
+  }
+  for (int r = 0; r < rows; r++)
+    for (int64_t h = 0; h < H; h += LANES) store_f32(a->y + row[r].place + h, load_f32(o + r * H + h) / all(row[r].l));
+}
+
+/* One window and one KV head. */
+static void run_attention(const void *task, int64_t item) {
+  const Attention *a = task;
+  const int64_t g = item / a->kv_heads, kv = item % a->kv_heads, group = a->heads / a->kv_heads;
+  if (a->positions[g * a->window] < 0) { /* the window pads the pass */
+    for (int64_t w = 0; w < a->window; w++)
+      memset(a->y + ((g * a->window + w) * a->heads + kv * group) * a->head_dim, 0, sizeof(float) * group * a->head_dim);
+    return;
+  }
+  for (int64_t first = 0; first < a->window * group; first += TILE)
+    attend(a, (int)MIN(TILE, a->window * group - first), g, kv, first);
+}
+
+/* (q [G, W, N, H], keys, values, page tables [G, max_pages], positions [G, W], slopes [N], [scale, cap] float32,
+   [sliding window] int32) -> float32 [G, W, N, H] */
+XLA_FFI_Error *detspec_attention(XLA_FFI_CallFrame *frame) {
+  if (answered(frame)) return NULL;
+  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
+  if (frame->args.size != 8 || frame->rets.size != 1) return fail(frame, "detspec_attention: wrong number of arguments");
+  const XLA_FFI_Buffer *q = args[0], *v = args[2];
+  const float *options = args[6]->data;
+  Attention a = {
+      .q = q->data, .k = args[1]->data, .v = v->data, .tables = args[3]->data, .positions = args[4]->data,
+      .slopes = args[5]->data, .y = rets[0]->data,
+      .windows = q->dims[0], .window = q->dims[1], .heads = q->dims[2], .head_dim = q->dims[3],
+      .kv_heads = v->dims[1], .page = v->dims[2], .max_pages = args[3]->dims[1],
+      .q_dtype = dtype_of(q->dtype), .cache_dtype = dtype_of(v->dtype),
+      .scale = options[0], .cap = options[1], .sliding_window = *(const int32_t *)args[7]->data,
+  };
+  if (a.q_dtype < 0 || a.cache_dtype < 0 || a.head_dim % LANES || a.page % LANES || a.head_dim > MAX_HEAD || a.page > MAX_PAGE)
+    return fail(frame, "detspec_attention: unsupported arguments");
+  int64_t multiply_adds = 0;
+  for (int64_t g = 0; g < a.windows; g++)
+    multiply_adds += 2 * (a.positions[(g + 1) * a.window - 1] + 1) * a.window * a.heads * a.head_dim;
+  run_items(frame, multiply_adds >= ALONE, a.windows * a.kv_heads, run_attention, &a);
+  return NULL;
+}
