@@ -14,7 +14,7 @@ from detspec.errors import InputError
 from detspec.ops.cpu.compiler import NO_COMPILER, find_compiler
 from detspec.schedule import Budget, FastPath, Numerics, Schedule
 
-# Canonical passes by platform. On the CPU the cache is float32: an in-place write into a bf16 array converts the whole array.
+# Canonical passes by platform.
 DEFAULT_SCHEDULES = {
     "cpu": Schedule(
         Numerics(page=64, query_tile=16, cache_dtype="float32", implementation="cpu", linear="pinned"), Budget(64, 16)
@@ -44,6 +44,8 @@ def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: Mod
     if platform == "cpu" and find_compiler() is None:
         warnings.warn(f"{NO_COMPILER}. Without them XLA's products and the reference attention run, which are slower", stacklevel=2)
         return schedule.with_numerics(implementation="reference", linear="xla")
+    if platform == "cpu" and cfg is not None:
+        return schedule.with_numerics(cache_dtype=cfg.dtype)  # keys and values are of this dtype, so nothing is rounded
     if platform == "gpu" and capability != HOPPER:
         warnings.warn(
             f"the GPU kernels are for compute capability {HOPPER} (Hopper); {device_kind} has {capability or 'none'} and runs "

@@ -10,7 +10,7 @@ import numpy as np
 
 from detspec.config import ModelConfig
 from detspec.ops.alibi import alibi_slopes, lower_scores
-from detspec.ops.linear.api import LinearFn, linear
+from detspec.ops.linear.api import LinearsFn, biased
 from detspec.ops.norm import rms_norm
 from detspec.ops.rope import Rotation, apply_rope, rope_frequencies, rope_rotation
 from detspec.ops.row_sum import SumFn
@@ -27,12 +27,16 @@ class RowOps(NamedTuple):
     """Operations on single token rows, whose order of additions a schedule fixes."""
 
     norm: NormFn
-    linear_f32: LinearFn
+    linears_f32: LinearsFn
+
+    def linear_f32(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        """`linears_f32` with one weight."""
+        return self.linears_f32(x, weight)[0]
 
 
-def row_ops(cfg: ModelConfig, sum_fn: SumFn, linear_f32: LinearFn) -> RowOps:
-    """This model's RMSNorm, summed by `sum_fn`, and `linear_f32`."""
-    return RowOps(partial(rms_norm, eps=cfg.norm_eps, sum_fn=sum_fn, plus_one=cfg.norm_plus_one), linear_f32)
+def row_ops(cfg: ModelConfig, sum_fn: SumFn, linears_f32: LinearsFn) -> RowOps:
+    """This model's RMSNorm, summed by `sum_fn`, and `linears_f32`."""
+    return RowOps(partial(rms_norm, eps=cfg.norm_eps, sum_fn=sum_fn, plus_one=cfg.norm_plus_one), linears_f32)
 
 
 def rotations_of(cfg: ModelConfig, positions: jax.Array) -> tuple[Rotation | None, ...]:
@@ -52,9 +56,10 @@ def attention(
 ) -> tuple[jax.Array, Any]:
     """Projects `x [..., D]` to heads, rotates by `rotation` if any, attends, projects back; returns `([..., D], carry)`."""
     heads = x.shape[:-1]
-    q = linear(x, layer["q"], layer.get("q_bias"), ops.linear_f32).reshape(*heads, cfg.num_heads, cfg.head_dim)
-    k = linear(x, layer["k"], layer.get("k_bias"), ops.linear_f32).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
-    v = linear(x, layer["v"], layer.get("v_bias"), ops.linear_f32).reshape(*heads, cfg.num_kv_heads, cfg.head_dim)
+    q, k, v = (
+        biased(y_f32, layer.get(f"{name}_bias"), x.dtype).reshape(*heads, -1, cfg.head_dim)
+        for name, y_f32 in zip("qkv", ops.linears_f32(x, layer["q"], layer["k"], layer["v"]), strict=True)
+    )
     if cfg.qk_norm:
         q = ops.norm(q, layer["q_norm"])
         k = ops.norm(k, layer["k_norm"])
@@ -63,15 +68,14 @@ def attention(
         k = apply_rope(k, rotation)
     attended, carry = attend_fn(q, k, v)
     attended = attended.reshape(*heads, cfg.num_heads * cfg.head_dim).astype(x.dtype)
-    return linear(attended, layer["o"], layer.get("o_bias"), ops.linear_f32), carry
+    return biased(ops.linear_f32(attended, layer["o"]), layer.get("o_bias"), x.dtype), carry
 
 
 def mlp(layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
     """Gated MLP: `down(activation(gate(x)) * up(x))`, `x [..., D]`."""
-    gate_f32 = ops.linear_f32(x, layer["gate"])
-    up_f32 = ops.linear_f32(x, layer["up"])
+    gate_f32, up_f32 = ops.linears_f32(x, layer["gate"], layer["up"])
     gated = (ACTIVATION_FNS[cfg.activation](gate_f32) * up_f32).astype(x.dtype)
-    return linear(gated, layer["down"], None, ops.linear_f32)
+    return ops.linear_f32(gated, layer["down"]).astype(x.dtype)
 
 
 def block(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from detspec.cache import SCRATCH_PAGE, KVCache, append
+from detspec.cache import SCRATCH_PAGE, KVCache, append_fn
 from detspec.config import ModelConfig
 from detspec.model.layers import (
     AttendFn,
@@ -22,8 +22,7 @@ from detspec.model.layers import (
 from detspec.model.params import Params
 from detspec.ops.attention.api import NO_POSITION, paged_attention
 from detspec.ops.attention.scores import Scores
-from detspec.ops.linear import xla
-from detspec.ops.linear.api import linear_fn
+from detspec.ops.linear.api import linears_fn
 from detspec.ops.row_sum import native_sum, sum_fn
 from detspec.schedule import Numerics
 from detspec.state import Windows
@@ -98,7 +97,7 @@ def logits_fn(params: Params, cfg: ModelConfig, stream: jax.Array, *, numerics: 
 
 def canonical_ops(cfg: ModelConfig, numerics: Numerics) -> RowOps:
     """Operations on single rows in the order of `numerics`."""
-    return row_ops(cfg, sum_fn(numerics), linear_fn(numerics))
+    return row_ops(cfg, sum_fn(numerics), linears_fn(numerics))
 
 
 def inject_at(depth: int, cfg: ModelConfig, x: jax.Array, inject: jax.Array | None) -> jax.Array:
@@ -138,6 +137,7 @@ def paged_attend(
 ) -> AttendFn:
     """Attention of token rows `[R]` at `places` over one layer's `pages` (keys, values); threads on the written pages."""
     G, W = places.looking_from.shape
+    write = append_fn(numerics)
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         # A token whose keys or values are not finite breaks the tokens that attend to it, and no other: nan keys are masked
@@ -145,8 +145,8 @@ def paged_attend(
         sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]
         k = jnp.where(sound, k, jnp.nan)
         v = jnp.where(sound, v, jnp.zeros_like(v))
-        k_pages = append(pages[0], k, places.page_ids, places.slots, slot_axis=numerics.key_slot_axis)
-        v_pages = append(pages[1], v, places.page_ids, places.slots)
+        k_pages = write(pages[0], k, places.page_ids, places.slots, slot_axis=numerics.key_slot_axis)
+        v_pages = write(pages[1], v, places.page_ids, places.slots)
         attended = paged_attention(
             q.reshape(G, W, cfg.num_heads, cfg.head_dim),
             k_pages,
@@ -198,7 +198,7 @@ def forward_sequences(
 
 def training_ops(cfg: ModelConfig) -> RowOps:
     """Operations on single rows in XLA's own order of additions."""
-    return row_ops(cfg, native_sum, xla.linear_f32)
+    return row_ops(cfg, native_sum, linears_fn(Numerics(linear="xla")))
 
 
 def sequence_attend(cfg: ModelConfig, sliding_window: int | None = None) -> AttendFn:

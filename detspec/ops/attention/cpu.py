@@ -11,7 +11,7 @@ import numpy as np
 from detspec.errors import InputError
 from detspec.ops.alibi import alibi_slopes
 from detspec.ops.attention.scores import Scores
-from detspec.ops.cpu.library import target_name
+from detspec.ops.cpu.library import target
 from detspec.schedule import Numerics
 
 LANES = 16
@@ -44,8 +44,23 @@ def paged_attention(
             f"{numerics.block_pages} and Numerics.num_splits {numerics.num_splits}"
         )
     slopes = alibi_slopes(N) if scores.alibi else np.zeros(N, np.float32)
-    options = np.asarray([scores.scale, scores.cap or 0.0], np.float32)
-    window = np.asarray([NO_WINDOW if scores.sliding_window is None else scores.sliding_window], np.int32)
-    attended = jax.ShapeDtypeStruct(q.shape, jnp.float32)
-    call = jax.ffi.ffi_call(target_name("detspec_attention"), attended)
-    return call(q, k_pages, v_pages, page_tables, positions, slopes, options, window)
+    call = jax.ffi.ffi_call(target("detspec_attention", v_pages.dtype), jax.ShapeDtypeStruct(q.shape, jnp.float32))
+    return call(
+        q,
+        k_pages,
+        v_pages,
+        page_tables,
+        positions,
+        slopes,
+        scale=np.float32(scores.scale),
+        cap=np.float32(scores.cap or 0),
+        sliding_window=np.int32(NO_WINDOW if scores.sliding_window is None else scores.sliding_window),
+    )
+
+
+def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2) -> jax.Array:
+    """See `cache.append`; XLA's scatter would convert all pages of two-byte numbers to float32 and back."""
+    call = jax.ffi.ffi_call(
+        target("detspec_append", pages.dtype), jax.ShapeDtypeStruct(pages.shape, pages.dtype), input_output_aliases={0: 0}
+    )
+    return call(pages, new.astype(pages.dtype), page_ids, slots, slot_axis=np.int32(slot_axis))

@@ -1,4 +1,6 @@
-/* CPU kernels: products with weights, and attention over a paged cache, as XLA custom calls (`kernels.py` compiles this file).
+/* CPU kernels: products with weights, attention over a paged cache and writing into it, as XLA custom calls.
+
+   `library.py` compiles this file once for each dtype of weights or of the cache: DTYPE is F32, BF16 or F16.
 
    Every result is a function of its own row in one order of operations. Neither the number of rows, nor the tiles, nor the
    threads change it: they only decide what is computed together. Nothing is left to the compiler either: multiply-adds are
@@ -93,10 +95,18 @@ INLINE void sums_of_8(const vf *x, float *sums) {
 
 /* ---- numbers of two bytes ---- */
 
-enum { F32, BF16, F16, NUM_DTYPES };
-static const size_t ITEM_BYTES[NUM_DTYPES] = {4, 2, 2};
+#define F32 0
+#define BF16 1
+#define F16 2
 
-INLINE int dtype_of(XLA_FFI_DataType dtype) {
+#define ITEM_BYTES ((int64_t)sizeof(Item))
+#if DTYPE == F32
+typedef uint32_t Item;
+#else
+typedef uint16_t Item;
+#endif
+
+static int dtype_of(XLA_FFI_DataType dtype) {
   return dtype == XLA_FFI_DataType_F32 ? F32 : dtype == XLA_FFI_DataType_BF16 ? BF16 : dtype == XLA_FFI_DataType_F16 ? F16 : -1;
 }
 
@@ -133,6 +143,11 @@ static int failed(XLA_FFI_CallFrame *frame, XLA_FFI_Error *error) {
   XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
   frame->api->XLA_FFI_Error_Destroy(&args);
   return 1;
+}
+
+/* The value of an attribute, by its place among the attributes' names in alphabetical order. */
+static const void *attribute(XLA_FFI_CallFrame *frame, int64_t place) {
+  return ((XLA_FFI_Scalar *)frame->attrs.attrs[place])->value;
 }
 
 /* Whether XLA only asks for the version of this interface. */
@@ -243,6 +258,7 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
 #define MAX_PRODUCTS 4
 #define ROW_BLOCK 64          /* rows that a block of weights meets while it lies in the cache of a core */
 #define BLOCK_BYTES (96 << 10) /* of weights, which one item of work reads */
+#define ITEMS_OF_THREAD 6     /* at least, where there are so many outputs: the last ones end at about the same time */
 #define ALONE (1 << 18)       /* multiply-adds that one thread has done before another would have woken up */
 
 typedef struct {
@@ -251,11 +267,6 @@ typedef struct {
   int64_t rows, in, out;
   int64_t outs_of_item, num_items; /* outputs that one item computes, and how many items there are */
 } Product;
-
-typedef struct {
-  int dtype, num_products;
-  Product product[MAX_PRODUCTS];
-} Products;
 
 #define STEP_BYTES 64
 #if defined(__AVX512F__) /* 32 registers hold 16 sums, the rows and the weights of a step */
@@ -280,36 +291,37 @@ typedef struct {
   vf even, odd;
 } Step;
 
-INLINE Step load_step(int dtype, const char *p) {
+INLINE Step load_step(const char *p) {
   Step step;
-  if (dtype == F32) {
+  if (DTYPE == F32) {
     step.even = load_f32((const float *)p);
     return step;
   }
   vu bits;
   memcpy(&bits, p, sizeof bits);
 #if defined(__AVX512BF16__)
-  if (dtype == BF16) {
+  if (DTYPE == BF16) {
     step.pairs = (__m512bh)bits;
     return step;
   }
 #endif
-  step.even = dtype == BF16 ? (vf)(bits << 16) : from_f16(bits & 0xffff);
-  step.odd = dtype == BF16 ? (vf)(bits & 0xffff0000u) : from_f16(bits >> 16);
+  step.even = DTYPE == BF16 ? (vf)(bits << 16) : from_f16(bits & 0xffff);
+  step.odd = DTYPE == BF16 ? (vf)(bits & 0xffff0000u) : from_f16(bits >> 16);
   return step;
 }
 
-INLINE vf add_step(int dtype, vf sum, Step x, Step weight) {
-  if (dtype == F32) return fma16(x.even, weight.even, sum);
+INLINE vf add_step(vf sum, Step x, Step weight) {
+  if (DTYPE == F32) return fma16(x.even, weight.even, sum);
 #if defined(__AVX512BF16__)
-  if (dtype == BF16) return (vf)_mm512_dpbf16_ps((__m512)sum, x.pairs, weight.pairs);
+  if (DTYPE == BF16) return (vf)_mm512_dpbf16_ps((__m512)sum, x.pairs, weight.pairs);
 #endif
   return fma16(x.odd, weight.odd, fma16(x.even, weight.even, sum));
 }
 
-/* `rows` x `outs` results, both constants where this is inlined; `ahead` fetches the weights of the next outputs. */
-INLINE void tile(int dtype, int rows, int outs, int ahead, const char *x, const char *weight, float *y, int64_t in, int64_t out) {
-  const int64_t row_bytes = in * (int64_t)ITEM_BYTES[dtype];
+/* `rows` x `outs` results, both constants where this is inlined. Each step fetches `lines` cache lines from `ahead` on. */
+INLINE void tile(int rows, int outs, int lines, const char *ahead, const char *x, const char *weight, float *y, int64_t in,
+                 int64_t out) {
+  const int64_t row_bytes = in * ITEM_BYTES;
   const int64_t whole = row_bytes & ~(int64_t)(STEP_BYTES - 1);
   vf sums[MOST_SUMS];
   Step of_row[MOST_ROWS];
@@ -317,14 +329,14 @@ INLINE void tile(int dtype, int rows, int outs, int ahead, const char *x, const 
   for (int i = 0; i < rows * outs; i++) sums[i] = (vf){0};
   for (int64_t at = 0; at < whole; at += STEP_BYTES) {
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) of_row[r] = load_step(dtype, x + r * row_bytes + at);
+    for (int r = 0; r < rows; r++) of_row[r] = load_step(x + r * row_bytes + at);
+#pragma GCC unroll 8
+    for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + at * lines + i * STEP_BYTES);
 #pragma GCC unroll 8
     for (int o = 0; o < outs; o++) {
-      const char *from = weight + o * row_bytes + at;
-      Step of_out = load_step(dtype, from);
-      if (ahead) __builtin_prefetch(from + outs * row_bytes);
+      Step of_out = load_step(weight + o * row_bytes + at);
 #pragma GCC unroll 4
-      for (int r = 0; r < rows; r++) sums[r * outs + o] = add_step(dtype, sums[r * outs + o], of_row[r], of_out);
+      for (int r = 0; r < rows; r++) sums[r * outs + o] = add_step(sums[r * outs + o], of_row[r], of_out);
     }
   }
   if (whole < row_bytes) {
@@ -333,14 +345,14 @@ INLINE void tile(int dtype, int rows, int outs, int ahead, const char *x, const 
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
       memcpy(padded, x + r * row_bytes + whole, rest);
-      of_row[r] = load_step(dtype, padded);
+      of_row[r] = load_step(padded);
     }
 #pragma GCC unroll 8
     for (int o = 0; o < outs; o++) {
       memcpy(padded, weight + o * row_bytes + whole, rest);
-      Step of_out = load_step(dtype, padded);
+      Step of_out = load_step(padded);
 #pragma GCC unroll 4
-      for (int r = 0; r < rows; r++) sums[r * outs + o] = add_step(dtype, sums[r * outs + o], of_row[r], of_out);
+      for (int r = 0; r < rows; r++) sums[r * outs + o] = add_step(sums[r * outs + o], of_row[r], of_out);
     }
   }
   if (rows * outs % 8) {
@@ -355,47 +367,42 @@ INLINE void tile(int dtype, int rows, int outs, int ahead, const char *x, const 
   for (int r = 0; r < rows; r++) memcpy(y + r * out, found + r * outs, sizeof(float) * outs);
 }
 
-/* Rows `first .. end - 1` of `outs` outputs from `o` on. */
-INLINE void column(int dtype, int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t o) {
-  const int64_t row_bytes = p->in * (int64_t)ITEM_BYTES[dtype];
-  const char *weight = p->weight + o * row_bytes;
-  float *y = p->y + o;
+/* Rows `first .. end - 1` of `outs` outputs from `o` on. The tiles of many rows share the fetching of the next weights. */
+INLINE void column(int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t o) {
+  const int64_t row_bytes = p->in * ITEM_BYTES;
+  const char *weight = p->weight + o * row_bytes, *ahead = weight + outs * row_bytes, *ahead_end = ahead + outs * row_bytes;
+  const int share = end - first >= outs * rows;
   int64_t r = first;
-  if (r + rows <= end) {
-    tile(dtype, rows, outs, 1, p->x + r * row_bytes, weight, y + r * p->out, p->in, p->out);
-    for (r += rows; r + rows <= end; r += rows)
-      tile(dtype, rows, outs, 0, p->x + r * row_bytes, weight, y + r * p->out, p->in, p->out);
+#define TILE_OF(ROWS, LINES) \
+  tile(ROWS, outs, LINES, ahead, p->x + r * row_bytes, weight, p->y + r * p->out + o, p->in, p->out)
+  if (share)
+    for (; r + rows <= end && ahead < ahead_end; r += rows, ahead += row_bytes) TILE_OF(rows, 1);
+  else if (r + rows <= end) {
+    TILE_OF(rows, outs);
+    r += rows;
   }
-  for (; r < end; r++) tile(dtype, 1, outs, 0, p->x + r * row_bytes, weight, y + r * p->out, p->in, p->out);
+  for (; r + rows <= end; r += rows) TILE_OF(rows, 0);
+  for (; r < end; r++) TILE_OF(1, 0);
+#undef TILE_OF
 }
 
 /* `rows` x `outs` tiles over some rows and outputs; the last block of outputs begins early, so that it ends at the last one. */
-INLINE void block(int dtype, int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t first_out, int64_t end_out) {
-  if (end_out - first_out < outs) {
-    for (int64_t o = first_out; o < end_out; o++) column(dtype, 1, 1, p, first, end, o);
-    return;
-  }
-  for (int64_t o = first_out; o < end_out; o += outs) column(dtype, rows, outs, p, first, end, MIN(o, end_out - outs));
+INLINE void block(int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t first_out, int64_t end_out) {
+  if (end_out - first_out < outs)
+    for (int64_t o = first_out; o < end_out; o++) column(1, 1, p, first, end, o);
+  else
+    for (int64_t o = first_out; o < end_out; o += outs) column(rows, outs, p, first, end, MIN(o, end_out - outs));
 }
 
-#define BLOCKS(NAME, DTYPE)                                                                                          \
-  static void NAME(const Product *p, int64_t first, int64_t end, int64_t first_out, int64_t end_out) {               \
-    if (end - first == 1) block(DTYPE, 1, ONE_ROW_OUTS, p, first, end, first_out, end_out);                          \
-    else if (end - first < MOST_ROWS) block(DTYPE, 2, TWO_ROW_OUTS, p, first, end, first_out, end_out);              \
-    else block(DTYPE, MOST_ROWS, MANY_ROW_OUTS, p, first, end, first_out, end_out);                                  \
-  }
-BLOCKS(block_f32, F32)
-BLOCKS(block_bf16, BF16)
-BLOCKS(block_f16, F16)
-
 static void run_product(const void *task, int64_t item) {
-  const Products *products = task;
-  const Product *p = products->product;
+  const Product *p = task;
   for (; item >= p->num_items; p++) item -= p->num_items;
   const int64_t first_out = item * p->outs_of_item, end_out = MIN(first_out + p->outs_of_item, p->out);
   for (int64_t first = 0; first < p->rows; first += ROW_BLOCK) {
     const int64_t end = MIN(first + ROW_BLOCK, p->rows);
-    (products->dtype == F32 ? block_f32 : products->dtype == BF16 ? block_bf16 : block_f16)(p, first, end, first_out, end_out);
+    if (end - first == 1) block(1, ONE_ROW_OUTS, p, first, end, first_out, end_out);
+    else if (end - first < MOST_ROWS) block(2, TWO_ROW_OUTS, p, first, end, first_out, end_out);
+    else block(MOST_ROWS, MANY_ROW_OUTS, p, first, end, first_out, end_out);
   }
 }
 
@@ -404,25 +411,26 @@ XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
   const XLA_FFI_Buffer *x = args[0];
-  Products products = {.dtype = dtype_of(x->dtype), .num_products = (int)frame->rets.size};
-  if (products.dtype < 0 || products.num_products > MAX_PRODUCTS || frame->args.size != 1 + frame->rets.size)
+  const int64_t num_products = frame->rets.size;
+  if (dtype_of(x->dtype) != DTYPE || num_products > MAX_PRODUCTS || frame->args.size != 1 + num_products)
     return fail(frame, "detspec_linear: unsupported arguments");
+  Product products[MAX_PRODUCTS];
   int64_t multiply_adds = 0, num_items = 0;
-  for (int i = 0; i < products.num_products; i++) {
+  for (int i = 0; i < num_products; i++) {
     const XLA_FFI_Buffer *weight = args[1 + i];
-    Product *p = products.product + i;
-    *p = (Product){x->data, weight->data, rets[i]->data, x->dims[0], x->dims[1], weight->dims[0], 0, 0};
-    multiply_adds += p->rows * p->in * p->out;
+    products[i] = (Product){x->data, weight->data, rets[i]->data, x->dims[0], x->dims[1], weight->dims[0], 0, 0};
+    multiply_adds += products[i].rows * products[i].in * products[i].out;
   }
   const int shared = multiply_adds >= ALONE;
-  for (int i = 0; i < products.num_products; i++) {
-    Product *p = products.product + i;
-    const int64_t row_bytes = MAX(p->in * (int64_t)ITEM_BYTES[products.dtype], 1);
-    p->outs_of_item = shared ? MAX(BLOCK_BYTES / row_bytes / 16 * 16, 16) : p->out;
+  const int64_t threads = shared ? threads_of(frame) : 1;
+  for (int i = 0; i < num_products; i++) {
+    Product *p = products + i;
+    const int64_t fits = BLOCK_BYTES / MAX(p->in * ITEM_BYTES, 1), fair = p->out / (ITEMS_OF_THREAD * threads);
+    p->outs_of_item = shared ? MAX(MIN(fits, fair) / 16 * 16, 16) : p->out;
     p->num_items = (p->out + p->outs_of_item - 1) / p->outs_of_item;
     num_items += p->num_items;
   }
-  run_items(frame, shared, num_items, run_product, &products);
+  run_items(frame, shared, num_items, run_product, products);
   return NULL;
 }
 
@@ -449,7 +457,7 @@ typedef struct {
   const float *slopes; /* of heads; all 0 without linear biases */
   float *y;
   int64_t windows, window, heads, head_dim, kv_heads, page, max_pages;
-  int q_dtype, cache_dtype;
+  int q_dtype;
   float scale, cap; /* cap 0: none */
   int32_t sliding_window;
 } Attention;
@@ -489,7 +497,7 @@ INLINE float largest(vf x) {
 }
 
 /* sums[r] + over n of factor[r][n] * row n of `matrix`, for `vectors` vectors of each row of the matrix. */
-INLINE void add_rows(int dtype, int rows, int vectors, const float *factors, int64_t factors_of_row, const char *matrix,
+INLINE void add_rows(int rows, int vectors, const float *factors, int64_t factors_of_row, const char *matrix,
                      int64_t num_rows, int64_t row_bytes, float *sums, int64_t sums_of_row) {
   vf sum[TILE * VECTORS];
 #pragma GCC unroll 16
@@ -497,7 +505,7 @@ INLINE void add_rows(int dtype, int rows, int vectors, const float *factors, int
   for (int64_t n = 0; n < num_rows; n++) {
 #pragma GCC unroll 4
     for (int i = 0; i < vectors; i++) {
-      vf x = load(dtype, matrix + n * row_bytes + i * LANES * (int64_t)ITEM_BYTES[dtype]);
+      vf x = load(DTYPE, matrix + n * row_bytes + i * LANES * ITEM_BYTES);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; r++) sum[r * vectors + i] = fma16(all(factors[r * factors_of_row + n]), x, sum[r * vectors + i]);
     }
@@ -509,31 +517,24 @@ INLINE void add_rows(int dtype, int rows, int vectors, const float *factors, int
 }
 
 /* products [rows, columns] = factors [rows, n] @ matrix [n, columns], each summed over n ascending. */
-typedef void Multiply(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,
-                      int64_t columns, float *products, int64_t products_of_row);
-
-#define MULTIPLY(NAME, DTYPE)                                                                                               \
-  static void NAME(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,           \
-                   int64_t columns, float *products, int64_t products_of_row) {                                            \
-    const int64_t item = (int64_t)ITEM_BYTES[DTYPE], row_bytes = columns * item;                                           \
-    int64_t at = 0;                                                                                                        \
-    for (; at + VECTORS * LANES <= columns; at += VECTORS * LANES) {                                                       \
-      const char *from = matrix + at * item;                                                                               \
-      float *to = products + at;                                                                                           \
-      if (rows == 1) add_rows(DTYPE, 1, VECTORS, factors, factors_of_row, from, num_rows, row_bytes, to, products_of_row); \
-      if (rows == 2) add_rows(DTYPE, 2, VECTORS, factors, factors_of_row, from, num_rows, row_bytes, to, products_of_row); \
-      if (rows == 3) add_rows(DTYPE, 3, VECTORS, factors, factors_of_row, from, num_rows, row_bytes, to, products_of_row); \
-      if (rows == 4) add_rows(DTYPE, 4, VECTORS, factors, factors_of_row, from, num_rows, row_bytes, to, products_of_row); \
-    }                                                                                                                      \
-    for (; at < columns; at += LANES)                                                                                      \
-      for (int r = 0; r < rows; r++)                                                                                       \
-        add_rows(DTYPE, 1, 1, factors + r * factors_of_row, factors_of_row, matrix + at * item, num_rows, row_bytes,       \
-                 products + r * products_of_row + at, products_of_row);                                                    \
+static void multiply(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows, int64_t columns,
+                     float *products, int64_t products_of_row) {
+  const int64_t row_bytes = columns * ITEM_BYTES;
+  int64_t at = 0;
+#define ADD_ROWS(ROWS) \
+  add_rows(ROWS, VECTORS, factors, factors_of_row, matrix + at * ITEM_BYTES, num_rows, row_bytes, products + at, products_of_row)
+  for (; at + VECTORS * LANES <= columns; at += VECTORS * LANES) {
+    if (rows == 1) ADD_ROWS(1);
+    if (rows == 2) ADD_ROWS(2);
+    if (rows == 3) ADD_ROWS(3);
+    if (rows == 4) ADD_ROWS(4);
   }
-MULTIPLY(multiply_f32, F32)
-MULTIPLY(multiply_bf16, BF16)
-MULTIPLY(multiply_f16, F16)
-static Multiply *const MULTIPLY_OF[NUM_DTYPES] = {multiply_f32, multiply_bf16, multiply_f16};
+#undef ADD_ROWS
+  for (; at < columns; at += LANES)
+    for (int r = 0; r < rows; r++)
+      add_rows(1, 1, factors + r * factors_of_row, 0, matrix + at * ITEM_BYTES, num_rows, row_bytes,
+               products + r * products_of_row + at, 0);
+}
 
 /* What one row knows of the pages it has met. */
 typedef struct {
@@ -574,8 +575,7 @@ static void soften(const Attention *a, Row *row, int64_t first, float *p) {
 /* `rows` rows from `first` on, of window `g` and KV head `kv`; row `w * group + j` is head `kv * group + j` at position `w`. */
 static void attend(const Attention *a, int rows, int64_t g, int64_t kv, int64_t first) {
   const int64_t H = a->head_dim, page = a->page, group = a->heads / a->kv_heads;
-  const int64_t page_bytes = page * H * (int64_t)ITEM_BYTES[a->cache_dtype];
-  Multiply *multiply = MULTIPLY_OF[a->cache_dtype];
+  const int64_t page_bytes = page * H * ITEM_BYTES;
   float q[TILE * MAX_HEAD], o[TILE * MAX_HEAD], pv[TILE * MAX_HEAD], p[TILE * MAX_PAGE];
   Row row[TILE];
   int32_t last = 0, start = INT32_MAX;
@@ -585,7 +585,7 @@ static void attend(const Attention *a, int rows, int64_t g, int64_t kv, int64_t 
     last = MAX(last, row[r].position);
     start = MIN(start, a->sliding_window == NO_WINDOW ? 0 : MAX(row[r].position - a->sliding_window + 1, 0));
     for (int64_t h = 0; h < H; h += LANES) {
-      store_f32(q + r * H + h, load(a->q_dtype, a->q + (row[r].place + h) * (int64_t)ITEM_BYTES[a->q_dtype]));
+      store_f32(q + r * H + h, load(a->q_dtype, a->q + (row[r].place + h) * (a->q_dtype == F32 ? 4 : 2)));
       store_f32(o + r * H + h, (vf){0});
     }
   }
@@ -616,27 +616,63 @@ static void run_attention(const void *task, int64_t item) {
     attend(a, (int)MIN(TILE, a->window * group - first), g, kv, first);
 }
 
-/* (q [G, W, N, H], keys, values, page tables [G, max_pages], positions [G, W], slopes [N], [scale, cap] float32,
-   [sliding window] int32) -> float32 [G, W, N, H] */
+/* (q [G, W, N, H], keys, values, page tables [G, max_pages], positions [G, W], slopes [N]; cap, scale, sliding_window)
+   -> float32 [G, W, N, H] */
 XLA_FFI_Error *detspec_attention(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
-  if (frame->args.size != 8 || frame->rets.size != 1) return fail(frame, "detspec_attention: wrong number of arguments");
+  if (frame->args.size != 6 || frame->rets.size != 1 || frame->attrs.size != 3)
+    return fail(frame, "detspec_attention: wrong number of arguments");
   const XLA_FFI_Buffer *q = args[0], *v = args[2];
-  const float *options = args[6]->data;
   Attention a = {
-      .q = q->data, .k = args[1]->data, .v = v->data, .tables = args[3]->data, .positions = args[4]->data,
-      .slopes = args[5]->data, .y = rets[0]->data,
-      .windows = q->dims[0], .window = q->dims[1], .heads = q->dims[2], .head_dim = q->dims[3],
-      .kv_heads = v->dims[1], .page = v->dims[2], .max_pages = args[3]->dims[1],
-      .q_dtype = dtype_of(q->dtype), .cache_dtype = dtype_of(v->dtype),
-      .scale = options[0], .cap = options[1], .sliding_window = *(const int32_t *)args[7]->data,
+      .q = q->data,
+      .k = args[1]->data,
+      .v = v->data,
+      .tables = args[3]->data,
+      .positions = args[4]->data,
+      .slopes = args[5]->data,
+      .y = rets[0]->data,
+      .windows = q->dims[0],
+      .window = q->dims[1],
+      .heads = q->dims[2],
+      .head_dim = q->dims[3],
+      .kv_heads = v->dims[1],
+      .page = v->dims[2],
+      .max_pages = args[3]->dims[1],
+      .q_dtype = dtype_of(q->dtype),
+      .cap = *(const float *)attribute(frame, 0),
+      .scale = *(const float *)attribute(frame, 1),
+      .sliding_window = *(const int32_t *)attribute(frame, 2),
   };
-  if (a.q_dtype < 0 || a.cache_dtype < 0 || a.head_dim % LANES || a.page % LANES || a.head_dim > MAX_HEAD || a.page > MAX_PAGE)
+  if (a.q_dtype < 0 || dtype_of(v->dtype) != DTYPE || a.head_dim % LANES || a.page % LANES || a.head_dim > MAX_HEAD || a.page > MAX_PAGE)
     return fail(frame, "detspec_attention: unsupported arguments");
   int64_t multiply_adds = 0;
   for (int64_t g = 0; g < a.windows; g++)
     multiply_adds += 2 * (a.positions[(g + 1) * a.window - 1] + 1) * a.window * a.heads * a.head_dim;
   run_items(frame, multiply_adds >= ALONE, a.windows * a.kv_heads, run_attention, &a);
+  return NULL;
+}
+
+/* ---- writing into the cache ---- */
+
+/* (pages, new [R, K, H], page ids [R], slots [R]; slot_axis) -> pages, which lie where the argument lies. Heads of pages that
+   are longer than those of `new` end in zeros. */
+XLA_FFI_Error *detspec_append(XLA_FFI_CallFrame *frame) {
+  if (answered(frame)) return NULL;
+  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
+  const XLA_FFI_Buffer *pages = rets[0], *new = args[1];
+  if (dtype_of(pages->dtype) != DTYPE || new->dtype != pages->dtype || args[0]->data != pages->data)
+    return fail(frame, "detspec_append: unsupported arguments");
+  const int keys = *(const int32_t *)attribute(frame, 0) == 3;
+  const int64_t kv_heads = pages->dims[1], size = pages->dims[keys ? 2 : 3], page = pages->dims[keys ? 3 : 2];
+  const int64_t given = new->dims[2], slot_stride = keys ? 1 : size, head_stride = keys ? page : 1;
+  const int32_t *page_ids = args[2]->data, *slots = args[3]->data;
+  const Item *from = new->data;
+  for (int64_t r = 0; r < new->dims[0]; r++)
+    for (int64_t kv = 0; kv < kv_heads; kv++) {
+      Item *to = (Item *)pages->data + (page_ids[r] * kv_heads + kv) * size * page + slots[r] * slot_stride;
+      for (int64_t h = 0; h < given; h++) to[h * head_stride] = *from++;
+      for (int64_t h = given; h < size; h++) to[h * head_stride] = 0;
+    }
   return NULL;
 }

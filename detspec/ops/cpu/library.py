@@ -1,11 +1,13 @@
 """Compiles `kernels.c` for the processor at hand, and tells XLA of its functions.
 
-Compiling takes seconds. What came of it is kept where compiled programs are kept, under a digest of the source, the compiler's
-options and the machine. So cluster nodes of two kinds that share a home folder each get their own.
+A dtype takes about a second. What came of it is kept where compiled programs are kept, under a digest of the source, the
+options, the versions and the machine. So nodes of two kinds that share a home folder each get their own.
 """
 
 import ctypes
+import functools
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -15,46 +17,52 @@ from importlib.resources import files
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from detspec.compile_cache import kernel_cache
+from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.ops.cpu.compiler import NO_COMPILER, find_compiler
 
-OPTIONS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
-TARGETS = ("detspec_linear", "detspec_attention")  # functions of `kernels.c`
+FUNCTIONS = ("detspec_linear", "detspec_attention", "detspec_append")
+DTYPES = {jnp.dtype(jnp.float32): "F32", jnp.dtype(jnp.bfloat16): "BF16", jnp.dtype(jnp.float16): "F16"}
+OPTIONS = ("-O2", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi")
 
 _lock = threading.Lock()
-_registered: dict[str, str] = {}  # names that XLA knows the functions by
 
 
-def target_name(function: str) -> str:
-    """The name by which XLA knows a function of `kernels.c`, which is compiled and loaded first if it was not yet.
+def target(function: str, dtype: DTypeLike) -> str:
+    """The name by which XLA knows a function of `kernels.c` for weights or a cache of `dtype`; compiles and loads it first.
 
     The name has a digest of the source in it, so that compiled programs never meet other kernels than they were made with.
 
-    Raises `InputError` if there is no compiler, or it fails.
+    Raises `InputError` if there are no kernels for `dtype`, no compiler is found, or it fails.
     """
+    if jnp.dtype(dtype) not in DTYPES:
+        raise InputError(f'"cpu" kernels take {", ".join(map(str, DTYPES))}, got {dtype}')
     with _lock:
-        if not _registered:
-            source = _source()
-            library = _load(_machine_code(source))
-            digest = hashlib.sha256(source.encode()).hexdigest()[:8]
-            for target in TARGETS:
-                name = f"{target}_{digest}"
-                jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, target)), platform="cpu")
-                _registered[target] = name
-        return _registered[function]
+        return f"{function}_{_register(DTYPES[jnp.dtype(dtype)])}"
 
 
-def _source() -> str:
-    return files("detspec.ops.cpu").joinpath("kernels.c").read_text(encoding="utf-8")
+@functools.cache
+def _register(dtype: str) -> str:
+    """What the names of all functions for `dtype` end in."""
+    source = files("detspec.ops.cpu").joinpath("kernels.c").read_text(encoding="utf-8")
+    options = (*OPTIONS, f"-DDTYPE={dtype}", "-march=native" if platform.machine() == "x86_64" else "-mcpu=native")
+    library = _load(_machine_code(source, options))
+    ending = f"{dtype}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+    for function in FUNCTIONS:
+        jax.ffi.register_ffi_target(
+            f"{function}_{ending}", jax.ffi.pycapsule(getattr(library, function)), platform="cpu"
+        )
+    return ending
 
 
-def _machine_code(source: str) -> bytes:
+def _machine_code(source: str, options: tuple[str, ...]) -> bytes:
     """The compiled library, from a file if it was compiled before."""
-    options = (*OPTIONS, "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native")
     cache = kernel_cache()
-    name = cache.name(source, *options) if cache else ""
+    name = hashlib.sha256(json.dumps([fingerprint(), source, options]).encode()).hexdigest()
     code = cache.read(name) if cache else None
     if code is None:
         code = _compile(source, options)
@@ -79,10 +87,10 @@ def _compile(source: str, options: tuple[str, ...]) -> bytes:
 def _load(code: bytes) -> ctypes.CDLL:
     """Loads a library; from memory where that is possible, because folders for temporary files may forbid to run them."""
     if hasattr(os, "memfd_create"):
-        with open(os.memfd_create("detspec_kernels"), "wb") as file:
+        in_memory = os.memfd_create("detspec_kernels")  # stays open: a second library of the same path would be the first
+        with open(in_memory, "wb", closefd=False) as file:
             file.write(code)
-            file.flush()
-            return ctypes.CDLL(f"/proc/self/fd/{file.fileno()}")
+        return ctypes.CDLL(f"/proc/self/fd/{in_memory}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
         path.write_bytes(code)
