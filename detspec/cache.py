@@ -11,7 +11,6 @@ Values are stored with the head dimension last. Keys are, too, if kernels read t
 their slots last, so that its products, `[rows, H] @ [H, page]` and `[rows, page] @ [page, H]`, need no transposition.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -75,15 +74,6 @@ def cache_bytes(cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: 
     num_pages = 1 + (max_requests * -(-max_len // numerics.page) if num_pages is None else num_pages)
     head_bytes = numerics.cache_head_dim(cfg.head_dim) * jnp.dtype(numerics.cache_dtype).itemsize
     return 2 * cfg.num_layers * num_pages * numerics.page * cfg.num_kv_heads * head_bytes
-
-
-def append_fn(numerics: Numerics) -> Callable[..., jax.Array]:
-    """`append`, as the implementation that `numerics` names does it."""
-    if numerics.implementation == "cpu":
-        from detspec.ops.attention import cpu
-
-        return cpu.append
-    return append
 
 
 def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2) -> jax.Array:

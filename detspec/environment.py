@@ -11,7 +11,7 @@ import jax
 
 from detspec.config import ModelConfig
 from detspec.errors import InputError
-from detspec.ops.cpu.compiler import NO_COMPILER, find_compiler
+from detspec.native.compiler import NO_COMPILER, find_compiler
 from detspec.schedule import Budget, FastPath, Numerics, Schedule
 
 # Canonical passes by platform.
@@ -42,7 +42,9 @@ def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: Mod
     """
     schedule = DEFAULT_SCHEDULES[platform]
     if platform == "cpu" and find_compiler() is None:
-        warnings.warn(f"{NO_COMPILER}. Without them XLA's products and the reference attention run, which are slower", stacklevel=2)
+        warnings.warn(
+            f"{NO_COMPILER}. Without them XLA's products and the reference attention run, which are slower", stacklevel=2
+        )
         return schedule.with_numerics(implementation="reference", linear="xla")
     if platform == "cpu" and cfg is not None:
         return schedule.with_numerics(cache_dtype=cfg.dtype)  # keys and values are of this dtype, so nothing is rounded
@@ -99,7 +101,7 @@ def fingerprint() -> dict[str, str]:
     """
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
-    facts = _cpu_facts() if on_cpu else {}
+    facts = cpu_facts() if on_cpu else {}
     flags = facts.get("flags") or facts.get("Features", "")
     return {
         "detspec": version("detspec"),
@@ -113,8 +115,8 @@ def fingerprint() -> dict[str, str]:
     }
 
 
-def _cpu_facts() -> dict[str, str]:
-    """What Linux says of the first processor, by name; nothing on other systems."""
+def cpu_facts() -> dict[str, str]:
+    """What Linux says of the first processor, by name: "vendor_id", "flags" and others; nothing on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

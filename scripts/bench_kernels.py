@@ -54,6 +54,7 @@ class Sizes:
 
 
 FULL = Sizes(preset("llama3_1_8b"), 4096, 2048, 32, ((16, 16), (1, 256), (256, 1)), (1, 8, 32, 256), 4 << 30, 8192)
+ON_CPU = Sizes(preset("random_100m"), 256, 256, 32, ((4, 16), (1, 64), (64, 1)), (1, 8, 32, 64), 256 << 20, 2048)
 TINY = Sizes(SMALL, 32, 16, 2, ((2, 4), (1, 8), (2, 1)), (1, 16), 1 << 20, 128)
 
 
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, metavar="N", help="number of rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all samples to this file")
     args = parser.parse_args()
-    sizes = TINY if args.interpret else FULL
+    sizes = TINY if args.interpret else ON_CPU if jax.default_backend() == "cpu" else FULL
     schedule = default_schedule(sizes.cfg)
     if args.interpret:
         page = 64 if args.implementation == "pallas_gpu" else 16
@@ -133,7 +134,7 @@ def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int,
     cfg = sizes.cfg
     G = schedule.budget.groups
     W = schedule.budget.window
-    q, pages, tables, positions = operands(cfg, schedule, context)
+    q, k_pages, v_pages, tables, positions = operands(cfg, schedule, context)
     kernel = jax.jit(partial(paged_attention, scores=Scores(cfg.score_scale), numerics=schedule.numerics))
     whole = (G, context, cfg.num_kv_heads, cfg.head_dim)
     k, v = (jax.random.normal(jax.random.key(n), whole, jnp.bfloat16) for n in (3, 4))
@@ -142,11 +143,11 @@ def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int,
     plain = jax.jit(
         partial(jax.nn.dot_product_attention, scale=cfg.score_scale, is_causal=mask is None, implementation=library)
     )
-    calls = {"kernel": partial(kernel, q, pages, pages, tables, positions), **torch_attention(q, k, context)}
+    calls = {"kernel": partial(kernel, q, k_pages, v_pages, tables, positions), **torch_attention(q, k, context)}
     calls[library] = partial(plain, q, k, v, mask=mask)
     seen = context - (W - 1) / 2
     tiles = G * -(-W // schedule.numerics.query_tile)
-    num_bytes = 2 * pages.dtype.itemsize * cfg.num_kv_heads * cfg.head_dim * (context * G if W > 1 else seen * tiles)
+    num_bytes = 2 * v_pages.dtype.itemsize * cfg.num_kv_heads * cfg.head_dim * (context * G if W > 1 else seen * tiles)
     return Contest(
         f"attention, {name} at {context}", calls, (num_bytes, 4 * G * W * seen * cfg.num_heads * cfg.head_dim), target
     )
@@ -155,10 +156,10 @@ def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int,
 def decode_contest(sizes: Sizes, schedule: Schedule) -> Contest:
     """One token of each sequence, compared with a copy that reads and writes as many bytes as its keys and values have."""
     cfg = sizes.cfg
-    q, pages, tables, positions = operands(cfg, schedule, sizes.context)
+    q, k_pages, v_pages, tables, positions = operands(cfg, schedule, sizes.context)
     kernel = jax.jit(partial(paged_attention, scores=Scores(cfg.score_scale), numerics=schedule.numerics))
-    num_bytes = 2 * sizes.rows * sizes.context * cfg.num_kv_heads * cfg.head_dim * pages.dtype.itemsize
-    calls = {"kernel": partial(kernel, q, pages, pages, tables, positions), "copy": copying(num_bytes // 2)}
+    num_bytes = 2 * sizes.rows * sizes.context * cfg.num_kv_heads * cfg.head_dim * v_pages.dtype.itemsize
+    calls = {"kernel": partial(kernel, q, k_pages, v_pages, tables, positions), "copy": copying(num_bytes // 2)}
     flop = 4 * sizes.rows * sizes.context * cfg.num_heads * cfg.head_dim
     return Contest(f"attention, decode {sizes.rows} x {sizes.context}", calls, (num_bytes, flop), 0.75)
 
@@ -201,8 +202,8 @@ def model_contest(sizes: Sizes, schedule: Schedule) -> Contest:
     return Contest(name, calls, (work.bytes, work.flop), 1 / 1.5)
 
 
-def operands(cfg: ModelConfig, schedule: Schedule, context: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Queries, one pool of pages for both keys and values, scattered page tables, and positions that end at `context`."""
+def operands(cfg: ModelConfig, schedule: Schedule, context: int) -> tuple[jax.Array, ...]:
+    """Queries, pages of keys and values, scattered page tables, and positions that end at `context`."""
     G = schedule.budget.groups
     W = schedule.budget.window
     max_pages = -(-context // schedule.numerics.page)
@@ -211,7 +212,8 @@ def operands(cfg: ModelConfig, schedule: Schedule, context: int) -> tuple[jax.Ar
     q = jax.random.normal(jax.random.key(1), (G, W, cfg.num_heads, cfg.head_dim), jnp.bfloat16)
     pages = jax.random.normal(jax.random.key(2), pool, jnp.dtype(schedule.numerics.cache_dtype))
     positions = jnp.broadcast_to(jnp.arange(context - W, context, dtype=jnp.int32), (G, W))
-    return q, pages, jnp.asarray(1 + order.reshape(G, max_pages)), positions
+    keys = jnp.moveaxis(pages, 2, schedule.numerics.key_slot_axis)
+    return q, keys, pages, jnp.asarray(1 + order.reshape(G, max_pages)), positions
 
 
 def last_windows(schedule: Schedule, sizes: Sizes) -> Windows:

@@ -25,7 +25,8 @@ MAX_MAPPINGS = 30_000  # a file of tests takes up to some ten thousand
 COMPILED = Path(tempfile.gettempdir()) / f"detspec-test-{RUN}"
 jax.config.update("jax_compilation_cache_dir", str(COMPILED))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-os.environ["DETSPEC_COMPILE_CACHE"] = "off"  # jax's own cache holds all programs of the tests
+os.environ.pop("DETSPEC_COMPILE_CACHE", None)  # jax's own cache holds all programs of the tests
+os.environ["XDG_CACHE_HOME"] = str(COMPILED)  # and this folder the CPU kernels
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 

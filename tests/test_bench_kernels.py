@@ -8,6 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from detspec.schedule import Schedule
+
 SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_kernels.py"
 
 
@@ -39,6 +41,7 @@ def test_main_times_every_kernel_beside_its_measure(script, tmp_path, capsys, mo
 
 def test_main_without_kernels_for_the_device_says_what_there_is(script, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bench_kernels"])
+    monkeypatch.setattr(script, "default_schedule", lambda cfg: Schedule())
     with pytest.raises(SystemExit, match="this device has no kernels; --interpret"):
         script.main()
 

@@ -59,8 +59,22 @@ def test_schedule_of_a_hopper_gpu_has_shorter_tiles_for_many_heads_of_a_kv_head(
 
 
 def test_schedule_of_this_process_is_its_devices():
-    assert default_schedule() == chosen_schedule(None, TABLE_CFG) == schedule_for("cpu", "cpu")
-    assert default_schedule().numerics.implementation == "reference"
+    assert default_schedule() == schedule_for("cpu", "cpu")
+    assert default_schedule(TABLE_CFG) == chosen_schedule(None, TABLE_CFG)
+    assert default_schedule().numerics.implementation == "cpu"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_schedule_of_a_cpu_keeps_keys_and_values_in_the_dtype_that_they_are_made_in(dtype):
+    assert default_schedule(dataclasses.replace(TABLE_CFG, dtype=dtype)).numerics.cache_dtype == dtype
+
+
+def test_schedule_of_a_cpu_without_a_compiler_is_the_reference_with_one_warning(monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.warns(UserWarning, match="no C compiler was found: install gcc or clang, or name one .* CC") as warned:
+        numerics = default_schedule(TABLE_CFG).numerics
+    assert len(warned) == 1
+    assert (numerics.implementation, numerics.linear, numerics.cache_dtype) == ("reference", "xla", "float32")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ TRUNK = (
         "roofline",
         "progress",
         "compile_cache",
+        "native",
         "struct",
         "read_json",
     ),

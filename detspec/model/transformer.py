@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from detspec.cache import SCRATCH_PAGE, KVCache, append_fn
+from detspec.cache import SCRATCH_PAGE, KVCache
 from detspec.config import ModelConfig
 from detspec.model.layers import (
     AttendFn,
@@ -20,7 +20,7 @@ from detspec.model.layers import (
     scale_embeddings,
 )
 from detspec.model.params import Params
-from detspec.ops.attention.api import NO_POSITION, paged_attention
+from detspec.ops.attention.api import NO_POSITION, append_fn, paged_attention
 from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.api import linears_fn
 from detspec.ops.row_sum import native_sum, sum_fn

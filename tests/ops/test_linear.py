@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from detspec.errors import InputError
-from detspec.ops.linear.api import linear, linear_fn
+from detspec.ops.linear.api import biased, linear_fn, linears_fn
 from detspec.ops.linear.xla import linear_f32
 from detspec.schedule import Numerics
 from tests.fakes import bits
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401
-from tests.ops.linear_contract import LinearContract, PinnedContract
+from tests.ops.linear_contract import LinearContract, PinnedContract, make_problem
 
 product = jax.jit(linear_f32)
 unpadded = jax.jit(lambda x, weight: jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32))
@@ -27,6 +27,25 @@ class TestXla(LinearContract):
 
 class TestReference(PinnedContract):
     numerics = pinned("reference")
+
+
+class TestCpu(PinnedContract):
+    """Few outputs, and inputs that fill no vector; many rows, and products that several threads share."""
+
+    numerics = Numerics(linear="pinned", implementation="cpu")
+    dtypes = ("float32", "bfloat16", "float16")
+    sizes = ((96, 211), (33, 5), (1, 1), (2200, 40))
+
+    def test_several_weights_at_once_have_the_bits_of_one_after_the_other(self):
+        x, weight = make_problem(96, 211, "bfloat16", rows=9)
+        weights = weight, weight[:64], weight[::-1]
+        together = jax.jit(linears_fn(self.numerics))(x, *weights)
+        assert all((bits(y) == bits(self.run(x, w))).all() for y, w in zip(together, weights, strict=True))
+
+    def test_numbers_of_float16_below_its_normal_ones_and_above_its_largest_are_kept(self):
+        x = np.asarray([[2**-24, 2**-15, 65504, np.inf, -np.inf, np.nan, -(2**-20), 1]], np.float16)
+        got = self.run(x.T, np.ones((1, 1), np.float16))
+        np.testing.assert_array_equal(got, x.T.astype(np.float32))
 
 
 @pytest.mark.kernels
@@ -60,11 +79,11 @@ class TestPallasGpu(PinnedContract):
             linear_fn(self.numerics)(jnp.zeros((3, 64), jnp.float32), jnp.zeros((32, 64), jnp.float32))
 
 
-def test_linear_adds_the_bias_in_float32_and_rounds_once():
+def test_bias_is_added_in_float32_and_rounded_once():
     rng = np.random.default_rng(0)
     x, weight, bias = (rng.standard_normal(shape).astype(jnp.bfloat16) for shape in ((5, 96), (32, 96), (32,)))
     y_f32 = np.asarray(product(x, weight))
-    without, found = (np.asarray(linear(x, weight, added, product)) for added in (None, bias))
+    without, found = (np.asarray(biased(product(x, weight), added, x.dtype)) for added in (None, bias))
     assert (without == y_f32.astype(jnp.bfloat16)).all()
     assert (found == (y_f32 + bias.astype(np.float32)).astype(jnp.bfloat16)).all()
     rounded_twice = y_f32.astype(jnp.bfloat16) + bias

@@ -1,8 +1,11 @@
 """The contract of attention over a paged cache, and the choice of its implementation by name."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
+from detspec.cache import append
 from detspec.errors import InputError
 from detspec.ops.attention import reference
 from detspec.ops.attention.scores import Scores
@@ -62,6 +65,15 @@ def paged_attention(
         attend = cpu.paged_attention
     attended = attend(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
     return attended[..., :head_dim]
+
+
+def append_fn(numerics: Numerics) -> Callable[..., jax.Array]:
+    """`cache.append` as the implementation that `numerics` names does it."""
+    if numerics.implementation == "cpu":
+        from detspec.ops.attention import cpu
+
+        return cpu.append
+    return append
 
 
 def _check(

@@ -1,4 +1,4 @@
-"""Attention over a paged cache on CPUs, by a kernel in C that reads keys and values where they lie (`ops/cpu/kernels.c`).
+"""Attention over a paged cache on CPUs, by a kernel in C that reads keys and values where they lie (`native/kernels.c`).
 
 A query head of one position meets the pages of its sequence in order, with online softmax in float32. It takes part in no sum
 but its own, so neither windows, tiles nor threads change a bit of it. Up to four of them meet a page together.
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.errors import InputError
+from detspec.native.library import target
 from detspec.ops.alibi import alibi_slopes
 from detspec.ops.attention.scores import Scores
-from detspec.ops.cpu.library import target
 from detspec.schedule import Numerics
 
 LANES = 16

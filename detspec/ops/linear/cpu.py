@@ -1,4 +1,4 @@
-"""Pinned products on CPUs, by a kernel in C that reads each weight once for up to 64 rows (`ops/cpu/kernels.c`).
+"""Pinned products on CPUs, by a kernel in C that reads each weight once for up to 64 rows (`native/kernels.c`).
 
 Lane l of 16 adds up every sixteenth product of a row, and a fixed tree adds the lanes. So a row's sum has one order, whatever
 the number of rows, the tiles or the threads are.
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from detspec.ops.cpu.library import target
+from detspec.native.library import target
 
 
 def linears_f32(x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:

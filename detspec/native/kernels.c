@@ -252,138 +252,141 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
 
 /* ---- products with weights ----
 
-   y[r, o] = sum of x[r, i] * weight[o, i] over i: lane l adds up the products of i = l, l + 16, ... (of pairs of i for two-byte
-   numbers), and the lanes are added by `sum16`. Inputs past the last multiple are padded with zeros. */
+   y[r, o] = sum of x[r, i] * weight[o, i] over i. A step is a vector of weights: 16 of float32, or 32 of two bytes. Lane l adds up
+   the products of place l of all steps (of places 2 l and 2 l + 1), and `sum16` the lanes. Inputs past the last are zeros.
+
+   DOTS, for bfloat16 on processors where that is faster: one instruction multiplies pairs of bfloat16 and adds both to the sum.
+   Otherwise weights are widened to float32, first those at even places and then those at odd ones. Widening takes time, so rows
+   share it, and x is widened once for all outputs. */
 
 #define MAX_PRODUCTS 4
-#define ROW_BLOCK 64          /* rows that a block of weights meets while it lies in the cache of a core */
-#define BLOCK_BYTES (96 << 10) /* of weights, which one item of work reads */
-#define ITEMS_OF_THREAD 6     /* at least, where there are so many outputs: the last ones end at about the same time */
-#define ALONE (1 << 18)       /* multiply-adds that one thread has done before another would have woken up */
+#define ROW_BLOCK 64           /* rows that weights meet while they lie in the cache of a core */
+#define BLOCK_BYTES (96 << 10) /* most bytes of weights that one item of work reads */
+#define ITEMS_OF_THREAD 6      /* at least, where there are so many outputs: the last ones end at about the same time */
+#define ALONE (1 << 18)        /* multiply-adds that one thread has done before another would have woken up */
+#define STEP_BYTES 64          /* of weights */
+#define STEP_ITEMS (STEP_BYTES / ITEM_BYTES)
+
+#if DTYPE == F32 || (DTYPE == BF16 && defined(DOTS))
+#define X_VECTORS 1 /* vectors of x in a step */
+#else
+#define X_VECTORS 2
+#endif
+
+#if defined(__AVX512F__) /* sums, and the x and weights of a step, fit into 32 registers */
+#define MANY_ROWS 4
+#define MANY_ROW_OUTS 4
+#define TWO_ROW_OUTS 8
+#define ONE_ROW_OUTS 8
+#else
+#define MANY_ROWS 2
+#define MANY_ROW_OUTS 2
+#define TWO_ROW_OUTS 2
+#define ONE_ROW_OUTS 4
+#endif
+#define MOST_SUMS 24
+#define MOST_OUTS 8
 
 typedef struct {
-  const char *x, *weight;
+  const char *weight;
+  const vf *x; /* [rows, steps, X_VECTORS] */
   float *y;
-  int64_t rows, in, out;
+  int64_t rows, in, out, steps;
   int64_t outs_of_item, num_items; /* outputs that one item computes, and how many items there are */
 } Product;
 
-#define STEP_BYTES 64
-#if defined(__AVX512F__) /* 32 registers hold 16 sums, the rows and the weights of a step */
-#define MOST_SUMS 16
-#define MOST_ROWS 4
-#define ONE_ROW_OUTS 8
-#define TWO_ROW_OUTS 8
-#define MANY_ROW_OUTS 4
-#else
-#define MOST_SUMS 4
-#define MOST_ROWS 2
-#define ONE_ROW_OUTS 4
-#define TWO_ROW_OUTS 2
-#define MANY_ROW_OUTS 2
-#endif
-
-/* Adds products of one step: 16 inputs of float32, 32 of two bytes. */
-typedef struct {
-#if defined(__AVX512BF16__)
-  __m512bh pairs;
-#endif
-  vf even, odd;
-} Step;
-
-INLINE Step load_step(const char *p) {
-  Step step;
-  if (DTYPE == F32) {
-    step.even = load_f32((const float *)p);
-    return step;
-  }
-  vu bits;
-  memcpy(&bits, p, sizeof bits);
-#if defined(__AVX512BF16__)
-  if (DTYPE == BF16) {
-    step.pairs = (__m512bh)bits;
-    return step;
-  }
-#endif
-  step.even = DTYPE == BF16 ? (vf)(bits << 16) : from_f16(bits & 0xffff);
-  step.odd = DTYPE == BF16 ? (vf)(bits & 0xffff0000u) : from_f16(bits >> 16);
-  return step;
+INLINE vu load_bits(const char *from, int64_t num_bytes) {
+  vu bits = {0};
+  memcpy(&bits, from, (size_t)num_bytes);
+  return bits;
 }
 
-INLINE vf add_step(vf sum, Step x, Step weight) {
-  if (DTYPE == F32) return fma16(x.even, weight.even, sum);
-#if defined(__AVX512BF16__)
-  if (DTYPE == BF16) return (vf)_mm512_dpbf16_ps((__m512)sum, x.pairs, weight.pairs);
+/* Vector `v` of X_VECTORS of a step. */
+INLINE vf widen(vu bits, int v) {
+#if X_VECTORS == 1
+  return v ? (vf){0} : (vf)bits;
+#elif DTYPE == BF16
+  return (vf)(v ? bits & 0xffff0000u : bits << 16);
+#else
+  return from_f16(v ? bits >> 16 : bits & 0xffff);
 #endif
-  return fma16(x.odd, weight.odd, fma16(x.even, weight.even, sum));
+}
+
+INLINE vf add_products(vf sum, vf x, vf weights) {
+#if DTYPE == BF16 && defined(DOTS)
+  return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)weights);
+#else
+  return fma16(x, weights, sum);
+#endif
+}
+
+/* Rows of x as steps of vectors. */
+typedef struct {
+  const char *from;
+  vf *to;
+  int64_t in, steps;
+} Spread;
+
+static void run_spread(const void *task, int64_t row) {
+  const Spread *spread = task;
+  const char *from = spread->from + row * spread->in * ITEM_BYTES;
+  vf *to = spread->to + row * spread->steps * X_VECTORS;
+  for (int64_t step = 0, rest = spread->in * ITEM_BYTES; step < spread->steps; step++, rest -= STEP_BYTES) {
+    vu bits = load_bits(from + step * STEP_BYTES, MIN(rest, STEP_BYTES));
+    for (int v = 0; v < X_VECTORS; v++) to[step * X_VECTORS + v] = widen(bits, v);
+  }
+}
+
+/* Adds the products of one step, of which `num_bytes` bytes of each weight are there. */
+INLINE void add_step(int rows, int outs, const vf *x, int64_t x_stride, const char *weight, int64_t row_bytes, int64_t num_bytes,
+                     vf *sums) {
+#pragma GCC unroll 2
+  for (int v = 0; v < X_VECTORS; v++) {
+    vf weights[MOST_OUTS];
+#pragma GCC unroll 8
+    for (int i = 0; i < outs; i++) weights[i] = widen(load_bits(weight + i * row_bytes, num_bytes), v);
+#pragma GCC unroll 8
+    for (int j = 0; j < rows; j++)
+#pragma GCC unroll 8
+      for (int i = 0; i < outs; i++) sums[j * outs + i] = add_products(sums[j * outs + i], x[j * x_stride + v], weights[i]);
+  }
 }
 
 /* `rows` x `outs` results, both constants where this is inlined. Each step fetches `lines` cache lines from `ahead` on. */
-INLINE void tile(int rows, int outs, int lines, const char *ahead, const char *x, const char *weight, float *y, int64_t in,
-                 int64_t out) {
-  const int64_t row_bytes = in * ITEM_BYTES;
-  const int64_t whole = row_bytes & ~(int64_t)(STEP_BYTES - 1);
+INLINE void tile(int rows, int outs, int lines, const char *ahead, const Product *p, int64_t r, int64_t o) {
+  const int64_t row_bytes = p->in * ITEM_BYTES, whole = row_bytes / STEP_BYTES, x_stride = p->steps * X_VECTORS;
+  const vf *x = p->x + r * x_stride;
+  const char *weight = p->weight + o * row_bytes;
   vf sums[MOST_SUMS];
-  Step of_row[MOST_ROWS];
-#pragma GCC unroll 16
-  for (int i = 0; i < rows * outs; i++) sums[i] = (vf){0};
-  for (int64_t at = 0; at < whole; at += STEP_BYTES) {
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) of_row[r] = load_step(x + r * row_bytes + at);
+#pragma GCC unroll 24
+  for (int i = 0; i < MOST_SUMS; i++) sums[i] = (vf){0};
+  for (int64_t step = 0; step < whole; step++, x += X_VECTORS, weight += STEP_BYTES) {
 #pragma GCC unroll 8
-    for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + at * lines + i * STEP_BYTES);
-#pragma GCC unroll 8
-    for (int o = 0; o < outs; o++) {
-      Step of_out = load_step(weight + o * row_bytes + at);
-#pragma GCC unroll 4
-      for (int r = 0; r < rows; r++) sums[r * outs + o] = add_step(sums[r * outs + o], of_row[r], of_out);
-    }
+    for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES);
+    add_step(rows, outs, x, x_stride, weight, row_bytes, STEP_BYTES, sums);
   }
-  if (whole < row_bytes) {
-    const size_t rest = (size_t)(row_bytes - whole);
-    char padded[STEP_BYTES] = {0};
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-      memcpy(padded, x + r * row_bytes + whole, rest);
-      of_row[r] = load_step(padded);
-    }
-#pragma GCC unroll 8
-    for (int o = 0; o < outs; o++) {
-      memcpy(padded, weight + o * row_bytes + whole, rest);
-      Step of_out = load_step(padded);
-#pragma GCC unroll 4
-      for (int r = 0; r < rows; r++) sums[r * outs + o] = add_step(sums[r * outs + o], of_row[r], of_out);
-    }
-  }
-  if (rows * outs % 8) {
-#pragma GCC unroll 8
-    for (int i = 0; i < rows * outs; i++) y[i / outs * out + i % outs] = sum16(sums[i]);
-    return;
-  }
+  if (whole < p->steps) add_step(rows, outs, x, x_stride, weight, row_bytes, row_bytes - whole * STEP_BYTES, sums);
   float found[MOST_SUMS];
-#pragma GCC unroll 2
+#pragma GCC unroll 3
   for (int i = 0; i < rows * outs; i += 8) sums_of_8(sums + i, found + i);
 #pragma GCC unroll 4
-  for (int r = 0; r < rows; r++) memcpy(y + r * out, found + r * outs, sizeof(float) * outs);
+  for (int j = 0; j < rows; j++) memcpy(p->y + (r + j) * p->out + o, found + j * outs, sizeof(float) * (size_t)outs);
 }
 
 /* Rows `first .. end - 1` of `outs` outputs from `o` on. The tiles of many rows share the fetching of the next weights. */
 INLINE void column(int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t o) {
   const int64_t row_bytes = p->in * ITEM_BYTES;
-  const char *weight = p->weight + o * row_bytes, *ahead = weight + outs * row_bytes, *ahead_end = ahead + outs * row_bytes;
-  const int share = end - first >= outs * rows;
+  const char *ahead = p->weight + (o + outs) * row_bytes, *ahead_end = ahead + outs * row_bytes;
+  const int64_t tiles = (end - first) / rows;
   int64_t r = first;
-#define TILE_OF(ROWS, LINES) \
-  tile(ROWS, outs, LINES, ahead, p->x + r * row_bytes, weight, p->y + r * p->out + o, p->in, p->out)
-  if (share)
-    for (; r + rows <= end && ahead < ahead_end; r += rows, ahead += row_bytes) TILE_OF(rows, 1);
-  else if (r + rows <= end) {
-    TILE_OF(rows, outs);
-    r += rows;
-  }
-  for (; r + rows <= end; r += rows) TILE_OF(rows, 0);
-  for (; r < end; r++) TILE_OF(1, 0);
-#undef TILE_OF
+#define TILES(LINES) \
+  for (; r + rows <= end && ahead < ahead_end; r += rows, ahead += (LINES) * row_bytes) tile(rows, outs, LINES, ahead, p, r, o)
+  if (tiles >= outs) TILES(1);
+  else if (2 * tiles >= outs && outs > 2) TILES(2);
+  else TILES(outs);
+#undef TILES
+  for (; r + rows <= end; r += rows) tile(rows, outs, 0, ahead, p, r, o);
+  for (; r < end; r++) tile(1, outs, 0, ahead, p, r, o);
 }
 
 /* `rows` x `outs` tiles over some rows and outputs; the last block of outputs begins early, so that it ends at the last one. */
@@ -401,8 +404,8 @@ static void run_product(const void *task, int64_t item) {
   for (int64_t first = 0; first < p->rows; first += ROW_BLOCK) {
     const int64_t end = MIN(first + ROW_BLOCK, p->rows);
     if (end - first == 1) block(1, ONE_ROW_OUTS, p, first, end, first_out, end_out);
-    else if (end - first < MOST_ROWS) block(2, TWO_ROW_OUTS, p, first, end, first_out, end_out);
-    else block(MOST_ROWS, MANY_ROW_OUTS, p, first, end, first_out, end_out);
+    else if (end - first < MANY_ROWS) block(2, TWO_ROW_OUTS, p, first, end, first_out, end_out);
+    else block(MANY_ROWS, MANY_ROW_OUTS, p, first, end, first_out, end_out);
   }
 }
 
@@ -414,23 +417,29 @@ XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) {
   const int64_t num_products = frame->rets.size;
   if (dtype_of(x->dtype) != DTYPE || num_products > MAX_PRODUCTS || frame->args.size != 1 + num_products)
     return fail(frame, "detspec_linear: unsupported arguments");
+  const int64_t rows = x->dims[0], in = x->dims[1], steps = (in + STEP_ITEMS - 1) / STEP_ITEMS;
+  vf *vectors = aligned_alloc(STEP_BYTES, sizeof(vf) * (size_t)MAX(rows * steps * X_VECTORS, 1));
+  if (!vectors) return fail(frame, "detspec_linear: out of memory");
   Product products[MAX_PRODUCTS];
   int64_t multiply_adds = 0, num_items = 0;
   for (int i = 0; i < num_products; i++) {
     const XLA_FFI_Buffer *weight = args[1 + i];
-    products[i] = (Product){x->data, weight->data, rets[i]->data, x->dims[0], x->dims[1], weight->dims[0], 0, 0};
-    multiply_adds += products[i].rows * products[i].in * products[i].out;
+    products[i] = (Product){weight->data, vectors, rets[i]->data, rows, in, weight->dims[0], steps, 0, 0};
+    multiply_adds += rows * in * products[i].out;
   }
   const int shared = multiply_adds >= ALONE;
   const int64_t threads = shared ? threads_of(frame) : 1;
   for (int i = 0; i < num_products; i++) {
     Product *p = products + i;
-    const int64_t fits = BLOCK_BYTES / MAX(p->in * ITEM_BYTES, 1), fair = p->out / (ITEMS_OF_THREAD * threads);
+    const int64_t fits = BLOCK_BYTES / MAX(in * ITEM_BYTES, 1), fair = p->out / (ITEMS_OF_THREAD * threads);
     p->outs_of_item = shared ? MAX(MIN(fits, fair) / 16 * 16, 16) : p->out;
     p->num_items = (p->out + p->outs_of_item - 1) / p->outs_of_item;
     num_items += p->num_items;
   }
+  const Spread spread = {x->data, vectors, in, steps};
+  run_items(frame, rows * in >= ALONE, rows, run_spread, &spread);
   run_items(frame, shared, num_items, run_product, products);
+  free(vectors);
   return NULL;
 }
 
