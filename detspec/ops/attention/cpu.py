@@ -35,8 +35,8 @@ def paged_attention(
     _, _, page, H = v_pages.shape
     if page % LANES or page > MAX_PAGE or H > MAX_HEAD_DIM:
         raise InputError(
-            f'the "cpu" attention takes pages of {LANES} to {MAX_PAGE} slots and heads of at most {MAX_HEAD_DIM} dimensions, got '
-            f"{page} slots and {H} dimensions"
+            f'the "cpu" attention takes pages of {LANES} to {MAX_PAGE} slots and heads of at most {MAX_HEAD_DIM} dimensions, '
+            f"got {page} slots and {H} dimensions"
         )
     if numerics.num_splits != 1 or numerics.block_pages != 1:
         raise InputError(
