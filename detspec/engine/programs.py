@@ -20,7 +20,8 @@ from detspec.generation.prefill import fill
 from detspec.generation.score import Asked, Replayed, read
 from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.model.params import Params
-from detspec.schedule import Schedule
+from detspec.ops.attention.api import copy_fn
+from detspec.schedule import Numerics, Schedule
 from detspec.state import GenState
 from detspec.struct import Struct
 from detspec.thinking.think_prompt import think_prompt
@@ -178,12 +179,13 @@ def run_segment(
     return part.with_processing(True), jax.tree.map(lambda x: x[chosen], report)
 
 
-@partial(jax.jit, donate_argnames=("state",))
-def copy_pages(state: GenState, source: jax.Array, target: jax.Array) -> GenState:
+@partial(jax.jit, static_argnames=("numerics",), donate_argnames=("state",))
+def copy_pages(state: GenState, source: jax.Array, target: jax.Array, *, numerics: Numerics) -> GenState:
     """Copies pages `source [n]` over pages `target [n]`, in all layers; scratch over scratch where there is nothing to copy."""
+    copy = copy_fn(numerics)
 
     def copied(pools: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return tuple(pages.at[target].set(pages[source]) for pages in pools)
+        return tuple(copy(pages, source, target) for pages in pools)
 
     return state.replace(cache=state.cache.replace(k=copied(state.cache.k), v=copied(state.cache.v)))
 

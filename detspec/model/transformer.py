@@ -63,7 +63,7 @@ def forward(
     rotations = rotations_of(cfg, windows.positions.reshape(-1))
     ops = canonical_ops(cfg, numerics)
 
-    x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1)))  # [R, D]
+    x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1), numerics=numerics))  # [R, D]
     k_pools = []
     v_pools = []
     streams = []  # after 0, 1, ... layers
@@ -161,11 +161,16 @@ def paged_attend(
     return attend
 
 
-def lookup(table: jax.Array, rows: jax.Array) -> jax.Array:
-    """`table[rows]`; on the CPU by bit pattern where it has two-byte elements.
+def lookup(table: jax.Array, rows: jax.Array, *, numerics: Numerics) -> jax.Array:
+    """`table[rows]` for `rows [R]`; on the CPU by a kernel, or by bit pattern where it has two-byte elements.
 
-    XLA:CPU converts a whole bf16 table to look up one row; for a TPU, taking it by bit pattern copies the whole table.
+    XLA:CPU converts a whole bf16 table to look up one row, and copies it once a program to look it up by bit pattern. For a
+    TPU, that copies the whole table, too.
     """
+    if numerics.implementation == "cpu":
+        from detspec.ops import moves
+
+        return moves.take(table, rows)
 
     def by_pattern(table: jax.Array, rows: jax.Array) -> jax.Array:
         return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(table, jnp.uint16)[rows], table.dtype)

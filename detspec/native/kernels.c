@@ -1,4 +1,4 @@
-/* CPU kernels: products with weights, attention over a paged cache and writing into it, as XLA custom calls.
+/* CPU kernels: products with weights, attention over a paged cache, and what moves rows and pages, as XLA custom calls.
 
    `library.py` compiles this file once for each dtype of weights or of the cache: DTYPE is F32, BF16 or F16.
 
@@ -662,7 +662,7 @@ XLA_FFI_Error *detspec_attention(XLA_FFI_CallFrame *frame) {
   return NULL;
 }
 
-/* ---- writing into the cache ---- */
+/* ---- moving rows and pages: XLA converts whole arrays of bfloat16 for that ---- */
 
 /* (pages, new [R, K, H], page ids [R], slots [R]; slot_axis) -> pages, which lie where the argument lies. Heads of pages that
    are longer than those of `new` end in zeros. */
@@ -683,5 +683,36 @@ XLA_FFI_Error *detspec_append(XLA_FFI_CallFrame *frame) {
       for (int64_t h = 0; h < given; h++) to[h * head_stride] = *from++;
       for (int64_t h = given; h < size; h++) to[h * head_stride] = 0;
     }
+  return NULL;
+}
+
+/* (table [V, D], rows [R]) -> rows of the table [R, D]; a row outside of the table is its nearest one */
+XLA_FFI_Error *detspec_take(XLA_FFI_CallFrame *frame) {
+  if (answered(frame)) return NULL;
+  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
+  const XLA_FFI_Buffer *table = args[0];
+  const int32_t *rows = args[1]->data;
+  const int64_t row_bytes = table->dims[1] * ITEM_BYTES;
+  if (dtype_of(table->dtype) != DTYPE) return fail(frame, "detspec_take: unsupported arguments");
+  for (int64_t r = 0; r < args[1]->dims[0]; r++) {
+    const int64_t row = MIN(MAX(rows[r], 0), table->dims[0] - 1);
+    memcpy((char *)rets[0]->data + r * row_bytes, (const char *)table->data + row * row_bytes, (size_t)row_bytes);
+  }
+  return NULL;
+}
+
+/* (pages [num_pages, ...], sources [n], targets [n]) -> pages, which lie where the argument lies. No target is a source of another
+   page. */
+XLA_FFI_Error *detspec_copy(XLA_FFI_CallFrame *frame) {
+  if (answered(frame)) return NULL;
+  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
+  char *pages = rets[0]->data;
+  if (dtype_of(rets[0]->dtype) != DTYPE || args[0]->data != pages) return fail(frame, "detspec_copy: unsupported arguments");
+  int64_t page_bytes = ITEM_BYTES;
+  for (int64_t axis = 1; axis < rets[0]->rank; axis++) page_bytes *= rets[0]->dims[axis];
+  const int32_t *sources = args[1]->data, *targets = args[2]->data;
+  for (int64_t i = 0; i < args[1]->dims[0]; i++)
+    if (sources[i] != targets[i])
+      memcpy(pages + targets[i] * page_bytes, pages + sources[i] * page_bytes, (size_t)page_bytes);
   return NULL;
 }

@@ -78,7 +78,7 @@ def compress(params: Params, cfg: ModelConfig, thoughts: jax.Array, *, numerics:
     G, P = tokens.shape
     desk = init_cache(_one_layer(cfg), max_requests=G, max_len=P, numerics=numerics)
     windows = Windows(tokens=tokens, sequence=jnp.arange(G, dtype=jnp.int32), start=_all(G, 0), count=_all(G, P))
-    x = scale_embeddings(cfg, lookup(params["embed"], tokens.reshape(-1)))
+    x = scale_embeddings(cfg, lookup(params["embed"], tokens.reshape(-1), numerics=numerics))
     rotation = rotations_of(cfg, windows.positions.reshape(-1))[0]
     attend_fn = paged_attend(cfg, (desk.k[0], desk.v[0]), place(windows, desk), sliding_window=None, numerics=numerics)
     x, _ = block(params["thinking"]["compressor"]["layer"], cfg, x, rotation, attend_fn, canonical_ops(cfg, numerics))
@@ -146,7 +146,7 @@ def think(
     def say(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         tokens, _ = carry
         said = jnp.maximum(tokens[:, : M - 1], 0)
-        x = scale_embeddings(cfg, lookup(params["embed"], said.reshape(-1)))
+        x = scale_embeddings(cfg, lookup(params["embed"], said.reshape(-1), numerics=numerics))
         x, _ = read(x, said, C, pages)
         targets = first_largest(_thought_logits(thinker, cfg, x, ops)).reshape(G, M - 1)
         return _agreed(tokens, jnp.concatenate([first[:, None], targets], axis=1))

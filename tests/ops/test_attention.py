@@ -1,12 +1,10 @@
 """Attention over a paged cache: every implementation under the one contract."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from detspec.errors import InputError
-from detspec.ops.attention import cpu
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
@@ -56,19 +54,3 @@ class TestCpu(AttentionContract):
         q, integers = jnp.zeros((1, 1, 1, head_dim)), jnp.zeros((1, 1), jnp.int32)
         with pytest.raises(InputError, match=message):
             paged_attention(q, k, v, integers, integers, scores=Scores(1.0), numerics=numerics)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("slot_axis", [2, 3])
-def test_append_writes_donated_pages_in_place_and_ends_heads_in_zeros(slot_axis, dtype):
-    K, H, page = 2, 16, 16
-    pages = jnp.full((3, K, page, H) if slot_axis == 2 else (3, K, H, page), 7, dtype)
-    new = jnp.arange(2 * K * 5, dtype=jnp.float32).reshape(2, K, 5)
-    address = pages.unsafe_buffer_pointer()
-    write = jax.jit(cpu.append, static_argnames="slot_axis", donate_argnums=0)
-    written = write(pages, new, jnp.asarray([2, 1], jnp.int32), jnp.asarray([3, 15], jnp.int32), slot_axis=slot_axis)
-    assert written.unsafe_buffer_pointer() == address
-    expected = np.full((3, K, page, H), 7, np.float32)
-    for row, (page_id, slot) in enumerate([(2, 3), (1, 15)]):
-        expected[page_id, :, slot] = np.pad(np.asarray(new[row]), ((0, 0), (0, H - 5)))
-    np.testing.assert_array_equal(np.moveaxis(np.asarray(written, np.float32), slot_axis, 2), expected)

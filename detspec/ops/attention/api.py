@@ -70,10 +70,19 @@ def paged_attention(
 def append_fn(numerics: Numerics) -> Callable[..., jax.Array]:
     """`cache.append` as the implementation that `numerics` names does it."""
     if numerics.implementation == "cpu":
-        from detspec.ops.attention import cpu
+        from detspec.ops import moves
 
-        return cpu.append
+        return moves.append
     return append
+
+
+def copy_fn(numerics: Numerics) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """What copies pages `source [n]` of `pages` over pages `target [n]`: `(pages, source, target) -> pages`."""
+    if numerics.implementation == "cpu":
+        from detspec.ops import moves
+
+        return moves.copy_pages
+    return lambda pages, source, target: pages.at[target].set(pages[source])
 
 
 def _check(

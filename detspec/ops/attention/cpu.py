@@ -56,11 +56,3 @@ def paged_attention(
         cap=np.float32(scores.cap or 0),
         sliding_window=np.int32(NO_WINDOW if scores.sliding_window is None else scores.sliding_window),
     )
-
-
-def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2) -> jax.Array:
-    """See `cache.append`; XLA's scatter would convert all pages of two-byte numbers to float32 and back."""
-    call = jax.ffi.ffi_call(
-        target("detspec_append", pages.dtype), jax.ShapeDtypeStruct(pages.shape, pages.dtype), input_output_aliases={0: 0}
-    )
-    return call(pages, new.astype(pages.dtype), page_ids, slots, slot_axis=np.int32(slot_axis))

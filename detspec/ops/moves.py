@@ -1,0 +1,33 @@
+"""Rows of tables and pages of caches on CPUs, moved in place by kernels in C (`native/kernels.c`).
+
+XLA:CPU has no bfloat16 of its own: to write a few elements of an array, or to look them up, it converts all of it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.native.library import target
+
+
+def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2) -> jax.Array:
+    """See `cache.append`."""
+    call = _in_place("detspec_append", pages)
+    return call(pages, new.astype(pages.dtype), page_ids, slots, slot_axis=np.int32(slot_axis))
+
+
+def copy_pages(pages: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+    """Pages `source [n]` of `pages [num_pages, ...]` over pages `target [n]`; no target may be a source of another page."""
+    return _in_place("detspec_copy", pages)(pages, source, target)
+
+
+def take(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """`table[rows]` for `table [V, D]` and `rows [R]` int32; a row outside of the table is its nearest one."""
+    taken = jax.ShapeDtypeStruct((rows.shape[0], table.shape[1]), table.dtype)
+    return jax.ffi.ffi_call(target("detspec_take", table.dtype), taken)(table, rows)
+
+
+def _in_place(function: str, pages: jax.Array):  # type: ignore[no-untyped-def]  # what jax returns has no name
+    """The call of a function that changes `pages`, its first argument, where they lie."""
+    result = jax.ShapeDtypeStruct(pages.shape, jnp.dtype(pages.dtype))
+    return jax.ffi.ffi_call(target(function, pages.dtype), result, input_output_aliases={0: 0})
