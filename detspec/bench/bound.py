@@ -8,31 +8,51 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from detspec.config import ModelConfig
 from detspec.environment import default_schedule
 from detspec.model.work import pass_work
-from detspec.ops.linear.xla import linear_f32
+from detspec.native.library import multiply_adds_of_vector, target
+
+CPU_BYTES = 512 << 20  # read to measure bandwidth: more than caches hold
+CEILING_PARTS, CEILING_SUMS = 64, 12  # PARTS and PEAK_SUMS of `native/kernels.c`
+CEILING_REPEATS = 100_000
 
 
 def measure_machine(cfg: ModelConfig) -> dict[str, Any]:
-    """Measures memory bandwidth and arithmetic speed in the dtype of `cfg`.
+    """Measures memory bandwidth and arithmetic speed in the dtype of `cfg`, by other code than generation runs.
 
-    Bandwidth is that of a product of few rows with a matrix that exceeds the caches; FLOP/s are those of a square product.
+    On a CPU with kernels, bandwidth is that of all threads reading an array that exceeds the caches, and FLOP/s are those of
+    multiply-adds in registers. Elsewhere they are those of XLA's maximum of an array, and of a square product.
     """
-    on_cpu = jax.default_backend() == "cpu"
-    big = jnp.ones((((64 if on_cpu else 1024) << 20) // 1024, 1024), cfg.jax_dtype)
-    few = jnp.ones((4, 1024), cfg.jax_dtype)
-    side = 2048 if on_cpu else 8192
-    square = jax.random.normal(jax.random.key(0), (side, side), jnp.float32).astype(cfg.jax_dtype)
-    read_s = _best_s(jax.jit(linear_f32), few, big)
-    product_s = _best_s(jax.jit(partial(jnp.matmul, preferred_element_type=jnp.float32)), square, square)
+    if default_schedule(cfg).numerics.implementation == "cpu":
+        read_s, flop_per_s = _ceilings_of_cpu(cfg)
+        read_bytes = CPU_BYTES
+    else:
+        on_cpu = jax.default_backend() == "cpu"
+        big = jnp.ones((CPU_BYTES if on_cpu else 1 << 30) // 4, jnp.float32)
+        side = 2048 if on_cpu else 8192
+        square = jax.random.normal(jax.random.key(0), (side, side), jnp.float32).astype(cfg.jax_dtype)
+        read_s, read_bytes = _best_s(jax.jit(jnp.max), big), big.nbytes
+        product_s = _best_s(jax.jit(partial(jnp.matmul, preferred_element_type=jnp.float32)), square, square)
+        flop_per_s = 2 * side**3 / product_s
     return {
-        "read_bytes_per_s": big.nbytes / read_s,
-        "flop_per_s": 2 * side**3 / product_s,
+        "read_bytes_per_s": read_bytes / read_s,
+        "flop_per_s": flop_per_s,
         "cpu_count": os.cpu_count(),
         "load_average": os.getloadavg()[0],
     }
+
+
+def _ceilings_of_cpu(cfg: ModelConfig) -> tuple[float, float]:
+    """Seconds to read CPU_BYTES, and FLOP/s."""
+    call = jax.ffi.ffi_call(target("detspec_ceiling", cfg.jax_dtype), jax.ShapeDtypeStruct((CEILING_PARTS,), jnp.float32))
+    big = jnp.ones(CPU_BYTES, jnp.uint8)
+    read_s = _best_s(jax.jit(lambda x: call(x, repeats=np.int32(0))), big)
+    compute_s = _best_s(jax.jit(lambda x: call(x, repeats=np.int32(CEILING_REPEATS))), big[:CEILING_PARTS])
+    vectors = CEILING_PARTS * CEILING_REPEATS * CEILING_SUMS
+    return read_s, vectors * 2 * multiply_adds_of_vector(cfg.jax_dtype) / compute_s
 
 
 def bound(cfg: ModelConfig, machine: dict[str, Any], *, batch: int, context: float, step_ms: float) -> dict[str, Any]:

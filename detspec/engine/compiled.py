@@ -59,6 +59,12 @@ class Programs:
                 self._begun[key] = begun
             return begun
 
+    def made_from(self, fn: Any) -> list[Any]:
+        """The compiled programs of a jitted function, of whatever shapes."""
+        with self._lock:
+            begun = [program for key, program in self._begun.items() if key[0] is fn]  # type: ignore[index]
+        return [program.result() for program in begun]
+
     def forget(self) -> None:
         """Drops all programs, as `jax.clear_caches` does with those that `jax.jit` keeps."""
         with self._lock:

@@ -25,7 +25,7 @@ from detspec.environment import cpu_facts, fingerprint
 from detspec.errors import InputError
 from detspec.native.compiler import NO_COMPILER, find_compiler
 
-FUNCTIONS = ("detspec_linear", "detspec_attention", "detspec_append", "detspec_copy", "detspec_take")
+FUNCTIONS = ("detspec_linear", "detspec_attention", "detspec_append", "detspec_copy", "detspec_take", "detspec_ceiling")
 DTYPES = {jnp.dtype(jnp.float32): "F32", jnp.dtype(jnp.bfloat16): "BF16", jnp.dtype(jnp.float16): "F16"}
 OPTIONS = ("-O2", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi")
 
@@ -66,6 +66,11 @@ def options_for(dtype: str) -> tuple[str, ...]:
     dots = facts.get("vendor_id") == "AuthenticAMD" and "avx512_bf16" in facts.get("flags", "").split()
     march = "-march=native" if platform.machine() == "x86_64" else "-mcpu=native"
     return (*OPTIONS, march, f"-DDTYPE={dtype}", *(["-DDOTS"] if dots else []))
+
+
+def multiply_adds_of_vector(dtype: DTypeLike) -> int:
+    """Multiply-adds of one instruction of products: one for each float32 of a vector, or two where pairs are multiplied."""
+    return 32 if "-DDOTS" in options_for(DTYPES[jnp.dtype(dtype)]) and jnp.dtype(dtype) == jnp.bfloat16 else 16
 
 
 def _machine_code(source: str, options: tuple[str, ...]) -> bytes:
