@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Where the time of a decoding step goes on the CPU, and the least time that memory and arithmetic would need.
 
-jax's profiler names every operation that XLA runs. The compiled program says which part of the step it belongs to: products with
+jax's profiler names every operation that XLA runs. The compiled program says what it belongs to in a step: products with
 weights, attention, moves (keys and values into pages, embeddings out of the table), sampling, and the rest of the layers. What
 no operation accounts for is the host's: XLA's dispatch, the loop, and Python between segments. Operations that run at the same
 time all count, so parts can add up to more than the step. A sample is the trace of long texts less that of short ones.

@@ -662,6 +662,45 @@ XLA_FFI_Error *detspec_attention(XLA_FFI_CallFrame *frame) {
   return NULL;
 }
 
+/* ---- sums over rows ---- */
+
+typedef struct {
+  const float *from;
+  float *to;
+  int64_t length;
+} Sums;
+
+/* The sum of whole vectors, by halves that are powers of two. */
+static vf sum_vectors(const float *from, int64_t vectors) {
+  vf sum = {0};
+  if (vectors <= 8) {
+    for (int64_t i = 0; i < vectors; i++) sum += load_f32(from + i * LANES);
+    return sum;
+  }
+  int64_t half = 8;
+  while (2 * half < vectors) half *= 2;
+  return sum_vectors(from, half) + sum_vectors(from + half * LANES, vectors - half);
+}
+
+static void run_sum(const void *task, int64_t row) {
+  const Sums *sums = task;
+  const float *from = sums->from + row * sums->length;
+  const int64_t whole = sums->length / LANES, rest = sums->length % LANES;
+  const vu last = load_bits((const char *)(from + whole * LANES), rest * (int64_t)sizeof(float));
+  sums->to[row] = sum16(sum_vectors(from, whole) + (vf)last);
+}
+
+/* float32 [rows, n] -> sums of the rows, float32 [rows] */
+XLA_FFI_Error *detspec_sum(XLA_FFI_CallFrame *frame) {
+  if (answered(frame)) return NULL;
+  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
+  if (args[0]->dtype != XLA_FFI_DataType_F32) return fail(frame, "detspec_sum: unsupported arguments");
+  const int64_t rows = args[0]->dims[0], length = args[0]->dims[1];
+  const Sums sums = {args[0]->data, rets[0]->data, length};
+  run_items(frame, rows * length >= ALONE, rows, run_sum, &sums);
+  return NULL;
+}
+
 /* ---- moving rows and pages: XLA converts whole arrays of bfloat16 for that ---- */
 
 /* (pages, new [R, K, H], page ids [R], slots [R]; slot_axis) -> pages, which lie where the argument lies. Heads of pages that

@@ -25,7 +25,15 @@ from detspec.environment import cpu_facts, fingerprint
 from detspec.errors import InputError
 from detspec.native.compiler import NO_COMPILER, find_compiler
 
-FUNCTIONS = ("detspec_linear", "detspec_attention", "detspec_append", "detspec_copy", "detspec_take", "detspec_ceiling")
+FUNCTIONS = (
+    "detspec_linear",
+    "detspec_attention",
+    "detspec_append",
+    "detspec_copy",
+    "detspec_take",
+    "detspec_sum",
+    "detspec_ceiling",
+)
 DTYPES = {jnp.dtype(jnp.float32): "F32", jnp.dtype(jnp.bfloat16): "BF16", jnp.dtype(jnp.float16): "F16"}
 OPTIONS = ("-O2", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi")
 
