@@ -16,7 +16,8 @@ from detspec.model.work import pass_work
 from detspec.native.library import multiply_adds_of_vector, target
 
 CPU_BYTES = 512 << 20  # read to measure bandwidth: more than caches hold
-CEILING_PARTS, CEILING_SUMS = 64, 12  # PARTS and PEAK_SUMS of `native/kernels.c`
+CEILING_PARTS = 64  # PARTS of `native/kernels.c`
+CEILING_SUMS = 12  # and its PEAK_SUMS
 CEILING_REPEATS = 100_000
 
 
@@ -34,7 +35,8 @@ def measure_machine(cfg: ModelConfig) -> dict[str, Any]:
         big = jnp.ones((CPU_BYTES if on_cpu else 1 << 30) // 4, jnp.float32)
         side = 2048 if on_cpu else 8192
         square = jax.random.normal(jax.random.key(0), (side, side), jnp.float32).astype(cfg.jax_dtype)
-        read_s, read_bytes = _best_s(jax.jit(jnp.max), big), big.nbytes
+        read_s = _best_s(jax.jit(jnp.max), big)
+        read_bytes = big.nbytes
         product_s = _best_s(jax.jit(partial(jnp.matmul, preferred_element_type=jnp.float32)), square, square)
         flop_per_s = 2 * side**3 / product_s
     return {

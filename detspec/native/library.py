@@ -25,7 +25,8 @@ from detspec.environment import cpu_facts, fingerprint
 from detspec.errors import InputError
 from detspec.native.compiler import NO_COMPILER, find_compiler
 
-FUNCTIONS = (
+NAMES = ("linear", "attention", "append", "copy", "take", "sum", "ceiling")
+FUNCTIONS = tuple(f"detspec_{name}" for name in NAMES)
     "detspec_linear",
     "detspec_attention",
     "detspec_append",
