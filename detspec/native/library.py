@@ -27,14 +27,6 @@ from detspec.native.compiler import NO_COMPILER, find_compiler
 
 NAMES = ("linear", "attention", "append", "copy", "take", "sum", "ceiling")
 FUNCTIONS = tuple(f"detspec_{name}" for name in NAMES)
-    "detspec_linear",
-    "detspec_attention",
-    "detspec_append",
-    "detspec_copy",
-    "detspec_take",
-    "detspec_sum",
-    "detspec_ceiling",
-)
 DTYPES = {jnp.dtype(jnp.float32): "F32", jnp.dtype(jnp.bfloat16): "BF16", jnp.dtype(jnp.float16): "F16"}
 OPTIONS = ("-O2", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi")
 
