@@ -41,7 +41,7 @@ def target(function: str, dtype: DTypeLike) -> str:
     Raises `InputError` if there are no kernels for `dtype`, no compiler is found, or it fails.
     """
     if jnp.dtype(dtype) not in DTYPES:
-        raise InputError(f'"cpu" kernels take {", ".join(map(str, DTYPES))}, got {dtype}')
+        raise InputError(f'"cpu" kernels take {", ".join(map(str, DTYPES))}, got {jnp.dtype(dtype)}')
     with _lock:
         return f"{function}_{_register(DTYPES[jnp.dtype(dtype)])}"
 

@@ -1,0 +1,63 @@
+"""The CPU kernels as a library: where it comes from, what is said if there is none, and bits on narrower processors."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from detspec.environment import cpu_facts
+from detspec.errors import InputError
+from detspec.native import library
+
+SOURCE = Path(library.__file__).with_name("kernels.c").read_text(encoding="utf-8")
+
+
+def test_target_of_a_dtype_without_kernels_is_refused():
+    with pytest.raises(InputError, match='"cpu" kernels take float32, bfloat16, float16, got int8'):
+        library.target("detspec_linear", jnp.int8)
+
+
+def test_compiling_without_a_compiler_says_how_to_get_one(monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(InputError, match="no C compiler was found: install gcc or clang, or name one"):
+        library._compile(SOURCE, library.options_for("F32"))
+
+
+def test_what_the_compiler_refuses_is_shown():
+    with pytest.raises(InputError, match=r"(?s)the CPU kernels do not compile: .* says\n.*no_such_type"):
+        library._compile("no_such_type x;", library.options_for("F32"))
+
+
+def test_library_is_kept_for_the_next_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("DETSPEC_COMPILE_CACHE", str(tmp_path / "programs"))
+    compiled = []
+    monkeypatch.setattr(library, "_compile", lambda source, options: compiled.append(options) or b"code")
+    options = library.options_for("BF16")
+    assert library._machine_code(SOURCE, options) == library._machine_code(SOURCE, options) == b"code"
+    assert len(compiled) == 1
+    library._machine_code(SOURCE + " ", options)
+    library._machine_code(SOURCE, library.options_for("F32"))
+    assert len(compiled) == 3
+
+
+@pytest.mark.skipif("avx2" not in cpu_facts().get("flags", ""), reason="compiles for AVX2, and runs it")
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_bits_of_processors_that_widen_weights_are_the_same_for_narrow_and_wide_registers(dtype):
+    """AVX2 has half of AVX-512's registers, other tiles, and other instructions."""
+    numbers = {"F32": jnp.float32, "BF16": jnp.bfloat16}[dtype]
+    rng = np.random.default_rng(0)
+    x, weight = (jnp.asarray(rng.standard_normal(shape), numbers) for shape in ((37, 300), (211, 300)))
+    found = []
+    for march in ("-march=native", "-march=haswell"):
+        options = [option for option in library.options_for(dtype) if option != "-DDOTS" and not option.startswith("-march")]
+        compiled = library._load(library._compile(SOURCE, (*options, march)))
+        name = f"test_linear_{dtype}_{march.removeprefix('-march=')}"
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled.detspec_linear), platform="cpu")
+        [y] = jax.jit(jax.ffi.ffi_call(name, [jax.ShapeDtypeStruct((37, 211), jnp.float32)]))(x, weight)
+        found.append(np.asarray(y).view(np.uint32))
+    assert (found[0] == found[1]).all()
+    assert (
+        found[0] != np.asarray(jnp.einsum("ri,oi->ro", x, weight, preferred_element_type=jnp.float32)).view(np.uint32)
+    ).any()
