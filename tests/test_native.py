@@ -42,6 +42,7 @@ def test_library_is_kept_for_the_next_process(monkeypatch, tmp_path):
     assert len(compiled) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("avx2" not in cpu_facts().get("flags", ""), reason="compiles for AVX2, and runs it")
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 def test_bits_of_processors_that_widen_weights_are_the_same_for_narrow_and_wide_registers(dtype):
