@@ -152,7 +152,7 @@ static const void *attribute(XLA_FFI_CallFrame *frame, int64_t place) {
 
 /* Whether XLA only asks for the version of this interface. */
 static int answered(XLA_FFI_CallFrame *frame) {
-  XLA_FFI_Extension_Base *extension = frame->extension_start;
+  const __auto_type extension = frame->extension_start; /* its type has another name from jax 0.12 on */
   if (!extension || extension->type != XLA_FFI_Extension_Metadata) return 0;
   XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
   metadata->api_version.major_version = XLA_FFI_API_MAJOR;
