@@ -60,8 +60,8 @@ def _register(dtype: str) -> str:
 def options_for(dtype: str) -> tuple[str, ...]:
     """The compiler's options on this machine; part of what decides bits, and given by what the fingerprint names.
 
-    AMD's processors multiply pairs of bfloat16 twice as fast as float32. Intel's do it at half of that speed, so there weights
-    are widened: measured 88 and 177 GFLOP/s on a core of an Emerald Rapids Xeon.
+    Intel's processors multiply pairs of bfloat16 at half of the speed of float32, so there weights are widened: measured 88 and
+    177 GFLOP/s on a core of an Emerald Rapids Xeon. AMD's should do it at twice that speed, which was not measured here.
     """
     facts = cpu_facts()
     dots = facts.get("vendor_id") == "AuthenticAMD" and "avx512_bf16" in facts.get("flags", "").split()

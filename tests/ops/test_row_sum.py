@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from detspec.ops.row_sum import fixed_sum, native_sum, sum_fn
+from detspec.ops.row_sum import cpu_sum, fixed_sum, native_sum, sum_fn
 from detspec.schedule import Numerics, Schedule
 from tests.fakes import bits
 
@@ -21,6 +21,7 @@ def sum_of_squares(x, *, summed_by):
 
 
 summed = jax.jit(fixed_sum)
+cpu = partial(cpu_sum, cache_dtype="float32")
 
 
 def first_row_bits(summed_by, length: int) -> set[int]:
@@ -58,7 +59,29 @@ def test_fixed_sum_adds_halves():
     assert float(np.float32(1e8) + np.float32(1) + np.float32(-1e8) + np.float32(2)) == 2.0
 
 
+@pytest.mark.parametrize("length", LENGTHS)
+def test_cpu_sum_beside_any_number_of_rows_and_in_groups_gives_the_same_bits(length):
+    assert len(first_row_bits(cpu, length)) == 1
+    x = np.random.default_rng(0).standard_normal((4, 6, length), np.float32)
+    assert (bits(cpu(x)).reshape(-1) == bits(cpu(x.reshape(24, length)))).all()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_cpu_sum_equals_float64(length):
+    x = np.random.default_rng(1).standard_normal((3, length), np.float32)
+    # Of 2048, a number goes through 8 additions of vectors, 4 levels above them, the last vector, and 4 halvings.
+    np.testing.assert_array_less(np.abs(cpu(x) - x.astype(np.float64).sum(-1)), 17 * 2.0**-24 * np.abs(x).sum(-1) + 1e-30)
+
+
+def test_cpu_sum_has_an_order_of_its_own():
+    """Inverse control: bits are compared above, and another order shows in them."""
+    x = np.random.default_rng(2).standard_normal((8, max(LENGTHS)), np.float32)
+    assert (bits(cpu(x)) != bits(summed(x))).any()
+
+
 def test_sum_fn_takes_the_order_from_the_schedule():
     assert sum_fn(Numerics()) is fixed_sum
+    assert sum_fn(Numerics(implementation="cpu")).func is cpu_sum
+    assert sum_fn(Numerics(implementation="cpu", reductions="native")) is native_sum
     assert sum_fn(Numerics(reductions="native")) is native_sum
     assert sum_fn(Schedule().fast(4).numerics) is native_sum
