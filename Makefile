@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow test-kernels test-aot kernels parity lint format notebooks pairs clean
+.PHONY: help env demo test test-slow test-kernels test-aot kernels parity prove lint format notebooks pairs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,13 +30,17 @@ test-slow: env ## run the slow tests: whole commands, all model families
 parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest parity --numprocesses auto --dist worksteal $(ARGS)
 
-# What simulators run takes longer to compile than to run. jax 0.12 no longer knows the second flag, and would abort.
+# What simulators and rehearsals run takes longer to compile than to run. jax 0.12 no longer knows the second flag, and would
+# abort.
 SIMULATORS := --xla_backend_optimization_level=0
 OLD_EMITTERS := --xla_cpu_use_fusion_emitters=false
-test-kernels: env ## run the TPU and GPU kernels in Pallas's simulators
-	@flags="$(SIMULATORS) $(OLD_EMITTERS)"; \
+define choose_flags
+flags="$(SIMULATORS) $(OLD_EMITTERS)"; \
 	XLA_FLAGS="$$flags" JAX_PLATFORMS=cpu $(BIN)/python -c 'import jax; jax.devices()' 2> /dev/null || flags="$(SIMULATORS)"; \
-	echo "XLA_FLAGS=$$flags"; \
+	echo "XLA_FLAGS=$$flags"
+endef
+test-kernels: env ## run the TPU and GPU kernels in Pallas's simulators
+	@$(choose_flags); \
 	XLA_FLAGS="$$flags $$XLA_FLAGS" $(BIN)/python -m pytest tests -m kernels --numprocesses auto --dist worksteal $(ARGS)
 
 test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs without having one; ARGS='-k v6e' runs a part
@@ -44,6 +48,10 @@ test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GP
 
 kernels: $(VENV)/aot/.installed ## compile every kernel and rewrite docs/kernels.md
 	$(VENV)/aot/bin/python aot/compile_kernels.py
+
+prove: env ## rehearse with tiny shapes what scripts/prove_on_device.py measures on a GPU or TPU
+	@rm -rf out/rehearsal; $(choose_flags); \
+	XLA_FLAGS="$$flags" JAX_PLATFORMS=cpu $(BIN)/python scripts/prove_on_device.py --out out/rehearsal --size tiny
 
 lint: env ## check with ruff (rules and format) and mypy
 	$(BIN)/ruff check .

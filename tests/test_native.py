@@ -46,12 +46,12 @@ def test_library_is_kept_for_the_next_process(monkeypatch, tmp_path):
 @pytest.mark.skipif("avx2" not in cpu_facts().get("flags", ""), reason="compiles for AVX2, and runs it")
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 def test_bits_of_processors_that_widen_weights_are_the_same_for_narrow_and_wide_registers(dtype):
-    """AVX2 has half of AVX-512's registers, other tiles, and other instructions."""
+    """AVX2 has half of AVX-512's registers, other tiles, and other instructions; SSE has four lanes and no multiply-add."""
     numbers = {"F32": jnp.float32, "BF16": jnp.bfloat16}[dtype]
     rng = np.random.default_rng(0)
     x, weight = (jnp.asarray(rng.standard_normal(shape), numbers) for shape in ((37, 300), (211, 300)))
     found = []
-    for march in ("-march=native", "-march=haswell"):
+    for march in ("-march=native", "-march=haswell", "-march=x86-64-v2"):
         options = [option for option in library.options_for(dtype) if option != "-DDOTS" and not option.startswith("-march")]
         compiled = library._load(library._compile(SOURCE, (*options, march)))
         name = f"test_linear_{dtype}_{march.removeprefix('-march=')}"
@@ -59,6 +59,7 @@ def test_bits_of_processors_that_widen_weights_are_the_same_for_narrow_and_wide_
         [y] = jax.jit(jax.ffi.ffi_call(name, [jax.ShapeDtypeStruct((37, 211), jnp.float32)]))(x, weight)
         found.append(np.asarray(y).view(np.uint32))
     assert (found[0] == found[1]).all()
+    assert (found[0] == found[2]).all()
     assert (
         found[0] != np.asarray(jnp.einsum("ri,oi->ro", x, weight, preferred_element_type=jnp.float32)).view(np.uint32)
     ).any()

@@ -16,7 +16,7 @@ from detspec.model.work import pass_work
 from detspec.native.library import multiply_adds_of_vector, target
 
 CPU_BYTES = 512 << 20  # read to measure bandwidth: more than caches hold
-CEILING_PARTS = 64  # PARTS of `native/kernels.c`
+CEILING_ITEMS = 64  # of `native/kernels.c`
 CEILING_SUMS = 12  # and its PEAK_SUMS
 CEILING_REPEATS = 100_000
 
@@ -49,11 +49,11 @@ def measure_machine(cfg: ModelConfig) -> dict[str, Any]:
 
 def _ceilings_of_cpu(cfg: ModelConfig) -> tuple[float, float]:
     """Seconds to read CPU_BYTES, and FLOP/s."""
-    call = jax.ffi.ffi_call(target("detspec_ceiling", cfg.jax_dtype), jax.ShapeDtypeStruct((CEILING_PARTS,), jnp.float32))
+    call = jax.ffi.ffi_call(target("detspec_ceiling", cfg.jax_dtype), jax.ShapeDtypeStruct((CEILING_ITEMS,), jnp.float32))
     big = jnp.ones(CPU_BYTES, jnp.uint8)
     read_s = _best_s(jax.jit(lambda x: call(x, repeats=np.int32(0))), big)
-    compute_s = _best_s(jax.jit(lambda x: call(x, repeats=np.int32(CEILING_REPEATS))), big[:CEILING_PARTS])
-    vectors = CEILING_PARTS * CEILING_REPEATS * CEILING_SUMS
+    compute_s = _best_s(jax.jit(lambda x: call(x, repeats=np.int32(CEILING_REPEATS))), big[:CEILING_ITEMS])
+    vectors = CEILING_ITEMS * CEILING_REPEATS * CEILING_SUMS
     return read_s, vectors * 2 * multiply_adds_of_vector(cfg.jax_dtype) / compute_s
 
 

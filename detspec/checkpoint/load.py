@@ -1,20 +1,23 @@
-"""A model ready for use: config, weights, tokenizer, chat template, and a digest that names exactly these weights."""
+"""A model ready for use: config, weights, tokenizer, chat template, and a digest that names exactly these weights.
+
+What reads folders is imported when a folder is read: an engine over weights made in memory needs jax and numpy alone.
+"""
 
 import dataclasses
 import importlib.resources
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from detspec.checkpoint.chat import ChatTemplate, read_chat_template
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.generation_config import read_eos_ids, read_sampling_defaults
-from detspec.checkpoint.hf import load_hf, read_hf_config
-from detspec.checkpoint.native import is_native, load_native, read_native_config
-from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params
+
+if TYPE_CHECKING:
+    from detspec.checkpoint.chat import ChatTemplate
+    from detspec.checkpoint.tokenizer import Tokenizer
 
 # What comes with the package: a small model of Python source code, and one that thinks about coin flips.
 SHIPPED_MODELS = ("tiny_python", "thinking_parity")
@@ -37,10 +40,10 @@ class Model:
 
     cfg: ModelConfig
     params: Params
-    tokenizer: Tokenizer | None
+    tokenizer: "Tokenizer | None"
     eos_ids: tuple[int, ...]
     digest: str
-    chat_template: ChatTemplate | None = None
+    chat_template: "ChatTemplate | None" = None
     sampling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -70,6 +73,11 @@ def load(path: str | Path | None = None, *, sharding: Any = None) -> Model:
     Raises:
         InputError: the folder is unsound (see `load_hf`, `load_native`) or its tokenizer has ids beyond the embedding.
     """
+    from detspec.checkpoint.chat import read_chat_template
+    from detspec.checkpoint.hf import load_hf
+    from detspec.checkpoint.native import is_native, load_native
+    from detspec.checkpoint.tokenizer import Tokenizer
+
     folder = find_folder(path)
     if is_native(folder):
         cfg, params, digest = load_native(folder, sharding=sharding)
@@ -91,6 +99,9 @@ def load_config(path: str | Path) -> ModelConfig:
 
     Raises `InputError` if there is no sound config, or a Hugging Face folder's names no dtype.
     """
+    from detspec.checkpoint.hf import read_hf_config
+    from detspec.checkpoint.native import is_native, read_native_config
+
     folder = find_folder(path)
     return read_native_config(folder) if is_native(folder) else read_hf_config(folder)
 

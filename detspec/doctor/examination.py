@@ -24,7 +24,7 @@ from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampler import sample
 from detspec.sampling_params import SamplingParams, sampling_arrays
-from detspec.schedule import Schedule
+from detspec.schedule import Budget, Schedule
 from detspec.state import NO_SEQUENCE, SamplingArrays, Windows
 
 POISON = 1e30  # finite: what a masked slot may hold
@@ -70,6 +70,20 @@ def examine(model: Model, schedule: Schedule, say: SayFn = lambda step: None) ->
     checks = compare(anchor, examination.axes(), _difference, say)
     (control,) = compare(anchor, examination.control(), _difference, say)
     return checks, control
+
+
+def examine_budgets(
+    model: Model, schedule: Schedule, budgets: Sequence[Budget], say: SayFn = lambda step: None
+) -> tuple[PassResult, dict[Budget, str]]:
+    """What the pass of `schedule` says, and where passes of other budgets first differ from it, in words; "" if nowhere."""
+    examination = _Examination(model, schedule)
+    say("anchor")
+    anchor = examination.read(schedule)
+    differences = {}
+    for budget in budgets:
+        say(f"{budget.rows} rows in windows of {budget.window}")
+        differences[budget] = _difference(anchor, examination.read(schedule.with_budget(budget.rows, budget.window)))
+    return anchor, differences
 
 
 def compare(anchor: T, axes: Iterable[Axis[T]], difference_fn: Callable[[T, T], str], say: SayFn) -> tuple[Check, ...]:
@@ -169,7 +183,7 @@ class _Examination:
                     start = (index // room * W * neighbours + 3 * n * (neighbours - 1)) % max(1, self.length - W)
                     _put(batch, g, other, self.texts[other], start, min(start + max(1, W - n), self.length))
             packed = Windows(**jax.tree.map(jnp.asarray, batch))
-            *said, cache = _pass(self.params, self.cfg, packed, cache, self.sampling, schedule)
+            *said, cache = run_pass(self.params, self.cfg, packed, cache, self.sampling, schedule)
             for place, (start, end) in enumerate(mine, group):
                 parts.append([np.asarray(x)[place, : end - start] for x in said])
         held = keys_values(cache, sequence, self.length, self.schedule)
@@ -206,7 +220,7 @@ def keys_values(cache: KVCache, sequence: int, length: int, schedule: Schedule) 
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("cache",))
-def _pass(
+def run_pass(
     params: Params, cfg: ModelConfig, windows: Windows, cache: KVCache, sampling: SamplingArrays, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, jax.Array, KVCache]:
     """One pass: logits `[G, W, V]`, sampled tokens and log-probabilities `[G, W]`, and the cache."""

@@ -144,8 +144,13 @@ class Device:
 
     def start_compiling(self, plans: Sequence[Plan]) -> None:
         """Begins to compile, all at the same time, the first of `plans`, what it needs to be certified, and the others."""
+        for call in self.calls(plans):
+            PROGRAMS.start(call, self.cache)
+
+    def calls(self, plans: Sequence[Plan]) -> list[Call]:
+        """The programs that `plans` need, in the order in which they are needed; nothing without plans."""
         if not plans:
-            return
+            return []
         B = self.config.max_requests
         nowhere = Placement(np.zeros((B, self.max_pages), np.int32), np.zeros(B, bool), np.zeros(0, np.int32))
         first, *others = [
@@ -155,8 +160,7 @@ class Device:
         reads = [] if all(plan.ordinary for plan in plans) else [self._read(nothing, None, PLAIN)]
         if self.prefills_apart:
             reads.append(self._read(nothing, None, None))
-        for call in (first, *reads, self._copy([]), *others):
-            PROGRAMS.start(call, self.cache)
+        return [first, *reads, self._copy([]), *others]
 
     def wait(self) -> None:
         """Waits until the device has nothing left to do."""

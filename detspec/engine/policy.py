@@ -59,10 +59,12 @@ def pow2_ceil(n: int) -> int:
 
 
 def buckets(max_requests: int) -> tuple[int, ...]:
-    """Batch sizes that programs are compiled for: powers of four up to half of `max_requests`, and `max_requests` itself."""
+    """Batch sizes that programs are compiled for: 1, 4, 8, 16 and so on up to half of `max_requests`, and `max_requests`."""
     sizes = [1] if max_requests > 1 else []
-    while sizes and sizes[-1] * 8 <= max_requests:
-        sizes.append(sizes[-1] * 4)
+    size = 4
+    while 2 * size <= max_requests:
+        sizes.append(size)
+        size *= 2
     return (*sizes, max_requests)
 
 

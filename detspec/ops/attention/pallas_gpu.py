@@ -57,6 +57,7 @@ class TileShape(NamedTuple):
     num_slots: int  # slots of the ring
 
 
+@partial(jax.jit, static_argnames=("scores", "numerics"))  # layers of one shape are lowered once
 def paged_attention(
     q: jax.Array,
     k_pages: jax.Array,

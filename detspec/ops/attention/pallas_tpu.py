@@ -62,6 +62,7 @@ class Tiling(NamedTuple):
     Q: int  # query heads per KV head
 
 
+@partial(jax.jit, static_argnames=("scores", "numerics"))  # layers of one shape are lowered once
 def paged_attention(
     q: jax.Array,
     k_pages: jax.Array,

@@ -13,6 +13,7 @@ few decode rows to a tile costs no time. Blocks of 128 outputs, not 256, spread 
 most of the bandwidth. With 256 rows two blocks need the same weights at the same time: one reads HBM, the other hits L2.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ DTYPES = (jnp.bfloat16, jnp.float16)
 SWIZZLE = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # 64 two-byte elements fill the widest swizzle
 
 
+@partial(jax.jit, static_argnames=("interpret",))  # weights of one shape are lowered once
 def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> jax.Array:
     """See `api.linear_fn`; `x [R, in]`, any sizes, bfloat16 or float16."""
     if x.dtype not in DTYPES:

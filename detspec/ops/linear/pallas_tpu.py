@@ -13,6 +13,8 @@ weights a canonical pass of 256 rows reads weights once. Rows are read again for
 traffic for 256 rows. Two buffers of all blocks take 7 MiB of VMEM in bfloat16, 12 in float32; every TPU gives a kernel 16.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -25,6 +27,7 @@ MAX_TILES = 2  # tiles that share one block of weights
 BLOCKS = {jnp.dtype(jnp.bfloat16): (1024, 1024), jnp.dtype(jnp.float32): (1024, 512)}  # (out, in) of one block of weights
 
 
+@partial(jax.jit, static_argnames=("interpret",))  # weights of one shape are lowered once
 def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> jax.Array:
     """See `api.linear_fn`; `x [R, in]`, any sizes, bfloat16 or float32 (multiplied in float32: precision HIGHEST)."""
     if x.dtype not in BLOCKS:

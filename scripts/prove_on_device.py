@@ -1,0 +1,127 @@
+#!/usr/bin/env python
+"""Measures on a GPU or TPU, in a few minutes, what is claimed of it: one process a stage, the most valuable stage first.
+
+Each measurement is on disk before the next one begins. A stage that does not end in its share of the time is killed, and one
+that fails is a result, too. Started again with the same --out, it goes on: what succeeded is not measured again.
+
+    python scripts/prove_on_device.py --out out/prove --minutes 9
+    python scripts/prove_on_device.py --out out/prove --minutes 9 --wheels wheels --cache out/programs.tar
+    python scripts/prove_on_device.py --out out/rehearsal --size tiny        # a rehearsal on a CPU
+    python scripts/prove_on_device.py --plan h200                            # how long each stage should take, and why
+    python scripts/prove_on_device.py --out out/prove --write-docs           # the table of docs/devices.md, from the results
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from prove_stages import cache_file, children, docs, history, packages, plan, tables  # noqa: E402
+from prove_stages.journal import Journal  # noqa: E402
+from prove_stages.stages import NOT_HERE, STAGES, Stage, stage_of  # noqa: E402
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what is left of the stages and prints the table; 1 if something failed, was cut off or is below its bar."""
+    args = parse(argv)
+    if args.plan:
+        print(plan.table(args.plan))
+        return 0
+    journal = Journal(args.out / "results.jsonl")
+    if args.write_docs:
+        docs.write(journal.lines(), ROOT / "docs")
+        return 0
+    prepare(args)
+    chosen = args.stages or history.unfinished(journal.lines())
+    try:
+        run_stages([stage_of(name) for name in chosen], args, journal)
+    finally:  # also where the script is ended from outside
+        if args.cache:
+            left_out = cache_file.pack(args.out / "programs", args.cache)
+            print(f"{args.cache}: {args.cache.stat().st_size / 1e6:.1f} MB of compiled programs, {len(left_out)} left out")
+    page = tables.page(journal.lines())
+    (args.out / "table.md").write_text(f"{page}\n", encoding="utf-8")
+    print(f"\n{page}")
+    return int(not tables.all_holds(journal.lines(), args.stages or [stage.name for stage in STAGES]))
+
+
+def run_stages(stages: Sequence[Stage], args: argparse.Namespace, journal: Journal) -> None:
+    """Runs one after the other, each in its share of the time; those that the device is not for are noted as such."""
+    began = time.monotonic()
+    run = f"{time.time():.0f}-{os.getpid()}"
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    for stage, limit_s in children.limits(stages, 60 * args.minutes):
+        say(f"[{time.monotonic() - began:5.0f} s] {stage.name}: {stage.proves}; at most {limit_s:.0f} s")
+        platform = history.machine(journal.lines()).get("platform", "")
+        if platform and platform not in stage.platforms:
+            error = f"it is for {', '.join(stage.platforms)}, this is {platform}"
+            journal.add("end", stage=stage.name, status=NOT_HERE, seconds=0.0, error=error, run=run)
+        else:
+            children.run_stage(stage, limit_s, journal, run=run, arguments=["--size", args.size], say=say)
+        say(f"[{time.monotonic() - began:5.0f} s] {tables.ended(history.last_end(journal.lines(), stage.name))}")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parses and checks the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="keeps results, logs and compiled programs")
+    parser.add_argument("--minutes", type=float, default=9.0, metavar="N", help="all stages together (default: 9)")
+    parser.add_argument(
+        "--size", choices=("tiny", "full"), default="full", help="full: an 8B shape; tiny: a rehearsal on a CPU"
+    )
+    names = [stage.name for stage in STAGES]
+    parser.add_argument("--stages", nargs="+", choices=names, metavar="NAME", help=f"only these of {', '.join(names)}")
+    parser.add_argument(
+        "--wheels", type=Path, metavar="DIR", help="install the wheels in this folder into --out, without an index"
+    )
+    parser.add_argument(
+        "--cache", type=Path, metavar="FILE", help="compiled programs: unpacked before, packed after; 16 MiB at most"
+    )
+    parser.add_argument(
+        "--plan", metavar="TARGET", choices=plan.targets(), help=f"print the plan for {' or '.join(plan.targets())}"
+    )
+    parser.add_argument("--write-docs", action="store_true", help="write the results in --out to docs/, instead of running")
+    args = parser.parse_args(argv)
+    if args.out is None and not args.plan:
+        parser.error("--out is needed, except with --plan")
+    if args.minutes <= 0:
+        parser.error(f"--minutes must be more than 0, got {args.minutes:g}")
+    if args.wheels and not args.wheels.is_dir():
+        parser.error(f"--wheels must be a folder, got {args.wheels}")
+    if args.out:
+        args.out = args.out.absolute()
+    return args
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Installs wheels, names what is missing, and unpacks compiled programs."""
+    target = args.out / "packages"
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.wheels:
+        packages.install(args.wheels, target)
+    if lacking := packages.missing():
+        sys.exit(f"prove_on_device: missing packages: {', '.join(lacking)}; bring them as wheels: --wheels DIR")
+    if lacking := packages.missing(packages.OPTIONAL):
+        print(f"not installed, and not needed: {', '.join(lacking)}")
+    packages.name_checkout(ROOT, target)
+    programs = args.out / "programs"
+    programs.mkdir(mode=0o700, exist_ok=True)
+    if args.cache:
+        print(f"{args.cache}: {cache_file.unpack(args.cache, programs)} compiled programs")
+    for name in ("DETSPEC_COMPILE_CACHE", "JAX_COMPILATION_CACHE_DIR"):
+        os.environ.setdefault(name, str(programs))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stage does not outlive the script
+    sys.exit(main())

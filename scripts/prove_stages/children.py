@@ -1,0 +1,122 @@
+"""Runs stages in processes of their own, each with a limit. What is not done in time is killed, and the next one begins."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from prove_stages import history
+from prove_stages.journal import Journal, Line
+from prove_stages.stages import CUT_OFF, FAILED, Stage
+
+ROOT = Path(__file__).parents[2]
+PATHS = (ROOT, ROOT / "scripts", ROOT / "aot")
+RESTART = 3  # exit status of a worker whose device no longer answers after a failed measurement
+ERROR_LINES = 12  # of a stage that ended without a word
+LOOK_S = 0.2
+
+SayFn = Callable[[str], None]
+
+
+def limits(stages: Sequence[Stage], seconds: float) -> Iterator[tuple[Stage, float]]:
+    """Each stage with its limit: its share of what is left, so that time which one does not take is left to the others.
+
+    Shares 20, 30, 50 of 100 s; if the first takes 10 s, the second gets 90 x 30 / 80 = 33.75 s.
+    """
+    ends = time.monotonic() + seconds
+    for index, stage in enumerate(stages):
+        left = sum(other.share_s for other in stages[index:])
+        yield stage, (ends - time.monotonic()) * stage.share_s / left
+
+
+def run_stage(stage: Stage, limit_s: float, journal: Journal, *, run: str, arguments: Sequence[str], say: SayFn) -> None:
+    """Runs `stage`, and notes how it ended. A worker whose device broke is started again for what it has not tried."""
+    began = time.monotonic()
+    log = journal.path.with_name(f"{stage.name.replace(' ', '-')}.log")
+    while True:
+        num_lines = len(journal.lines())
+        status = _run_worker(stage, began + limit_s, journal, log, [*arguments, "--run", run], say)
+        if status != RESTART or len(journal.lines()) == num_lines:
+            break
+    seconds = time.monotonic() - began
+    if status is None:
+        journal.add("end", stage=stage.name, status=CUT_OFF, seconds=seconds, error=f"after {limit_s:.0f} s", run=run)
+    elif status not in (0, RESTART) or _has_not_ended(journal, stage, run):
+        error = f"status {status}: {_last_lines(log)}"
+        journal.add("end", stage=stage.name, status=FAILED, seconds=seconds, error=error, run=run)
+
+
+def _run_worker(stage: Stage, ends: float, journal: Journal, log: Path, arguments: Sequence[str], say: SayFn) -> int | None:
+    """The exit status of one worker, None if it was killed; tells each measurement when it is there."""
+    command = [sys.executable, "-m", "prove_stages.worker", stage.name, "--results", str(journal.path), *arguments]
+    command += ["--began", str(time.monotonic())]
+    seen = len(journal.lines())
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environment(stage, os.environ), start_new_session=True
+        )
+    try:
+        while True:
+            ended = _wait(process, LOOK_S)
+            for line in journal.lines()[seen:]:
+                seen += 1
+                if line["kind"] == "measurement":
+                    say(described(line))
+            if ended:
+                return process.returncode
+            if time.monotonic() > ends:
+                return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def environment(stage: Stage, given: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a worker: those `given`, the stage's own, and where our packages are."""
+    own = dict(stage.environment)
+    flags = " ".join(filter(None, (given.get("XLA_FLAGS", ""), own.pop("XLA_FLAGS", ""))))
+    paths = os.pathsep.join(filter(None, (*map(str, PATHS), given.get("PYTHONPATH", ""))))
+    return {**given, **own, "PYTHONPATH": paths, **({"XLA_FLAGS": flags} if flags else {})}
+
+
+def described(line: Line) -> str:
+    """A measurement in one line for the terminal."""
+    if line["error"]:
+        return f"  {line['name']}: FAILED: {line['error'].strip().splitlines()[-1]}"
+    parts = [
+        f"{entry['name']} {figure(entry)}{'' if entry['holds'] is not False else ' (below its bar)'}"
+        for entry in line["entries"]
+    ]
+    return f"  {line['seconds']:5.1f} s  " + "; ".join(parts)
+
+
+def figure(entry: Line) -> str:
+    """The value of an entry with its unit: "12.3 us", "0.81", "yes"."""
+    value = entry["value"]
+    if entry["unit"] == "yes or no":
+        return "yes" if value else "no"
+    text = f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e6 else f"{value:.3g}"
+    return f"{text} {entry['unit']}".strip()
+
+
+def _wait(process: subprocess.Popen, seconds: float) -> bool:
+    """Whether the process ends within `seconds`."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+        return True
+    return False
+
+
+def _has_not_ended(journal: Journal, stage: Stage, run: str) -> bool:
+    """Whether the worker left no word on its end."""
+    end = history.last_end(journal.lines(), stage.name)
+    return end is None or end["run"] != run
+
+
+def _last_lines(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-ERROR_LINES:])

@@ -1,0 +1,145 @@
+"""Steps and canonical passes of a model by rows: what one token costs, and what verifying many costs."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.bench.bench import random_model
+from detspec.cache import KVCache, init_cache
+from detspec.config import ModelConfig
+from detspec.model.params import Params, param_shapes
+from detspec.model.transformer import forward
+from detspec.model.work import pass_work
+from detspec.schedule import Schedule
+from detspec.state import Windows
+from prove_stages.journal import Entry
+from prove_stages.programs import Measurement, Program, Setting
+from prove_stages.timing import Call, in_turns, ratio, typical
+
+MOST_OF_FLOOR = 1.3
+MOST_OF_STEP = 1.3
+
+Runner = Callable[[Schedule], Call]  # makes calls of a pass
+
+
+def programs(setting: Setting) -> Iterator[Program]:
+    """Steps and passes at the depth of most stages."""
+    for schedule in schedules(setting, setting.size.steps, setting.size.passes):
+        yield pass_program(setting, setting.size.model, schedule)
+
+
+def measurements(setting: Setting) -> Iterator[Measurement]:
+    """One for each number of rows, then the ratio."""
+    yield from of_depth(setting, setting.size.model, setting.size.steps, setting.size.passes)
+
+
+def of_depth(setting: Setting, cfg: ModelConfig, steps: tuple[int, ...], passes: tuple[int, ...]) -> Iterator[Measurement]:
+    """The measurements of a model of some depth; weights and cache are made once."""
+
+    @cache
+    def runner() -> Runner:
+        return running(setting, cfg)
+
+    for schedule in schedules(setting, steps, passes):
+        yield Measurement(label(cfg, schedule), lambda schedule=schedule: measure(setting, cfg, schedule, runner()))
+    rows, step_rows = setting.size.compared
+    step, canonical = schedules(setting, (step_rows,), (rows,))
+    name = f"{label(cfg, canonical)} over {label(cfg, step)}"
+    yield Measurement(name, lambda: compare(setting, name, runner()(canonical), runner()(step)))
+
+
+def measure(setting: Setting, cfg: ModelConfig, schedule: Schedule, runner: Runner) -> Iterator[Entry]:
+    """The time of one pass, and over the least that this device's own ceilings allow."""
+    name = label(cfg, schedule)
+    seconds = typical(in_turns({name: runner(schedule)}, setting.size), name)
+    work = pass_work(cfg, schedule, windows=schedule.budget.groups, context=setting.size.context // 4)
+    copy, product = setting.found("ceilings", "copy"), setting.found("ceilings", "product")
+    if copy is None or product is None:
+        yield Entry(name, 1e3 * seconds, "ms")
+        return
+    floors = {"bandwidth": work.bytes / copy / 1e12, "arithmetic": work.flop / product / 1e12}
+    bound = max(floors, key=lambda kind: floors[kind])
+    yield Entry(name, 1e3 * seconds, "ms", bound=bound, note=f"at least {1e3 * floors[bound]:.3g} ms")
+    yield Entry(f"{name}, over the least", seconds / floors[bound], "", setting.bar(MOST_OF_FLOOR), True, bound=bound)
+
+
+def compare(setting: Setting, name: str, canonical: Call, step: Call) -> Iterator[Entry]:
+    """A canonical pass over a step, in turns."""
+    samples = in_turns({"pass": canonical, "step": step}, setting.size)
+    yield Entry(name, ratio(samples, "pass", "step"), "", setting.bar(MOST_OF_STEP), True)
+
+
+def running(setting: Setting, cfg: ModelConfig) -> Runner:
+    """Makes calls of passes that hand one cache on."""
+    params = random_model(cfg).params
+    held = [new_cache(setting, cfg)]
+
+    def runner(schedule: Schedule) -> Call:
+        one_pass = jax.jit(pass_fn(cfg, schedule), donate_argnums=(2,))
+        windows = windows_of(setting, schedule)
+
+        def call() -> Any:
+            largest, held[0] = one_pass(params, windows, held[0])
+            return largest
+
+        return call
+
+    return runner
+
+
+def pass_program(setting: Setting, cfg: ModelConfig, schedule: Schedule) -> Program:
+    """One pass as a program."""
+
+    def make() -> tuple[Any, ...]:
+        return param_shapes_as_zeros(cfg), windows_of(setting, schedule), new_cache(setting, cfg)
+
+    work = pass_work(cfg, schedule, windows=schedule.budget.groups, context=setting.size.context // 4)
+    return Program(label(cfg, schedule), pass_fn(cfg, schedule), make, donate=(2,), work=work, calls=50)
+
+
+def param_shapes_as_zeros(cfg: ModelConfig) -> Params:
+    """Weights that exist only as shapes, under `jax.eval_shape`."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), param_shapes(cfg))
+
+
+def pass_fn(cfg: ModelConfig, schedule: Schedule) -> Callable[..., Any]:
+    """A pass that returns the largest logits, and the cache."""
+
+    def one_pass(params: Params, windows: Windows, cache: KVCache) -> tuple[jax.Array, KVCache]:
+        logits, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics)
+        return logits.max(-1), cache
+
+    return one_pass
+
+
+def new_cache(setting: Setting, cfg: ModelConfig) -> KVCache:
+    """Room for as many sequences as any pass has."""
+    size = setting.size
+    own = setting.schedule_fn(cfg)
+    most = max(*size.steps, max(size.passes) // own.budget.window)
+    return init_cache(cfg, max_requests=most, max_len=size.context // 4, numerics=own.numerics)
+
+
+def windows_of(setting: Setting, schedule: Schedule) -> Windows:
+    """The last window of as many sequences as the pass has groups."""
+    G, W = schedule.budget.groups, schedule.budget.window
+    start = np.full(G, setting.size.context // 4 - W, np.int32)
+    tokens = np.random.default_rng(0).integers(0, setting.size.cfg.vocab_size, (G, W)).astype(np.int32)
+    arrays = (tokens, np.arange(G, dtype=np.int32), start, np.full(G, W, np.int32))
+    return Windows(*map(jnp.asarray, arrays))
+
+
+def schedules(setting: Setting, steps: tuple[int, ...], passes: tuple[int, ...]) -> list[Schedule]:
+    """Steps on the fast path, then canonical passes in windows of the device's own length."""
+    own = setting.schedule_fn(setting.size.cfg)
+    return [*map(own.fast, steps), *(own.with_budget(rows, own.budget.window) for rows in passes)]
+
+
+def label(cfg: ModelConfig, schedule: Schedule) -> str:
+    """What tables call it: "step of 32 rows, 8 layers", "pass of 256 rows, 8 layers"."""
+    kind = "step" if schedule.budget.window == 1 else "pass"
+    return f"{kind} of {schedule.budget.rows} rows, {cfg.num_layers} layer{'s' * (cfg.num_layers > 1)}"

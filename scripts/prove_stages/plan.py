@@ -1,0 +1,65 @@
+"""How long each stage should take on a device that is not here, from programs that were compiled for it."""
+
+import json
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+from prove_stages.stages import NOT_HERE, STAGES, Stage
+from prove_stages.tables import markdown
+
+FILE = Path(__file__).parents[2] / "docs" / "data" / "prove_plan.json"
+OF_PEAK = 0.5  # assumed share of a device's peaks that programs reach
+REPEATS = 9  # samples of each program that is timed, the warm-up among them
+
+INTRODUCTION = """The plan for {name}. "trace" and "compile" are the times that tracing and compiling all programs took ahead
+of time, one after the other, on {cores} slower cores without the device; what an earlier stage has left in the cache is not
+compiled again. A GPU also tries out products ("autotuning"), which is not in it. "at once" is how many programs 16 cores are
+assumed to compile at the same time. "run" is the roofline time of all calls at {share:.0%} of the peaks. "more" is estimated:
+starting, weights, copies to the host, autotuning, float64 on the host, and whole generations. "share" is what a stage may take
+of nine minutes; it may take more if others have taken less."""
+
+
+def targets() -> list[str]:
+    """Devices that there is a plan for."""
+    return list(read()["targets"]) if FILE.exists() else []
+
+
+def read() -> dict[str, Any]:
+    """What `aot/compile_proof.py` wrote."""
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def table(name: str) -> str:
+    """Seconds of each stage, and their sums."""
+    content = read()
+    found = content["targets"][name]
+    rows = []
+    sums = [0.0] * 6
+    cached: set[str] = set()
+    for stage in STAGES:
+        if stage.name not in found["stages"]:
+            why = "not compiled yet" if found["platform"] in stage.platforms else NOT_HERE
+            rows.append([stage.name, why, *[""] * 8])
+            continue
+        figures = seconds(stage, found["stages"][stage.name], found["programs"], frozenset() if stage.own_cache else cached)
+        cached |= set() if stage.own_cache else {row["text"] for row in found["stages"][stage.name]}
+        sums = [total + figure for total, figure in zip(sums, figures, strict=True)]
+        programs = [found["programs"][row["text"]] for row in found["stages"][stage.name]]
+        largest = max(program["peak_bytes"] for program in programs) / 1e9
+        rows.append(
+            [stage.name, str(len(programs)), str(stage.at_once), *(f"{figure:.0f}" for figure in figures), f"{largest:.1f}"]
+        )
+    rows.append(["all", "", "", *(f"{total:.0f}" for total in sums), ""])
+    headers = ["stage", "programs", "at once", "trace s", "compile s", "run s", "more s", "all s", "share s", "largest GB"]
+    introduction = INTRODUCTION.format(name=name, cores=content["cores"], share=OF_PEAK)
+    return f"{introduction}\n\n{markdown(headers, rows, 'lrrrrrrrrr')}"
+
+
+def seconds(stage: Stage, rows: list[dict[str, Any]], programs: dict[str, Any], cached: Set[str]) -> list[float]:
+    """Seconds of tracing, compiling what is not `cached`, running and more, all together, and the share of the stage."""
+    trace_s = sum(programs[row["text"]]["trace_s"] for row in rows)
+    compile_s = sum(programs[row["text"]]["compile_s"] for row in rows if row["text"] not in cached)
+    run_s = sum(REPEATS * row["calls"] * row["least_s"] for row in rows) / OF_PEAK
+    elapsed_s = trace_s + compile_s / stage.at_once + run_s + stage.run_s
+    return [trace_s, compile_s, run_s, stage.run_s, elapsed_s, float(stage.share_s)]

@@ -1,0 +1,147 @@
+"""What stages are made of: programs, which need no device, and measurements, which run on one."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+from detspec.checkpoint.load import Model
+from detspec.config import ModelConfig
+from detspec.engine.compiled import Call
+from detspec.engine.device import Device
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Plan
+from detspec.environment import default_schedule
+from detspec.model.params import param_shapes
+from detspec.roofline import Work
+from detspec.schedule import Schedule
+from detspec.targets import Target, canonical_schedule
+from prove_stages.journal import Entry, Line
+from prove_stages.sizes import Size
+
+NO_WORK = Work(0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Where stages run, or are compiled for.
+
+    Attributes:
+        size: how large things are.
+        platform: "cpu", "gpu" or "tpu".
+        schedule_fn: the device's schedule for a model.
+        earlier: entries of earlier stages by stage and name.
+    """
+
+    size: Size
+    platform: str
+    schedule_fn: Callable[[ModelConfig], Schedule]
+    earlier: Mapping[str, Mapping[str, Line]] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def here(cls, size: Size, earlier: Mapping[str, Mapping[str, Line]]) -> "Setting":
+        """On the device of this process."""
+        return cls(size, jax.default_backend(), default_schedule, earlier)
+
+    @classmethod
+    def of_target(cls, size: Size, target: Target) -> "Setting":
+        """On a device that is not here."""
+        return cls(size, target.platform, lambda cfg: canonical_schedule(target, cfg))
+
+    def bar(self, value: float) -> float | None:
+        """The bar of a time; None in a rehearsal, whose times mean nothing."""
+        return value if self.size.is_timed else None
+
+    def found(self, stage: str, name: str) -> float | None:
+        """The value of an entry of an earlier stage; None if it has none."""
+        entry = self.earlier.get(stage, {}).get(name)
+        return None if entry is None else float(entry["value"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """A part of a stage that is written down as a whole; `run` returns its figures."""
+
+    name: str
+    run: Callable[[], Iterable[Entry]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function and its arguments.
+
+    Attributes:
+        name: as plans call it.
+        fn: a function of `args` for `jax.jit`; or one that `jax.jit` made, for which `static` holds the rest of its arguments.
+        make: makes the arguments; where only shapes are needed, under `jax.eval_shape`.
+        donate: positions of arguments that the program may overwrite.
+        static: arguments by name that `fn` was jitted with as static.
+        work: of one call.
+        calls: how often a stage calls it, about.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    make: Callable[[], tuple[Any, ...]]
+    donate: tuple[int, ...] = ()
+    static: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    work: Work = NO_WORK
+    calls: int = 1
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        """The arguments as shapes."""
+        return jax.eval_shape(self.make)
+
+    def lower(self, sharding: Any) -> Any:
+        """Traces it for a device, which `sharding` names."""
+        args = jax.tree.map(lambda leaf: _placed(leaf, sharding), self.shapes if not self.static else self.make())
+        fn = self.fn if self.static else jax.jit(self.fn, donate_argnums=self.donate)
+        return fn.lower(*args, **self.static)  # type: ignore[attr-defined]
+
+    def call(self) -> Callable[[], Any]:
+        """Makes the arguments on the device, and returns what starts the program with them."""
+        args = jax.jit(self.make)()
+        fn = jax.jit(self.fn)
+        return lambda: fn(*args)
+
+
+def engine_programs(
+    cfg: ModelConfig, config: EngineConfig, plans: Iterable[Plan], *, name: str, calls: int = 1
+) -> list[Program]:
+    """The programs that an engine needs for `plans`; `config` names the schedule of the device that they are compiled for."""
+    schedule = config.schedule
+    assert schedule is not None
+    found: list[Program] = []
+
+    def build() -> None:
+        # Interpreted kernels are accepted anywhere, and their state has the same shapes.
+        anywhere = dataclasses.replace(config, schedule=schedule.with_numerics(interpret=True), compile_cache=False)
+        device = Device(Model(cfg, param_shapes(cfg), None, (), ""), anywhere)
+        device.schedule = schedule
+        for call in device.calls([*plans]):
+            shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), call.args)
+            args = shapes if call.cfg is None else (shapes[0], call.cfg, *shapes[1:])
+            found.append(Program(f"{name}: {label_of(call)}", call.fn, lambda args=args: args, static=call.static, calls=calls))
+
+    jax.eval_shape(build)
+    return found
+
+
+def label_of(call: Call) -> str:
+    """The function, and for steps the plan: "run_segment ordinary", "run_segment 4x16 self"."""
+    if "decoding" not in call.static:
+        return str(call.fn.__name__)
+    schedule, source, _ = call.static["decoding"]  # type: ignore[misc]
+    kind = "ordinary" if source is None else f"{schedule.budget.groups}x{schedule.budget.window} {source.name}"
+    return f"{call.fn.__name__} {kind}"
+
+
+def _placed(leaf: Any, sharding: Any) -> Any:
+    """A shape on the device; what is no array stays as it is."""
+    return (
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        if hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+        else leaf
+    )

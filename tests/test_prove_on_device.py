@@ -1,0 +1,380 @@
+"""The script for the day a device is there: its journal, limits, tables and files, and that a killed run goes on."""
+
+import importlib
+import importlib.util
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "scripts"
+SCRIPT = SCRIPTS / "prove_on_device.py"
+MACHINE = {"kind": "run", "device": "a device", "size": "full", "jax": "1", "compiler": "c", "run": "1"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for folder in (ROOT / "aot", SCRIPTS):
+            patch.syspath_prepend(folder)
+        yield
+
+
+def part(name: str) -> ModuleType:
+    """A module of the script's package."""
+    return importlib.import_module(f"prove_stages.{name}")
+
+
+@pytest.fixture(scope="module")
+def script(importable: None) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("prove_on_device", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measurement(stage: str, name: str, run: str = "1", error: str = "", value: float = 1.0, bar: float | None = None) -> dict:
+    """A line with one entry of the same name."""
+    entry = part("journal").Entry(name, value, "us", bar).to_json()
+    entries = [] if error else [entry]
+    return {"kind": "measurement", "stage": stage, "name": name, "seconds": 0.5, "entries": entries, "error": error, "run": run}
+
+
+def end(stage: str, status: str, run: str = "1") -> dict:
+    return {"kind": "end", "stage": stage, "status": status, "seconds": 2.0, "error": "", "run": run}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "--out is needed"),
+        ("--out x --minutes 0", "--minutes must be more than 0, got 0"),
+        ("--out x --stages nothing", "invalid choice: 'nothing'"),
+        ("--out x --size huge", "invalid choice: 'huge'"),
+        ("--out x --wheels /nowhere", "--wheels must be a folder, got /nowhere"),
+        ("--plan abacus", "invalid choice: 'abacus'"),
+    ],
+)
+def test_parse_refuses_bad_input_by_name(script, capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        script.parse(arguments.split())
+    assert message in capsys.readouterr().err
+
+
+def test_parent_loads_no_jax_and_stages_need_no_package_but_jax_and_numpy():
+    names = [name for stage in part("stages").STAGES for name in stage.modules]
+    optional = part("packages").OPTIONAL
+    program = f"""
+import runpy, sys
+sys.path[:0] = {[str(ROOT), str(SCRIPTS), str(ROOT / "aot")]}
+for name in {optional}: sys.modules[name] = None
+runpy.run_path({str(SCRIPT)!r})
+assert "jax" not in sys.modules
+import importlib
+for name in {names}: importlib.import_module(f"prove_stages.{{name}}")
+assert "jax" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd="/", env={**os.environ, "JAX_PLATFORMS": "cpu"})
+
+
+def test_journal_leaves_out_what_a_killed_process_wrote_half_and_goes_on_behind_it(tmp_path):
+    journal = part("journal").Journal(tmp_path / "new" / "results.jsonl")
+    assert journal.lines() == []
+    journal.add("run", run="1")
+    with journal.path.open("a") as file:
+        file.write('{"kind": "end", "sta')
+    assert [line["kind"] for line in journal.lines()] == ["run"]
+    journal.add("end", stage="ceilings")
+    assert [line["kind"] for line in journal.lines()] == ["run", "end"]
+
+
+@pytest.mark.parametrize(
+    ("value", "bar", "at_most", "holds"),
+    [
+        (1.0, None, False, None),
+        (1.0, 1.0, False, True),
+        (0.9, 1.0, False, False),
+        (0.9, 1.0, True, True),
+        (1.1, 1.0, True, False),
+        (float("nan"), 1.0, True, False),
+        (float("nan"), 1.0, False, False),
+    ],
+)
+def test_entry_holds_at_its_bar_and_never_as_nan(value, bar, at_most, holds):
+    assert part("journal").Entry("x", value, "", bar, at_most).holds is holds
+
+
+def test_what_succeeded_is_known_and_what_failed_is_tried_again_in_another_run():
+    history = part("history")
+    lines = [measurement("attention", "a"), measurement("attention", "b", error="no"), measurement("passes", "c")]
+    assert history.known(lines, "attention", run="1") == {"a", "b"}
+    assert history.known(lines, "attention", run="2") == {"a"}
+    lines.append(measurement("attention", "a", run="2", error="worse"))
+    assert not history.measurements(lines, "attention")["a"]["error"]
+    assert list(history.entries(lines, "attention")) == ["a"]
+
+
+def test_stages_that_were_cut_off_or_failed_are_unfinished_and_others_are_not():
+    history = part("history")
+    stages = [stage.name for stage in part("stages").STAGES]
+    lines = [
+        end("ceilings", "done"),
+        end("kernels", "cut off"),
+        end("doctor", "failed"),
+        end("doctor untuned", "does not apply"),
+    ]
+    expected = [name for name in stages if name not in ("ceilings", "doctor untuned")]
+    assert history.unfinished(lines) == expected
+    assert history.unfinished([*lines, end("kernels", "done", run="2")]) == [name for name in expected if name != "kernels"]
+
+
+def test_limits_share_what_is_left_by_the_stages_that_are_left(monkeypatch):
+    """Shares 20, 30 and 50 of 100 s. The first takes 10 s, so 90 x 30 / 80 are left to the second, which takes them."""
+    children = part("children")
+    stages = [part("stages").Stage(name, (), "", share, 0) for name, share in (("a", 20), ("b", 30), ("c", 50))]
+    clock = [0.0]
+    monkeypatch.setattr(children.time, "monotonic", lambda: clock[0])
+    limits = children.limits(stages, 100)
+    assert next(limits)[1] == 20
+    clock[0] = 10.0
+    assert next(limits)[1] == 33.75
+    clock[0] = 43.75
+    assert next(limits)[1] == 56.25
+
+
+def test_shares_are_nine_minutes_and_names_are_different():
+    stages = part("stages").STAGES
+    assert sum(stage.share_s for stage in stages) <= 9 * 60
+    assert len({stage.name for stage in stages}) == len(stages)
+
+
+def test_plan_of_an_h200_fits_into_nine_minutes_and_counts_each_program_of_shared_caches_once():
+    plan = part("plan")
+    *_, total = plan.table("h200").splitlines()
+    cells = [cell.strip() for cell in total.split("|")[1:-1]]
+    assert cells[0] == "all"
+    assert float(cells[7]) <= 9 * 60
+    programs = {"a": {"trace_s": 1.0, "compile_s": 8.0}, "b": {"trace_s": 1.0, "compile_s": 4.0}}
+    rows = [{"text": text, "calls": 10, "least_s": 0.1} for text in programs]
+    stage = part("stages").Stage("x", (), "", 30, 5.0, at_once=2)
+    run_s = 2 * 10 * 0.1 * plan.REPEATS / plan.OF_PEAK
+    assert plan.seconds(stage, rows, programs, set()) == [2, 12, run_s, 5, 2 + 6 + run_s + 5, 30]
+    assert plan.seconds(stage, rows, programs, {"a"})[1] == 4
+
+
+def test_environment_adds_flags_and_paths_to_those_given():
+    children = part("children")
+    stage = part("stages").stage_of("doctor untuned")
+    found = children.environment(stage, {"XLA_FLAGS": "--a", "PYTHONPATH": "p", "HOME": "h"})
+    assert found["XLA_FLAGS"] == "--a --xla_gpu_autotune_level=0"
+    assert found["PYTHONPATH"].split(os.pathsep)[-1] == "p"
+    assert found["HOME"] == "h"
+    assert "XLA_FLAGS" not in children.environment(part("stages").stage_of("products"), {})
+
+
+def test_stage_that_takes_too_long_is_killed_and_says_so(tmp_path):
+    """Importing jax alone takes longer than a tenth of a second."""
+    journal = part("journal").Journal(tmp_path / "results.jsonl")
+    stage = part("stages").stage_of("ceilings")
+    began = time.monotonic()
+    part("children").run_stage(stage, 0.1, journal, run="1", arguments=["--size", "tiny"], say=print)
+    assert time.monotonic() - began < 5
+    (line,) = journal.lines()
+    assert (line["status"], line["error"]) == ("cut off", "after 0 s")
+
+
+def test_stage_whose_process_fails_keeps_its_last_words(tmp_path):
+    journal = part("journal").Journal(tmp_path / "results.jsonl")
+    stage = part("stages").Stage("no stage", (), "", 1, 0)
+    part("children").run_stage(stage, 60, journal, run="1", arguments=["--size", "tiny"], say=print)
+    (line,) = journal.lines()
+    assert line["status"] == "failed"
+    assert "KeyError: 'no stage'" in line["error"]
+
+
+def test_results_of_another_device_or_size_are_not_added_to(tmp_path):
+    journal = part("journal").Journal(tmp_path / "results.jsonl")
+    journal.add("run", device="another device", size="tiny")
+    part("children").run_stage(part("stages").STAGES[0], 60, journal, run="1", arguments=["--size", "tiny"], say=print)
+    assert "the results are of device 'another device', this is" in journal.lines()[-1]["error"]
+
+
+def test_table_shows_ends_figures_missed_bars_and_errors():
+    tables = part("tables")
+    lines = [
+        MACHINE,
+        measurement("ceilings", "copy", value=4.25, bar=5.0),
+        measurement("attention", "b", error="Trace\nBoom: no"),
+    ]
+    lines += [end("ceilings", "done"), end("kernels", "cut off")]
+    page = tables.page(lines)
+    assert "device a device, size full" in page
+    assert "4.25 us" in page
+    assert ">= 5 MISSED" in page
+    assert "stopped after 1 measurements" in page
+    assert "FAILED: attention, b:\nTrace\nBoom: no" in page
+
+
+def test_all_holds_asks_for_every_stage_and_every_bar():
+    all_holds = part("tables").all_holds
+    lines = [end("ceilings", "done"), end("doctor untuned", "does not apply")]
+    assert all_holds(lines, ["ceilings", "doctor untuned"])
+    assert not all_holds(lines, ["ceilings", "kernels"])
+    assert not all_holds([*lines, end("kernels", "cut off")], ["ceilings", "kernels"])
+    assert not all_holds([*lines, measurement("ceilings", "copy", value=4.25, bar=5.0)], ["ceilings"])
+
+
+def test_cache_file_keeps_the_newest_programs_that_fit_and_names_the_others(tmp_path):
+    cache_file = part("cache_file")
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    contents = {name: os.urandom(30_000) for name in ("old", "tuned/middle", "new")}
+    (folder / "tuned").mkdir()
+    for age, (name, content) in enumerate(contents.items()):
+        (folder / name).write_bytes(content)
+        os.utime(folder / name, (age, age))
+    file = tmp_path / "carried" / "programs.tar"
+    assert cache_file.pack(folder, file, max_bytes=75_000) == ["old"]
+    assert file.stat().st_size <= 75_000
+    other = tmp_path / "other"
+    assert cache_file.unpack(file, other) == 2
+    kept = {str(path.relative_to(other)): path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    assert kept == {name: contents[name] for name in ("tuned/middle", "new")}
+    assert cache_file.unpack(tmp_path / "none.tar", other) == 0
+
+
+def test_cache_file_writes_nothing_outside_its_folder(tmp_path):
+    with tarfile.open(tmp_path / "hostile.tar", "w") as tar:
+        for name in ("../escaped", str(tmp_path / "absolute"), "inside"):
+            content = zlib.compress(b"program")
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    assert part("cache_file").unpack(tmp_path / "hostile.tar", tmp_path / "programs") == 1
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
+        "hostile.tar",
+        "programs/inside",
+    ]
+
+
+def test_wheels_are_installed_without_an_index_and_a_broken_one_is_named(tmp_path, monkeypatch):
+    """A wheel is a zip of modules and of three files about them."""
+    packages = part("packages")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "p")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "brought-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought.py", "VALUE = 3")
+        wheel.writestr("brought-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
+        wheel.writestr("brought-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("brought-1.0.dist-info/RECORD", "")
+    assert packages.missing(("brought", "json")) == ["brought"]
+    packages.install(wheels, tmp_path / "packages")
+    assert packages.missing(("brought", "json")) == []
+    assert os.environ["PYTHONPATH"] == os.pathsep.join([str(tmp_path / "packages"), "p"])
+    (wheels / "broken-1.0-py3-none-any.whl").write_bytes(b"")
+    with pytest.raises(RuntimeError, match="pip could not install the wheels of"):
+        packages.install(wheels, tmp_path / "packages")
+
+
+def test_docs_refuse_a_rehearsal_and_put_a_run_between_the_marks(tmp_path):
+    docs = part("docs")
+    with pytest.raises(ValueError, match="only full runs are published, this one is 'tiny'"):
+        docs.write([{**MACHINE, "size": "tiny"}], tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "devices.md").write_text(f"before\n{docs.BEGIN}\nold\n{docs.END}\nafter\n")
+    docs.write(
+        [MACHINE, measurement("ceilings", "copy", value=4.25), end("ceilings", "done"), end("doctor", "does not apply")],
+        tmp_path,
+    )
+    text = (tmp_path / "devices.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    copy = next(line for line in text.splitlines() if "device copy" in line)
+    assert copy.split("|")[2].strip() == "4.25 us"
+    assert copy.count("not run yet") == len(docs.DEVICES)
+    assert list(json.loads((tmp_path / "data" / "devices.json").read_text())) == ["a device"]
+
+
+def test_published_table_is_the_one_of_the_published_results():
+    docs = part("docs")
+    file = ROOT / "docs" / "data" / "devices.json"
+    results = json.loads(file.read_text()) if file.exists() else {}
+    text = (ROOT / "docs" / "devices.md").read_text()
+    assert docs.with_table(text, docs.table(results)) == text
+
+
+def test_headlines_are_figures_of_measurements_that_a_full_run_makes():
+    setting = part("programs").Setting.of_target(part("sizes").FULL, importlib.import_module("detspec.targets").target("h200"))
+    modules = {stage.name: [*map(part, stage.modules)] for stage in part("stages").STAGES}
+    for stage, name, _ in part("docs").HEADLINES:
+        if name == part("docs").ALL or name.endswith("with equal bits"):
+            continue
+        names = [measurement.name for module in modules[stage] for measurement in module.measurements(setting)]
+        names += ["pinned, 256 rows", "int8, 256 rows"]
+        assert any(name.startswith(known) for known in names), name
+
+
+@pytest.mark.parametrize("name", ["tiny", "full"])
+def test_measurements_of_a_stage_have_names_of_their_own(name):
+    setting = part("programs").Setting.of_target(
+        part("sizes").SIZES[name], importlib.import_module("detspec.targets").target("h200")
+    )
+    for stage in part("stages").STAGES:
+        names = [measurement.name for module in map(part, stage.modules) for measurement in module.measurements(setting)]
+        assert len({*names, "compiling"}) == len(names) + 1
+
+
+def test_checkout_that_is_not_installed_gets_a_version(tmp_path, monkeypatch):
+    packages = part("packages")
+    metadata = packages.importlib.metadata
+
+    def nothing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", nothing)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    packages.name_checkout(ROOT, tmp_path)
+    monkeypatch.undo()
+    assert metadata.distribution("detspec").version == "0.1.0"
+    assert [found.version for found in metadata.distributions(path=[str(tmp_path)])] == ["0.1.0"]
+
+
+@pytest.mark.slow
+def test_run_that_is_killed_leaves_a_readable_result_and_goes_on(tmp_path):
+    """Killed after its first measurement, started again: each measurement succeeds exactly once, and both stages are done."""
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--size", "tiny", "--stages", "ceilings", "products"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    journal = part("journal").Journal(tmp_path / "results.jsonl")
+
+    def names() -> list[str]:
+        return [line["name"] for line in journal.lines() if line["kind"] == "measurement"]
+
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not names():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    before = names()
+    assert before[0] == "copy"
+    assert len(before) < 5
+    subprocess.run(command, env=environment, check=True, timeout=120)
+    assert sorted(names()) == sorted(["copy", "product", "dispatch", "1 rows", "16 rows"])
+    history = part("history")
+    assert {history.last_end(journal.lines(), name)["status"] for name in ("ceilings", "products")} == {"done"}
