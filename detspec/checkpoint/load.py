@@ -13,6 +13,7 @@ from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.generation_config import read_eos_ids, read_sampling_defaults
 from detspec.config import ModelConfig
 from detspec.errors import InputError
+from detspec.mesh import make_mesh, param_shardings
 from detspec.model.params import Params
 
 if TYPE_CHECKING:
@@ -61,17 +62,20 @@ class Model:
         return self.tokenizer.encode(self.chat_template.render(messages, **variables), add_special_tokens=False)
 
 
-def load(path: str | Path | None = None, *, sharding: Any = None) -> Model:
+def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None) -> Model:
     """Loads the folder at `path`, Hugging Face's or our own, or a small model that comes with the package.
 
     Args:
         path: a folder with a `config.json`, or one that `save_native` wrote; or the name of a shipped model, where there is no
             such folder: "tiny_python" (Python source code; the default) or "thinking_parity" (coin flips, Thinking States).
-        sharding: where the weights go: a `jax.sharding.Sharding` for all, or a pytree of them like the parameters; the first
-            device if None.
+        chips: how many of this process's devices the model is cut over, see `detspec.mesh`. An engine runs where its model
+            lies.
+        sharding: where the weights go, said in full: a `jax.sharding.Sharding` for all, or a pytree of them like the
+            parameters; the first device if None.
 
     Raises:
-        InputError: the folder is unsound (see `load_hf`, `load_native`) or its tokenizer has ids beyond the embedding.
+        InputError: the folder is unsound (see `load_hf`, `load_native`), its tokenizer has ids beyond the embedding, or the
+            model cannot be cut over so many chips.
     """
     from detspec.checkpoint.chat import read_chat_template
     from detspec.checkpoint.hf import load_hf
@@ -79,6 +83,11 @@ def load(path: str | Path | None = None, *, sharding: Any = None) -> Model:
     from detspec.checkpoint.tokenizer import Tokenizer
 
     folder = find_folder(path)
+    if chips != 1:
+        if sharding is not None:
+            raise InputError(f"chips ({chips}) and sharding were given: each says where the weights go, give one of them")
+        cfg = load_config(folder)
+        sharding = param_shardings(cfg, make_mesh(cfg, chips))
     if is_native(folder):
         cfg, params, digest = load_native(folder, sharding=sharding)
     else:

@@ -8,6 +8,7 @@ A file is found by the text of the traced program. So it does not matter how the
 function of this package makes another program.
 """
 
+import functools
 import os
 import pickle
 import threading
@@ -18,9 +19,12 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
+from jax.sharding import Mesh
 
 from detspec.compile_cache import CompileCache
 from detspec.config import ModelConfig
+from detspec.mesh import mesh_of, over_chips
+from detspec.state import GenState
 
 Executable = Callable[..., Any]  # takes the `args` of a `Call`
 
@@ -32,6 +36,7 @@ class Call(NamedTuple):
     cfg: ModelConfig | None
     args: tuple[Any, ...]  # pytrees of arrays
     static: dict[str, Hashable]
+    results: Any = None  # on a mesh, the specs of what it returns, which may stand for whole subtrees
 
 
 class Programs:
@@ -50,12 +55,14 @@ class Programs:
         with self._lock:
             begun = self._begun.get(key)
             if begun is None or (begun.done() and begun.exception() is not None):  # what has failed may work next time
+                mesh = mesh_of(call.args)
                 devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
-                lowered = _lower(call)
-                if cache is None or len(devices) != 1:
+                in_order = list(devices if mesh is None else mesh.devices.flat)
+                lowered = _lower(call, mesh)
+                if cache is None or (mesh is None and len(devices) != 1):
                     begun = self._threads.submit(lowered.compile)
                 else:
-                    begun = self._threads.submit(_load_or_compile, lowered, cache, devices.pop())
+                    begun = self._threads.submit(_load_or_compile, lowered, cache, in_order)
                 self._begun[key] = begun
             return begun
 
@@ -74,20 +81,28 @@ class Programs:
 PROGRAMS = Programs()
 
 
-def _lower(call: Call) -> Any:
-    """Traces the function."""
+def _lower(call: Call, mesh: Mesh | None) -> Any:
+    """Traces the function, on a mesh as the body of one `jax.shard_map`; donated there are the arguments that are states."""
     cfg = () if call.cfg is None else (call.cfg,)
-    return call.fn.lower(*call.args[:1], *cfg, *call.args[1:], **call.static)
+    if mesh is None:
+        return call.fn.lower(*call.args[:1], *cfg, *call.args[1:], **call.static)
+
+    @functools.wraps(call.fn)
+    def body(*args: Any) -> Any:
+        return call.fn.__wrapped__(*args[:1], *cfg, *args[1:], **call.static)
+
+    donated = [number for number, arg in enumerate(call.args) if isinstance(arg, GenState)]
+    return jax.jit(over_chips(body, mesh, call.args, call.results), donate_argnums=donated).lower(*call.args)
 
 
-def _load_or_compile(lowered: Any, cache: CompileCache, device: jax.Device) -> Executable:
+def _load_or_compile(lowered: Any, cache: CompileCache, devices: list[jax.Device]) -> Executable:
     """The program from a file, or else from the compiler, and then written to a file."""
-    name = cache.name(lowered.as_text(), str(lowered.in_tree), str(lowered.out_tree), str(device))
+    name = cache.name(lowered.as_text(), str(lowered.in_tree), str(lowered.out_tree), str(devices))
     content = cache.read(name)
     if content is not None:
         try:
             serialized, args, results = pickle.loads(content)
-            return deserialize_and_load(serialized, args, results, device.client, [device])
+            return deserialize_and_load(serialized, args, results, devices[0].client, devices)
         except Exception as error:  # a file of another jaxlib raises errors of any kind
             cache.drop(name, f"it cannot be loaded ({error})")
     program = lowered.compile()

@@ -4,12 +4,15 @@ The engine, trial runs and the replayer drive it by `put`, `prefill`, `step`, `r
 for the device; a `Report` does when it is read.
 """
 
+import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from detspec.cache import SCRATCH_PAGE
 from detspec.checkpoint.load import Model
@@ -23,10 +26,11 @@ from detspec.engine.policy import Plan
 from detspec.engine.programs import Decoding, Placement, Report, Texts, Weights, Work, copy_pages, read_sequences, run_segment
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
-from detspec.generation.init import commit_like, init_state
+from detspec.generation.init import init_state
 from detspec.generation.insert import Entry, no_requests, pack_requests
 from detspec.generation.loop import NEVER, Limits
 from detspec.generation.score import Asked, Replayed
+from detspec.mesh import COPIES, STATE, Place, made, param_specs, place_of, put
 from detspec.schedule import Schedule
 from detspec.state import NO_DRAFT_STATE, DraftState, Reading
 
@@ -44,6 +48,7 @@ class Device:
         num_pages: cache pages that sequences share.
         clock: how long the device worked, and waited for the host.
         state: all sequences; every program takes it and gives the next one.
+        place: where the weights lie, and so the state: a mesh of chips, or one device.
         cache: files of compiled programs; None if none are kept.
         prefills_apart: whether prefill has a program of its own. Else it takes that of the replays, which is one less to
             compile, but works out the last layer, too.
@@ -67,8 +72,15 @@ class Device:
                 f"num_pages ({self.num_pages}) must be at least max_requests ({config.max_requests}): a page for each of them"
             )
         self.clock = Clock()
+        self.place: Place = place_of(model.cfg, model.params)
         self.drafters = drafters_of(drafters or {})
-        state = init_state(
+        if isinstance(self.place, Mesh) and (own := [name for name, drafter in self.drafters.items() if drafter.params != ()]):
+            raise InputError(
+                f"drafter {own[0]!r} has weights of its own, which are not cut over chips; on {self.place.size} chips use "
+                'the draft "self" or "none"'
+            )
+        init = partial(
+            init_state,
             model.cfg,
             max_requests=config.max_requests,
             max_len=config.max_len,
@@ -77,17 +89,19 @@ class Device:
             schedule=self.schedule,
             num_pages=self.num_pages,
         )
-        self.state = commit_like(model.params, state)
+        self.state = made(init, self.place, STATE)
         self._draft_states: dict[str, DraftState] = {}
-        self._no_requests = no_requests(self.state)
-        self._no_texts = jax.tree.map(jnp.asarray, _no_texts(config))
+        self._no_requests = put(no_requests(self.state), self.place)
+        self._no_texts = put(jax.tree.map(jnp.asarray, _no_texts(config)), self.place)
         self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in
         self.cache = user_cache() if config.compile_cache else None
         self._programs: dict[Hashable, Executable] = {}
         self.prefills_apart = True
 
     def use(self, model: Model) -> None:
-        """Goes on with other weights of the same shapes, wherever they lie."""
+        """Goes on with other weights of the same shapes, wherever they lie; on a mesh they are cut like those before."""
+        if isinstance(self.place, Mesh):
+            model = dataclasses.replace(model, params=put(model.params, self.place, param_specs(model.cfg)))
         self.model = model
         self._programs.clear()  # weights in another place need other programs
 
@@ -177,7 +191,7 @@ class Device:
 
     def _read(self, work: Work, schedule: Schedule | None, asked: Asked | None) -> Call:
         static = {"schedule": schedule or self.schedule, "think": self.drafters[self.config.thoughts].source, "asked": asked}
-        return Call(read_sequences, self.model.cfg, (self.model.params, self.state, work), static)
+        return Call(read_sequences, self.model.cfg, (self.model.params, self.state, work), static, (COPIES, STATE))
 
     def _step(self, plan: Plan, placement: Placement, limits: Limits) -> Call:
         drafter = self.drafters[plan.draft]
@@ -192,12 +206,13 @@ class Device:
             self.model.cfg,
             args,
             {"decoding": Decoding(schedule, None if plan.ordinary else drafter.source, plan.processing)},
+            (STATE, COPIES),
         )
 
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> Call:
         nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_requests - len(pairs))
         source, target = np.asarray([*pairs, *nothing], np.int32).T
-        return Call(copy_pages, None, (self.state, source, target), {"numerics": self.schedule.numerics})
+        return Call(copy_pages, None, (self.state, source, target), {"numerics": self.schedule.numerics}, STATE)
 
     def _run(self, call: Call, batch: int = 0) -> Any:
         """Runs the program of `call`. Of its shapes, only `batch` differs between calls with the same static arguments."""
@@ -211,7 +226,7 @@ class Device:
             source = self.drafters[name].source
             config = self.config
             draft = source.init(self.model.cfg, self.schedule, config.max_requests, config.max_len)
-            self._draft_states[name] = commit_like(self.model.params, draft)
+            self._draft_states[name] = put(draft, self.place)
         return self._draft_states[name]
 
 

@@ -1,7 +1,6 @@
 """States before anything is generated: empty ones, and ones that hold prompts."""
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +11,10 @@ from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.generation.checks import check_prompt
 from detspec.generation.insert import Entry, insert, pack_requests
-from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams, all_stop_ids, sampling_arrays
 from detspec.schedule import Schedule
 from detspec.state import PAD_ID, RUNNING, GenState, init_counters
 from detspec.thinking.think_prompt import init_reading
-
-Tree = TypeVar("Tree")
 
 
 def init_state(
@@ -56,17 +52,6 @@ def init_state(
         cache=init_cache(cfg, max_requests=max_requests, max_len=max_len, numerics=schedule.numerics, num_pages=num_pages),
         reading=init_reading(cfg, max_requests=max_requests, max_len=max_len, schedule=schedule) if cfg.thinking else None,
     )
-
-
-def commit_like(params: Params, state: Tree) -> Tree:
-    """`state` committed to the device that `params` are committed to, if it is a single one; else as it is, as for mere shapes.
-
-    jit compiles separately for committed and uncommitted arrays, and outputs are committed like the weights. Committing the
-    first state avoids compiling every program twice.
-    """
-    leaf = jax.tree.leaves(params)[0]
-    is_bound = getattr(leaf, "committed", False) and isinstance(leaf.sharding, jax.sharding.SingleDeviceSharding)
-    return jax.device_put(state, leaf.sharding) if is_bound else state
 
 
 def start_state(

@@ -17,6 +17,7 @@ from detspec.generation.commit import commit
 from detspec.generation.init import start_state
 from detspec.generation.prefill import prefill
 from detspec.generation.verify import verify
+from detspec.mesh import check_one_chip
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
@@ -115,8 +116,10 @@ def generate(
         The final state: sequence `b` holds `committed[b]` tokens in `tokens[b]`, with their `logprobs[b]`.
 
     Raises:
-        InputError: a prompt is empty or holds an id outside the vocabulary; the device does not run what the schedule names.
+        InputError: a prompt is empty or holds an id outside the vocabulary; the device does not run what the schedule names;
+            the weights lie on several chips.
     """
+    check_one_chip(params, "generate")
     schedule = chosen_schedule(schedule, cfg)
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
     if len(each) != len(prompts):

@@ -13,6 +13,7 @@ from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
 from detspec.generation.init import start_state
 from detspec.generation.passes import Stretches, run_passes, stretches
+from detspec.mesh import check_one_chip
 from detspec.model.params import Params
 from detspec.model.transformer import forward, logits_fn
 from detspec.ops.row_sum import sum_fn
@@ -66,8 +67,10 @@ def score(
         For each text float32 `[len(text)]`: the raw log-probability of each token given those before it, nan for the first.
 
     Raises:
-        InputError: a text is empty, holds an id outside the vocabulary, or does not fit `max_len`.
+        InputError: a text is empty, holds an id outside the vocabulary, or does not fit `max_len`; the weights lie on several
+            chips.
     """
+    check_one_chip(params, "score")
     if not sequences:
         return []
     schedule = chosen_schedule(schedule, cfg)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig
+from detspec.ops import collectives
 from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.ops.linear.api import LinearsFn, biased
 from detspec.ops.norm import rms_norm
@@ -67,15 +68,16 @@ def attention(
         q = apply_rope(q, rotation)
         k = apply_rope(k, rotation)
     attended, carry = attend_fn(q, k, v)
-    attended = attended.reshape(*heads, cfg.num_heads * cfg.head_dim).astype(x.dtype)
-    return biased(ops.linear_f32(attended, layer["o"]), layer.get("o_bias"), x.dtype), carry
+    attended = collectives.gather(attended.reshape(*heads, -1).astype(x.dtype))
+    bias = None if "o_bias" not in layer else collectives.own(layer["o_bias"])
+    return collectives.gather(biased(ops.linear_f32(attended, layer["o"]), bias, x.dtype)), carry
 
 
 def mlp(layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
     """Gated MLP: `down(activation(gate(x)) * up(x))`, `x [..., D]`."""
     gate_f32, up_f32 = ops.linears_f32(x, layer["gate"], layer["up"])
-    gated = (ACTIVATION_FNS[cfg.activation](gate_f32) * up_f32).astype(x.dtype)
-    return ops.linear_f32(gated, layer["down"]).astype(x.dtype)
+    gated = collectives.gather((ACTIVATION_FNS[cfg.activation](gate_f32) * up_f32).astype(x.dtype))
+    return collectives.gather(ops.linear_f32(gated, layer["down"]).astype(x.dtype))
 
 
 def block(
@@ -104,7 +106,8 @@ def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, ops: RowO
 
 def head_f32(params: dict[str, Any], cfg: ModelConfig, normed: jax.Array, ops: RowOps) -> jax.Array:
     """Output head: `normed [..., D]` -> float32 `[..., V]`."""
-    return softcap(ops.linear_f32(normed, params["embed"] if cfg.tie_embeddings else params["head"]), cfg.logit_softcap)
+    own_f32 = ops.linear_f32(normed, params["embed"] if cfg.tie_embeddings else params["head"])
+    return softcap(collectives.gather(own_f32), cfg.logit_softcap)
 
 
 def attend_sequence(

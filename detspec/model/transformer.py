@@ -20,6 +20,7 @@ from detspec.model.layers import (
     scale_embeddings,
 )
 from detspec.model.params import Params
+from detspec.ops import collectives
 from detspec.ops.attention.api import NO_POSITION, append_fn, paged_attention
 from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.api import linears_fn
@@ -148,7 +149,7 @@ def paged_attend(
         k_pages = write(pages[0], k, places.page_ids, places.slots, slot_axis=numerics.key_slot_axis)
         v_pages = write(pages[1], v, places.page_ids, places.slots)
         attended = paged_attention(
-            q.reshape(G, W, cfg.num_heads, cfg.head_dim),
+            q.reshape(G, W, -1, cfg.head_dim),
             k_pages,
             v_pages,
             places.tables,
@@ -156,12 +157,22 @@ def paged_attend(
             scores=Scores(cfg.score_scale, cfg.attn_softcap, sliding_window, cfg.position_encoding == "alibi"),
             numerics=numerics,
         )
-        return attended.reshape(G * W, cfg.num_heads, cfg.head_dim), (k_pages, v_pages)
+        return attended.reshape(G * W, -1, cfg.head_dim), (k_pages, v_pages)
 
     return attend
 
 
 def lookup(table: jax.Array, rows: jax.Array, *, numerics: Numerics) -> jax.Array:
+    """`table[rows]` for `rows [R]`, of a `table [V, D]` that chips may share: each has `V/n` rows of it."""
+    size = table.shape[0]
+    place = rows - collectives.chip() * size
+    if collectives.num_chips() == 1:
+        return _take(table, rows, numerics=numerics)
+    found = _take(table, jnp.clip(place, 0, size - 1), numerics=numerics)
+    return collectives.select(found, (place >= 0) & (place < size))
+
+
+def _take(table: jax.Array, rows: jax.Array, *, numerics: Numerics) -> jax.Array:
     """`table[rows]` for `rows [R]`; on the CPU by a kernel, or by bit pattern where it has two-byte elements.
 
     XLA:CPU converts a whole bf16 table to look up one row, and copies it once a program to look it up by bit pattern. For a

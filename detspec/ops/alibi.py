@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.ops import collectives
+
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
     """The slopes `[N]` of `N` heads, float32, computed in float64 (section 3 and its footnote on other numbers of heads).
@@ -17,6 +19,11 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
     smaller = 1 << (num_heads.bit_length() - 1)
     between = _geometric_slopes(2 * smaller)[::2]
     return np.concatenate([_geometric_slopes(smaller), between[: num_heads - smaller]]).astype(np.float32)
+
+
+def own_slopes(num_heads: int) -> jax.Array:
+    """The slopes `[N]` of this chip's `num_heads` heads, which are its part of the heads of all chips."""
+    return collectives.own(alibi_slopes(num_heads * collectives.num_chips()))
 
 
 def _geometric_slopes(num_heads: int) -> np.ndarray:

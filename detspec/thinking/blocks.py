@@ -23,6 +23,7 @@ from detspec.errors import InputError
 from detspec.model.layers import RowOps, block, rotations_of, scale_embeddings
 from detspec.model.params import Params
 from detspec.model.transformer import canonical_ops, lookup, paged_attend, place, sequence_attend, training_ops
+from detspec.ops import collectives
 from detspec.ops.row_sum import first_largest
 from detspec.ops.softcap import softcap
 from detspec.schedule import Numerics
@@ -188,13 +189,16 @@ def _states(cfg: ModelConfig, x: jax.Array, thoughts: jax.Array) -> jax.Array:
 
 
 def _thought_logits(thinker: Params, cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
-    logits_f32 = ops.linear_f32(ops.norm(x, thinker["final_norm"]), thinker["head"])
-    return softcap(logits_f32, cfg.logit_softcap)
+    own_f32 = ops.linear_f32(ops.norm(x, thinker["final_norm"]), thinker["head"])
+    return softcap(collectives.gather(own_f32), cfg.logit_softcap)
 
 
 def _one_layer(cfg: ModelConfig) -> ModelConfig:
-    """The config of a cache for one layer."""
-    return dataclasses.replace(cfg, num_layers=1, sliding_layers=(), sliding_window=None, thinking=None)
+    """The config of a cache for one layer, with the KV heads of this chip."""
+    num_kv_heads = cfg.num_kv_heads // collectives.kv_chips()
+    return dataclasses.replace(
+        cfg, num_layers=1, num_kv_heads=num_kv_heads, sliding_layers=(), sliding_window=None, thinking=None
+    )
 
 
 _all = partial(jnp.full, dtype=jnp.int32)

@@ -10,7 +10,7 @@ import numpy as np
 
 from detspec.errors import InputError
 from detspec.native.library import target
-from detspec.ops.alibi import alibi_slopes
+from detspec.ops.alibi import own_slopes
 from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
 
@@ -43,7 +43,7 @@ def paged_attention(
             'the "cpu" attention takes one page per step and no splits, got Numerics.block_pages '
             f"{numerics.block_pages} and Numerics.num_splits {numerics.num_splits}"
         )
-    slopes = alibi_slopes(N) if scores.alibi else np.zeros(N, np.float32)
+    slopes = own_slopes(N) if scores.alibi else np.zeros(N, np.float32)
     call = jax.ffi.ffi_call(target("detspec_attention", v_pages.dtype), jax.ShapeDtypeStruct(q.shape, jnp.float32))
     return call(
         q,

@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from detspec.errors import InputError
-from detspec.ops.alibi import alibi_slopes, lower_scores
+from detspec.ops.alibi import lower_scores, own_slopes
 from detspec.ops.attention.reference import MASK_VALUE, merge_splits
 from detspec.ops.attention.scores import Scores
 from detspec.ops.gpu_simulator import simulator
@@ -351,9 +351,9 @@ def _log2_scores(products: jax.Array, scale: float, cap: float | None) -> jax.Ar
     return cap * LOG2E - (2 * cap * LOG2E) / (1 + jnp.exp2(products * (2 * LOG2E * scale / cap)))
 
 
-def _log2_slopes(N: int, K: int, rows: int) -> np.ndarray:
+def _log2_slopes(N: int, K: int, rows: int) -> jax.Array:
     """Slopes of a tile's rows in units of log 2, `[K, rows]`; query heads of a KV head follow each other."""
-    return alibi_slopes(N).reshape(K, N // K)[:, np.arange(rows) % (N // K)] * np.float32(LOG2E)
+    return own_slopes(N).reshape(K, N // K)[:, np.arange(rows) % (N // K)] * np.float32(LOG2E)
 
 
 def _across(row_values: jax.Array, columns: int) -> jax.Array:

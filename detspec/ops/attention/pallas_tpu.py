@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from detspec.errors import InputError
-from detspec.ops.alibi import alibi_slopes, lower_scores
+from detspec.ops.alibi import lower_scores, own_slopes
 from detspec.ops.attention.reference import MASK_VALUE, merge_splits
 from detspec.ops.attention.scores import Scores
 from detspec.ops.softcap import softcap
@@ -201,10 +201,10 @@ def vmem_bytes(q: jax.Array, v_pages: jax.Array, alibi: bool, numerics: Numerics
     return ring + K * rows * H * itemsize + 4 * K * used * (H + 2 * LANE_WIDTH) + 2 * K * used * blocks
 
 
-def _row_slopes(N: int, K: int, rows: int) -> np.ndarray:
+def _row_slopes(N: int, K: int, rows: int) -> jax.Array:
     """Slopes of a tile's rows in every column, `[K, rows, LANE_WIDTH]`; query heads of a KV head follow each other."""
-    slopes = alibi_slopes(N).reshape(K, N // K)[:, np.arange(rows) % (N // K)]
-    return np.repeat(slopes[:, :, None], LANE_WIDTH, axis=2)
+    slopes = own_slopes(N).reshape(K, N // K)[:, np.arange(rows) % (N // K)]
+    return jnp.repeat(slopes[:, :, None], LANE_WIDTH, axis=2)
 
 
 def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, numerics: Numerics) -> jax.Array:

@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from detspec.errors import InputError
-from detspec.ops.alibi import alibi_slopes, lower_scores
+from detspec.ops.alibi import lower_scores, own_slopes
 from detspec.ops.attention.scores import Scores
 from detspec.ops.row_sum import SumFn, sum_fn
 from detspec.ops.softcap import softcap
@@ -65,7 +64,7 @@ def paged_attention(
     positions = jnp.pad(positions, ((0, 0), (0, padded - W)), mode="edge")
     row_position = jnp.repeat(positions.reshape(G * tiles, tile), Q, axis=1)  # [X, tile * Q]
     queries = Tiles(q, jnp.repeat(page_tables, tiles, axis=0), row_position)
-    row_slope = jnp.asarray(np.tile(alibi_slopes(N).reshape(K, Q), (1, tile))) if scores.alibi else None  # [K, tile * Q]
+    row_slope = jnp.tile(own_slopes(N).reshape(K, Q), (1, tile)) if scores.alibi else None  # [K, tile * Q]
 
     sliding_window = scores.sliding_window
     first_block = jnp.int32(0) if sliding_window is None else jnp.maximum(jnp.min(positions) - sliding_window + 1, 0) // page

@@ -1,0 +1,161 @@
+"""How a model lies on several chips: each weight cut along its outputs, finished values gathered, floats never added.
+
+    Llama shapes, 4 chips, 8 KV heads          each chip holds
+    q [NH, D]   gate, up [F, D]                a quarter of the rows, so it has whole sums of a quarter of the outputs
+    o [D, NH]   down [D, F]   embed [V, D]     the same; their inputs are gathered before
+    cache       [num_pages, K, page, H]        pages of 2 KV heads, and the query heads that read these
+    page table, tokens, lengths, norms         copies
+
+A program runs on the chips that its arguments lie on: all of it is the body of one `jax.shard_map`. On one chip it is the
+function itself.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from detspec.cache import KVCache
+from detspec.config import ModelConfig
+from detspec.errors import InputError
+from detspec.model.params import Params
+from detspec.model.weights import Weight, weights
+from detspec.ops.collectives import CHIPS
+from detspec.state import GenState
+
+Tree = TypeVar("Tree")
+P = PartitionSpec
+COPIES = P()  # the spec of arrays that all chips hold
+PAGES = P(None, "kv")  # the spec of page pools `[num_pages, K, ...]`
+# The specs of a state: chips hold copies of all but the page pools.
+_CACHE = KVCache(k=PAGES, v=PAGES, page_table=COPIES, length=COPIES)  # type: ignore[arg-type]
+STATE: GenState = GenState(**{field.name: COPIES for field in dataclasses.fields(GenState)} | {"cache": _CACHE})  # type: ignore[arg-type]
+
+
+def make_mesh(cfg: ModelConfig, num_chips: int, devices: list[Any] | None = None) -> Mesh:
+    """A mesh of `num_chips` of `devices`, by default of this process's first ones, with the axes ("kv", "query").
+
+    KV heads are cut over "kv". Where there are fewer KV heads than chips, each is copied to the chips of its row of "query",
+    which share its query heads:
+
+        K 8, 4 chips    4 x 1, 2 KV heads a chip        K 2, 4 chips    2 x 2, one KV head a chip, twice
+
+    Raises `InputError` if `num_chips` does not divide the model, or there are fewer devices.
+    """
+    if num_chips not in (fitting := fitting_chips(cfg)):
+        raise InputError(
+            f"the model cannot be cut over {num_chips} chips: numbers that divide its {cfg.num_heads} query heads, "
+            f"{cfg.num_kv_heads} KV heads, width {cfg.d_model}, MLP width {cfg.d_ff} and vocabulary {cfg.vocab_size} are "
+            f"{', '.join(map(str, fitting))}"
+        )
+    devices = jax.devices() if devices is None else devices
+    if num_chips > len(devices):
+        on_cpu = " (on a CPU, JAX_NUM_CPU_DEVICES in the environment says how many)" * (devices[0].platform == "cpu")
+        raise InputError(f"{num_chips} chips were asked for, but there are {len(devices)} devices{on_cpu}")
+    kv = math.gcd(cfg.num_kv_heads, num_chips)
+    chips = np.asarray(devices[:num_chips]).reshape(kv, num_chips // kv)
+    return Mesh(chips, CHIPS, axis_types=(AxisType.Auto,) * 2)
+
+
+def fitting_chips(cfg: ModelConfig) -> list[int]:
+    """All numbers of chips that a model of this `cfg` can be cut over, ascending."""
+    divided = math.gcd(cfg.num_heads, cfg.d_model, cfg.d_ff, cfg.vocab_size)
+    K = cfg.num_kv_heads
+    return [n for n in range(1, divided + 1) if divided % n == 0 and (K % n == 0 or n % K == 0)]
+
+
+def param_specs(cfg: ModelConfig) -> Params:
+    """For each weight its `PartitionSpec`."""
+    return jax.tree.map(_spec, weights(cfg))
+
+
+def param_shardings(cfg: ModelConfig, mesh: Mesh) -> Params:
+    """For each weight its place on `mesh`, as `detspec.load` and `param_shapes` take them."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), param_specs(cfg))
+
+
+def _spec(weight: Weight) -> PartitionSpec:
+    """Matrices and the biases of heads are cut along their outputs, their first axis after that of experts."""
+    outputs = 0 if weight.experts is None else 1
+    axis = weight.axes[outputs]
+    if len(weight.axes) == outputs + 1 and axis not in ("NH", "KH"):
+        return COPIES  # norms, and biases of outputs that are gathered
+    return P(*[None] * outputs, "kv" if axis == "KH" else CHIPS)
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """The mesh that the arrays of `tree` lie on; None if that is one device."""
+    for leaf in jax.tree.leaves(tree):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+            assert isinstance(sharding.mesh, Mesh), f"{sharding} names no devices"
+            return sharding.mesh
+    return None
+
+
+Place = Mesh | SingleDeviceSharding | None
+
+
+def place_of(cfg: ModelConfig, params: Params) -> Place:
+    """Where `params` lie: on a mesh, committed to one device, or None for mere shapes and arrays that jax may move.
+
+    Raises `InputError` if they lie on several devices in another way than `param_shardings` says.
+    """
+    mesh = mesh_of(params)
+    leaves = jax.tree.leaves_with_path(params)
+    if mesh is None:
+        sharding = getattr(leaves[0][1], "sharding", None)
+        is_bound = getattr(leaves[0][1], "committed", False) and isinstance(sharding, SingleDeviceSharding)
+        return sharding if is_bound else None
+    for (path, leaf), wanted in zip(leaves, jax.tree.leaves(param_shardings(cfg, mesh)), strict=True):
+        if not leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
+            raise InputError(
+                f"weight {jax.tree_util.keystr(path)} lies as {leaf.sharding}, but must lie as {wanted}: load the model with "
+                "chips=..., or place its weights by detspec.mesh.param_shardings"
+            )
+    return mesh
+
+
+def put(tree: Tree, place: Place, specs: Any = COPIES) -> Tree:
+    """`tree` committed to `place`, on a mesh by `specs`; as it is without a place.
+
+    jit compiles separately for committed and uncommitted arrays, and outputs are committed like the weights. Committing the
+    first state avoids compiling every program twice.
+    """
+    return tree if place is None else jax.device_put(tree, _shardings(place, specs))
+
+
+def made(init_fn: Callable[[], Tree], place: Place, specs: Any = COPIES) -> Tree:
+    """What `init_fn` makes, committed like `put` does; on a mesh each chip makes its own part of it."""
+    if isinstance(place, Mesh):
+        return jax.jit(init_fn, out_shardings=_shardings(place, specs))()
+    return put(init_fn(), place)
+
+
+def _shardings(place: Mesh | SingleDeviceSharding, specs: Any) -> Any:
+    if not isinstance(place, Mesh):
+        return place
+    return jax.tree.map(lambda spec: NamedSharding(place, spec), specs)
+
+
+def check_one_chip(params: Params, what: str) -> None:
+    """Raises `InputError` if `params` lie on several chips, over which `what` does not run."""
+    if (mesh := mesh_of(params)) is not None:
+        raise InputError(f"{what} runs on one chip, but the weights lie on {mesh.size}: use detspec.Engine, which runs on all")
+
+
+def over_chips(fn: Callable[..., Any], mesh: Mesh, args: Any, results: Any) -> Callable[..., Any]:
+    """`fn` as one `jax.shard_map` for arguments that lie as `args`; `results` has the specs of what it returns.
+
+    What lies on no mesh, as numpy arrays do, is copied to all chips. Specs may stand for whole subtrees.
+    """
+    return jax.shard_map(fn, mesh=mesh, in_specs=jax.tree.map(_spec_of, args), out_specs=results, check_vma=False)
+
+
+def _spec_of(leaf: Any) -> PartitionSpec:
+    sharding = getattr(leaf, "sharding", None)
+    return sharding.spec if isinstance(sharding, NamedSharding) else COPIES
