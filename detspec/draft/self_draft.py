@@ -1,5 +1,6 @@
 """The model drafts for itself on its cheapest schedule: LLM-42's fast path (arXiv 2601.17768, section 4)."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from detspec.draft.source import DraftParams, DraftSource, draft_limit, no_state
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.model.transformer import forward
+from detspec.ops.collectives import share_rows
 from detspec.sampler import sample
 from detspec.schedule import Schedule
 from detspec.state import Draft, GenState, Windows
@@ -57,7 +59,8 @@ def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, stat
             place = jnp.where(offset < step, state.committed[:, None] + offset, state.tokens.shape[1])
             return state.tokens.at[sequence[:, None], place].set(carry.tokens, mode="drop")
 
-        chosen, logprob = sample(logits_f32[:, 0], position + 1, state.sampling, texts, numerics=fast.numerics)
+        choose = partial(sample, numerics=fast.numerics)
+        chosen, logprob = share_rows(choose, logits_f32[:, 0], position + 1, state.sampling, texts_fn=texts)
         return _Decoded(
             last=chosen,
             going=going & ~state.sampling.is_stop(chosen[:, None])[:, 0],

@@ -16,8 +16,9 @@ from detspec.generation.passes import Stretches, run_passes, stretches
 from detspec.mesh import check_one_chip
 from detspec.model.params import Params
 from detspec.model.transformer import forward, logits_fn
+from detspec.ops.collectives import share_rows
 from detspec.ops.row_sum import sum_fn
-from detspec.sampler import logprobs_at, reported_logits, sample
+from detspec.sampler import TextsFn, logprobs_at, reported_logits, sample
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState, Windows
@@ -121,19 +122,16 @@ def read(
     """
     B, T = state.tokens.shape
     W = schedule.budget.window
-    R = schedule.budget.rows
     processed = state.sampling.replace(processing=asked.processing)
 
-    def say(logits_f32: jax.Array, sequence: jax.Array, position: jax.Array) -> Replayed:
-        """All about the tokens at `position [R]` of `sequence [G]`, from the logits `[R, V]` of the positions before."""
-        of_row = jnp.repeat(sequence, W)
+    def say(logits_f32: jax.Array, of_row: jax.Array, position: jax.Array, texts_fn: TextsFn) -> Replayed:
+        """All about the tokens at `position [R]` of sequences `of_row [R]`, from the logits `[R, V]` before them."""
         tokens = state.tokens[of_row, jnp.minimum(position, T - 1)]
         logprobs = logprobs_at(logits_f32, tokens, sum_fn(schedule.numerics))
         sampling = jax.tree.map(lambda x: x[of_row], processed)
-        texts_fn = lambda: state.tokens[sequence]  # noqa: E731
         reported = reported_logits(logits_f32, position, sampling, texts_fn) if asked.top_k else logits_f32
         _, top_ids = jax.lax.top_k(reported, asked.top_k)
-        top_logprobs = jnp.zeros((R, 0), jnp.float32)
+        top_logprobs = jnp.zeros((of_row.shape[0], 0), jnp.float32)
         if asked.top_k:
             logprobs_of = partial(logprobs_at, reported, sum_row=sum_fn(schedule.numerics))
             top_logprobs = jax.vmap(logprobs_of, in_axes=1, out_axes=1)(top_ids)
@@ -162,7 +160,7 @@ def read(
         of_row = jnp.repeat(sequence, W)
 
         def find() -> Replayed:
-            return say(logits(), sequence, position)
+            return share_rows(say, logits(), of_row, position, texts_fn=lambda: state.tokens[sequence])
 
         if wanted is None:
             found = find()

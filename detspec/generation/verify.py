@@ -5,6 +5,7 @@ W = 4, T0 committed, three drafted tokens; the pass reads T0 T1' T2' T3' and ans
     T1=T1' T2=T2' T3=T3'   accepted 3      T1=T1' T2=T2' T3!=T3'   accepted 2
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from detspec.config import ModelConfig
 from detspec.generation.passes import cut, missing, reached, those_first
 from detspec.model.params import Params
 from detspec.model.transformer import forward
+from detspec.ops.collectives import share_rows
 from detspec.sampler import sample
 from detspec.schedule import Schedule
 from detspec.state import NO_SEQUENCE, Draft, GenState, Verified, Windows
@@ -64,7 +66,8 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
 
         rows = jax.tree.map(lambda x: jnp.repeat(x[sequence], W, axis=0), state.sampling)
         position = windows.positions.reshape(-1) + 1
-        chosen, logprob = sample(logits_f32.reshape(G * W, -1), position, rows, texts, numerics=schedule.numerics)
+        choose = partial(sample, numerics=schedule.numerics)
+        chosen, logprob = share_rows(choose, logits_f32.reshape(G * W, -1), position, rows, texts_fn=texts)
         place = jnp.where(in_pass, sequence, B)
         return _Answered(
             done=carry.done + G,

@@ -32,7 +32,7 @@ from detspec.state import Windows
 class Pass(NamedTuple):
     """What one pass over windows gives."""
 
-    logits_f32: jax.Array  # [G, W, V]
+    logits_f32: jax.Array  # [G, W, V], on n chips each one's [G, W, V/n]
     cache: KVCache  # with the windows' keys and values
     tapped: jax.Array | None  # [G, W, D], the stream after `tap_layer` layers
 
@@ -87,7 +87,7 @@ def forward(
 
 
 def logits_fn(params: Params, cfg: ModelConfig, stream: jax.Array, *, numerics: Numerics) -> Callable[[], jax.Array]:
-    """What works out the logits of a pass, float32 `[R, V]`, from the stream `[G, W, D]` after its last layer.
+    """What works out the logits `[R, V]` of a pass from the stream `[G, W, D]` after its last layer; on chips see `Pass`.
 
     The last norm is worked out at once, in the program of the pass: XLA does not round what it hands from one to the other.
     """

@@ -5,11 +5,14 @@ order: on 2 x 2 chips, ("kv", "query") = (1, 0) is chip 2.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+Tree = TypeVar("Tree")
 CHIPS = ("kv", "query")  # the axes of a mesh, see `detspec.mesh`
 
 
@@ -43,9 +46,32 @@ def gather(x: jax.Array) -> jax.Array:
     return jax.lax.all_gather(x, CHIPS, axis=x.ndim - 1, tiled=True) if num_chips() > 1 else x
 
 
-def gather_rows(x: jax.Array, rows: int) -> jax.Array:
-    """The rows `x [r, ...]` of all chips one after the other, the first `rows` of them, on each chip."""
-    return jax.lax.all_gather(x, CHIPS, axis=0, tiled=True)[:rows] if num_chips() > 1 else x
+def share_rows(fn: Callable[..., Tree], logits_f32: jax.Array, *by_row: Any, texts_fn: Callable[[], jax.Array]) -> Tree:
+    """`fn(logits_f32, *by_row, texts_fn)` for `R` rows, of which each chip takes `r = ceil(R / n)`; all get what each found.
+
+    R 3, two chips:    chip 0 takes rows 0 and 1, chip 1 takes row 2 and padding
+
+    Args:
+        fn: no row of what it returns, arrays `[R, ...]`, depends on another row.
+        logits_f32: `[R, V/n]`, this chip's columns; `fn` gets whole rows.
+        by_row: pytrees of arrays `[R, ...]` that all chips hold; `fn` gets their rows.
+        texts_fn: makes texts `[X, T]`, of which each is that of `R / X` rows; `fn` gets one that makes the texts of its rows.
+    """
+    n = num_chips()
+    if n == 1:
+        return fn(logits_f32, *by_row, texts_fn)
+    R = logits_f32.shape[0]
+    r = -(-R // n)
+    row = jnp.minimum(chip() * r + jnp.arange(r, dtype=jnp.int32), R - 1)
+
+    def own_texts() -> jax.Array:
+        texts = texts_fn()
+        return texts[row // (R // texts.shape[0])]
+
+    padded = jnp.pad(logits_f32, ((0, n * r - R), (0, 0)))
+    whole = jax.lax.all_to_all(padded, CHIPS, split_axis=0, concat_axis=1, tiled=True)
+    found = fn(whole, *jax.tree.map(lambda x: x[row], by_row), own_texts)
+    return jax.tree.map(lambda x: jax.lax.all_gather(x, CHIPS, axis=0, tiled=True)[:R], found)
 
 
 def select(x: jax.Array, mine: jax.Array) -> jax.Array:
