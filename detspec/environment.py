@@ -95,7 +95,7 @@ def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
 
 
 def fingerprint() -> dict[str, str]:
-    """What committed bits may depend on besides model, request and schedule: device kind and compiler versions.
+    """What committed bits may depend on besides model, request, schedule and mesh: device kind and compiler versions.
 
     On a CPU the instruction sets belong to it, too: XLA compiles for them, and a virtual machine may hide some of them.
     """
@@ -111,7 +111,6 @@ def fingerprint() -> dict[str, str]:
         "device_kind": _cpu_model(facts) if on_cpu else device.device_kind,
         "instruction_sets": hashlib.sha256(flags.encode()).hexdigest()[:16] if on_cpu else "",
         "compiler": device.client.platform_version.replace("\n", " "),
-        "mesh": "1",
     }
 
 

@@ -31,6 +31,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-compile-cache", action="store_true", help="do not keep compiled programs for the next start")
 
 
+def add_chips(parser: argparse.ArgumentParser) -> None:
+    """`--chips`."""
+    parser.add_argument("--chips", type=int, default=1, metavar="N", help="cut the model over N devices (default: 1)")
+
+
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """`--json`; see `write_json`."""
     parser.add_argument("--json", metavar="FILE", help=f"also write {what} to FILE")
@@ -75,14 +80,15 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     add("--method", choices=METHODS, default=METHODS[0], help="the draft: the fast path itself, none, or whichever is faster")
     add("--draft-thoughts", choices=THOUGHTS, default=THOUGHTS[0], help="draft source for the thoughts of a model that thinks")
     add("--num-speculative-tokens", type=int, default=15, metavar="N", help="drafted tokens of a window: 1, 3, 7, 15, 31, ...")
+    add_chips(parser)
 
 
 def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Model":
-    """The model of `--model`, else the shipped one of that name. Keeps compiled programs, as `keep_compiled`."""
+    """The model of `--model`, else the shipped one of that name, on `--chips`. Keeps compiled programs, as `keep_compiled`."""
     from detspec.checkpoint.load import load
 
     keep_compiled(args)
-    return load(shipped if args.model is None else args.model)
+    return load(shipped if args.model is None else args.model, chips=getattr(args, "chips", 1))
 
 
 def keep_compiled(args: argparse.Namespace) -> None:

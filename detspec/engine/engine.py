@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -24,6 +25,7 @@ from detspec.checkpoint.load import Model
 from detspec.draft.source import Drafter
 from detspec.engine.allocator import Allocator
 from detspec.engine.certify import Certificate
+from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.device import Device
 from detspec.engine.ending import end_if_done, update_of
 from detspec.engine.engine_config import EngineConfig
@@ -69,7 +71,7 @@ class Engine:
     def __init__(
         self, model: Model, config: EngineConfig | None = None, *, drafters: Mapping[str, Drafter] | None = None
     ) -> None:
-        """Allocates the cache. Programs are compiled and certified when a step first needs them.
+        """Allocates the cache; on several chips, compares them with one. Programs are compiled when a step first needs them.
 
         `drafters` are further draft sources with their weights, by the names that `config.method` may have.
 
@@ -114,6 +116,12 @@ class Engine:
         self._segments = Segments(device, self.planner.step_times, self.planner.acceptance)
         self._improve_at: float = IMPROVED_AFTER  # `num_passes` of segments
         self._weight_version: str | None = None
+        self._mesh, differs = mesh_of_bits(device)
+        if differs:
+            warnings.warn(
+                f"on these chips bits are not those of one chip, and results say so (mesh {self._mesh!r}): {differs}",
+                stacklevel=3,
+            )
         self._digest = ""
         self._name_weights()
         self._inbox: deque[SequenceState | str | deque[Update]] = deque()  # new samples, ids to abort, drivers that are gone
@@ -160,7 +168,8 @@ class Engine:
     def fingerprint(self) -> dict[str, object]:
         """Everything but the request that committed bits may depend on."""
         version = {} if self._weight_version is None else {"weight_version": self._weight_version}
-        return {**fingerprint(), "model": self.model.digest, **version, "schedule": self.schedule.bits()}
+        own = {"mesh": self._mesh, "model": self.model.digest, **version, "schedule": self.schedule.bits()}
+        return {**fingerprint(), **own}
 
     def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0") -> Request:
         """Tokenizes and checks one prompt; raises `InputError` as `check_request` does."""

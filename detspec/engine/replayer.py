@@ -16,6 +16,7 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
 from detspec.engine.bits import same_bits
+from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import NEVER
@@ -53,7 +54,8 @@ class Replay:
 class Replayer:
     """Replays any number of completions; one program for texts of all lengths.
 
-    `schedule` is that of its passes: large ones if this device certifies that their bits are those of the config's.
+    `schedule` is that of its passes: large ones if this device certifies that their bits are those of the config's. `mesh` says
+    on which chips bits depend, see `mesh_of_bits`.
     """
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
@@ -63,6 +65,7 @@ class Replayer:
         """
         self._device = Device(model, dataclasses.replace(config, thoughts="none", num_pages=None))
         self.schedule = self._device.schedule
+        self.mesh = mesh_of_bits(self._device)[0]
         self._page_table = 1 + np.arange(self._device.num_pages, dtype=np.int32).reshape(config.max_requests, -1)
         self._prepared = False
 

@@ -105,8 +105,8 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
         if origin.source == STDIO:
             raise InputError("the job read its prompts from the standard input: name their file with --prompts")
         prompts = Path(origin.source)
-    report = AuditReport(machine=machine_differences(origin))
     replayer = Replayer(model, dataclasses.replace(origin.engine, max_requests=max_requests, num_pages=None))
+    report = AuditReport(machine=machine_differences(origin, replayer.mesh))
     waiting: deque[tuple[Record, Request]] = deque()
     with PromptsById(prompts, origin.sha256) as asked, Progress(_count_lines(records), "records") as progress:
         progress.stage("compiling and certifying")
@@ -131,11 +131,11 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
     return report
 
 
-def machine_differences(origin: Origin) -> list[str]:
-    """The differences between this machine's fingerprint and the manifest's, a sentence each."""
+def machine_differences(origin: Origin, mesh: str) -> list[str]:
+    """The differences between this machine's fingerprint, with its `mesh`, and the manifest's, a sentence each."""
     return [
         f"{name} is {here!r}, the records' was {origin.fingerprint.get(name)!r}"
-        for name, here in fingerprint().items()
+        for name, here in {**fingerprint(), "mesh": mesh}.items()
         if origin.fingerprint.get(name) != here
     ]
 

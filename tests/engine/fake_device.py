@@ -31,7 +31,7 @@ class FakeDevice:
         self.model, self.schedule, self.config = FAKE_MODEL, schedule, config
         self.num_pages = num_pages or config.max_requests * self.max_pages
         self.drafters = drafters_of(drafters or {})
-        self.clock = Clock()
+        self.clock, self.place = Clock(), None
         self.slots = np.zeros((self.num_pages + 1, schedule.numerics.page), np.uint64)  # page 0 is scratch
         self.places: dict[int, SimpleNamespace] = {}
         self.waiting: dict[int, SimpleNamespace] = {}
