@@ -29,11 +29,11 @@ def check_cuts(shapes: Any) -> None:
             if leaf.sharding is not None:
                 leaf.sharding.shard_shape(leaf.shape)
         except ValueError as error:
-            wrong.append(f"{jax.tree_util.keystr(path)} {list(leaf.shape)} by {leaf.sharding}: {error}")
+            wrong.append(f"{jax.tree_util.keystr(path)} {list(leaf.shape)}: {error}")
     if wrong:
         raise InputError(
-            f"{len(wrong)} of the weights cannot be cut into equal blocks as `sharding` asks, the first is {wrong[0]}; "
-            "give a mesh whose axes divide those of the weights, or PartitionSpec() for weights that shall stay whole"
+            f"{len(wrong)} weights cannot be cut into equal blocks as `sharding` asks; give a mesh whose axes divide theirs, "
+            f"or PartitionSpec() for weights that shall stay whole. The first one is {wrong[0]}"
         )
 
 

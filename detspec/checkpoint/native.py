@@ -44,8 +44,8 @@ def save_native(
     path = Path(path).resolve()
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
         raise InputError(
-            f"{path}: devices of {jax.process_count()} processes hold the weights, and folders of ours are written by one process: "
-            "load the weights in a process that sees all devices, or convert a Hugging Face folder there with `detspec convert`"
+            f"{path}: devices of {jax.process_count()} processes hold the weights, but a folder of ours is written by one: "
+            "load the weights in one process, or run `detspec convert` on the folder that they come from"
         )
     if path.exists() and not (path / MANIFEST_NAME).is_file():
         raise InputError(f"{path} exists and holds no {MANIFEST_NAME}; it is not overwritten")

@@ -112,9 +112,9 @@ def _in_order(pool: ThreadPoolExecutor, fn: Callable[[Job], Result], jobs: Itera
     """`fn` of each job in the order of `jobs`; unlike with `pool.map`, results that are not yet taken do not pile up."""
     begun: deque[Future[Result]] = deque()
     for job in jobs:
-        if len(begun) == READERS:
-            yield begun.popleft().result()
         begun.append(pool.submit(fn, job))
+        if len(begun) > READERS:
+            yield begun.popleft().result()
     while begun:
         yield begun.popleft().result()
 
