@@ -24,7 +24,7 @@ from detspec.checkpoint.files import FILE_DTYPES, Header
 from detspec.errors import InputError
 
 READERS = 2  # threads; reading and checking let each other run
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
 ALIGNMENT = 64  # bytes; jax on a CPU uses arrays that are aligned so without a copy
 
 Job = TypeVar("Job")
