@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -33,7 +31,6 @@ SIDE_FILES = (
 MAX_PROBLEMS = 6
 MAX_PROBLEM = 300  # characters
 MAX_HEADER_BYTES = 16 << 20  # about 100,000 tensors in one file
-ALIGNMENT = 64  # bytes; jax on a CPU uses arrays that are aligned so without a copy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,31 +129,6 @@ def read_entries(path: Path) -> tuple[int, dict[str, Any]]:
         if length > MAX_HEADER_BYTES:
             raise InputError(f"its header has {length} bytes, accepted are up to {MAX_HEADER_BYTES >> 20} MiB")
         return length, parse_json(file.read(length))
-
-
-def read_tensor(folder: Path, header: Header) -> np.ndarray:
-    """The tensor as it lies in its file, read in one go into memory that jax takes over on a CPU without a copy.
-
-    Pages of a memory-mapped file would be faulted in one by one, and then copied.
-    """
-    array = aligned_empty(header.shape, jnp.dtype(FILE_DTYPES[header.dtype]))
-    with (folder / header.file).open("rb", buffering=0) as file:
-        file.seek(header.begin)
-        rest = memoryview(array.reshape(-1).view(np.uint8).data)
-        while rest:
-            count = file.readinto(rest)
-            if not count:
-                raise InputError(f"{folder / header.file} ended while it was read")
-            rest = rest[count:]
-    return array
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array whose numbers are not set yet, in memory that jax takes over on a CPU without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def write_tensors(folder: Path, tensors: dict[str, jax.Array | np.ndarray], max_shard_bytes: int | None) -> None:

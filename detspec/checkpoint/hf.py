@@ -2,13 +2,12 @@
 
 1. `config.json` names a family and, through it, a `ModelConfig`.
 2. The headers of the safetensors files are held against the names and shapes that the config asks for.
-3. Tensors are read one at a time, brought to the config's dtype and checked for NaN and infinity.
+3. Weights are read one at a time into their shards, in the config's dtype, and checked for NaN and infinity.
 
 All that is wrong is gathered and raised as one `InputError`.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +15,34 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from detspec.checkpoint.blocks import check_cuts
 from detspec.checkpoint.families import Family
 from detspec.checkpoint.files import (
     FILE_DTYPES,
     Header,
     Problems,
-    aligned_empty,
     copy_side_files,
     new_folder,
     read_headers,
     read_json,
-    read_tensor,
     write_json,
     write_tensors,
 )
 from detspec.checkpoint.hf_config import describe, family_of, find_family, read_fields
+from detspec.checkpoint.shards import Source, Tensor, is_stored_as, read_arrays
 from detspec.checkpoint.tensor_names import SKIPPED_SUFFIXES, TensorNames, leaf_at, tensor_places
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, param_shapes
 
-READERS = 2  # threads; reading and checking let each other run
 PATIENCE_S = 2.0  # a progress bar appears when loading takes longer
 
 
 def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params]:
     """Reads the Hugging Face folder at `path`; weights come in the config's dtype (without one, in the files').
 
-    `sharding` says where each array goes, straight from host memory: one `jax.sharding.Sharding` for all, or a pytree of them
-    like the parameters; the default device if None.
+    `sharding` says where each array goes: one `jax.sharding.Sharding` for all, or a pytree of them like the parameters; the
+    default device if None. A process reads the shards of its own devices and nothing else, each straight to its device.
 
     Raises one `InputError` that names everything that is missing, damaged, unknown or unsupported.
     """
@@ -56,6 +54,7 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     assert family is not None
     cfg = build_config(fields, tensors, path)
     shapes = param_shapes(cfg, sharding=sharding)
+    check_cuts(shapes)
     check_tensors(family.names, shapes, tensors, problems)
     problems.raise_if_any()
     params = read_params(path, family.names, shapes, tensors, problems)
@@ -167,49 +166,17 @@ def read_params(folder: Path, names: TensorNames, shapes: Params, tensors: dict[
     """
     params = jax.tree.map(lambda leaf: leaf, shapes)
     places = tensor_places(names, shapes)
-    parts_of: dict[tuple[str | int, ...], list[str]] = {}  # path of a weight -> the tensors that it is made of
+    parts_of: dict[tuple[str | int, ...], list[Tensor]] = {}  # path of a weight -> the tensors that it is made of
     for name in sorted(places, key=lambda name: (tensors[name].file, tensors[name].begin)):
-        parts_of.setdefault(places[name].path, []).append(name)
-
-    def read(path: tuple[str | int, ...]) -> tuple[np.ndarray, list[str]]:
-        """The weight at `path`, and the names of its tensors that are not finite."""
-        leaf = leaf_at(shapes, path)
-        arrays = ((name, read_as(folder, tensors[name], leaf.dtype)) for name in parts_of[path])
-        if places[parts_of[path][0]].part is None:
-            ((name, whole),) = arrays
-            return whole, [] if all_finite(whole) else [name]
-        stack = aligned_empty(leaf.shape, leaf.dtype)
-        infinite = []
-        for name, array in arrays:
-            stack[places[name].part] = array
-            infinite += [] if all_finite(array) else [name]
-        return stack, infinite
-
-    with ThreadPoolExecutor(max_workers=READERS) as pool:
-        bar = tqdm(total=len(places), desc=f"loading {folder.name}", unit=" tensors", delay=PATIENCE_S, leave=False)
-        for path, (array, infinite) in zip(parts_of, pool.map(read, parts_of), strict=True):
+        parts_of.setdefault(places[name].path, []).append(Tensor(name, tensors[name], places[name].part))
+    sources = [Source(parts, leaf_at(shapes, path)) for path, parts in parts_of.items()]
+    with tqdm(total=len(places), desc=f"loading {folder.name}", unit=" tensors", delay=PATIENCE_S, leave=False) as bar:
+        for (path, parts), (array, infinite) in zip(parts_of.items(), read_arrays(folder, sources), strict=True):
             problems.extend(f"tensor {name} holds NaN or infinite weights as {array.dtype}" for name in infinite)
             *parents, last = path
-            leaf_at(params, parents)[last] = jax.device_put(array, leaf_at(shapes, path).sharding, may_alias=True)
-            bar.update(len(parts_of[path]))
-        bar.close()
+            leaf_at(params, parents)[last] = array
+            bar.update(len(parts))
     head = tied_head(names, shapes)
-    if head in tensors:
-        embed = np.asarray(params["embed"])
-        if not np.array_equal(read_as(folder, tensors[head], embed.dtype), embed):
-            problems.append(f"tensor {head} differs from the embedding although tie_word_embeddings is true")
+    if head in tensors and not is_stored_as(folder, tensors[head], params["embed"]):
+        problems.append(f"tensor {head} differs from the embedding although tie_word_embeddings is true")
     return params
-
-
-def read_as(folder: Path, header: Header, dtype: np.dtype) -> np.ndarray:
-    """The tensor in `dtype`; numbers that are too large for it become infinite."""
-    with np.errstate(over="ignore"):
-        return read_tensor(folder, header).astype(dtype, copy=False)
-
-
-def all_finite(array: np.ndarray) -> bool:
-    """Whether all numbers in `array` are finite; comparing bit patterns is ten times as fast as `np.isfinite` in bfloat16."""
-    infinity = np.asarray(np.inf, array.dtype)
-    unsigned = np.dtype(f"uint{8 * infinity.itemsize}")
-    magnitudes = np.bitwise_and(array.view(unsigned), np.iinfo(unsigned).max >> 1)
-    return bool(magnitudes.max(initial=0) < infinity.view(unsigned))

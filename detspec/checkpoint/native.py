@@ -1,7 +1,7 @@
 """Our own model folders: weights by orbax, and a manifest that is written last.
 
     model/
-      weights/           orbax; each host writes what it holds
+      weights/           orbax; one process writes it, and any number of devices read their shards
       tokenizer.json ... copies of the original files
       manifest.json      config, digest of the weights, sizes of their files, versions; a folder without it is no model
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from detspec.checkpoint.blocks import check_cuts
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.files import MAX_PROBLEMS, copy_side_files, new_folder, write_json
 from detspec.config import ModelConfig
@@ -38,9 +39,14 @@ def save_native(
     from the folder `side_files_from`. Returns a future of the path; its `result()` waits, and raises what went wrong. The
     interpreter waits for it at its end.
 
-    Raises `InputError` if `path` exists and is no folder of ours.
+    Raises `InputError` if `path` exists and is no folder of ours, or devices of other processes hold some of the weights.
     """
     path = Path(path).resolve()
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
+        raise InputError(
+            f"{path}: devices of {jax.process_count()} processes hold the weights, but a folder of ours is written by one: "
+            "load the weights in one process, or run `detspec convert` on the folder that they come from"
+        )
     if path.exists() and not (path / MANIFEST_NAME).is_file():
         raise InputError(f"{path} exists and holds no {MANIFEST_NAME}; it is not overwritten")
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
@@ -74,8 +80,8 @@ def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn
     `sharding` says where each array goes, straight from disk: one `jax.sharding.Sharding` for all, or a pytree of them like the
     parameters; the first device if None. `weights_fn` declares the weights of a config.
 
-    Raises `InputError` for no manifest, a damaged one or one of a later format, and for weights that are missing, damaged, or
-    not those of the manifest.
+    Raises `InputError` for no manifest, a damaged one or one of a later format, for weights that are missing, damaged, or not
+    those of the manifest, and for a sharding that does not cut them into equal blocks.
     """
     import orbax.checkpoint as ocp  # not with the package, because that takes long
 
@@ -84,6 +90,7 @@ def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn
     stored_bytes = _check_files(path / WEIGHTS_FOLDER, manifest.get("files"))
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     target = param_shapes(cfg, sharding=sharding, weights_fn=weights_fn)
+    check_cuts(target)
     if params_bytes(target) > MAX_COMPRESSION * stored_bytes:
         raise InputError(f"{path}: the config asks for {params_bytes(target)} bytes of weights, on disk are {stored_bytes}")
     try:

@@ -1,0 +1,237 @@
+"""Loads one model onto 1, 2, 4 and 8 devices in every way and prints what came of it as JSON; `test_shards.py` judges it.
+
+The number of devices is that of the process, so this runs in a process of its own: `JAX_NUM_CPU_DEVICES=8`.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.numpy import load_file, save_file
+
+from detspec.checkpoint import shards
+from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.files import Problems, read_headers
+from detspec.checkpoint.hf import load_hf, read_params, save_hf
+from detspec.checkpoint.native import load_native, save_native
+from detspec.config import ModelConfig
+from detspec.errors import InputError
+from detspec.model.params import Params, init_params, param_shapes
+from detspec.model.weights import Experts
+from tests.checkpoint.test_stacked_tensors import CFG as EXPERTS_CFG
+from tests.checkpoint.test_stacked_tensors import NAMES, of_experts, write
+
+CFG = ModelConfig(
+    vocab_size=64,
+    d_model=16,
+    num_layers=2,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=4,
+    d_ff=24,
+    qkv_bias=True,
+    rope_theta=5000.0,
+    max_position=64,
+    dtype="float32",
+)
+HEAD = "lm_head.weight"
+EMBED = "model.embed_tokens.weight"
+IN_OUR_FOLDERS = ("none", "rows 2", "rows 4", "rows 8", "replicas", "tiles")  # orbax takes a second for each
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+def make_params(cfg: ModelConfig) -> Params:
+    """Random numbers everywhere: norms and biases of `init_params` are all alike, so rows could change places unseen."""
+    leaves, treedef = jax.tree.flatten(init_params(cfg, jax.random.key(0)))
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    new = [jax.random.normal(key, leaf.shape).astype(leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, new)
+
+
+def mesh_of(*shape: int) -> Mesh:
+    names = ("x", "y")[: len(shape)]
+    return Mesh(np.array(jax.devices()[: np.prod(shape)]).reshape(shape), names)
+
+
+def matrices(cfg: ModelConfig, mesh: Mesh, spec: PartitionSpec) -> Any:
+    """`spec` for matrices; norms and biases are whole on every device."""
+    return jax.tree.map(lambda leaf: NamedSharding(mesh, spec if len(leaf.shape) > 1 else PartitionSpec()), param_shapes(cfg))
+
+
+def shardings(cfg: ModelConfig) -> dict[str, Any]:
+    """Name -> sharding of the parameters; the devices of "replicas" hold each row twice."""
+    rows = PartitionSpec("x")
+    columns = PartitionSpec(None, "x")
+    return {
+        "none": None,
+        "second device": jax.sharding.SingleDeviceSharding(jax.devices()[1]),
+        **{f"rows {n}": matrices(cfg, mesh_of(n), rows) for n in (1, 2, 4, 8)},
+        **{f"columns {n}": matrices(cfg, mesh_of(n), columns) for n in (2, 8)},
+        "replicas": matrices(cfg, mesh_of(4, 2), rows),
+        "tiles": matrices(cfg, mesh_of(4, 2), PartitionSpec("x", "y")),
+        "norms too": NamedSharding(mesh_of(8), rows),
+        "whole": NamedSharding(mesh_of(8), PartitionSpec()),
+    }
+
+
+def bits(params: Params) -> str:
+    return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)).hex()
+
+
+def bytes_read(load: Callable[..., Any], folder: Path, sharding: Any) -> tuple[int, tuple[Any, ...]]:
+    """How many bytes of weights `load` reads from the files, and what it returns."""
+    sizes = []
+
+    def counting(file: Any, begin: int, target: memoryview) -> None:
+        sizes.append(len(target))
+        read(file, begin, target)
+
+    read, shards.read_bytes = shards.read_bytes, counting
+    try:
+        result = load(folder, sharding=sharding)
+    finally:
+        shards.read_bytes = read
+    return sum(sizes), result
+
+
+def loaded(load: Callable[..., Any], folder: Path, sharding: Any) -> dict[str, Any]:
+    """What came of one load: bits, digest, bytes read, and whether every array lies where it should."""
+    num_read, (cfg, params, *_) = bytes_read(load, folder, sharding)
+    wanted = jax.tree.map(lambda shape: shape.sharding, param_shapes(cfg, sharding=sharding))
+    placed = jax.tree.map(lambda leaf, place: place is None or leaf.sharding == place, params, wanted)
+    return {
+        "bits": bits(params),
+        "digest": digest_model(cfg, params),
+        "read": num_read,
+        "placed": all(jax.tree.leaves(placed)),
+        "embedding": list(params["embed"].addressable_shards[0].data.shape),
+        "devices": len(params["embed"].sharding.device_set),
+    }
+
+
+def exchanged(params: Params) -> Params:
+    """The same shards, but the first two of the embedding have changed places."""
+    embed = params["embed"]
+    first, second, *rest = [shard.data for shard in embed.addressable_shards]
+    devices = [shard.device for shard in embed.addressable_shards]
+    swapped = [jax.device_put(part, device) for part, device in zip([second, first, *rest], devices, strict=True)]
+    return {**params, "embed": jax.make_array_from_single_device_arrays(embed.shape, embed.sharding, swapped)}
+
+
+def edited(folder: Path, target: Path, change: Callable[[dict[str, np.ndarray]], None]) -> Path:
+    """A copy of the folder with other tensors."""
+    target.mkdir()
+    (target / "config.json").write_text((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+def error_of(load: Callable[..., Any], folder: Path, sharding: Any) -> str:
+    try:
+        load(folder, sharding=sharding)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def put_nan(tensors: dict[str, np.ndarray]) -> None:
+    """In rows of different shards of one tensor, and in a norm, which every device holds."""
+    tensors[DOWN][[0, 15], 3] = np.nan
+    tensors["model.norm.weight"][5] = np.inf
+
+
+def faults(root: Path, folder: Path, native: Path) -> dict[str, str]:
+    """What is said of folders and shardings that are wrong; "" if nothing is."""
+    tied_cfg = dataclasses.replace(CFG, tie_embeddings=True)
+    save_hf(root / "tied", tied_cfg, make_params(tied_cfg))
+    rows = matrices(tied_cfg, mesh_of(8), PartitionSpec("x"))
+
+    def add_head(tensors: dict[str, np.ndarray]) -> None:
+        tensors[HEAD] = tensors[EMBED].copy()
+
+    def add_other_head(tensors: dict[str, np.ndarray]) -> None:
+        add_head(tensors)
+        tensors[HEAD][63, 15] += 1  # the last number of the last shard
+
+    nan = edited(folder, root / "nan", put_nan)
+    uneven = NamedSharding(mesh_of(3), PartitionSpec("x"))
+    return {
+        "nan": error_of(load_hf, nan, matrices(CFG, mesh_of(8), PartitionSpec("x"))),
+        "same head": error_of(load_hf, edited(root / "tied", root / "same", add_head), rows),
+        "other head": error_of(load_hf, edited(root / "tied", root / "other", add_other_head), rows),
+        "uneven hf": error_of(load_hf, folder, uneven),
+        "uneven native": error_of(load_native, native, uneven),
+    }
+
+
+def experts(root: Path) -> dict[str, bool]:
+    """Whether a weight of stacked tensors has its bits when it is cut along experts (2 of 4), along rows, and along both."""
+    cfg = dataclasses.replace(EXPERTS_CFG, dtype="bfloat16")
+
+    def four(cfg: ModelConfig) -> Any:
+        tree = of_experts(cfg)
+        down = tree["layers"][1]["experts"]["down"]
+        tree["layers"][1]["experts"]["down"] = dataclasses.replace(down, experts=Experts(num=4, active=1))
+        return tree
+
+    params = init_params(EXPERTS_CFG, jax.random.key(0), weights_fn=four)
+    folder = write(root / "experts", params)
+    expected = bits(jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params))
+    specs = {
+        "experts": PartitionSpec("x"),
+        "rows": PartitionSpec(None, ("x", "y")),
+        "columns": PartitionSpec(None, None, "y"),
+        "both": PartitionSpec("x", "y"),
+    }
+    same = {}
+    for name, spec in specs.items():
+        whole = NamedSharding(mesh_of(2, 4), PartitionSpec())
+        shapes = param_shapes(cfg, sharding=whole, weights_fn=four)
+        down = shapes["layers"][1]["experts"]["down"]
+        shapes["layers"][1]["experts"]["down"] = down.update(sharding=NamedSharding(whole.mesh, spec))
+        headers = read_headers(folder, Problems(folder))
+        found = read_params(folder, NAMES, shapes, headers, Problems(folder))
+        is_cut = found["layers"][1]["experts"]["down"].addressable_shards[0].data.shape != down.shape
+        same[name] = is_cut and bits(found) == expected and digest_model(cfg, found) == digest_model(cfg, jax.device_get(found))
+    return same
+
+
+def main(root: Path) -> None:
+    params = make_params(CFG)
+    folder = root / "hf"
+    native = root / "native"
+    save_hf(folder, CFG, params)
+    save_native(native, CFG, params).result()
+    half = edited(folder, root / "half", lambda tensors: None)
+    config = json.loads((folder / "config.json").read_text())
+    (half / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    half_cfg = dataclasses.replace(CFG, dtype="bfloat16")
+    half_params = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params)
+    on_each = shardings(CFG)
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    found: dict[str, Any] = {
+        "expected": {"bits": bits(params), "digest": digest_model(CFG, params), "bytes": num_bytes},
+        "half expected": {"bits": bits(half_params), "digest": digest_model(half_cfg, half_params)},
+        "hf": {name: loaded(load_hf, folder, sharding) for name, sharding in on_each.items()},
+        "half": {name: loaded(load_hf, half, sharding) for name, sharding in on_each.items()},
+        "native": {name: loaded(load_native, native, on_each[name]) for name in IN_OUR_FOLDERS},
+    }
+    sharded = load_hf(folder, sharding=matrices(CFG, mesh_of(8), PartitionSpec("x")))[1]
+    save_native(root / "from shards", CFG, sharded).result()
+    found["from shards"] = loaded(load_native, root / "from shards", None)
+    found["exchanged"] = {"bits": bits(exchanged(sharded)), "digest": digest_model(CFG, exchanged(sharded))}
+    found["faults"] = faults(root, folder, native)
+    found["experts"] = experts(root)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
