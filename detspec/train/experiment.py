@@ -38,8 +38,8 @@ class Experiment:
     evaluate: Callable[[Params, int], dict[str, float]]
     # `params -> Result`, the final evaluation and the export; runs again when a finished run is resumed
     finish: Callable[[Params], Result]
-    # `batch -> slices`, pytrees of numpy arrays in equal shapes, which several chips share out. Their number depends on the batch
-    # alone. Each new shape compiles another program. By default the whole batch is one slice, for one chip.
+    # `batch -> slices`, pytrees of numpy arrays in equal shapes, which several chips share out. Their number depends on the
+    # batch alone. Each new shape compiles another program. By default the whole batch is one slice, for one chip.
     cut: Callable[[Any], Sequence[Any]] = lambda batch: [batch]
 
 

@@ -45,8 +45,8 @@ def make_train_step(
 ) -> TrainStep:
     """The step `(state, slices) -> (state, metrics)`; it donates the state it is given.
 
-    `loss_fn(params, slice) -> (loss, metrics)` gives a slice's share. Sums over all slices are the batch's loss and metrics, and
-    a `Mean` is divided after that. Metrics of the step are float scalars: "loss", those of `loss_fn`, and "grad_norm".
+    `loss_fn(params, slice) -> (loss, metrics)` gives a slice's share: sums over all slices are the batch's. A `Mean` is divided
+    after that. Metrics of the step are float scalars: "loss", those of `loss_fn`, and "grad_norm".
 
     The state is on the first of `chips`, by default jax's first device. Their number changes no bit of the result.
     """

@@ -23,20 +23,20 @@ from detspec.train.run import run_experiment
 from detspec.train.slices import Slice
 
 CHIPS = 1, 2, 4, 8
+CONTROLS = 1, 2, 4
 BREAK_AT = 3  # step before which a run is broken off; a checkpoint is at 2
 
 
 def main(workdir: Path, config: str) -> dict[str, Any]:
-    """Sums of weights after whole runs and after a resumed one; and of gradients of one step, added in several ways."""
+    """Sums of weights after whole runs and after a resumed one; and of gradients of one step that are added in other ways."""
     workdir.mkdir(parents=True)
     experiment = load_config(config).experiment(workdir)
     batch = experiment.batch_at(0)
     return {
         "weights": [run(experiment, workdir / str(chips), chips) for chips in CHIPS],
         "resumed": resumed(experiment, workdir / "resumed"),
-        "gradients": [gradient(experiment, experiment.cut(batch), chips) for chips in CHIPS],
-        "a slice for each chip": [gradient(experiment, parts(batch, experiment, chips), chips) for chips in CHIPS],
-        "psum": [gradient_by_psum(experiment, parts(batch, experiment, chips)) for chips in CHIPS],
+        "a slice for each chip": [gradient(experiment, parts(batch, experiment, chips)) for chips in CONTROLS],
+        "psum": [gradient_by_psum(experiment, parts(batch, experiment, chips)) for chips in CONTROLS],
     }
 
 
@@ -64,10 +64,10 @@ def resumed(experiment: Experiment, workdir: Path) -> str:
     raise AssertionError("the run was not broken off")
 
 
-def gradient(experiment: Experiment, slices: list[Slice], chips: int) -> str:
-    """The gradient of `slices` as training adds it up on `chips`."""
+def gradient(experiment: Experiment, slices: list[Slice]) -> str:
+    """The gradient of `slices`, one on each chip, as training adds it up."""
     fn = jax.jit(jax.grad(experiment.loss_fn, has_aux=True))
-    return digest(sum_over_slices(fn, experiment.init_params(), slices, chips=jax.devices()[:chips])[0])
+    return digest(sum_over_slices(fn, experiment.init_params(), slices, chips=jax.devices()[: len(slices)])[0])
 
 
 def parts(batch: Any, experiment: Experiment, number: int) -> list[Slice]:
