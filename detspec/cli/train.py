@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="share out the rows of each batch among N chips: 1, 2, 4 or 8, as many as batches have slices (default: 1)",
+        help="share out the rows of each batch among N chips: 1, 2, 4 or 8, at most as many as batches have slices",
     )
     add("--no-resume", action="store_true", help="refuse a work folder that already holds a run")
 
