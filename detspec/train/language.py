@@ -22,12 +22,13 @@ from detspec.train.config import require_positive, require_seed
 from detspec.train.corpus import EOS_ID, Document, read_corpus, train_tokenizer
 from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
+from detspec.train.slices import Slice, cut
 from detspec.train.step import Metrics
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageConfig:
-    """One run of a language model. Config and corpus determine every bit of the result on one kind of device."""
+    """One run of a language model. On one kind of device, config and corpus determine every bit of the result."""
 
     model: ModelConfig  # shape of the model; `dtype` is that of the master weights and must be "float32"
     corpus: str  # "python_stdlib", or a folder whose `*.py` and `*.txt` files are the documents
@@ -72,8 +73,8 @@ class LanguageConfig:
         documents = encode_documents(tokenizer, corpus.train)
         heldout = encode_documents(tokenizer, corpus.heldout)
 
-        def loss_fn(params: Params, rows: jax.Array) -> tuple[jax.Array, Metrics]:
-            return token_losses(params, self.model, rows).mean(), {}
+        def loss_fn(params: Params, part: Slice) -> tuple[jax.Array, Metrics]:
+            return token_losses(params, self.model, part.rows).sum() / part.counts, {}
 
         def tokens_at(step: int) -> int:
             phase, _ = phase_at(self.phases, step)
@@ -102,6 +103,7 @@ class LanguageConfig:
             tokens_at=tokens_at,
             evaluate=evaluate,
             finish=finish,
+            cut=lambda rows: cut(rows, num_predicted),
         )
 
 
@@ -112,6 +114,11 @@ def obtain_tokenizer(path: Path, documents: tuple[Document, ...], vocab_size: in
         train_tokenizer(documents, vocab_size).save(str(temporary))
         os.replace(temporary, path)
     return tokenizers.Tokenizer.from_file(str(path))
+
+
+def num_predicted(rows: np.ndarray) -> np.float32:
+    """Number of tokens that are predicted in `rows [B, T + 1]`."""
+    return np.float32(rows[:, 1:].size)
 
 
 def token_losses(params: Params, cfg: ModelConfig, rows: jax.Array) -> jax.Array:

@@ -1,9 +1,4 @@
-"""Training models that reason: Thinking States, chain of thought or neither, on one backbone and one task.
-
-The loss of Thinking States (arXiv 2602.08332, section 4) is `L_LM + L_T`. `L_LM` is the mean cross entropy of the answer's
-tokens, `L_T` that of the thoughts' tokens, including the end tokens of trivial thoughts. Thoughts are given in training, so
-all states are known beforehand: a step is one parallel pass, and no gradient flows through generated thoughts.
-"""
+"""Training models that reason: Thinking States, chain of thought or neither, on one backbone and one task."""
 
 import dataclasses
 import sys
@@ -13,7 +8,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import tokenizers
 
 from detspec.checkpoint.files import write_json
@@ -24,9 +18,6 @@ from detspec.config import ModelConfig, ThinkingConfig, is_count
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params, with_thinking
-from detspec.model.transformer import forward_sequences
-from detspec.state import NO_TOKEN
-from detspec.thinking.taught import forward_taught
 from detspec.thinking.think_prompt import init_reading
 from detspec.train.accuracy import Trained, accuracy_by_operations, longest
 from detspec.train.config import require_positive, require_seed
@@ -37,7 +28,9 @@ from detspec.train.problems.problem import Problem, require_arm
 from detspec.train.problems.task import Task, tokenizer_of
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import FILLER
-from detspec.train.step import Metrics
+from detspec.train.reasoning_loss import count, reasoning_loss, taught_loss
+from detspec.train.slices import cut
+from detspec.train.step import divided
 from detspec.viz.curve import draw_curves
 
 
@@ -155,7 +148,7 @@ class ReasoningConfig:
 
         def evaluate(params: Params, step: int) -> dict[str, float]:
             _, metrics = taught_loss(params, cfg, draw(eval_task, np.random.default_rng((self.seed, self.num_steps + step))))
-            return {f"heldout_{name}": float(value) for name, value in metrics.items()}
+            return {f"heldout_{name}": float(value) for name, value in divided(metrics).items()}
 
         def finish(params: Params) -> Result:
             export(workdir, cfg, params, tokenizer, end_id)
@@ -193,39 +186,13 @@ class ReasoningConfig:
                 "weights": None if loaded is None else loaded.digest,
             },
             init_params=lambda: self.init_params(cfg, weights),
-            loss_fn=lambda params, batch: reasoning_loss(params, cfg, batch),
+            loss_fn=lambda params, part: reasoning_loss(params, cfg, part.rows, part.counts),
             batch_at=lambda step: draw(self.task, np.random.default_rng((self.seed, step))),
             tokens_at=lambda step: self.batch_size * self.seq_len,
             evaluate=evaluate,
             finish=finish,
+            cut=lambda batch: cut(batch, count),
         )
-
-
-def reasoning_loss(params: Params, cfg: ModelConfig, batch: Batch) -> tuple[jax.Array, Metrics]:
-    """The loss, `L_LM + L_T` for a model that thinks and `L_LM` for others, and teacher-forced accuracies."""
-    tokens, targets, weights = map(jnp.asarray, (batch.tokens[:, :-1], batch.tokens[:, 1:], batch.weights))
-    if cfg.thinking is None:
-        logits, _ = forward_sequences(params, cfg, tokens)
-        answer_loss, answers = _loss_of(logits, targets, weights)
-        return answer_loss, {"answers": answers}
-    given = jnp.asarray(batch.thoughts)
-    logits, thought_logits = forward_taught(params, cfg, tokens, given)
-    answer_loss, answers = _loss_of(logits, targets, weights)
-    there = (given != NO_TOKEN).astype(jnp.float32)
-    thought_loss, thoughts = _loss_of(thought_logits, jnp.maximum(given, 0), there)
-    return answer_loss + thought_loss, {"answers": answers, "thoughts": thoughts, "thought_loss": thought_loss}
-
-
-taught_loss = jax.jit(reasoning_loss, static_argnums=1)
-
-
-def _loss_of(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean cross entropy in nats over weighted tokens, and the share of rows `[B or B, X]` without a wrong token."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    wrong = ((jnp.argmax(logits, -1) != targets) & (weights > 0)).any(-1)
-    counted = (weights > 0).any(-1)
-    right = (counted & ~wrong).sum(dtype=jnp.float32) / jnp.maximum(counted.sum(dtype=jnp.float32), 1.0)
-    return (losses * weights).sum() / jnp.maximum(weights.sum(), 1.0), right
 
 
 def export(workdir: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizers.Tokenizer, end_id: int) -> None:

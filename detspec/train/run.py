@@ -2,7 +2,8 @@
 
 1. Read the config; its type makes the `Experiment`.
 2. Restore the newest checkpoint in `workdir`, or start from the initial state; cut the log back to that step.
-3. Step, log, evaluate, checkpoint. A batch depends on its step alone, so a killed run continues bit for bit.
+3. Step, log, evaluate, checkpoint. A batch depends on its step alone, so a killed run continues bit for bit. Its slices may be
+   on several chips; the state is on the first one, so that what is saved can be restored on any number of chips.
 4. Run the final evaluation and export the model.
 """
 
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from tqdm import tqdm
@@ -22,33 +22,44 @@ from tqdm import tqdm
 from detspec.checkpoint.store import Store, local_sharding
 from detspec.errors import InputError
 from detspec.train.config import load_config
+from detspec.train.data_parallel import local_chips, require_equal_shares
 from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import lr_schedule, make_optimizer
-from detspec.train.step import TrainState, init_state, make_train_step
+from detspec.train.slices import MAX_SLICES
+from detspec.train.step import TrainState, TrainStep, init_state, make_train_step
 
 LOG_NAME = "log.jsonl"
 
 
-def train(config: str | Path, *, workdir: str | Path, resume: bool = True, progress: bool = True) -> Result:
+def train(config: str | Path, *, workdir: str | Path, chips: int = 1, resume: bool = True, progress: bool = True) -> Result:
     """Trains what `config`, "FILE" or "FILE:ARM", describes, in `workdir`; resumes a run there unless `resume` is off.
 
-    Raises `InputError` if the config is bad or `workdir` holds a run of another config or data (without `resume`: any run).
+    The weights have the same bits on any number of `chips`, and a run may be resumed on another number.
+
+    Raises `InputError` if the config is bad, if `workdir` holds a run of another config or data (without `resume`: any run), or
+    if there are fewer than `chips` or the slices of the first batch cannot be dealt out evenly to them.
     """
     settings = load_config(config)
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    return run_experiment(settings.experiment(workdir), workdir=workdir, resume=resume, progress=progress)
+    return run_experiment(settings.experiment(workdir), workdir=workdir, chips=chips, resume=resume, progress=progress)
 
 
-def run_experiment(experiment: Experiment, *, workdir: Path, resume: bool = True, progress: bool = True) -> Result:
+def run_experiment(
+    experiment: Experiment, *, workdir: Path, chips: int = 1, resume: bool = True, progress: bool = True
+) -> Result:
     """Runs `experiment` in the existing folder `workdir`; errors as in `train`."""
+    devices = local_chips(chips)
+    require_equal_shares(chips, len(experiment.cut(experiment.batch_at(0))))
     logging.getLogger("absl").setLevel(logging.WARNING)
     optimizer = make_optimizer(experiment.optimizer, experiment.num_steps)
-    record = json.loads(json.dumps(experiment.record))  # as it reads in a checkpoint: tuples are lists there
+    train_step = make_train_step(experiment.loss_fn, optimizer, chips=devices)
+    # As it reads in a checkpoint, where tuples are lists. The number of slices decides bits, the number of chips does not.
+    record = json.loads(json.dumps({**experiment.record, "max_slices": MAX_SLICES}))
     with Store(workdir / "checkpoints") as store:
         state = restore_or_init(store, experiment, optimizer, record, resume=resume)
         with Log(workdir / LOG_NAME, keep_steps=int(state.step)) as log:
-            state = run_steps(experiment, state, optimizer, store, log, record, progress=progress)
+            state = run_steps(experiment, state, train_step, store, log, record, progress=progress)
             result = experiment.finish(state.params)
             log.append({"step": experiment.num_steps, "final": result.metrics})
     return result
@@ -88,7 +99,7 @@ def differing_entries(saved: Any, given: Any, name: str = "") -> list[str]:
 def run_steps(
     experiment: Experiment,
     state: TrainState,
-    optimizer: optax.GradientTransformation,
+    train_step: TrainStep,
     store: Store,
     log: "Log",
     record: dict[str, Any],
@@ -96,7 +107,6 @@ def run_steps(
     progress: bool,
 ) -> TrainState:
     """Runs the steps from `state.step` on. The log is on disk before each checkpoint is written."""
-    train_step = make_train_step(experiment.loss_fn, optimizer)
     lr_at = lr_schedule(experiment.optimizer, experiment.num_steps)
     first_step = int(state.step)
     num_steps = experiment.num_steps
@@ -104,7 +114,7 @@ def run_steps(
     with bar:
         for step in range(first_step, num_steps):
             began = time.perf_counter()
-            state, scalars = train_step(state, jax.tree.map(jnp.asarray, experiment.batch_at(step)))
+            state, scalars = train_step(state, experiment.cut(experiment.batch_at(step)))
             metrics = {name: float(value) for name, value in scalars.items()}
             loss = metrics.pop("loss")
             grad_norm = metrics.pop("grad_norm")

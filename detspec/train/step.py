@@ -1,7 +1,8 @@
-"""One optimiser step as a pure function of a state and a batch, for any loss."""
+"""One optimiser step as a pure function of a state and a batch's slices, for any loss."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,18 @@ import optax
 
 from detspec.model.params import Params
 from detspec.struct import Struct
+from detspec.train.data_parallel import sum_over_slices
 
-LossFn = Callable[[Params, Any], tuple[jax.Array, dict[str, jax.Array]]]
-Metrics = dict[str, jax.Array]
+
+class Mean(NamedTuple):
+    """A metric that is divided once, after the sums over slices; float32 scalars."""
+
+    total: jax.Array
+    number: jax.Array  # of what is added up in `total`
+
+
+Metrics = dict[str, jax.Array | Mean]
+LossFn = Callable[[Params, Any], tuple[jax.Array, Metrics]]
 
 
 class TrainState(Struct):
@@ -22,25 +32,47 @@ class TrainState(Struct):
     opt_state: optax.OptState  # moments and step count of AdamW
 
 
+TrainStep = Callable[[TrainState, Sequence[Any]], tuple[TrainState, dict[str, jax.Array]]]
+
+
 def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step."""
     return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
 
 
 def make_train_step(
-    loss_fn: LossFn, optimizer: optax.GradientTransformation
-) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
-    """The jitted step `(state, batch) -> (state, metrics)`; it donates the state it is given.
+    loss_fn: LossFn, optimizer: optax.GradientTransformation, *, chips: Sequence[jax.Device] | None = None
+) -> TrainStep:
+    """The step `(state, slices) -> (state, metrics)`; it donates the state it is given.
 
-    Metrics are float scalars: "loss", those that `loss_fn(params, batch) -> (loss, metrics)` adds, and "grad_norm".
+    `loss_fn(params, slice) -> (loss, metrics)` gives a slice's share: sums over all slices are the batch's. A `Mean` is divided
+    after that. Metrics of the step are float scalars: "loss", those of `loss_fn`, and "grad_norm".
+
+    The state is on the first of `chips`, by default jax's first device. Their number changes no bit of the result.
     """
+    chips = jax.local_devices()[:1] if chips is None else chips
+    gradient = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))
 
-    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, batch)
+    @partial(jax.jit, donate_argnums=0)
+    def update(
+        state: TrainState, gradient: tuple[tuple[jax.Array, Metrics], Params]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        (loss, metrics), grads = gradient
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         new_state = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
         # dict() raises if two metrics have the same name.
-        return new_state, dict(loss=loss, **metrics, grad_norm=optax.tree.norm(grads))
+        return new_state, dict(loss=loss, **divided(metrics), grad_norm=optax.tree.norm(grads))
 
-    return jax.jit(train_step, donate_argnums=0)
+    def train_step(state: TrainState, slices: Sequence[Any]) -> tuple[TrainState, dict[str, jax.Array]]:
+        return update(state, sum_over_slices(gradient, state.params, slices, chips=chips))
+
+    return train_step
+
+
+def divided(metrics: Metrics) -> dict[str, jax.Array]:
+    """`metrics` as numbers; the mean of nothing is 0."""
+    return {
+        name: value.total / jnp.maximum(value.number, 1.0) if isinstance(value, Mean) else value
+        for name, value in metrics.items()
+    }

@@ -16,13 +16,13 @@ from detspec.state import NO_TOKEN
 from detspec.thinking.blocks import thinking_of
 from detspec.train.optimizer import OptimizerConfig, make_optimizer
 from detspec.train.problems.chunks import Batch
-from detspec.train.reasoning import reasoning_loss
-from detspec.train.step import init_state, make_train_step
+from detspec.train.reasoning_loss import reasoning_loss
+from detspec.train.step import Metrics, init_state, make_train_step
 from replications.thinking_states.turns import Prepare, time_by_turns
 from replications.thinking_states.unrolled import forward_unrolled
 
 # (params, cfg, batch) -> loss and metrics
-Loss = Callable[[Params, ModelConfig, Batch], tuple[jax.Array, dict[str, jax.Array]]]
+Loss = Callable[[Params, ModelConfig, Batch], tuple[jax.Array, Metrics]]
 
 
 def step_times(
@@ -74,7 +74,7 @@ def cut_in(cfg: ModelConfig, length: int, thought_tokens: int, num_chunks: int) 
     return dataclasses.replace(cfg, thinking=share)
 
 
-def unrolled_loss(params: Params, cfg: ModelConfig, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+def unrolled_loss(params: Params, cfg: ModelConfig, batch: Batch) -> tuple[jax.Array, Metrics]:
     """Cross entropy of the next tokens, through time; thoughts are not used."""
     tokens, targets, weights = map(jnp.asarray, (batch.tokens[:, :-1], batch.tokens[:, 1:], batch.weights))
     losses = optax.softmax_cross_entropy_with_integer_labels(forward_unrolled(params, cfg, tokens), targets)
@@ -101,6 +101,6 @@ def _step(cfg: ModelConfig, loss: Loss, batch: Batch) -> Prepare:
 
     def prepare() -> Any:
         state = init_state(jax.tree.map(jnp.copy, params), optimizer)  # the step takes the one it is given
-        return lambda: step(state, placed)
+        return lambda: step(state, [placed])  # one slice
 
     return prepare

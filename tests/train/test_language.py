@@ -60,7 +60,7 @@ def test_steps_on_one_batch_lower_its_loss():
     optimizer = make_optimizer(CONFIG.optimizer, 50)
     train_step = make_train_step(lambda params, rows: (token_losses(params, MODEL, rows).mean(), {}), optimizer)
     state = init_state(init_params(MODEL, jax.random.key(0)), optimizer)
-    state, first = train_step(state, ROWS)
+    state, first = train_step(state, [ROWS])
     for _ in range(49):
-        state, metrics = train_step(state, ROWS)
+        state, metrics = train_step(state, [ROWS])
     assert float(metrics["loss"]) < float(first["loss"]) / 4

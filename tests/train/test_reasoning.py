@@ -112,7 +112,7 @@ def test_other_arms_train_the_backbone_alone(arm: str, config_path: Path, tmp_pa
     params, batch = experiment.init_params(), experiment.batch_at(0)
     assert "thinking" not in params
     assert batch.thoughts.shape[1] == 0
-    loss, metrics = jax.jit(experiment.loss_fn)(params, batch)
+    loss, metrics = jax.jit(experiment.loss_fn)(params, experiment.cut(batch)[0])
     assert np.isfinite(loss)
     assert set(metrics) == {"answers"}
     continuation = {"cot": 3, "no_cot": 2}[arm]  # the answer and the end; before them at least one step

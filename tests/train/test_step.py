@@ -23,7 +23,7 @@ def start():
 
 
 def test_step_reports_loss_gradient_and_the_metrics_of_the_loss():
-    state, metrics = make_train_step(distance, OPTIMIZER)(start(), GOAL)
+    state, metrics = make_train_step(distance, OPTIMIZER)(start(), [GOAL])
     assert int(state.step) == 1
     assert {name: float(value) for name, value in metrics.items()} == {"loss": 12.5, "worst": 4.0, "grad_norm": 5.0}
 
@@ -31,7 +31,7 @@ def test_step_reports_loss_gradient_and_the_metrics_of_the_loss():
 def test_steps_on_one_batch_lower_its_loss():
     state, train_step = start(), make_train_step(distance, OPTIMIZER)
     for _ in range(50):
-        state, metrics = train_step(state, GOAL)
+        state, metrics = train_step(state, [GOAL])
     assert int(state.step) == 50
     assert float(metrics["loss"]) < 12.5 / 4
 
@@ -44,7 +44,7 @@ def test_metrics_change_no_bit_of_the_step():
     for loss_fn in (distance, bare):
         state, train_step = start(), make_train_step(loss_fn, OPTIMIZER)
         for _ in range(3):
-            state, _ = train_step(state, GOAL)
+            state, _ = train_step(state, [GOAL])
         ends.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)])
     assert ends[0] == ends[1]
     assert ends[0] != [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(start())]
@@ -57,4 +57,4 @@ def test_metric_that_takes_the_name_of_another_is_refused(name: str):
         return loss, {name: metrics["worst"]}
 
     with pytest.raises(TypeError, match=name):
-        make_train_step(loss_fn, OPTIMIZER)(start(), GOAL)
+        make_train_step(loss_fn, OPTIMIZER)(start(), [GOAL])
