@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow test-kernels test-aot kernels parity prove lint format notebooks pairs clean
+.PHONY: help env demo test test-slow test-kernels test-mesh test-aot kernels parity prove lint format notebooks pairs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,11 @@ endef
 test-kernels: env ## run the TPU and GPU kernels in Pallas's simulators
 	@$(choose_flags); \
 	XLA_FLAGS="$$flags $$XLA_FLAGS" $(BIN)/python -m pytest tests -m kernels --numprocesses auto --dist worksteal $(ARGS)
+
+# Simulated devices are threads that wait for each other: on a busy machine longer than XLA's 40 seconds.
+test-mesh: env ## run the tests on eight simulated devices
+	JAX_NUM_CPU_DEVICES=8 XLA_FLAGS="--xla_cpu_collective_call_terminate_timeout_seconds=600 $$XLA_FLAGS" \
+		$(BIN)/python -m pytest tests/mesh --numprocesses auto --dist worksteal $(ARGS)
 
 test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs without having one; ARGS='-k v6e' runs a part
 	$(VENV)/aot/bin/python -m pytest aot --numprocesses auto --dist worksteal $(ARGS)

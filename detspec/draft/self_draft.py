@@ -60,7 +60,7 @@ def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, stat
             return state.tokens.at[sequence[:, None], place].set(carry.tokens, mode="drop")
 
         choose = partial(sample, numerics=fast.numerics)
-        chosen, logprob = share_rows(choose, logits_f32[:, 0], position + 1, state.sampling, texts_fn=texts)
+        chosen, logprob = share_rows(choose, logits_f32, position + 1, state.sampling, texts_fn=texts)
         return _Decoded(
             last=chosen,
             going=going & ~state.sampling.is_stop(chosen[:, None])[:, 0],

@@ -67,7 +67,7 @@ def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, s
         rows = jax.tree.map(lambda x: jnp.repeat(x[sequence], W, axis=0), state.sampling)
         position = windows.positions.reshape(-1) + 1
         choose = partial(sample, numerics=schedule.numerics)
-        chosen, logprob = share_rows(choose, logits_f32.reshape(G * W, -1), position, rows, texts_fn=texts)
+        chosen, logprob = share_rows(choose, logits_f32, position, rows, texts_fn=texts)
         place = jnp.where(in_pass, sequence, B)
         return _Answered(
             done=carry.done + G,

@@ -99,14 +99,15 @@ def scale_embeddings(cfg: ModelConfig, x: jax.Array) -> jax.Array:
 
 
 def logits_f32(params: dict[str, Any], cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
-    """Final norm and output head: `x [..., D]` -> float32 `[..., V]`, on `n` chips each one's `[..., V/n]`."""
+    """Final norm and output head: `x [..., D]` -> float32 `[..., V]`; see `head_f32`."""
     with jax.named_scope("logits"):
         return head_f32(params, cfg, ops.norm(x, params["final_norm"]), ops)
 
 
 def head_f32(params: dict[str, Any], cfg: ModelConfig, normed: jax.Array, ops: RowOps) -> jax.Array:
-    """Output head: `normed [..., D]` -> float32 `[..., V]`, on `n` chips each one's `[..., V/n]`."""
-    return softcap(ops.linear_f32(normed, params["embed"] if cfg.tie_embeddings else params["head"]), cfg.logit_softcap)
+    """Output head: `normed [..., D]` -> float32 `[..., V]`; on chips for their share of the rows, see `to_rows`."""
+    own_f32 = ops.linear_f32(normed, params["embed"] if cfg.tie_embeddings else params["head"])
+    return softcap(collectives.to_rows(own_f32), cfg.logit_softcap)
 
 
 def attend_sequence(

@@ -32,7 +32,7 @@ from detspec.state import Windows
 class Pass(NamedTuple):
     """What one pass over windows gives."""
 
-    logits_f32: jax.Array  # [G, W, V], on n chips each one's [G, W, V/n]
+    logits_f32: jax.Array  # [R, V]; on chips this one's share of the rows, see `collectives.to_rows`
     cache: KVCache  # with the windows' keys and values
     tapped: jax.Array | None  # [G, W, D], the stream after `tap_layer` layers
 
@@ -80,7 +80,7 @@ def forward(
         v_pools.append(pages[1])
     streams.append(x)
     return Pass(
-        logits_f32=logits_f32(params, cfg, x, ops).reshape(G, W, -1),
+        logits_f32=logits_f32(params, cfg, x, ops),
         cache=cache.replace(k=tuple(k_pools), v=tuple(v_pools)),
         tapped=None if tap_layer is None else streams[tap_layer].reshape(G, W, -1),
     )

@@ -46,31 +46,38 @@ def gather(x: jax.Array) -> jax.Array:
     return jax.lax.all_gather(x, CHIPS, axis=x.ndim - 1, tiled=True) if num_chips() > 1 else x
 
 
-def share_rows(fn: Callable[..., Tree], logits_f32: jax.Array, *by_row: Any, texts_fn: Callable[[], jax.Array]) -> Tree:
-    """`fn(logits_f32, *by_row, texts_fn)` for `R` rows, of which each chip takes `r = ceil(R / n)`; all get what each found.
+def to_rows(x: jax.Array) -> jax.Array:
+    """From `x [R, m/n]`, this chip's columns of all rows, whole rows that are this chip's share: `[r, m]`, `r = ceil(R / n)`.
 
-    R 3, two chips:    chip 0 takes rows 0 and 1, chip 1 takes row 2 and padding
-
-    Args:
-        fn: no row of what it returns, arrays `[R, ...]`, depends on another row.
-        logits_f32: `[R, V/n]`, this chip's columns; `fn` gets whole rows.
-        by_row: pytrees of arrays `[R, ...]` that all chips hold; `fn` gets their rows.
-        texts_fn: makes texts `[X, T]`, of which each is that of `R / X` rows; `fn` gets one that makes the texts of its rows.
+    R 3, two chips:    chip 0 takes rows 0 and 1, chip 1 takes row 2 and a row of zeros
     """
     n = num_chips()
     if n == 1:
+        return x
+    padded = jnp.pad(x, ((0, -x.shape[0] % n), (0, 0)))
+    return jax.lax.all_to_all(padded, CHIPS, split_axis=0, concat_axis=1, tiled=True)
+
+
+def share_rows(fn: Callable[..., Tree], logits_f32: jax.Array, *by_row: Any, texts_fn: Callable[[], jax.Array]) -> Tree:
+    """`fn(logits_f32, *by_row, texts_fn)` for `R` rows, of which each chip takes its share; all get what each found.
+
+    Args:
+        fn: no row of what it returns, arrays `[R, ...]`, depends on another row.
+        logits_f32: `[r, V]`, this chip's share as `to_rows` gives it.
+        by_row: pytrees of arrays `[R, ...]` that all chips hold; `fn` gets their rows.
+        texts_fn: makes texts `[X, T]`, of which each is that of `R / X` rows; `fn` gets one that makes the texts of its rows.
+    """
+    if num_chips() == 1:
         return fn(logits_f32, *by_row, texts_fn)
-    R = logits_f32.shape[0]
-    r = -(-R // n)
+    R = jax.tree.leaves(by_row)[0].shape[0]
+    r = logits_f32.shape[0]
     row = jnp.minimum(chip() * r + jnp.arange(r, dtype=jnp.int32), R - 1)
 
     def own_texts() -> jax.Array:
         texts = texts_fn()
         return texts[row // (R // texts.shape[0])]
 
-    padded = jnp.pad(logits_f32, ((0, n * r - R), (0, 0)))
-    whole = jax.lax.all_to_all(padded, CHIPS, split_axis=0, concat_axis=1, tiled=True)
-    found = fn(whole, *jax.tree.map(lambda x: x[row], by_row), own_texts)
+    found = fn(logits_f32, *jax.tree.map(lambda x: x[row], by_row), own_texts)
     return jax.tree.map(lambda x: jax.lax.all_gather(x, CHIPS, axis=0, tiled=True)[:R], found)
 
 

@@ -1,0 +1,65 @@
+"""The comparison of a mesh with one chip finds what differs; results then name the mesh."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from detspec.config import ModelConfig
+from detspec.engine.certify_mesh import differing_copies, mesh_of_bits
+from detspec.engine.device import Device
+from detspec.engine.engine_config import EngineConfig
+from detspec.model import layers
+from detspec.ops import collectives
+from tests.mesh.conftest import model_on
+from tests.mesh.shapes import CFG, engine_on, plain_job, schedule_for
+
+
+def device_on(num_chips: int, cfg: ModelConfig = CFG, **numerics) -> Device:
+    schedule = schedule_for(cfg).with_numerics(**numerics)
+    return Device(model_on(cfg, num_chips), EngineConfig(max_requests=3, max_len=64, schedule=schedule, compile_cache=False))
+
+
+def test_chips_that_give_the_bits_of_one_have_its_name():
+    assert mesh_of_bits(device_on(1)) == ("any", "")
+    assert mesh_of_bits(device_on(1, linear="xla")) == ("1", "")
+    assert mesh_of_bits(device_on(4)) == ("any", "")
+    one, four = (engine_on(model_on(CFG, num_chips)) for num_chips in (1, 4))
+    assert one.fingerprint() == four.fingerprint()
+
+
+def test_sums_that_are_added_across_chips_are_found_and_named(monkeypatch):
+    """The usual layout: `down` is cut along its inputs, and chips add what they have."""
+
+    def mlp(layer, cfg, x, ops):
+        gate_f32, up_f32 = ops.linears_f32(x, layer["gate"], layer["up"])
+        gated = (layers.ACTIVATION_FNS[cfg.activation](gate_f32) * up_f32).astype(x.dtype)
+        if collectives.num_chips() == 1:
+            return ops.linear_f32(gated, layer["down"]).astype(x.dtype)
+        down = collectives.gather(layer["down"].T).T  # [D, F], whole
+        own = collectives.own(down)  # [D, F/n]
+        return jax.lax.psum(ops.linear_f32(gated, own), collectives.CHIPS).astype(x.dtype)
+
+    monkeypatch.setattr(layers, "mlp", mlp)
+    cfg = dataclasses.replace(CFG, dtype="float32")  # rounding to bfloat16 hides most differences
+
+    found = {}
+    for num_chips in (2, 4):
+        name, why = mesh_of_bits(device_on(num_chips, cfg))
+        assert name == {2: "kv=2,query=1", 4: "kv=2,query=2"}[num_chips]
+        assert "the mesh has token" in why
+        with pytest.warns(UserWarning, match="these chips"):
+            found[num_chips] = plain_job(model_on(cfg, num_chips))
+    assert found[2] != found[4]
+
+
+def test_copies_that_differ_on_one_chip_are_found():
+    mesh = device_on(4).place
+    same = [np.arange(6, dtype=np.float32)] * 4
+    other = [*same[:2], np.where(np.arange(6) == 3, np.float32(3.0000002), same[0]), same[3]]
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    for shards, words in ((same, ""), (other, ":2 holds other bits than")):
+        parts = [jax.device_put(part, device) for part, device in zip(shards, mesh.devices.flat, strict=True)]
+        assert words in differing_copies(jax.make_array_from_single_device_arrays((6,), sharding, parts))
+        assert bool(words) == bool(differing_copies(jax.make_array_from_single_device_arrays((6,), sharding, parts)))

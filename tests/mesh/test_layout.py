@@ -1,0 +1,96 @@
+"""Where weights and pages lie on chips, and what is refused."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import detspec as ds
+from detspec.draft.given import RECORDED
+from detspec.draft.source import Drafter
+from detspec.engine.device import Device
+from detspec.engine.engine_config import EngineConfig
+from detspec.errors import InputError
+from detspec.mesh import fitting_chips, make_mesh, param_shardings, place_of
+from detspec.model.params import params_bytes
+from tests.fakes import random_model
+from tests.mesh.conftest import model_on
+from tests.mesh.shapes import CFG
+
+SMALL = EngineConfig(max_requests=2, max_len=64, compile_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "num_chips", "shape"), [(8, 8, (8, 1)), (2, 2, (2, 1)), (2, 4, (2, 2)), (2, 8, (2, 4)), (1, 4, (1, 4))]
+)
+def test_kv_heads_are_cut_first_and_copied_where_chips_are_more(num_kv_heads, num_chips, shape):
+    mesh = make_mesh(dataclasses.replace(CFG, num_kv_heads=num_kv_heads), num_chips)
+    assert (mesh.shape["kv"], mesh.shape["query"]) == shape
+    assert mesh.devices.ravel().tolist() == jax.devices()[:num_chips]
+
+
+def test_each_chip_holds_its_share_of_weights_and_of_the_cache():
+    cfg = dataclasses.replace(CFG, num_kv_heads=8)
+    one, eight = (Device(model_on(cfg, num_chips), SMALL) for num_chips in (1, 8))
+
+    def parts(device: Device) -> tuple:
+        return device.model.params, (device.state.cache.k, device.state.cache.v)
+
+    for whole, shared in zip(parts(one), parts(eight), strict=True):
+        own = sum(leaf.addressable_shards[-1].data.nbytes for leaf in jax.tree.leaves(shared))
+        assert params_bytes(whole) / 8 <= own <= 1.02 * params_bytes(whole) / 8
+
+
+def test_numbers_of_chips_that_do_not_divide_the_model_are_refused_with_those_that_do():
+    assert fitting_chips(CFG) == [1, 2, 4, 8]
+    with pytest.raises(InputError, match=r"3 chips: numbers that divide .* are 1, 2, 4, 8$"):
+        make_mesh(CFG, 3)
+    with pytest.raises(InputError, match=r"16 chips were asked for, but there are 8 devices \(on a CPU, JAX_NUM_CPU_DEVICES"):
+        make_mesh(dataclasses.replace(CFG, num_heads=16, num_kv_heads=16, d_ff=96, vocab_size=512), 16)
+    with pytest.raises(InputError, match="chips \\(2\\) and sharding were given"):
+        ds.load(chips=2, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+
+
+def test_loading_on_chips_gives_the_same_weights_and_digest():
+    one, four = ds.load(), ds.load(chips=4)
+    assert four.digest == one.digest
+    assert place_of(four.cfg, four.params).size == 4
+    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(four.params), strict=True):
+        assert np.array_equal(np.asarray(a).view(np.uint16), np.asarray(b).view(np.uint16))
+
+
+def test_weights_that_lie_in_another_way_are_refused():
+    mesh = make_mesh(CFG, 2)
+    copies = jax.device_put(random_model(CFG), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    with pytest.raises(InputError, match=r"weight \['embed'\] lies as .*, but must lie as .*chips=\.\.\."):
+        place_of(CFG, copies)
+    assert place_of(CFG, jax.device_put(copies, param_shardings(CFG, mesh))) == mesh
+
+
+def test_what_runs_on_one_chip_alone_says_so():
+    model = model_on(CFG, 2)
+    for call in (
+        lambda: ds.generate(model.params, CFG, [[1, 2]], ds.SamplingParams(max_tokens=2)),
+        lambda: ds.score(model.params, CFG, [[1, 2]]),
+    ):
+        with pytest.raises(InputError, match=r"runs on one chip, but the weights lie on 2: use detspec\.Engine"):
+            call()
+    with pytest.raises(InputError, match="drafter 'mine' has weights of its own"):
+        Device(model, SMALL, drafters={"mine": Drafter(RECORDED._replace(name="mine"), (np.zeros(3),))})
+
+
+def test_chips_that_have_no_names_are_one():
+    """A user's own `shard_map`, with other axes, is no mesh of ours."""
+    from detspec.ops import collectives
+
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    seen = []
+
+    def body(x: jax.Array) -> jax.Array:
+        seen.append(collectives.num_chips())
+        return collectives.gather(x)
+
+    spec = jax.sharding.PartitionSpec("batch")
+    jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec))(np.arange(4))
+    assert seen == [1]
