@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from detspec.cli.options import add_model, load_model, say
+from detspec.cli.options import add_chips, add_model, load_model, say
 from detspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ ordinary and deterministic. Prints which bits changed, how fast each was, and ho
 window of draft, verify and rollback into DIR. Exit code 1 if a deterministic bit changed, or if no ordinary bit did: then the
 comparison would show nothing.
 
+With --chips N, the same prompts on one chip and on N: no deterministic bit may change. On a machine without chips, simulate
+some: `JAX_NUM_CPU_DEVICES=4 detspec demo --chips 4`.
+
 With --thinking, a model that thinks while it reads answers a question and shows its thoughts."""
 TRACE_PROMPTS = 4
 
@@ -25,6 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     add = parser.add_argument
     add_model(parser)
+    add_chips(parser)
     add("--max-tokens", type=int, default=64, metavar="N", help="new tokens of each prompt")
     add("--out", default="out", metavar="DIR", help="folder for the picture, detspec-trace.svg and .png")
     add(
@@ -40,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 1 if a deterministic bit changed or no ordinary one did."""
     if args.thinking is not None:
         return run_thinking(args)
+    if args.chips != 1:
+        return run_chips(args)
     from detspec.demo.demo import NUM_STAGES, run_demo
     from detspec.progress import Progress
 
@@ -55,6 +61,24 @@ def run(args: argparse.Namespace) -> int:
         say("error: the inverse control found nothing: ordinary generation changed no bit either")
         return 1
     print("Deterministic generation changed no bit; ordinary generation did.")
+    return 0
+
+
+def run_chips(args: argparse.Namespace) -> int:
+    """Compares one chip with several; returns 1 if a bit changed, or none did in the control."""
+    from detspec.demo.chips_demo import NUM_STAGES, run_chips_demo
+    from detspec.progress import Progress
+
+    model = load_model(args)
+    with Progress(NUM_STAGES, "steps") as progress:
+        report = run_chips_demo(model, max_tokens=args.max_tokens, show=progress.print, progress=progress.next_stage)
+    if not report.held:
+        say("error: deterministic generation changed bits between one chip and several")
+        return 1
+    if not report.num_added:
+        say("error: the inverse control found nothing: sums that were added across chips changed no bit either")
+        return 1
+    print("No bit depends on the number of chips; sums that are added across chips do.")
     return 0
 
 

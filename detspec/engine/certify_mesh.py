@@ -54,7 +54,7 @@ def certify_mesh(device: Device) -> str:
         num_speculative_tokens=1,
         schedule=device.schedule,
     )
-    one_chip = dataclasses.replace(model, params=_on_one_chip(model.params))
+    one_chip = dataclasses.replace(model, params=on_one_chip(model.params))
     found = [_read(Device(each, config)) for each in (model, one_chip)]
     for copies in found[0]:
         if differs := differing_copies(copies):
@@ -102,7 +102,7 @@ def _first_layers(model: Model) -> Model:
     return dataclasses.replace(model, cfg=cfg, params={**params, "layers": model.params["layers"][:kept]})
 
 
-def _on_one_chip(params: Any) -> Any:
+def on_one_chip(params: Any) -> Any:
     """Copies of weights that lie on a mesh, on this process's first chip of it."""
 
     def gathered(leaf: jax.Array) -> jax.Array:
