@@ -9,7 +9,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from detspec.checkpoint.load import Model
 from detspec.demo.demo import Change, Run, compare, demo_prompts, one_run, ready_engine
@@ -51,7 +52,7 @@ def run_chips_demo(
     labels = ("1 chip", f"{mesh.size} chips")
     show(
         f"Changes from one chip to {mesh.size}, of {len(prompts)} deterministic texts and of the bits of log-probabilities:\n\n"
-        f"  {'':24}{'texts':>10}{'log-probs':>14}{labels[0] + ' tok/s':>16}{labels[1] + ' tok/s':>16}"
+        f"  {'':26}{'texts':>10}{'log-probs':>14}{labels[0] + ' tok/s':>16}{labels[1] + ' tok/s':>16}"
     )
     changes = []
     for batch in BATCHES:
@@ -67,16 +68,14 @@ def run_chips_demo(
                 runs.append(one_run(engine, "deterministic", temperature, label, prompts, in_order, max_tokens))
             change = compare(*(run.completions for run in runs))
             changes.append(change)
-            texts, logprobs = (
-                f"{a}/{b}" for a, b in ((change.texts, change.num_texts), (change.logprobs, change.num_logprobs))
-            )
+            texts = f"{change.texts}/{change.num_texts}"
+            logprobs = f"{change.logprobs}/{change.num_logprobs}"
             speeds = "".join(f"{run.num_tokens / run.seconds:16,.0f}" for run in runs)
-            show(f"  {f'batch {batch}, temperature {temperature:g}':24}{texts:>10}{logprobs:>14}{speeds}")
+            show(f"  {f'batch {batch}, temperature {temperature:g}':26}{texts:>10}{logprobs:>14}{speeds}")
     progress("control")
     num_added, num_sums = added_across_chips(one_chip.params["layers"][0]["down"], mesh)
-    show(
-        f"\nControl: a product that is cut along its inputs and added across chips: {num_added} of {num_sums} sums have other bits."
-    )
+    control = "a product that is cut along its inputs and added across chips"
+    show(f"\nControl: {control}: {num_added} of {num_sums} sums have other bits.")
     if jax.devices()[0].platform == "cpu":
         show("These chips are threads of one processor, so the speeds say nothing about real ones.")
     return ChipsReport(tuple(changes), num_added, num_sums)
@@ -86,7 +85,7 @@ NUM_STAGES = len(BATCHES) * (2 + len(TEMPERATURES)) + 1
 
 
 def added_across_chips(weight: jax.Array, mesh: Mesh) -> tuple[int, int]:
-    """How many sums of `weight [out, in]` times a made-up row change if each chip of `mesh` adds a part; and how many there are."""
+    """How many sums of `weight [out, in]` times a made-up row change if each chip of `mesh` adds a part, and of how many."""
     row = np.random.default_rng(0).standard_normal(weight.shape[1], np.float32)
     whole = np.asarray(weight, np.float32)
 
@@ -96,10 +95,7 @@ def added_across_chips(weight: jax.Array, mesh: Mesh) -> tuple[int, int]:
     def added(weight: jax.Array, row: jax.Array) -> jax.Array:
         return jax.lax.psum(product(weight, row), CHIPS)
 
-    cut = [
-        jax.device_put(x, jax.NamedSharding(mesh, spec))
-        for x, spec in ((whole, PartitionSpec(None, CHIPS)), (row, PartitionSpec(CHIPS)))
-    ]
-    parts = jax.jit(over_chips(added, mesh, tuple(cut), COPIES))(*cut)
+    cut = tuple(jax.device_put(x, NamedSharding(mesh, P(*[None] * (x.ndim - 1), CHIPS))) for x in (whole, row))
+    parts = jax.jit(over_chips(added, mesh, cut, COPIES))(*cut)
     same = same_bits(np.asarray(parts), np.asarray(jax.jit(product)(whole, row)))
     return int((~same).sum()), same.size
