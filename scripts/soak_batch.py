@@ -29,6 +29,7 @@ COMMAND = (sys.executable, "-m", "detspec")
 MAX_LEN = 1024
 MOST_NEW_TOKENS = 96
 WHILE_STARTING = 0.3  # share of the signals that are sent while a job starts
+NUM_DEVICES = 4  # simulated; variants run on one of them unless they say otherwise
 STARTING_S = 4.0  # seconds that count as the start
 
 
@@ -44,6 +45,7 @@ class Variant:
         signals: signals to send at random moments, one per start; the last start runs to the end.
         like: name of the variant that must have the same bytes; None for none.
         unlike: name of the variant that must have other bytes; None for none.
+        chips: how many simulated chips the first, second, ... start runs on; then from the beginning.
     """
 
     name: str
@@ -53,6 +55,11 @@ class Variant:
     signals: tuple[signal.Signals, ...] = ()
     like: str | None = "32 rows"
     unlike: str | None = None
+    chips: tuple[int, ...] = (1,)
+
+    def start_arguments(self, number: int) -> tuple[str, ...]:
+        """Further arguments of start `number`."""
+        return (*self.arguments, "--chips", str(self.chips[number % len(self.chips)]))
 
 
 VARIANTS = (
@@ -67,6 +74,13 @@ VARIANTS = (
     Variant("reversed", ("--max-requests", "8"), order="reversed"),
     Variant("4 shards, merged", ("--max-requests", "8"), shards=4),
     Variant("killed", ("--max-requests", "8"), signals=(signal.SIGKILL,) * 10 + (signal.SIGTERM,) * 3),
+    Variant("2 chips", ("--max-requests", "8"), chips=(2,)),
+    Variant("4 chips, self draft", ("--max-requests", "8", "--method", "self", "--num-speculative-tokens", "7"), chips=(4,)),
+    Variant("4 chips, few pages", ("--max-requests", "32", "--num-pages", "36"), order="reversed", chips=(4,)),
+    Variant("shards on 1, 2, 4 chips", ("--max-requests", "8"), shards=3, chips=(1, 2, 4)),
+    Variant(
+        "killed on 4, 2, 1 chips", ("--max-requests", "8"), signals=(signal.SIGKILL,) * 4 + (signal.SIGTERM,), chips=(4, 2, 1)
+    ),
     Variant("ordinary, 32 rows", ("--max-requests", "32", "--ordinary"), like=None),
     Variant("ordinary, 3 rows", ("--max-requests", "3", "--ordinary"), like=None, unlike="ordinary, 32 rows"),
 )
@@ -89,7 +103,7 @@ def main() -> int:
         print(row(variant.name, found[variant.name]), flush=True)
     checks = {} if args.only else {name: check(args.workdir.resolve()) for name, check in CHECKS.items()}
     for name, (problems, seconds) in checks.items():
-        print(f"{name:20} {'ok' if not problems else 'WRONG: ' + '; '.join(problems[:3])}  ({seconds:.1f} s)", flush=True)
+        print(f"{name:24} {'ok' if not problems else 'WRONG: ' + '; '.join(problems[:3])}  ({seconds:.1f} s)", flush=True)
     sound = all(entry["sound"] for entry in found.values()) and not any(problems for problems, _ in checks.values())
     if args.json:
         shown = {name: {key: value for key, value in entry.items() if key != "by_id"} for name, entry in found.items()}
@@ -165,12 +179,12 @@ def run(variant: Variant, lines: list[str], workdir: Path) -> dict:
     expected = sum(json.loads(line)["sampling"].get("n", 1) for line in lines)
     if variant.shards > 1:
         for index in range(variant.shards):
-            start(workdir, *base, *variant.arguments, "--fresh", "--shard", f"{index}/{variant.shards}")
+            start(workdir, *base, *variant.start_arguments(index), "--fresh", "--shard", f"{index}/{variant.shards}")
         start(workdir, "merge", "--out", str(out))
     elif variant.signals:
         sent = start_and_signal(variant, workdir, out, base, expected)
     else:
-        start(workdir, *base, *variant.arguments, "--fresh")
+        start(workdir, *base, *variant.start_arguments(0), "--fresh")
     stats = json.loads((folder / "out.stats.json").read_text())
     content = out.read_bytes()
     by_id = {name_of(json.loads(line)): hashlib.sha256(line).hexdigest() for line in content.splitlines()}
@@ -197,8 +211,13 @@ def start(workdir: Path, *arguments: str) -> None:
 
 
 def environment(workdir: Path) -> dict[str, str]:
-    """Environment variables that keep compiled programs in the work folder, so that restarted jobs resume quickly."""
-    return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(workdir / "xla"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    """Environment variables that keep compiled programs in the work folder, so that restarts are quick, and simulate chips."""
+    return {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(workdir / "xla"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_NUM_CPU_DEVICES": str(NUM_DEVICES),
+    }
 
 
 def start_and_signal(variant: Variant, workdir: Path, out: Path, base: tuple[str, ...], expected: int) -> int:
@@ -218,7 +237,8 @@ def start_and_signal(variant: Variant, workdir: Path, out: Path, base: tuple[str
         return max(0, journal.read_bytes().count(b"\n") - 1) if journal.exists() else 0
 
     for index, number in enumerate(signals):
-        process = subprocess.Popen([*COMMAND, *base, *variant.arguments], env=environment(workdir), stderr=subprocess.DEVNULL)
+        command = [*COMMAND, *base, *variant.start_arguments(index)]
+        process = subprocess.Popen(command, env=environment(workdir), stderr=subprocess.DEVNULL)
         if rng.random() < WHILE_STARTING:
             time.sleep(rng.uniform(0.0, STARTING_S))
         else:
@@ -232,17 +252,20 @@ def start_and_signal(variant: Variant, workdir: Path, out: Path, base: tuple[str
         process.send_signal(number)
         code = process.wait()
         assert code in (-number, 128 + number), f"{variant.name}: exit code {code} after {number.name}"
-    start(workdir, *base, *variant.arguments)
+    start(workdir, *base, *variant.start_arguments(len(signals)))
     return len(signals)
 
 
 def audited(workdir: Path) -> tuple[list[str], float]:
-    """Problems that `detspec audit` finds in the first variant's output, and the seconds it took."""
+    """Problems that `detspec audit` finds in the first variant's output on one and on four chips, and the seconds it took."""
     began = time.perf_counter()
     records = workdir / VARIANTS[0].name.replace(" ", "_") / "out.jsonl"
-    command = [*COMMAND, "audit", "--records", str(records)]
-    done = subprocess.run(command, env=environment(workdir), capture_output=True, text=True, check=False)
-    return [] if done.returncode == 0 else [done.stdout.strip() or done.stderr.strip()], time.perf_counter() - began
+    problems = []
+    for chips in ("1", "4"):
+        command = [*COMMAND, "audit", "--records", str(records), "--chips", chips]
+        done = subprocess.run(command, env=environment(workdir), capture_output=True, text=True, check=False)
+        problems += [] if done.returncode == 0 else [done.stdout.strip() or done.stderr.strip()]
+    return problems, time.perf_counter() - began
 
 
 def scored(workdir: Path) -> tuple[list[str], float]:
@@ -304,7 +327,7 @@ def row(name: str, entry: dict) -> str:
     """One line of the table."""
     differ = "" if entry["differ"] is None else f"{entry['differ']} differ"
     return (
-        f"{name:20} {entry['sha256'][:16]}  {differ:12} {'ok' if entry['sound'] else 'WRONG':5} {entry['signals']:3} signals "
+        f"{name:24} {entry['sha256'][:16]}  {differ:12} {'ok' if entry['sound'] else 'WRONG':5} {entry['signals']:3} signals "
         f"{entry['num_resumed']:4} resumed  {entry['num_tokens']:6} tokens  {entry['num_rollbacks']:4} rollbacks  "
         f"generate {entry['generate_s']:6.1f} s  wall {entry['wall_s']:6.1f} s"
     )
