@@ -17,6 +17,7 @@ before to prevent that, as `detspec plan` does.
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,7 @@ class Target:
     bytes_per_s: int  # peak bandwidth of the memory
     flop_per_s: int  # peak arithmetic of dense bfloat16 products that are summed in float32
     on_chip_bytes: int  # most memory of one kernel: VMEM of one TensorCore, or shared memory of one thread block
+    link_bytes_per_s: int  # what one link of a chip brings in, see `interconnect`
     l2_bytes: int = 0  # L2 cache of a GPU, which its compiler needs to know
 
 
@@ -61,23 +63,28 @@ def _hopper(name: str, hbm_bytes: int, bytes_per_s: int) -> Target:
     """A Hopper GPU; the models differ in memory alone."""
     usable = int(GPU_SHARE * hbm_bytes)
     kind = f"NVIDIA {name.upper()}"
-    return Target(name, "gpu", kind, "one GPU", hbm_bytes, usable, bytes_per_s, 1979 * TERA // 2, 227 * KIB, 50 * MIB)
+    flop_per_s = 1979 * TERA // 2
+    return Target(name, "gpu", kind, "one GPU", hbm_bytes, usable, bytes_per_s, flop_per_s, 227 * KIB, 450 * GB, 50 * MIB)
 
 
 # TPUs: memory, bandwidth and peak of a chip come from docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, halved if the
 # device is half a chip; VMEM comes from docs.jax.dev, "TPU Hardware Reference". Usable memory is what libtpu's compiler reports
 # for a program that needs more. GPUs: NVIDIA's data sheets of the SXM versions; their peaks include sparsity, so they are
 # halved. Shared memory comes from the CUDA C++ Programming Guide, compute capability 9.0, L2 from the H100 white paper.
+# Links: jax-ml.github.io/scaling-book, "All about TPUs"; of tpu7x, 1200 GB/s of a chip over 6 links of two directions. NVLink:
+# 900 GB/s in both directions, by NVIDIA's data sheets.
 HALF = "one TensorCore, half a chip"
 CHIP = "one chip"
 TARGETS = {
     target.name: target
-    for target in (  # memory, usable memory, bytes/s, FLOP/s, on chip, L2
-        Target("v4:2x2x1", "tpu", "TPU v4", HALF, 16 * GIB, int(15.25 * GIB), 600 * GB, 275 * TERA // 2, 16 * MIB),
-        Target("v5e:2x2", "tpu", "TPU v5 lite", CHIP, 16 * GIB, int(15.75 * GIB), 819 * GB, 197 * TERA, 128 * MIB),
-        Target("v5p:2x2x1", "tpu", "TPU v5", CHIP, 95 * GIB, 95 * GIB, 2765 * GB, 459 * TERA, 64 * MIB),
-        Target("v6e:2x2", "tpu", "TPU v6 lite", CHIP, 32 * GIB, int(31.24 * GIB), 1640 * GB, 918 * TERA, 128 * MIB),
-        Target("tpu7x:2x2x1", "tpu", "TPU7x", HALF, 96 * GIB, int(94.74 * GIB), 3690 * GB, 2307 * TERA // 2, 64 * MIB),
+    for target in (  # memory, usable memory, bytes/s, FLOP/s, on chip, link
+        Target("v4:2x2x1", "tpu", "TPU v4", HALF, 16 * GIB, int(15.25 * GIB), 600 * GB, 275 * TERA // 2, 16 * MIB, 45 * GB),
+        Target("v5e:2x2", "tpu", "TPU v5 lite", CHIP, 16 * GIB, int(15.75 * GIB), 819 * GB, 197 * TERA, 128 * MIB, 45 * GB),
+        Target("v5p:2x2x1", "tpu", "TPU v5", CHIP, 95 * GIB, 95 * GIB, 2765 * GB, 459 * TERA, 64 * MIB, 90 * GB),
+        Target("v6e:2x2", "tpu", "TPU v6 lite", CHIP, 32 * GIB, int(31.24 * GIB), 1640 * GB, 918 * TERA, 128 * MIB, 90 * GB),
+        Target(
+            "tpu7x:2x2x1", "tpu", "TPU7x", HALF, 96 * GIB, int(94.74 * GIB), 3690 * GB, 2307 * TERA // 2, 64 * MIB, 100 * GB
+        ),
         _hopper("h100", 80 * GB, 3350 * GB),
         _hopper("h200", 141 * GB, 4800 * GB),
     )
@@ -120,10 +127,28 @@ class Compiled:
 
 
 def target(name: str) -> Target:
-    """The target named `name`; `InputError` if there is none."""
-    if name not in TARGETS:
-        raise InputError(f"unknown target {name!r}; accepted are {', '.join(TARGETS)}")
-    return TARGETS[name]
+    """The target named `name`: one of `TARGETS`, or a device of another slice of such TPUs, as "v5p:2x2x2" or "v6e:4x4".
+
+    Raises `InputError` if there is none.
+    """
+    generation, _, topology = name.partition(":")
+    for known in TARGETS.values():
+        like, _, shape = known.name.partition(":")
+        if name == known.name:
+            return known
+        if (
+            generation == like
+            and re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2})*", topology)
+            and topology.count("x") == shape.count("x")
+        ):
+            if any(int(size) % 2 for size in topology.split("x")[:2]):
+                raise InputError(
+                    f"no slice {name!r}: hosts have 2x2 chips, so the first two sizes must be even, as in {known.name}"
+                )
+            return dataclasses.replace(known, name=name)
+    raise InputError(
+        f"unknown target {name!r}; accepted are {', '.join(TARGETS)}, and these TPUs in slices of other sizes, as v5p:2x2x2"
+    )
 
 
 def canonical_schedule(
@@ -146,16 +171,17 @@ def canonical_schedule(
 
 
 def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequence[int] = ()) -> Compiled:
-    """Compiles `fn(*args)`, which `jax.jit` accepts, for one device of `target`.
+    """Compiles `fn(*args)`, which `jax.jit` accepts, for one device of `target`, or for those that `args` lie on.
 
-    `args` are pytrees of `jax.ShapeDtypeStruct`; nothing is allocated. The program may overwrite those at the positions
-    `donate`.
+    `args` are pytrees of `jax.ShapeDtypeStruct`; nothing is allocated. They lie on devices of `devices_of` if they have
+    shardings; all figures are then those of one device. The program may overwrite those at the positions `donate`.
 
     Raises `InputError` if a package that is needed is not installed, or does not match jax's version.
     """
-    sharding = SingleDeviceSharding(device_of(target))
-    placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), args)
-    lowered = jax.jit(fn, donate_argnums=tuple(donate)).lower(*placed)
+    if all(leaf.sharding is None for leaf in jax.tree.leaves(args)):
+        sharding = SingleDeviceSharding(device_of(target))
+        args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), args)
+    lowered = jax.jit(fn, donate_argnums=tuple(donate)).lower(*args)
     began = time.perf_counter()
     program = lowered.compile()
     seconds = time.perf_counter() - began
@@ -176,24 +202,31 @@ def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequ
 
 
 def device_of(target: Target) -> Any:
-    """A description of a device of `target`; programs can be compiled for it but not run on it.
+    """The first of `devices_of`."""
+    return devices_of(target, 1)[0]
+
+
+def devices_of(target: Target, gpus: int) -> list[Any]:
+    """Descriptions of all devices of a TPU slice, in jax's order, or of `gpus` GPUs of one host.
+
+    Programs can be compiled for them but not run on them.
 
     Raises `InputError` if a package that is needed is not installed, or does not match jax's version.
     """
     _check_installed(target.platform)
     with _environment():
         if target.platform == "tpu":
-            return topologies.get_topology_desc(platform="tpu", topology_name=target.name).devices[0]
+            return list(topologies.get_topology_desc(platform="tpu", topology_name=target.name).devices)
         try:
             config = _gpu_config(target)
             described = topologies.get_topology_desc(
-                platform="cuda", topology_name=target.name, target_config=config, topology="1x1x1"
+                platform="cuda", topology_name=target.name, target_config=config, topology=f"1x1x{gpus}"
             )
         except NotImplementedError as error:
             raise InputError(
                 "jax's CUDA plugin did not load; to compile for a GPU without having one, set JAX_PLATFORMS=cpu and start again"
             ) from error
-        return described.devices[0]
+        return list(described.devices)
 
 
 def compilers() -> dict[str, str]:

@@ -25,6 +25,7 @@ TRUNK = (
         "presets",
         "environment",
         "targets",
+        "interconnect",
         "roofline",
         "progress",
         "compile_cache",

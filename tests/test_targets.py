@@ -1,5 +1,6 @@
 """The table of targets, the schedules that run on them, and what is said where compilers are missing."""
 
+import dataclasses
 import os
 from importlib.metadata import PackageNotFoundError
 
@@ -31,6 +32,22 @@ def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], *, ptxas:
 def test_target_unknown_lists_those_there_are():
     with pytest.raises(InputError, match=r"unknown target 'v6e'; accepted are v4:2x2x1, .*v6e:2x2, .*h200"):
         target("v6e")
+
+
+def test_target_in_a_slice_of_another_size_is_the_same_device():
+    larger = target("v5p:2x2x2")
+    assert larger == dataclasses.replace(target("v5p:2x2x1"), name="v5p:2x2x2")
+
+
+@pytest.mark.parametrize("name", ["v5p:2x2", "v6e:2x", "v6e:0x2", "v6e:2x2x1", "h200:8", "v9:2x2", "v6e:-2x2"])
+def test_target_of_another_shape_is_refused(name: str):
+    with pytest.raises(InputError, match=f"unknown target '{name}'"):
+        target(name)
+
+
+def test_target_that_is_no_whole_hosts_is_refused():
+    with pytest.raises(InputError, match=r"no slice 'v6e:3x4': hosts have 2x2 chips"):
+        target("v6e:3x4")
 
 
 @pytest.mark.parametrize("name", TARGETS)
