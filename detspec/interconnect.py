@@ -14,6 +14,7 @@ figure was found for the link between them, so it counts as nothing better. GPUs
 
 import dataclasses
 import itertools
+import math
 
 from detspec.errors import InputError
 from detspec.targets import Target
@@ -31,13 +32,18 @@ class Links:
 
     num: int  # links of a chip in a corner to chips of the group
     bytes_per_s: float  # what a device receives by all of them
+    cut_bytes_per_s: float  # what all links across the middle of the group carry one way
     hops: int  # links one after the other between the chips farthest apart; steps of a ring on GPUs
     hop_s: float  # seconds of a hop
     start_s: float  # seconds until a collective moves anything
 
-    def seconds(self, received_bytes: float, rounds: int = 1) -> float:
-        """Seconds of a collective that brings `received_bytes` to each device, in `rounds` across the group."""
-        return self.start_s + rounds * self.hops * self.hop_s + received_bytes / self.bytes_per_s
+    def seconds(self, received_bytes: float, *, rounds: int = 1, cut_bytes: float = 0.0) -> float:
+        """Seconds of a collective in `rounds` across the group.
+
+        Each device receives `received_bytes`, and `cut_bytes` cross the middle of the group one way.
+        """
+        moving_s = max(received_bytes / self.bytes_per_s, cut_bytes / self.cut_bytes_per_s)
+        return self.start_s + rounds * self.hops * self.hop_s + moving_s
 
 
 def num_devices(target: Target) -> int:
@@ -52,13 +58,23 @@ def links_of(target: Target, chips: int) -> Links:
     """
     check_devices(target, chips)
     if target.platform == "gpu":
-        return Links(1, target.link_bytes_per_s, chips - 1, NVLINK_STEP_S, NCCL_START_S)
+        a_link = target.link_bytes_per_s
+        return Links(1, a_link, chips // 2 * a_link, chips - 1, NVLINK_STEP_S, NCCL_START_S)
     whole = slice_shape(target)
     taken = [1 + max(axis) for axis in zip(*coordinates(target)[:chips], strict=True)]
     is_ring = [size == full and _closes(size, len(whole)) for size, full in zip(taken, whole, strict=True)]
     num = max(1, sum((size > 1) + ring for size, ring in zip(taken, is_ring, strict=True)))
     hops = sum(size // 2 if ring else size - 1 for size, ring in zip(taken, is_ring, strict=True))
-    return Links(num, num * target.link_bytes_per_s / _devices_a_chip(target), max(1, hops), ICI_HOP_S, 0.0)
+    longest, closed = max(zip(taken, is_ring, strict=True))
+    cut = math.prod(taken) // longest * (2 if closed else 1)
+    return Links(
+        num=num,
+        bytes_per_s=num * target.link_bytes_per_s / _devices_a_chip(target),
+        cut_bytes_per_s=cut * target.link_bytes_per_s,
+        hops=max(1, hops),
+        hop_s=ICI_HOP_S,
+        start_s=0.0,
+    )
 
 
 def check_devices(target: Target, chips: int) -> None:

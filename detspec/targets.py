@@ -121,6 +121,11 @@ class Compiled:
         """Peak memory of the program, including its arguments."""
         return self.argument_bytes + self.temp_bytes + self.output_bytes - self.alias_bytes + self.code_bytes
 
+    @property
+    def hlo(self) -> str:
+        """The optimised program as text."""
+        return self.program.as_text() or ""
+
     def numbers(self) -> dict[str, float | None]:
         """All fields except the program, ready for JSON."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "program"}
@@ -137,7 +142,8 @@ def target(name: str) -> Target:
         if name == known.name:
             return known
         if (
-            generation == like
+            shape
+            and generation == like
             and re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2})*", topology)
             and topology.count("x") == shape.count("x")
         ):

@@ -21,12 +21,12 @@ def pass_work(cfg: ModelConfig, schedule: Schedule, *, windows: int, context: in
         schedule: the schedule of this pass: its rows, window, query tile, page and cache dtype count.
         windows: windows that are not padding, at most `schedule.budget.groups`.
         context: positions that each token attends to, its own included.
-        chips: chips that share the model, see `detspec.mesh`. Each reads its weights and the pages of its KV heads, and
-            multiplies for its own outputs and heads; logits are gathered whole, so each writes and reads all of them.
+        chips: chips that share the model, see `detspec.mesh`. Each reads its weights and the pages of its KV heads,
+            multiplies for its own outputs and heads, and samples its share of the rows.
     """
     budget = schedule.budget
     numerics = schedule.numerics
-    num_bytes = active_params(cfg, rows=budget.rows) * cfg.jax_dtype.itemsize / chips + 2 * 4 * budget.rows * cfg.vocab_size
+    num_bytes = (active_params(cfg, rows=budget.rows) * cfg.jax_dtype.itemsize + 2 * 4 * budget.rows * cfg.vocab_size) / chips
     flop = 2 * budget.rows * active_params(cfg)
     tiles = windows * -(-budget.window // numerics.query_tile)
     own_kv_heads = cfg.num_kv_heads // math.gcd(cfg.num_kv_heads, chips)

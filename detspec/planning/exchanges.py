@@ -8,7 +8,8 @@
     sums    attention's output      all-reduce    R x D        2 (n-1)/n of the array, as rings do it
             MLP's output            all-reduce    R x D        the same
 
-Both look up embeddings by one all-reduce, ours of bit patterns in uint32, and gather the logits.
+Both look up embeddings by one all-reduce, ours of bit patterns in uint32. Before sampling, an all-to-all turns each chip's
+columns of the logits, `[R, V/n]`, into whole rows, `[R/n, V]`; what each chip found for its rows is gathered.
 """
 
 import math
@@ -32,18 +33,23 @@ class Exchange(NamedTuple):
 
     kind: str  # one of KINDS
     dtype: str  # as HLO writes it: "bf16", "u32"
-    elements: int  # of the whole array, all chips' parts together
+    elements: int  # of the array that each chip gets; of a reduce-scatter, of all chips' parts together
     chips: int  # that take part
+
+    @property
+    def array_bytes(self) -> float:
+        """Bytes of `elements`."""
+        return self.elements * int(re.findall(r"\d+", self.dtype)[0]) / 8
 
     @property
     def received_bytes(self) -> float:
         """Bytes that each chip receives."""
-        whole = self.elements * int(re.findall(r"\d+", self.dtype)[0]) / 8
-        return ROUNDS.get(self.kind, 1) * whole * (self.chips - 1) / self.chips
+        return ROUNDS.get(self.kind, 1) * self.array_bytes * (self.chips - 1) / self.chips
 
     def seconds(self, links: Links) -> float:
-        """Seconds by `links`."""
-        return links.seconds(self.received_bytes, ROUNDS.get(self.kind, 1))
+        """Seconds by `links`; in an all-to-all, half of what each half of the chips has goes to the other half."""
+        cut_bytes = self.chips * self.array_bytes / 4 if self.kind == "all-to-all" else 0.0
+        return links.seconds(self.received_bytes, rounds=ROUNDS.get(self.kind, 1), cut_bytes=cut_bytes)
 
 
 Exchanges = Counter[Exchange]
@@ -60,19 +66,26 @@ def gathers(cfg: ModelConfig, rows: int, chips: int, *, whole_layers: int | None
     found[Exchange("all-reduce", "u32", rows * cfg.d_model, chips)] += 1
     for width in (cfg.num_heads * cfg.head_dim, cfg.d_model, cfg.d_ff, cfg.d_model):
         found[Exchange("all-gather", dtype, rows * width, chips)] += L
-    return +(found + logits(cfg, rows, chips)) if head else +found
+    return +(found + sampling(cfg, rows, chips)) if head else +found
 
 
 def sums(cfg: ModelConfig, rows: int, chips: int) -> Exchanges:
     """The same for the usual layout: `o` and `down` cut along their inputs, and their partial sums added across chips."""
     found: Exchanges = Counter()
     found[Exchange("all-reduce", HLO_DTYPES[cfg.dtype], rows * cfg.d_model, chips)] += 1 + 2 * cfg.num_layers
-    return found + logits(cfg, rows, chips)
+    return found + sampling(cfg, rows, chips)
 
 
-def logits(cfg: ModelConfig, rows: int, chips: int) -> Exchanges:
-    """What is exchanged between the head and the sampler: all chips get all logits."""
-    return Counter({Exchange("all-gather", "f32", rows * cfg.vocab_size, chips): 1})
+def sampling(cfg: ModelConfig, rows: int, chips: int) -> Exchanges:
+    """What is exchanged between the head and the commit: whole rows of logits, then tokens and their log-probabilities."""
+    padded = -(-rows // chips) * chips
+    return Counter(
+        {
+            Exchange("all-to-all", "f32", padded // chips * cfg.vocab_size, chips): 1,
+            Exchange("all-gather", "s32", padded, chips): 1,
+            Exchange("all-gather", "f32", padded, chips): 1,
+        }
+    )
 
 
 def exchange_seconds(exchanges: Exchanges, links: Links) -> float:
@@ -95,9 +108,11 @@ def found_in(hlo: str) -> Exchanges:
             if starts and kind != "all-reduce":  # operands, results, and what a permutation adds
                 shapes = shapes[1:2] if kind == "collective-permute" else shapes[len(shapes) // 2 :]
             chips = _chips(line)
-            for dtype, shape in shapes:
-                elements = math.prod(map(int, shape.split(","))) if shape else 1
-                found[Exchange(kind, dtype, elements * (chips if kind == "reduce-scatter" else 1), chips)] += 1
+            sizes = [(dtype, math.prod(map(int, shape.split(","))) if shape else 1) for dtype, shape in shapes]
+            if kind == "all-to-all":  # its parts may be results of their own
+                sizes = [(sizes[0][0], sum(size for _, size in sizes))]
+            for dtype, size in sizes:
+                found[Exchange(kind, dtype, size * (chips if kind == "reduce-scatter" else 1), chips)] += 1
     return found
 
 
