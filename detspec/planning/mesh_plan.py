@@ -10,6 +10,7 @@
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -173,14 +174,11 @@ def _sizes(cfg: ModelConfig, chips: int, schedule: Schedule, room: dict[str, int
     return {"weights_bytes": weights_bytes, "cache_bytes": cache_bytes(cfg, **room, numerics=schedule.numerics) / kv}
 
 
-def _pass_seconds(
-    cfg: ModelConfig, target: Target, chips: int, schedule: Schedule, *, windows: int, context: int, layout: str
-) -> tuple[float, float]:
-    """Seconds of a pass if the chips exchange values while they work, and if they do so in turn."""
-    own_s = pass_work(cfg, schedule, windows=windows, context=context, chips=chips).seconds(target)
+def _pass_seconds(own_s: float, cfg: ModelConfig, target: Target, chips: int, rows: int, layout: str) -> tuple[float, float]:
+    """Seconds of a pass if the chips exchange values while they work, and if they do so in turn; `own_s` is their work."""
     if chips == 1:
         return own_s, own_s
-    shared_s = exchange_seconds(LAYOUTS[layout](cfg, schedule.budget.rows, chips), links_of(target, chips))
+    shared_s = exchange_seconds(LAYOUTS[layout](cfg, rows, chips), links_of(target, chips))
     return max(own_s, shared_s), own_s + shared_s
 
 
@@ -191,16 +189,15 @@ def _pass(
     live = room["max_requests"]
     fed, windows = (schedule.fast(live), live) if name == "draft step" else (schedule, min(live, schedule.budget.groups))
     work = pass_work(cfg, fed, windows=windows, context=room["max_len"], chips=chips)
-    ours, others = (
-        _pass_seconds(cfg, target, chips, fed, windows=windows, context=room["max_len"], layout=layout) for layout in LAYOUTS
-    )
+    own_s = work.seconds(target)
+    ours, others = (_pass_seconds(own_s, cfg, target, chips, fed.budget.rows, layout) for layout in LAYOUTS)
     exchanges = found["exchanges"]
     by_formula = Exchanges() if chips == 1 else expected(name, cfg, schedule, chips, max_requests=live)
     return {
         "flop": work.flop,
         "bytes": work.bytes,
-        "chip_ms": 1e3 * work.seconds(target),
-        "exchange_ms": 1e3 * (ours[1] - work.seconds(target)),
+        "chip_ms": 1e3 * own_s,
+        "exchange_ms": 1e3 * (ours[1] - own_s),
         "at_once_ms": 1e3 * ours[0],
         "in_turn_ms": 1e3 * ours[1],
         "over_psum": [own / other for own, other in zip(ours, others, strict=True)],
@@ -221,9 +218,14 @@ def _of_number(
     """Memory and rates on `chips`: at once, then in turn."""
     live, context = room["max_requests"], room["max_len"]
 
+    @functools.cache
+    def own_seconds(schedule: Schedule, windows: int) -> float:
+        return pass_work(cfg, schedule, windows=windows, context=context, chips=chips).seconds(target)
+
     def rates(layout: str, end: int) -> dict[str, Any]:
         def seconds_fn(schedule: Schedule, windows: int) -> float:
-            return _pass_seconds(cfg, target, chips, schedule, windows=windows, context=context, layout=layout)[end]
+            own_s = own_seconds(schedule, windows)
+            return _pass_seconds(own_s, cfg, target, chips, schedule.budget.rows, layout)[end]
 
         return predict(cfg, target, schedule=schedule, live=live, context=context, seconds_fn=seconds_fn)["predicted"]
 
