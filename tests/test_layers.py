@@ -35,7 +35,7 @@ TRUNK = (
     ),
     ("cache", "state"),
     ("ops",),
-    ("model",),
+    ("model", "mesh"),
     ("sampling_params", "filters", "sampler"),
     ("draft",),
     ("generation",),
