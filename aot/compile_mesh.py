@@ -18,7 +18,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax must not look for the devic
 from mesh_shapes import SWEEP, MeshProgram
 from tqdm import tqdm
 
-from detspec.targets import compilers
+from detspec.target_compilers import compilers
 
 FILE = Path(__file__).parents[1] / "docs" / "data" / "mesh.json"
 

@@ -11,7 +11,8 @@ from detspec.config import ModelConfig
 from detspec.planning.exchanges import added_floats, found_in, gathered_weights, received_bytes
 from detspec.planning.mesh_programs import compile_program, expected, program_args
 from detspec.presets import preset
-from detspec.targets import Compiled, canonical_schedule, target
+from detspec.target_compilers import Compiled
+from detspec.targets import canonical_schedule, target
 
 ROOM = {"max_requests": 32, "max_len": 1024}  # 257 pages, which no other array's size is a multiple of
 LAYERS = 2

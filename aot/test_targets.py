@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from detspec.interconnect import coordinates
-from detspec.targets import GIB, TARGETS, compile_for, device_of, devices_of, target
+from detspec.target_compilers import compile_for, device_of, devices_of
+from detspec.targets import GIB, TARGETS, target
 
 TPUS = [name for name in TARGETS if target(name).platform == "tpu"]
 

@@ -25,6 +25,7 @@ TRUNK = (
         "presets",
         "environment",
         "targets",
+        "target_compilers",
         "interconnect",
         "roofline",
         "progress",

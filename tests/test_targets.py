@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from detspec import targets
+from detspec import target_compilers
 from detspec.errors import InputError
 from detspec.presets import preset
 from detspec.schedule import Budget, Schedule
-from detspec.targets import TARGETS, canonical_schedule, compile_for, device_of, target
+from detspec.target_compilers import compile_for, device_of
+from detspec.targets import TARGETS, canonical_schedule, target
 
 SHAPE = jax.ShapeDtypeStruct((8, 128), jnp.float32)
 
@@ -25,8 +26,8 @@ def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], *, ptxas:
             raise PackageNotFoundError(package)
         return versions[package]
 
-    monkeypatch.setattr(targets, "version", version)
-    monkeypatch.setattr(targets.shutil, "which", lambda name: "/usr/bin/ptxas" if ptxas else None)
+    monkeypatch.setattr(target_compilers, "version", version)
+    monkeypatch.setattr(target_compilers.shutil, "which", lambda name: "/usr/bin/ptxas" if ptxas else None)
 
 
 def test_target_unknown_lists_those_there_are():
@@ -121,7 +122,7 @@ def test_device_of_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "mine")
     monkeypatch.delenv("ALLOW_MULTIPLE_LIBTPU_LOAD", raising=False)
     install(monkeypatch, dict.fromkeys(("jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt"), "0.10.2"), ptxas=True)
-    monkeypatch.setattr(targets.topologies, "get_topology_desc", get_topology_desc)
+    monkeypatch.setattr(target_compilers.topologies, "get_topology_desc", get_topology_desc)
     before = dict(os.environ)
     with pytest.raises(InputError, match="JAX_PLATFORMS=cpu"):
         device_of(target("h200"))

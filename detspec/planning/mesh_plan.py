@@ -28,7 +28,8 @@ from detspec.planning.exchanges import Exchanges, added_floats, exchange_seconds
 from detspec.planning.mesh_programs import compile_program, expected
 from detspec.planning.planning import ACCEPTANCE, predict
 from detspec.schedule import Schedule
-from detspec.targets import Target, compilers
+from detspec.target_compilers import compilers
+from detspec.targets import Target
 
 PASSES = ("draft step", "canonical pass")
 DEPTHS = (2, 4)  # layers of the programs that are compiled

@@ -18,7 +18,8 @@ from detspec.planning.exchanges import Exchanges, gathers
 from detspec.planning.planning import MAX_LOGIT_BIAS, MAX_STOP_IDS, canonical_step, draft_step
 from detspec.schedule import Schedule
 from detspec.state import GenState
-from detspec.targets import Compiled, Target, compile_for, devices_of
+from detspec.target_compilers import Compiled, compile_for, devices_of
+from detspec.targets import Target
 
 
 def fill_cache(cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState) -> GenState:

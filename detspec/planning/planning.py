@@ -28,7 +28,8 @@ from detspec.model.work import pass_work
 from detspec.roofline import Work
 from detspec.schedule import Schedule
 from detspec.state import GenState
-from detspec.targets import GPU_SHARE, Compiled, Target, compile_for, compilers
+from detspec.target_compilers import Compiled, compile_for, compilers
+from detspec.targets import GPU_SHARE, Target
 
 ACCEPTANCE = 0.99  # probability that a self-drafted token is accepted: LLM-42 and our own runs see this, rounded down
 MAX_STOP_IDS = 16  # the engine's default, like the next
