@@ -8,7 +8,7 @@ import jax
 from hlo import calls_over_pool, kernel_calls, pool_moves
 
 from detspec.config import ModelConfig
-from detspec.planning.exchanges import added_floats, found_in, gathered_weights, received_bytes
+from detspec.planning.exchanges import added_floats, as_gathers, found_in, gathered_weights, received_bytes
 from detspec.planning.mesh_programs import compile_program, expected, program_args
 from detspec.presets import preset
 from detspec.target_compilers import Compiled
@@ -47,8 +47,8 @@ class MeshProgram(NamedTuple):
         schedule = canonical_schedule(device, cfg).with_numerics(linear=self.linear)
         program = self.compiled(cfg)
         hlo = program.hlo
-        found = found_in(hlo)
         by_formula = expected(self.program, cfg, schedule, self.chips, max_requests=ROOM["max_requests"])
+        found = as_gathers(found_in(hlo), by_formula)
         state = program_args(self.program, cfg, schedule, **ROOM)[1]
         pools = [own_part(pool, math.gcd(cfg.num_kv_heads, self.chips)) for pool in (*state.cache.k, *state.cache.v)]
         return {

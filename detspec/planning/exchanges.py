@@ -77,13 +77,13 @@ def sums(cfg: ModelConfig, rows: int, chips: int) -> Exchanges:
 
 
 def sampling(cfg: ModelConfig, rows: int, chips: int) -> Exchanges:
-    """What is exchanged between the head and the commit: whole rows of logits, then tokens and their log-probabilities."""
+    """What is exchanged between the head and the commit: whole rows of logits, then tokens and log-probabilities' bits."""
     padded = -(-rows // chips) * chips
     return Counter(
         {
             Exchange("all-to-all", "f32", padded // chips * cfg.vocab_size, chips): 1,
             Exchange("all-gather", "s32", padded, chips): 1,
-            Exchange("all-gather", "f32", padded, chips): 1,
+            Exchange("all-gather", "u32", padded, chips): 1,
         }
     )
 
@@ -114,6 +114,19 @@ def found_in(hlo: str) -> Exchanges:
             for dtype, size in sizes:
                 found[Exchange(kind, dtype, size * (chips if kind == "reduce-scatter" else 1), chips)] += 1
     return found
+
+
+def as_gathers(found: Exchanges, by_formula: Exchanges) -> Exchanges:
+    """`found` with those all-reduces of integers that the formula has as all-gathers.
+
+    TPUs' compiler turns the gather of a short vector into a sum with zeros of the other chips. Of integers, that is a copy.
+    """
+    copies: Exchanges = Counter()
+    for exchange, count in found.items():
+        gather = exchange._replace(kind="all-gather")
+        is_copy = exchange.kind == "all-reduce" and "f" not in exchange.dtype and gather in by_formula
+        copies[gather if is_copy else exchange] += count
+    return copies
 
 
 def added_floats(exchanges: Exchanges) -> list[Exchange]:

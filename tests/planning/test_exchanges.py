@@ -1,6 +1,7 @@
 """What programs exchange: lines of HLO as compilers write them, and bytes and seconds worked out by hand."""
 
 import dataclasses
+from collections import Counter
 
 import pytest
 
@@ -9,6 +10,7 @@ from detspec.interconnect import Links
 from detspec.planning.exchanges import (
     Exchange,
     added_floats,
+    as_gathers,
     exchange_seconds,
     found_in,
     gathered_weights,
@@ -100,8 +102,17 @@ def test_logits_come_as_whole_rows_padded_to_the_chips():
         Exchange("all-reduce", "u32", 5 * 8, 4): 1,
         Exchange("all-to-all", "f32", 2 * 32, 4): 1,
         Exchange("all-gather", "s32", 8, 4): 1,
-        Exchange("all-gather", "f32", 8, 4): 1,
+        Exchange("all-gather", "u32", 8, 4): 1,
     }
+
+
+def test_gather_that_is_written_as_a_sum_of_integers_counts_as_a_gather():
+    """One of u32 that the formula has as a gather, and one of other integers, of floats, and of a width that it has not."""
+    by_formula = gathers(TINY, 5, 4, whole_layers=0)
+    short = Exchange("all-reduce", "u32", 8, 4)
+    others = [Exchange("all-reduce", "u32", 5 * 8, 4), Exchange("all-reduce", "f32", 8, 4), Exchange("all-reduce", "s32", 9, 4)]
+    counted = as_gathers(Counter([short, *others]), by_formula)
+    assert counted == Counter([short._replace(kind="all-gather"), *others])
 
 
 def test_collectives_take_hops_and_bytes():
