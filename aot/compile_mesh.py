@@ -2,7 +2,7 @@
 
     .venv/aot/bin/python aot/compile_mesh.py                              # all, about half an hour on two cores
     .venv/aot/bin/python aot/compile_mesh.py --targets h200               # a part; other rows of the file stay
-    .venv/aot/bin/python aot/compile_mesh.py --table                      # only prints the table of what is in the file
+    .venv/aot/bin/python aot/compile_mesh.py --table                      # compiles nothing, and prints both tables of the docs
 
 The file is rewritten after each program. Models have full width and vocabulary, and two layers.
 """
@@ -15,10 +15,14 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax must not look for the devices compiled for
 
-from mesh_shapes import SWEEP, MeshProgram
+from mesh_shapes import ROOM, SLICES, SWEEP, MeshProgram
 from tqdm import tqdm
 
+from detspec.model.work import pass_work
+from detspec.planning.mesh_plan import pass_seconds
+from detspec.presets import preset
 from detspec.target_compilers import compilers
+from detspec.targets import canonical_schedule, target
 
 FILE = Path(__file__).parents[1] / "docs" / "data" / "mesh.json"
 
@@ -40,7 +44,8 @@ def main() -> None:
             rows[program.name] = row(program)
             content = {"versions": compilers(), "programs": [rows[each.name] for each in SWEEP if each.name in rows]}
             FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(table([rows[each.name] for each in SWEEP if each.name in rows])))
+    lines = table([rows[each.name] for each in SWEEP if each.name in rows])
+    print("\n".join([*lines, "", *next_to_sums()] if args.table else lines))
 
 
 def row(program: MeshProgram) -> dict[str, Any]:
@@ -68,6 +73,26 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             f"{'yes' if found['equals_formula'] else 'no'} | {found['added_floats']} | {found['gathered_weights']} | "
             f"{found['moved_pools']} | {found['temp_bytes'] / 1e6:,.0f} MB | {found['seconds']:.0f} s |"
         )
+    return lines
+
+
+def next_to_sums() -> list[str]:
+    """Predicted canonical passes of 16 x 16 and of 32 x 1 rows, next to the layout that adds partial sums, as Markdown."""
+    lines = [
+        "| model | chips | rows | a chip's work | our collectives | those of psum | over psum, all at once | in turn |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, device, chips in SLICES:
+        cfg = preset(name)
+        for rows, window in ((256, 16), (32, 1)):
+            schedule = canonical_schedule(target(device), cfg).with_budget(rows, window)
+            work = pass_work(cfg, schedule, windows=rows // window, context=ROOM["max_len"], chips=chips)
+            own_s = work.seconds(target(device))
+            ours, sums = (pass_seconds(own_s, cfg, target(device), chips, rows, layout) for layout in ("gather", "psum"))
+            lines.append(
+                f"| {name} | {chips} of {device} | {rows} | {1e3 * own_s:.2f} ms | {1e3 * (ours[1] - own_s):.2f} ms | "
+                f"{1e3 * (sums[1] - own_s):.2f} ms | {ours[0] / sums[0]:.2f} | {ours[1] / sums[1]:.2f} |"
+            )
     return lines
 
 

@@ -175,7 +175,7 @@ def _sizes(cfg: ModelConfig, chips: int, schedule: Schedule, room: dict[str, int
     return {"weights_bytes": weights_bytes, "cache_bytes": cache_bytes(cfg, **room, numerics=schedule.numerics) / kv}
 
 
-def _pass_seconds(own_s: float, cfg: ModelConfig, target: Target, chips: int, rows: int, layout: str) -> tuple[float, float]:
+def pass_seconds(own_s: float, cfg: ModelConfig, target: Target, chips: int, rows: int, layout: str) -> tuple[float, float]:
     """Seconds of a pass if the chips exchange values while they work, and if they do so in turn; `own_s` is their work."""
     if chips == 1:
         return own_s, own_s
@@ -191,7 +191,7 @@ def _pass(
     fed, windows = (schedule.fast(live), live) if name == "draft step" else (schedule, min(live, schedule.budget.groups))
     work = pass_work(cfg, fed, windows=windows, context=room["max_len"], chips=chips)
     own_s = work.seconds(target)
-    ours, others = (_pass_seconds(own_s, cfg, target, chips, fed.budget.rows, layout) for layout in LAYOUTS)
+    ours, others = (pass_seconds(own_s, cfg, target, chips, fed.budget.rows, layout) for layout in LAYOUTS)
     exchanges = found["exchanges"]
     by_formula = Exchanges() if chips == 1 else expected(name, cfg, schedule, chips, max_requests=live)
     return {
@@ -226,7 +226,7 @@ def _of_number(
     def rates(layout: str, end: int) -> dict[str, Any]:
         def seconds_fn(schedule: Schedule, windows: int) -> float:
             own_s = own_seconds(schedule, windows)
-            return _pass_seconds(own_s, cfg, target, chips, schedule.budget.rows, layout)[end]
+            return pass_seconds(own_s, cfg, target, chips, schedule.budget.rows, layout)[end]
 
         return predict(cfg, target, schedule=schedule, live=live, context=context, seconds_fn=seconds_fn)["predicted"]
 
