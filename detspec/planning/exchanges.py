@@ -136,9 +136,10 @@ def added_floats(exchanges: Exchanges) -> list[Exchange]:
 
 def gathered_weights(exchanges: Exchanges, cfg: ModelConfig) -> list[Exchange]:
     """Those that bring a whole weight to each chip, by the number of elements; rows must be chosen to make it unique."""
-    D, F, V = cfg.d_model, cfg.d_ff, cfg.vocab_size
-    NH, KH = cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
-    return [exchange for exchange in exchanges if exchange.elements in {D * NH, D * KH, D * F, D * V}]
+    D = cfg.d_model
+    widths = (cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim, cfg.d_ff, cfg.vocab_size)
+    sizes = {D * width for width in widths}
+    return [exchange for exchange in exchanges if exchange.elements in sizes]
 
 
 def _chips(line: str) -> int:

@@ -139,7 +139,8 @@ class Shallow(NamedTuple):
 
     def all_layers(self, layers: int) -> dict[str, Any]:
         """Bytes and collectives with `layers` more than the first program has."""
-        first, last = self.counts[0], self.counts[-1]
+        first = self.counts[0]
+        last = self.counts[-1]
         exchanges = Exchanges({kind: _further(first[kind], last[kind], layers, self.depths) for kind in first | last})
         return {**{gauge: self.after(layers, gauge) for gauge in GAUGES}, "exchanges": exchanges, "seconds": self.seconds}
 
@@ -217,7 +218,8 @@ def _of_number(
     cfg: ModelConfig, target: Target, chips: int, schedule: Schedule, room: dict[str, int], memory: dict[str, float]
 ) -> dict[str, Any]:
     """Memory and rates on `chips`: at once, then in turn."""
-    live, context = room["max_requests"], room["max_len"]
+    live = room["max_requests"]
+    context = room["max_len"]
 
     @functools.cache
     def own_seconds(schedule: Schedule, windows: int) -> float:
