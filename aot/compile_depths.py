@@ -29,7 +29,8 @@ from detspec.model.transformer import canonical_ops, forward, lookup, paged_atte
 from detspec.presets import preset
 from detspec.schedule import Schedule
 from detspec.state import Windows
-from detspec.targets import canonical_schedule, compile_for, compilers, target
+from detspec.target_compilers import compile_for, compilers
+from detspec.targets import canonical_schedule, target
 
 ROOM = {"max_requests": 8, "max_len": 2048}
 

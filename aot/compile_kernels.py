@@ -19,7 +19,8 @@ from jax._src.lib.mlir import ir
 from kernel_shapes import AttentionShape, KernelShape, attention_shapes, compile_shape, linear_shapes
 from tqdm import tqdm
 
-from detspec.targets import TARGETS, Compiled, Target, compilers, target
+from detspec.target_compilers import Compiled, compilers
+from detspec.targets import TARGETS, Target, target
 
 DOCS = Path(__file__).parents[1] / "docs"
 VMEM = re.compile(r'tpu_custom_call".*"used_scoped_memory_configs":\[{"memory_space":"1","offset":"\d+","size":"(\d+)"')

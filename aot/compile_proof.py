@@ -29,7 +29,8 @@ from prove_stages.programs import Program, Setting  # noqa: E402
 from prove_stages.sizes import FULL, Size  # noqa: E402
 from prove_stages.stages import STAGES, Stage, stage_of  # noqa: E402
 
-from detspec.targets import Target, compilers, device_of, target  # noqa: E402
+from detspec.target_compilers import compilers, device_of  # noqa: E402
+from detspec.targets import Target, target  # noqa: E402
 
 TARGETS = ("h200", "v6e:2x2")
 DIGITS = 16  # of the SHA-256 of a program's text

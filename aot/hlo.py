@@ -24,3 +24,10 @@ def pool_moves(hlo: str, pools: tuple[jax.ShapeDtypeStruct, ...]) -> list[str]:
     lines = (line.strip() for line in hlo.splitlines())
     found = ((line, INSTRUCTION.search(line)) for line in lines)
     return [line for line, match in found if match and math.prod(map(int, match[1].split(","))) in sizes]
+
+
+def calls_over_pool(hlo: str, platform: str, pool: jax.ShapeDtypeStruct) -> int:
+    """Number of calls of Pallas kernels whose operands include two arrays of the shape of `pool`: keys and values."""
+    shape = f"[{','.join(map(str, pool.shape))}]"
+    calls = [line for line in hlo.splitlines() if f'custom_call_target="{KERNEL_CALLS[platform]}' in line]
+    return sum(line.partition("operand_layout_constraints=")[2].partition("metadata")[0].count(shape) == 2 for line in calls)

@@ -47,6 +47,23 @@ def test_plan_prints_what_it_writes(target: str, tmp_path, capsys):
     assert f"{result['predicted']['canonical_tok_per_s']:,.0f} tok/s" in printed
 
 
+def test_plan_for_chips_prints_what_they_exchange(tmp_path, capsys):
+    folder = with_config(tmp_path, vocab_size=1024)
+    file = folder / "plan.json"
+    options = ["--target", "h200", "--chips", "2", "--max-requests", "8", "--json", str(file)]
+    assert main(["plan", "--model", str(folder), *options]) == 0
+    printed = capsys.readouterr().out
+    result = json.loads(file.read_text())
+    assert [found["chips"] for found in result["numbers"]] == [1, 2]
+    one, two = (found["memory"] for found in result["numbers"])
+    assert two["cache_bytes"] == one["cache_bytes"] / 2
+    assert two["weights_bytes"] < 1.02 * one["weights_bytes"] / 2
+    for name in ("draft_step", "canonical_pass"):
+        assert result[name]["equals_formula"]
+        assert result[name]["added_floats"] == 0
+    assert printed.count("as the formula says; 0 of them add floats") == 2
+
+
 def test_plan_of_a_pass_whose_temporaries_do_not_fit_says_what_would(tmp_path, capsys):
     """Weights and cache fit, but the program with the logits of 524288 rows does not."""
     arguments = [

@@ -18,7 +18,8 @@ from detspec.model.params import Params, param_shapes
 from detspec.presets import preset
 from detspec.schedule import Schedule
 from detspec.state import GenState
-from detspec.targets import Compiled, canonical_schedule, compile_for, target
+from detspec.target_compilers import Compiled, compile_for
+from detspec.targets import canonical_schedule, target
 from detspec.thinking.think_prompt import think_prompt
 
 # The heads of Qwen3 0.6B; compilers take long for wide layers and many tokens. Logits must not be as large as a pool.

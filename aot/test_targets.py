@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from detspec.targets import GIB, TARGETS, compile_for, device_of, target
+from detspec.interconnect import coordinates
+from detspec.target_compilers import compile_for, device_of, devices_of
+from detspec.targets import GIB, TARGETS, target
 
 TPUS = [name for name in TARGETS if target(name).platform == "tpu"]
 
@@ -29,6 +31,17 @@ def test_device_of_target_is_of_its_kind(name: str):
 def test_device_is_the_part_of_a_chip_that_the_table_says(name: str, halves: int):
     assert len(device_of(target(name)).client.devices()) == 4 * halves
     assert ("half a chip" in target(name).device) == (halves == 2)
+
+
+@pytest.mark.parametrize("name", ["v5e:4x4", "v6e:2x4", "v5p:2x2x2", "v5p:4x4x4", "tpu7x:2x2x1", "tpu7x:2x2x2"])
+def test_devices_of_a_slice_lie_where_we_count_them(name: str):
+    devices = devices_of(target(name), 1)
+    axes = len(name.partition(":")[2].split("x"))
+    assert [tuple(device.coords[:axes]) for device in devices] == coordinates(target(name))
+
+
+def test_gpus_of_a_host_are_as_many_as_asked_for():
+    assert len(devices_of(target("h200"), 8)) == 8
 
 
 def test_compile_for_overwrites_a_donated_argument_and_only_that():

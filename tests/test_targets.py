@@ -1,5 +1,6 @@
 """The table of targets, the schedules that run on them, and what is said where compilers are missing."""
 
+import dataclasses
 import os
 from importlib.metadata import PackageNotFoundError
 
@@ -7,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from detspec import targets
+from detspec import target_compilers
 from detspec.errors import InputError
 from detspec.presets import preset
 from detspec.schedule import Budget, Schedule
-from detspec.targets import TARGETS, canonical_schedule, compile_for, device_of, target
+from detspec.target_compilers import compile_for, device_of
+from detspec.targets import TARGETS, canonical_schedule, target
 
 SHAPE = jax.ShapeDtypeStruct((8, 128), jnp.float32)
 
@@ -24,13 +26,29 @@ def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], *, ptxas:
             raise PackageNotFoundError(package)
         return versions[package]
 
-    monkeypatch.setattr(targets, "version", version)
-    monkeypatch.setattr(targets.shutil, "which", lambda name: "/usr/bin/ptxas" if ptxas else None)
+    monkeypatch.setattr(target_compilers, "version", version)
+    monkeypatch.setattr(target_compilers.shutil, "which", lambda name: "/usr/bin/ptxas" if ptxas else None)
 
 
 def test_target_unknown_lists_those_there_are():
     with pytest.raises(InputError, match=r"unknown target 'v6e'; accepted are v4:2x2x1, .*v6e:2x2, .*h200"):
         target("v6e")
+
+
+def test_target_in_a_slice_of_another_size_is_the_same_device():
+    larger = target("v5p:2x2x2")
+    assert larger == dataclasses.replace(target("v5p:2x2x1"), name="v5p:2x2x2")
+
+
+@pytest.mark.parametrize("name", ["v5p:2x2", "v6e:2x", "v6e:0x2", "v6e:2x2x1", "h200:8", "v9:2x2", "v6e:-2x2"])
+def test_target_of_another_shape_is_refused(name: str):
+    with pytest.raises(InputError, match=f"unknown target '{name}'"):
+        target(name)
+
+
+def test_target_that_is_no_whole_hosts_is_refused():
+    with pytest.raises(InputError, match=r"no slice 'v6e:3x4': hosts have 2x2 chips"):
+        target("v6e:3x4")
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -104,7 +122,7 @@ def test_device_of_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "mine")
     monkeypatch.delenv("ALLOW_MULTIPLE_LIBTPU_LOAD", raising=False)
     install(monkeypatch, dict.fromkeys(("jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt"), "0.10.2"), ptxas=True)
-    monkeypatch.setattr(targets.topologies, "get_topology_desc", get_topology_desc)
+    monkeypatch.setattr(target_compilers.topologies, "get_topology_desc", get_topology_desc)
     before = dict(os.environ)
     with pytest.raises(InputError, match="JAX_PLATFORMS=cpu"):
         device_of(target("h200"))

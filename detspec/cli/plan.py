@@ -7,7 +7,8 @@ from detspec.cli.options import MAX_LEN, add_json, write_json
 SUMMARY = "predict memory and speed on a device that is not here"
 DESCRIPTION = """Compiles the draft step and the canonical pass of a model for a TPU or GPU, with the vendor's compiler and
 without the device. Prints how much of its memory they need, the least time that their bytes and operations take, and the
-speed to expect from that. Plans for one device of the slice. Needs pip install 'detspec[aot]'."""
+speed to expect from that. Plans for one device of the slice, or with --chips for several: then also what they exchange, and
+which number of them serves the load best. Needs pip install 'detspec[aot]'."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--preset", metavar="NAME", help="a published shape, e.g. qwen3_8b")
     model.add_argument("--model", metavar="DIR", help="a model folder; only its config is read")
     add("--target", metavar="NAME", required=True, help="e.g. v5e:2x2, v6e:2x2, h100, h200; an unknown name lists all")
+    add("--chips", type=int, metavar="N", help="devices of the target that share the model, e.g. 8 of v5p:2x2x2 or h200")
     add("--max-requests", type=int, default=32, metavar="B", help="most requests in flight")
     add("--max-len", type=int, default=MAX_LEN, metavar="S", help="tokens of each request, prompt included")
     add("--window", type=int, metavar="W", help="tokens verified together (default: the target's)")
@@ -29,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     import jax
 
     from detspec.checkpoint.load import load_config
+    from detspec.planning.mesh_plan import num_stages, plan_chips
+    from detspec.planning.mesh_table import mesh_table
     from detspec.planning.planning import plan, plan_table
     from detspec.presets import preset
     from detspec.progress import Progress
@@ -38,10 +42,14 @@ def run(args: argparse.Namespace) -> int:
     device = target(args.target)
     cfg = load_config(args.model) if args.preset is None else preset(args.preset)
     schedule = canonical_schedule(device, cfg, window=args.window, groups=args.group)
-    with Progress(2, "programs") as progress:
-        result = plan(
-            cfg, device, schedule=schedule, max_requests=args.max_requests, max_len=args.max_len, on_stage=progress.next_stage
-        )
-    print(plan_table(result))
+    room = {"max_requests": args.max_requests, "max_len": args.max_len}
+    if args.chips is None:
+        with Progress(2, "programs") as progress:
+            result = plan(cfg, device, schedule=schedule, **room, on_stage=progress.next_stage)
+        print(plan_table(result))
+    else:
+        with Progress(num_stages(cfg, args.chips), "programs") as progress:
+            result = plan_chips(cfg, device, chips=args.chips, schedule=schedule, **room, on_stage=progress.next_stage)
+        print(mesh_table(result))
     write_json(args, result)
     return 0

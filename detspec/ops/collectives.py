@@ -78,7 +78,18 @@ def share_rows(fn: Callable[..., Tree], logits_f32: jax.Array, *by_row: Any, tex
         return texts[row // (R // texts.shape[0])]
 
     found = fn(logits_f32, *jax.tree.map(lambda x: x[row], by_row), own_texts)
-    return jax.tree.map(lambda x: jax.lax.all_gather(x, CHIPS, axis=0, tiled=True)[:R], found)
+    return jax.tree.map(lambda x: _gather_bits(x)[:R], found)
+
+
+def _gather_bits(x: jax.Array) -> jax.Array:
+    """The rows `x [r, ...]` of all chips one after the other, as bit patterns.
+
+    TPUs' compiler turns the gather of a short vector into a sum with zeros of the other chips, and -0.0 + 0.0 is 0.0.
+    """
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}") if is_float else x
+    gathered = jax.lax.all_gather(bits, CHIPS, axis=0, tiled=True)
+    return jax.lax.bitcast_convert_type(gathered, x.dtype) if is_float else gathered
 
 
 def select(x: jax.Array, mine: jax.Array) -> jax.Array:

@@ -28,7 +28,8 @@ from detspec.model.work import pass_work
 from detspec.roofline import Work
 from detspec.schedule import Schedule
 from detspec.state import GenState
-from detspec.targets import GPU_SHARE, Compiled, Target, compile_for, compilers
+from detspec.target_compilers import Compiled, compile_for, compilers
+from detspec.targets import GPU_SHARE, Target
 
 ACCEPTANCE = 0.99  # probability that a self-drafted token is accepted: LLM-42 and our own runs see this, rounded down
 MAX_STOP_IDS = 16  # the engine's default, like the next
@@ -118,14 +119,26 @@ def canonical_step(
     return dvr_step(params, cfg, state, draft_fn=recorded, schedule=schedule)[0]
 
 
-def predict(cfg: ModelConfig, target: Target, *, schedule: Schedule, live: int, context: int) -> dict[str, Any]:
+SecondsFn = Callable[[Schedule, int], float]  # (schedule of a pass, its windows that are not padding) -> its seconds
+
+
+def predict(
+    cfg: ModelConfig, target: Target, *, schedule: Schedule, live: int, context: int, seconds_fn: SecondsFn | None = None
+) -> dict[str, Any]:
     """Tokens per second of `live` sequences of `context` positions each, if every pass takes its roofline time.
+
+    `seconds_fn` says how long a pass takes; by default as long as one device of `target` needs at least.
 
     Returns:
         `predicted`: rates of ordinary decoding, canonical decoding (windows of one) and drafting with the schedule's window,
         and the `best_window` and `best_groups` for the same budget of rows. `splits`: rate and time of every window.
     """
-    decode_s = pass_work(cfg, schedule.fast(live), windows=live, context=context).seconds(target)
+    if seconds_fn is None:
+
+        def seconds_fn(schedule: Schedule, windows: int) -> float:
+            return pass_work(cfg, schedule, windows=windows, context=context).seconds(target)
+
+    decode_s = seconds_fn(schedule.fast(live), live)
     splits = []
     for window in (1 << power for power in range(schedule.budget.rows.bit_length())):
         if schedule.budget.rows % window or window > context:
@@ -133,7 +146,7 @@ def predict(cfg: ModelConfig, target: Target, *, schedule: Schedule, live: int, 
         split = schedule.with_budget(schedule.budget.rows, window)
         full, rest = divmod(live, split.budget.groups)
         passes = [split.budget.groups] * full + [rest] * (rest > 0)
-        pass_s = sum(pass_work(cfg, split, windows=windows, context=context).seconds(target) for windows in passes)
+        pass_s = sum(seconds_fn(split, windows) for windows in passes)
         step_s = (window - 1) * decode_s + pass_s
         tokens = live * sum(ACCEPTANCE**i for i in range(window))
         splits.append({"window": window, "groups": split.budget.groups, "step_ms": 1e3 * step_s, "tok_per_s": tokens / step_s})

@@ -8,7 +8,8 @@ from detspec.model.work import pass_work
 from detspec.planning import planning
 from detspec.planning.planning import ACCEPTANCE, plan, plan_table, predict
 from detspec.presets import preset
-from detspec.targets import Compiled, canonical_schedule, target
+from detspec.target_compilers import Compiled
+from detspec.targets import canonical_schedule, target
 
 V5E, V6E, H200 = (target(name) for name in ("v5e:2x2", "v6e:2x2", "h200"))
 QWEN = preset("qwen3_8b")

@@ -1,0 +1,255 @@
+"""`detspec plan --chips N`: memory, exchanges and speed of a model on several chips that are not here, by their number.
+
+1. Its programs are compiled for `N` chips with 2 and with 4 layers. Layers are alike, so memory and collectives of all layers
+   follow: each further layer adds half of the difference. For smaller numbers of chips, one program with 2 layers is compiled,
+   the canonical pass, which needs most; what each further layer adds to its temporaries is taken from `N` chips.
+2. The collectives that the optimised programs have must be those of `exchanges.gathers`.
+3. A pass takes between max(t, c) and t + c, where t are the seconds of its bytes and operations on one chip, and c those of its
+   collectives: everything at the same time, or one after the other. Rates follow as on one chip.
+4. The same is worked out for the layout that adds partial sums across chips, which nothing here runs.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from detspec.cache import cache_bytes
+from detspec.config import ModelConfig, is_count
+from detspec.errors import InputError
+from detspec.interconnect import check_devices, links_of
+from detspec.mesh import fitting_chips, param_specs
+from detspec.model.params import num_params, param_shapes
+from detspec.model.work import pass_work
+from detspec.planning.exchanges import Exchanges, added_floats, as_gathers, exchange_seconds, found_in, gathers, sums
+from detspec.planning.mesh_programs import compile_program, expected
+from detspec.planning.planning import ACCEPTANCE, predict
+from detspec.schedule import Schedule
+from detspec.target_compilers import compilers
+from detspec.targets import Target
+
+PASSES = ("draft step", "canonical pass")
+DEPTHS = (2, 4)  # layers of the programs that are compiled
+LAYOUTS = {"gather": gathers, "psum": sums}
+GAUGES = ("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "code_bytes")
+
+
+def plan_chips(
+    cfg: ModelConfig,
+    target: Target,
+    *,
+    chips: int,
+    schedule: Schedule,
+    max_requests: int = 32,
+    max_len: int = 1024,
+    on_stage: Callable[[str], None] = lambda name: None,
+) -> dict[str, Any]:
+    """Compiles `cfg`'s programs for each number of chips up to `chips`, and predicts memory and speed of each.
+
+    `schedule` is the canonical one. Predictions are for `max_requests` full sequences of `max_len` positions on all chips
+    together. `on_stage` is called with the name of each stage, of which there are `num_stages`.
+
+    Returns:
+        A dictionary that JSON can hold: `settings`, `versions`, the passes `draft_step` and `canonical_pass` on `chips`,
+        `numbers`, a list with `memory` and `predicted` rates of each number of chips, and `best`, which of them serve this
+        load best; see `mesh_table`.
+
+    Raises `InputError` if the model cannot be cut over `chips`, the target has fewer, or a package is missing.
+    """
+    for name, value in (("chips", chips), ("max_requests", max_requests), ("max_len", max_len)):
+        if not is_count(value):
+            raise InputError(f"{name} must be an integer of at least 1, got {value!r}")
+    check_devices(target, chips)
+    room = {"max_requests": max_requests, "max_len": max_len}
+    smaller = numbers_of_chips(cfg, chips)[:-1]
+    asked: dict[str, Shallow] = {}
+    for name in PASSES:
+        on_stage(f"compiling the {name} on {chips} of {target.name}")
+        asked[name] = _compiled(name, cfg, target, chips, schedule, room, _depths(cfg))
+    more_layers = cfg.num_layers - _depths(cfg)[0]
+    added = asked["canonical pass"].after(more_layers, "temp_bytes") - asked["canonical pass"].gauges[0]["temp_bytes"]
+    numbers = []
+    for number in smaller:
+        on_stage(f"compiling the canonical pass on {number} of {target.name}")
+        sizes = _sizes(cfg, number, schedule, room)
+        needed = sum(sizes.values())
+        if needed <= target.usable_bytes:
+            found = _compiled("canonical pass", cfg, target, number, schedule, room, _depths(cfg)[:1])
+            needed += found.gauges[0]["temp_bytes"] + found.gauges[0]["code_bytes"] + added
+        numbers.append(_of_number(cfg, target, number, schedule, room, {**sizes, "peak_bytes": needed}))
+    passes = {
+        name.replace(" ", "_"): _pass(name, cfg, target, chips, schedule, room, found.all_layers(more_layers))
+        for name, found in asked.items()
+    }
+    peak = max(found["peak_bytes"] for found in passes.values())
+    sizes = {**_sizes(cfg, chips, schedule, room), "peak_bytes": peak}
+    numbers.append(_of_number(cfg, target, chips, schedule, room, sizes))
+    return {
+        "settings": {
+            "target": dataclasses.asdict(target),
+            "model": {**cfg.to_json(), "num_params": num_params(cfg)},
+            "schedule": dataclasses.asdict(schedule),
+            **room,
+            "chips": chips,
+            "acceptance": ACCEPTANCE,
+            "depths": list(_depths(cfg)),
+        },
+        "versions": compilers(),
+        **passes,
+        "numbers": numbers,
+        "best": _best(numbers),
+    }
+
+
+def numbers_of_chips(cfg: ModelConfig, chips: int) -> list[int]:
+    """The numbers that are compared: powers of two up to `chips` that divide the model, and `chips`.
+
+    Raises `InputError` if `chips` does not divide the model.
+    """
+    fitting = fitting_chips(cfg)
+    if chips not in fitting:
+        raise InputError(f"the model cannot be cut over {chips} chips; accepted are {', '.join(map(str, fitting))}")
+    return [n for n in fitting if n == chips or (n < chips and n & (n - 1) == 0)]
+
+
+def num_stages(cfg: ModelConfig, chips: int) -> int:
+    """How many stages `plan_chips` names."""
+    return len(PASSES) + len(numbers_of_chips(cfg, chips)) - 1
+
+
+def _depths(cfg: ModelConfig) -> tuple[int, ...]:
+    """The layers of the programs that are compiled: all of a shallow model, and of one whose thoughts name layers."""
+    return DEPTHS if cfg.num_layers > DEPTHS[-1] and cfg.thinking is None else (cfg.num_layers,)
+
+
+class Shallow(NamedTuple):
+    """What the compiler says of a program with few layers, or of two such programs."""
+
+    depths: tuple[int, ...]
+    gauges: list[dict[str, int]]  # bytes on each chip, by the names of GAUGES
+    counts: list[Exchanges]
+    seconds: float  # of compilation, of all
+
+    def after(self, layers: int, gauge: str) -> int:
+        """Bytes with `layers` more than the first program has."""
+        return _further(self.gauges[0][gauge], self.gauges[-1][gauge], layers, self.depths)
+
+    def all_layers(self, layers: int) -> dict[str, Any]:
+        """Bytes and collectives with `layers` more than the first program has."""
+        first = self.counts[0]
+        last = self.counts[-1]
+        exchanges = Exchanges({kind: _further(first[kind], last[kind], layers, self.depths) for kind in first | last})
+        return {**{gauge: self.after(layers, gauge) for gauge in GAUGES}, "exchanges": exchanges, "seconds": self.seconds}
+
+
+def _further(first: int, last: int, layers: int, depths: tuple[int, ...]) -> int:
+    return first if len(depths) == 1 else first + (last - first) * layers // (depths[-1] - depths[0])
+
+
+def _compiled(
+    name: str, cfg: ModelConfig, target: Target, chips: int, schedule: Schedule, room: dict[str, int], depths: tuple[int, ...]
+) -> Shallow:
+    """Compiles a program with each of `depths`."""
+    found = Shallow(depths, [], [], 0.0)
+    for depth in depths:
+        shallow = dataclasses.replace(cfg, num_layers=depth, sliding_layers=cfg.sliding_layers[:depth])
+        program = compile_program(name, shallow, target, chips, schedule=schedule, **room)
+        found.gauges.append({gauge: getattr(program, gauge) for gauge in GAUGES})
+        found.counts.append(found_in(program.hlo))
+        found = found._replace(seconds=found.seconds + program.seconds)
+    return found
+
+
+def _sizes(cfg: ModelConfig, chips: int, schedule: Schedule, room: dict[str, int]) -> dict[str, float]:
+    """Bytes of weights and cache on each of `chips`."""
+    kv = math.gcd(cfg.num_kv_heads, chips)
+    parts = {"kv": kv, "query": chips // kv}
+
+    def own_bytes(leaf: Any, spec: Any) -> float:
+        axes = [axis for entry in spec if entry is not None for axis in ((entry,) if isinstance(entry, str) else entry)]
+        return leaf.size * leaf.dtype.itemsize / math.prod(parts[axis] for axis in axes)
+
+    weights_bytes = sum(jax.tree.leaves(jax.tree.map(own_bytes, param_shapes(cfg), param_specs(cfg))))
+    return {"weights_bytes": weights_bytes, "cache_bytes": cache_bytes(cfg, **room, numerics=schedule.numerics) / kv}
+
+
+def pass_seconds(own_s: float, cfg: ModelConfig, target: Target, chips: int, rows: int, layout: str) -> tuple[float, float]:
+    """Seconds of a pass if the chips exchange values while they work, and if they do so in turn; `own_s` is their work."""
+    if chips == 1:
+        return own_s, own_s
+    shared_s = exchange_seconds(LAYOUTS[layout](cfg, rows, chips), links_of(target, chips))
+    return max(own_s, shared_s), own_s + shared_s
+
+
+def _pass(
+    name: str, cfg: ModelConfig, target: Target, chips: int, schedule: Schedule, room: dict[str, int], found: dict[str, Any]
+) -> dict[str, Any]:
+    """One pass: its work on each chip, its collectives, its seconds, and the compiler's figures."""
+    live = room["max_requests"]
+    fed, windows = (schedule.fast(live), live) if name == "draft step" else (schedule, min(live, schedule.budget.groups))
+    work = pass_work(cfg, fed, windows=windows, context=room["max_len"], chips=chips)
+    own_s = work.seconds(target)
+    ours, others = (pass_seconds(own_s, cfg, target, chips, fed.budget.rows, layout) for layout in LAYOUTS)
+    exchanges = found["exchanges"]
+    by_formula = Exchanges() if chips == 1 else expected(name, cfg, schedule, chips, max_requests=live)
+    return {
+        "flop": work.flop,
+        "bytes": work.bytes,
+        "chip_ms": 1e3 * own_s,
+        "exchange_ms": 1e3 * (ours[1] - own_s),
+        "at_once_ms": 1e3 * ours[0],
+        "in_turn_ms": 1e3 * ours[1],
+        "over_psum": [own / other for own, other in zip(ours, others, strict=True)],
+        "exchanges": [
+            {**exchange._asdict(), "count": count, "received_bytes": count * exchange.received_bytes}
+            for exchange, count in exchanges.items()
+        ],
+        "equals_formula": as_gathers(exchanges, by_formula) == by_formula,
+        "added_floats": len(added_floats(exchanges)),
+        "peak_bytes": sum(found[gauge] for gauge in GAUGES) - 2 * found["alias_bytes"],
+        "compiler": {**{gauge: found[gauge] for gauge in GAUGES}, "seconds": found["seconds"]},
+    }
+
+
+def _of_number(
+    cfg: ModelConfig, target: Target, chips: int, schedule: Schedule, room: dict[str, int], memory: dict[str, float]
+) -> dict[str, Any]:
+    """Memory and rates on `chips`: at once, then in turn."""
+    live = room["max_requests"]
+    context = room["max_len"]
+
+    @functools.cache
+    def own_seconds(schedule: Schedule, windows: int) -> float:
+        return pass_work(cfg, schedule, windows=windows, context=context, chips=chips).seconds(target)
+
+    def rates(layout: str, end: int) -> dict[str, Any]:
+        def seconds_fn(schedule: Schedule, windows: int) -> float:
+            own_s = own_seconds(schedule, windows)
+            return pass_seconds(own_s, cfg, target, chips, schedule.budget.rows, layout)[end]
+
+        return predict(cfg, target, schedule=schedule, live=live, context=context, seconds_fn=seconds_fn)["predicted"]
+
+    return {
+        "chips": chips,
+        "memory": {**memory, "usable_bytes": target.usable_bytes},
+        "fits": memory["peak_bytes"] <= target.usable_bytes,
+        "predicted": {layout: [rates(layout, end) for end in (0, 1)] for layout in LAYOUTS},
+    }
+
+
+def _best(numbers: list[dict[str, Any]]) -> dict[str, int | None]:
+    """The number of chips with most tokens per second, and with most of them per chip, if nothing overlaps."""
+    fitting = [found for found in numbers if found["fits"]]
+
+    def rate(found: dict[str, Any]) -> float:
+        return found["predicted"]["gather"][1]["best_tok_per_s"]
+
+    if not fitting:
+        return {"tok_per_s": None, "tok_per_s_per_chip": None}
+    return {
+        "tok_per_s": max(fitting, key=rate)["chips"],
+        "tok_per_s_per_chip": max(fitting, key=lambda found: rate(found) / found["chips"])["chips"],
+    }
