@@ -27,6 +27,7 @@ TRUNK = (
         "targets",
         "roofline",
         "progress",
+        "distributed",
         "compile_cache",
         "native",
         "struct",
