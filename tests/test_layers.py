@@ -36,6 +36,7 @@ TRUNK = (
     ("cache", "state"),
     ("ops",),
     ("model",),
+    ("mesh",),
     ("sampling_params", "filters", "sampler"),
     ("draft",),
     ("generation",),
@@ -49,7 +50,7 @@ TRUNK = (
 
 # name: (the rightmost layers it may import, the first layer of the trunk that may import it)
 BRANCHES = {
-    "checkpoint": (("model",), "engine"),
+    "checkpoint": (("mesh",), "engine"),
     "thinking": (("model",), "draft"),
     "train": (("viz", "checkpoint", "thinking"), "demo"),
 }
