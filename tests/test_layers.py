@@ -29,6 +29,7 @@ TRUNK = (
         "interconnect",
         "roofline",
         "progress",
+        "distributed",
         "compile_cache",
         "native",
         "struct",
@@ -36,7 +37,8 @@ TRUNK = (
     ),
     ("cache", "state"),
     ("ops",),
-    ("model", "mesh"),
+    ("model",),
+    ("mesh",),
     ("sampling_params", "filters", "sampler"),
     ("draft",),
     ("generation",),
@@ -50,7 +52,7 @@ TRUNK = (
 
 # name: (the rightmost layers it may import, the first layer of the trunk that may import it)
 BRANCHES = {
-    "checkpoint": (("model",), "engine"),
+    "checkpoint": (("mesh",), "engine"),
     "thinking": (("model",), "draft"),
     "train": (("viz", "checkpoint", "thinking"), "demo"),
 }
