@@ -126,7 +126,20 @@ def put(tree: Tree, place: Place, specs: Any = COPIES) -> Tree:
     jit compiles separately for committed and uncommitted arrays, and outputs are committed like the weights. Committing the
     first state avoids compiling every program twice.
     """
-    return tree if place is None else jax.device_put(tree, _shardings(place, specs))
+    if place is None:
+        return tree
+    shardings = jax.tree.broadcast(_shardings(place, specs), tree, is_leaf=lambda x: isinstance(x, jax.sharding.Sharding))
+    return jax.tree.map(_put_array, tree, shardings)
+
+
+def _put_array(array: Any, sharding: Any) -> jax.Array:
+    """`array` placed by `sharding`; where that names other processes' devices, each process takes its parts of its own copy.
+
+    `jax.device_put` would compare the copies of all processes, which waits for them.
+    """
+    if sharding.is_fully_addressable or not getattr(array, "is_fully_addressable", True):
+        return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(array.shape, sharding, np.asarray(array).__getitem__)
 
 
 def made(init_fn: Callable[[], Tree], place: Place, specs: Any = COPIES) -> Tree:
