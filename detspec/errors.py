@@ -13,6 +13,13 @@ class InputError(ValueError):
         super().__init__(shortened(message, MAX_MESSAGE))
 
 
+class DivergenceError(RuntimeError):
+    """Processes that share a mesh decided differently, so their programs no longer fit together: all of them must end.
+
+    The message has the last decisions of both sides. Nothing that was written is wrong: the same commands resume.
+    """
+
+
 def shortened(text: str, most: int) -> str:
     """`text`, without its middle if it has more than `most` characters."""
     return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"

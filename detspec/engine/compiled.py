@@ -58,8 +58,10 @@ class Programs:
                 mesh = mesh_of(call.args)
                 devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
                 in_order = list(devices if mesh is None else mesh.devices.flat)
+                is_shared = any(device.process_index != jax.process_index() for device in in_order)
                 lowered = _lower(call, mesh)
-                if cache is None or (mesh is None and len(devices) != 1):
+                # Where processes share a mesh, jax's own cache alone keeps programs: there all must compile, or none.
+                if cache is None or is_shared or (mesh is None and len(devices) != 1):
                     begun = self._threads.submit(lowered.compile)
                 else:
                     begun = self._threads.submit(_load_or_compile, lowered, cache, in_order)
@@ -71,6 +73,11 @@ class Programs:
         with self._lock:
             begun = [program for key, program in self._begun.items() if key[0] is fn]  # type: ignore[index]
         return [program.result() for program in begun]
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a program is being loaded or compiled."""
+        return any(not program.done() for program in list(self._begun.values()))
 
     def forget(self) -> None:
         """Drops all programs, as `jax.clear_caches` does with those that `jax.jit` keeps."""

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
 from detspec.draft.source import Drafter
+from detspec.engine.agreement import Agreement, Alone, agreement_of
 from detspec.engine.allocator import Allocator
 from detspec.engine.certify import Certificate
 from detspec.engine.certify_mesh import mesh_of_bits
@@ -61,6 +62,7 @@ class Engine:
     Attributes:
         config, schedule: how it runs.
         device: its weights, state and programs.
+        agreement: what it asks before it uses what only its own process knows.
         planner, certificates: its plans with their times, and what is known of each program so far.
         scheduler: its requests in flight.
         pool, num_pages: its cache pages, and how many of them requests share.
@@ -77,26 +79,28 @@ class Engine:
 
         Raises `InputError` if the device does not run the schedule, or config, drafters and model do not fit together.
         """
-        self._drive_on(Device(model, config or EngineConfig(), drafters=drafters))
+        device = Device(model, config or EngineConfig(), drafters=drafters)
+        self._drive_on(device, agreement_of(device.place))
 
     @classmethod
-    def over(cls, device: Device) -> "Engine":
-        """An engine that drives `device`, or anything with its methods."""
+    def over(cls, device: Device, agreement: Agreement | None = None) -> "Engine":
+        """An engine that drives `device`, or anything with its methods, alone or by `agreement` with others."""
         engine = cls.__new__(cls)
-        engine._drive_on(device)
+        engine._drive_on(device, agreement or Alone())
         return engine
 
-    def _drive_on(self, device: Device) -> None:
+    def _drive_on(self, device: Device, agreement: Agreement) -> None:
         if device.config.method not in ("auto", *device.drafters):
             names = ", ".join(("auto", *device.drafters))
             raise InputError(f"EngineConfig.method must be one of {names}, got {device.config.method!r}")
         self.device = device
+        self.agreement = agreement
         self.config = device.config
         self.schedule = device.schedule
         self.stats = Stats()
         self.num_tokens = 0
         self.num_pages = device.num_pages
-        self.planner = Planner(device)
+        self.planner = Planner(device, agreement)
         self.certificates = self.planner.certificates
         self.pool = PagePool(device.num_pages)
         allocator = Allocator(
@@ -113,7 +117,7 @@ class Engine:
             window=device.schedule.budget.window,
             chunk=None if thinking is None else thinking.chunk,
         )
-        self._segments = Segments(device, self.planner.step_times, self.planner.acceptance)
+        self._segments = Segments(device, agreement.observer(self.planner.step_times), self.planner.acceptance)
         self._improve_at: float = IMPROVED_AFTER  # `num_passes` of segments
         self._weight_version: str | None = None
         self._mesh, differs = mesh_of_bits(device)
@@ -189,7 +193,8 @@ class Engine:
 
     def abort(self, id: str) -> None:
         """Ends all samples of a request at the next step; their last updates hold what was committed, reason "abort"."""
-        self._inbox.append(id)
+        if self.agreement.aborts(id):
+            self._inbox.append(id)
 
     def step(self) -> list[Update]:
         """Starts a segment, and returns what the one before brought; an empty list if there is nothing to do.
@@ -394,6 +399,7 @@ class Engine:
     def _start(self) -> None:
         """Starts one segment over all sequences that have a place, and does not wait for it."""
         plan, segment = self._plan()
+        self.agreement.started(plan, segment, self.scheduler.sequences, self.scheduler.allocator.page_table)
         self._segments.start(plan, segment, self.scheduler.sequences, self.scheduler.allocator.page_table)
         self._is_running = True
 
@@ -405,7 +411,7 @@ class Engine:
             plan, is_trial = self.planner.choose(load)
             costs = Costs(
                 step_s=self.planner.step_times.known(plan),
-                visit_s=self.device.clock.visit_s,
+                visit_s=self.agreement.visit_s(self.device.clock.visit_s),
                 smaller_batch=self.planner.smaller_batch(plan),
             )
             segment = plan_segment(
@@ -444,6 +450,7 @@ class Engine:
                 ended.append(sequence)
             elif sequence.streamed:
                 self._news.append(sequence)
+        self._inbox.extend(self.agreement.finished(self.scheduler.all))
         to_replay = [sequence for sequence in ended if wants_replay(sequence.request)]
         if to_replay:
             self._segments.replay(to_replay, self.scheduler.allocator.page_table)

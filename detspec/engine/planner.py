@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
+from detspec.engine.agreement import Agreement, Alone
 from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, certify, certify_thoughts, time_plans
 from detspec.engine.device import Device
 from detspec.engine.policy import (
@@ -31,11 +32,12 @@ CANNOT_WIN = "drafting a window costs as much as the canonical steps that it can
 class Planner:
     """Compiles, certifies and times plans when they are first needed, and chooses among them by what is live."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, agreement: Agreement | None = None) -> None:
         self.certificates: dict[Plan, Certificate] = {}
         self.step_times = StepTimes()
         self.acceptance = Acceptance(device.drafters)
         self._device = device
+        self._agreement = agreement or Alone()
         self._drafts = allowed_drafts(
             device.config, device.schedule, [name for name in device.drafters if name not in ("none", "self")]
         )
@@ -224,13 +226,16 @@ class Planner:
         self._device.clear()
 
     def _certify(self, plan: Plan) -> None:
-        self.certificates[plan] = certify(self._device, plan)
+        certificate = certify(self._device, plan)
+        self._agreement.check(f"{plan.label}: {certificate.status} {certificate.why}")
+        self.certificates[plan] = certificate
         self._device.clear()
 
     def _time(self, batch: int, processing: bool) -> None:
         """Times the plans of a batch, in turns."""
         plans = [ordinary_plan(batch, processing), *self._usable(batch, processing)]
-        seconds = time_plans(self._device, plans)
+        measured = time_plans(self._device, plans)
+        seconds = dict(zip(plans, self._agreement.same([measured[plan] for plan in plans]), strict=True))
         self._device.clear()
         self.step_times.measured(seconds)
         for plan in plans:

@@ -1,6 +1,6 @@
 """Segments of steps on the device: the host starts one, goes on with its own work, and then reads what it brought."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from detspec.engine.programs import Placement, Progress, Report
 from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.engine.scheduler import Admitted
 from detspec.engine.sequence import SequenceState
-from detspec.engine.step_times import Acceptance, StepTimes
+from detspec.engine.step_times import Acceptance
 from detspec.generation.insert import Entry
 from detspec.generation.loop import Limits
 from detspec.generation.score import Asked
@@ -40,9 +40,10 @@ class Running(NamedTuple):
 class Segments:
     """Starts one segment after another and waits for each; what they take and accept is told to the planner's estimates."""
 
-    def __init__(self, device: Device, step_times: StepTimes, acceptance: Acceptance) -> None:
+    def __init__(self, device: Device, observed: Callable[[Plan, float], None], acceptance: Acceptance) -> None:
+        """`observed` is told the seconds of a step of each segment, where they are known."""
         self._device = device
-        self._step_times = step_times
+        self._observed = observed
         self._acceptance = acceptance
         self._running: Running | None = None
         self.num_passes = 0  # steps, and passes over prompts, of all segments so far
@@ -101,7 +102,7 @@ class Segments:
             self.num_passes += int(progress.steps[0])
         clock.free()
         if running.steps is not None and was_seen and progress.steps[0]:
-            self._step_times.observed(running.plan, seconds / int(progress.steps[0]))
+            self._observed(running.plan, seconds / int(progress.steps[0]))
         return self._update(running, progress)
 
     def fetch(self, sequence: SequenceState) -> None:
