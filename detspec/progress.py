@@ -11,12 +11,13 @@ SECONDS_BETWEEN_LINES = 10.0
 class Progress:
     """Counts finished items out of `total`, and generated tokens; a context manager."""
 
-    def __init__(self, total: int, unit: str, *, done: int = 0) -> None:
-        """A counter of `total` items, of which `done` were finished before."""
+    def __init__(self, total: int, unit: str, *, done: int = 0, shown: bool = True) -> None:
+        """A counter of `total` items, of which `done` were finished before; silent unless `shown`."""
         self.total = total
         self.unit = unit
-        shown = sys.stderr.isatty()
-        self._bar = tqdm(total=total, initial=done, unit=f" {unit}", desc="compiling", disable=not shown, leave=False)
+        is_bar = shown and sys.stderr.isatty()
+        self._bar = tqdm(total=total, initial=done, unit=f" {unit}", desc="compiling", disable=not is_bar, leave=False)
+        self._says = shown and not is_bar
         self._staged = False
         self._done = self._done_before = done
         self._acceptance = ""
@@ -39,7 +40,7 @@ class Progress:
         self._tokens = 0
         self._began = time.perf_counter()
         self._bar.set_description(name)
-        if self._bar.disable and (self._said == self._started or self._began - self._said >= SECONDS_BETWEEN_LINES):
+        if self._says and (self._said == self._started or self._began - self._said >= SECONDS_BETWEEN_LINES):
             self._say(name)
 
     def next_stage(self, name: str) -> None:
@@ -69,7 +70,7 @@ class Progress:
         tok_per_s = self._tokens / max(now - self._began, 1e-9)
         state = f"{tok_per_s:,.0f} tok/s, {num_live} live{self._acceptance}"
         self._bar.set_postfix_str(state)
-        if self._bar.disable and now - self._said >= SECONDS_BETWEEN_LINES:
+        if self._says and now - self._said >= SECONDS_BETWEEN_LINES:
             self._say(f"{self._done} of {self.total} {self.unit}, {state}{self._left(now)}")
 
     def _left(self, now: float) -> str:

@@ -25,7 +25,9 @@ its name until it is whole; until then, finished completions are kept in OUT.jso
 failure, the same command resumes and gives the same bytes. A complete output is left as it is; the output of another job is
 overwritten. SIGTERM and SIGINT finish the running segment, keep what is finished and exit; a second signal kills. Exit codes:
 0 success; 1 requests failed or lines were rejected, and the rest is written; 2 bad input; 3 the disk is full; 130 and 143
-after SIGINT and SIGTERM."""
+after SIGINT and SIGTERM. Several processes, which Slurm or a TPU pod starts, or which JAX_COORDINATOR_ADDRESS,
+JAX_NUM_PROCESSES and JAX_PROCESS_ID join, share one model; the first writes the files; one that waits for the others in vain
+exits with 75."""
 FAILED = 1
 ON_ERROR = ("stop", "reject")
 
@@ -88,6 +90,9 @@ def run(args: argparse.Namespace) -> int:
 
 def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     """Runs the job; returns the exit code."""
+    import jax
+
+    from detspec.distributed import initialize
     from detspec.engine.engine import Engine
     from detspec.jobs.dry_run import plan_job
     from detspec.jobs.files import STDIO, check_out, shard_path
@@ -95,9 +100,11 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
 
     sampling = sampling_of(args)
+    is_first = initialize() == 1 or jax.process_index() == 0
     shard = args.shard or UNSHARDED
     out = str(shard_path(Path(args.out), *shard)) if args.shard and args.out != STDIO else args.out
-    check_out(out, args.prompts)
+    if is_first:
+        check_out(out, args.prompts)
     if out == STDIO and args.on_error != "stop":
         raise InputError("--on-error reject needs --out FILE: rejected lines are written next to it")
     with Prompts(args.prompts) as prompts:
@@ -107,14 +114,16 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
         spec = JobSpec(prompts, sampling, shard, args.on_error)
         if args.dry_run:
             journaled = None if out == STDIO or args.fresh else Path(out)
-            print(plan_job(engine, spec, journaled))
+            plan = plan_job(engine, spec, journaled)
+            if is_first:
+                print(plan)
             return 0
         if out == STDIO:
             result = stream_job(engine, spec, sys.stdout.buffer, signals=signals)
         else:
             load_s = time.perf_counter() - began
             result = run_job(engine, spec, Path(out), fresh=args.fresh, load_s=load_s, signals=signals)
-    return report(result, out)
+    return report(result, out) if is_first else FAILED * bool(result.num_rejected or result.num_failed)
 
 
 def report(result: "JobResult", out: str) -> int:

@@ -27,7 +27,8 @@ def generate(
 ) -> dict[str, Any]:
     """Calls `keep(number, request, completion)` for each completion; returns statistics.
 
-    Raises `Stopped` if a signal arrived, after the running segment and its completions.
+    Raises `Stopped` if a signal arrived, here or at a process that shares the mesh, after the running segment and its
+    completions.
     """
     began = time.perf_counter()
     if num_todo:
@@ -38,13 +39,14 @@ def generate(
     run = _Run(engine, todo, keep, progress)
     with signals.deferred():
         try:
-            while run.fill() and not signals.received:
+            while run.fill() and not engine.agreement.stops(signals.received):
                 num_tokens = engine.num_tokens
                 run.take(engine.step())
                 progress.segment(engine.num_tokens - num_tokens, engine.num_live)
         finally:
             updates = engine.stop()  # what is on the device ends, the rest is dropped
         run.take(updates)
+        signals.take(engine.agreement.ended(signals.received))
     generate_s = time.perf_counter() - prepared
     return {
         "num_tokens": run.num_tokens,

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from detspec.engine.engine import Engine
 from detspec.engine.request import Completion, Request
 from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, journal_path, new_files, pretty_json, sibling
+from detspec.jobs.follow import check_same_job, follow, tell, tell_kept
 from detspec.jobs.generation import generate
 from detspec.jobs.journal import Journal, open_journal
 from detspec.jobs.lines import completion_line
@@ -39,7 +40,7 @@ class JobResult:
     # counters of the start that finished it (`last_start`). Empty if there was nothing to do.
     stats: dict[str, Any]
     num_failed: int  # completions with finish reason "error"
-    failed: tuple[str, ...]  # ids of the first failed completions
+    failed: tuple[str, ...]  # ids of the first failed completions, where the results are written
     num_rejected: int  # malformed lines
 
 
@@ -57,24 +58,32 @@ def run_job(
     """Generates what is not yet in the journal of `out`, this shard's output; writes `out`, its statistics and its manifest.
 
     `fresh` ignores an existing journal or output, and starts over. `load_s`, the seconds that loading the model took, goes into
-    the statistics. `signals` were entered by the caller.
+    the statistics. `signals` were entered by the caller. Of processes that share a mesh, the first alone writes files.
 
     Raises `InputError` if a line is malformed, or the journal belongs to another job, is damaged or is in use, and `Unfinished`
     if a signal arrived, or the disk is full.
     """
     header = job_header(engine, spec)
+    check_same_job(engine, header)
+    if not engine.agreement.is_first:
+        num_failed, num_rejected = follow(engine, spec, signals or StopSignals())
+        return JobResult({}, num_failed, (), num_rejected)
     done = None if fresh else complete_manifest(out, header)
     if done is not None:
         if journal_path(out).exists():  # the job was killed right before its last action
             with open_journal(journal_path(out), header) as journal:
                 journal.remove()
-        return JobResult({}, done["output"]["num_failed"], (), done["prompts"]["num_rejected"])
+        outcome = (done["output"]["num_failed"], done["prompts"]["num_rejected"])
+        tell(engine, outcome)
+        return JobResult({}, outcome[0], (), outcome[1])
     kept = "what was finished"
     try:
         with open_journal(journal_path(out), header, fresh=fresh) as journal:
+            tell(engine, None)
             began = time.perf_counter()
             found = scan_into(engine, spec, out)
             journal.load(found.first, found.counts)
+            tell_kept(engine, [journal.has(found.first + place) for place in range(len(found.counts))])
             num_resumed = journal.num_kept
             scan_s = time.perf_counter() - began
             try:
@@ -86,6 +95,7 @@ def run_job(
             stats = {"num_resumed": num_resumed, "last_start": last_start}
             result = put_together(journal, out, engine, spec.prompts, found, header, stats)
             journal.remove()
+            tell(engine, (result.num_failed, result.num_rejected))
             return result
     except Stopped as stopped:
         why = str(stopped)
@@ -99,7 +109,11 @@ def run_job(
 
 
 def stream_job(engine: Engine, spec: JobSpec, file: BinaryIO, *, signals: StopSignals | None = None) -> JobResult:
-    """Generates everything without a journal; writes each line to `file` as soon as all lines before it are done."""
+    """Generates everything without a journal; writes each line to `file` as soon as all lines before it are done.
+
+    Of processes that share a mesh, the first alone writes.
+    """
+    check_same_job(engine, job_header(engine, spec))
     found = scan(engine, spec)
     waiting: dict[tuple[int, int], bytes] = {}
     following = found.first, 0
@@ -113,12 +127,14 @@ def stream_job(engine: Engine, spec: JobSpec, file: BinaryIO, *, signals: StopSi
         if completion.finish_reason == "error":
             failed.append(completion.id)
         while following in waiting:
-            file.write(waiting.pop(following))
+            line = waiting.pop(following)
+            if engine.agreement.is_first:
+                file.write(line)
             number, index = following
             following = (number, index + 1) if index + 1 < found.counts[number - found.first] else (number + 1, 0)
         file.flush()
 
-    with Progress(found.num_completions, "requests") as progress:
+    with Progress(found.num_completions, "requests", shown=engine.agreement.is_first) as progress:
         signals = signals or StopSignals()
         todo = requests(engine, spec, found)
         num_todo = found.num_completions

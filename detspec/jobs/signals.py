@@ -21,7 +21,7 @@ class StopSignals:
     """A context manager in which the first signal raises `Stopped`, at a point the program chooses. A second signal kills."""
 
     def __init__(self) -> None:
-        self._received: int | None = None
+        self._received = 0  # 0 for none
         self._deferred = False
 
     def __enter__(self) -> "StopSignals":
@@ -33,9 +33,13 @@ class StopSignals:
             signal.signal(number, handler)
 
     @property
-    def received(self) -> bool:
-        """Whether a signal has arrived."""
-        return self._received is not None
+    def received(self) -> int:
+        """The number of the signal that has arrived, 0 for none."""
+        return self._received
+
+    def take(self, number: int) -> None:
+        """Goes on as if signal `number` had arrived, unless it is 0 or another one has."""
+        self._received = self._received or number
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
@@ -49,7 +53,7 @@ class StopSignals:
 
     def check(self) -> None:
         """Raises `Stopped` if a signal has arrived."""
-        if self._received is not None:
+        if self._received:
             raise Stopped(self._received)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,74 @@
+"""A job of several processes that share a mesh: the first writes journal and results, the others run what it runs.
+
+Both sides exchange, in this order: what the job is, whether its output is already complete, which requests the journal holds,
+and at the end the outcome.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from detspec.engine.engine import Engine
+from detspec.engine.request import Completion, Request
+from detspec.errors import InputError
+from detspec.jobs.generation import generate
+from detspec.jobs.manifest import differences
+from detspec.jobs.prompts import JobSpec
+from detspec.jobs.scan import requests, scan
+from detspec.jobs.signals import StopSignals
+from detspec.progress import Progress
+
+Outcome = tuple[int, int]  # failed completions and rejected lines
+
+
+def check_same_job(engine: Engine, header: Mapping[str, Any]) -> None:
+    """Raises `InputError` unless all processes were given the job with `header`: the same prompts, options and model."""
+    headers = [json.loads(content) for content in engine.agreement.exchange(json.dumps(header).encode())]
+    for process, other in enumerate(headers):
+        if other != headers[0]:
+            parts = "; ".join(differences(other, headers[0], them=f"process {process}", us="process 0"))
+            raise InputError(
+                f"processes that share a mesh need the same job: {parts}. Start all with the same command, files and machines; "
+                "processes that are to run apart need JAX_NUM_PROCESSES=1"
+            )
+
+
+def tell(engine: Engine, outcome: Outcome | None) -> None:
+    """Tells the others the `outcome` of the job, or that it is still to come."""
+    engine.agreement.exchange(json.dumps(outcome).encode())
+
+
+def tell_kept(engine: Engine, kept: Sequence[bool]) -> None:
+    """Tells the others which requests of the shard need not be generated, because all their completions are kept."""
+    engine.agreement.exchange(np.packbits(np.asarray(kept, bool)).tobytes())
+
+
+def follow(engine: Engine, spec: JobSpec, signals: StopSignals) -> Outcome:
+    """Generates what the first process does not keep, and writes nothing; returns the outcome.
+
+    Raises `InputError` if a line is malformed, and `Stopped` if a signal arrived at any process.
+    """
+    if (outcome := _told(engine)) is not None:
+        return outcome
+    found = scan(engine, spec, reject=None if spec.on_error == "stop" else lambda line: None)
+    content = np.frombuffer(engine.agreement.exchange(b"")[0], np.uint8)
+    kept = np.unpackbits(content, count=len(found.counts)).astype(bool).tolist()
+    todo = requests(engine, spec, found, is_done=lambda number: kept[number - found.first])
+    num_todo = sum(count for count, is_kept in zip(found.counts, kept, strict=True) if not is_kept)
+
+    def pass_over(number: int, request: Request, completion: Completion) -> None:
+        """The first process keeps it."""
+
+    with Progress(num_todo, "requests", shown=False) as progress:
+        generate(engine, todo, num_todo, pass_over, progress, signals, needs=found.needs)
+    outcome = _told(engine)
+    assert outcome is not None
+    return outcome
+
+
+def _told(engine: Engine) -> Outcome | None:
+    """What the first process told."""
+    outcome = json.loads(engine.agreement.exchange(b"")[0])
+    return None if outcome is None else (outcome[0], outcome[1])
