@@ -33,7 +33,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_chips(parser: argparse.ArgumentParser) -> None:
     """`--chips`."""
-    parser.add_argument("--chips", type=int, default=1, metavar="N", help="cut the model over N devices (default: 1)")
+    parser.add_argument("--chips", type=int, metavar="N", help="cut the model over N devices (default: 1; several processes: all)")
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
@@ -85,10 +85,19 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Model":
     """The model of `--model`, else the shipped one of that name, on `--chips`. Keeps compiled programs, as `keep_compiled`."""
+    import jax
+
     from detspec.checkpoint.load import load
 
     keep_compiled(args)
-    return load(shipped if args.model is None else args.model, chips=getattr(args, "chips", 1))
+    chips = getattr(args, "chips", None)
+    if jax.process_count() > 1 and chips not in (None, jax.device_count()):
+        raise InputError(
+            f"--chips {chips}: {jax.process_count()} processes cut the model over all their {jax.device_count()} devices; leave "
+            "--chips out"
+        )
+    chips = jax.device_count() if jax.process_count() > 1 else chips or 1
+    return load(shipped if args.model is None else args.model, chips=chips)
 
 
 def keep_compiled(args: argparse.Namespace) -> None:
