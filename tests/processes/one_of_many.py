@@ -1,0 +1,39 @@
+"""`detspec` as one of several processes, each with a clock that is wrong in its own way; says at the end how many rounds it ran.
+
+Its arguments are a seed and those of `detspec`. Segments are short, so that there are many rounds.
+"""
+
+import dataclasses
+import sys
+
+from detspec.cli import commands, generate
+from detspec.cli.options import engine_config_of
+from detspec.engine import certify, clock
+from detspec.engine.agreement import Alone, Processes
+from tests.processes.skewed_clock import SkewedClock
+
+
+def main() -> int:
+    skewed = SkewedClock(int(sys.argv[1]))
+    clock.time = certify.time = skewed  # type: ignore[assignment]
+    num_rounds = 0
+
+    def counted(started):
+        def count(self, *args) -> None:
+            nonlocal num_rounds
+            num_rounds += 1
+            started(self, *args)
+
+        return count
+
+    Alone.started = counted(Alone.started)  # type: ignore[method-assign]
+    Processes.started = counted(Processes.started)  # type: ignore[method-assign]
+    generate.engine_config_of = lambda args, model: dataclasses.replace(engine_config_of(args, model), segment_steps=2)
+    try:
+        return commands.main(sys.argv[2:])
+    finally:
+        print(f"rounds {num_rounds}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
