@@ -29,6 +29,7 @@ TRUNK = (
         "interconnect",
         "roofline",
         "progress",
+        "distributed",
         "compile_cache",
         "native",
         "struct",

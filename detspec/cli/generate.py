@@ -1,8 +1,10 @@
 """`detspec generate`: a file of prompts in, a file of completions out."""
 
 import argparse
+import os
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +28,8 @@ failure, the same command resumes and gives the same bytes. A complete output is
 overwritten. SIGTERM and SIGINT finish the running segment, keep what is finished and exit; a second signal kills. Exit codes:
 0 success; 1 requests failed or lines were rejected, and the rest is written; 2 bad input; 3 the disk is full; 130 and 143
 after SIGINT and SIGTERM. Several processes, which Slurm or a TPU pod starts, or which JAX_COORDINATOR_ADDRESS,
-JAX_NUM_PROCESSES and JAX_PROCESS_ID join, share one model; the first writes the files; one that waits for the others in vain
-exits with 75."""
+JAX_NUM_PROCESSES and JAX_PROCESS_ID join, share one model; the first writes the files. One that has lost the others
+exits with 75, and after the same commands all resume."""
 FAILED = 1
 ON_ERROR = ("stop", "reject")
 
@@ -86,6 +88,25 @@ def run(args: argparse.Namespace) -> int:
                 raise
             say(f"error: cannot write the copy of the input, or the output: {error.strerror}")
             return NO_ROOM_CODE
+        except RuntimeError:  # of jax when another process has gone, or `DivergenceError`
+            leave_others()
+            raise
+
+
+def leave_others() -> None:
+    """Ends a process that shares a mesh with others, after the exception being handled; does nothing in one that is alone.
+
+    An orderly end would wait for the others.
+    """
+    import jax
+
+    from detspec.engine.watchdog import EXIT_CODE
+
+    if jax.process_count() > 1:
+        traceback.print_exc()
+        say(f"error: process {jax.process_index()} cannot go on without the others: start all of them again, and they resume")
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)
 
 
 def generate(args: argparse.Namespace, signals: "StopSignals") -> int:

@@ -33,7 +33,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_chips(parser: argparse.ArgumentParser) -> None:
     """`--chips`."""
-    parser.add_argument("--chips", type=int, metavar="N", help="cut the model over N devices (default: 1; several processes: all)")
+    parser.add_argument(
+        "--chips", type=int, metavar="N", help="cut the model over N devices (default: 1; several processes: all)"
+    )
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

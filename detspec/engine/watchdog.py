@@ -50,7 +50,7 @@ class Watchdog:
 
     def _end(self) -> None:
         print(
-            f"detspec: {self._name}: nothing came from the device for {self._allowed_s:.0f} s, so another process is stuck or "
+            f"detspec: {self._name}: nothing came from the device for {self._allowed_s:g} s, so another process is stuck or "
             f"gone. This one ends with exit code {EXIT_CODE}; start all of them again, and they resume. If rounds take longer, "
             f"raise {VARIABLE}. All threads are at:",
             file=sys.stderr,

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.engine.byte_model import some_prompts, some_sampling, write_folder
@@ -34,13 +34,16 @@ class Job:
         (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return cls(folder)
 
-    def command(self, out: str, seed: int) -> list[str]:
-        where = ["--model", str(self.folder / "model"), "--prompts", str(self.folder / "in.jsonl"), "--out", str(self.folder / out)]
+    def command(self, out: str, seed: int, prompts: str) -> list[str]:
+        files = {"--model": "model", "--prompts": prompts, "--out": out}
+        where = [part for option, name in files.items() for part in (option, str(self.folder / name))]
         size = ["--max-requests", "4", "--max-len", "64", "--num-speculative-tokens", "3"]
         return [sys.executable, "-m", "tests.processes.one_of_many", str(seed), "generate", *where, *size]
 
-    def start(self, out: str, num_processes: int, **environment: str) -> list[subprocess.Popen[str]]:
-        """Processes with two devices each; one alone has one."""
+    def start(
+        self, out: str, num_processes: int, prompts: Sequence[str] = ("in.jsonl", "in.jsonl"), **environment: str
+    ) -> list[subprocess.Popen[str]]:
+        """Processes with two devices each, for files of `prompts`; one alone has one device."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -49,7 +52,7 @@ class Job:
             shared |= {"JAX_NUM_CPU_DEVICES": "2", "JAX_COORDINATOR_ADDRESS": address}
         return [
             subprocess.Popen(
-                self.command(out, seed=number),
+                self.command(out, number, prompts[number]),
                 env={**shared, "JAX_PROCESS_ID": str(number), "PYTHONHASHSEED": str(1 + number)},
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
