@@ -44,3 +44,31 @@ def test_kubernetes_file_is_an_indexed_job_of_as_many_shards_as_pods():
     assert {values: rule["action"] for values, rule in rules.items()} == {(143,): "Ignore", (1, 2): "FailJob"}
     assert {rule["onExitCodes"]["containerName"] for rule in rules.values()} == {container["name"]}
     assert [mount["name"] for mount in container["volumeMounts"]] == [volume["name"] for volume in pod["volumes"]]
+
+
+def test_slurm_file_of_a_mesh_is_bash_and_runs_one_process_a_node():
+    path = SCRIPTS / "slurm_mesh.sbatch"
+    assert subprocess.run(["bash", "-n", str(path)], capture_output=True, check=True).stderr == b""
+    text = path.read_text()
+    options = re.findall(r"^#SBATCH (--\S+)", text, re.MULTILINE)
+    assert {"--requeue", "--signal=TERM@120", "--ntasks-per-node=1"} <= set(options)
+    started = "srun --kill-on-bad-exit=1 "
+    assert parse_command(text.replace(started, "exec "), {}).shard is None
+
+
+def test_kubernetes_file_of_a_mesh_runs_all_pods_at_once_and_names_the_first():
+    service, job = yaml.safe_load_all((SCRIPTS / "kubernetes_mesh.yaml").read_text())
+    spec = job["spec"]
+    assert spec["completions"] == spec["parallelism"]
+    name = job["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    pod = spec["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    (container,) = pod["containers"]
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert environment["JAX_NUM_PROCESSES"] == str(spec["completions"])
+    assert environment["JAX_COORDINATOR_ADDRESS"].startswith(f"{name}-0.{pod['subdomain']}:")
+    assert "JAX_PROCESS_ID" in environment
+    assert parse_command(container["args"][0], {}).shard is None
+    codes = {code for rule in spec["podFailurePolicy"]["rules"] for code in rule.get("onExitCodes", {}).get("values", ())}
+    assert 75 not in codes
