@@ -95,8 +95,8 @@ def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Mode
     chips = getattr(args, "chips", None)
     if jax.process_count() > 1 and chips not in (None, jax.device_count()):
         raise InputError(
-            f"--chips {chips}: {jax.process_count()} processes cut the model over all their {jax.device_count()} devices; leave "
-            "--chips out"
+            f"--chips {chips}: {jax.process_count()} processes cut the model over all their {jax.device_count()} devices; "
+            "leave --chips out"
         )
     chips = jax.device_count() if jax.process_count() > 1 else chips or 1
     return load(shipped if args.model is None else args.model, chips=chips)

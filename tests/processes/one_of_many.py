@@ -1,6 +1,6 @@
-"""`detspec` as one of several processes, each with a clock that is wrong in its own way; says at the end how many rounds it ran.
+"""`detspec` as one of several processes, each with a clock that is wrong in its own way.
 
-Its arguments are a seed and those of `detspec`. Segments are short, so that there are many rounds.
+Its arguments are a seed and those of `detspec`. Segments are short, so that there are many rounds; at the end it says how many.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Two processes with two devices each: the bytes of one process with one device, whatever their clocks say and however they end."""
+"""Two processes with two devices each give the bytes of one with one, whatever their clocks say and however they end."""
 
 import signal
 import subprocess
