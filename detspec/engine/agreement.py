@@ -1,7 +1,7 @@
 """How processes that share a mesh decide alike: by process 0's measurements, and by nothing else that differs between them.
 
 Every process runs the same host loop over the same requests. Each measures what a plan's step takes and what a look costs, but
-decisions read what process 0 measured. After every `ROUNDS` segments all exchange one small message:
+decisions read what process 0 measured. After every `SEGMENTS` segments all exchange one small message:
 
     process 0   ->   seconds of each segment's step, and of a look
     any process ->   the signal that asks it to stop, requests to abort, and a digest of its decisions so far, which all compare
@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -26,15 +26,17 @@ from detspec.engine.step_times import StepTimes
 from detspec.engine.watchdog import Watchdog
 from detspec.errors import DivergenceError, InputError
 
-ROUNDS = 8  # segments between two messages
+T = TypeVar("T")
+SEGMENTS = 8  # between two messages
 MOST_ABORTED = 8  # requests of one process in one message; the others come with the next
-CERTIFYING_S = 30.0  # predicted for all that happens between two rounds but compiling
+TRIAL_S = 30.0  # predicted for a certificate, or the times of a batch's plans
+MESSAGE_S = 1.0  # predicted for an exchange, in which a process waits for the slowest
 NAMED = 16  # decisions that an error names
 MESSAGE = np.dtype(
     [
         ("decisions", "V32"),  # SHA-256
         ("visit_s", "f8"),
-        ("step_s", "f8", ROUNDS),  # 0 where it is not known
+        ("step_s", "f8", SEGMENTS),  # 0 where it is not known
         ("signal", "i4"),  # 0 for none
         ("aborted", "V16", MOST_ABORTED),  # digests of ids
     ]
@@ -51,6 +53,10 @@ class Alone:
     def exchange(self, content: bytes) -> list[bytes]:
         """The `content` of each process, in their order."""
         return [content]
+
+    def watched(self, fn: Callable[[], T]) -> T:
+        """What `fn` returns, a trial run of programs."""
+        return fn()
 
     def same(self, seconds: Sequence[float]) -> Sequence[float]:
         """Process 0's measurements in place of these."""
@@ -88,7 +94,7 @@ class Alone:
 
 
 @dataclasses.dataclass
-class _Round:
+class _Ran:
     """A segment since the last message."""
 
     plan: Plan
@@ -108,8 +114,8 @@ class Processes:
         self._watchdog = watchdog
         self._decisions = hashlib.sha256()
         self._last: deque[str] = deque(maxlen=NAMED)
-        self._rounds: list[_Round] = []
-        self._num_rounds = 0
+        self._ran: list[_Ran] = []
+        self._num_segments = 0
         self._step_times: StepTimes | None = None
         self._visit_s = self._own_visit_s = 1e-3  # until the first message, what a clock assumes
         self._signal = 0  # received here
@@ -118,8 +124,17 @@ class Processes:
 
     def exchange(self, content: bytes) -> list[bytes]:
         """The `content` of each process, in their order."""
-        self._expect(CERTIFYING_S)
-        return self._exchange(content)
+        self._expect(MESSAGE_S)
+        contents = self._exchange(content)
+        self._rest()
+        return contents
+
+    def watched(self, fn: Callable[[], T]) -> T:
+        """What `fn` returns; the watchdog ends the process if a trial run waits for the others in vain."""
+        self._expect(TRIAL_S)
+        found = fn()
+        self._rest()
+        return found
 
     def same(self, seconds: Sequence[float]) -> Sequence[float]:
         """Process 0's measurements in place of these."""
@@ -135,7 +150,7 @@ class Processes:
         self._step_times = step_times
 
         def observed(plan: Plan, seconds: float) -> None:
-            self._rounds[-1].step_s = seconds
+            self._ran[-1].step_s = seconds
 
         return observed
 
@@ -146,10 +161,10 @@ class Processes:
 
     def started(self, plan: Plan, segment: Segment, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
         """Notes the plan, and which sequences are where; their places and pages count, too."""
-        self._num_rounds += 1
-        self._rounds.append(_Round(plan))
+        self._num_segments += 1
+        self._ran.append(_Ran(plan))
         facts = [(sequence.request.id, sequence.request.sampling.seed, sequence.place) for sequence in sequences]
-        self._decide(f"round {self._num_rounds}: {plan.label} {dataclasses.astuple(segment)} for {facts}")
+        self._decide(f"segment {self._num_segments}: {plan.label} {dataclasses.astuple(segment)} for {facts}")
         self._decisions.update(page_table.tobytes())
         step_s = 0.0 if self._step_times is None else self._step_times.known(plan)
         self._expect(step_s * (segment.num_steps + segment.rounds * segment.prefill_passes))
@@ -160,8 +175,8 @@ class Processes:
             self._decisions.update(repr((sequence.committed, sequence.finish, sequence.finish_reason)).encode())
             if sequence.finish_reason:
                 self._decisions.update(repr((sequence.tokens, sequence.logprobs)).encode())
-        self._expect(CERTIFYING_S)
-        aborted = self._renew() if len(self._rounds) == ROUNDS else set()
+        self._rest()
+        aborted = self._renew() if len(self._ran) == SEGMENTS else set()
         ids = dict.fromkeys(sequence.request.id for sequence in sequences) if aborted else ()
         return [id for id in ids if _digest_of(id) in aborted]
 
@@ -176,11 +191,9 @@ class Processes:
         return self._agreed_signal
 
     def ended(self, signal: int) -> int:
-        """The signal that all know of now; then nothing more is expected."""
+        """The signal that all know of now."""
         self._signal = signal
         self._renew()
-        if self._watchdog is not None:
-            self._watchdog.rest()
         return self._agreed_signal
 
     def _renew(self) -> set[bytes]:
@@ -188,16 +201,16 @@ class Processes:
         own = np.zeros((), MESSAGE)
         own["decisions"] = self._decisions.digest()
         own["visit_s"] = self._own_visit_s
-        own["step_s"][: len(self._rounds)] = [each.step_s for each in self._rounds]
+        own["step_s"][: len(self._ran)] = [each.step_s for each in self._ran]
         own["signal"] = self._signal
         for place in range(min(MOST_ABORTED, len(self._to_abort))):
             own["aborted"][place] = _digest_of(self._to_abort.popleft())
-        messages = [np.frombuffer(each, MESSAGE)[0] for each in self._exchange(own.tobytes())]
+        messages = [np.frombuffer(each, MESSAGE)[0] for each in self.exchange(own.tobytes())]
         self._compare([bytes(message["decisions"]) for message in messages])
-        for each, step_s in zip(self._rounds, messages[0]["step_s"].tolist(), strict=False):
+        for each, step_s in zip(self._ran, messages[0]["step_s"].tolist(), strict=False):
             if step_s and self._step_times is not None:
                 self._step_times.observed(each.plan, step_s)
-        self._rounds.clear()
+        self._ran.clear()
         self._visit_s = float(messages[0]["visit_s"])
         self._agreed_signal = max(int(message["signal"]) for message in messages)
         return {bytes(digest) for message in messages for digest in message["aborted"]}
@@ -210,7 +223,7 @@ class Processes:
         """Raises `DivergenceError` unless all `digests` of decisions are the same."""
         if len(set(digests)) == 1:
             return
-        texts = [text.decode(errors="replace") for text in self._exchange("\n".join(self._last).encode())]
+        texts = [text.decode(errors="replace") for text in self.exchange("\n".join(self._last).encode())]
         other = next(process for process, digest in enumerate(digests) if digest != digests[0])
         raise DivergenceError(
             f"processes 0 and {other} have decided differently since their last message.\nprocess 0:\n{texts[0]}\n"
@@ -220,6 +233,10 @@ class Processes:
     def _expect(self, seconds: float) -> None:
         if self._watchdog is not None:
             self._watchdog.expect(seconds)
+
+    def _rest(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.rest()
 
 
 def agreement_of(place: Any) -> Alone | Processes:

@@ -7,6 +7,7 @@ and smaller batches, only make it faster, and are compiled once it has run for a
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from detspec.engine.agreement import Agreement, Alone
 from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, certify, certify_thoughts, time_plans
@@ -226,7 +227,7 @@ class Planner:
         self._device.clear()
 
     def _certify(self, plan: Plan) -> None:
-        certificate = certify(self._device, plan)
+        certificate = self._agreement.watched(partial(certify, self._device, plan))
         self._agreement.check(f"{plan.label}: {certificate.status} {certificate.why}")
         self.certificates[plan] = certificate
         self._device.clear()
@@ -234,7 +235,7 @@ class Planner:
     def _time(self, batch: int, processing: bool) -> None:
         """Times the plans of a batch, in turns."""
         plans = [ordinary_plan(batch, processing), *self._usable(batch, processing)]
-        measured = time_plans(self._device, plans)
+        measured = self._agreement.watched(partial(time_plans, self._device, plans))
         seconds = dict(zip(plans, self._agreement.same([measured[plan] for plan in plans]), strict=True))
         self._device.clear()
         self.step_times.measured(seconds)

@@ -9,9 +9,9 @@ import time
 from detspec.engine.compiled import PROGRAMS
 from detspec.errors import InputError
 
-VARIABLE = "DETSPEC_WATCHDOG_S"  # the least seconds without a round
+VARIABLE = "DETSPEC_WATCHDOG_S"  # how many seconds a process waits for the others at least
 LEAST_S = 120.0
-PATIENCE = 50  # times as long as predicted may a round take
+PATIENCE = 50  # may a segment take as many times the predicted seconds
 EXIT_CODE = 75  # what sysexits.h calls a temporary failure: the same command may succeed
 
 
@@ -51,7 +51,7 @@ class Watchdog:
     def _end(self) -> None:
         print(
             f"detspec: {self._name}: nothing came from the device for {self._allowed_s:g} s, so another process is stuck or "
-            f"gone. This one ends with exit code {EXIT_CODE}; start all of them again, and they resume. If rounds take longer, "
+            f"gone. This one ends with exit code {EXIT_CODE}; start all of them again, and they resume. If that was too early, "
             f"raise {VARIABLE}. All threads are at:",
             file=sys.stderr,
             flush=True,

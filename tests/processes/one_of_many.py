@@ -1,6 +1,6 @@
 """`detspec` as one of several processes, each with a clock that is wrong in its own way.
 
-Its arguments are a seed and those of `detspec`. Segments are short, so that there are many rounds; at the end it says how many.
+Its arguments are a seed and those of `detspec`. Segments are short, so that there are many; at the end it says how many.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from tests.processes.skewed_clock import SkewedClock
 def main() -> int:
     skewed = SkewedClock(int(sys.argv[1]))
     clock.time = certify.time = skewed  # type: ignore[assignment]
-    num_rounds = 0
+    num_segments = 0
 
     def counted(started):
         def count(self, *args) -> None:
-            nonlocal num_rounds
-            num_rounds += 1
+            nonlocal num_segments
+            num_segments += 1
             started(self, *args)
 
         return count
@@ -32,7 +32,7 @@ def main() -> int:
     try:
         return commands.main(sys.argv[2:])
     finally:
-        print(f"rounds {num_rounds}", flush=True)
+        print(f"segments {num_segments}", flush=True)
 
 
 if __name__ == "__main__":

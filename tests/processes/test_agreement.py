@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from detspec.engine import clock
-from detspec.engine.agreement import ROUNDS, Alone, Processes, agreement_of
+from detspec.engine.agreement import SEGMENTS, Alone, Processes, agreement_of
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
@@ -135,7 +135,7 @@ def test_processes_with_skewed_clocks_run_the_same_programs(skewed, number: int)
     assert first.runs == second.runs
     assert len(set(first.steps_of)) > 2  # plans of several kinds ran
     assert num_segments(first) > number / 4
-    assert meeting.num_held < num_segments(first) / ROUNDS + 50  # those of certificates and times come before
+    assert meeting.num_held < num_segments(first) / SEGMENTS + 50  # those of certificates and times come before
 
 
 def test_processes_that_do_not_agree_run_other_programs(skewed):
@@ -183,7 +183,7 @@ def test_signal_at_one_process_stops_both_after_the_same_segment(skewed, index_o
 
     first, second = run_two(drive, [Processes(index, meeting.exchange_fn(index)) for index in range(2)])
     assert first.runs == second.runs
-    assert stopped_at[0] == stopped_at[1] <= 30 + 2 * ROUNDS + num_trial_segments()
+    assert stopped_at[0] == stopped_at[1] <= 30 + 2 * SEGMENTS + num_trial_segments()
 
 
 def test_aborted_request_ends_in_both_processes_after_the_same_segment():

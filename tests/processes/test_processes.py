@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.processes.together import ROOT, Job, finish, num_rounds
+from tests.processes.together import ROOT, Job, finish, num_segments
 
 NUM_REQUESTS = 40
 WITHIN_S = 60
@@ -52,14 +52,14 @@ def test_killed_first_process_ends_the_other(job: Job):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
-def test_signal_at_one_process_stops_both_after_the_same_round(job: Job, number: int):
+def test_signal_at_one_process_stops_both_after_the_same_segment(job: Job, number: int):
     out = f"stopped{number}.jsonl"
     processes = job.start(out, 2)
     job.wait_for_completions(out, 8, processes)
     processes[number].send_signal(signal.SIGTERM)
     ended = [finish(process) for process in processes]
     assert [code for code, _, _ in ended] == [143, 143], [errors for _, _, errors in ended]
-    assert num_rounds(ended[0][1]) == num_rounds(ended[1][1])
+    assert num_segments(ended[0][1]) == num_segments(ended[1][1])
     job.run(out, 2)
     assert job.bytes(out) == job.bytes("alone.jsonl")
 

@@ -63,10 +63,10 @@ class Job:
         ]
 
     def run(self, out: str, num_processes: int) -> list[int]:
-        """Runs it to the end; returns how many rounds each process ran."""
+        """Runs it to the end; returns how many segments each process ran."""
         ended = [finish(process) for process in self.start(out, num_processes)]
         assert [code for code, _, _ in ended] == [0] * num_processes, "\n\n".join(errors for _, _, errors in ended)
-        return [num_rounds(said) for _, said, _ in ended]
+        return [num_segments(said) for _, said, _ in ended]
 
     def bytes(self, out: str) -> bytes:
         return (self.folder / out).read_bytes()
@@ -93,8 +93,8 @@ def finish(process: subprocess.Popen[str], most_s: float = MOST_S) -> tuple[int,
     return process.returncode, said, errors
 
 
-def num_rounds(said: str) -> int:
-    found = re.search(r"rounds (\d+)", said)
+def num_segments(said: str) -> int:
+    found = re.search(r"segments (\d+)", said)
     assert found is not None, said
     return int(found[1])
 
