@@ -30,7 +30,7 @@ T = TypeVar("T")
 SEGMENTS = 8  # between two messages
 MOST_ABORTED = 8  # requests of one process in one message; the others come with the next
 TRIAL_S = 30.0  # predicted for a certificate, or the times of a batch's plans
-MESSAGE_S = 1.0  # predicted for an exchange, in which a process waits for the slowest
+MESSAGE_S = 1.0  # predicted for a message, before which a process waits for the slowest
 NAMED = 16  # decisions that an error names
 MESSAGE = np.dtype(
     [
@@ -109,7 +109,6 @@ class Processes:
 
     def __init__(self, index: int, exchange_fn: Exchange, watchdog: Watchdog | None = None) -> None:
         self.is_first = index == 0
-        self._index = index
         self._exchange = exchange_fn
         self._watchdog = watchdog
         self._decisions = hashlib.sha256()
@@ -123,11 +122,8 @@ class Processes:
         self._to_abort: deque[str] = deque()
 
     def exchange(self, content: bytes) -> list[bytes]:
-        """The `content` of each process, in their order."""
-        self._expect(MESSAGE_S)
-        contents = self._exchange(content)
-        self._rest()
-        return contents
+        """The `content` of each process, in their order; waits as long as the slowest needs to read, load or write."""
+        return self._exchange(content)
 
     def watched(self, fn: Callable[[], T]) -> T:
         """What `fn` returns; the watchdog ends the process if a trial run waits for the others in vain."""
@@ -138,12 +134,12 @@ class Processes:
 
     def same(self, seconds: Sequence[float]) -> Sequence[float]:
         """Process 0's measurements in place of these."""
-        return np.frombuffer(self.exchange(np.asarray(seconds, np.float64).tobytes())[0], np.float64).tolist()
+        return np.frombuffer(self._meet(np.asarray(seconds, np.float64).tobytes())[0], np.float64).tolist()
 
     def check(self, decision: str) -> None:
         """Raises `DivergenceError` unless all processes decided the same, now and before."""
         self._decide(decision)
-        self._compare(self.exchange(self._decisions.digest()))
+        self._compare(self._meet(self._decisions.digest()))
 
     def observer(self, step_times: StepTimes) -> Observe:
         """Keeps what is observed here for the next message, which tells `step_times` what process 0 observed."""
@@ -191,10 +187,12 @@ class Processes:
         return self._agreed_signal
 
     def ended(self, signal: int) -> int:
-        """The signal that all know of now."""
+        """The signal that all know of now; it is dealt with."""
         self._signal = signal
         self._renew()
-        return self._agreed_signal
+        agreed = self._agreed_signal
+        self._signal = self._agreed_signal = 0
+        return agreed
 
     def _renew(self) -> set[bytes]:
         """Exchanges messages; returns digests of the ids of requests to abort."""
@@ -205,7 +203,7 @@ class Processes:
         own["signal"] = self._signal
         for place in range(min(MOST_ABORTED, len(self._to_abort))):
             own["aborted"][place] = _digest_of(self._to_abort.popleft())
-        messages = [np.frombuffer(each, MESSAGE)[0] for each in self.exchange(own.tobytes())]
+        messages = [np.frombuffer(each, MESSAGE)[0] for each in self._meet(own.tobytes())]
         self._compare([bytes(message["decisions"]) for message in messages])
         for each, step_s in zip(self._ran, messages[0]["step_s"].tolist(), strict=False):
             if step_s and self._step_times is not None:
@@ -223,12 +221,19 @@ class Processes:
         """Raises `DivergenceError` unless all `digests` of decisions are the same."""
         if len(set(digests)) == 1:
             return
-        texts = [text.decode(errors="replace") for text in self.exchange("\n".join(self._last).encode())]
+        texts = [text.decode(errors="replace") for text in self._meet("\n".join(self._last).encode())]
         other = next(process for process, digest in enumerate(digests) if digest != digests[0])
         raise DivergenceError(
             f"processes 0 and {other} have decided differently since their last message.\nprocess 0:\n{texts[0]}\n"
             f"process {other}:\n{texts[other]}"
         )
+
+    def _meet(self, content: bytes) -> list[bytes]:
+        """`exchange` where all processes come at about the same time."""
+        self._expect(MESSAGE_S)
+        contents = self._exchange(content)
+        self._rest()
+        return contents
 
     def _expect(self, seconds: float) -> None:
         if self._watchdog is not None:
