@@ -14,9 +14,9 @@ class InputError(ValueError):
 
 
 class DivergenceError(RuntimeError):
-    """Processes that share a mesh decided differently, so their programs no longer fit together: all of them must end.
+    """Processes that share a mesh decided differently, or chips hold other copies of one array: all processes must end.
 
-    The message has the last decisions of both sides. Nothing that was written is wrong: the same commands resume.
+    The message has the last decisions of both sides, or names the chips. The same commands resume.
     """
 
 

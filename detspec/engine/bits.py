@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 
@@ -22,3 +23,12 @@ def first_difference(pairs: Sequence[tuple[np.ndarray, np.ndarray]], where: np.n
     if where is not None:
         differs &= where
     return tuple(map(int, np.unravel_index(np.argmax(differs), differs.shape))) if differs.any() else None
+
+
+def differing_copies(array: jax.Array) -> str:
+    """Which chips of this process hold other bits of an array that all hold whole, in words; "" if they agree."""
+    first, *others = array.addressable_shards
+    for other in others:
+        if not same_bits(np.asarray(first.data), np.asarray(other.data)).all():
+            return f"{other.device} holds other bits than {first.device} of what all chips should hold alike"
+    return ""

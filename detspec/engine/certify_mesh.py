@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from detspec.checkpoint.load import Model
-from detspec.engine.bits import first_difference, same_bits
+from detspec.engine.bits import differing_copies, first_difference
 from detspec.engine.device import PLAIN, Device
 from detspec.engine.probes import Probes
 from detspec.mesh import COPIES
@@ -69,15 +69,6 @@ def certify_mesh(device: Device) -> str:
         f"{logprobs[0][place]!r} and {given[0][place]!r} for the given token, one chip has {targets[1][place]}, "
         f"{logprobs[1][place]!r} and {given[1][place]!r}"
     )
-
-
-def differing_copies(array: jax.Array) -> str:
-    """Which chips of this process hold other bits of an array that all hold whole, in words; "" if they agree."""
-    first, *others = array.addressable_shards
-    for other in others:
-        if not same_bits(np.asarray(first.data), np.asarray(other.data)).all():
-            return f"{other.device} holds other bits than {first.device} of what all chips should hold alike"
-    return ""
 
 
 def _read(device: Device) -> tuple[jax.Array, jax.Array, jax.Array]:

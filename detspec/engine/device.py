@@ -19,13 +19,14 @@ from detspec.checkpoint.load import Model
 from detspec.compile_cache import user_cache
 from detspec.draft.source import Drafter
 from detspec.draft.table import drafters_of
+from detspec.engine.bits import differing_copies
 from detspec.engine.clock import Clock
 from detspec.engine.compiled import PROGRAMS, Call, Executable
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan
 from detspec.engine.programs import Decoding, Placement, Report, Texts, Weights, Work, copy_pages, read_sequences, run_segment
 from detspec.environment import chosen_schedule
-from detspec.errors import InputError
+from detspec.errors import DivergenceError, InputError
 from detspec.generation.init import init_state
 from detspec.generation.insert import Entry, no_requests, pack_requests
 from detspec.generation.loop import NEVER, Limits
@@ -175,6 +176,12 @@ class Device:
         if self.prefills_apart:
             reads.append(self._read(nothing, None, None))
         return [first, *reads, self._copy([]), *others]
+
+    def check_copies(self, report: Report) -> None:
+        """Raises `DivergenceError` if this process's chips hold other bits of a report, of which each has a copy."""
+        for leaf in jax.tree.leaves(report):
+            if differs := differing_copies(leaf):
+                raise DivergenceError(f"{differs}: a chip or a link is at fault, so what was generated cannot be trusted")
 
     def wait(self) -> None:
         """Waits until the device has nothing left to do."""

@@ -20,6 +20,8 @@ from detspec.sampling_params import MAX_LOGPROBS
 from detspec.state import COUNTED
 from detspec.thinking.thoughts import thought_lists
 
+CHECKED_EVERY = 256  # so many reports: then the copies on all chips are compared
+
 
 class Running(NamedTuple):
     """A segment on the device, its sequences in the order of its reports."""
@@ -46,6 +48,7 @@ class Segments:
         self._observed = observed
         self._acceptance = acceptance
         self._running: Running | None = None
+        self._num_reports = 0
         self.num_passes = 0  # steps, and passes over prompts, of all segments so far
 
     def admit(self, admitted: Sequence[Admitted]) -> None:
@@ -98,6 +101,9 @@ class Segments:
         for report in filter(None, (running.rounds, running.steps)):
             was_seen = not report.is_ready  # what had ended before the host looked took an unknown time
             progress = report.progress
+            if self._num_reports % CHECKED_EVERY == 0:
+                self._device.check_copies(report)
+            self._num_reports += 1
             seconds = clock.lap()
             self.num_passes += int(progress.steps[0])
         clock.free()
