@@ -11,9 +11,10 @@ from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
 from detspec.draft.given import NONE
 from detspec.draft.source import Drafter, DraftSource, draft_fn
-from detspec.generation.init import commit_like, start_state
+from detspec.generation.init import start_state
 from detspec.generation.loop import Limits, dvr_step, run
 from detspec.generation.prefill import prefill
+from detspec.mesh import place_of, put
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
@@ -61,7 +62,7 @@ def ready_state(
     if thoughts is not None:
         assert state.reading is not None
         state = state.replace(reading=state.reading.replace(thoughts=jnp.copy(thoughts)))
-    return commit_like(model.params, state)
+    return put(state, place_of(model.cfg, model.params))
 
 
 @partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
