@@ -21,6 +21,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job
 
 
+@pytest.mark.slow
 def test_killed_process_ends_the_other_and_the_same_commands_give_the_bytes_of_one_process(job: Job):
     processes = job.start("killed.jsonl", 2)
     job.wait_for_completions("killed.jsonl", 8, processes)
