@@ -67,14 +67,14 @@ def test_signal_at_one_process_stops_both_after_the_same_segment(job: Job, numbe
 
 @pytest.mark.slow
 def test_process_that_is_stuck_is_left_by_the_other(job: Job):
-    processes = job.start("stuck.jsonl", 2, DETSPEC_WATCHDOG_S="10")
+    processes = job.start("stuck.jsonl", 2, DETSPEC_WATCHDOG_S="30")  # more than one may compile longer than the other
     job.wait_for_completions("stuck.jsonl", 8, processes)
     processes[1].send_signal(signal.SIGSTOP)
-    code, _, errors = finish(processes[0], WITHIN_S)
+    code, _, errors = finish(processes[0], 30 + WITHIN_S)
     processes[1].kill()
     finish(processes[1])
     assert code == 75, errors
-    assert "nothing came from the device for 10 s" in errors
+    assert "nothing came from the device for 30 s" in errors
     assert 'File "' in errors  # where its threads are
 
 
@@ -83,7 +83,7 @@ def test_processes_with_other_requests_refuse_to_start(job: Job):
     lines = (job.folder / "in.jsonl").read_text().splitlines(keepends=True)
     (job.folder / "fewer.jsonl").write_text("".join(lines[:-1]))
     processes = job.start("other.jsonl", 2, prompts=("in.jsonl", "fewer.jsonl"))
-    ended = [finish(process, WITHIN_S) for process in processes]
+    ended = [finish(process) for process in processes]
     assert [code for code, _, _ in ended] == [2, 2]
     assert "processes that share a mesh need the same job: prompts: process 1 has" in ended[1][2]
     assert not (job.folder / "other.jsonl").exists()
