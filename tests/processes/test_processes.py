@@ -67,15 +67,16 @@ def test_signal_at_one_process_stops_both_after_the_same_segment(job: Job, numbe
 
 @pytest.mark.slow
 def test_process_that_is_stuck_is_left_by_the_other(job: Job):
-    processes = job.start("stuck.jsonl", 2, DETSPEC_WATCHDOG_S="30")  # more than one may compile longer than the other
+    processes = job.start("stuck.jsonl", 2, DETSPEC_WATCHDOG_S="20")  # more than one may compile longer than the other
     job.wait_for_completions("stuck.jsonl", 8, processes)
     processes[1].send_signal(signal.SIGSTOP)
-    code, _, errors = finish(processes[0], 30 + WITHIN_S)
+    code, _, errors = finish(processes[0], 20 + WITHIN_S)
     processes[1].kill()
     finish(processes[1])
-    assert code == 75, errors
-    assert "nothing came from the device for 30 s" in errors
-    assert 'File "' in errors  # where its threads are
+    assert code in (75, -signal.SIGABRT), errors  # jax may notice missing heartbeats before the watchdog does
+    if code == 75:
+        assert "nothing came from the device for 20 s" in errors
+        assert 'File "' in errors  # where its threads are
 
 
 @pytest.mark.slow
