@@ -26,6 +26,7 @@ ROUNDS = {"all-reduce": 2}  # a reduce-scatter and an all-gather; all others cro
 INSTRUCTION = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(-start)?\(")
 SHAPE = re.compile(r"\b([a-z]+\d\w*)\[([\d,]*)\]")
 GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]<=)")
+MESH_GROUPS = re.compile(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}")  # mesh['kv'=2,'query'=4] {'query'}, since jax 0.12
 
 
 class Exchange(NamedTuple):
@@ -146,6 +147,9 @@ def _chips(line: str) -> int:
     """The chips of one replica group of an instruction."""
     if "collective-permute" in line:
         return 2  # a sender and a receiver
+    if mesh := MESH_GROUPS.search(line):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", mesh[2]))
     match = GROUPS.search(line)
     assert match, f"no replica groups in: {line}"
     return len(match[1].split(",")) if match[1] else int(match[2])

@@ -49,6 +49,14 @@ LINKS = Links(num=2, bytes_per_s=1e6, cut_bytes_per_s=2e6, hops=3, hop_s=1e-3, s
             Exchange("reduce-scatter", "f32", 2 * 64 * 16, 2),
         ),
         (
+            "%a = u32[5,64]{1,0} all-reduce(%b), replica_groups=mesh['kv'=2,'query'=4] {'kv','query'}, to_apply=%add",
+            Exchange("all-reduce", "u32", 5 * 64, 8),
+        ),
+        (
+            "%a = u32[5,64]{1,0} all-gather(%b), replica_groups=mesh['kv'=2,'query'=4] {'query'}, dimensions={0}",
+            Exchange("all-gather", "u32", 5 * 64, 4),
+        ),
+        (
             "%a = (f32[4,8]{1,0}, f32[4,8]{1,0}, u32[], u32[]) collective-permute-start(%b), source_target_pairs={{0,1},{1,0}}",
             Exchange("collective-permute", "f32", 32, 2),
         ),
