@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 1 if a deterministic bit changed or no ordinary one did."""
     if args.thinking is not None:
         return run_thinking(args)
-    if args.chips != 1:
+    if args.chips not in (None, 1):
         return run_chips(args)
     from detspec.demo.demo import NUM_STAGES, run_demo
     from detspec.progress import Progress

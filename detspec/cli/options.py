@@ -98,7 +98,7 @@ def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Mode
             f"--chips {chips}: {jax.process_count()} processes cut the model over all their {jax.device_count()} devices; "
             "leave --chips out"
         )
-    chips = jax.device_count() if jax.process_count() > 1 else chips or 1
+    chips = jax.device_count() if jax.process_count() > 1 else 1 if chips is None else chips
     return load(shipped if args.model is None else args.model, chips=chips)
 
 
