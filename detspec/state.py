@@ -244,20 +244,21 @@ class GenState(Struct):
 class Draft(Struct):
     """Drafted next tokens of each sequence, with the cache and the source's state as drafting left them."""
 
-    tokens: jax.Array  # [B, W-1] int32
-    logprobs: jax.Array  # [B, W-1] float32, of the pass that drafted; read only where `final`
+    tokens: jax.Array  # [B, D] int32
+    logprobs: jax.Array  # [B, D] float32, of the pass that drafted; read only where `final`
     count: jax.Array  # [B] int32, drafted tokens in use
+    chance: jax.Array  # [B] float32, how likely each of them is believed to agree, if those before it do
     final: jax.Array  # [B] bool, True where the drafted tokens are results: ordinary sequences on the fast path
     cache: KVCache
     state: DraftState = NO_DRAFT_STATE
 
 
 class Verified(Struct):
-    """What the canonical pass says of each sequence's window: its own choice at every place."""
+    """What the canonical pass says of each sequence: its own choice after the last committed token, and after each guess."""
 
-    targets: jax.Array  # [B, W] int32, the choice after each token of the window
-    logprobs: jax.Array  # [B, W] float32, log-probability of each target, raw or processed as its request asks
-    drafted: jax.Array  # [B] int32, drafted tokens that were in the window
+    targets: jax.Array  # [B, D+1] int32; 0 after guesses that were not read
+    logprobs: jax.Array  # [B, D+1] float32, log-probability of each target, raw or processed as its request asks
+    drafted: jax.Array  # [B] int32, drafted tokens that were read
     accepted: jax.Array  # [B] int32, leading drafted tokens that equal their targets
     in_pass: jax.Array  # [B] bool, False for sequences that were not verified
     cache: KVCache

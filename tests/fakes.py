@@ -28,7 +28,7 @@ from detspec.generation.loop import Limits, dvr_step, run
 from detspec.generation.prefill import prefill
 from detspec.model.params import Params, init_params, param_shapes
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Schedule
+from detspec.schedule import Budget, Schedule
 from detspec.state import Draft, GenState
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 TABLE_CFG = ModelConfig(
     vocab_size=16, d_model=16, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2, d_ff=2, norm_eps=1e-30, dtype="float32"
 )
+LONG_DRAFT = 11  # tokens, more than a window
 COUNT_UP = tuple((t + 1) % 16 for t in range(16))
 TABLE_LOGPROB = 4 - math.log(math.exp(4) + 15)
 
@@ -119,17 +120,29 @@ def state_of(shape: "Shape", requests: Sequence[Request], thoughts=None) -> GenS
 
 @partial(jax.jit, static_argnames=("shape", "source"), donate_argnames=("state",))
 def generate_drafted(
-    params: Params, shape: "Shape", state: GenState, recorded: DraftParams, num_steps: jax.Array, *, source: str
+    params: Params,
+    shape: "Shape",
+    state: GenState,
+    recorded: DraftParams,
+    num_steps: jax.Array,
+    *,
+    source: str,
+    wide_cost: jax.Array | float = 0.0,
 ) -> GenState:
     """Prefills what is missing and runs up to `num_steps` steps, drafted by `source`, one of `SOURCES`.
 
-    `recorded` are the params of `RECORDED`, which the other sources do not read.
+    `recorded` are the params of `RECORDED`, which the other sources do not read. Drafts are longer than windows, unless these
+    are aligned; then there is no pass without guesses either, of which `wide_cost` decides, see `verify`.
     """
-    state = prefill(params, shape.cfg, state, schedule=shape.schedule)
-    drafted_by = draft_fn(Drafter(SOURCES[source], recorded), shape.schedule)
+    schedule = shape.schedule
+    state = prefill(params, shape.cfg, state, schedule=schedule)
+    is_long = source in ("recorded", "both") and schedule.numerics.alignment == "free"
+    drafted_by = draft_fn(Drafter(SOURCES[source], recorded), schedule, LONG_DRAFT if is_long else None)
+    narrow = Budget(shape.batch, 1) if is_long else None
 
     def step(state: GenState) -> GenState:
-        return dvr_step(params, shape.cfg, state, draft_fn=drafted_by, schedule=shape.schedule)[0]
+        step_fn = partial(dvr_step, draft_fn=drafted_by, schedule=schedule, narrow=narrow, wide_cost=wide_cost)
+        return step_fn(params, shape.cfg, state)[0]
 
     return run(state, step, limits=Limits(num_steps))[0]
 
@@ -142,19 +155,25 @@ def recorded(shape: "Shape", texts: Sequence[Sequence[int]] = ()) -> DraftParams
     return tokens, np.asarray([len(text) for text in (*texts, *[()] * (shape.batch - len(texts)))], np.int32)
 
 
-def _told(recorded: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
+def _told(
+    recorded: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule, num_tokens: int
+) -> Draft:
     """The recorded drafts, those of ordinary sequences taken as results, unverified."""
-    draft = RECORDED.draft(recorded, params, cfg, state, schedule)
-    return draft.replace(final=~state.deterministic & (draft.count > 0))
+    draft = RECORDED.draft(recorded, params, cfg, state, schedule, num_tokens)
+    sequence = jnp.arange(draft.chance.shape[0])
+    chance = draft.chance * ((1 + sequence % 3) / 4)  # some are believed to be surer than others
+    return draft.replace(chance=chance, final=~state.deterministic & (draft.count > 0))
 
 
-def _both(recorded: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
+def _both(
+    recorded: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule, num_tokens: int
+) -> Draft:
     """Recorded drafts for sequences 0, 2, 4, ..., the model's own for the others.
 
     The model leaves its own keys and values in the slots of all of them.
     """
-    own = SELF.draft((), params, cfg, state, schedule)
-    drafts = _told(recorded, params, cfg, state, schedule), own
+    own = SELF.draft((), params, cfg, state, schedule, num_tokens)
+    drafts = _told(recorded, params, cfg, state, schedule, num_tokens), own
     is_told = jnp.arange(state.live.shape[0]) % 2 == 0
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -24,27 +24,28 @@ class _Decoded(NamedTuple):
 
     last: jax.Array  # [B] int32, the newest token of each sequence
     going: jax.Array  # [B] bool, False once a sequence drafts no more
-    tokens: jax.Array  # [B, W-1] int32
-    logprobs: jax.Array  # [B, W-1] float32
+    tokens: jax.Array  # [B, D] int32
+    logprobs: jax.Array  # [B, D] float32
     num_drafted: jax.Array  # [B] int32
     cache: KVCache
 
 
-def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule) -> Draft:
-    """`DraftSource.draft` that decodes up to `W - 1` tokens, one at a time, all ready sequences in one batch.
+def self_draft(
+    draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule, num_tokens: int
+) -> Draft:
+    """`DraftSource.draft` that decodes up to `num_tokens`, one at a time, all ready sequences in one batch.
 
     A sequence stops drafting at a stop token and at its limit. The drafts of ordinary sequences are final: `commit` takes
     them as they are.
 
-    Raises `InputError` if the window of `schedule` has no room for a draft.
+    Raises `InputError` if it is to draft nothing.
     """
     B = state.tokens.shape[0]
-    W = schedule.budget.window
-    if W < 2:
-        raise InputError(f"the self draft needs a window of at least 2 (window - 1 drafted tokens), got {W}")
+    if num_tokens < 1:
+        raise InputError(f"the self draft needs room for at least 1 token (windows of 2), got {num_tokens}")
     fast = schedule.fast(B)
     final = ~state.deterministic
-    limit = draft_limit(state, W, final)
+    limit = draft_limit(state, num_tokens, final)
     sequence = jnp.arange(B, dtype=jnp.int32)
 
     def decode(step: jax.Array, carry: _Decoded) -> _Decoded:
@@ -55,7 +56,7 @@ def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, stat
 
         def texts() -> jax.Array:
             """Committed tokens and the drafts so far, `[B, max_len]`."""
-            offset = jnp.arange(W - 1, dtype=jnp.int32)[None, :]
+            offset = jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
             place = jnp.where(offset < step, state.committed[:, None] + offset, state.tokens.shape[1])
             return state.tokens.at[sequence[:, None], place].set(carry.tokens, mode="drop")
 
@@ -73,19 +74,27 @@ def self_draft(draft_params: DraftParams, params: Params, cfg: ModelConfig, stat
     carry = _Decoded(
         last=jnp.take_along_axis(state.tokens, state.committed[:, None] - 1, axis=1)[:, 0],
         going=state.ready,
-        tokens=jnp.zeros((B, W - 1), jnp.int32),
-        logprobs=jnp.zeros((B, W - 1), jnp.float32),
+        tokens=jnp.zeros((B, num_tokens), jnp.int32),
+        logprobs=jnp.zeros((B, num_tokens), jnp.float32),
         num_drafted=jnp.zeros(B, jnp.int32),
         cache=state.cache,
     )
     with jax.named_scope("draft"):
-        done = jax.lax.fori_loop(0, W - 1, decode, carry)
-    return Draft(done.tokens, done.logprobs, done.num_drafted, final, done.cache, state.draft)
+        done = jax.lax.fori_loop(0, num_tokens, decode, carry)
+    return Draft(
+        tokens=done.tokens,
+        logprobs=done.logprobs,
+        count=done.num_drafted,
+        chance=jnp.full(B, SELF.prior_acceptance, jnp.float32),
+        final=final,
+        cache=done.cache,
+        state=state.draft,
+    )
 
 
-def self_draft_cost(window: int, ordinary_step_s: float) -> float:
+def self_draft_cost(num_tokens: int, ordinary_step_s: float) -> float:
     """`DraftSource.cost_s`: one ordinary step for each drafted token."""
-    return (window - 1) * ordinary_step_s
+    return num_tokens * ordinary_step_s
 
 
 SELF = DraftSource("self", no_state, self_draft, self_draft_cost, executes=True, prior_acceptance=0.99, think=draft_thoughts)

@@ -1,9 +1,9 @@
 """A draft source: a pair of pure functions, what they cost, and how many tokens a sequence may draft.
 
-    state = source.init(cfg, schedule, B, max_len)                          a cache of its own, or nothing
-    draft = source.draft(draft_params, params, cfg, gen_state, schedule)    reads `gen_state.draft`, gives `draft.state`
+    state = source.init(cfg, schedule, B, max_len)                             a cache of its own, or nothing
+    draft = source.draft(draft_params, params, cfg, gen_state, schedule, D)    reads `gen_state.draft`, gives `draft.state`
 
-A source writes only cache slots that verification rewrites.
+A source drafts at most `D` tokens for each sequence, and writes only cache slots that verification rewrites.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,13 @@ class DraftSource(NamedTuple):
     name: str  # as plans and tables call it
     # `(cfg, schedule, num_sequences, max_len) -> DraftState`, for no sequence yet
     init: Callable[[ModelConfig, Schedule, int, int], DraftState]
-    # `(draft_params, params, cfg, state, schedule) -> Draft` for windows of `schedule.budget.window`
-    draft: Callable[[DraftParams, Params, ModelConfig, GenState, Schedule], Draft]
-    # `(window, seconds of an ordinary step) -> seconds` that drafting one window is believed to take
+    # `(draft_params, params, cfg, state, schedule, D) -> Draft` of `D` tokens, at least 1 if it drafts any
+    draft: Callable[[DraftParams, Params, ModelConfig, GenState, Schedule, int], Draft]
+    # `(D, seconds of an ordinary step) -> seconds` that drafting `D` tokens is believed to take
     cost_s: Callable[[int, float], float]
     executes: bool  # it runs the model itself, so ordinary sequences may take its tokens as results
     prior_acceptance: float  # assumed chance that a drafted token agrees, 0 to 1, until it is measured
+    searches: bool = False  # it finds its tokens in the sequence's own text, and often none
     think: ThinkFn | None = None  # drafts thoughts into `reading.thoughts`; None if it drafts none
 
 
@@ -44,9 +45,10 @@ class Drafter(NamedTuple):
     params: DraftParams = ()
 
 
-def draft_fn(drafter: Drafter, schedule: Schedule) -> DraftFn:
-    """`drafter` as `dvr_step` takes it, within one trace: drafts for windows of `schedule`."""
-    return lambda params, cfg, state: drafter.source.draft(drafter.params, params, cfg, state, schedule)
+def draft_fn(drafter: Drafter, schedule: Schedule, num_tokens: int | None = None) -> DraftFn:
+    """`drafter` as `dvr_step` takes it, within one trace: drafts `num_tokens`, by default what fits a window of `schedule`."""
+    num_tokens = schedule.budget.window - 1 if num_tokens is None else num_tokens
+    return lambda params, cfg, state: drafter.source.draft(drafter.params, params, cfg, state, schedule, num_tokens)
 
 
 def no_state(cfg: ModelConfig, schedule: Schedule, num_sequences: int, max_len: int) -> DraftState:
@@ -54,16 +56,16 @@ def no_state(cfg: ModelConfig, schedule: Schedule, num_sequences: int, max_len: 
     return NO_DRAFT_STATE
 
 
-def costs_nothing(window: int, ordinary_step_s: float) -> float:
+def costs_nothing(num_tokens: int, ordinary_step_s: float) -> float:
     """`DraftSource.cost_s` of a source that runs no model."""
     return 0.0
 
 
-def draft_limit(state: GenState, window: int, final: jax.Array) -> jax.Array:
-    """Most tokens each sequence may draft, `[B]` int32: those that fit the window and its remaining length.
+def draft_limit(state: GenState, num_tokens: int, final: jax.Array) -> jax.Array:
+    """Most tokens each sequence may draft, `[B]` int32: `num_tokens`, or what its remaining length leaves.
 
     A verified sequence gets one token more than it drafted, so it may draft `limit - committed - 1`. A `final [B]` sequence
     commits its drafts as they are.
     """
     remaining = state.limit - state.committed - (~final).astype(jnp.int32)
-    return jnp.where(state.ready, jnp.clip(remaining, 0, window - 1), 0)
+    return jnp.where(state.ready, jnp.clip(remaining, 0, num_tokens), 0)

@@ -9,7 +9,7 @@ Plans that differ from the anchor are not used; only the anchor itself failing i
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from detspec.engine.bits import first_difference, same_bits
 from detspec.engine.device import PLAIN, Device
 from detspec.engine.policy import Plan
 from detspec.engine.probes import NUM_PROBES, Probes, most_far
+from detspec.state import COUNTED
 from detspec.thinking.thoughts import thought_lists
 
 ORDINARY = "ordinary"
@@ -47,7 +48,8 @@ class Certificate:
 def certify(device: Device, plan: Plan) -> Certificate:
     """Compiles `plan`, runs it on probes, and replays the result through the anchor; ordinary plans are only compiled.
 
-    Small batches step several groups of probes, because one probe does not reach everywhere.
+    Small batches step several groups of probes, because one probe does not reach everywhere. Drafts that are searched for in
+    texts are found there in a second run, whose passes read them: its bits must be those of the first.
     """
     if plan.ordinary:
         probes = Probes(device, plan.batch, deterministic=False)
@@ -56,29 +58,65 @@ def certify(device: Device, plan: Plan) -> Certificate:
         return Certificate(plan, ORDINARY)
     num_probes = -(-NUM_PROBES // plan.batch) * plan.batch
     at_once = min(num_probes, max(1, most_far(device) // plan.batch) * plan.batch)
+    searches = device.drafters[plan.draft].source.searches
+    num_found = 0
     for first in range(0, num_probes, at_once):
         probes = Probes(device, at_once, far=True, first=first)
-        probes.start()
-        reports = probes.step(plan, device.config.max_len)
-        tokens, logprobs, committed = (
-            np.concatenate(arrays)
-            for arrays in zip(*((report.tokens, report.logprobs, report.progress.committed) for report in reports), strict=True)
-        )
-        if differs := _differs_from_anchor(probes, tokens, logprobs, committed):
+        generated = _generated(probes, plan, wide_cost=float("inf"))
+        if differs := _differs_from_anchor(probes, generated):
             return Certificate(plan, DIFFERS, differs)
+        if searches:
+            texts = [
+                tokens[len(probe.tokens) : end].tolist()
+                for probe, tokens, end in zip(probes.each, generated.tokens, generated.committed, strict=True)
+            ]
+            probes.plant(texts)
+            again = _generated(probes, plan, wide_cost=0.0)
+            if differs := _difference(probes, again, generated.tokens, generated.logprobs, "without guesses it is"):
+                return Certificate(plan, DIFFERS, differs)
+            num_found += again.num_accepted
+    if searches and not num_found:
+        return Certificate(plan, NOT_TRIED, "the cache has no room for probes whose texts hold what is drafted")
     return Certificate(plan, CERTIFIED)
 
 
-def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarray, committed: np.ndarray) -> str:
-    """The first place and new position where the anchor's tokens or log-probability bits differ, in words; "" if nowhere.
+class _Generated(NamedTuple):
+    """What a plan committed for `N` probes."""
 
-    Plans committed `tokens` and `logprobs`, `[N, max_len]` for `N` probes, of which positions up to `committed [N]` are in use.
-    """
-    texts = {b: (tokens[b, : committed[b]], start) for b, start in enumerate(probes.replay_from())}
+    tokens: np.ndarray  # [N, max_len] int32
+    logprobs: np.ndarray  # [N, max_len] float32
+    committed: np.ndarray  # [N] int32, positions in use
+    num_accepted: int  # drafted tokens that agreed
+
+
+def _generated(probes: Probes, plan: Plan, *, wide_cost: float) -> _Generated:
+    """Runs `plan` on the probes to their ends."""
+    probes.start()
+    reports = probes.step(plan, probes.device.config.max_len, wide_cost=wide_cost)
+    progress = [report.progress for report in reports]
+    return _Generated(
+        tokens=np.concatenate([report.tokens for report in reports]),
+        logprobs=np.concatenate([report.logprobs for report in reports]),
+        committed=np.concatenate([each.committed for each in progress]),
+        num_accepted=sum(int(each.counts[:, COUNTED.index("num_accepted_draft_tokens")].sum()) for each in progress),
+    )
+
+
+def _differs_from_anchor(probes: Probes, generated: _Generated) -> str:
+    """The first place and new position where the anchor's tokens or log-probability bits differ, in words; "" if nowhere."""
+    texts = {b: (generated.tokens[b, : generated.committed[b]], start) for b, start in enumerate(probes.replay_from())}
     anchor = probes.device.replay(probes.placement, texts, PLAIN)
     assert anchor.targets is not None
     assert anchor.target_logprobs is not None
-    targets, target_logprobs = (np.asarray(x)[: len(tokens)] for x in (anchor.targets, anchor.target_logprobs))
+    num = len(generated.tokens)
+    return _difference(
+        probes, generated, np.asarray(anchor.targets)[:num], np.asarray(anchor.target_logprobs)[:num], "the anchor has"
+    )
+
+
+def _difference(probes: Probes, generated: _Generated, targets: np.ndarray, target_logprobs: np.ndarray, whose: str) -> str:
+    """The first place and new position where `generated` has other bits than the targets `[N, max_len]`, in words."""
+    tokens, logprobs, committed, _ = generated
     position = np.arange(tokens.shape[1])[None, :]
     prompt_len = np.asarray([len(probe.tokens) for probe in probes.each])
     new = (position >= prompt_len[:, None]) & (position < committed[:, None])
@@ -88,7 +126,7 @@ def _differs_from_anchor(probes: Probes, tokens: np.ndarray, logprobs: np.ndarra
     place, at = found
     return (
         f"sequence {place} at position {at} ({at - prompt_len[place]} tokens after the prompt): token {tokens[place, at]} and "
-        f"log-probability {logprobs[place, at]!r}, the anchor has {targets[place, at]} and {target_logprobs[place, at]!r}"
+        f"log-probability {logprobs[place, at]!r}, {whose} {targets[place, at]} and {target_logprobs[place, at]!r}"
     )
 
 
@@ -123,17 +161,30 @@ def certify_thoughts(device: Device, batch: int) -> str:
     return ""
 
 
-def time_plans(device: Device, plans: Sequence[Plan]) -> dict[Plan, float]:
-    """Seconds of a step of each compiled plan, the least of a few rounds: they take turns, and noise only ever adds."""
-    seconds = dict.fromkeys(plans, float("inf"))
+class Times(NamedTuple):
+    """Seconds of a step."""
+
+    step_s: float  # if the plan skips, with a pass that reads no guesses
+    wide_s: float  # with a pass that reads guesses
+
+
+def time_plans(device: Device, plans: Sequence[Plan]) -> dict[Plan, Times]:
+    """How long a step of each compiled plan takes, the least of a few rounds: they take turns, and noise only ever adds."""
+
+    def time_once(plan: Plan, wide_cost: float) -> float:
+        probes = Probes(device, plan.batch, deterministic=not plan.ordinary)
+        probes.start()
+        device.wait()
+        most = 1 if plan.draft == "none" or plan.skips else plan.most_tokens
+        began = time.perf_counter()
+        (report,) = jax.block_until_ready(probes.step(plan, max(1, probes.num_new // 2 // most), wide_cost=wide_cost))
+        device.wait()
+        return (time.perf_counter() - began) / int(report.progress.steps[0])
+
+    found = dict.fromkeys(plans, Times(float("inf"), float("inf")))
     for _ in range(TIMING_ROUNDS):
-        for plan in plans:
-            probes = Probes(device, plan.batch, deterministic=not plan.ordinary)
-            steps = max(1, probes.num_new // 2 // plan.budget.window)
-            probes.start()
-            device.wait()
-            began = time.perf_counter()
-            jax.block_until_ready(probes.step(plan, steps))
-            device.wait()
-            seconds[plan] = min(seconds[plan], (time.perf_counter() - began) / steps)
-    return seconds
+        for plan, least in found.items():
+            step_s = time_once(plan, float("inf"))
+            wide_s = time_once(plan, 0.0) if plan.skips else step_s
+            found[plan] = Times(min(least.step_s, step_s), min(least.wide_s, wide_s))
+    return found

@@ -51,6 +51,7 @@ class Device:
         state: all sequences; every program takes it and gives the next one.
         place: where the weights lie, and so the state: a mesh of chips, or one device.
         cache: files of compiled programs; None if none are kept.
+        wide_costs: for plans that skip, how long a step takes whose pass reads guesses, in steps whose pass reads none.
         prefills_apart: whether prefill has a program of its own. Else it takes that of the replays, which is one less to
             compile, but works out the last layer, too.
     """
@@ -74,7 +75,9 @@ class Device:
             )
         self.clock = Clock()
         self.place: Place = place_of(model.cfg, model.params)
-        self.drafters = drafters_of(drafters or {})
+        self.drafters = drafters_of(
+            drafters or {}, prompt_lookup_min=config.prompt_lookup_min, prompt_lookup_max=config.prompt_lookup_max
+        )
         if isinstance(self.place, Mesh) and (own := [name for name, drafter in self.drafters.items() if drafter.params != ()]):
             raise InputError(
                 f"drafter {own[0]!r} has weights of its own, which are not cut over chips; on {self.place.size} chips use "
@@ -97,6 +100,7 @@ class Device:
         self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in
         self.cache = user_cache() if config.compile_cache else None
         self._programs: dict[Hashable, Executable] = {}
+        self.wide_costs: dict[Plan, float] = {}
         self.prefills_apart = True
 
     def use(self, model: Model) -> None:
@@ -130,9 +134,12 @@ class Device:
         _, self.state = self._run(self._read(work, schedule, None if self.prefills_apart else PLAIN))
         self.clock.work()
 
-    def step(self, plan: Plan, placement: Placement, limits: Limits) -> Report:
-        """Starts a segment of steps of `plan` over the places `placement.chosen`, as many as the plan's batch."""
-        self.state, report = self._run(self._step(plan, placement, limits), plan.batch)
+    def step(self, plan: Plan, placement: Placement, limits: Limits, *, wide_cost: float | None = None) -> Report:
+        """Starts a segment of steps of `plan` over the places `placement.chosen`, as many as the plan's batch.
+
+        If the plan skips, `wide_cost` weighs its two passes, see `verify`; None is what is in `wide_costs`.
+        """
+        self.state, report = self._run(self._step(plan, placement, limits, wide_cost), plan.batch)
         if not plan.ordinary:
             self._draft_states[plan.draft] = self.state.draft
             self.state = self.state.replace(draft=NO_DRAFT_STATE)
@@ -200,21 +207,18 @@ class Device:
         static = {"schedule": schedule or self.schedule, "think": self.drafters[self.config.thoughts].source, "asked": asked}
         return Call(read_sequences, self.model.cfg, (self.model.params, self.state, work), static, (COPIES, STATE))
 
-    def _step(self, plan: Plan, placement: Placement, limits: Limits) -> Call:
+    def _step(self, plan: Plan, placement: Placement, limits: Limits, wide_cost: float | None = None) -> Call:
         drafter = self.drafters[plan.draft]
         state = self.state
         schedule = self.schedule
         if not plan.ordinary:
             state = state.replace(draft=self._draft_state(plan.draft))
             schedule = schedule.with_budget(plan.budget.rows, plan.budget.window)
-        args = (Weights(self.model.params, drafter.params), state, placement, Limits(*map(np.int32, limits)))
-        return Call(
-            run_segment,
-            self.model.cfg,
-            args,
-            {"decoding": Decoding(schedule, None if plan.ordinary else drafter.source, plan.processing)},
-            (STATE, COPIES),
-        )
+        cost = self.wide_costs.get(plan, 0.0) if wide_cost is None else wide_cost
+        weights = Weights(self.model.params, drafter.params)
+        decoding = Decoding(schedule, None if plan.ordinary else drafter.source, plan.num_drafts, plan.narrow, plan.processing)
+        args = (weights, state, placement, Limits(*map(np.int32, limits)), np.float32(cost))
+        return Call(run_segment, self.model.cfg, args, {"decoding": decoding}, (STATE, COPIES))
 
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> Call:
         nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_requests - len(pairs))

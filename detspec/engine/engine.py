@@ -418,13 +418,13 @@ class Engine:
                 load,
                 plan,
                 costs,
-                segment_steps=min(segment_steps, TRIED_STEPS * plan.budget.window) if is_trial else segment_steps,
+                segment_steps=min(segment_steps, TRIED_STEPS * plan.most_tokens) if is_trial else segment_steps,
                 max_prefill_passes=self.config.max_prefill_passes,
                 prefill=self.schedule.budget,
             )
-            num_steps = self.scheduler.affordable(segment.num_steps, plan.budget.window)
+            num_steps = self.scheduler.affordable(segment.num_steps, plan.most_tokens)
             if num_steps:
-                self.scheduler.reserve(num_steps * plan.budget.window)
+                self.scheduler.reserve(num_steps * plan.most_tokens)
                 return plan, segment.shortened(num_steps)
             self._preempt()
 

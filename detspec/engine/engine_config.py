@@ -19,9 +19,12 @@ class EngineConfig:
             `max_len`. With fewer, requests wait, or start over when pages run out; their bits stay the same.
         prefix_sharing: requests that begin with the same tokens share the pages that hold them.
         method: name of the draft source that fills the row budget of deterministic requests. "none": one canonical row each, no
-            draft. "self": the model's own fast path drafts. A name of the engine's `drafters`. "auto": whichever commits most
-            tokens per second with what is live, from measured times and acceptance.
-        num_speculative_tokens: drafted tokens of a window; one less than a power of two.
+            draft. "ngram": prompt lookup, what followed the last tokens where they stood before. "self": the model's own fast path
+            drafts. A name of the engine's `drafters`. "auto": whichever commits most tokens per second with what is live, from
+            measured times and acceptance.
+        num_speculative_tokens: most drafted tokens of a sequence in a step; one less than a power of two.
+        prompt_lookup_min: fewest tokens that prompt lookup must find again.
+        prompt_lookup_max: most tokens that it compares; of the longest matches it takes the latest.
         max_stop_ids: room for stop tokens of one request.
         max_logit_bias: room for tokens of one request's `logit_bias`.
         segment_steps: most tokens that a sequence gains before the host looks; 1 while a request is streamed.
@@ -39,6 +42,8 @@ class EngineConfig:
     prefix_sharing: bool = True
     method: str = "auto"
     num_speculative_tokens: int = 15
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
     max_stop_ids: int = 16
     max_logit_bias: int = 64
     segment_steps: int = 64
@@ -48,10 +53,15 @@ class EngineConfig:
     compile_cache: bool = True
 
     def __post_init__(self) -> None:
-        lengths = ("max_len", "num_speculative_tokens", "segment_steps", "max_prefill_passes")
+        lookups = ("prompt_lookup_min", "prompt_lookup_max")
+        lengths = ("max_len", "num_speculative_tokens", "segment_steps", "max_prefill_passes", *lookups)
         for field in ("max_requests", *lengths, "max_stop_ids", "max_logit_bias"):
             if not is_count(getattr(self, field)):
                 raise InputError(f"EngineConfig.{field} must be an integer of at least 1, got {getattr(self, field)!r}")
+        if self.prompt_lookup_max < self.prompt_lookup_min:
+            raise InputError(
+                f"prompt_lookup_max ({self.prompt_lookup_max}) must be at least prompt_lookup_min ({self.prompt_lookup_min})"
+            )
         if self.num_pages is not None and (not isinstance(self.num_pages, int) or self.num_pages < 1):
             raise InputError(f"EngineConfig.num_pages must be an integer of at least 1, or None, got {self.num_pages!r}")
         if not isinstance(self.method, str):

@@ -9,10 +9,12 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from detspec.draft.table import SOURCES
 from detspec.engine.agreement import Agreement, Alone
-from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, certify, certify_thoughts, time_plans
+from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, Times, certify, certify_thoughts, time_plans
 from detspec.engine.device import Device
 from detspec.engine.policy import (
+    Drafting,
     Load,
     Needs,
     Plan,
@@ -39,11 +41,9 @@ class Planner:
         self.acceptance = Acceptance(device.drafters)
         self._device = device
         self._agreement = agreement or Alone()
-        self._drafts = allowed_drafts(
-            device.config, device.schedule, [name for name in device.drafters if name not in ("none", "self")]
-        )
+        self._drafts = allowed_drafts(device.config, device.schedule, [name for name in device.drafters if name not in SOURCES])
         self._rows = device.schedule.budget.rows
-        self._tried: set[tuple[int, bool, str, int]] = set()  # batch, processing, draft and window
+        self._tried: set[tuple[int, bool, Drafting]] = set()  # batch, processing
         self._thoughts_certified = False
 
     @property
@@ -79,9 +79,9 @@ class Planner:
         for batch in needed_batches(self._device.config, num_requests)[-1:]:
             self._start_compiling([batch], needs, ordinary=needs.ordinary)
             self._certify_thoughts()
-            for draft, window in self._drafts if needs.deterministic else ():
+            for drafting in self._drafts if needs.deterministic else ():
                 if not self._usable(batch, needs.processing):
-                    self._try_draft(batch, needs.processing, draft, window)
+                    self._try_draft(batch, needs.processing, drafting)
             if needs.ordinary:
                 self._make_ordinary(batch, needs.processing)
 
@@ -104,9 +104,9 @@ class Planner:
             self._make_ordinary(batch, needs.processing)
             self._certify_thoughts()
             self._time(batch, needs.processing)
-            for draft, window in self._drafts if needs.deterministic else ():
-                if (batch, needs.processing, draft, window) not in self._tried:
-                    self._try_draft(batch, needs.processing, draft, window)
+            for drafting in self._drafts if needs.deterministic else ():
+                if (batch, needs.processing, drafting) not in self._tried:
+                    self._try_draft(batch, needs.processing, drafting)
                     self._time(batch, needs.processing)
 
     def choose(self, load: Load) -> tuple[Plan, bool]:
@@ -126,7 +126,7 @@ class Planner:
         if len(plans) == 1:
             return plans[0], False
         for plan in plans:  # each draft shows once what it is worth; then estimates decide
-            if plan.budget.window > 1 and not self.acceptance.was_seen(plan):
+            if plan.num_drafts and not self.acceptance.was_seen(plan):
                 return plan, True
         tokens = {plan: self._step_tokens(plan, load) for plan in plans}
         best = choose({plan: self.step_times.known(plan) for plan in plans}, tokens)
@@ -147,11 +147,11 @@ class Planner:
 
     def _step_tokens(self, plan: Plan, load: Load) -> float:
         """Tokens that one step is expected to commit: ordinary sequences take an executing draft as it is."""
-        if plan.budget.window == 1:
+        if not plan.num_drafts:
             return load.num_deterministic + load.num_ordinary
         source = self._device.drafters[plan.draft].source
         verified = self.acceptance.tokens(plan)
-        return load.num_deterministic * verified + load.num_ordinary * (plan.budget.window - 1 if source.executes else verified)
+        return load.num_deterministic * verified + load.num_ordinary * (plan.num_drafts if source.executes else verified)
 
     def _fitting(self, load: Load, *, ordinary: bool) -> list[Plan]:
         """Ordinary plans, or certified ones, that hold what is live and have what it needs."""
@@ -174,16 +174,16 @@ class Planner:
     def _is_complete(self, batch: int, needs: Needs) -> bool:
         """Whether all plans of a batch have been made and timed."""
         ordinary = self.certificates.get(ordinary_plan(batch, needs.processing))
-        is_tried = all((batch, needs.processing, *draft) in self._tried for draft in self._drafts)
+        is_tried = all((batch, needs.processing, drafting) in self._tried for drafting in self._drafts)
         return ordinary is not None and math.isfinite(ordinary.step_s) and (is_tried or not needs.deterministic)
 
     def _start_compiling(self, batches: Sequence[int], needs: Needs, *, ordinary: bool) -> None:
         """Begins with the plans that will be tried for sure, those that take longest first."""
         plans: list[Plan] = []
         for batch in batches:
-            draft, window = self._drafts[0]
-            if needs.deterministic and (batch, needs.processing, draft, window) not in self._tried:
-                plans.append(canonical_plans(batch, window, self._rows, draft, processing=needs.processing)[0])
+            drafting = self._drafts[0]
+            if needs.deterministic and (batch, needs.processing, drafting) not in self._tried:
+                plans.append(canonical_plans(batch, self._rows, drafting, processing=needs.processing)[0])
             if ordinary and ordinary_plan(batch, needs.processing) not in self.certificates:
                 plans.append(ordinary_plan(batch, needs.processing))
         self._device.start_compiling(plans)
@@ -193,27 +193,26 @@ class Planner:
         if plan not in self.certificates:
             self._certify(plan)
 
-    def _try_draft(self, batch: int, processing: bool, draft: str, window: int) -> None:
-        """Tries the plans of one draft until one is certified."""
-        for plan in canonical_plans(batch, window, self._rows, draft, processing=processing):
-            if self._device.config.method == "auto" and window > 1 and not self._draft_can_win(plan):
+    def _try_draft(self, batch: int, processing: bool, drafting: Drafting) -> None:
+        """Tries the plans of one way to draft until one is certified."""
+        for plan in canonical_plans(batch, self._rows, drafting, processing=processing):
+            if self._device.config.method == "auto" and plan.num_drafts and not self._draft_can_win(plan):
                 self.certificates[plan] = Certificate(plan, NOT_TRIED, CANNOT_WIN)
                 break
             self._certify(plan)
             if self.certificates[plan].is_certified:
                 break
-        self._tried.add((batch, processing, draft, window))
+        self._tried.add((batch, processing, drafting))
 
     def _draft_can_win(self, plan: Plan) -> bool:
-        """Whether a draft costs less than what it can save: `W - 1` canonical steps, if all of it is accepted."""
+        """Whether a draft costs less than what it can save: a canonical step for each token, if all of it is accepted."""
         usable = self._usable(plan.batch, plan.processing)
-        decoding = [self.step_times.known(other) for other in usable if other.budget.window == 1]
+        decoding = [self.step_times.known(other) for other in usable if not other.num_drafts]
         if not decoding:
             return True
-        window = plan.budget.window
         ordinary_s = self.step_times.known(ordinary_plan(plan.batch, plan.processing))
-        cost_s = self._device.drafters[plan.draft].source.cost_s(window, ordinary_s)
-        return cost_s < WORTH_DRAFTING * (window - 1) * min(decoding)
+        cost_s = self._device.drafters[plan.draft].source.cost_s(plan.num_drafts, ordinary_s)
+        return cost_s < WORTH_DRAFTING * plan.num_drafts * min(decoding)
 
     def _certify_thoughts(self) -> None:
         if self._device.model.cfg.thinking is None or self._thoughts_certified:
@@ -236,8 +235,11 @@ class Planner:
         """Times the plans of a batch, in turns."""
         plans = [ordinary_plan(batch, processing), *self._usable(batch, processing)]
         measured = self._agreement.watched(partial(time_plans, self._device, plans))
-        seconds = dict(zip(plans, self._agreement.same([measured[plan] for plan in plans]), strict=True))
+        agreed = iter(self._agreement.same([seconds for plan in plans for seconds in measured[plan]]))
+        times = {plan: Times(next(agreed), next(agreed)) for plan in plans}
         self._device.clear()
+        self._device.wide_costs |= {plan: found.wide_s / found.step_s for plan, found in times.items()}
+        seconds = {plan: found.step_s for plan, found in times.items()}
         self.step_times.measured(seconds)
         for plan in plans:
             self.certificates[plan] = dataclasses.replace(self.certificates[plan], step_s=seconds[plan])

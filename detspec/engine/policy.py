@@ -11,17 +11,29 @@ from detspec.schedule import Budget, Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One step's program: `batch` sequences, canonical passes of `budget`, drafts by the source called `draft`.
+    """One step's program: `batch` sequences, canonical passes of `budget`, up to `num_drafts` tokens of the source `draft`.
 
-    A window of 1 is plain canonical decoding of all sequences, ordinary ones too. `ordinary` decodes without verification.
-    Without `processing` it can sample, but not process logits first: it is smaller, and for requests that ask for no more.
+    Without drafts it is plain canonical decoding of all sequences, ordinary ones too. `ordinary` decodes without verification.
+    With `skips` a pass reads one row of each sequence when no guess is worth more. Without `processing` it can sample, but not process logits first: it is smaller, and for requests that ask for no more.
     """
 
     batch: int
     budget: Budget
     draft: str = "none"
+    num_drafts: int = 0
     ordinary: bool = False
     processing: bool = False
+    skips: bool = False
+
+    @property
+    def narrow(self) -> Budget | None:
+        """The budget of passes that read no guesses, if it `skips`."""
+        return Budget(self.batch, 1) if self.skips else None
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens that one step commits for a sequence."""
+        return self.num_drafts + 1
 
     @property
     def label(self) -> str:
@@ -73,14 +85,27 @@ def ordinary_plan(batch: int, processing: bool = False) -> Plan:
     return Plan(batch, Budget(batch, 1), ordinary=True, processing=processing)
 
 
-def canonical_plans(batch: int, window: int, rows: int, draft: str = "none", *, processing: bool = False) -> tuple[Plan, ...]:
-    """Plans of one window size and draft in the order in which they are tried: the cheapest first, at last the anchor's `rows`.
+class Drafting(NamedTuple):
+    """How the rows of canonical passes are used: windows of `window`, for up to `num_drafts` tokens of the source `draft`."""
 
-    batch 5, window 1, rows 64:     5, 8, 64 rows        batch 5, window 16, rows 64:     64 rows
+    draft: str = "none"
+    window: int = 1
+    num_drafts: int = 0
+    skips: bool = False  # see `Plan`
+
+
+def canonical_plans(batch: int, rows: int, drafting: Drafting = Drafting(), *, processing: bool = False) -> tuple[Plan, ...]:
+    """Plans of one way to draft in the order in which they are tried: the cheapest first, at last the anchor's `rows`.
+
+    batch 5, windows of 1, rows 64:     5, 8, 64 rows        batch 5, windows of 16, rows 64:     64 rows
     """
+    draft, window, num_drafts, skips = drafting
     anchor = max(rows, window)
     budgets = [*(min(anchor, count * window) for count in (batch, pow2_ceil(batch))), anchor]
-    return tuple(Plan(batch, Budget(budget, window), draft, processing=processing) for budget in dict.fromkeys(budgets))
+    return tuple(
+        Plan(batch, Budget(budget, window), draft, num_drafts, processing=processing, skips=skips and batch < budget)
+        for budget in dict.fromkeys(budgets)
+    )
 
 
 def needed_batches(config: EngineConfig, num_requests: int) -> tuple[int, ...]:
@@ -89,21 +114,23 @@ def needed_batches(config: EngineConfig, num_requests: int) -> tuple[int, ...]:
     return sizes if num_requests > config.max_requests else tuple(size for size in sizes if size >= num_requests > 0)[:1]
 
 
-def allowed_drafts(config: EngineConfig, schedule: Schedule, more: Iterable[str] = ()) -> tuple[tuple[str, int], ...]:
-    """The draft sources that the method allows, each with its window; "auto" also tries the sources called `more`.
+def allowed_drafts(config: EngineConfig, schedule: Schedule, more: Iterable[str] = ()) -> tuple[Drafting, ...]:
+    """The ways to draft that the method allows; "auto" also tries the sources called `more`.
 
-    Aligned windows keep the schedule's length, because the bits depend on it.
+    A source that drafts for all sequences fills a window of each. Prompt lookup drafts for some, so its windows are short: the
+    likeliest guesses get several. Aligned windows keep the schedule's length, because the bits depend on it.
     """
-    window = config.num_speculative_tokens + 1
+    auto = config.method == "auto"
+    num_drafts = config.num_speculative_tokens
     if schedule.numerics.alignment == "window":
         window = schedule.budget.window
-        names = ("self", *more) if config.method == "auto" else (config.method,)
-        return tuple((name, window) for name in names) if window > 1 else (("none", 1),)
-    if config.method == "none":
-        return (("none", 1),)
-    if config.method == "auto":
-        return (("none", 1), *((name, window) for name in ("self", *more)))
-    return ((config.method, window),)
+        names = ("self", "ngram", *more) if auto else (config.method,)
+        ways = tuple(Drafting(name, window, 0 if name == "none" else window - 1) for name in names)
+        return ways if window > 1 else (Drafting(),)
+    names = ("none", "ngram", "self", *more) if auto else (config.method,)
+    short = min(num_drafts + 1, 4 if schedule.numerics.implementation in ("reference", "cpu") else 8)
+    special = {"none": Drafting(), "ngram": Drafting("ngram", short, num_drafts, skips=True)}
+    return tuple(special.get(name, Drafting(name, num_drafts + 1, num_drafts)) for name in names)
 
 
 def needed_plans(config: EngineConfig, schedule: Schedule, num_requests: int, needs: Needs) -> tuple[Plan, ...]:
@@ -114,8 +141,8 @@ def needed_plans(config: EngineConfig, schedule: Schedule, num_requests: int, ne
     plans: list[Plan] = []
     for batch in needed_batches(config, num_requests):
         plans.append(ordinary_plan(batch, needs.processing))
-        for draft, window in allowed_drafts(config, schedule) if needs.deterministic else ():
-            plans += canonical_plans(batch, window, schedule.budget.rows, draft, processing=needs.processing)
+        for drafting in allowed_drafts(config, schedule) if needs.deterministic else ():
+            plans += canonical_plans(batch, schedule.budget.rows, drafting, processing=needs.processing)
     return tuple(plans)
 
 
@@ -196,7 +223,7 @@ def plan_segment(
     `segment_steps` are the most tokens that a sequence may gain before the host looks, `prefill` is the budget of a pass over
     prompts.
     """
-    steps = max(1, segment_steps // plan.budget.window)
+    steps = max(1, segment_steps // plan.most_tokens)
     max_idle = NEVER
     min_live = costs.smaller_batch + 1
     if load.waiting:
@@ -215,8 +242,8 @@ def plan_segment(
 
 
 def empty_windows(plan: Plan, load: Load) -> int:
-    """Windows of a step's last pass that verify nothing."""
-    if plan.ordinary:
+    """Windows of a step's last pass that verify nothing, for sure."""
+    if plan.ordinary or plan.skips:
         return 0
     verified = load.num_ready if plan.draft == "none" else load.ready_deterministic
     return -verified % plan.budget.groups

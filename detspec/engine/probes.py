@@ -24,6 +24,7 @@ NUM_NEW = 24  # tokens that a probe generates
 PROMPT = 40  # tokens that it reads before
 NUM_CHUNKS = 3  # chunks of the longest prompt, if the model thinks
 FILLERS = 2  # pages of made-up keys and values
+LOOKED_AT = 8  # tokens before a text by which it is found again
 NUM_PROBES = 10  # of a certificate at least: five places to begin at, each greedy and sampled
 
 
@@ -127,11 +128,25 @@ class Probes:
         self.device.put(entries)
         self.device.prefill(self.placement, NEVER)
 
-    def step(self, plan: Plan, steps: int) -> list[Report]:
+    def step(self, plan: Plan, steps: int, *, wide_cost: float = 0.0) -> list[Report]:
         """Starts at most `steps` steps of `plan`, for one group of `plan.batch` probes after another."""
         placement = self.placement
         groups = placement.chosen.reshape(-1, plan.batch)
-        return [self.device.step(plan, placement._replace(chosen=group), Limits(steps, 1, NEVER)) for group in groups]
+        limits = Limits(steps, 1, NEVER)
+        return [self.device.step(plan, placement._replace(chosen=group), limits, wide_cost=wide_cost) for group in groups]
+
+    def plant(self, texts: Sequence[Sequence[int]]) -> None:
+        """Writes what each probe is known to generate, but every eighth token, to where its text says what no pass reads.
+
+        The keys and values of `known` positions are made up, so their tokens are free, and prompt lookup finds them there.
+        """
+        for place, (probe, text) in enumerate(zip(self.each, texts, strict=True)):
+            spoiled = [
+                token if number % 8 else (token + 1) % self.device.model.cfg.vocab_size
+                for number, token in enumerate(text, start=1)
+            ]
+            found = [*probe.tokens[probe.known :][-LOOKED_AT:], *spoiled][: probe.known]
+            self.each[place] = probe._replace(tokens=[*found, *probe.tokens[len(found) :]])
 
     def replay_from(self) -> list[int]:
         """Position from which each probe's text can be replayed: thoughts are not replayed."""

@@ -21,7 +21,7 @@ from detspec.generation.score import Asked, Replayed, read
 from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.model.params import Params
 from detspec.ops.attention.api import copy_fn
-from detspec.schedule import Numerics, Schedule
+from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import GenState
 from detspec.struct import Struct
 from detspec.thinking.think_prompt import think_prompt
@@ -72,6 +72,8 @@ class Decoding(NamedTuple):
 
     schedule: Schedule  # of the canonical pass
     source: DraftSource | None  # what drafts; None is ordinary decoding, and nothing is verified
+    num_tokens: int  # most drafted tokens of a sequence
+    narrow: Budget | None  # of the pass that reads no guesses, if there is such a pass
     processing: bool  # False if no sequence asks for more than a temperature
 
 
@@ -148,22 +150,34 @@ def read_sequences(
 
 @partial(jax.jit, static_argnames=("cfg", "decoding"), donate_argnames=("state",))
 def run_segment(
-    weights: Weights, cfg: ModelConfig, state: GenState, placement: Placement, limits: Limits, *, decoding: Decoding
+    weights: Weights,
+    cfg: ModelConfig,
+    state: GenState,
+    placement: Placement,
+    limits: Limits,
+    wide_cost: Array | np.float32,
+    *,
+    decoding: Decoding,
 ) -> tuple[GenState, Report]:
     """Steps the sequences `placement.chosen` until one of `limits` is reached; the report has them in this order.
 
+    `wide_cost` is how long a pass takes that reads guesses, in passes that read none, see `verify`.
+
     Idle steps are those of chosen sequences in use that are no longer live.
     """
-    schedule, source, processing = decoding
-    state = state.with_processing(processing)
+    schedule, source = decoding.schedule, decoding.source
+    state = state.with_processing(decoding.processing)
     step_fn: Callable[[GenState], GenState]
     if source is None:
         step_fn = partial(ordinary_step, weights.params, cfg, schedule=schedule)
     else:
-        draft = draft_fn(Drafter(source, weights.draft), schedule)
+        draft = draft_fn(Drafter(source, weights.draft), schedule, decoding.num_tokens)
+        verified_step = partial(
+            dvr_step, weights.params, cfg, draft_fn=draft, schedule=schedule, narrow=decoding.narrow, wide_cost=wide_cost
+        )
 
         def step_fn(state: GenState) -> GenState:
-            return dvr_step(weights.params, cfg, state, draft_fn=draft, schedule=schedule)[0]
+            return verified_step(state)[0]
 
     arranged = _arranged(state, placement)
     chosen = jnp.asarray(placement.chosen)

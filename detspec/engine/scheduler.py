@@ -78,9 +78,9 @@ class Scheduler:
             processing=any(sequence.request.sampling.needs_processing for sequence in self.sequences),
         )
 
-    def affordable(self, steps: int, window: int) -> int:
-        """How many steps, at most `steps`, the pages last for, if each may commit `window` tokens; 0 if not for one."""
-        while steps and self._missing(steps * window) > self.allocator.pool.num_available:
+    def affordable(self, steps: int, most_tokens: int) -> int:
+        """How many steps, at most `steps`, the pages last for, if each may commit `most_tokens`; 0 if not for one."""
+        while steps and self._missing(steps * most_tokens) > self.allocator.pool.num_available:
             steps //= 2
         return steps
 

@@ -1,6 +1,6 @@
 """What a step of each plan takes and brings, kept true while plans run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 from detspec.draft.source import Drafter
 from detspec.engine.policy import Plan
@@ -54,26 +54,31 @@ class Acceptance:
 
     def __init__(self, drafters: Mapping[str, Drafter]) -> None:
         self._drafters = drafters
-        self._counts: dict[tuple[str, int], tuple[float, float]] = {}  # windows, accepted tokens; older ones count less
+        self._counts: dict[Hashable, tuple[float, float]] = {}  # windows, accepted tokens; older ones count less
 
     def was_seen(self, plan: Plan) -> bool:
         """Whether windows of this draft were verified yet."""
-        return (plan.draft, plan.budget.window) in self._counts
+        return _drafting(plan) in self._counts
 
     def observed(self, plan: Plan, windows: int, accepted: int) -> None:
         """Counts `windows` more that `plan` verified, and the drafted tokens that were accepted in them."""
-        if plan.budget.window > 1 and windows:
+        if plan.num_drafts and windows:
             keep = max(0.0, 1 - windows / REMEMBERED_WINDOWS)
-            before = self._counts.get((plan.draft, plan.budget.window), (0.0, 0.0))
-            self._counts[plan.draft, plan.budget.window] = keep * before[0] + windows, keep * before[1] + accepted
+            before = self._counts.get(_drafting(plan), (0.0, 0.0))
+            self._counts[_drafting(plan)] = keep * before[0] + windows, keep * before[1] + accepted
 
     def tokens(self, plan: Plan) -> float:
         """Tokens that a window of `plan` is expected to commit: the accepted ones and one more.
 
-        Until windows were verified that is what the source assumes: with a chance `a` that a drafted token agrees, a window of
-        `W` commits `1 + a + a^2 + ... + a^(W-1)`.
+        Until windows were verified that is what the source assumes: with a chance `a` that a drafted token agrees, `D` drafted
+        tokens commit `1 + a + a^2 + ... + a^D`.
         """
         chance = self._drafters[plan.draft].source.prior_acceptance
-        assumed = sum(chance**i for i in range(1, plan.budget.window))
-        windows, accepted = self._counts.get((plan.draft, plan.budget.window), (0.0, 0.0))
+        assumed = sum(chance**i for i in range(1, plan.most_tokens))
+        windows, accepted = self._counts.get(_drafting(plan), (0.0, 0.0))
         return 1 + (PRIOR_WINDOWS * assumed + accepted) / (PRIOR_WINDOWS + windows)
+
+
+def _drafting(plan: Plan) -> Hashable:
+    """What decides how many drafted tokens are accepted: the source, and the most tokens and rows that a sequence gets."""
+    return plan.draft, plan.num_drafts, plan.budget.rows // plan.batch

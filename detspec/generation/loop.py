@@ -20,7 +20,7 @@ from detspec.generation.verify import verify
 from detspec.mesh import check_one_chip
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Schedule
+from detspec.schedule import Budget, Schedule
 from detspec.state import Draft, GenState, Verified
 from detspec.thinking.think_prompt import think_prompt
 
@@ -35,17 +35,24 @@ class Step(NamedTuple):
 
 
 def dvr_step(
-    params: Params, cfg: ModelConfig, state: GenState, *, draft_fn: DraftFn, schedule: Schedule
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    *,
+    draft_fn: DraftFn,
+    schedule: Schedule,
+    narrow: Budget | None = None,
+    wide_cost: jax.Array | float = 0.0,
 ) -> tuple[GenState, Step]:
-    """Draft, verify, commit: every live sequence gains at least one committed token."""
+    """Draft, verify, commit: every live sequence gains at least one committed token. `verify` takes the last two arguments."""
     draft = draft_fn(params, cfg, state)
-    verified = verify(params, cfg, state, draft, schedule=schedule)
+    verified = verify(params, cfg, state, draft, schedule=schedule, narrow=narrow, wide_cost=wide_cost)
     return commit(state, draft, verified), Step(draft, verified)
 
 
 def ordinary_step(params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule) -> GenState:
     """Ordinary decoding: one token of the fast path for every live sequence, none deterministic, committed unverified."""
-    draft = SELF.draft((), params, cfg, state, schedule.with_budget(2, 2))
+    draft = SELF.draft((), params, cfg, state, schedule, 1)
     return commit(state, draft)
 
 

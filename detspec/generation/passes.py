@@ -19,20 +19,27 @@ Carry = TypeVar("Carry")
 
 
 class Stretches(Struct):
-    """Positions `start .. end - 1` of each sequence that passes are to read, none where `end <= start`."""
+    """Positions `start .. end - 1` of sequences that passes are to read, none where `end <= start`; in the order of reading."""
 
+    sequence: jax.Array  # [B] int32, each once
     start: jax.Array  # [B] int32
     end: jax.Array  # [B] int32
 
     def num_windows(self, window: int) -> jax.Array:
-        """How many windows each sequence is cut into, `[B]` int32."""
+        """How many windows each stretch is cut into, `[B]` int32."""
         return -(-jnp.maximum(self.end - self.start, 0) // window)
+
+    def with_first(self, wanted: jax.Array) -> "Stretches":
+        """The same in another order: first those where `wanted [B]` bool holds."""
+        order = those_first(wanted)
+        return jax.tree.map(lambda x: x[order], self)
 
 
 def stretches(first: jax.Array, end: jax.Array, schedule: Schedule) -> Stretches:
-    """Positions `first .. end - 1` of each sequence `[B]`; aligned windows begin where the window of `first` does."""
+    """Positions `first .. end - 1` of sequences `0 .. B - 1`; aligned windows begin where the window of `first` does."""
     start = first - first % schedule.budget.window if schedule.numerics.alignment == "window" else first
-    return Stretches(start=jnp.where(first < end, start, end), end=end)
+    number = jnp.arange(end.shape[0], dtype=jnp.int32)
+    return Stretches(sequence=number, start=jnp.where(first < end, start, end), end=end)
 
 
 def missing(state: GenState, schedule: Schedule) -> Stretches:
@@ -44,22 +51,23 @@ def missing(state: GenState, schedule: Schedule) -> Stretches:
 def cut(stretches: Stretches, index: jax.Array, tokens: jax.Array, window: int) -> Windows:
     """Windows number `index [G]` of all that `stretches` of `tokens [B, T]` are cut into; padding where there is none."""
     number = stretches.num_windows(window)
-    through = jnp.cumsum(number)  # of sequences 0 .. b
-    used = (index >= 0) & (index < through[-1])
-    before = jnp.searchsorted(through, index, side="right", method="compare_all")  # sequences; compared all, it is no loop
-    sequence = jnp.minimum(before, through.shape[0] - 1).astype(jnp.int32)
-    begin = stretches.start[sequence] + (index - (through[sequence] - number[sequence])) * window
+    through = jnp.cumsum(number)  # of stretches 0 .. s
+    used = index < through[-1]
+    before = jnp.searchsorted(through, index, side="right", method="compare_all")  # stretches; compared all, it is no loop
+    stretch = jnp.minimum(before, through.shape[0] - 1)
+    sequence = stretches.sequence[stretch]
+    begin = stretches.start[stretch] + (index - (through[stretch] - number[stretch])) * window
     place = jnp.clip(begin[:, None] + jnp.arange(window, dtype=jnp.int32)[None, :], 0, tokens.shape[1] - 1)
     return Windows(
         tokens=jnp.where(used[:, None], tokens[sequence[:, None], place], 0),
         sequence=jnp.where(used, sequence, NO_SEQUENCE),
         start=jnp.where(used, begin, 0),
-        count=jnp.where(used, jnp.clip(stretches.end[sequence] - begin, 0, window), 0),
+        count=jnp.where(used, jnp.clip(stretches.end[stretch] - begin, 0, window), 0),
     )
 
 
 def reached(stretches: Stretches, done: jax.Array, window: int) -> jax.Array:
-    """Where each sequence is after the first `done` windows of all, `[B]` int32; 0 if none of them was its own."""
+    """Where each stretch is after the first `done` windows of all, `[B]` int32; 0 if none of them was its own."""
     number = stretches.num_windows(window)
     own_done = jnp.clip(done - (jnp.cumsum(number) - number), 0, number)
     return jnp.where(own_done > 0, jnp.minimum(stretches.start + own_done * window, stretches.end), 0)

@@ -1,8 +1,13 @@
 """Verification: replays drafts through the canonical pass and counts how many it agrees with.
 
-W = 4, T0 committed, three drafted tokens; the pass reads T0 T1' T2' T3' and answers T1 T2 T3 T4:
+What a pass reads of a sequence is its last committed token T0 and its guesses, and it answers the tokens after them:
 
     T1=T1' T2=T2' T3=T3'   accepted 3      T1=T1' T2=T2' T3!=T3'   accepted 2
+
+They are cut into windows like prompts, so a sequence without a guess takes one window, and one with many takes several.
+Three sequences with 0, 5 and 2 guesses, windows of 4, six to a pass:
+
+    [T0 - - -] [T0 T1' T2' T3'] [T4' T5' - -] [T0 T1' T2' -] [p p p p] [p p - -]     p: what a fourth lacks of its prompt
 """
 
 from functools import partial
@@ -13,95 +18,126 @@ import jax.numpy as jnp
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
-from detspec.generation.passes import cut, missing, reached, those_first
+from detspec.generation.allot import allotted, expected
+from detspec.generation.passes import cut, missing, reached, stretches
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.ops.collectives import share_rows
 from detspec.sampler import sample
-from detspec.schedule import Schedule
-from detspec.state import NO_SEQUENCE, Draft, GenState, Verified, Windows
+from detspec.schedule import Budget, Schedule
+from detspec.state import Draft, GenState, Verified
 
 
 class _Answered(NamedTuple):
-    """What the loop over passes carries."""
+    """What passes carry from one to the next."""
 
-    done: jax.Array  # int32, windows that passes have read
-    targets: jax.Array  # [B, W] int32
-    logprobs: jax.Array  # [B, W] float32
+    targets: jax.Array  # [B, D+1] int32, for `D` drafted tokens
+    logprobs: jax.Array  # [B, D+1] float32
+    taken_along: jax.Array  # [B] int32, how far sequences that are catching up have come
     cache: KVCache
 
 
-def verify(params: Params, cfg: ModelConfig, state: GenState, draft: Draft, *, schedule: Schedule) -> Verified:
-    """Verifies the draft of every ready sequence that is not `final`, `G` to a pass; overwrites the draft's keys and values.
+def verify(
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    draft: Draft,
+    *,
+    schedule: Schedule,
+    narrow: Budget | None = None,
+    wide_cost: jax.Array | float = 0.0,
+) -> Verified:
+    """Verifies the draft of every ready sequence that is not `final`; overwrites the draft's keys and values.
 
-    The sequences to verify are packed together, so the number of passes is `ceil(sequences / G)`, none if there are none.
-    Windows that the last of these passes would leave empty take along what sequences that are catching up lack.
+    As many passes are run as it takes to give each of these sequences one window, none if there are none. The windows that
+    this leaves go to the likeliest guesses, then to what sequences that are catching up lack.
+
+    If the guesses are believed to bring less than they cost, a pass of the budget `narrow`, windows of one, reads none of
+    them. `wide_cost` is how long the passes of `schedule` take, in narrow passes: float32, 0 for always, inf for never.
     """
-    B = state.tokens.shape[0]
+    wanted = state.ready & ~draft.final
+    count = allotted(draft, wanted, state.cache.length, schedule)
+    is_wide = jnp.bool_(True)
+    if narrow is not None:
+        num_wanted = wanted.sum(dtype=jnp.float32)
+        is_wide = expected(draft.chance, count).sum() > (wide_cost - 1) * num_wanted
+        count = jnp.where(is_wide, count, 0)
+    texts = _with_drafts(state, draft)
+    B, D = draft.tokens.shape
+    answered = _Answered(
+        targets=jnp.zeros((B, D + 1), jnp.int32),
+        logprobs=jnp.zeros((B, D + 1), jnp.float32),
+        taken_along=jnp.zeros(B, jnp.int32),
+        cache=draft.cache,
+    )
+    with jax.named_scope("verify"):
+        answered = _read(params, cfg, state, texts, jnp.where(wanted & is_wide, count, -1), answered, schedule=schedule)
+        if narrow is not None:
+            apart = schedule.with_budget(narrow.rows, narrow.window)
+            answered = _read(params, cfg, state, texts, jnp.where(wanted & ~is_wide, 0, -1), answered, schedule=apart)
+    cache = answered.cache.replace(length=jnp.maximum(answered.cache.length, answered.taken_along))
+    agrees = (answered.targets[:, :D] == draft.tokens) & (jnp.arange(D, dtype=jnp.int32)[None, :] < count[:, None])
+    return Verified(
+        targets=answered.targets,
+        logprobs=answered.logprobs,
+        drafted=count,
+        accepted=jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(1, dtype=jnp.int32),
+        in_pass=wanted,
+        cache=cache,
+    )
+
+
+def _read(
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    texts: jax.Array,
+    count: jax.Array,
+    answered: _Answered,
+    *,
+    schedule: Schedule,
+) -> _Answered:
+    """Passes over the last committed token and `count [B]` guesses in `texts`, of sequences whose count is not negative."""
+    B, num_targets = answered.targets.shape
     W = schedule.budget.window
     G = schedule.budget.groups
-    wanted = state.ready & ~draft.final
-    num_wanted = wanted.sum(dtype=jnp.int32)
-    order = those_first(wanted)
-    # Committed tokens that a window of this sequence holds before the last one.
-    before = state.cache.length % W if schedule.numerics.alignment == "window" else jnp.zeros_like(state.cache.length)
-    num_drafted = jnp.minimum(draft.count, W - 1 - before)
+    length = state.cache.length
+    wanted = count >= 0
     lacking = missing(state, schedule)
+    of_guesses = stretches(length, jnp.where(wanted, length + 1 + count, 0), schedule)
+    both = jax.tree.map(lambda own, other: jnp.where(wanted, own, other), of_guesses, lacking)
+    given = both.with_first(wanted)
+    num_own = jnp.where(wanted, of_guesses.num_windows(W), 0).sum(dtype=jnp.int32)
 
-    def run_pass(carry: _Answered) -> _Answered:
-        index = carry.done + jnp.arange(G, dtype=jnp.int32)
-        sequence = order[jnp.minimum(index, B - 1)]
-        in_pass = index < num_wanted
-        own = _windows(state, draft, sequence, in_pass, before[sequence], num_drafted[sequence])
-        along = cut(lacking, index - num_wanted, state.tokens, W)
-        windows = jax.tree.map(lambda x, y: jax.vmap(jnp.where)(in_pass, x, y), own, along)
+    def run_pass(carry: tuple[jax.Array, _Answered]) -> tuple[jax.Array, _Answered]:
+        done, answered = carry
+        windows = cut(given, done + jnp.arange(G, dtype=jnp.int32), texts, W)
         inject = state.inject(windows)
-        logits_f32, cache, _ = forward(params, cfg, windows, carry.cache, numerics=schedule.numerics, inject=inject)
-
-        def texts() -> jax.Array:
-            """The sequences' committed tokens, and over them what the windows hold, drafts too, `[G, max_len]`."""
-            place = jnp.where(windows.used, windows.positions, state.tokens.shape[1])
-            committed = state.tokens[sequence]
-            return committed.at[jnp.arange(G, dtype=jnp.int32)[:, None], place].set(windows.tokens, mode="drop")
-
-        rows = jax.tree.map(lambda x: jnp.repeat(x[sequence], W, axis=0), state.sampling)
+        logits_f32, cache, _ = forward(params, cfg, windows, answered.cache, numerics=schedule.numerics, inject=inject)
+        sequence = jnp.maximum(windows.sequence, 0)
+        of_row = jnp.repeat(sequence, W)
+        rows = jax.tree.map(lambda x: x[of_row], state.sampling)
         position = windows.positions.reshape(-1) + 1
         choose = partial(sample, numerics=schedule.numerics)
-        chosen, logprob = share_rows(choose, logits_f32, position, rows, texts_fn=texts)
-        place = jnp.where(in_pass, sequence, B)
-        return _Answered(
-            done=carry.done + G,
-            targets=carry.targets.at[place].set(chosen.reshape(G, W), mode="drop"),
-            logprobs=carry.logprobs.at[place].set(logprob.reshape(G, W), mode="drop"),
+        chosen, logprob = share_rows(choose, logits_f32, position, rows, texts_fn=lambda: texts[sequence])
+        # Targets after the last committed token are kept; an aligned window holds tokens before it, too.
+        guess = position - 1 - length[of_row]
+        is_kept = windows.used.reshape(-1) & wanted[of_row] & (guess >= 0)
+        place = jnp.where(is_kept, guess, num_targets)
+        return done + G, answered._replace(
+            targets=answered.targets.at[of_row, place].set(chosen, mode="drop"),
+            logprobs=answered.logprobs.at[of_row, place].set(logprob, mode="drop"),
             cache=cache,
         )
 
-    nothing = _Answered(jnp.int32(0), jnp.zeros((B, W), jnp.int32), jnp.zeros((B, W), jnp.float32), draft.cache)
-    with jax.named_scope("verify"):
-        done, targets, logprobs, cache = jax.lax.while_loop(lambda carry: carry.done < num_wanted, run_pass, nothing)
-    taken_along = reached(lacking, jnp.maximum(done - num_wanted, 0), W)
-    cache = cache.replace(length=jnp.maximum(cache.length, taken_along))
-    if schedule.numerics.alignment == "window":  # bring the target after the last committed token to the front
-        shift = jnp.minimum(before[:, None] + jnp.arange(W, dtype=jnp.int32)[None, :], W - 1)
-        targets, logprobs = (jnp.take_along_axis(x, shift, axis=1) for x in (targets, logprobs))
-    agrees = (targets[:, : W - 1] == draft.tokens) & (jnp.arange(W - 1, dtype=jnp.int32)[None, :] < num_drafted[:, None])
-    accepted = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(1, dtype=jnp.int32)
-    return Verified(targets=targets, logprobs=logprobs, drafted=num_drafted, accepted=accepted, in_pass=wanted, cache=cache)
+    done, answered = jax.lax.while_loop(lambda carry: carry[0] < num_own, run_pass, (jnp.int32(0), answered))
+    along = jnp.where(wanted[given.sequence], 0, reached(given, done, W))
+    return answered._replace(taken_along=answered.taken_along.at[given.sequence].max(along, unique_indices=True))
 
 
-def _windows(
-    state: GenState, draft: Draft, sequence: jax.Array, in_pass: jax.Array, before: jax.Array, num_drafted: jax.Array
-) -> Windows:
-    """Windows of `sequence [G]`: `before` committed tokens, the last committed token, `num_drafted` drafts, padding."""
-    W = draft.tokens.shape[1] + 1
-    start = state.cache.length[sequence] - before
-    offset = jnp.arange(W, dtype=jnp.int32)[None, :]
-    place = jnp.minimum(start[:, None] + offset, state.tokens.shape[1] - 1)
-    committed = state.tokens[sequence[:, None], place]
-    drafted = jnp.pad(draft.tokens, ((0, 0), (1, 0)))[sequence[:, None], jnp.clip(offset - before[:, None], 0, W - 1)]
-    return Windows(
-        tokens=jnp.where(offset <= before[:, None], committed, drafted),
-        sequence=jnp.where(in_pass, sequence, NO_SEQUENCE),
-        start=jnp.where(in_pass, start, 0),
-        count=jnp.where(in_pass, before + 1 + num_drafted, 0),
-    )
+def _with_drafts(state: GenState, draft: Draft) -> jax.Array:
+    """The texts of all sequences, `[B, max_len]` int32: committed tokens, and after them what was drafted."""
+    B, D = draft.tokens.shape
+    offset = jnp.arange(D, dtype=jnp.int32)[None, :]
+    place = jnp.where(offset < draft.count[:, None], state.committed[:, None] + offset, state.tokens.shape[1])
+    return state.tokens.at[jnp.arange(B, dtype=jnp.int32)[:, None], place].set(draft.tokens, mode="drop")

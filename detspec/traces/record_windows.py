@@ -14,7 +14,7 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
 from detspec.draft.self_draft import self_draft
-from detspec.engine.policy import canonical_plans
+from detspec.engine.policy import Drafting, canonical_plans
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.generation.init import start_state
@@ -166,7 +166,9 @@ def _start(
     max_len = max(max(len(prompt) for prompt in ids) + max_tokens, schedule.budget.window, window)
     if max_len > model.cfg.max_position:
         raise InputError(f"prompt and max_tokens need {max_len} positions, the model was made for {model.cfg.max_position}")
-    canonical = schedule.with_budget(canonical_plans(len(ids), window, schedule.budget.rows)[0].budget.rows, window)
+    canonical = schedule.with_budget(
+        canonical_plans(len(ids), schedule.budget.rows, Drafting("self", window))[0].budget.rows, window
+    )
     state = start_state(model.cfg, ids, each, eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
     return _prefilled(model.params, model.cfg, state, schedule=schedule), each, canonical
 
@@ -181,7 +183,7 @@ def _step(
     """`dvr_step` drafted by weights of the model's shape; what it drafted and verified without the caches."""
 
     def draft_fn(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
-        return self_draft((), draft_params, cfg, state, schedule)
+        return self_draft((), draft_params, cfg, state, schedule, schedule.budget.window - 1)
 
     state, step = dvr_step(params, cfg, state, draft_fn=draft_fn, schedule=schedule)
     return state, Step(step.draft.replace(cache=None), step.verified.replace(cache=None))

@@ -25,7 +25,7 @@ def test_doctor_canonical_schedule_certified() -> None:
     }
     assert report.table().splitlines()[-1] == "certified"
     plans = {certificate.plan: certificate for certificate in report.plans}
-    assert plans[canonical_plans(1, 1, 8)[0]].is_certified
+    assert plans[canonical_plans(1, 8)[0]].is_certified
 
 
 def test_examine_split_kv_in_canonical_pass_named() -> None:

@@ -40,7 +40,7 @@ def draft_model(own_cfg: ModelConfig, share: float = 0.25) -> DraftSource:
         name="model",
         init=partial(_init, own_cfg),
         draft=partial(_draft, own_cfg),
-        cost_s=lambda window, ordinary_step_s: share * (window - 1) * ordinary_step_s,
+        cost_s=lambda num_tokens, ordinary_step_s: share * num_tokens * ordinary_step_s,
         executes=False,
         prior_acceptance=0.7,
     )
@@ -54,7 +54,13 @@ def _init(own_cfg: ModelConfig, cfg: ModelConfig, schedule: Schedule, num_sequen
 
 
 def _draft(
-    own_cfg: ModelConfig, own_params: Params, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule
+    own_cfg: ModelConfig,
+    own_params: Params,
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    schedule: Schedule,
+    num_tokens: int,
 ) -> Draft:
     del params, cfg
     held = state.draft.sequences
@@ -68,15 +74,16 @@ def _draft(
     def read(windows: Windows, own: KVCache) -> KVCache:
         return forward(own_params, own_cfg, windows, own, numerics=schedule.numerics).cache
 
-    lacking = Stretches(start=jnp.minimum(of_use, last), end=jnp.where(state.ready, last, 0))
+    each = jnp.arange(B, dtype=jnp.int32)
+    lacking = Stretches(each, start=jnp.minimum(of_use, last), end=jnp.where(state.ready, last, 0))
     own = KVCache(k=k, v=v, page_table=held.page_table, length=last)
     own = run_passes(read, own, state.tokens, lacking, schedule=schedule)
     # From here on it is the self draft of another model, none of whose tokens is a result.
     alike = state.replace(cache=own, live=state.ready, reading=None, deterministic=jnp.ones_like(state.live))
-    draft = SELF.draft((), own_params, own_cfg, alike, schedule)
+    draft = SELF.draft((), own_params, own_cfg, alike, schedule, num_tokens)
     offset = place[:, : draft.tokens.shape[1]]
     fed = jnp.where(offset < draft.count[:, None] - 1, state.committed[:, None] + offset, max_len)
-    tokens = state.tokens.at[jnp.arange(B, dtype=jnp.int32)[:, None], fed].set(draft.tokens, mode="drop")
+    tokens = state.tokens.at[each[:, None], fed].set(draft.tokens, mode="drop")
     held = held.replace(
         tokens=jnp.where(state.ready[:, None], tokens, held.tokens),
         length=jnp.where(state.ready, last + draft.count, held.length),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from detspec.draft.given import NONE, RECORDED
+from detspec.draft.ngram import ngram
 from detspec.draft.self_draft import SELF
 from detspec.draft.source import draft_limit
 from detspec.draft.table import source_of
@@ -25,7 +26,7 @@ def caught_up(params, state):
 
 @jax.jit
 def by_model(params, state):
-    return SELF.draft((), params, TABLE_CFG, state, SCHEDULE)
+    return SELF.draft((), params, TABLE_CFG, state, SCHEDULE, 3)
 
 
 def state_with(*samplings: SamplingParams, prompt=(1, 2, 3)):
@@ -70,41 +71,40 @@ def test_self_draft_of_a_row_that_ended_is_empty():
 
 def test_self_draft_for_windows_without_room_is_refused():
     state = state_with(SamplingParams(max_tokens=2))
-    with pytest.raises(InputError, match=r"window of at least 2 .* got 1"):
-        SELF.draft((), table_model(), TABLE_CFG, state, SCHEDULE.with_budget(8, 1))
+    with pytest.raises(InputError, match=r"room for at least 1 token .* got 0"):
+        SELF.draft((), table_model(), TABLE_CFG, state, SCHEDULE, 0)
 
 
 def test_recorded_draft_reads_on_from_the_committed_tokens():
     state = state_with(*[SamplingParams(max_tokens=9)] * 4)
     told = np.tile(np.arange(20, 28, dtype=np.int32), (5, 1))
-    draft = RECORDED.draft((jnp.asarray(told), jnp.asarray([8, 5, 3, 0, 0])), None, TABLE_CFG, state, SCHEDULE)
+    draft = RECORDED.draft((jnp.asarray(told), jnp.asarray([8, 5, 3, 0, 0])), None, TABLE_CFG, state, SCHEDULE, 3)
     assert drafted(draft) == [[23, 24, 25], [23, 24], [], [], []]
     assert draft.final.tolist() == [False] * 5
 
 
 def test_no_draft_is_empty():
-    for window in (1, 4):
-        schedule = SCHEDULE.with_budget(8, window)
-        draft = NONE.draft((), None, TABLE_CFG, state_with(SamplingParams(max_tokens=2)), schedule)
+    for num_tokens in (0, 3):
+        draft = NONE.draft((), None, TABLE_CFG, state_with(SamplingParams(max_tokens=2)), SCHEDULE, num_tokens)
         assert drafted(draft) == [[]] * 5
-        assert draft.tokens.shape == (5, window - 1)
+        assert draft.tokens.shape == (5, num_tokens)
 
 
 def test_draft_limit_leaves_one_token_to_the_pass():
-    """3 committed, window 4: limits 4, 5, 12 leave room for 1, 2, 9 tokens."""
+    """3 committed, 3 drafted tokens at most: limits 4, 5, 12 leave room for 1, 2, 9 tokens."""
     state = state_with(*[SamplingParams(max_tokens=n) for n in (1, 2, 9)])
     all_of_them, none_of_them = np.ones(5, bool), np.zeros(5, bool)
-    assert draft_limit(state, 4, none_of_them).tolist() == [0, 1, 3, 0, 0]
-    assert draft_limit(state, 4, all_of_them).tolist() == [1, 2, 3, 0, 0]
-    assert draft_limit(state.replace(live=none_of_them), 4, none_of_them).tolist() == [0] * 5
+    assert draft_limit(state, 3, none_of_them).tolist() == [0, 1, 3, 0, 0]
+    assert draft_limit(state, 3, all_of_them).tolist() == [1, 2, 3, 0, 0]
+    assert draft_limit(state.replace(live=none_of_them), 3, none_of_them).tolist() == [0] * 5
 
 
 def test_sources_are_found_by_name_and_unknown_names_are_refused():
-    assert [source_of(name) for name in ("none", "self")] == [NONE, SELF]
-    with pytest.raises(InputError, match=r"no draft source called 'oracle': choose one of \('none', 'self'\)"):
+    assert [source_of(name) for name in ("none", "ngram", "self")] == [NONE, ngram(), SELF]
+    with pytest.raises(InputError, match=r"no draft source called 'oracle': choose one of \('none', 'ngram', 'self'\)"):
         source_of("oracle")
 
 
-def test_cost_of_a_window_is_one_ordinary_step_a_drafted_token_or_nothing():
-    assert SELF.cost_s(4, 0.5) == 1.5
-    assert [source.cost_s(4, 0.5) for source in (NONE, RECORDED)] == [0, 0]
+def test_cost_of_a_draft_is_one_ordinary_step_a_token_or_nothing():
+    assert SELF.cost_s(3, 0.5) == 1.5
+    assert [source.cost_s(3, 0.5) for source in (NONE, RECORDED, ngram())] == [0, 0, 0]

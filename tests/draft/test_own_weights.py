@@ -15,7 +15,6 @@ from detspec.generation.prefill import prefill
 from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.model.params import Params, init_params
 from detspec.state import Draft, GenState
-from tests.draft.lookup import LOOKUP
 from tests.draft.own_weights import draft_model
 from tests.fakes import Request, random_model, state_of, table_model
 from tests.generation.one_at_a_time import FIXED, one_at_a_time, results
@@ -40,10 +39,10 @@ def expected() -> list[tuple]:
     return [one_at_a_time(request) for request in REQUESTS]
 
 
-def leaking(draft_params, params, cfg, state: GenState, schedule) -> Draft:
+def leaking(draft_params, params, cfg, state: GenState, schedule, num_tokens) -> Draft:
     """A draft of `draft_model(BF16)` that, if asked to, changes the values of position 0, which is committed."""
     own_params, leaks = draft_params
-    draft = draft_model(BF16).draft(own_params, params, cfg, state, schedule)
+    draft = draft_model(BF16).draft(own_params, params, cfg, state, schedule, num_tokens)
     first = draft.cache.page_table[:, 0]
     spoilt = tuple(jnp.where(leaks, pool.at[first, :, 0].add(1), pool) for pool in draft.cache.v)
     return draft.replace(cache=draft.cache.replace(v=spoilt))
@@ -70,7 +69,7 @@ def test_draft_that_writes_to_slots_of_committed_tokens_changes_bits():
 # Step by step ---------------------------------------------------------------------------------------------------------------
 
 
-def credulous(draft_params, params, cfg, state: GenState, schedule) -> Draft:
+def credulous(draft_params, params, cfg, state: GenState, schedule, num_tokens) -> Draft:
     """A draft of `draft_model(SMALL_CFG)` that, if asked to, takes all it holds for committed, whatever was rejected or
     replaced."""
     own_params, believes = draft_params
@@ -78,7 +77,7 @@ def credulous(draft_params, params, cfg, state: GenState, schedule) -> Draft:
     believed = held.replace(tokens=state.tokens, length=jnp.minimum(held.length, state.committed - 1))
     held = jax.tree.map(lambda x, y: jnp.where(believes, x, y), believed, held)
     state = state.replace(draft=state.draft.replace(sequences=held))
-    return draft_model(SMALL_CFG).draft(own_params, params, cfg, state, schedule)
+    return draft_model(SMALL_CFG).draft(own_params, params, cfg, state, schedule, num_tokens)
 
 
 CREDULOUS = draft_model(SMALL_CFG)._replace(name="credulous", draft=credulous)
@@ -95,7 +94,7 @@ def step(
     part = take_sequences(state, chosen).with_processing(False)
     part = prefill(params, BF16, part, schedule=SCHEDULE)
     forgot = part.replace(draft=CREDULOUS.init(BF16, SCHEDULE, *part.tokens.shape))
-    anew = CREDULOUS.draft(draft_params, params, BF16, forgot, SCHEDULE)
+    anew = CREDULOUS.draft(draft_params, params, BF16, forgot, SCHEDULE, SCHEDULE.budget.window - 1)
     part, done = dvr_step(params, BF16, part, draft_fn=draft_fn(Drafter(CREDULOUS, draft_params), SCHEDULE), schedule=SCHEDULE)
 
     def used(draft: Draft) -> jax.Array:
@@ -166,21 +165,3 @@ def test_draft_model_finds_by_itself_what_it_holds_of_committed_tokens(believes:
     assert found == expected()
     assert rollbacks > 5
     assert same != believes  # the control: it would show
-
-
-# Prompt lookup --------------------------------------------------------------------------------------------------------------
-
-
-def test_lookup_drafts_what_followed_the_last_two_tokens_where_they_stood_last():
-    prompts = [(5, 7, 9, 2, 5, 7, 3, 5, 7), (5, 7, 9, 2, 5, 7), (1, 2, 3), (4,), (6, 6, 6)]
-    requests = [Request(prompt, FIXED[0].sampling) for prompt in prompts]
-    state = state_of(TABLE, requests)
-    state = state.replace(cache=state.cache.replace(length=state.committed - 1))
-    draft = LOOKUP.draft((), table_model(), TABLE.cfg, state, TABLE.schedule)
-    found = [tokens[:count] for tokens, count in zip(draft.tokens.tolist(), draft.count.tolist(), strict=True)]
-    assert found == [[3, 5, 7], [9, 2, 5], [], [], [6]]
-
-
-def test_lookup_commits_the_bits_of_no_draft():
-    found, _ = generated(LOOKUP, ())
-    assert found == expected()

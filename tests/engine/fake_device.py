@@ -16,6 +16,7 @@ from detspec.checkpoint.load import Model
 from detspec.draft.table import drafters_of
 from detspec.engine.clock import Clock
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Plan
 from detspec.engine.programs import Progress
 from detspec.sampling_params import all_stop_ids
 from detspec.state import COUNTED, LENGTH, RUNNING, STOP
@@ -35,6 +36,7 @@ class FakeDevice:
         self.slots = np.zeros((self.num_pages + 1, schedule.numerics.page), np.uint64)  # page 0 is scratch
         self.places: dict[int, SimpleNamespace] = {}
         self.waiting: dict[int, SimpleNamespace] = {}
+        self.wide_costs: dict[Plan, float] = {}
         self.steps_of: dict[str, int] = {}  # steps of each plan, by label
 
     @property
@@ -61,6 +63,7 @@ class FakeDevice:
                 sampling=entry.sampling,
                 finish=RUNNING,
                 num_passes=0,
+                num_accepted=0,
                 is_made_up=entry.sampling.ignore_eos,  # as probes are: their pages hold what others wrote
             )
 
@@ -76,7 +79,7 @@ class FakeDevice:
                 rows -= 1
         self.clock.work()
 
-    def step(self, plan, placement, limits):
+    def step(self, plan, placement, limits, *, wide_cost=None):
         chosen = [int(place) for place in placement.chosen]
         assert len(set(chosen)) == len(chosen) == plan.batch
         in_use = [place for place in chosen if placement.in_use[place]]
@@ -138,7 +141,8 @@ class FakeDevice:
         for position in range(0, held.length, 7):  # some of what it has to find
             self._check(placement, place, position)
         deterministic = held.sampling.deterministic
-        for _ in range(1 if plan.ordinary else plan.budget.window):
+        before = len(held.tokens)
+        for _ in range(plan.most_tokens):
             self._write(placement, place, held.length)
             held.length += 1
             position = len(held.tokens)
@@ -151,6 +155,7 @@ class FakeDevice:
             if held.finish != RUNNING:
                 break
         held.num_passes += not plan.ordinary
+        held.num_accepted += len(held.tokens) - before - 1
 
     def _slot(self, placement, place: int, position: int) -> tuple[int, int]:
         page = self.schedule.numerics.page
@@ -177,13 +182,15 @@ class FakeDevice:
     def _report(self, chosen: list[int], steps: int):
         max_len = self.config.max_len
         tokens, logprobs = np.zeros((len(chosen), max_len), np.int32), np.zeros((len(chosen), max_len), np.float32)
-        committed, length, finish, passes = (np.zeros(len(chosen), np.int32) for _ in range(4))
+        committed, length, finish, passes, accepted = (np.zeros(len(chosen), np.int32) for _ in range(5))
         for i, place in enumerate(chosen):
             held = self.places.get(place)
             if held is not None:
                 tokens[i, : len(held.tokens)], logprobs[i, : len(held.tokens)] = held.tokens, held.logprobs
-                committed[i], length[i], finish[i], passes[i] = len(held.tokens), held.length, held.finish, held.num_passes
+                committed[i], length[i], finish[i] = len(held.tokens), held.length, held.finish
+                passes[i], accepted[i] = held.num_passes, held.num_accepted
         counts = np.zeros((len(passes), len(COUNTED)), np.int32)
         counts[:, COUNTED.index("num_verify_passes")] = passes
+        counts[:, COUNTED.index("num_accepted_draft_tokens")] = accepted
         progress = Progress(np.full_like(passes, steps), committed, length, finish, counts)
         return SimpleNamespace(progress=progress, tokens=tokens, logprobs=logprobs, thoughts=None, is_ready=False)

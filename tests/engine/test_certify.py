@@ -9,7 +9,7 @@ from detspec.checkpoint.load import Model
 from detspec.engine.certify import certify
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import Needs, canonical_plans, needed_plans, ordinary_plan
+from detspec.engine.policy import Drafting, Needs, canonical_plans, needed_plans, ordinary_plan
 from detspec.engine.probes import Probes
 from detspec.errors import InputError
 from detspec.ops.attention import reference
@@ -44,7 +44,7 @@ def test_certify_with_native_sums_in_the_canonical_pass_refuses_the_engine(model
     engine = engine_of(model, "none")
     with pytest.raises(InputError, match=r"does not certify the canonical pass at 2 sequences.*detspec doctor"):
         engine.generate([[1], [2]], SamplingParams(max_tokens=4))
-    tried = [engine.certificates[plan] for plan in canonical_plans(2, 1, SCHEDULE.budget.rows)]
+    tried = [engine.certificates[plan] for plan in canonical_plans(2, SCHEDULE.budget.rows)]
     assert [certificate.plan.budget.rows for certificate in tried] == [2, SCHEDULE.budget.rows]
     for certificate in tried:
         assert certificate.status == "differs"
@@ -59,15 +59,15 @@ def test_engine_with_one_broken_plan_uses_the_other(model, one_row, monkeypatch)
     spoil(monkeypatch, windows=False)
     engine = engine_of(model, "auto")
     found = engine.generate([[1, 2, 3], [4]], sampling)
-    assert not any(engine.certificates[plan].is_certified for plan in canonical_plans(2, 1, SCHEDULE.budget.rows))
-    assert engine.certificates[canonical_plans(2, 4, SCHEDULE.budget.rows, "self")[0]].is_certified
+    assert not any(engine.certificates[plan].is_certified for plan in canonical_plans(2, SCHEDULE.budget.rows))
+    assert engine.certificates[canonical_plans(2, SCHEDULE.budget.rows, Drafting("self", 4, 3))[0]].is_certified
     assert found[0].stats.num_draft_tokens > 0
     assert [facts(c) for c in found] == expected
 
 
 def test_certify_of_sound_plans_finds_them_equal_and_times_them(three_rows):
     three_rows.prepare(3, Needs(processing=False))
-    canonical = three_rows.certificates[canonical_plans(3, 4, SCHEDULE.budget.rows, "self")[0]]
+    canonical = three_rows.certificates[canonical_plans(3, SCHEDULE.budget.rows, Drafting("self", 4, 3))[0]]
     assert (canonical.status, canonical.why) == ("certified", "")
     assert 0 < canonical.step_s < 10
     assert three_rows.certificates[ordinary_plan(3)].status == "ordinary"
@@ -116,7 +116,7 @@ def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(
 
     monkeypatch.setattr(reference, "paged_attention", spoilt)
     engine = engine_of_many_pages(far_model, "none", 318 - first_wrong_page, max_requests)
-    certificate = certify(engine.device, canonical_plans(1, 1, FAR.budget.rows)[0])
+    certificate = certify(engine.device, canonical_plans(1, FAR.budget.rows)[0])
     assert certificate.status == "differs"
     position = int(certificate.why.split("position ")[1].split()[0])
     assert position >= first_wrong_page * 64
@@ -124,9 +124,25 @@ def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(
 
 def test_sound_attention_is_certified_up_to_the_end_of_the_cache_and_over_borders_of_pages(far_model):
     engine = engine_of_many_pages(far_model, "self", 319)
-    for draft, window in (("none", 1), ("self", 4)):
-        assert certify(engine.device, canonical_plans(1, window, FAR.budget.rows, draft)[0]).is_certified
+    for drafting in (Drafting(), Drafting("ngram", 4, 15, skips=True), Drafting("self", 4, 3)):
+        assert certify(engine.device, canonical_plans(1, FAR.budget.rows, drafting)[0]).is_certified
     reached = [Probes(engine.device, 1, far=True, first=first) for first in range(2)]
     spans = [range(p.each[0].known, len(p.each[0].tokens) + p.num_new) for p in reached]
     assert max(span.stop for span in spans) == 319
     assert any(span.start // 64 < (span.stop - 1) // 64 for span in spans)
+
+
+def test_attention_that_goes_wrong_at_guesses_alone_is_caught_because_probes_find_their_texts(far_model, monkeypatch):
+    """Only the second place of windows of two is wrong: no row that reads a last committed token is, nor is the anchor."""
+    sound = reference.paged_attention
+
+    def spoilt(q, k_pages, v_pages, page_tables, positions, *, scores, numerics):
+        attended = sound(q, k_pages, v_pages, page_tables, positions, scores=scores, numerics=numerics)
+        factor = jnp.asarray([1.0, 1.01] if q.shape[1] == 2 else [1.0] * q.shape[1], jnp.float32)
+        return attended * factor[None, :, None, None]
+
+    monkeypatch.setattr(reference, "paged_attention", spoilt)
+    engine = engine_of_many_pages(far_model, "ngram", 311)
+    certificate = certify(engine.device, canonical_plans(1, FAR.budget.rows, Drafting("ngram", 2, 3, skips=True))[0])
+    assert certificate.status == "differs"
+    assert "without guesses it is" in certificate.why

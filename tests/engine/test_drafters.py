@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from detspec.checkpoint.load import Model
+from detspec.draft.ngram import ngram
 from detspec.draft.source import Drafter
 from detspec.engine.certify import CERTIFIED, NOT_TRIED
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Load, Needs, canonical_plans
+from detspec.engine.policy import Drafting, Load, Needs, canonical_plans
 from detspec.errors import InputError
 from detspec.model.params import init_params, param_shapes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
-from tests.draft.lookup import LOOKUP
 from tests.draft.own_weights import draft_model
 from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, some_prompts, some_sampling
 from tests.engine.fake_device import FakeDevice
@@ -59,17 +59,17 @@ def test_draft_model_in_the_engine_changes_no_bit_and_its_weights_decide_what_is
 
 def test_name_of_a_drafter_that_is_taken_or_unknown_is_refused(model):
     with pytest.raises(InputError, match="the name 'self' is taken"):
-        Engine(model, EngineConfig(max_len=64, schedule=SCHEDULE), drafters={"self": Drafter(LOOKUP)})
-    with pytest.raises(InputError, match="must be one of auto, none, self, lookup, got 'model'"):
-        Engine(model, EngineConfig(max_len=64, schedule=SCHEDULE, method="model"), drafters={"lookup": Drafter(LOOKUP)})
+        Engine(model, EngineConfig(max_len=64, schedule=SCHEDULE), drafters={"self": Drafter(ngram())})
+    with pytest.raises(InputError, match="must be one of auto, none, ngram, self, mine, got 'model'"):
+        Engine(model, EngineConfig(max_len=64, schedule=SCHEDULE, method="model"), drafters={"mine": Drafter(ngram())})
 
 
 @pytest.mark.slow
-def test_auto_tries_lookup_here_and_takes_it_for_a_text_that_repeats_itself():
+def test_auto_tries_prompt_lookup_here_and_takes_it_for_a_text_that_repeats_itself():
     """Self-drafting cannot win on a CPU and is not tried; lookup costs nothing, and the model counts in circles."""
     model = circling_model()
     config = EngineConfig(max_requests=1, max_len=320, segment_steps=16, schedule=SCHEDULE.with_numerics(page=64))
-    engine = Engine(model, config, drafters={"lookup": Drafter(LOOKUP)})
+    engine = Engine(model, config)
     plain = Engine(model, EngineConfig(max_requests=1, max_len=320, method="none", schedule=config.schedule))
     sampling = SamplingParams(max_tokens=256)
     expected = [facts(c) for c in plain.generate([CIRCLE], sampling)]
@@ -78,16 +78,16 @@ def test_auto_tries_lookup_here_and_takes_it_for_a_text_that_repeats_itself():
         found = engine.generate([CIRCLE], sampling)
         assert [facts(c) for c in found] == expected
     statuses = {plan.draft: certificate.status for plan, certificate in engine.certificates.items() if not plan.ordinary}
-    assert (statuses["none"], statuses["lookup"]) == (CERTIFIED, CERTIFIED)
+    assert (statuses["none"], statuses["ngram"]) == (CERTIFIED, CERTIFIED)
     assert statuses["self"] in (CERTIFIED, NOT_TRIED)
     assert found[0].stats.mean_acceptance_length > 4
 
 
 def test_auto_leaves_a_free_draft_when_its_guesses_fail_and_takes_it_back_when_they_hold():
     """Decoding takes 10 ms and a window of 16 takes 25, whatever is in it: 2.5 tokens a window are the break-even."""
-    decoding = canonical_plans(1, 1, 64)[0]
-    drafted = canonical_plans(1, 16, 64, "lookup")[0]
-    device = FakeDevice(Schedule(), EngineConfig(max_requests=1, max_len=64), drafters={"lookup": Drafter(LOOKUP)})
+    decoding = canonical_plans(1, 64)[0]
+    drafted = canonical_plans(1, 64, Drafting("ngram", 4, 15, skips=True))[0]
+    device = FakeDevice(Schedule(), EngineConfig(max_requests=1, max_len=64))
     planner = Planner(device)
     planner.prepare([1], Needs(processing=False))
     for plan in planner.certificates:

@@ -6,6 +6,7 @@ import pytest
 
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import (
+    Drafting,
     MAX_ROUNDS,
     NEVER,
     Costs,
@@ -26,8 +27,13 @@ from detspec.engine.policy import (
 from detspec.schedule import Budget, Numerics, Schedule
 
 
+NONE = Drafting()
+NGRAM = Drafting("ngram", 4, 15, skips=True)
+SELF = Drafting("self", 16, 15)
+
+
 def plan_of(batch: int, window: int, rows: int = 64) -> Plan:
-    return canonical_plans(batch, window, rows)[0]
+    return canonical_plans(batch, rows, Drafting("self", window, window - 1))[0]
 
 
 def windows(batch: int, seconds: dict[int, float]) -> dict[Plan, float]:
@@ -47,11 +53,12 @@ def test_choose_takes_the_most_tokens_per_second():
 @pytest.mark.parametrize(
     ("config", "more", "expected"),
     [
-        ({"method": "none"}, (), (("none", 1),)),
-        ({"method": "self"}, (), (("self", 16),)),
-        ({"method": "small", "num_speculative_tokens": 3}, ("small",), (("small", 4),)),
-        ({}, (), (("none", 1), ("self", 16))),
-        ({}, ("small",), (("none", 1), ("self", 16), ("small", 16))),
+        ({"method": "none"}, (), (NONE,)),
+        ({"method": "self"}, (), (SELF,)),
+        ({"method": "ngram", "num_speculative_tokens": 1}, (), (Drafting("ngram", 2, 1, skips=True),)),
+        ({"method": "small", "num_speculative_tokens": 3}, ("small",), (Drafting("small", 4, 3),)),
+        ({}, (), (NONE, NGRAM, SELF)),
+        ({}, ("small",), (NONE, NGRAM, SELF, Drafting("small", 16, 15))),
     ],
 )
 def test_allowed_drafts_are_those_of_the_method(config, more, expected):
@@ -60,9 +67,9 @@ def test_allowed_drafts_are_those_of_the_method(config, more, expected):
 
 def test_aligned_windows_keep_the_length_of_the_schedule():
     aligned = Schedule(Numerics(alignment="window"), Budget(64, 8))
-    assert allowed_drafts(EngineConfig(), aligned) == (("self", 8),)
-    assert allowed_drafts(EngineConfig(method="none"), aligned) == (("none", 8),)
-    assert allowed_drafts(EngineConfig(), aligned.with_budget(64, 1)) == (("none", 1),)
+    assert allowed_drafts(EngineConfig(), aligned) == (Drafting("self", 8, 7), Drafting("ngram", 8, 7))
+    assert allowed_drafts(EngineConfig(method="none"), aligned) == (Drafting("none", 8),)
+    assert allowed_drafts(EngineConfig(), aligned.with_budget(64, 1)) == (NONE,)
 
 
 @pytest.mark.parametrize("max_requests", range(1, 70))
@@ -99,7 +106,7 @@ def test_pow2_ceil(n, expected):
     ],
 )
 def test_canonical_plans_go_from_the_batch_alone_to_the_anchor(batch, window, rows, expected):
-    plans = canonical_plans(batch, window, rows)
+    plans = canonical_plans(batch, rows, Drafting("self", window, window - 1))
     assert [plan.budget.rows for plan in plans] == expected
     assert all(plan.batch == batch and plan.budget.window == window and not plan.ordinary for plan in plans)
 
@@ -112,7 +119,7 @@ def test_canonical_plans_go_from_the_batch_alone_to_the_anchor(batch, window, ro
         (8, False, {}, "ordinary[8]"),
         (2, True, {"method": "none"}, "ordinary[4] 4x1[4] 64x1[4]"),
         (3, True, {"method": "self"}, "ordinary[4] 4x16 self[4]"),
-        (1, True, {}, "ordinary[1] 1x1[1] 64x1[1] 1x16 self[1] 4x16 self[1]"),
+        (1, True, {}, "ordinary[1] 1x1[1] 64x1[1] 1x4 ngram[1] 16x4 ngram[1] 1x16 self[1] 4x16 self[1]"),
         (9, True, {"method": "none", "max_requests": 2}, "ordinary[1] 1x1[1] 64x1[1] ordinary[2] 2x1[2] 64x1[2]"),
     ],
 )
@@ -125,7 +132,7 @@ def test_needed_plans_of_small_cases(num_requests, deterministic, changes, expec
 def test_needed_plans_of_aligned_windows_keep_the_schedules_window():
     schedule = Schedule(Numerics(alignment="window"), Budget(64, 32))
     plans = needed_plans(EngineConfig(max_requests=1), schedule, 1, Needs(processing=False))
-    assert [plan.label for plan in plans] == ["ordinary[1]", "1x32 self[1]", "2x32 self[1]"]
+    assert [plan.label for plan in plans] == ["ordinary[1]", "1x32 self[1]", "2x32 self[1]", "1x32 ngram[1]", "2x32 ngram[1]"]
 
 
 # Segments -------------------------------------------------------------------------------------------------------------------
@@ -162,7 +169,7 @@ def test_segment_with_prompts_beside_decoding_rows_takes_turns():
 
 def test_segment_whose_own_windows_are_enough_for_the_prompts_needs_no_pass_for_them():
     """Two of four windows of 16 verify: 32 tokens ride along, 33 do not."""
-    plan = Plan(8, Budget(64, 16), "self")
+    plan = Plan(8, Budget(64, 16), "self", 15)
     assert empty_windows(plan, Load(2, 0, (32,), ready_deterministic=2, num_ready=2, waiting=True, processing=False)) == 2
     assert segment_of(plan, behind=(32,), ready=2).prefill_passes == 0
     assert segment_of(plan, behind=(33,), ready=2).prefill_passes == 1

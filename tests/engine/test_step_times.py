@@ -6,15 +6,15 @@ from detspec.draft.table import drafters_of
 from detspec.engine.certify import CERTIFIED, Certificate
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Load, Needs, Plan, canonical_plans
+from detspec.engine.policy import Drafting, Load, Needs, Plan, canonical_plans
 from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from tests.engine.byte_model import facts
 from tests.engine.fake_device import FakeDevice
 
-DECODING = canonical_plans(8, 1, 64)[0]
-DRAFTED = canonical_plans(8, 16, 64, "self")[0]
+DECODING = canonical_plans(8, 64)[0]
+DRAFTED = canonical_plans(8, 64, Drafting("self", 16, 15))[0]
 TRUE_S = {DECODING: 0.010, DRAFTED: 0.400}  # 16 tokens a row in 0.160 s, or in 0.400
 
 
@@ -99,7 +99,7 @@ def test_engine_times_the_plans_that_it_runs(three_rows, monkeypatch):
     three_rows.prepare(3, Needs.of([sampling]))
     expected = [facts(completion) for completion in three_rows.generate(prompts, sampling)]
     times = three_rows.planner.step_times
-    plan = canonical_plans(3, 4, three_rows.schedule.budget.rows, "self")[0]
+    plan = canonical_plans(3, three_rows.schedule.budget.rows, Drafting("self", 4, 3))[0]
     for absurd in (1e-9, 1e9):
         times.measured({plan: absurd})
         for _ in range(20):  # a segment that ended before the host looked is not counted

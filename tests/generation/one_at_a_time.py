@@ -62,11 +62,14 @@ def _one_at_a_time(request: Request, shape: Shape, source: str) -> tuple:
     return results(generate_all(shape, [request], source=source))[0]
 
 
-def generate_all(shape: Shape, requests, *, source: str, told=None, spoil=lambda state: state) -> GenState:
+def generate_all(
+    shape: Shape, requests, *, source: str, told=None, spoil=lambda state: state, wide_cost: float = 0.0
+) -> GenState:
     """The final state of `requests`, drafts read from `told`; `spoil` may change the cache before the start."""
     state = spoil(state_of(shape, requests))
     told = recorded(shape) if told is None else told
-    return generate_drafted(random_model(shape.cfg), shape, state, told, np.int32(shape.length), source=source)
+    cost = np.float32(wide_cost)
+    return generate_drafted(random_model(shape.cfg), shape, state, told, np.int32(shape.length), source=source, wide_cost=cost)
 
 
 def results(state: GenState) -> list[tuple]:

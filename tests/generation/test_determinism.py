@@ -5,6 +5,7 @@ Everything about a batch is drawn; its inverse control is in test_neighbours.py.
 
 import dataclasses
 from collections import Counter
+from functools import partial
 
 import hypothesis
 import hypothesis.strategies as st
@@ -70,7 +71,9 @@ def check_theorem(data: st.DataObject, shape: Shape, source: str, seen: Counter)
     kinds = data.draw(st.lists(st.sampled_from(DRAFTS), min_size=others, max_size=others))
     kinds = [data.draw(st.sampled_from(("partly right", "wrong"))), *kinds]
     told = recorded(shape, [believed(kind, shape, r, rng) for kind, r in zip(kinds, requests, strict=True)])
-    state = generate_all(shape, requests, source=source, told=told, spoil=lambda state: scatter_and_poison(state, rng, poison))
+    wide_cost = data.draw(st.sampled_from([0.0, 1.5, 3.0, 3.0, np.inf]))  # of passes that read guesses
+    scatter = partial(scatter_and_poison, rng=rng, poison=poison)
+    state = generate_all(shape, requests, source=source, told=told, spoil=scatter, wide_cost=wide_cost)
     assert not state.live.any()
     assert (state.cache.length == state.committed - 1).all()
     for b, (request, got) in enumerate(zip(requests, results(state), strict=True)):

@@ -41,17 +41,17 @@ def unprocessed(shape: Shape, requests) -> GenState:
 def test_cut_of_two_rows_packs_their_windows_side_by_side():
     """Rows of 5 and 9 positions, W = 4: windows [0 4) [4 5) of row 0, [2 6) [6 10) [10 11) of row 1, then padding."""
     tokens = np.arange(24, dtype=np.int32).reshape(2, 12)
-    lacking = Stretches(start=np.int32([0, 2]), end=np.int32([5, 11]))
-    windows = jax.device_get(cut_at_once(lacking, np.arange(-1, 6, dtype=np.int32), tokens, window=4))
-    assert windows.sequence.tolist() == [NO_SEQUENCE, 0, 0, 1, 1, 1, NO_SEQUENCE]
-    assert windows.start.tolist() == [0, 0, 4, 2, 6, 10, 0]
-    assert windows.count.tolist() == [0, 4, 1, 4, 4, 1, 0]
-    assert windows.tokens[1].tolist() == [0, 1, 2, 3]
-    assert windows.tokens[3].tolist() == [14, 15, 16, 17]
+    lacking = Stretches(np.int32([0, 1]), start=np.int32([0, 2]), end=np.int32([5, 11]))
+    windows = jax.device_get(cut_at_once(lacking, np.arange(6, dtype=np.int32), tokens, window=4))
+    assert windows.sequence.tolist() == [0, 0, 1, 1, 1, NO_SEQUENCE]
+    assert windows.start.tolist() == [0, 4, 2, 6, 10, 0]
+    assert windows.count.tolist() == [4, 1, 4, 4, 1, 0]
+    assert windows.tokens[0].tolist() == [0, 1, 2, 3]
+    assert windows.tokens[2].tolist() == [14, 15, 16, 17]
 
 
 def test_reached_after_each_window_of_two_rows():
-    lacking = Stretches(start=np.int32([0, 2]), end=np.int32([5, 11]))
+    lacking = Stretches(np.int32([0, 1]), start=np.int32([0, 2]), end=np.int32([5, 11]))
     found = [reached_at_once(lacking, np.int32(done), window=4).tolist() for done in range(7)]
     assert found == [[0, 0], [4, 0], [5, 0], [5, 6], [5, 10], [5, 11], [5, 11]]
 

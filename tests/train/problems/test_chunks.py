@@ -167,9 +167,9 @@ def test_batch_of_64_is_made_fast(arm: str):
     problems = [task.draw(rng, 12) for _ in range(64)]  # 63 tokens
     best = np.inf
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         make_batch(
             encode(problems, tokenizer, arm), 88, thinking(8, 4) if arm == "thinking" else None, rng.integers(8, size=64)
         )
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     assert best < 0.05  # about 0.004 alone on one core; the bound leaves room for busy machines

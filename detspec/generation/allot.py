@@ -1,0 +1,50 @@
+"""Which guesses are verified: the windows of a pass go to the likeliest.
+
+A sequence's first window costs nothing extra, it reads the last committed token. Each further window is worth the tokens that
+its guesses are expected to bring, and the passes that are run anyway hold the most valuable ones.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from detspec.schedule import Schedule
+from detspec.state import Draft
+
+SUREST = 0.999  # no guess is believed to be surer than this
+
+
+def allotted(draft: Draft, wanted: jax.Array, length: jax.Array, schedule: Schedule) -> jax.Array:
+    """How many guesses of each sequence are verified, `[B]` int32: those in the windows that it gets.
+
+    `wanted [B]` sequences share `ceil(wanted / G)` passes of `G` windows; `length [B]` positions of theirs are in the cache.
+    """
+    W = schedule.budget.window
+    G = schedule.budget.groups
+    B, D = draft.tokens.shape
+    before = length % W if schedule.numerics.alignment == "window" else jnp.zeros_like(length)
+    most = -(-D // W) if schedule.numerics.alignment == "window" else D // W  # further windows of one sequence
+    offered = jnp.where(wanted, draft.count, 0)
+    if not most:
+        return jnp.minimum(offered, W - 1)
+    num_wanted = wanted.sum(dtype=jnp.int32)
+    room = -num_wanted % G
+    # Guesses 1 .. D; further window k = 1, 2 .. holds guesses kW - before .. kW - before + W - 1.
+    first = jnp.arange(1, most + 1, dtype=jnp.int32)[:, None] * W - before[None, :]  # [most, B]
+    chance, each_offered = draft.chance[None, :], offered[None, :]
+    worth = expected(chance, jnp.minimum(first + W - 1, each_offered)) - expected(chance, jnp.minimum(first - 1, each_offered))
+    gets = (_rank(worth.reshape(-1)) < room).reshape(worth.shape) & (first <= each_offered)
+    num_windows = 1 + gets.sum(0, dtype=jnp.int32)
+    return jnp.minimum(offered, num_windows * W - before - 1)
+
+
+def expected(chance: jax.Array, count: jax.Array) -> jax.Array:
+    """Tokens that `count` guesses are expected to bring if each agrees with `chance`: `a + a^2 + ... + a^count`, float32."""
+    chance = jnp.clip(chance, 0.0, SUREST)
+    return chance * (1 - chance ** count.astype(jnp.float32)) / (1 - chance)
+
+
+def _rank(x: jax.Array) -> jax.Array:
+    """How many of `x [n]` are larger than each, or equal and before it, `[n]` int32: all different, and 0 for the largest."""
+    number = jnp.arange(x.shape[0], dtype=jnp.int32)
+    is_before = (x[None, :] > x[:, None]) | ((x[None, :] == x[:, None]) & (number[None, :] < number[:, None]))
+    return is_before.sum(1, dtype=jnp.int32)
