@@ -39,7 +39,7 @@ def ngram(min_match: int = 2, max_match: int = 4) -> DraftSource:
     return DraftSource(
         name="ngram",
         init=partial(_init, max_match),
-        draft=partial(_draft, min_match, max_match),
+        draft=partial(_draft, (min_match, max_match)),
         cost_s=costs_nothing,
         executes=False,
         prior_acceptance=0.5,
@@ -59,8 +59,7 @@ def _init(max_match: int, cfg: ModelConfig, schedule: Schedule, num_sequences: i
 
 
 def _draft(
-    min_match: int,
-    max_match: int,
+    lengths: tuple[int, int],
     draft_params: DraftParams,
     params: Params,
     cfg: ModelConfig,
@@ -68,7 +67,8 @@ def _draft(
     schedule: Schedule,
     num_tokens: int,
 ) -> Draft:
-    """`DraftSource.draft`: the tokens that followed the latest of the longest matches."""
+    """`DraftSource.draft`: the tokens that followed the latest of the longest matches; `lengths` are the least and the most."""
+    min_match, max_match = lengths
     seen = _counted(state)
     begin, texts = _latest(state)
     B, T = texts.shape

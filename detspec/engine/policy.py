@@ -14,7 +14,8 @@ class Plan:
     """One step's program: `batch` sequences, canonical passes of `budget`, up to `num_drafts` tokens of the source `draft`.
 
     Without drafts it is plain canonical decoding of all sequences, ordinary ones too. `ordinary` decodes without verification.
-    With `skips` a pass reads one row of each sequence when no guess is worth more. Without `processing` it can sample, but not process logits first: it is smaller, and for requests that ask for no more.
+    With `skips` a pass reads one row of each sequence when its guesses are worth no more. Without `processing` it can sample,
+    but not process logits first: it is smaller, and for requests that ask for no more.
     """
 
     batch: int
@@ -94,7 +95,10 @@ class Drafting(NamedTuple):
     skips: bool = False  # see `Plan`
 
 
-def canonical_plans(batch: int, rows: int, drafting: Drafting = Drafting(), *, processing: bool = False) -> tuple[Plan, ...]:
+NO_DRAFTS = Drafting()
+
+
+def canonical_plans(batch: int, rows: int, drafting: Drafting = NO_DRAFTS, *, processing: bool = False) -> tuple[Plan, ...]:
     """Plans of one way to draft in the order in which they are tried: the cheapest first, at last the anchor's `rows`.
 
     batch 5, windows of 1, rows 64:     5, 8, 64 rows        batch 5, windows of 16, rows 64:     64 rows

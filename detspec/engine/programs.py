@@ -173,7 +173,13 @@ def run_segment(
     else:
         draft = draft_fn(Drafter(source, weights.draft), schedule, decoding.num_tokens)
         verified_step = partial(
-            dvr_step, weights.params, cfg, draft_fn=draft, schedule=schedule, narrow=decoding.narrow, wide_cost=wide_cost
+            dvr_step,
+            weights.params,
+            cfg,
+            draft_fn=draft,
+            schedule=schedule,
+            narrow=decoding.narrow,
+            wide_cost=jnp.asarray(wide_cost),
         )
 
         def step_fn(state: GenState) -> GenState:

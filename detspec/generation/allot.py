@@ -20,7 +20,7 @@ def allotted(draft: Draft, wanted: jax.Array, length: jax.Array, schedule: Sched
     """
     W = schedule.budget.window
     G = schedule.budget.groups
-    B, D = draft.tokens.shape
+    D = draft.tokens.shape[1]
     before = length % W if schedule.numerics.alignment == "window" else jnp.zeros_like(length)
     most = -(-D // W) if schedule.numerics.alignment == "window" else D // W  # further windows of one sequence
     offered = jnp.where(wanted, draft.count, 0)

@@ -98,7 +98,7 @@ def _read(
     schedule: Schedule,
 ) -> _Answered:
     """Passes over the last committed token and `count [B]` guesses in `texts`, of sequences whose count is not negative."""
-    B, num_targets = answered.targets.shape
+    num_targets = answered.targets.shape[1]
     W = schedule.budget.window
     G = schedule.budget.groups
     length = state.cache.length

@@ -16,9 +16,9 @@ from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.model.params import Params, init_params
 from detspec.state import Draft, GenState
 from tests.draft.own_weights import draft_model
-from tests.fakes import Request, random_model, state_of, table_model
+from tests.fakes import Request, random_model, state_of
 from tests.generation.one_at_a_time import FIXED, one_at_a_time, results
-from tests.shelf import MANY, TABLE
+from tests.shelf import MANY
 
 BF16, SCHEDULE = MANY.cfg, MANY.schedule
 SMALL_CFG = dataclasses.replace(BF16, num_layers=1, num_heads=2, num_kv_heads=1, d_model=32, d_ff=48)

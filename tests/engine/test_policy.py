@@ -6,10 +6,10 @@ import pytest
 
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import (
-    Drafting,
     MAX_ROUNDS,
     NEVER,
     Costs,
+    Drafting,
     Load,
     Needs,
     Plan,
@@ -25,7 +25,6 @@ from detspec.engine.policy import (
     pow2_ceil,
 )
 from detspec.schedule import Budget, Numerics, Schedule
-
 
 NONE = Drafting()
 NGRAM = Drafting("ngram", 4, 15, skips=True)
