@@ -79,9 +79,22 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     add("--max-len", type=int, metavar="S", help=f"most tokens, prompt included (default: {MAX_LEN}, or the model's limit)")
     add("--num-pages", type=int, metavar="N", help="shared cache pages (default: enough for --max-requests at --max-len)")
     add("--no-prefix-sharing", action="store_true", help="compute every prompt by itself")
-    add("--method", choices=METHODS, default=METHODS[0], help="the draft: the fast path itself, none, or whichever is faster")
+    add(
+        "--method",
+        choices=METHODS,
+        default=METHODS[0],
+        help='the draft: "ngram" is prompt lookup, "self" the fast path itself, "auto" whichever is faster (default: auto)',
+    )
     add("--draft-thoughts", choices=THOUGHTS, default=THOUGHTS[0], help="draft source for the thoughts of a model that thinks")
-    add("--num-speculative-tokens", type=int, default=15, metavar="N", help="drafted tokens of a window: 1, 3, 7, 15, 31, ...")
+    add("--num-speculative-tokens", type=int, default=15, metavar="N", help="most drafted tokens of a step: 1, 3, 7, 15, ...")
+    add(
+        "--prompt-lookup-min",
+        type=int,
+        default=2,
+        metavar="N",
+        help="fewest tokens that prompt lookup finds again (default: 2)",
+    )
+    add("--prompt-lookup-max", type=int, default=4, metavar="N", help="most tokens that it compares (default: 4)")
     add_chips(parser)
 
 
@@ -149,5 +162,7 @@ def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig"
         max_prefill_passes=JOB_PREFILL_PASSES,
         method=args.method,
         num_speculative_tokens=args.num_speculative_tokens,
+        prompt_lookup_min=args.prompt_lookup_min,
+        prompt_lookup_max=args.prompt_lookup_max,
         thoughts=args.draft_thoughts,
     )

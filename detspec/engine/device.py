@@ -212,7 +212,7 @@ class Device:
         state = self.state
         schedule = self.schedule
         if not plan.ordinary:
-            state = state.replace(draft=self._draft_state(plan.draft))
+            state = state.replace(draft=self.draft_state(plan.draft))
             schedule = schedule.with_budget(plan.budget.rows, plan.budget.window)
         cost = self.wide_costs.get(plan, 0.0) if wide_cost is None else wide_cost
         weights = Weights(self.model.params, drafter.params)
@@ -232,7 +232,8 @@ class Device:
             self._programs[key] = PROGRAMS.start(call, self.cache).result()
         return self._programs[key](*call.args)
 
-    def _draft_state(self, name: str) -> DraftState:
+    def draft_state(self, name: str) -> DraftState:
+        """What the draft source called `name` keeps between steps."""
         if name not in self._draft_states:
             source = self.drafters[name].source
             config = self.config
