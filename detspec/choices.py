@@ -5,4 +5,4 @@ THOUGHTS = ("none", "self")  # `EngineConfig.thoughts`
 LOGPROBS_MODES = ("raw", "processed")  # `SamplingParams.logprobs_mode`
 ALIGNMENTS = ("free", "window")  # `Numerics.alignment`
 LINEARS = ("xla", "pinned")  # `Numerics.linear`
-BENCH_MODES = ("ordinary", "canonical", "batch_invariant", "dvr", "auto")  # what `detspec bench` measures
+BENCH_MODES = ("ordinary", "canonical", "batch_invariant", "ngram", "dvr", "auto")  # what `detspec bench` measures

@@ -68,6 +68,7 @@ VARIANTS = (
     Variant("3 rows", ("--max-requests", "3")),
     Variant("1 row", ("--max-requests", "1")),
     Variant("8 rows, self draft", ("--max-requests", "8", "--method", "self", "--num-speculative-tokens", "7")),
+    Variant("8 rows, prompt lookup", ("--max-requests", "8", "--method", "ngram")),
     Variant("no prefix sharing", ("--max-requests", "32", "--no-prefix-sharing")),
     Variant("few pages", ("--max-requests", "32", "--num-pages", "36")),
     Variant("shuffled", ("--max-requests", "32"), order="shuffled"),
@@ -76,6 +77,7 @@ VARIANTS = (
     Variant("killed", ("--max-requests", "8"), signals=(signal.SIGKILL,) * 10 + (signal.SIGTERM,) * 3),
     Variant("2 chips", ("--max-requests", "8"), chips=(2,)),
     Variant("4 chips, self draft", ("--max-requests", "8", "--method", "self", "--num-speculative-tokens", "7"), chips=(4,)),
+    Variant("2 chips, prompt lookup", ("--max-requests", "3", "--method", "ngram"), chips=(2,)),
     Variant("4 chips, few pages", ("--max-requests", "32", "--num-pages", "36"), order="reversed", chips=(4,)),
     Variant("shards on 1, 2, 4 chips", ("--max-requests", "8"), shards=3, chips=(1, 2, 4)),
     Variant(

@@ -34,8 +34,8 @@ class BenchSettings:
 
     batches: Sequence[int] = (1, 8, 32)  # numbers of requests in flight
     # some of "ordinary" (nothing is verified; always measured, for comparison), "canonical" (one canonical row per request),
-    # "batch_invariant" (the same with pinned products, so that kernels alone make every pass invariant), "dvr" (self draft,
-    # each of `windows`), "auto" (the engine chooses; drafts of the longest of `windows`)
+    # "batch_invariant" (the same with pinned products, so that kernels alone make every pass invariant), "ngram" (prompt
+    # lookup), "dvr" (self draft, each of `windows`), "auto" (the engine chooses; drafts of the longest of `windows`)
     modes: Sequence[str] = BENCH_MODES
     # percentages of deterministic requests for "dvr" and "auto", rounded up to whole requests
     shares: Sequence[int] = (0, 10, 50, 100)

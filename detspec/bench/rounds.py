@@ -19,7 +19,11 @@ from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
-METHODS = {"ordinary": "none", "canonical": "none", "batch_invariant": "none", "dvr": "self", "auto": "auto"}
+METHODS = dict.fromkeys(("ordinary", "canonical", "batch_invariant"), "none") | {
+    "ngram": "ngram",
+    "dvr": "self",
+    "auto": "auto",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +73,8 @@ def cases_of(batch: int, modes: Sequence[str], shares: Sequence[int], windows: S
     longest = max(windows)
     cases = [Case("ordinary", 1, 0, 0)]
     cases += [Case(mode, 1, batch, 100) for mode in ("canonical", "batch_invariant") if mode in modes]
+    if "ngram" in modes:
+        cases.append(Case("ngram", longest, batch, 100))
     if "dvr" in modes:
         cases += [Case("dvr", window, number, share) for window in windows for number, share in numbers.items() if number]
     if "auto" in modes:

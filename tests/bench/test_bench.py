@@ -49,7 +49,7 @@ def test_run_bench_names_versions_model_and_settings(result: dict):
 def test_run_bench_measures_every_mode_and_share(result: dict):
     labels = [case["label"] for case in result["batches"][0]["cases"]]
     others = ["dvr W=4 50 %", "dvr W=4 100 %", "auto 0 %", "auto 50 %", "auto 100 %"]
-    assert labels == ["ordinary", "canonical", "batch_invariant", *others]
+    assert labels == ["ordinary", "canonical", "batch_invariant", "ngram", *others]
 
 
 def test_run_bench_runs_interleaved_after_a_warm_up(result: dict, seen: list[tuple[int, int, str]]):
@@ -87,7 +87,7 @@ def test_run_bench_deterministic_results_are_one_variant(result: dict):
 
 
 def test_run_bench_says_how_many_results_a_request_gave_in_each_mode(result: dict):
-    assert result["variants"].keys() == {"ordinary", "canonical", "batch_invariant", "dvr", "auto"}
+    assert result["variants"].keys() == {"ordinary", "canonical", "batch_invariant", "ngram", "dvr", "auto"}
     assert result["variants"]["canonical"] == result["variants"]["batch_invariant"] == 1
     assert bench_table(result).endswith(", ".join(f"{mode} {number}" for mode, number in result["variants"].items()))
 
@@ -179,7 +179,7 @@ def test_random_model_digest_names_config_and_seed():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"modes": ("slow",)}, "unknown mode 'slow'; there are ordinary, canonical, batch_invariant, dvr, auto"),
+        ({"modes": ("slow",)}, "unknown mode 'slow'; there are ordinary, canonical, batch_invariant, ngram, dvr, auto"),
         ({"shares": (101,)}, "percentages from 0 to 100, got 101"),
         ({"batches": ()}, "batches is empty"),
         ({"batches": (0,)}, "batches must be at least 1, got 0"),
