@@ -98,3 +98,24 @@ def self_draft_cost(num_tokens: int, ordinary_step_s: float) -> float:
 
 
 SELF = DraftSource("self", no_state, self_draft, self_draft_cost, executes=True, prior_acceptance=0.99, think=draft_thoughts)
+
+
+def int8_draft(
+    draft_params: DraftParams, params: Params, cfg: ModelConfig, state: GenState, schedule: Schedule, num_tokens: int
+) -> Draft:
+    """`DraftSource.draft` of the same model with its matrices rounded: `draft_params` are `quantized` ones.
+
+    They are other weights, so none of its tokens is a result, and its keys and values stand only where verification rewrites
+    them.
+    """
+    verified = state.replace(deterministic=jnp.ones_like(state.deterministic))
+    draft = self_draft((), draft_params, cfg, verified, schedule, num_tokens)
+    return draft.replace(chance=jnp.full_like(draft.chance, INT8.prior_acceptance))
+
+
+def int8_draft_cost(num_tokens: int, ordinary_step_s: float) -> float:
+    """`DraftSource.cost_s`: half of the bytes, so half of an ordinary step that is bound by reading weights."""
+    return 0.5 * num_tokens * ordinary_step_s
+
+
+INT8 = DraftSource("int8", no_state, int8_draft, int8_draft_cost, executes=False, prior_acceptance=0.98)

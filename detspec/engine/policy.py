@@ -118,6 +118,11 @@ def needed_batches(config: EngineConfig, num_requests: int) -> tuple[int, ...]:
     return sizes if num_requests > config.max_requests else tuple(size for size in sizes if size >= num_requests > 0)[:1]
 
 
+def lookup_window(schedule: Schedule) -> int:
+    """Rows of a window that verifies prompt lookup: few where rows cost arithmetic, a tile's where they are free."""
+    return 4 if schedule.numerics.implementation in ("reference", "cpu") else 8
+
+
 def allowed_drafts(config: EngineConfig, schedule: Schedule, more: Iterable[str] = ()) -> tuple[Drafting, ...]:
     """The ways to draft that the method allows; "auto" also tries the sources called `more`.
 
@@ -132,8 +137,8 @@ def allowed_drafts(config: EngineConfig, schedule: Schedule, more: Iterable[str]
         ways = tuple(Drafting(name, window, 0 if name == "none" else window - 1) for name in names)
         return ways if window > 1 else (Drafting(),)
     names = ("none", "ngram", "self", *more) if auto else (config.method,)
-    short = min(num_drafts + 1, 4 if schedule.numerics.implementation in ("reference", "cpu") else 8)
-    special = {"none": Drafting(), "ngram": Drafting("ngram", short, num_drafts, skips=True)}
+    window = min(num_drafts + 1, lookup_window(schedule))
+    special = {"none": Drafting(), "ngram": Drafting("ngram", window, num_drafts, skips=True)}
     return tuple(special.get(name, Drafting(name, num_drafts + 1, num_drafts)) for name in names)
 
 

@@ -20,6 +20,7 @@ from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, is_count
 from detspec.draft.given import RECORDED
 from detspec.draft.source import Drafter, draft_fn
+from detspec.engine.policy import Drafting, canonical_plans, lookup_window
 from detspec.errors import InputError
 from detspec.generation.init import init_state
 from detspec.generation.loop import dvr_step, ordinary_step
@@ -32,6 +33,7 @@ from detspec.target_compilers import Compiled, compile_for, compilers
 from detspec.targets import GPU_SHARE, Target
 
 ACCEPTANCE = 0.99  # probability that a self-drafted token is accepted: LLM-42 and our own runs see this, rounded down
+LOOKUP_TOKENS = 2.0  # tokens a step with prompt lookup, an assumption: published are 1.3 to 1.8 for chats, 3 to 5 for edits
 MAX_STOP_IDS = 16  # the engine's default, like the next
 MAX_LOGIT_BIAS = 64
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -130,8 +132,9 @@ def predict(
     `seconds_fn` says how long a pass takes; by default as long as one device of `target` needs at least.
 
     Returns:
-        `predicted`: rates of ordinary decoding, canonical decoding (windows of one) and drafting with the schedule's window,
-        and the `best_window` and `best_groups` for the same budget of rows. `splits`: rate and time of every window.
+        `predicted`: rates of ordinary decoding, canonical decoding (windows of one), prompt lookup of `LOOKUP_TOKENS` tokens a
+        step, and drafting with the schedule's window; the `best_window` and `best_groups` for the same budget of rows.
+        `splits`: rate and time of every window.
     """
     if seconds_fn is None:
 
@@ -150,12 +153,16 @@ def predict(
         step_s = (window - 1) * decode_s + pass_s
         tokens = live * sum(ACCEPTANCE**i for i in range(window))
         splits.append({"window": window, "groups": split.budget.groups, "step_ms": 1e3 * step_s, "tok_per_s": tokens / step_s})
+    lookup = canonical_plans(live, schedule.budget.rows, Drafting("ngram", lookup_window(schedule)))[0].budget
+    wide = schedule.with_budget(lookup.rows, lookup.window)
+    lookup_s = -(-live // lookup.groups) * seconds_fn(wide, lookup.groups)
     rates = {split["window"]: split["tok_per_s"] for split in splits}
     best = max(splits, key=lambda split: split["tok_per_s"])
     return {
         "predicted": {
             "ordinary_tok_per_s": live / decode_s,
             "canonical_tok_per_s": rates[1],
+            "lookup_tok_per_s": live * LOOKUP_TOKENS / lookup_s,
             "drafting_tok_per_s": rates[schedule.budget.window],
             "best_window": best["window"],
             "best_groups": best["groups"],
@@ -197,6 +204,7 @@ def plan_table(result: dict[str, Any]) -> str:
         f"predicted from those times: sequences full, {settings['acceptance']:.0%} of drafted tokens accepted; nothing was run",
         f"  ordinary decoding         {predicted['ordinary_tok_per_s']:>9,.0f} tok/s",
         f"  canonical, windows of 1   {predicted['canonical_tok_per_s']:>9,.0f} tok/s",
+        f"  prompt lookup             {predicted['lookup_tok_per_s']:>9,.0f} tok/s, if a step commits {LOOKUP_TOKENS:g} tokens",
         f"  drafting, windows of {budget['window']:<4} {predicted['drafting_tok_per_s']:>9,.0f} tok/s",
         f"  best split of {budget['rows']} rows: {predicted['best_groups']} windows of {predicted['best_window']}, "
         f"{predicted['best_tok_per_s']:,.0f} tok/s",

@@ -133,6 +133,8 @@ def test_predicted_rates_are_tokens_over_roofline_times():
     passes = [pass_work(QWEN, SCHEDULE, windows=windows, context=context).seconds(H200) for windows in (16, 4)]
     rates = predict(QWEN, H200, schedule=SCHEDULE, live=live, context=context)["predicted"]
     assert rates["ordinary_tok_per_s"] == pytest.approx(live / decode_s, rel=1e-12)  # another order of the same products
+    lookup_s = pass_work(QWEN, SCHEDULE.with_budget(160, 8), windows=20, context=context).seconds(H200)
+    assert rates["lookup_tok_per_s"] == pytest.approx(2 * live / lookup_s, rel=1e-12)
     committed = live * sum(ACCEPTANCE**i for i in range(16))
     assert rates["drafting_tok_per_s"] == pytest.approx(committed / (15 * decode_s + sum(passes)), rel=1e-12)
 
