@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from detspec.cache import KVCache
-from detspec.config import ModelConfig
+from detspec.config import ModelConfig, is_count
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.model.weights import Weight, weights
@@ -44,21 +44,35 @@ def make_mesh(cfg: ModelConfig, num_chips: int, devices: list[Any] | None = None
 
         K 8, 4 chips    4 x 1, 2 KV heads a chip        K 2, 4 chips    2 x 2, one KV head a chip, twice
 
-    Raises `InputError` if `num_chips` does not divide the model, or there are fewer devices.
+    Raises `InputError` as `check_fits` and `first_devices` do.
     """
+    check_fits(cfg, num_chips)
+    devices = first_devices(num_chips, jax.devices() if devices is None else devices)
+    kv = math.gcd(cfg.num_kv_heads, num_chips)
+    chips = np.asarray(devices).reshape(kv, num_chips // kv)
+    return Mesh(chips, CHIPS, axis_types=(AxisType.Auto,) * 2)
+
+
+def check_fits(cfg: ModelConfig, num_chips: int) -> None:
+    """Raises `InputError` if a model of this `cfg` cannot be cut over `num_chips`."""
     if num_chips not in (fitting := fitting_chips(cfg)):
         raise InputError(
             f"the model cannot be cut over {num_chips} chips: numbers that divide its {cfg.num_heads} query heads, "
             f"{cfg.num_kv_heads} KV heads, width {cfg.d_model}, MLP width {cfg.d_ff} and vocabulary {cfg.vocab_size} are "
             f"{', '.join(map(str, fitting))}"
         )
-    devices = jax.devices() if devices is None else devices
+
+
+def first_devices(num_chips: int, devices: list[Any]) -> list[Any]:
+    """The first `num_chips` of `devices`; `InputError` if there are fewer, or `num_chips` is no positive integer."""
+    if not is_count(num_chips):
+        raise InputError(f"chips must be a positive integer, got {num_chips!r}")
     if num_chips > len(devices):
-        on_cpu = " (on a CPU, JAX_NUM_CPU_DEVICES in the environment says how many)" * (devices[0].platform == "cpu")
-        raise InputError(f"{num_chips} chips were asked for, but there are {len(devices)} devices{on_cpu}")
-    kv = math.gcd(cfg.num_kv_heads, num_chips)
-    chips = np.asarray(devices[:num_chips]).reshape(kv, num_chips // kv)
-    return Mesh(chips, CHIPS, axis_types=(AxisType.Auto,) * 2)
+        platform = devices[0].platform
+        there = f"{len(devices)} {platform} device{'s' * (len(devices) > 1)}"
+        more = f"; JAX_NUM_CPU_DEVICES={num_chips} in the environment simulates as many" * (platform == "cpu")
+        raise InputError(f"{num_chips} chips were asked for, but jax has {there}{more}")
+    return devices[:num_chips]
 
 
 def fitting_chips(cfg: ModelConfig) -> list[int]:

@@ -21,7 +21,7 @@ from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, is_count
 from detspec.errors import InputError
 from detspec.interconnect import check_devices, links_of
-from detspec.mesh import fitting_chips, param_specs
+from detspec.mesh import check_fits, fitting_chips, param_specs
 from detspec.model.params import num_params, param_shapes
 from detspec.model.work import pass_work
 from detspec.planning.exchanges import Exchanges, added_floats, as_gathers, exchange_seconds, found_in, gathers, sums
@@ -109,10 +109,8 @@ def numbers_of_chips(cfg: ModelConfig, chips: int) -> list[int]:
 
     Raises `InputError` if `chips` does not divide the model.
     """
-    fitting = fitting_chips(cfg)
-    if chips not in fitting:
-        raise InputError(f"the model cannot be cut over {chips} chips; accepted are {', '.join(map(str, fitting))}")
-    return [n for n in fitting if n == chips or (n < chips and n & (n - 1) == 0)]
+    check_fits(cfg, chips)
+    return [n for n in fitting_chips(cfg) if n == chips or (n < chips and n & (n - 1) == 0)]
 
 
 def num_stages(cfg: ModelConfig, chips: int) -> int:

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from detspec.config import is_count
 from detspec.errors import InputError
 from detspec.model.params import Params
 
@@ -67,22 +66,11 @@ def add(left: Pytree, right: Pytree) -> Pytree:
     return jax.tree.map(jnp.add, left, right)
 
 
-def local_chips(number: int) -> list[jax.Device]:
-    """The first `number` chips of this process; `InputError` if it has fewer."""
-    if not is_count(number):
-        raise InputError(f"chips must be a positive integer, got {number!r}")
-    devices = jax.local_devices()
-    if number > len(devices):
-        more = f"; JAX_NUM_CPU_DEVICES={number} in the environment makes as many" if devices[0].platform == "cpu" else ""
-        raise InputError(f"chips is {number}, but jax sees {len(devices)} {devices[0].platform} device(s) here{more}")
-    return devices[:number]
-
-
 def require_equal_shares(num_chips: int, num_slices: int) -> None:
     """Raises `InputError` unless `num_slices` can be dealt out evenly to `num_chips`."""
     if num_slices % num_chips:
         accepted = ", ".join(str(number) for number in range(1, num_slices + 1) if num_slices % number == 0)
         raise InputError(
-            f"chips is {num_chips}, but the run's first batch has {num_slices} slice(s): give one of {accepted}; for 8 chips, "
-            "batches must have a multiple of 8 rows"
+            f"the run's first batch has {num_slices} slices, which {num_chips} chips cannot share: numbers that divide them "
+            f"are {accepted}; for 8 chips, batches must have a multiple of 8 rows"
         )

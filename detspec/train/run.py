@@ -21,8 +21,9 @@ from tqdm import tqdm
 
 from detspec.checkpoint.store import Store, local_sharding
 from detspec.errors import InputError
+from detspec.mesh import first_devices
 from detspec.train.config import load_config
-from detspec.train.data_parallel import local_chips, require_equal_shares
+from detspec.train.data_parallel import require_equal_shares
 from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import lr_schedule, make_optimizer
 from detspec.train.slices import MAX_SLICES
@@ -49,7 +50,7 @@ def run_experiment(
     experiment: Experiment, *, workdir: Path, chips: int = 1, resume: bool = True, progress: bool = True
 ) -> Result:
     """Runs `experiment` in the existing folder `workdir`; errors as in `train`."""
-    devices = local_chips(chips)
+    devices = first_devices(chips, jax.local_devices())
     require_equal_shares(chips, len(experiment.cut(experiment.batch_at(0))))
     logging.getLogger("absl").setLevel(logging.WARNING)
     optimizer = make_optimizer(experiment.optimizer, experiment.num_steps)

@@ -20,7 +20,7 @@ from detspec.cli import main
         (["--preset", "llama3_3_70b", "--target", "h100"], "at least 3 such devices"),
         (["--model", "/nowhere", "--target", "h100"], "no such folder"),
         (["--preset", "qwen3_8b", "--target", "v6e:2x2", "--chips", "8"], "v6e:2x2 has 4 devices: name a larger slice"),
-        (["--preset", "qwen3_8b", "--target", "h200", "--chips", "3"], "cannot be cut over 3 chips; accepted are 1, 2, 4, 8"),
+        (["--preset", "qwen3_8b", "--target", "h200", "--chips", "3"], "cannot be cut over 3 chips: numbers that divide its"),
         (["--preset", "qwen3_8b", "--target", "v6e:3x4", "--chips", "2"], "no slice 'v6e:3x4': hosts have 2x2 chips"),
     ],
 )

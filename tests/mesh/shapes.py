@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
@@ -9,6 +10,8 @@ from detspec.config import ModelConfig, ThinkingConfig
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion
+from detspec.model import layers
+from detspec.ops import collectives
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import FAMILY_CFGS, RANDOM_CFG
@@ -83,3 +86,14 @@ def facts(completion: Completion) -> Facts:
         completion.finish_reason,
         tuple(map(str, completion.thoughts or ())),
     )
+
+
+def mlp_added_across_chips(layer, cfg, x, ops):
+    """The MLP in the usual layout, a control: `down` is cut along its inputs, and chips add what they have."""
+    gate_f32, up_f32 = ops.linears_f32(x, layer["gate"], layer["up"])
+    gated = (layers.ACTIVATION_FNS[cfg.activation](gate_f32) * up_f32).astype(x.dtype)
+    if collectives.num_chips() == 1:
+        return ops.linear_f32(gated, layer["down"]).astype(x.dtype)
+    down = collectives.gather(layer["down"].T).T  # [D, F], whole
+    own = collectives.own(down)  # [D, F/n]
+    return jax.lax.psum(ops.linear_f32(gated, own), collectives.CHIPS).astype(x.dtype)

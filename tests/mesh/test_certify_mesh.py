@@ -13,9 +13,8 @@ from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import DivergenceError
 from detspec.model import layers
-from detspec.ops import collectives
 from tests.mesh.conftest import model_on
-from tests.mesh.shapes import CFG, engine_on, schedule_for
+from tests.mesh.shapes import CFG, engine_on, mlp_added_across_chips, schedule_for
 
 
 def device_on(num_chips: int, cfg: ModelConfig = CFG, **numerics) -> Device:
@@ -32,18 +31,7 @@ def test_chips_that_give_the_bits_of_one_have_its_name():
 
 
 def test_sums_that_are_added_across_chips_are_found_and_named(monkeypatch):
-    """The usual layout: `down` is cut along its inputs, and chips add what they have."""
-
-    def mlp(layer, cfg, x, ops):
-        gate_f32, up_f32 = ops.linears_f32(x, layer["gate"], layer["up"])
-        gated = (layers.ACTIVATION_FNS[cfg.activation](gate_f32) * up_f32).astype(x.dtype)
-        if collectives.num_chips() == 1:
-            return ops.linear_f32(gated, layer["down"]).astype(x.dtype)
-        down = collectives.gather(layer["down"].T).T  # [D, F], whole
-        own = collectives.own(down)  # [D, F/n]
-        return jax.lax.psum(ops.linear_f32(gated, own), collectives.CHIPS).astype(x.dtype)
-
-    monkeypatch.setattr(layers, "mlp", mlp)
+    monkeypatch.setattr(layers, "mlp", mlp_added_across_chips)
     cfg = dataclasses.replace(CFG, dtype="float32")  # rounding to bfloat16 hides most differences
 
     found = {}

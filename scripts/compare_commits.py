@@ -1,0 +1,107 @@
+"""Compares the speed of two commits on the shipped model: many short rounds in turns, since a machine's speed drifts.
+
+    python scripts/compare_commits.py 50135f3^ HEAD --workdir out/compare
+
+A process of each commit waits until it is its turn. In a round both generate the same tokens once; which is first alternates.
+Printed are medians over rounds of the first commit's time over the second's: above 1, the second is faster. Processor time is
+shown, too, because other programs disturb it less than wall-clock time.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median, quantiles
+
+NEW_TOKENS = 64
+KINDS = {"ordinary": ("none", False), "canonical": ("none", True), "self draft": ("self", True)}
+
+Seconds = tuple[float, float]  # on the clock, of the processor
+
+
+def main() -> int:
+    """Prints a row for each kind of generation and number of requests."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("commits", nargs="*", metavar="COMMIT", help="the commit before, and the one after")
+    parser.add_argument("--workdir", type=Path, help="folder for a worktree of each commit; it is kept")
+    parser.add_argument("--rounds", type=int, default=31, help="rounds for each row")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32], help="numbers of requests at once")
+    parser.add_argument("--turns", action="store_true", help=argparse.SUPPRESS)  # run by this script itself
+    args = parser.parse_args()
+    if args.turns:
+        return take_turns()
+    if len(args.commits) != 2 or args.workdir is None:
+        parser.error("give two commits and --workdir")
+    workers = [start(commit, args.workdir.resolve()) for commit in args.commits]
+    print(f"{'kind':10} {'requests':>8} {'wall':>7} {'quartiles':>15} {'processor':>10}")
+    for kind in KINDS:
+        for number in args.requests:
+            ratios = compare(workers, kind, number, args.rounds)
+            wall, processor = zip(*ratios, strict=True)
+            low, _, high = quantiles(wall, n=4)
+            print(f"{kind:10} {number:8} {median(wall):7.3f} {low:7.3f} {high:7.3f} {median(processor):10.3f}", flush=True)
+    for worker in workers:
+        worker.stdin.close()
+        worker.wait()
+    return 0
+
+
+def start(commit: str, workdir: Path) -> subprocess.Popen[str]:
+    """A process that runs `commit`, in a worktree of its own."""
+    sha = subprocess.run(["git", "rev-parse", commit], capture_output=True, text=True, check=True).stdout.strip()
+    folder = workdir / sha[:12]
+    if not folder.exists():
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(folder), sha], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, str(Path(__file__).resolve()), "--turns"]
+    worker = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    there = json.loads(worker.stdout.readline())
+    assert Path(there).is_relative_to(folder), f"{commit} was imported from {there}, not from {folder}"
+    return worker
+
+
+def compare(workers: list[subprocess.Popen[str]], kind: str, number: int, num_rounds: int) -> list[Seconds]:
+    """The first worker's seconds over the second's, for each round; the first round, which compiles, does not count."""
+    ratios = []
+    for index in range(num_rounds + 1):
+        order = workers if index % 2 else workers[::-1]
+        took = {id(worker): ask(worker, kind, number) for worker in order}
+        before, after = (took[id(worker)] for worker in workers)
+        ratios.append((before[0] / after[0], before[1] / after[1]))
+    return ratios[1:]
+
+
+def ask(worker: subprocess.Popen[str], kind: str, number: int) -> Seconds:
+    """What one turn takes."""
+    worker.stdin.write(json.dumps([kind, number]) + "\n")
+    worker.stdin.flush()
+    return tuple(json.loads(worker.stdout.readline()))
+
+
+def take_turns() -> int:
+    """Generates once for each line of the standard input, and says what it took."""
+    import detspec as ds
+
+    print(json.dumps(ds.__file__), flush=True)
+    model = ds.load()
+    engines: dict[tuple[str, int], ds.Engine] = {}
+    for line in sys.stdin:
+        kind, number = json.loads(line)
+        method, deterministic = KINDS[kind]
+        sampling = ds.SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, deterministic=deterministic)
+        if (kind, number) not in engines:
+            engines.clear()
+            config = ds.EngineConfig(max_requests=number, max_len=128, method=method, prefix_sharing=False)
+            engines[kind, number] = ds.Engine(model, config)
+            engines[kind, number].prepare(number, ds.Needs.of([sampling]), first_only=True)
+        began = time.perf_counter(), time.process_time()
+        engines[kind, number].generate([[1 + i] for i in range(number)], sampling)
+        print(json.dumps([time.perf_counter() - began[0], time.process_time() - began[1]]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
