@@ -9,6 +9,8 @@ Rows of activations are rounded in the same way, each by itself. So a row of `y`
 however the sum is cut into tiles, splits or chips. What is left in float32 are single operations in the order above.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,12 +33,12 @@ class QTensor(Struct):
 
 def quantize(x: jax.Array) -> QTensor:
     """`x [..., in]` of a float dtype, rounded by row; halves go to the even value. A row that is not finite gets scale nan."""
-    # By bit pattern: XLA may leave out a rounding to two bytes whose result goes on in float32, in some programs and not in others.
+    # By bit pattern: XLA may leave out a rounding of x to two bytes if the result goes on in float32, depending on the program.
     unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
     bits = jax.lax.bitcast_convert_type(x, unsigned)
     without_sign = unsigned.type(jnp.iinfo(unsigned).max >> 1)
     magnitudes_f32 = jax.lax.bitcast_convert_type(bits & without_sign, x.dtype).astype(jnp.float32)
-    # Of numbers without sign the larger one has the larger bits; nan has the largest, which a maximum of floats may overlook.
+    # The larger number has the larger bits, and nan the largest of all, which a maximum of floats may overlook.
     largest = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(magnitudes_f32, jnp.int32).max(-1), jnp.float32)
     finite = jnp.isfinite(largest)
     kept = finite & (largest >= LEAST)
@@ -67,7 +69,7 @@ def scaled_f32(sums: jax.Array, x_scale: jax.Array, weight_scale: jax.Array) -> 
     return y_f32 * powers.reshape(*ones, -1)
 
 
-def linears_f32(x: jax.Array, weights: list[QTensor]) -> list[jax.Array]:
-    """See `api.linears_fn`; `x [..., in]` of a float dtype -> float32 `[..., out]` of each weight."""
+def linears_f32(x: jax.Array, weights: Sequence[QTensor]) -> list[jax.Array]:
+    """See `api.linears_fn`; `x [R, in]` of a float dtype -> float32 `[R, out]` of each weight."""
     rows = quantize(x)
     return [scaled_f32(sums(rows.values, weight.values), rows.scale, weight.scale) for weight in weights]
