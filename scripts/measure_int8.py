@@ -82,34 +82,6 @@ def losses(num_tokens: int) -> dict[str, float]:
 
 def speeds(name: str, num_requests: int, new_tokens: int, rounds: int) -> dict[str, Any]:
     """Tokens per second of both kinds of weights by turns."""
-    models = (
-        [load(name), load(name, weights="int8")] if name in ("tiny_python", "thinking_parity") else random_models(preset(name))
-    )
-    config = ds.EngineConfig(max_requests=num_requests, max_len=128 + new_tokens, method="none")
-    engines = [ds.Engine(model, config) for model in models]
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, models[0].cfg.vocab_size, PROMPT_LEN).tolist() for _ in range(num_requests)]
-    sampling = ds.SamplingParams(max_tokens=new_tokens, ignore_eos=True)
-    taken: list[list[float]] = [[], []]
-    for _ in range(rounds + 1):  # the first one compiles
-        for engine, times in zip(engines, taken, strict=True):
-            began = time.perf_counter()
-            engine.generate(prompts, sampling)
-            times.append(time.perf_counter() - began)
-    plain, rounded = (np.asarray(times[1:]) for times in taken)
-    ratio = median((plain / rounded).tolist())
-    tok_per_s = [num_requests * new_tokens / median(times.tolist()) for times in (plain, rounded)]
-    print(
-        f"{name:>12} {num_requests:3} requests: {models[0].cfg.dtype} {tok_per_s[0]:8.1f}, int8 {tok_per_s[1]:8.1f} tok/s, "
-        f"int8 is {ratio:.2f} times as fast",
-        flush=True,
-    )
-    return {"model": name, "requests": num_requests, "seconds": [plain.tolist(), rounded.tolist()], "ratio": ratio}
-
-
-def random_models(cfg: ModelConfig) -> list[Model]:
-    """Random weights of `cfg`, as they are and rounded."""
-    params = init_params(cfg, jax.random.key(0))
     models = [load(name, weights=kind) for kind in WEIGHTS] if name in SHIPPED_MODELS else random_models(preset(name))
     config = ds.EngineConfig(max_requests=num_requests, max_len=128 + new_tokens, method="none")
     engines = [ds.Engine(model, config) for model in models]
