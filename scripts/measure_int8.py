@@ -1,4 +1,4 @@
-"""Weights in int8 next to bfloat16: loss of the shipped model on its held-out files, and decoding speed, by turns in one process.
+"""Weights in int8 next to bfloat16: loss of the shipped model on held-out files, and decoding speed, by turns in one process.
 
     python scripts/measure_int8.py --json out/int8.json
 
