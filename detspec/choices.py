@@ -4,5 +4,6 @@ METHODS = ("auto", "ngram", "self", "none")  # `EngineConfig.method`
 THOUGHTS = ("none", "self")  # `EngineConfig.thoughts`
 LOGPROBS_MODES = ("raw", "processed")  # `SamplingParams.logprobs_mode`
 ALIGNMENTS = ("free", "window")  # `Numerics.alignment`
+WEIGHTS = ("int8",)  # `ModelConfig.weights`, besides None
 LINEARS = ("xla", "pinned")  # `Numerics.linear`
 BENCH_MODES = ("ordinary", "canonical", "batch_invariant", "ngram", "dvr", "auto")  # what `detspec bench` measures

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from detspec.choices import WEIGHTS
 from detspec.errors import InputError
 
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
@@ -131,6 +132,8 @@ class ModelConfig:
         position_encoding: "rope" rotates queries and keys; "alibi" lowers a head's scores in proportion to the distance (Press
             et al. 2022, arXiv 2108.12409), and the rotary fields say nothing.
         thinking: how the model thinks while it reads; None if it has no layers for that.
+        weights: "int8" for matrices rounded by row, whose products are exact sums of integers; None leaves them in `dtype`.
+            Norms, biases and the embedding are in `dtype` either way, and a tied head is a rounded copy of the embedding.
     """
 
     vocab_size: int
@@ -161,6 +164,7 @@ class ModelConfig:
     logit_softcap: float | None = None
     position_encoding: str = "rope"
     thinking: ThinkingConfig | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff", "max_position"):
@@ -184,6 +188,8 @@ class ModelConfig:
             raise InputError(f"head_dim must be even (rotary pairs), got {self.head_dim}")
         if self.dtype not in DTYPES:
             raise InputError(f"dtype must be one of {sorted(DTYPES)}, got {self.dtype!r}")
+        if self.weights not in (None, *WEIGHTS):
+            raise InputError(f"weights must be one of {WEIGHTS} or None, got {self.weights!r}")
         if self.activation not in ACTIVATIONS:
             raise InputError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}")
         if self.position_encoding not in POSITION_ENCODINGS:
@@ -212,8 +218,12 @@ class ModelConfig:
         return self.sliding_window if self.sliding_layers and self.sliding_layers[layer] else None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON has them: lists for tuples, an object for `rope_scaling`."""
-        return {**dataclasses.asdict(self), "sliding_layers": list(self.sliding_layers)}
+        """The fields as JSON has them: lists for tuples, an object for `rope_scaling`; without `weights` where that is None.
+
+        So the digests of models that are not rounded stay what they were before there was a choice.
+        """
+        values = {**dataclasses.asdict(self), "sliding_layers": list(self.sliding_layers)}
+        return {name: value for name, value in values.items() if name != "weights" or value is not None}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> "ModelConfig":

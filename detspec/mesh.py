@@ -83,7 +83,7 @@ def fitting_chips(cfg: ModelConfig) -> list[int]:
 
 
 def param_specs(cfg: ModelConfig) -> Params:
-    """For each weight its `PartitionSpec`."""
+    """For each weight its `PartitionSpec`, which the values and the scale of a rounded one share."""
     return jax.tree.map(_spec, weights(cfg))
 
 
@@ -125,7 +125,8 @@ def place_of(cfg: ModelConfig, params: Params) -> Place:
         sharding = getattr(leaves[0][1], "sharding", None)
         is_bound = getattr(leaves[0][1], "committed", False) and isinstance(sharding, SingleDeviceSharding)
         return sharding if is_bound else None
-    for (path, leaf), wanted in zip(leaves, jax.tree.leaves(param_shardings(cfg, mesh)), strict=True):
+    wanted_places = jax.tree.leaves(jax.tree.broadcast(param_shardings(cfg, mesh), params))
+    for (path, leaf), wanted in zip(leaves, wanted_places, strict=True):
         if not leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
             raise InputError(
                 f"weight {jax.tree_util.keystr(path)} lies as {leaf.sharding}, but must lie as {wanted}: load the model with "

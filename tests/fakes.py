@@ -101,7 +101,7 @@ def random_model(cfg: ModelConfig) -> Params:
     """Random weights, the same in every run; biases too, which training would start from 0."""
 
     def fill_bias(path: tuple, leaf: jax.Array) -> jax.Array:
-        if not path[-1].key.endswith("_bias"):
+        if not jax.tree_util.keystr(path).endswith("_bias']"):
             return leaf
         key = jax.random.key(zlib.crc32(jax.tree_util.keystr(path).encode()))  # no two biases alike
         return (0.3 * jax.random.normal(key, leaf.shape)).astype(leaf.dtype)

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from detspec.config import ModelConfig
 from detspec.errors import InputError, shortened
 from detspec.read_json import parse_json, read_json_object
 
@@ -185,3 +186,12 @@ def new_folder(path: Path) -> Iterator[Path]:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Writes `value` as indented JSON."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def check_not_rounded(path: Path, cfg: ModelConfig) -> None:
+    """Raises `InputError` if weights of `cfg` are rounded, which folders do not hold."""
+    if cfg.weights is not None:
+        raise InputError(
+            f"{path}: folders hold weights in float dtypes, and those of this model are in {cfg.weights}: save the model that "
+            f'they were rounded from, and load it with weights="{cfg.weights}"'
+        )

@@ -21,6 +21,7 @@ from detspec.checkpoint.files import (
     FILE_DTYPES,
     Header,
     Problems,
+    check_not_rounded,
     copy_side_files,
     new_folder,
     read_headers,
@@ -75,10 +76,11 @@ def save_hf(
     """Writes a folder that `load_hf` and transformers read; an existing model folder is replaced when all of it is on disk.
 
     With `max_shard_bytes` the weights go to several files; tokenizer, chat template and generation config are taken along
-    from the folder `side_files_from`. Raises `InputError` if `path` exists and is no model folder, or no family of
-    Hugging Face has a model like `cfg`.
+    from the folder `side_files_from`. Raises `InputError` if `path` exists and is no model folder, the weights are rounded, or
+    no family of Hugging Face has a model like `cfg`.
     """
     path = Path(path)
+    check_not_rounded(path, cfg)
     family = family_of(cfg)
     if path.exists() and not (path / "config.json").is_file():
         raise InputError(f"{path} exists and holds no config.json; it is not overwritten")

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.generation_config import read_eos_ids, read_sampling_defaults
+from detspec.choices import WEIGHTS
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.mesh import make_mesh, param_shardings
-from detspec.model.params import Params
+from detspec.model.params import Params, quantized
 
 if TYPE_CHECKING:
     from detspec.checkpoint.chat import ChatTemplate
@@ -62,7 +63,7 @@ class Model:
         return self.tokenizer.encode(self.chat_template.render(messages, **variables), add_special_tokens=False)
 
 
-def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None) -> Model:
+def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None, weights: str | None = None) -> Model:
     """Loads the folder at `path`, Hugging Face's or our own, or a small model that comes with the package.
 
     Args:
@@ -72,6 +73,9 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
             lies.
         sharding: where the weights go, said in full: a `jax.sharding.Sharding` for all, or a pytree of them like the
             parameters; the first device if None.
+        weights: "int8" rounds every matrix by row, each shard where it lies: half of the memory of bfloat16, and products that
+            are exact sums of integers (see `detspec.ops.linear.int8`). It is another model, with other bits and another digest.
+            Loading needs the memory of the model in its own dtype. None keeps that.
 
     Raises:
         InputError: the folder is unsound (see `load_hf`, `load_native`), its tokenizer has ids beyond the embedding, or the
@@ -82,6 +86,8 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
     from detspec.checkpoint.native import is_native, load_native
     from detspec.checkpoint.tokenizer import Tokenizer
 
+    if weights not in (None, *WEIGHTS):
+        raise InputError(f"weights must be one of {WEIGHTS}, or None for those of the folder, got {weights!r}")
     folder = find_folder(path)
     if chips != 1:
         if sharding is not None:
@@ -92,6 +98,12 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
         cfg, params, digest = load_native(folder, sharding=sharding)
     else:
         cfg, params = load_hf(folder, sharding=sharding)
+        digest = None
+    if weights is not None:
+        params = quantized(params, cfg, free=True)
+        cfg = dataclasses.replace(cfg, weights=weights)
+        digest = None
+    if digest is None:
         digest = digest_model(cfg, params)
     tokenizer_path = folder / "tokenizer.json"
     tokenizer = Tokenizer(tokenizer_path) if tokenizer_path.exists() else None

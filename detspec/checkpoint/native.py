@@ -16,7 +16,7 @@ import jax
 
 from detspec.checkpoint.blocks import check_cuts
 from detspec.checkpoint.digest import digest_model
-from detspec.checkpoint.files import MAX_PROBLEMS, copy_side_files, new_folder, write_json
+from detspec.checkpoint.files import MAX_PROBLEMS, check_not_rounded, copy_side_files, new_folder, write_json
 from detspec.config import ModelConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
@@ -39,9 +39,11 @@ def save_native(
     from the folder `side_files_from`. Returns a future of the path; its `result()` waits, and raises what went wrong. The
     interpreter waits for it at its end.
 
-    Raises `InputError` if `path` exists and is no folder of ours, or devices of other processes hold some of the weights.
+    Raises `InputError` if `path` exists and is no folder of ours, devices of other processes hold some of the weights, or they
+    are rounded.
     """
     path = Path(path).resolve()
+    check_not_rounded(path, cfg)
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
         raise InputError(
             f"{path}: devices of {jax.process_count()} processes hold the weights, but a folder of ours is written by one: "

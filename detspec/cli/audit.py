@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from detspec.cli.options import add_chips, add_json, add_model, load_model, say, write_json
+from detspec.cli.options import add_chips, add_json, add_model, add_weights, load_model, say, write_json
 
 SUMMARY = "replay recorded completions bit for bit"
 DESCRIPTION = """Replays every line that `detspec generate` wrote through the canonical pass, teacher-forced, many lines at a
@@ -21,6 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-requests", type=int, default=32, metavar="B", help="records replayed together; changes only speed")
     add_json(parser, "the report")
     add_model(parser)
+    add_weights(parser)
     add_chips(parser)
 
 

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 
 from detspec.choices import BENCH_MODES
-from detspec.cli.options import add_json, add_model, keep_compiled, load_model, write_json
+from detspec.cli.options import add_json, add_model, add_weights, keep_compiled, load_model, write_json
 
 SUMMARY = "measure the price of determinism"
 DESCRIPTION = """Measures tokens per second of ordinary and deterministic generation, at several batch sizes and percentages of
@@ -17,6 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     add = parser.add_argument
     add_model(parser)
+    add_weights(parser)
     add("--preset", metavar="NAME", help="random weights of this shape, instead of --model")
     add("--batches", type=int, nargs="+", default=[1, 8, 32], metavar="B", help="requests in flight")
     add("--modes", nargs="+", choices=BENCH_MODES, default=list(BENCH_MODES), metavar="MODE", help="what to measure")
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         model = load_model(args)
     else:
         keep_compiled(args)
-        model = random_model(preset(args.preset))
+        model = random_model(dataclasses.replace(preset(args.preset), weights=args.weights))
     settings = BenchSettings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(BenchSettings)})
     with Progress(0, "runs") as progress:
         result = run_bench(model, settings, on_progress=progress.run_of)

@@ -3,7 +3,7 @@
 import argparse
 
 from detspec.choices import ALIGNMENTS, LINEARS
-from detspec.cli.options import add_model, load_model
+from detspec.cli.options import add_model, add_weights, load_model
 
 SUMMARY = "certify this device"
 DESCRIPTION = """Runs one text through the canonical pass many times and compares bits. Each run changes something that must not
@@ -16,6 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     add = parser.add_argument
     add_model(parser)
+    add_weights(parser)
     add("--max-requests", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
     add("--alignment", choices=ALIGNMENTS, default=ALIGNMENTS[0], help='use "window" if only the window-offset check fails')
     add("--linear", choices=LINEARS, default=LINEARS[0], help="products with weights; pinned ones never depend on the batch")

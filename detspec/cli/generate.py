@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from detspec.cli.options import add_engine, add_model, add_sampling, engine_config_of, load_model, sampling_of, say
+from detspec.cli.options import add_engine, add_model, add_sampling, add_weights, engine_config_of, load_model, sampling_of, say
 from detspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--fresh", action="store_true", help="start again, ignoring any journal or output")
     add("--dry-run", action="store_true", help="check everything and print the plan; generate and write nothing")
     add_model(parser)
+    add_weights(parser)
     add_sampling(parser)
     add_engine(parser)
 

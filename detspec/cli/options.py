@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from detspec.choices import LOGPROBS_MODES, METHODS, THOUGHTS
+from detspec.choices import LOGPROBS_MODES, METHODS, THOUGHTS, WEIGHTS
 from detspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +29,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "that fits)",
     )
     parser.add_argument("--no-compile-cache", action="store_true", help="do not keep compiled programs for the next start")
+
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """`--weights`."""
+    parser.add_argument(
+        "--weights",
+        choices=WEIGHTS,
+        help="round the model's matrices by row: half of the memory, other bits (default: weights as the folder has them)",
+    )
 
 
 def add_chips(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +108,10 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Model":
-    """The model of `--model`, else the shipped one of that name, on `--chips`. Keeps compiled programs, as `keep_compiled`."""
+    """The model of `--model`, else the shipped one of that name, on `--chips`, with `--weights`.
+
+    Keeps compiled programs, as `keep_compiled`.
+    """
     import jax
 
     from detspec.checkpoint.load import load
@@ -112,7 +124,7 @@ def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Mode
             "leave --chips out"
         )
     chips = jax.device_count() if jax.process_count() > 1 else 1 if chips is None else chips
-    return load(shipped if args.model is None else args.model, chips=chips)
+    return load(shipped if args.model is None else args.model, chips=chips, weights=getattr(args, "weights", None))
 
 
 def keep_compiled(args: argparse.Namespace) -> None:

@@ -1,8 +1,9 @@
 """`detspec plan`: memory and speed of a model on a TPU or GPU that is not at hand."""
 
 import argparse
+import dataclasses
 
-from detspec.cli.options import MAX_LEN, add_json, write_json
+from detspec.cli.options import MAX_LEN, add_json, add_weights, write_json
 
 SUMMARY = "predict memory and speed on a device that is not here"
 DESCRIPTION = """Compiles the draft step and the canonical pass of a model for a TPU or GPU, with the vendor's compiler and
@@ -23,6 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-len", type=int, default=MAX_LEN, metavar="S", help="tokens of each request, prompt included")
     add("--window", type=int, metavar="W", help="tokens verified together (default: the target's)")
     add("--group", type=int, metavar="G", help="windows in a canonical pass (default: as many as fill its rows)")
+    add_weights(parser)
     add_json(parser, "all numbers")
 
 
@@ -41,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     jax.config.update("jax_platforms", "cpu")  # compiling needs no device: leave the ones here free
     device = target(args.target)
     cfg = load_config(args.model) if args.preset is None else preset(args.preset)
+    cfg = dataclasses.replace(cfg, weights=args.weights)
     schedule = canonical_schedule(device, cfg, window=args.window, groups=args.group)
     room = {"max_requests": args.max_requests, "max_len": args.max_len}
     if args.chips is None:

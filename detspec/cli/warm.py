@@ -3,7 +3,7 @@
 import argparse
 import time
 
-from detspec.cli.options import add_engine, add_model, engine_config_of, load_model
+from detspec.cli.options import add_engine, add_model, add_weights, engine_config_of, load_model
 
 SUMMARY = "compile programs ahead"
 DESCRIPTION = """Compiles and certifies the programs that jobs with the same options need, and keeps them in the compile cache:
@@ -15,6 +15,7 @@ also to its instruction sets: run this where the jobs run."""
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     add_model(parser)
+    add_weights(parser)
     parser.add_argument("--ordinary", action="store_true", help="only what jobs with --ordinary need")
     add_engine(parser)
 

@@ -39,7 +39,7 @@ from detspec.engine.segments import Segments
 from detspec.engine.sequence import SequenceState, wants_replay
 from detspec.environment import fingerprint
 from detspec.errors import InputError
-from detspec.model.params import Params, check_params
+from detspec.model.params import Params, fitted
 from detspec.sampling_params import SamplingParams
 from detspec.state import NOT_FINITE, RUNNING
 
@@ -269,14 +269,14 @@ class Engine:
         """Goes on with other weights of the same shapes; what pages hold is forgotten, nothing is compiled again.
 
         `weight_version` names them in fingerprints and digests. By default they are named by a digest of all weights, which
-        takes as long as reading them.
+        takes as long as reading them. A model in int8 takes weights of its `cfg.dtype`, too, and rounds them.
 
-        Raises `InputError` if requests are in flight, or a weight has another shape or dtype than before.
+        Raises `InputError` if requests are in flight, or a weight has another shape or dtype than the model's.
         """
         self._take_in()
         if self.has_work:
             raise InputError("requests are in flight: finish or abort them before the weights change")
-        check_params(self.model.cfg, params)
+        params = fitted(params, self.model.cfg)
         digest = digest_model(self.model.cfg, params) if weight_version is None else ""
         self.device.use(dataclasses.replace(self.model, params=params, digest=digest))
         self._weight_version = weight_version

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
-from detspec.model.weights import Weights, weights
+from detspec.model.weights import Weight, Weights, weights
+from detspec.ops.linear.int8 import QTensor, quantize
 
 Params = dict[str, Any]
 WeightsFn = Callable[[ModelConfig], Weights]
@@ -19,18 +20,33 @@ WeightsFn = Callable[[ModelConfig], Weights]
 def param_shapes(cfg: ModelConfig, *, sharding: Any = None, weights_fn: WeightsFn = weights) -> Params:
     """The pytree of `jax.ShapeDtypeStruct` that `cfg` asks for; every matrix is `[out, in]`, as checkpoints store it.
 
+    Where matrices are rounded, each is a `QTensor` of these.
+
     `sharding` says where the arrays belong: one `jax.sharding.Sharding` for all, a pytree of them like the parameters, or None.
     `weights_fn` declares the weights of a config.
     """
     tree = weights_fn(cfg)
     if sharding is None or isinstance(sharding, jax.sharding.Sharding):
         sharding = jax.tree.map(lambda _: sharding, tree)
-    shaped = jax.ShapeDtypeStruct
-    return jax.tree.map(lambda leaf, place: shaped(leaf.shape(cfg), cfg.jax_dtype, sharding=place), tree, sharding)
+
+    def shaped(leaf: Weight, place: Any) -> Any:
+        shape = leaf.shape(cfg)
+        if cfg.weights is None or not leaf.is_matrix:
+            return jax.ShapeDtypeStruct(shape, cfg.jax_dtype, sharding=place)
+        values = jax.ShapeDtypeStruct(shape, jnp.int8, sharding=place)
+        return QTensor(values, jax.ShapeDtypeStruct(shape[:-1], jnp.float32, sharding=place))  # type: ignore[arg-type]
+
+    return jax.tree.map(shaped, tree, sharding)
 
 
 def init_params(cfg: ModelConfig, key: jax.Array, *, weights_fn: WeightsFn = weights) -> Params:
-    """Random weights, as each is declared; a thinker and a compressor are copies, see `with_thinking`."""
+    """Random weights, as each is declared; a thinker and a compressor are copies, see `with_thinking`.
+
+    Rounded ones are those of the same model in `cfg.dtype`, rounded.
+    """
+    if cfg.weights is not None:
+        full = dataclasses.replace(cfg, weights=None)
+        return quantized(init_params(full, key, weights_fn=weights_fn), full)
     if cfg.thinking is not None:
         backbone = dataclasses.replace(cfg, thinking=None)
         return with_thinking(backbone, init_params(backbone, key, weights_fn=weights_fn), cfg.thinking)[1]
@@ -38,6 +54,49 @@ def init_params(cfg: ModelConfig, key: jax.Array, *, weights_fn: WeightsFn = wei
     keys = jax.random.split(key, len(leaves))
     arrays = [leaf.init(k, leaf.shape(cfg), cfg).astype(cfg.jax_dtype) for leaf, k in zip(leaves, keys, strict=True)]
     return jax.tree.unflatten(treedef, arrays)
+
+
+def quantized(params: Params, cfg: ModelConfig, *, weights_fn: WeightsFn = weights, free: bool = False) -> Params:
+    """`params` in `cfg.dtype` with every matrix rounded to int8 by row, as models with `cfg.weights == "int8"` have them.
+
+    A tied head becomes a rounded copy of the embedding; all else is the same arrays. May be jitted. On a mesh each chip rounds
+    what it holds, because a row lies whole on one chip. A row that is not finite gets a scale of nan, and nan as its output.
+
+    With `free`, which cannot be jitted, each matrix is deleted as soon as it is rounded: `params` are of no use afterwards.
+    """
+    if cfg.tie_embeddings:
+        params = {**params, "head": params["embed"]}
+
+    def rounded(leaf: Weight, array: jax.Array) -> Any:
+        if not leaf.is_matrix:
+            return array
+        found = _quantize(array)
+        if free and array is not params["embed"]:
+            jax.block_until_ready(found)
+            array.delete()
+        return found
+
+    return jax.tree.map(rounded, weights_fn(dataclasses.replace(cfg, weights="int8")), params)
+
+
+def fitted(params: Params, cfg: ModelConfig) -> Params:
+    """`params` as a model of `cfg` runs them: those in `cfg.dtype` are rounded if it asks for that.
+
+    Raises `InputError` unless they have the tree, shapes and dtypes of its weights, rounded or not.
+    """
+    if cfg.weights is None or any(map(_is_rounded, jax.tree.leaves(params, is_leaf=_is_rounded))):
+        check_params(cfg, params)
+        return params
+    full = dataclasses.replace(cfg, weights=None)
+    check_params(full, params)
+    return quantized(params, full)
+
+
+def _is_rounded(node: Any) -> bool:
+    return isinstance(node, QTensor)
+
+
+_quantize = jax.jit(quantize)  # matrices of one shape share a program
 
 
 def with_thinking(cfg: ModelConfig, params: Params, thinking: ThinkingConfig) -> tuple[ModelConfig, Params]:
@@ -48,7 +107,7 @@ def with_thinking(cfg: ModelConfig, params: Params, thinking: ThinkingConfig) ->
     thinker = {
         "layer": dict(params["layers"][-1]),
         "final_norm": params["final_norm"],
-        "head": params["embed"] if cfg.tie_embeddings else params["head"],
+        "head": params["head"] if "head" in params else params["embed"],
     }
     parts = {"thinker": thinker, "compressor": {"layer": dict(params["layers"][0])}}
     # Copied, because a program that donates the parameters may donate each buffer only once.
@@ -57,6 +116,7 @@ def with_thinking(cfg: ModelConfig, params: Params, thinking: ThinkingConfig) ->
 
 def num_params(cfg: ModelConfig, *, weights_fn: WeightsFn = weights) -> int:
     """Number of weights, a tied head counted once."""
+    cfg = dataclasses.replace(cfg, weights=None)  # a rounded head is the embedding's once more
     return sum(math.prod(leaf.shape(cfg)) for leaf in jax.tree.leaves(weights_fn(cfg)))
 
 
@@ -66,9 +126,21 @@ def active_params(cfg: ModelConfig, *, rows: int = 1, weights_fn: WeightsFn = we
     Only as many experts count as the tokens can choose. An embedding that is not the head is left out: it is not multiplied,
     single rows are looked up. So are the thinker and the compressor, which work between passes.
     """
-    left_out = {"thinking"} if cfg.tie_embeddings else {"thinking", "embed"}
-    taken = {name: part for name, part in weights_fn(cfg).items() if name not in left_out}
-    return sum(leaf.active_size(cfg, rows) for leaf in jax.tree.leaves(taken))
+    return sum(leaf.active_size(cfg, rows) for leaf in _active(cfg, weights_fn))
+
+
+def active_bytes(cfg: ModelConfig, *, rows: int = 1, weights_fn: WeightsFn = weights) -> int:
+    """Bytes of the `active_params` of a pass over `rows` tokens, scales of rounded ones left out."""
+    rounded = {True: 1, False: cfg.jax_dtype.itemsize}
+    return sum(
+        leaf.active_size(cfg, rows) * rounded[cfg.weights is not None and leaf.is_matrix] for leaf in _active(cfg, weights_fn)
+    )
+
+
+def _active(cfg: ModelConfig, weights_fn: WeightsFn) -> list[Weight]:
+    tree = weights_fn(cfg)
+    left_out = {"thinking", "embed"} if "head" in tree else {"thinking"}
+    return jax.tree.leaves({name: part for name, part in tree.items() if name not in left_out})
 
 
 def params_bytes(params: Params) -> int:

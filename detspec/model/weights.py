@@ -63,6 +63,7 @@ class Weight:
     axes: tuple[str, ...]
     init: InitFn = normal  # makes the first values
     experts: Experts | None = None  # how long the first axis "E" is, and how much of it one token takes; None without experts
+    looked_up: bool = False  # a table of rows for tokens; others with two axes are matrices to multiply with
 
     def __post_init__(self) -> None:
         plain = self.axes if self.experts is None else self.axes[1:]
@@ -71,6 +72,11 @@ class Weight:
                 f"the axes of a weight are named in the letters {' '.join(LETTERS)}, after an E where it holds experts, got "
                 f"{' '.join(self.axes)!r} and experts={self.experts}"
             )
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether rows are multiplied with it, so that it may be rounded to int8."""
+        return len(self.axes) - (self.experts is not None) == 2 and not self.looked_up
 
     def shape(self, cfg: ModelConfig) -> tuple[int, ...]:
         """The length of each axis in a model of this `cfg`."""
@@ -117,16 +123,16 @@ def layer_weights(cfg: ModelConfig, index: int) -> Weights:
 def weights(cfg: ModelConfig, layer_fn: Callable[[ModelConfig, int], Weights] = layer_weights) -> Weights:
     """All weights of `cfg`; `layer_fn(cfg, index)` declares those of a layer.
 
-    The head is the embedding if it is tied. A model that thinks has one more layer like the last one, with a head of its own
-    (the thinker), and one more like the first one (the compressor).
+    The head is the embedding if it is tied, or a copy of it if matrices are rounded. A model that thinks has one more layer
+    like the last one, with a head of its own (the thinker), and one more like the first one (the compressor).
     """
     final_norm = weight("D", init=zeros if cfg.norm_plus_one else ones)
     tree = {
-        "embed": weight("V D", init=normal if cfg.tie_embeddings else unit),
+        "embed": Weight(("V", "D"), init=normal if cfg.tie_embeddings else unit, looked_up=True),
         "layers": tuple(layer_fn(cfg, index) for index in range(cfg.num_layers)),
         "final_norm": final_norm,
     }
-    if not cfg.tie_embeddings:
+    if not cfg.tie_embeddings or cfg.weights is not None:
         tree["head"] = weight("V D")
     if cfg.thinking is not None:
         thinker = {"layer": layer_fn(cfg, cfg.num_layers - 1), "final_norm": final_norm, "head": weight("V D")}

@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 
 from detspec.config import ModelConfig
-from detspec.model.params import active_params
+from detspec.model.params import active_bytes, active_params
 from detspec.roofline import Work
 from detspec.schedule import Schedule
 
@@ -26,7 +26,7 @@ def pass_work(cfg: ModelConfig, schedule: Schedule, *, windows: int, context: in
     """
     budget = schedule.budget
     numerics = schedule.numerics
-    num_bytes = (active_params(cfg, rows=budget.rows) * cfg.jax_dtype.itemsize + 2 * 4 * budget.rows * cfg.vocab_size) / chips
+    num_bytes = (active_bytes(cfg, rows=budget.rows) + 2 * 4 * budget.rows * cfg.vocab_size) / chips
     flop = 2 * budget.rows * active_params(cfg)
     tiles = windows * -(-budget.window // numerics.query_tile)
     own_kv_heads = cfg.num_kv_heads // math.gcd(cfg.num_kv_heads, chips)

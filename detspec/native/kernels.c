@@ -1,6 +1,7 @@
 /* CPU kernels: products with weights, attention over a paged cache, and what moves rows and pages, as XLA custom calls.
 
-   `library.py` compiles this file once for each dtype of weights or of the cache: DTYPE is F32, BF16 or F16.
+   `library.py` compiles this file once for each dtype of a model or of its cache: DTYPE is F32, BF16 or F16. Weights in int8 are
+   multiplied by rows of that dtype.
 
    Every result is a function of its own row in one order of operations. Neither the number of rows, nor the tiles, nor the
    threads change it: they only decide what is computed together. Nothing is left to the compiler either: multiply-adds are
@@ -314,11 +315,16 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
 
 typedef struct {
   const char *weight;
-  const vf *x; /* [rows, PARTS, steps, X_VECTORS] */
+  const void *x; /* rows as the tiles take them: vf [rows, PARTS, steps, X_VECTORS], or Rounded */
   float *y;
-  int64_t rows, in, out, steps;
-  int64_t outs_of_item, num_items; /* outputs that one item computes, and how many items there are */
+  int64_t rows, row_bytes, out, steps; /* bytes and steps of a row of the weight */
+  const float *scale;                  /* [out], of int8 weights */
+  int64_t outs_of_item, num_items;     /* outputs that one item computes, and how many items there are */
 } Product;
+
+/* Computes `rows` x `outs` results from row `r` and output `o` on, both numbers constants where it is inlined. Each step fetches
+   `lines` cache lines from `ahead` on. */
+typedef void Tile(int rows, int outs, int lines, const char *ahead, const Product *p, int64_t r, int64_t o);
 
 /* Register `part` of at most `num_bytes` bytes; what lies behind them is zero. */
 INLINE vu load_bits(const char *from, int part, int64_t num_bytes) {
@@ -390,13 +396,12 @@ INLINE void add_step(int rows, int outs, const vf *x, int64_t x_stride, const ch
   }
 }
 
-/* `rows` x `outs` results, both constants where this is inlined: part after part, so that sums stay in registers. Each step of the
-   first part fetches `lines` cache lines from `ahead` on. */
-INLINE void tile(int rows, int outs, int lines, const char *ahead, const Product *p, int64_t r, int64_t o) {
-  const int64_t row_bytes = p->in * ITEM_BYTES, whole = row_bytes / STEP_BYTES, x_stride = x_stride_of(p->steps);
+/* A `Tile` of float weights: part after part, so that sums stay in registers; the steps of the first one fetch. */
+INLINE void float_tile(int rows, int outs, int lines, const char *ahead, const Product *p, int64_t r, int64_t o) {
+  const int64_t row_bytes = p->row_bytes, whole = row_bytes / STEP_BYTES, x_stride = x_stride_of(p->steps);
   vf lanes[MOST_SUMS * PARTS];
   for (int part = 0; part < PARTS; part++) {
-    const vf *x = p->x + r * x_stride + part * p->steps * X_VECTORS;
+    const vf *x = (const vf *)p->x + r * x_stride + part * p->steps * X_VECTORS;
     const char *weight = p->weight + o * row_bytes;
     vf sums[MOST_SUMS];
 #pragma GCC unroll 24
@@ -419,8 +424,8 @@ INLINE void tile(int rows, int outs, int lines, const char *ahead, const Product
 }
 
 /* Rows `first .. end - 1` of `outs` outputs from `o` on. The tiles of many rows share the fetching of the next weights. */
-INLINE void column(int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t o) {
-  const int64_t row_bytes = p->in * ITEM_BYTES;
+INLINE void column(Tile tile, int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t o) {
+  const int64_t row_bytes = p->row_bytes;
   const char *ahead = p->weight + (o + outs) * row_bytes, *ahead_end = ahead + outs * row_bytes;
   const int64_t tiles = (end - first) / rows;
   int64_t r = first;
@@ -435,23 +440,45 @@ INLINE void column(int rows, int outs, const Product *p, int64_t first, int64_t 
 }
 
 /* `rows` x `outs` tiles over some rows and outputs; the last block of outputs begins early, so that it ends at the last one. */
-INLINE void block(int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t first_out, int64_t end_out) {
+INLINE void block(Tile tile, int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t first_out,
+                  int64_t end_out) {
   if (end_out - first_out < outs)
-    for (int64_t o = first_out; o < end_out; o++) column(1, 1, p, first, end, o);
+    for (int64_t o = first_out; o < end_out; o++) column(tile, 1, 1, p, first, end, o);
   else
-    for (int64_t o = first_out; o < end_out; o += outs) column(rows, outs, p, first, end, MIN(o, end_out - outs));
+    for (int64_t o = first_out; o < end_out; o += outs) column(tile, rows, outs, p, first, end, MIN(o, end_out - outs));
 }
 
-static void run_product(const void *task, int64_t item) {
-  const Product *p = task;
+/* One item of the products `p`. */
+INLINE void product_item(Tile tile, const Product *p, int64_t item) {
   for (; item >= p->num_items; p++) item -= p->num_items;
   const int64_t first_out = item * p->outs_of_item, end_out = MIN(first_out + p->outs_of_item, p->out);
   for (int64_t first = 0; first < p->rows; first += ROW_BLOCK) {
     const int64_t end = MIN(first + ROW_BLOCK, p->rows);
-    if (end - first == 1) block(1, ONE_ROW_OUTS, p, first, end, first_out, end_out);
-    else if (end - first < MANY_ROWS) block(2, TWO_ROW_OUTS, p, first, end, first_out, end_out);
-    else block(MANY_ROWS, MANY_ROW_OUTS, p, first, end, first_out, end_out);
+    if (end - first == 1) block(tile, 1, ONE_ROW_OUTS, p, first, end, first_out, end_out);
+    else if (end - first < MANY_ROWS) block(tile, 2, TWO_ROW_OUTS, p, first, end, first_out, end_out);
+    else block(tile, MANY_ROWS, MANY_ROW_OUTS, p, first, end, first_out, end_out);
   }
+}
+
+static void run_float_product(const void *task, int64_t item) { product_item(float_tile, task, item); }
+
+/* Cuts `num_products` products into items of work, and runs them after the `rows` items of `prepare`, which make x ready. */
+static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products, int64_t in, Run *prepare,
+                         const void *preparing, Run *run) {
+  const int64_t rows = products->rows;
+  int64_t multiply_adds = 0, num_items = 0;
+  for (int i = 0; i < num_products; i++) multiply_adds += rows * in * products[i].out;
+  const int shared = multiply_adds >= ALONE;
+  const int64_t threads = shared ? threads_of(frame) : 1;
+  for (int i = 0; i < num_products; i++) {
+    Product *p = products + i;
+    const int64_t fits = BLOCK_BYTES / MAX(p->row_bytes, 1), fair = p->out / (ITEMS_OF_THREAD * threads);
+    p->outs_of_item = shared ? MAX(MIN(fits, fair) / 16 * 16, 16) : p->out;
+    p->num_items = (p->out + p->outs_of_item - 1) / p->outs_of_item;
+    num_items += p->num_items;
+  }
+  run_items(frame, rows * in >= ALONE, rows, prepare, preparing);
+  run_items(frame, shared, num_items, run, products);
 }
 
 /* (x [rows, in], weight [out, in], ...) -> (y [rows, out] float32, ...): products of the same rows with several weights. */
@@ -466,25 +493,214 @@ XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) {
   vf *vectors = aligned_alloc(STEP_BYTES, sizeof(vf) * (size_t)MAX(rows * x_stride_of(steps), 1));
   if (!vectors) return fail(frame, "detspec_linear: out of memory");
   Product products[MAX_PRODUCTS];
-  int64_t multiply_adds = 0, num_items = 0;
   for (int i = 0; i < num_products; i++) {
     const XLA_FFI_Buffer *weight = args[1 + i];
-    products[i] = (Product){weight->data, vectors, rets[i]->data, rows, in, weight->dims[0], steps, 0, 0};
-    multiply_adds += rows * in * products[i].out;
-  }
-  const int shared = multiply_adds >= ALONE;
-  const int64_t threads = shared ? threads_of(frame) : 1;
-  for (int i = 0; i < num_products; i++) {
-    Product *p = products + i;
-    const int64_t fits = BLOCK_BYTES / MAX(in * ITEM_BYTES, 1), fair = p->out / (ITEMS_OF_THREAD * threads);
-    p->outs_of_item = shared ? MAX(MIN(fits, fair) / 16 * 16, 16) : p->out;
-    p->num_items = (p->out + p->outs_of_item - 1) / p->outs_of_item;
-    num_items += p->num_items;
+    products[i] = (Product){weight->data, vectors, rets[i]->data, rows, in * ITEM_BYTES, weight->dims[0], steps, NULL, 0, 0};
   }
   const Spread spread = {x->data, vectors, in, steps};
-  run_items(frame, rows * in >= ALONE, rows, run_spread, &spread);
-  run_items(frame, shared, num_items, run_product, products);
+  run_products(frame, products, num_products, in, run_spread, &spread, run_float_product);
   free(vectors);
+  return NULL;
+}
+
+/* ---- products with int8 weights ----
+
+   y[r, o] = (sum of x[r, i] * weight[o, i] over i) * scale of row r * scale[o], of rows that are rounded to int8 here, as
+   `ops/linear/int8.py` says. Sums of integers are exact in any order, so lanes and tiles may add as is fastest.
+
+   Most processors multiply pairs of int16 and add both products to an int32. VNNI does so with four bytes, of which one factor has
+   no sign: weights get 128 more, and 128 times the sum of the row is taken off at the end. */
+
+#if defined(__AVX512VNNI__)
+typedef int8_t Narrow; /* a rounded number of x, as it is multiplied */
+#else
+typedef int16_t Narrow;
+#endif
+#define MOST_INT8 127
+#define LEAST_ROUNDED 0x1p-50f                           /* rows without a larger number are zeros, see `ops/linear/int8.py` */
+#define NUM_NARROW ((int64_t)(sizeof(vi) / sizeof(Narrow))) /* in a register, and weights that meet them */
+
+/* Rows of x, rounded. */
+typedef struct {
+  Narrow *values; /* [rows, stride], zeros after the last input */
+  float *scale;   /* [rows] */
+  int32_t *sum;   /* [rows], of the values */
+  int64_t stride;
+} Rounded;
+
+typedef struct {
+  const char *from;
+  Rounded to;
+  int64_t in;
+} Rounding;
+
+/* WIDTH numbers of a row of `in` from number `i` on, as float32; zeros behind the last. */
+INLINE vf load_some(const char *row, int64_t i, int64_t in) {
+  Item items[WIDTH] = {0};
+  if (i + WIDTH <= in) return load(DTYPE, row + i * ITEM_BYTES);
+  memcpy(items, row + i * ITEM_BYTES, (size_t)((in - i) * ITEM_BYTES));
+  return load(DTYPE, items);
+}
+
+static void run_rounding(const void *task, int64_t row) {
+  const Rounding *rounding = task;
+  const int64_t in = rounding->in;
+  const char *from = rounding->from + row * in * ITEM_BYTES;
+  Narrow *to = rounding->to.values + row * rounding->to.stride;
+  vi magnitudes = {0}; /* the larger number has the larger bits; those of infinity and nan are the largest */
+  for (int64_t i = 0; i < in; i += WIDTH) {
+    const vi found = (vi)load_some(from, i, in) & 0x7fffffff;
+    magnitudes = (vi)choose(found > magnitudes, (vf)found, (vf)magnitudes);
+  }
+  int32_t bits = 0;
+  for (int n = 0; n < WIDTH; n++) bits = MAX(bits, magnitudes[n]);
+  float largest;
+  memcpy(&largest, &bits, sizeof largest);
+  const int finite = largest <= 0x1.fffffep127f, kept = finite && largest >= LEAST_ROUNDED;
+  rounding->to.scale[row] = kept ? largest * (1.0f / MOST_INT8) : finite ? 0 : NAN;
+  const vf steps = all(kept ? MOST_INT8 / largest : 0), magic = all(0x1.8p23f); /* its last bits are the rounded number */
+  vi sums = {0};
+  for (int64_t i = 0; i < rounding->to.stride; i += WIDTH) {
+    typedef Narrow vn __attribute__((vector_size(WIDTH * sizeof(Narrow))));
+    vi found = {0};
+    if (kept && i < in) found = (vi)(load_some(from, i, in) * steps + magic) - (vi)magic;
+    const vn narrow = __builtin_convertvector(found, vn);
+    memcpy(to + i, &narrow, sizeof narrow);
+    sums += found;
+  }
+  rounding->to.sum[row] = 0;
+  for (int n = 0; n < WIDTH; n++) rounding->to.sum[row] += sums[n];
+}
+
+/* NUM_NARROW weights. */
+INLINE vi widen_int8(const char *weight) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_xor_si512(_mm512_loadu_si512(weight), _mm512_set1_epi8((char)0x80));
+#elif defined(__AVX512BW__)
+  return (vi)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)weight));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return (vi)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)weight));
+#else
+  typedef int8_t v8 __attribute__((vector_size(2 * WIDTH)));
+  typedef int16_t v16 __attribute__((vector_size(4 * WIDTH)));
+  v8 bytes;
+  memcpy(&bytes, weight, sizeof bytes);
+  return (vi)__builtin_convertvector(bytes, v16);
+#endif
+}
+
+INLINE vi add_int8_products(vi sum, vi x, vi weights) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)x);
+#elif defined(__AVX512BW__)
+  return sum + (vi)_mm512_madd_epi16((__m512i)x, (__m512i)weights);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return sum + (vi)_mm256_madd_epi16((__m256i)x, (__m256i)weights);
+#else /* the number at the odd place is the upper half of a lane */
+  return sum + (x << 16 >> 16) * (weights << 16 >> 16) + (x >> 16) * (weights >> 16);
+#endif
+}
+
+/* The sums of eight times WIDTH lanes. */
+INLINE void int_sums_of_8(const vi *x, int32_t *sums) {
+#if defined(__AVX2__)
+  __m256i of[8], quads[2];
+  for (int i = 0; i < 8; i++)
+#if defined(__AVX512F__)
+    of[i] = _mm256_add_epi32(_mm512_castsi512_si256((__m512i)x[i]), _mm512_extracti64x4_epi64((__m512i)x[i], 1));
+#else
+    of[i] = (__m256i)x[i];
+#endif
+  for (int i = 0; i < 2; i++) /* in each 128-bit part the sums of its lanes, of four vectors */
+    quads[i] = _mm256_hadd_epi32(_mm256_hadd_epi32(of[4 * i], of[4 * i + 1]), _mm256_hadd_epi32(of[4 * i + 2], of[4 * i + 3]));
+  const __m256i found =
+      _mm256_add_epi32(_mm256_permute2x128_si256(quads[0], quads[1], 0x20), _mm256_permute2x128_si256(quads[0], quads[1], 0x31));
+  _mm256_storeu_si256((__m256i *)sums, found);
+#else
+  for (int i = 0; i < 8; i++) {
+    sums[i] = 0;
+    for (int lane = 0; lane < WIDTH; lane++) sums[i] += x[i][lane];
+  }
+#endif
+}
+
+/* Adds the products of a step; `weights` of row i are at i times `row_bytes`. */
+INLINE void add_int8_step(int rows, int outs, const Narrow *x, int64_t x_stride, const char *weight, int64_t row_bytes, vi *sums) {
+#pragma GCC unroll 8
+  for (int64_t at = 0; at < STEP_BYTES; at += NUM_NARROW) {
+    vi weights[MOST_OUTS];
+#pragma GCC unroll 8
+    for (int i = 0; i < outs; i++) weights[i] = widen_int8(weight + i * row_bytes + at);
+#pragma GCC unroll 8
+    for (int j = 0; j < rows; j++) {
+      vi of_row;
+      memcpy(&of_row, x + j * x_stride + at, sizeof of_row);
+      KEEP(of_row);
+#pragma GCC unroll 8
+      for (int i = 0; i < outs; i++) sums[j * outs + i] = add_int8_products(sums[j * outs + i], of_row, weights[i]);
+    }
+  }
+}
+
+/* A `Tile` of int8 weights. */
+INLINE void int8_tile(int rows, int outs, int lines, const char *ahead, const Product *p, int64_t r, int64_t o) {
+  const Rounded *rounded = p->x;
+  const Narrow *x = rounded->values + r * rounded->stride;
+  const int64_t row_bytes = p->row_bytes, whole = row_bytes / STEP_BYTES, rest = row_bytes % STEP_BYTES;
+  const char *weight = p->weight + o * row_bytes;
+  vi sums[MOST_SUMS];
+#pragma GCC unroll 24
+  for (int i = 0; i < MOST_SUMS; i++) sums[i] = (vi){0};
+  for (int64_t step = 0; step < whole; step++, x += STEP_BYTES, weight += STEP_BYTES) {
+#pragma GCC unroll 8
+    for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES);
+    add_int8_step(rows, outs, x, rounded->stride, weight, row_bytes, sums);
+  }
+  if (rest) {
+    char last[MOST_OUTS * STEP_BYTES] = {0};
+    for (int i = 0; i < outs; i++) memcpy(last + i * STEP_BYTES, weight + i * row_bytes, (size_t)rest);
+    add_int8_step(rows, outs, x, rounded->stride, last, STEP_BYTES, sums);
+  }
+  int32_t found[MOST_SUMS];
+#pragma GCC unroll 3
+  for (int i = 0; i < rows * outs; i += 8) int_sums_of_8(sums + i, found + i);
+#pragma GCC unroll 4
+  for (int j = 0; j < rows; j++) {
+    int32_t *of_row = found + j * outs;
+#if defined(__AVX512VNNI__)
+    for (int i = 0; i < outs; i++) of_row[i] -= 128 * rounded->sum[r + j];
+#endif
+    for (int i = 0; i < outs; i++) p->y[(r + j) * p->out + o + i] = (float)of_row[i] * rounded->scale[r + j] * p->scale[o + i];
+  }
+}
+
+static void run_int8_product(const void *task, int64_t item) { product_item(int8_tile, task, item); }
+
+/* (x [rows, in], values [out, in] int8, scale [out] float32, ...) -> (y [rows, out] float32, ...): products of the same rows with
+   several weights. */
+XLA_FFI_Error *detspec_int8_linear(XLA_FFI_CallFrame *frame) {
+  if (answered(frame)) return NULL;
+  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
+  const XLA_FFI_Buffer *x = args[0];
+  const int64_t num_products = frame->rets.size;
+  if (dtype_of(x->dtype) != DTYPE || num_products > MAX_PRODUCTS || frame->args.size != 1 + 2 * num_products)
+    return fail(frame, "detspec_int8_linear: unsupported arguments");
+  const int64_t rows = x->dims[0], in = x->dims[1], steps = (in + STEP_BYTES - 1) / STEP_BYTES;
+  const int64_t stride = steps * STEP_BYTES + NUM_NARROW; /* one register more, as for floats */
+  const int64_t value_bytes = (rows * stride * (int64_t)sizeof(Narrow) + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES;
+  const int64_t scale_bytes = (rows * 8 + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES;
+  char *memory = aligned_alloc(STEP_BYTES, (size_t)MAX(value_bytes + scale_bytes, STEP_BYTES));
+  if (!memory) return fail(frame, "detspec_int8_linear: out of memory");
+  float *scale = (float *)(memory + value_bytes);
+  const Rounded rounded = {(Narrow *)memory, scale, (int32_t *)(scale + rows), stride};
+  Product products[MAX_PRODUCTS];
+  for (int i = 0; i < num_products; i++) {
+    const XLA_FFI_Buffer *values = args[1 + 2 * i];
+    products[i] = (Product){values->data, &rounded, rets[i]->data, rows, in, values->dims[0], steps, args[2 + 2 * i]->data, 0, 0};
+  }
+  const Rounding rounding = {x->data, rounded, in};
+  run_products(frame, products, num_products, in, run_rounding, &rounding, run_int8_product);
+  free(memory);
   return NULL;
 }
 

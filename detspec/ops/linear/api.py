@@ -7,10 +7,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from detspec.errors import InputError
-from detspec.ops.linear import reference, xla
+from detspec.ops.linear import int8, reference, xla
+from detspec.ops.linear.int8 import QTensor
 from detspec.schedule import Numerics
 
-LinearFn = Callable[[jax.Array, jax.Array], jax.Array]  # (x [..., in], weight [out, in]) -> float32 [..., out]
+Matrix = jax.Array | QTensor  # a weight [out, in]
+LinearFn = Callable[[jax.Array, Matrix], jax.Array]  # (x [..., in], weight [out, in]) -> float32 [..., out]
 LinearsFn = Callable[..., tuple[jax.Array, ...]]  # (x [..., in], weights [out, in], ...) -> float32 [..., out], ...
 
 
@@ -21,6 +23,9 @@ def linear_fn(numerics: Numerics) -> LinearFn:
     `[..., out]`. With "pinned", the bits of a row depend on that row, the weight and the implementation alone. They do not
     depend on the number, the order or the contents of the other rows. With "xla" they may.
 
+    Weights in int8 have one product whatever `numerics` says, see `detspec.ops.linear.int8`: `x` is rounded to int8 by row, and
+    a row's bits depend on that row and the weight alone.
+
     The product raises `InputError` if arguments contradict each other, or the implementation does not support them.
     """
     linears_f32 = linears_fn(numerics)
@@ -29,9 +34,19 @@ def linear_fn(numerics: Numerics) -> LinearFn:
 
 def linears_fn(numerics: Numerics) -> LinearsFn:
     """`linear_fn` for several weights that multiply the same `x`: the same bits, with less overhead where there is some."""
-    if numerics.linear == "xla":
-        return lambda x, *weights: tuple(xla.linear_f32(x, weight) for weight in weights)
-    return lambda x, *weights: _pinned_f32(x, weights, numerics)
+
+    def linears_f32(x: jax.Array, *weights: Matrix) -> tuple[jax.Array, ...]:
+        rounded = [weight for weight in weights if isinstance(weight, QTensor)]
+        floats = [weight for weight in weights if not isinstance(weight, QTensor)]
+        if rounded and floats:
+            raise InputError("weights that multiply the same x must be all in int8 or all in floats, got both")
+        if rounded:
+            return _int8_f32(x, rounded, numerics)
+        if numerics.linear == "xla":
+            return tuple(xla.linear_f32(x, weight) for weight in floats)
+        return _pinned_f32(x, floats, numerics)
+
+    return linears_f32
 
 
 def biased(y_f32: jax.Array, bias: jax.Array | None, dtype: DTypeLike) -> jax.Array:
@@ -44,8 +59,7 @@ def biased(y_f32: jax.Array, bias: jax.Array | None, dtype: DTypeLike) -> jax.Ar
 def _pinned_f32(x: jax.Array, weights: Sequence[jax.Array], numerics: Numerics) -> tuple[jax.Array, ...]:
     """Checks the arguments and calls the implementation with all rows of `x` as one matrix."""
     for weight in weights:
-        if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
-            raise InputError(f"weight must be [out, in] for x [..., in], got weight {weight.shape} for x {x.shape}")
+        _check_shapes(x, weight)
         if x.dtype != weight.dtype:
             raise InputError(f"x and weight must have one dtype, got {x.dtype} and {weight.dtype}")
     rows = x.reshape(-1, x.shape[-1])
@@ -64,3 +78,24 @@ def _pinned_f32(x: jax.Array, weights: Sequence[jax.Array], numerics: Numerics) 
     else:
         found = [reference.linear_f32(rows, weight) for weight in weights]
     return tuple(y_f32.reshape(*x.shape[:-1], -1) for y_f32 in found)
+
+
+def _int8_f32(x: jax.Array, weights: Sequence[QTensor], numerics: Numerics) -> tuple[jax.Array, ...]:
+    """The same for weights in int8: by a kernel on the CPU, where XLA's products of integers are slow, else as XLA does it."""
+    for weight in weights:
+        _check_shapes(x, weight.values)
+    if x.shape[-1] > int8.MAX_INPUTS:
+        raise InputError(f"products in int8 have at most {int8.MAX_INPUTS} inputs, whose sum int32 holds; got {x.shape[-1]}")
+    rows = x.reshape(-1, x.shape[-1])
+    if numerics.implementation == "cpu":
+        from detspec.ops.linear import cpu
+
+        found = cpu.int8_linears_f32(rows, weights)
+    else:
+        found = int8.linears_f32(rows, weights)
+    return tuple(y_f32.reshape(*x.shape[:-1], -1) for y_f32 in found)
+
+
+def _check_shapes(x: jax.Array, weight: jax.Array) -> None:
+    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
+        raise InputError(f"weight must be [out, in] for x [..., in], got weight {weight.shape} for x {x.shape}")

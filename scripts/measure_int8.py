@@ -1,0 +1,116 @@
+"""Weights in int8 next to bfloat16: loss of the shipped model on held-out files, and decoding speed, by turns in one process.
+
+    python scripts/measure_int8.py --json out/int8.json
+
+The loss is the mean over tokens of the canonical pass's log-probabilities. Speed is that of deterministic greedy requests,
+prompts included: the median of the rounds, and the median of the ratios within rounds. Held-out files are those of
+`configs/tiny_python.py`; another Python has others.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import numpy as np
+import tokenizers
+
+import detspec as ds
+from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.load import SHIPPED_MODELS, Model, find_folder, load
+from detspec.compile_cache import enable_jax_cache
+from detspec.config import ModelConfig
+from detspec.model.params import init_params, params_bytes, quantized
+from detspec.presets import preset
+from detspec.train.batches import cut_rows, encode_documents
+from detspec.train.corpus import read_corpus
+
+HOLDOUT_ONE_IN = 25  # as in configs/tiny_python.py
+TEXT_LEN = 512
+TEXTS = 8  # scored together
+PROMPT_LEN = 16
+WEIGHTS = (None, "int8")
+
+
+def main() -> int:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--heldout-tokens", type=int, default=16384, help="held-out tokens; 0 leaves the loss out")
+    parser.add_argument(
+        "--models", nargs="*", default=["tiny_python", "random_100m"], help="shipped models and presets to time"
+    )
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32], help="requests in flight")
+    parser.add_argument("--new-tokens", type=int, default=64, help="new tokens of each request")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds")
+    parser.add_argument("--json", type=Path, help="also write all numbers to this file")
+    args = parser.parse_args()
+    enable_jax_cache()
+    result: dict[str, Any] = {"fingerprint": ds.fingerprint(), "loss": {}, "speed": []}
+    if args.heldout_tokens:
+        result["loss"] = losses(args.heldout_tokens)
+    for name in args.models:
+        result["speed"] += [speeds(name, number, args.new_tokens, args.rounds) for number in args.requests]
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+def losses(num_tokens: int) -> dict[str, float]:
+    """Nats per held-out token of the shipped model in each kind of weights."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(find_folder(None) / "tokenizer.json"))
+    documents = encode_documents(tokenizer, read_corpus("python_stdlib", HOLDOUT_ONE_IN).heldout)
+    rows = cut_rows(documents, TEXT_LEN - 1)[: max(1, num_tokens // TEXT_LEN)].tolist()
+    found = {}
+    for weights in WEIGHTS:
+        model = load(weights=weights)
+        logprobs = [
+            one
+            for start in range(0, len(rows), TEXTS)
+            for one in ds.score(model.params, model.cfg, rows[start : start + TEXTS], max_len=TEXT_LEN + 1)
+        ]
+        kind = weights or model.cfg.dtype
+        found[kind] = -float(np.mean([one[1:] for one in logprobs], dtype=np.float64))
+        print(f"{kind:>9} {params_bytes(model.params) / 1e6:7.2f} MB {found[kind]:.4f} nats a token", flush=True)
+    first, second = found.values()
+    print(f"int8 over {model.cfg.dtype}: {second / first:.5f}, {len(rows) * (TEXT_LEN - 1):,} tokens")
+    return found
+
+
+def speeds(name: str, num_requests: int, new_tokens: int, rounds: int) -> dict[str, Any]:
+    """Tokens per second of both kinds of weights by turns."""
+    models = [load(name, weights=kind) for kind in WEIGHTS] if name in SHIPPED_MODELS else random_models(preset(name))
+    config = ds.EngineConfig(max_requests=num_requests, max_len=128 + new_tokens, method="none")
+    engines = [ds.Engine(model, config) for model in models]
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, models[0].cfg.vocab_size, PROMPT_LEN).tolist() for _ in range(num_requests)]
+    sampling = ds.SamplingParams(max_tokens=new_tokens, ignore_eos=True)
+    taken: list[list[float]] = [[], []]
+    for _ in range(rounds + 1):  # the first one compiles
+        for engine, times in zip(engines, taken, strict=True):
+            began = time.perf_counter()
+            engine.generate(prompts, sampling)
+            times.append(time.perf_counter() - began)
+    plain, rounded = (np.asarray(times[1:]) for times in taken)
+    ratio = median((plain / rounded).tolist())
+    tok_per_s = [num_requests * new_tokens / median(times.tolist()) for times in (plain, rounded)]
+    print(
+        f"{name:>12} {num_requests:3} requests: {models[0].cfg.dtype} {tok_per_s[0]:8.1f}, int8 {tok_per_s[1]:8.1f} tok/s, "
+        f"int8 is {ratio:.2f} times as fast",
+        flush=True,
+    )
+    return {"model": name, "requests": num_requests, "seconds": [plain.tolist(), rounded.tolist()], "ratio": ratio}
+
+
+def random_models(cfg: ModelConfig) -> list[Model]:
+    """Random weights of `cfg`, as they are and rounded."""
+    params = init_params(cfg, jax.random.key(0))
+    models = [(cfg, params), (dataclasses.replace(cfg, weights="int8"), quantized(params, cfg))]
+    return [Model(each, weights, None, (), digest_model(each, weights)) for each, weights in models]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
