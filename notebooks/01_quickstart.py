@@ -112,7 +112,7 @@ plt.show()
 # token as a bonus. In the second one a drafted token is rejected: the tokens before it are kept, the pass's choice is
 # committed in its place, and the cache length is set back. Nothing is copied or undone.
 #
-# The model's own drafts are rarely rejected on a CPU. If none was here, weights rounded to 8 bits drafted the window, and the
+# The model's own drafts are rarely rejected on a CPU. If none was here, the same weights in int8 drafted the window, and the
 # title says so. The draft never changes what is committed.
 
 # %%

@@ -31,9 +31,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--prompt", metavar="TEXT", help="what to continue (default: search)")
     add(
         "--draft",
-        choices=("self", "rounded"),
+        choices=("self", "int8", "ngram"),
         default="self",
-        help="the draft: the fast path, or the same with weights rounded to 8 bits; used with --prompt",
+        help="the draft: the fast path, the model with weights in int8, or prompt lookup; used with --prompt",
     )
     add("--window", type=int, default=4, metavar="W", help="one more than the drafted tokens; a power of two")
     add("--max-tokens", type=int, default=96, metavar="N", help="most new tokens")
@@ -59,7 +59,7 @@ def run_windows(args: argparse.Namespace) -> int:
     from detspec.demo.demo import demo_prompts
     from detspec.sampling_params import SamplingParams
     from detspec.traces import find_rollback, run_trace, save_trace
-    from detspec.traces.record_windows import rounded_params
+    from detspec.traces.record_windows import drafter_of
 
     model = load_model(args)
     size = {"window": args.window, "max_tokens": args.max_tokens}
@@ -67,8 +67,7 @@ def run_windows(args: argparse.Namespace) -> int:
         trace = find_rollback(model, demo_prompts(), **size)
     else:
         sampling = SamplingParams(temperature=args.temperature, seed=args.seed)
-        draft_params = rounded_params(model.params) if args.draft == "rounded" else None
-        trace = run_trace(model, args.prompt, sampling, **size, draft_params=draft_params)
+        trace = run_trace(model, args.prompt, sampling, **size, drafter=drafter_of(model, args.draft))
     print(trace.title)
     for window in trace.windows:
         verdict = "rolled back to" if window.rolled_back else "length"

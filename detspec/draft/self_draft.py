@@ -10,7 +10,7 @@ from detspec.cache import KVCache
 from detspec.config import ModelConfig
 from detspec.draft.source import DraftParams, DraftSource, draft_limit, no_state
 from detspec.errors import InputError
-from detspec.model.params import Params
+from detspec.model.params import Params, quantized
 from detspec.model.transformer import forward
 from detspec.ops.collectives import share_rows
 from detspec.sampler import sample
@@ -118,4 +118,4 @@ def int8_draft_cost(num_tokens: int, ordinary_step_s: float) -> float:
     return 0.5 * num_tokens * ordinary_step_s
 
 
-INT8 = DraftSource("int8", no_state, int8_draft, int8_draft_cost, executes=False, prior_acceptance=0.98)
+INT8 = DraftSource("int8", no_state, int8_draft, int8_draft_cost, executes=False, prior_acceptance=0.98, derive=quantized)

@@ -4,6 +4,7 @@ name     tokens                                  thoughts
 "none"   no draft: windows of one token          trivial: there is nothing to think, as published
 "self"   the model's own fast path               the model reads ahead, one chunk of each prompt a pass
 "ngram"  what followed the last tokens before    none
+"int8"   the model with its matrices in int8     none
 """
 
 from collections.abc import Mapping
@@ -11,11 +12,11 @@ from types import MappingProxyType
 
 from detspec.draft.given import NONE
 from detspec.draft.ngram import ngram
-from detspec.draft.self_draft import SELF
+from detspec.draft.self_draft import INT8, SELF
 from detspec.draft.source import Drafter, DraftSource
 from detspec.errors import InputError
 
-SOURCES: Mapping[str, DraftSource] = MappingProxyType({source.name: source for source in (NONE, ngram(), SELF)})
+SOURCES: Mapping[str, DraftSource] = MappingProxyType({source.name: source for source in (NONE, ngram(), INT8, SELF)})
 
 
 def source_of(name: str) -> DraftSource:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from detspec.cache import SCRATCH_PAGE
 from detspec.checkpoint.load import Model
 from detspec.compile_cache import user_cache
-from detspec.draft.source import Drafter
+from detspec.draft.source import Drafter, DraftParams
 from detspec.draft.table import drafters_of
 from detspec.engine.bits import differing_copies
 from detspec.engine.clock import Clock
@@ -78,6 +78,8 @@ class Device:
         self.drafters = drafters_of(
             drafters or {}, prompt_lookup_min=config.prompt_lookup_min, prompt_lookup_max=config.prompt_lookup_max
         )
+        if config.method == "int8" and model.cfg.weights is not None:
+            raise InputError('the model itself is in int8, so the draft "int8" would be no faster: choose "auto" or "ngram"')
         if isinstance(self.place, Mesh) and (own := [name for name, drafter in self.drafters.items() if drafter.params != ()]):
             raise InputError(
                 f"drafter {own[0]!r} has weights of its own, which are not cut over chips; on {self.place.size} chips use "
@@ -95,6 +97,7 @@ class Device:
         )
         self.state = made(init, self.place, STATE)
         self._draft_states: dict[str, DraftState] = {}
+        self._derived: dict[str, DraftParams] = {}  # weights of draft sources that are made from the model's
         self._no_requests = put(no_requests(self.state), self.place)
         self._no_texts = put(jax.tree.map(jnp.asarray, _no_texts(config)), self.place)
         self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in
@@ -108,6 +111,7 @@ class Device:
         if isinstance(self.place, Mesh):
             model = dataclasses.replace(model, params=put(model.params, self.place, param_specs(model.cfg)))
         self.model = model
+        self._derived.clear()
         self._programs.clear()  # weights in another place need other programs
 
     @property
@@ -215,10 +219,19 @@ class Device:
             state = state.replace(draft=self.draft_state(plan.draft))
             schedule = schedule.with_budget(plan.budget.rows, plan.budget.window)
         cost = self.wide_costs.get(plan, 0.0) if wide_cost is None else wide_cost
-        weights = Weights(self.model.params, drafter.params)
+        weights = Weights(self.model.params, () if plan.ordinary else self._draft_params(plan.draft))
         decoding = Decoding(schedule, None if plan.ordinary else drafter.source, plan.num_drafts, plan.narrow, plan.processing)
         args = (weights, state, placement, Limits(*map(np.int32, limits)), np.float32(cost))
         return Call(run_segment, self.model.cfg, args, {"decoding": decoding}, (STATE, COPIES))
+
+    def _draft_params(self, name: str) -> DraftParams:
+        """The weights of the draft source called `name`; they are made when they are first needed."""
+        drafter = self.drafters[name]
+        if drafter.source.derive is None:
+            return drafter.params
+        if name not in self._derived:
+            self._derived[name] = drafter.source.derive(self.model.params, self.model.cfg)
+        return self._derived[name]
 
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> Call:
         nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_requests - len(pairs))

@@ -19,9 +19,10 @@ class EngineConfig:
             `max_len`. With fewer, requests wait, or start over when pages run out; their bits stay the same.
         prefix_sharing: requests that begin with the same tokens share the pages that hold them.
         method: name of the draft source that fills the row budget of deterministic requests. "none": one canonical row each, no
-            draft. "ngram": prompt lookup, what followed the last tokens where they stood before. "self": the model's own fast
-            path drafts. A name of the engine's `drafters`. "auto": whichever commits most tokens per second with what is live,
-            from measured times and acceptance.
+            draft. "ngram": prompt lookup, what followed the last tokens where they stood before. "int8": the model with its
+            matrices rounded to int8, which take half of its memory in bfloat16 once more. "self": the model's own fast path. A
+            name of the engine's `drafters`. "auto": whichever of "none", "ngram", "self" and `drafters` commits most tokens per
+            second with what is live, from measured times and acceptance.
         num_speculative_tokens: most drafted tokens of a sequence in a step; one less than a power of two.
         prompt_lookup_min: fewest tokens that prompt lookup must find again.
         prompt_lookup_max: most tokens that it compares; of the longest matches it takes the latest.

@@ -8,12 +8,13 @@ from dataclasses import replace
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
-from detspec.draft.self_draft import self_draft
+from detspec.draft.self_draft import SELF
+from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
+from detspec.draft.table import source_of
 from detspec.engine.policy import Drafting, canonical_plans
 from detspec.environment import default_schedule
 from detspec.errors import InputError
@@ -28,8 +29,7 @@ from detspec.traces.windows import Trace, TraceWindow
 
 Prompt = str | Sequence[int]
 
-OWN_NAME = "its fast path"
-ROUNDED_NAME = "its fast path with weights rounded to 8 bits"
+NAMES = {"self": "its fast path", "int8": "its weights in int8", "ngram": "prompt lookup"}  # of drafts, in titles
 
 
 def run_trace(
@@ -40,7 +40,7 @@ def run_trace(
     window: int = 4,
     max_tokens: int = 32,
     other_prompts: Sequence[Prompt] = (),
-    draft_params: Params | None = None,
+    drafter: Drafter | None = None,
 ) -> Trace:
     """Generates from `prompt` and records every window.
 
@@ -53,13 +53,13 @@ def run_trace(
         window: `W`, one more than the drafted tokens; a power of two of at least 2.
         max_tokens: most new tokens.
         other_prompts: further requests in the batch. They may change what is drafted, but not what is committed.
-        draft_params: weights for drafting, of the model's shape; the model's own if None.
+        drafter: what drafts; the model's own fast path if None.
 
     Raises:
         InputError: a prompt or `window` is invalid, or the request is not deterministic.
     """
     prompts = [prompt, *other_prompts]
-    return trace_batch(model, prompts, sampling, window=window, max_tokens=max_tokens, draft_params=draft_params)[0]
+    return trace_batch(model, prompts, sampling, window=window, max_tokens=max_tokens, drafter=drafter)[0]
 
 
 def find_rollback(
@@ -76,7 +76,7 @@ def find_rollback(
 
     1. The model's own fast path drafts `num_batches` batches of `num_rows` requests, with `prompts` in turn. Its drafts are
        rarely rejected, on a CPU one in 10^4 to 10^5.
-    2. The same batches are drafted by the weights rounded to 8 bits. More drafts are rejected; what is committed is the same.
+    2. The same batches are drafted by its weights in int8. More drafts are rejected; what is committed is the same.
 
     The title says which draft it was. If no draft was rejected, the trace returned has no rollback: check
     `any(window.rolled_back for window in trace.windows)`.
@@ -86,31 +86,21 @@ def find_rollback(
     if len(prompts) == 0 or num_rows < 1 or num_batches < 1:
         raise InputError("find_rollback needs at least one prompt, one row and one batch")
     requests = [prompts[row % len(prompts)] for row in range(num_rows)]
-    for rounded in (False, True):
-        draft_params = rounded_params(model.params) if rounded else None
+    for draft in ("self", "int8"):
+        drafter = drafter_of(model, draft)
         for batch in range(num_batches):
             sampling = SamplingParams(temperature=temperature, seed=batch * num_rows)
-            name = ROUNDED_NAME if rounded else OWN_NAME
-            traces = trace_batch(
-                model, requests, sampling, window=window, max_tokens=max_tokens, draft_params=draft_params, draft_name=name
-            )
+            traces = trace_batch(model, requests, sampling, window=window, max_tokens=max_tokens, drafter=drafter)
             both = [trace for trace in traces if {w.rolled_back for w in trace.windows if w.drafted} == {True, False}]
             if both:  # prefer one whose first rollback keeps some drafted tokens
                 return max(both, key=lambda trace: next(w.accepted > 0 for w in trace.windows if w.rolled_back))
     return traces[0]
 
 
-def rounded_params(params: Params, levels: int = 127) -> Params:
-    """`params` for drafting, each matrix row rounded to `-levels .. levels` times its own step, as in 8-bit weights."""
-
-    def rounded(leaf: jax.Array) -> jax.Array:
-        if leaf.ndim < 2:
-            return leaf
-        leaf_f32 = leaf.astype(jnp.float32)
-        step = jnp.maximum(jnp.abs(leaf_f32).max(-1, keepdims=True), 1e-30) / levels
-        return (jnp.round(leaf_f32 / step) * step).astype(leaf.dtype)
-
-    return jax.tree.map(rounded, params)
+def drafter_of(model: Model, name: str) -> Drafter:
+    """The draft source called `name`, with weights that follow from the model's; `InputError` if there is none of that name."""
+    source = source_of(name)
+    return Drafter(source, () if source.derive is None else source.derive(model.params, model.cfg))
 
 
 def trace_batch(
@@ -120,27 +110,26 @@ def trace_batch(
     *,
     window: int,
     max_tokens: int,
-    draft_params: Params | None = None,
-    draft_name: str = "",
+    drafter: Drafter | None = None,
 ) -> list[Trace]:
     """Generates from all `prompts` in one batch and records every window of each; see `run_trace`.
 
-    Prompt `b` has the seed `sampling.seed + b`, so that equal prompts give different texts. Titles name `draft_name`.
+    Prompt `b` has the seed `sampling.seed + b`, so that equal prompts give different texts.
     """
+    source, draft_params = drafter or Drafter(SELF)
     state, each, canonical = _start(model, prompts, sampling, window, max_tokens)
+    state = state.replace(draft=source.init(model.cfg, canonical, *state.tokens.shape))
     first = on_host(state)
     windows: list[list[TraceWindow]] = [[] for _ in prompts]
-    drafting = model.params if draft_params is None else draft_params
     before = first
     while before.live.any():
-        state, step = _step(model.params, drafting, model.cfg, state, schedule=canonical)
+        state, step = _step(model.params, draft_params, model.cfg, state, schedule=canonical, source=source)
         after = on_host(state)
         draft, verified = jax.device_get(step)
         for row in np.flatnonzero(before.live).tolist():
             windows[row].append(_window(model, row, before, draft, verified, after))
         before = after
-    draft_name = draft_name or (OWN_NAME if draft_params is None else "other weights")
-    title = f"model {model.digest[:12]}, drafted by {draft_name}, temperature {sampling.temperature:g}"
+    title = f"model {model.digest[:12]}, drafted by {NAMES.get(source.name, source.name)}, temperature {sampling.temperature:g}"
     return [
         Trace(
             prompt=token_texts(model, first.tokens[row, : first.committed[row] - 1]),
@@ -176,16 +165,13 @@ def _start(
 _prefilled = jax.jit(prefill, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
 def _step(
-    params: Params, draft_params: Params, cfg: ModelConfig, state: GenState, *, schedule: Schedule
+    params: Params, draft_params: DraftParams, cfg: ModelConfig, state: GenState, *, schedule: Schedule, source: DraftSource
 ) -> tuple[GenState, Step]:
-    """`dvr_step` drafted by weights of the model's shape; what it drafted and verified without the caches."""
-
-    def draft_fn(params: Params, cfg: ModelConfig, state: GenState) -> Draft:
-        return self_draft((), draft_params, cfg, state, schedule, schedule.budget.window - 1)
-
-    state, step = dvr_step(params, cfg, state, draft_fn=draft_fn, schedule=schedule)
+    """`dvr_step`, and what it drafted and verified without the caches."""
+    drafted_by = draft_fn(Drafter(source, draft_params), schedule)
+    state, step = dvr_step(params, cfg, state, draft_fn=drafted_by, schedule=schedule)
     return state, Step(step.draft.replace(cache=None), step.verified.replace(cache=None))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from detspec.draft.given import NONE, RECORDED
 from detspec.draft.ngram import ngram
-from detspec.draft.self_draft import SELF
+from detspec.draft.self_draft import INT8, SELF
 from detspec.draft.source import draft_limit
 from detspec.draft.table import source_of
 from detspec.errors import InputError
@@ -100,11 +100,12 @@ def test_draft_limit_leaves_one_token_to_the_pass():
 
 
 def test_sources_are_found_by_name_and_unknown_names_are_refused():
-    assert [source_of(name) for name in ("none", "ngram", "self")] == [NONE, ngram(), SELF]
-    with pytest.raises(InputError, match=r"no draft source called 'oracle': choose one of \('none', 'ngram', 'self'\)"):
+    assert [source_of(name) for name in ("none", "ngram", "int8", "self")] == [NONE, ngram(), INT8, SELF]
+    with pytest.raises(InputError, match=r"no draft source called 'oracle': choose one of \('none', 'ngram', 'int8', 'self'\)"):
         source_of("oracle")
 
 
 def test_cost_of_a_draft_is_one_ordinary_step_a_token_or_nothing():
     assert SELF.cost_s(3, 0.5) == 1.5
     assert [source.cost_s(3, 0.5) for source in (NONE, RECORDED, ngram())] == [0, 0, 0]
+    assert INT8.cost_s(3, 0.5) == 0.75  # half of the bytes

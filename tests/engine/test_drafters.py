@@ -60,7 +60,7 @@ def test_draft_model_in_the_engine_changes_no_bit_and_its_weights_decide_what_is
 def test_name_of_a_drafter_that_is_taken_or_unknown_is_refused(model):
     with pytest.raises(InputError, match="the name 'self' is taken"):
         Engine(model, EngineConfig(max_len=64, schedule=SCHEDULE), drafters={"self": Drafter(ngram())})
-    with pytest.raises(InputError, match="must be one of auto, none, ngram, self, mine, got 'model'"):
+    with pytest.raises(InputError, match="must be one of auto, none, ngram, int8, self, mine, got 'model'"):
         Engine(model, EngineConfig(max_len=64, schedule=SCHEDULE, method="model"), drafters={"mine": Drafter(ngram())})
 
 

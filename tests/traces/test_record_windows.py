@@ -4,13 +4,15 @@ import jax
 import pytest
 
 from detspec.bench.bench import random_model
+from detspec.draft.self_draft import INT8
+from detspec.draft.source import Drafter
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.model.params import init_params
 from detspec.sampling_params import SamplingParams
 from detspec.traces.draw_windows import trace_figure
-from detspec.traces.record_windows import find_rollback, rounded_params, run_trace
+from detspec.traces.record_windows import drafter_of, find_rollback, run_trace
 from detspec.traces.windows import Trace
 from tests.fakes import RANDOM_CFG
 
@@ -44,7 +46,7 @@ def good(model) -> Trace:
 def bad(model) -> Trace:
     """Drafted with the weights of another model; hardly any draft is accepted."""
     other = init_params(RANDOM_CFG, jax.random.key(1))
-    return run_trace(model, PROMPT, SAMPLING, max_tokens=MAX_TOKENS, other_prompts=OTHERS, draft_params=other)
+    return run_trace(model, PROMPT, SAMPLING, max_tokens=MAX_TOKENS, other_prompts=OTHERS, drafter=Drafter(INT8, other))
 
 
 def committed_ids(trace: Trace) -> tuple[int, ...]:
@@ -108,12 +110,12 @@ def test_find_rollback_with_nothing_to_roll_back_returns_a_trace_without(model):
     assert [window.rolled_back for window in trace.windows] == [False]
 
 
-def test_rounded_params_keep_a_few_levels_a_row_and_the_norms(model):
-    rounded = rounded_params(model.params, levels=3)
-    assert len(set(model.params["embed"][0].tolist())) > 7
-    assert len(set(rounded["embed"][0].tolist())) <= 7
-    assert bool((rounded["embed"] != model.params["embed"]).any())
-    assert bool((rounded["final_norm"] == model.params["final_norm"]).all())
+@pytest.mark.parametrize("draft", ["int8", "ngram"])
+def test_trace_of_another_draft_commits_the_same(draft: str, model, engine_ids: tuple[int, ...]):
+    drafter = drafter_of(model, draft)
+    trace = run_trace(model, PROMPT, SAMPLING, max_tokens=MAX_TOKENS, other_prompts=OTHERS, drafter=drafter)
+    assert committed_ids(trace) == engine_ids
+    assert {"int8": "weights in int8", "ngram": "prompt lookup"}[draft] in trace.title
 
 
 @pytest.mark.parametrize(
