@@ -31,7 +31,7 @@ def test_int8_draft_commits_the_bits_of_no_draft_and_most_of_it_is_accepted():
 
 
 def test_int8_draft_of_an_engine_follows_its_weights(model, one_row):
-    """Ordinary requests are verified, too: the draft's tokens are no results. After an update the draft is of the new weights."""
+    """Ordinary requests are verified, too: drafted tokens are no results. After an update the draft has the new weights."""
     config = EngineConfig(max_requests=3, max_len=64, method="int8", num_speculative_tokens=3, schedule=SCHEDULE)
     engine = Engine(model, config)
     sampling = [*some_sampling()[:-1], dataclasses.replace(some_sampling()[-1], deterministic=False)]
