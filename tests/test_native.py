@@ -10,6 +10,7 @@ import pytest
 from detspec.environment import cpu_facts
 from detspec.errors import InputError
 from detspec.native import library
+from detspec.ops.linear.int8 import linears_f32, quantize
 
 SOURCE = Path(library.__file__).with_name("kernels.c").read_text(encoding="utf-8")
 
@@ -63,3 +64,20 @@ def test_bits_of_processors_that_widen_weights_are_the_same_for_narrow_and_wide_
     assert (
         found[0] != np.asarray(jnp.einsum("ri,oi->ro", x, weight, preferred_element_type=jnp.float32)).view(np.uint32)
     ).any()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx2" not in cpu_facts().get("flags", ""), reason="compiles for AVX2, and runs it")
+def test_products_with_int8_weights_have_the_bits_of_xla_for_narrow_and_wide_registers():
+    rng = np.random.default_rng(0)
+    x, weight = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((37, 300), (211, 300)))
+    rounded = quantize(weight)
+    [expected] = linears_f32(x, [rounded])
+    for march in ("haswell", "x86-64-v2"):
+        options = [option for option in library.options_for("BF16") if not option.startswith(("-DDOTS", "-march"))]
+        compiled = library._load(library._compile(SOURCE, (*options, f"-march={march}")))
+        name = f"test_int8_linear_{march}"
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled.detspec_int8_linear), platform="cpu")
+        result = [jax.ShapeDtypeStruct((37, 211), jnp.float32)]
+        [y] = jax.jit(jax.ffi.ffi_call(name, result))(x, rounded.values, rounded.scale)
+        assert (np.asarray(y).view(np.uint32) == np.asarray(expected).view(np.uint32)).all()

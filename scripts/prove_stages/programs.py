@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -12,6 +12,7 @@ from detspec.engine.compiled import Call
 from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan
+from detspec.engine.programs import Decoding
 from detspec.environment import default_schedule
 from detspec.model.params import param_shapes
 from detspec.roofline import Work
@@ -133,8 +134,9 @@ def label_of(call: Call) -> str:
     """The function, and for steps the plan: "run_segment ordinary", "run_segment 4x16 self"."""
     if "decoding" not in call.static:
         return str(call.fn.__name__)
-    schedule, source, _ = call.static["decoding"]  # type: ignore[misc]
-    kind = "ordinary" if source is None else f"{schedule.budget.groups}x{schedule.budget.window} {source.name}"
+    decoding = cast(Decoding, call.static["decoding"])
+    budget = decoding.schedule.budget
+    kind = "ordinary" if decoding.source is None else f"{budget.groups}x{budget.window} {decoding.source.name}"
     return f"{call.fn.__name__} {kind}"
 
 

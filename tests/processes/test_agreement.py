@@ -40,8 +40,8 @@ class Recorded(FakeDevice):
         super().prefill(placement, passes, schedule=schedule)
         self.runs.append(("prefill", passes, placement.page_table.tobytes()))
 
-    def step(self, plan, placement, limits):
-        report = super().step(plan, placement, limits)
+    def step(self, plan, placement, limits, *, wide_cost=None):
+        report = super().step(plan, placement, limits, wide_cost=wide_cost)
         self.runs.append((plan.label, limits, placement.page_table.tobytes(), placement.chosen.tolist()))
         report.is_ready = self._random.random() < 0.3
         return report
