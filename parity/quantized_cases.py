@@ -1,6 +1,7 @@
 """Small quantized models, written by the libraries that define their formats and read back by transformers."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +40,7 @@ def of_fp8(**changes: Any) -> tuple[dict[str, Any], Quantize]:
     return config.to_dict(), quantize
 
 
-def of_compressed_tensors(name: str, scale_dtype: torch.dtype, **args: Any) -> tuple[dict[str, Any], Quantize]:
+def of_compressed_tensors(name: str, dtype_of_scales: torch.dtype, **args: Any) -> tuple[dict[str, Any], Quantize]:
     """The compressor `name` of compressed-tensors, with scales by its own rule from minimum and maximum."""
     weights = QuantizationArgs(**args)
     scheme = QuantizationScheme(targets=["Linear"], weights=weights, format=name)
@@ -57,7 +58,7 @@ def of_compressed_tensors(name: str, scale_dtype: torch.dtype, **args: Any) -> t
         }[weights.strategy]
         groups = weight.reshape(outs // rows, rows, ins // columns, columns)
         scale, zeros = calculate_qparams(groups.amin((1, 3)), groups.amax((1, 3)), weights)
-        state = {"weight": weight, "weight_scale": scale.to(scale_dtype), "weight_zero_point": zeros.to(torch.int8)}
+        state = {"weight": weight, "weight_scale": scale.to(dtype_of_scales), "weight_zero_point": zeros.to(torch.int8)}
         if weights.strategy == "tensor":
             state = {key: tensor.reshape(1) if key != "weight" else tensor for key, tensor in state.items()}
         return BaseCompressor.get_value_from_registry(name).compress(state, scheme)
@@ -108,6 +109,7 @@ def read(folder: Path, dtype: torch.dtype) -> Any:
     """The model as transformers dequantizes it."""
     method = json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"]
     configs = {"fp8": transformers.FineGrainedFP8Config, "compressed-tensors": transformers.CompressedTensorsConfig}
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, quantization_config=configs[method](dequantize=True), attn_implementation="eager"
-    ).eval()
+    with warnings.catch_warnings(action="ignore"):  # it says that the folder's config counts, but for `dequantize`
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, quantization_config=configs[method](dequantize=True), attn_implementation="eager"
+        ).eval()
