@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from cases import logits, token_rows
-from quantized_cases import CASES, read, write
+from cases import build, logits, token_rows
+from quantized_cases import CASES, SIZES, read, write
 
 import detspec as ds
 from detspec.checkpoint.families import FAMILIES
@@ -45,4 +45,7 @@ def test_logits_of_whole_sequences(folder):
     model = ds.load(folder)
     found = np.asarray(sequences_of(model.params, model.cfg, jnp.asarray(rows))[0])
     expected = logits(read(folder, torch.float32), rows)
-    assert np.abs(found - expected).max() < TOLERANCE * np.abs(expected).max()
+    plain = logits(build("qwen3", **SIZES, tie_word_embeddings=False), rows)
+    worst, control = (np.abs(other - expected).max() / np.abs(expected).max() for other in (found, plain))
+    assert worst < TOLERANCE
+    assert control > 100 * TOLERANCE  # what quantization changed

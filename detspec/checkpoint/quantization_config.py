@@ -120,7 +120,9 @@ def _weights_of(group: Settings, settings: Settings) -> tuple[str, Settings]:
 
 
 def _compressed_format(name: str, weights: Settings) -> Format:
-    kind, bits, symmetric = weights["type"], weights["num_bits"], weights["symmetric"]
+    kind = weights["type"]
+    bits = weights["num_bits"]
+    symmetric = weights["symmetric"]
     strategy = weights["strategy"] or {None: "tensor", -1: "channel"}.get(weights["group_size"], "group")
     if not isinstance(symmetric, bool) or type(bits) is not int:
         raise InputError(f"weights must name whole num_bits and whether they are symmetric, got {json.dumps(weights)}")

@@ -83,7 +83,8 @@ def whole_numbers(dtype: str, group: Group, symmetric: bool) -> Format:
 
 def packed(bits: int, group: Group, symmetric: bool) -> Format:
     """Compressed-tensors, pack-quantized: inputs in words of 32 bits, zero points too but along outputs; all plus half."""
-    per_word, half = 32 // bits, 1 << (bits - 1)
+    per_word = 32 // bits
+    half = 1 << (bits - 1)
 
     def dequantize(tensors: Tensors, shape: Shape) -> np.ndarray:
         zeros = None if symmetric else _unpack(tensors["weight_zero_point"], bits, axis=0) - half
@@ -130,7 +131,8 @@ def gptq(bits: int, group_size: int | None, is_v2: bool) -> Format:
     Version 1 stores zero points less one, subtracted from whole words: a zero borrows from its neighbour. Adding one to each
     place of the whole word undoes both.
     """
-    group, per_word = (1, group_size), 32 // bits
+    group = (1, group_size)
+    per_word = 32 // bits
     one_each = np.uint32(0 if is_v2 else sum(1 << shift for shift in range(0, 32, bits)))
 
     def dequantize(tensors: Tensors, shape: Shape) -> np.ndarray:

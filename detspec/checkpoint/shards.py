@@ -76,15 +76,11 @@ def read_block(folder: Path, source: Source, block: Block) -> tuple[np.ndarray, 
     infinite = []
     for name, header, part in source.tensors:
         if part is None:
-            target, within = array, block
+            finite = _fill(folder, header, block, array)
         elif block[0][0] <= part < block[0][1]:
-            target, within = array[part - block[0][0], ...], block[1:]
+            finite = _fill(folder, header, block[1:], array[part - block[0][0], ...])
         else:
             continue
-        if isinstance(header, Quantized):
-            finite = _fill_quantized(folder, header, within, target)
-        else:
-            finite = _fill(folder, header, within, target)
         if not finite:
             infinite.append(name)
     return array, infinite
@@ -133,8 +129,10 @@ def _assemble(like: jax.ShapeDtypeStruct, shards: list[jax.Array]) -> jax.Array:
     return jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards, dtype=like.dtype)
 
 
-def _fill(folder: Path, header: Header, block: Block, array: np.ndarray) -> bool:
+def _fill(folder: Path, header: Header | Quantized, block: Block, array: np.ndarray) -> bool:
     """Reads a block of a tensor into `array`, in its dtype; returns whether all of it is finite."""
+    if isinstance(header, Quantized):
+        return _fill_quantized(folder, header, block, array)
     finite = True
     for piece in _read_runs(folder, header, block, array):
         finite &= all_finite(piece)
@@ -148,7 +146,7 @@ def _fill_quantized(folder: Path, matrix: Quantized, block: Block, array: np.nda
     for suffix, part in matrix.format.parts.items():
         cut = matrix.stored(part, wide)
         array_of_part = _read_stored(folder, matrix.parts[suffix], cut[::-1] if part.turned else cut)
-        stored[suffix] = array_of_part.T if part.turned else array_of_part
+        stored[suffix] = np.ascontiguousarray(array_of_part.T) if part.turned else array_of_part
     finite = True
     (top, bottom), (left, right) = block
     for piece in matrix.pieces(wide):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from detspec.checkpoint import quantized
+from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.files import Header, Problems, read_headers
 from detspec.checkpoint.hf import load_hf, named_tensors, read_hf_config
 from detspec.checkpoint.quantization_config import read_quantization
@@ -42,6 +43,23 @@ def test_weights_are_what_the_encoder_meant(tmp_path: Path, name: str, dtype: st
     assert len(matrices) == 14
     for key, expected in matrices.items():
         assert np.asarray(tensors[key]).tobytes() == expected.astype(jnp.dtype(dtype)).tobytes(), key
+
+
+def test_digest_is_that_of_the_plain_folder_with_the_same_numbers(tmp_path: Path):
+    matrices = make_quantized("gptq", tmp_path / "quantized")
+    make_quantized("awq", tmp_path / "other")
+    make_quantized("gptq", tmp_path / "plain", change=lambda tensors: tensors.update(plain_in_place_of(tensors, matrices)))
+    edit_config(tmp_path / "plain", "quantization_config")
+    digests = {name: digest_model(*load_hf(tmp_path / name)) for name in ("quantized", "plain", "other")}
+    assert digests["quantized"] == digests["plain"] != digests["other"]
+
+
+def plain_in_place_of(tensors: dict[str, np.ndarray], matrices: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Takes what is stored for the matrices out of `tensors`, and returns what to put there instead."""
+    for name in list(tensors):
+        if "_proj." in name:
+            del tensors[name]
+    return matrices
 
 
 @pytest.mark.parametrize("name", FORMATS)
