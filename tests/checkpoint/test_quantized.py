@@ -59,7 +59,7 @@ def plain_in_place_of(tensors: dict[str, np.ndarray], matrices: dict[str, np.nda
     for name in list(tensors):
         if "_proj." in name:
             del tensors[name]
-    return matrices
+    return {name: np.ascontiguousarray(matrix) for name, matrix in matrices.items()}
 
 
 @pytest.mark.parametrize("name", FORMATS)
