@@ -45,13 +45,15 @@ def test_weights_are_what_the_encoder_meant(tmp_path: Path, name: str, dtype: st
         assert np.asarray(tensors[key]).tobytes() == expected.astype(jnp.dtype(dtype)).tobytes(), key
 
 
-def test_digest_is_that_of_the_plain_folder_with_the_same_numbers(tmp_path: Path):
-    matrices = make_quantized("gptq", tmp_path / "quantized")
-    make_quantized("awq", tmp_path / "other")
+def test_digest_is_that_of_the_numbers_in_whatever_format(tmp_path: Path):
+    """The encoders of gptq and awq draw the same numbers; that of gptq_8 others."""
+    matrices = make_quantized("gptq", tmp_path / "gptq")
+    make_quantized("awq", tmp_path / "awq")
+    make_quantized("gptq_8", tmp_path / "other")
     make_quantized("gptq", tmp_path / "plain", change=lambda tensors: tensors.update(plain_in_place_of(tensors, matrices)))
     edit_config(tmp_path / "plain", "quantization_config")
-    digests = {name: digest_model(*load_hf(tmp_path / name)) for name in ("quantized", "plain", "other")}
-    assert digests["quantized"] == digests["plain"] != digests["other"]
+    digests = {name: digest_model(*load_hf(tmp_path / name)) for name in ("gptq", "awq", "plain", "other")}
+    assert digests["gptq"] == digests["awq"] == digests["plain"] != digests["other"]
 
 
 def plain_in_place_of(tensors: dict[str, np.ndarray], matrices: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
