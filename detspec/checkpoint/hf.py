@@ -166,18 +166,24 @@ def check_tensors(names: TensorNames, shapes: Params, tensors: Tensors, problems
     for name, shape in wanted.items():
         if name not in tensors:
             problems.append(f"tensor {name} {list(shape)} is missing")
-        elif tensors[name].shape != shape:
-            problems.append(f"tensor {name} has shape {list(tensors[name].shape)}, the config asks for {list(shape)}")
-    for name, header in tensors.items():
-        if isinstance(header, Quantized):
             continue
-        if name in wanted or name == tied_head(names, shapes):
-            if header.dtype not in FILE_DTYPES:
-                accepted = ", ".join(FILE_DTYPES)
-                problems.append(f"{header.file}: {name} has the unsupported dtype {header.dtype}; accepted: {accepted}")
-        elif not name.endswith(SKIPPED_SUFFIXES):
+        if tensors[name].shape != shape:
+            problems.append(f"tensor {name} has shape {list(tensors[name].shape)}, the config asks for {list(shape)}")
+        check_dtype(name, tensors[name], problems)
+    head = tied_head(names, shapes)
+    for name, header in tensors.items():
+        if name == head:
+            check_dtype(name, header, problems)
+        elif name not in wanted and not name.endswith(SKIPPED_SUFFIXES):
             tensor = f"{header.file}: tensor {name} {list(header.shape)}"
             problems.append(f"{tensor} is not part of the model that the config describes")
+
+
+def check_dtype(name: str, header: Header | Quantized, problems: Problems) -> None:
+    """A weight that is stored as it is must have a dtype of weights."""
+    if isinstance(header, Header) and header.dtype not in FILE_DTYPES:
+        accepted = ", ".join(FILE_DTYPES)
+        problems.append(f"{header.file}: {name} has the unsupported dtype {header.dtype}; accepted: {accepted}")
 
 
 def check_constants(folder: Path, tensors: Tensors, problems: Problems) -> None:
