@@ -55,7 +55,6 @@ FIXED = {
     "pretraining_tp": 1,
     "rope_interleaved": False,
     "partial_rotary_factor": 1.0,
-    "quantization_config": None,
     "logit_scale": 1.0,
     "is_encoder_decoder": False,
     "add_cross_attention": False,

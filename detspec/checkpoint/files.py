@@ -20,7 +20,10 @@ from detspec.read_json import parse_json, read_json_object
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
-FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # of weights that are stored as they are
+# of the tensors that quantized weights are stored as, besides
+QUANTIZED_DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}
+QUANTIZED_DTYPES |= {"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"}
 # Files next to the weights that are the same in folders of every kind.
 SIDE_FILES = (
     "tokenizer.json",
@@ -99,7 +102,7 @@ def read_headers(path: Path, problems: Problems) -> dict[str, Header]:
 
 
 def read_file_headers(path: Path, file: str, problems: Problems) -> dict[str, Header]:
-    """Headers of the tensors in one file of the folder; none and a problem if it is missing, damaged or of other dtypes."""
+    """Headers of the tensors in one file of the folder; none and a problem if it is missing or damaged."""
     if Path(file).name != file or file in ("", "..") or "\0" in file:
         problems.append(f"{file!r} is not a file name in the folder")
         return {}
@@ -110,17 +113,13 @@ def read_file_headers(path: Path, file: str, problems: Problems) -> dict[str, He
         length, entries = read_entries(path / file)
         with safe_open(path / file, "numpy") as tensors:  # checks that the file is whole
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
-        headers = {
+        return {
             name: Header(file, tuple(part.get_shape()), part.get_dtype(), 8 + length + entries[name]["data_offsets"][0])
             for name, part in slices.items()
         }
     except (SafetensorError, OSError, InputError) as error:
         problems.append(f"{file} cannot be read, it is damaged or incomplete: {error}")
         return {}
-    for name, header in headers.items():
-        if header.dtype not in FILE_DTYPES:
-            problems.append(f"{file}: {name} has the unsupported dtype {header.dtype}; accepted: {', '.join(FILE_DTYPES)}")
-    return headers
 
 
 def read_entries(path: Path) -> tuple[int, dict[str, Any]]:

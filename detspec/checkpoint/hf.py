@@ -1,7 +1,8 @@
 """Hugging Face folders as parameter pytrees, and back.
 
 1. `config.json` names a family and, through it, a `ModelConfig`.
-2. The headers of the safetensors files are held against the names and shapes that the config asks for.
+2. The headers of the safetensors files are held against the names and shapes that the config asks for. The tensors of a
+   quantized matrix count as one.
 3. Weights are read one at a time into their shards, in the config's dtype, and checked for NaN and infinity.
 
 All that is wrong is gathered and raised as one `InputError`.
@@ -30,11 +31,16 @@ from detspec.checkpoint.files import (
     write_tensors,
 )
 from detspec.checkpoint.hf_config import describe, family_of, find_family, read_fields
-from detspec.checkpoint.shards import Source, Tensor, is_stored_as, read_arrays
+from detspec.checkpoint.quantization_config import read_quantization
+from detspec.checkpoint.quantized import Quantized, gather_quantized
+from detspec.checkpoint.quantized_formats import Format
+from detspec.checkpoint.shards import Source, Tensor, holds, is_stored_as, read_arrays
 from detspec.checkpoint.tensor_names import SKIPPED_SUFFIXES, TensorNames, leaf_at, tensor_places
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, param_shapes
+
+Tensors = dict[str, Header | Quantized]  # by the names of weights
 
 PATIENCE_S = 2.0  # a progress bar appears when loading takes longer
 
@@ -42,6 +48,7 @@ PATIENCE_S = 2.0  # a progress bar appears when loading takes longer
 def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params]:
     """Reads the Hugging Face folder at `path`; weights come in the config's dtype (without one, in the files').
 
+    Quantized matrices (fp8, compressed-tensors, awq and gptq) are dequantized while they are read, a piece at a time.
     `sharding` says where each array goes: one `jax.sharding.Sharding` for all, or a pytree of them like the parameters; the
     default device if None. A process reads the shards of its own devices and nothing else, each straight to its device.
 
@@ -49,14 +56,18 @@ def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Par
     """
     path = Path(path)
     problems = Problems(path)
-    family, fields = _read_family(path, problems)
-    tensors = read_headers(path, problems)
+    family, fields, format = _read_family(path, problems)
+    headers = read_headers(path, problems)
     problems.raise_if_any()
     assert family is not None
-    cfg = build_config(fields, tensors, path)
+    cfg = build_config(fields, headers, path)
     shapes = param_shapes(cfg, sharding=sharding)
     check_cuts(shapes)
+    wanted = tensor_shapes(family.names, shapes)
+    tensors: Tensors = dict(headers) if format is None else gather_quantized(format, wanted, headers, problems)
     check_tensors(family.names, shapes, tensors, problems)
+    problems.raise_if_any()
+    check_constants(path, tensors, problems)
     problems.raise_if_any()
     params = read_params(path, family.names, shapes, tensors, problems)
     problems.raise_if_any()
@@ -112,24 +123,29 @@ def read_hf_config(path: str | Path) -> ModelConfig:
     """
     path = Path(path)
     problems = Problems(path)
-    _, fields = _read_family(path, problems)
+    _, fields, _ = _read_family(path, problems)
     problems.raise_if_any()
     return build_config(fields, {}, path)
 
 
-def _read_family(path: Path, problems: Problems) -> tuple[Family | None, dict[str, Any]]:
-    """The family and the fields of the config that `config.json` describes; where it describes none, there is a problem."""
+def _read_family(path: Path, problems: Problems) -> tuple[Family | None, dict[str, Any], Format | None]:
+    """The family, the fields of the config and the format of quantized matrices that `config.json` describes.
+
+    Where it describes no family, or a format that is not supported, there is a problem.
+    """
     if not path.is_dir():
         raise InputError(f"{path}: no such folder")
     hf_config = read_json(path / "config.json", problems)
     family = find_family(hf_config, problems) if hf_config is not None else None
-    return family, {} if hf_config is None or family is None else read_fields(hf_config, family, problems)
+    if hf_config is None or family is None:
+        return None, {}, None
+    return family, read_fields(hf_config, family, problems), read_quantization(hf_config, problems)
 
 
 def build_config(fields: dict[str, Any], tensors: dict[str, Header], path: Path) -> ModelConfig:
     """The `ModelConfig`, with the files' dtype where the config names none; raises `InputError` if there is no such model."""
     if fields["dtype"] is None:
-        found = sorted({FILE_DTYPES[header.dtype] for header in tensors.values()})
+        found = sorted({FILE_DTYPES[header.dtype] for header in tensors.values() if header.dtype in FILE_DTYPES})
         if len(found) != 1:
             dtypes = " and ".join(found) or "none either"
             raise InputError(f"{path}: config.json names no dtype and its tensors have {dtypes}")
@@ -140,20 +156,50 @@ def build_config(fields: dict[str, Any], tensors: dict[str, Header], path: Path)
         raise InputError(f"{path}: config.json: {error}") from error
 
 
-def check_tensors(names: TensorNames, shapes: Params, tensors: dict[str, Header], problems: Problems) -> None:
+def tensor_shapes(names: TensorNames, shapes: Params) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor that the weights `shapes` are made of."""
+    places = tensor_places(names, shapes).items()
+    return {name: leaf_at(shapes, path).shape[0 if part is None else 1 :] for name, (path, part) in places}
+
+
+def check_tensors(names: TensorNames, shapes: Params, tensors: Tensors, problems: Problems) -> None:
     """Compares the headers `tensors` with the weights that `shapes` asks for; each difference is a problem."""
-    places = tensor_places(names, shapes)
-    for name, (path, part) in places.items():
-        leaf = leaf_at(shapes, path)
-        shape = leaf.shape if part is None else leaf.shape[1:]
+    wanted = tensor_shapes(names, shapes)
+    for name, shape in wanted.items():
         if name not in tensors:
             problems.append(f"tensor {name} {list(shape)} is missing")
-        elif tensors[name].shape != shape:
+            continue
+        if tensors[name].shape != shape:
             problems.append(f"tensor {name} has shape {list(tensors[name].shape)}, the config asks for {list(shape)}")
+        check_dtype(name, tensors[name], problems)
+    head = tied_head(names, shapes)
     for name, header in tensors.items():
-        if name not in places and not name.endswith(SKIPPED_SUFFIXES) and name != tied_head(names, shapes):
+        if name == head:
+            check_dtype(name, header, problems)
+        elif name not in wanted and not name.endswith(SKIPPED_SUFFIXES):
             tensor = f"{header.file}: tensor {name} {list(header.shape)}"
             problems.append(f"{tensor} is not part of the model that the config describes")
+
+
+def check_dtype(name: str, header: Header | Quantized, problems: Problems) -> None:
+    """A weight that is stored as it is must have a dtype of weights."""
+    if isinstance(header, Header) and header.dtype not in FILE_DTYPES:
+        accepted = ", ".join(FILE_DTYPES)
+        problems.append(f"{header.file}: {name} has the unsupported dtype {header.dtype}; accepted: {accepted}")
+
+
+def check_constants(folder: Path, tensors: Tensors, problems: Problems) -> None:
+    """Reads what must be the same in every quantized matrix of its shape, as GPTQ's `g_idx`; another value is a problem."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Quantized):
+            for suffix, header in tensor.constants.items():
+                expected = tensor.format.constants[suffix](tensor.shape)
+                if not holds(folder, header, expected):
+                    layer = name.removesuffix("weight")
+                    problems.append(
+                        f"tensor {layer}{suffix} {list(header.shape)} of dtype {header.dtype} must hold the {expected.size} "
+                        f"numbers {expected[0]} to {expected[-1]} that belong to consecutive groups and the shape of the config"
+                    )
 
 
 def tied_head(names: TensorNames, shapes: Params) -> str | None:
@@ -161,7 +207,7 @@ def tied_head(names: TensorNames, shapes: Params) -> str | None:
     return None if "head" in shapes else next((name for name, path in names.items() if path == ("head",)), None)
 
 
-def read_params(folder: Path, names: TensorNames, shapes: Params, tensors: dict[str, Header], problems: Problems) -> Params:
+def read_params(folder: Path, names: TensorNames, shapes: Params, tensors: Tensors, problems: Problems) -> Params:
     """Reads the weights one by one, each to its sharding in `shapes`.
 
     NaN, infinity, and a stored tied head that differs from the embedding are problems.
@@ -179,6 +225,7 @@ def read_params(folder: Path, names: TensorNames, shapes: Params, tensors: dict[
             leaf_at(params, parents)[last] = array
             bar.update(len(parts))
     head = tied_head(names, shapes)
-    if head in tensors and not is_stored_as(folder, tensors[head], params["embed"]):
+    stored_head = None if head is None else tensors.get(head)
+    if isinstance(stored_head, Header) and not is_stored_as(folder, stored_head, params["embed"]):
         problems.append(f"tensor {head} differs from the embedding although tie_word_embeddings is true")
     return params

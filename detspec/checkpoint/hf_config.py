@@ -21,6 +21,7 @@ HARMLESS_KEYS |= {"output_attentions", "output_hidden_states", "return_dict", "t
 HARMLESS_KEYS |= {"unsloth_fixed", "unsloth_version"}
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
 DTYPE_KEYS = ("dtype", "torch_dtype")
+QUANTIZATION_KEY = "quantization_config"  # `read_quantization` reads it
 
 
 def find_family(hf_config: HfConfig, problems: list[str]) -> Family | None:
@@ -38,7 +39,7 @@ def find_family(hf_config: HfConfig, problems: list[str]) -> Family | None:
 
 def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[str, Any]:
     """The fields of `ModelConfig` that the config gives; what is wrong with it is appended to `problems`."""
-    known = {*family.fields, *family.fixed, *HARMLESS_KEYS, *ROPE_KEYS, *DTYPE_KEYS, *SLIDING_KEYS}
+    known = {*family.fields, *family.fixed, *HARMLESS_KEYS, *ROPE_KEYS, *DTYPE_KEYS, *SLIDING_KEYS, QUANTIZATION_KEY}
     if unknown := {key: value for key, value in hf_config.items() if key not in known}:
         problems.append(f"config.json: unknown keys {json.dumps(unknown)}; they may change the computation")
     hf_config = {**family.defaults, **{k: v for k, v in hf_config.items() if v is not None or k in NULLABLE}}

@@ -3,6 +3,7 @@
 1. A sharding cuts a weight into blocks. This process reads those of its own devices; devices with the same block share it.
 2. The numbers of a block lie in the file as runs: one run where the weight is cut along its first axis.
 3. Runs are read in pieces, brought to the weight's dtype and checked while the processor's cache holds them.
+   Quantized matrices are dequantized in pieces of whole groups.
 4. A whole block goes from host memory to its devices, and the next ones are read meanwhile.
 """
 
@@ -20,7 +21,8 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from detspec.checkpoint.blocks import Block, block_shape, local_blocks, local_shards, runs, whole_block
-from detspec.checkpoint.files import FILE_DTYPES, Header
+from detspec.checkpoint.files import FILE_DTYPES, QUANTIZED_DTYPES, Header
+from detspec.checkpoint.quantized import Quantized
 from detspec.errors import InputError
 
 READERS = 2  # threads; reading and checking let each other run
@@ -35,7 +37,7 @@ class Tensor(NamedTuple):
     """A tensor of a file that is a weight, or a part of one."""
 
     name: str
-    header: Header
+    header: Header | Quantized
     part: int | None  # index on the first axis of a stacked weight; None if the tensor is the whole weight
 
 
@@ -127,26 +129,74 @@ def _assemble(like: jax.ShapeDtypeStruct, shards: list[jax.Array]) -> jax.Array:
     return jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards, dtype=like.dtype)
 
 
-def _fill(folder: Path, header: Header, block: Block, array: np.ndarray) -> bool:
+def _fill(folder: Path, header: Header | Quantized, block: Block, array: np.ndarray) -> bool:
     """Reads a block of a tensor into `array`, in its dtype; returns whether all of it is finite."""
-    numbers = array.reshape(-1)
+    if isinstance(header, Quantized):
+        return _fill_quantized(folder, header, block, array)
     finite = True
+    for piece in _read_runs(folder, header, block, array):
+        finite &= all_finite(piece)
+    return finite
+
+
+def _fill_quantized(folder: Path, matrix: Quantized, block: Block, array: np.ndarray) -> bool:
+    """Dequantizes a block of a matrix into `array`, in its dtype; returns whether all of it is finite."""
+    wide = matrix.widen(block)
+    stored = {}
+    for suffix, part in matrix.format.parts.items():
+        cut = matrix.stored(part, wide)
+        array_of_part = _read_stored(folder, matrix.parts[suffix], cut[::-1] if part.turned else cut)
+        stored[suffix] = np.ascontiguousarray(array_of_part.T) if part.turned else array_of_part
+    finite = True
+    (top, bottom), (left, right) = block
+    for piece in matrix.pieces(wide):
+        (start, stop), (first, _) = piece
+        rows = slice(max(start, top), min(stop, bottom))
+        numbers = matrix.dequantize(stored, wide, piece)[rows.start - start : rows.stop - start, left - first : right - first]
+        target = array[rows.start - top : rows.stop - top]
+        with np.errstate(over="ignore"):
+            target[:] = numbers.astype(array.dtype)
+        finite &= all_finite(target)
+    return finite
+
+
+def _read_stored(folder: Path, header: Header, block: Block) -> np.ndarray:
+    """A block of a tensor in the dtype that it is stored in."""
+    array = np.empty(block_shape(block), stored_dtype(header))
+    for _ in _read_runs(folder, header, block, array):
+        pass
+    return array
+
+
+def holds(folder: Path, header: Header, expected: np.ndarray) -> bool:
+    """Whether the tensor consists of these whole numbers."""
+    is_like = header.shape == expected.shape and header.dtype in ("I32", "I64")
+    return is_like and np.array_equal(_read_stored(folder, header, whole_block(header.shape)), expected)
+
+
+def _read_runs(folder: Path, header: Header, block: Block, array: np.ndarray) -> Iterator[np.ndarray]:
+    """Reads a block of a tensor into `array`, in its dtype, and yields each part of it when it is there."""
+    numbers = array.reshape(-1)
     with (folder / header.file).open("rb", buffering=0) as file:
         for begin, offset, size in runs(header.shape, block, PIECE_BYTES // array.itemsize):
             piece = numbers[offset : offset + size]
             _read_run(file, header, begin, piece)
-            finite &= all_finite(piece)
-    return finite
+            yield piece
 
 
 def _read_run(file: FileIO, header: Header, begin: int, piece: np.ndarray) -> None:
     """Sets `piece` to the tensor's numbers from `begin` on, in row-major order; those too large become infinite."""
-    stored_dtype = jnp.dtype(FILE_DTYPES[header.dtype])
-    stored = piece if piece.dtype == stored_dtype else np.empty(piece.shape, stored_dtype)
-    read_bytes(file, header.begin + begin * stored_dtype.itemsize, memoryview(stored.view(np.uint8).data))
+    dtype = stored_dtype(header)
+    stored = piece if piece.dtype == dtype else np.empty(piece.shape, dtype)
+    read_bytes(file, header.begin + begin * dtype.itemsize, memoryview(stored.view(np.uint8).data))
     if stored is not piece:
         with np.errstate(over="ignore"):
             piece[:] = stored.astype(piece.dtype)
+
+
+def stored_dtype(header: Header) -> np.dtype:
+    """The dtype that a tensor has in its file."""
+    return jnp.dtype((FILE_DTYPES | QUANTIZED_DTYPES)[header.dtype])
 
 
 def read_bytes(file: FileIO, begin: int, target: memoryview) -> None:

@@ -24,6 +24,7 @@ from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params, param_shapes
 from detspec.model.weights import Experts
+from tests.checkpoint.quantizers import make_quantized
 from tests.checkpoint.test_stacked_tensors import CFG as EXPERTS_CFG
 from tests.checkpoint.test_stacked_tensors import NAMES, of_experts, write
 
@@ -43,6 +44,7 @@ CFG = ModelConfig(
 HEAD = "lm_head.weight"
 EMBED = "model.embed_tokens.weight"
 IN_OUR_FOLDERS = ("none", "rows 2", "rows 4", "rows 8", "replicas", "tiles")  # orbax takes a second for each
+QUANTIZED_LAYOUTS = ("rows 8", "columns 8", "tiles")  # fp8's blocks and awq's words lie across several devices
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -204,6 +206,14 @@ def experts(root: Path) -> dict[str, bool]:
     return same
 
 
+def of_quantized(folder: Path, name: str) -> dict[str, Any]:
+    """What comes of loading a quantized folder onto one device, and cut along outputs, inputs and both."""
+    cfg = dataclasses.replace(CFG, d_model=32, d_ff=64, dtype="bfloat16")
+    make_quantized(name, folder, cfg)
+    on_each = shardings(cfg)
+    return {layout: loaded(load_hf, folder, on_each[layout]) for layout in ("none", *QUANTIZED_LAYOUTS)}
+
+
 def main(root: Path) -> None:
     params = make_params(CFG)
     folder = root / "hf"
@@ -227,6 +237,7 @@ def main(root: Path) -> None:
     sharded = load_hf(folder, sharding=matrices(CFG, mesh_of(8), PartitionSpec("x")))[1]
     save_native(root / "from shards", CFG, sharded).result()
     found["from shards"] = loaded(load_native, root / "from shards", None)
+    found["quantized"] = {name: of_quantized(root / name, name) for name in ("fp8", "awq")}
     found["exchanged"] = {"bits": bits(exchanged(sharded)), "digest": digest_model(CFG, exchanged(sharded))}
     found["faults"] = faults(root, folder, native)
     found["experts"] = experts(root)

@@ -184,8 +184,8 @@ def test_real_weights_with_any_header_load_or_are_one_error(folder, data):
             "names the key 'shape' twice",
         ),
         (
-            tensors_file(as_bytes({"a": {"dtype": "F8_E4M3", "shape": [32], "data_offsets": [0, 32]}})),
-            "unsupported dtype F8_E4M3",
+            tensors_file(as_bytes({"model.embed_tokens.weight": {"dtype": "F8_E4M3", "shape": [32], "data_offsets": [0, 32]}})),
+            "model.embed_tokens.weight has the unsupported dtype F8_E4M3",
         ),
     ],
     ids=["length", "unread", "deep", "overlap", "product", "offset", "negative", "twice", "dtype"],

@@ -20,7 +20,7 @@ from detspec.checkpoint import shards
 from detspec.checkpoint.files import Header
 from detspec.checkpoint.hf import load_hf, save_hf
 from detspec.checkpoint.shards import READERS, Source, Tensor, read_arrays
-from tests.checkpoint.on_eight_devices import CFG, DOWN, HEAD, IN_OUR_FOLDERS, make_params
+from tests.checkpoint.on_eight_devices import CFG, DOWN, HEAD, IN_OUR_FOLDERS, QUANTIZED_LAYOUTS, make_params
 
 HERE = Path(__file__).parent
 LAYOUTS = ("none", "second device", "rows 1", "rows 2", "rows 4", "rows 8", "columns 2", "columns 8")
@@ -85,6 +85,14 @@ def test_hugging_face_folder_is_brought_to_the_dtype_of_the_config_shard_by_shar
 @pytest.mark.parametrize("layout", IN_OUR_FOLDERS)
 def test_folder_of_ours_has_equal_bits_and_digest_on_every_mesh(found, layout):
     judge(found["native"][layout], found["expected"])
+
+
+@pytest.mark.parametrize("name", ["fp8", "awq"])
+@pytest.mark.parametrize("layout", QUANTIZED_LAYOUTS)
+def test_quantized_folder_has_equal_bits_and_digest_on_every_mesh(found, name, layout):
+    runs = found["quantized"][name]
+    judge(runs[layout], runs["none"])
+    assert found["quantized"]["fp8"]["none"]["digest"] != found["quantized"]["awq"]["none"]["digest"]
 
 
 def test_folder_of_ours_that_was_saved_from_shards_is_the_same_model(found):

@@ -1,0 +1,51 @@
+"""Quantized folders: every weight has the bits that transformers dequantizes it to, and logits agree."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from cases import build, logits, token_rows
+from quantized_cases import CASES, SIZES, read, write
+
+import detspec as ds
+from detspec.checkpoint.families import FAMILIES
+from detspec.checkpoint.hf import named_tensors
+from detspec.model.transformer import forward_sequences
+
+TOLERANCE = 2e-5  # relative to the largest logit: float32 sums in another order
+
+sequences_of = jax.jit(forward_sequences, static_argnames="cfg")
+names = next(family.names for family in FAMILIES if family.model_type == "qwen3")
+
+
+@pytest.fixture(scope="module", params=CASES)
+def folder(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    write(request.param, folder)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_have_the_bits_of_transformers(folder, dtype, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    theirs = read(tmp_path, getattr(torch, dtype)).to(getattr(torch, dtype)).state_dict()  # with fp8, plain ones stay as stored
+    ours = named_tensors(names, ds.load(tmp_path).params)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert np.array_equal(np.asarray(ours[name]).astype(np.float32), tensor.float().numpy()), name
+
+
+def test_logits_of_whole_sequences(folder):
+    rows = list(token_rows(2))
+    model = ds.load(folder)
+    found = np.asarray(sequences_of(model.params, model.cfg, jnp.asarray(rows))[0])
+    expected = logits(read(folder, torch.float32), rows)
+    plain = logits(build("qwen3", **SIZES, tie_word_embeddings=False), rows)
+    worst, control = (np.abs(other - expected).max() / np.abs(expected).max() for other in (found, plain))
+    assert worst < TOLERANCE
+    assert control > 100 * TOLERANCE  # what quantization changed
