@@ -12,6 +12,7 @@ from detspec.model.params import quantized
 from detspec.ops.collectives import CHIPS
 from detspec.ops.linear.api import linear_fn
 from detspec.ops.linear.int8 import quantize, scaled_f32, sums
+from detspec.sampling_params import SamplingParams
 from detspec.schedule import Numerics
 from tests.fakes import bits, random_model
 from tests.mesh.conftest import model_on
@@ -37,15 +38,16 @@ def test_model_that_thinks_has_the_same_thoughts_and_bits_on_two_chips():
 def test_new_weights_in_floats_are_rounded_where_the_old_ones_lie():
     full = dataclasses.replace(INT8, weights=None)
     doubled = jax.tree.map(lambda leaf: leaf * 2, random_model(full))
-    asked = engine_on(model_on(INT8, 1)), engine_on(model_on(INT8, 4))
+    asked = [[1, 2, 3]], SamplingParams(max_tokens=8)
+    engines = engine_on(model_on(INT8, 1)), engine_on(model_on(INT8, 4))
     found = []
-    for engine in asked:
-        before = engine.generate([[1, 2, 3]])
+    for engine in engines:
+        before = engine.generate(*asked)
         engine.update_params(doubled)
-        found.append([facts(one) for one in (*before, *engine.generate([[1, 2, 3]]))])
+        found.append([facts(one) for one in (*before, *engine.generate(*asked))])
     assert found[0] == found[1]
     assert found[0][0] != found[0][1]
-    assert asked[0].model.digest == asked[1].model.digest
+    assert engines[0].model.digest == engines[1].model.digest
 
 
 def test_weights_are_rounded_on_a_mesh_to_the_bytes_of_one_chip():
