@@ -422,7 +422,11 @@ class Engine:
                 max_prefill_passes=self.config.max_prefill_passes,
                 prefill=self.schedule.budget,
             )
-            num_steps = self.scheduler.affordable(segment.num_steps, plan.most_tokens)
+            gain = segment.most_gain(plan.most_tokens)
+            if self.scheduler.affords(gain):
+                self.scheduler.reserve(gain)
+                return plan, segment
+            num_steps = self.scheduler.affordable(segment.num_steps // 2, plan.most_tokens)
             if num_steps:
                 self.scheduler.reserve(num_steps * plan.most_tokens)
                 return plan, segment.shortened(num_steps)

@@ -2,11 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from detspec.engine.engine_config import EngineConfig
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
+
+NEVER = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +190,11 @@ class Segment:
     steps: int
     max_idle: int  # it ends early once ended sequences have idled for so many steps in total
     min_live: int  # it ends early once fewer sequences than this are live
+    max_gain: int = NEVER  # steps end early once a sequence has gained more tokens than this
+
+    def most_gain(self, most_tokens: int) -> int:
+        """Most tokens that a sequence gains, if a step commits up to `most_tokens`."""
+        return min(self.num_steps * most_tokens, self.rounds * most_tokens + self.max_gain + most_tokens)
 
     @property
     def num_steps(self) -> int:
@@ -208,7 +216,6 @@ class Costs:
     smaller_batch: int  # sequences that the next cheaper batch holds, 0 if there is none
 
 
-NEVER = 2**30
 MAX_ROUNDS = 8
 
 
@@ -232,7 +239,9 @@ def plan_segment(
     `segment_steps` are the most tokens that a sequence may gain before the host looks, `prefill` is the budget of a pass over
     prompts.
     """
-    steps = max(1, segment_steps // plan.most_tokens)
+    # How many tokens a step that may skip its guesses commits is not known, so the device counts.
+    steps = segment_steps if plan.skips else max(1, segment_steps // plan.most_tokens)
+    segment_of = partial(Segment, max_gain=max(0, segment_steps - plan.most_tokens) if plan.skips else NEVER)
     max_idle = NEVER
     min_live = costs.smaller_batch + 1
     if load.waiting:
@@ -240,14 +249,14 @@ def plan_segment(
         min_live = 1
     passes = -(-num_windows(load.behind, prefill.window) * prefill.window // prefill.rows) + load.unread_chunks
     if load.num_ready == 0:
-        return Segment(1, passes, steps - 1, max_idle, min_live)
+        return segment_of(1, passes, steps - 1, max_idle, min_live)
     if not load.unread_chunks and num_windows(load.behind, plan.budget.window) <= empty_windows(plan, load):
-        return Segment(0, 0, steps, max_idle, min_live)
+        return segment_of(0, 0, steps, max_idle, min_live)
     at_once = min(passes, max_prefill_passes)
     rounds = -(-passes // at_once)
     if rounds > MAX_ROUNDS:
-        return Segment(MAX_ROUNDS, at_once, 0, max_idle, min_live)
-    return Segment(rounds, at_once, max(0, steps - rounds), max_idle, min_live)
+        return segment_of(MAX_ROUNDS, at_once, 0, max_idle, min_live)
+    return segment_of(rounds, at_once, max(0, steps - rounds), max_idle, min_live)
 
 
 def empty_windows(plan: Plan, load: Load) -> int:

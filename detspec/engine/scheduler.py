@@ -78,9 +78,13 @@ class Scheduler:
             processing=any(sequence.request.sampling.needs_processing for sequence in self.sequences),
         )
 
+    def affords(self, gain: int) -> bool:
+        """Whether the pages last for `gain` more tokens of every sequence."""
+        return self._missing(gain) <= self.allocator.pool.num_available
+
     def affordable(self, steps: int, most_tokens: int) -> int:
         """How many steps, at most `steps`, the pages last for, if each may commit `most_tokens`; 0 if not for one."""
-        while steps and self._missing(steps * most_tokens) > self.allocator.pool.num_available:
+        while steps and not self.affords(steps * most_tokens):
             steps //= 2
         return steps
 

@@ -78,7 +78,7 @@ class Segments:
         placement = _placement(sequences, page_table, plan.batch)
 
         def step(num_steps: int) -> Report:
-            limits = Limits(num_steps, segment.min_live, segment.max_idle)
+            limits = Limits(num_steps, segment.min_live, segment.max_idle, segment.max_gain)
             return device.step(plan, placement, limits)
 
         if device.waits and not segment.rounds:

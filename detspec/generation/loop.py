@@ -67,6 +67,7 @@ class Limits(NamedTuple):
     steps: Any  # after so many steps
     min_live: Any = 1  # when fewer sequences than this are live; at least 1
     max_idle: Any = NEVER  # when ended sequences have wasted so many steps in total
+    max_gain: Any = NEVER  # when a sequence has gained more tokens than this
 
 
 def run(
@@ -79,7 +80,8 @@ def run(
 
     def going(carry: _Run) -> jax.Array:
         is_live = carry.state.live.sum(dtype=jnp.int32) >= limits.min_live
-        return (carry.step < limits.steps) & is_live & (carry.idle < limits.max_idle)
+        gain = (carry.state.committed - state.committed).max()
+        return (carry.step < limits.steps) & is_live & (carry.idle < limits.max_idle) & (gain <= limits.max_gain)
 
     def body(carry: _Run) -> _Run:
         state = step_fn(carry.state)

@@ -84,7 +84,12 @@ class FakeDevice:
         assert len(set(chosen)) == len(chosen) == plan.batch
         in_use = [place for place in chosen if placement.in_use[place]]
         steps = idle = 0
-        while steps < limits.steps and idle < limits.max_idle:
+        begun = {place: len(self.places[place].tokens) for place in in_use}
+
+        def gain() -> int:
+            return max((len(self.places[place].tokens) - begun[place] for place in in_use), default=0)
+
+        while steps < limits.steps and idle < limits.max_idle and gain() <= limits.max_gain:
             ready = [p for p in in_use if self.places[p].finish == RUNNING]
             if len(ready) < limits.min_live:
                 break

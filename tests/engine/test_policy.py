@@ -150,6 +150,17 @@ def test_segment_with_nobody_behind_is_steps_alone():
     assert segment_of(plan_of(8, 16)).steps == 4  # 64 tokens in windows of 16
 
 
+def test_segment_of_steps_that_may_commit_one_token_or_many_is_ended_by_what_they_gain():
+    """The device counts: after 48 tokens of a sequence there is room for one step of 16 within 64."""
+    lookup = canonical_plans(8, 64, NGRAM)[0]
+    segment = segment_of(lookup)
+    assert (segment.steps, segment.max_gain, segment.most_gain(16)) == (64, 48, 64)
+    streamed = segment_of(lookup, segment_steps=1)
+    assert (streamed.steps, streamed.max_gain, streamed.most_gain(16)) == (1, 0, 16)
+    prompts = segment_of(lookup, behind=(10_000,), ready=6)
+    assert prompts.most_gain(16) == MAX_ROUNDS * 16
+
+
 def test_segment_of_prompts_alone_prefills_all_of_them_first():
     """100 and 30 tokens: 7 and 2 windows of 16, three passes of 4 windows; no request waits for them."""
     segment = segment_of(ordinary_plan(8), behind=(100, 30), ready=0)
