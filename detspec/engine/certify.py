@@ -18,6 +18,7 @@ from detspec.engine.bits import first_difference, same_bits
 from detspec.engine.device import PLAIN, Device
 from detspec.engine.policy import Plan
 from detspec.engine.probes import NUM_PROBES, Probes, most_far
+from detspec.engine.programs import Report
 from detspec.state import COUNTED
 from detspec.thinking.thoughts import thought_lists
 
@@ -66,11 +67,7 @@ def certify(device: Device, plan: Plan) -> Certificate:
         if differs := _differs_from_anchor(probes, generated):
             return Certificate(plan, DIFFERS, differs)
         if searches:
-            texts = [
-                tokens[len(probe.tokens) : end].tolist()
-                for probe, tokens, end in zip(probes.each, generated.tokens, generated.committed, strict=True)
-            ]
-            probes.plant(texts)
+            probes.plant(_texts(probes, generated.reports))
             again = _generated(probes, plan, wide_cost=0.0)
             if differs := _difference(probes, again, generated.tokens, generated.logprobs, "without guesses it is"):
                 return Certificate(plan, DIFFERS, differs)
@@ -87,6 +84,7 @@ class _Generated(NamedTuple):
     logprobs: np.ndarray  # [N, max_len] float32
     committed: np.ndarray  # [N] int32, positions in use
     num_accepted: int  # drafted tokens that agreed
+    reports: Sequence[Report]  # where this is from
 
 
 def _generated(probes: Probes, plan: Plan, *, wide_cost: float) -> _Generated:
@@ -99,6 +97,7 @@ def _generated(probes: Probes, plan: Plan, *, wide_cost: float) -> _Generated:
         logprobs=np.concatenate([report.logprobs for report in reports]),
         committed=np.concatenate([each.committed for each in progress]),
         num_accepted=sum(int(each.counts[:, COUNTED.index("num_accepted_draft_tokens")].sum()) for each in progress),
+        reports=reports,
     )
 
 
@@ -116,7 +115,7 @@ def _differs_from_anchor(probes: Probes, generated: _Generated) -> str:
 
 def _difference(probes: Probes, generated: _Generated, targets: np.ndarray, target_logprobs: np.ndarray, whose: str) -> str:
     """The first place and new position where `generated` has other bits than the targets `[N, max_len]`, in words."""
-    tokens, logprobs, committed, _ = generated
+    tokens, logprobs, committed = generated.tokens, generated.logprobs, generated.committed
     position = np.arange(tokens.shape[1])[None, :]
     prompt_len = np.asarray([len(probe.tokens) for probe in probes.each])
     new = (position >= prompt_len[:, None]) & (position < committed[:, None])
@@ -170,21 +169,34 @@ class Times(NamedTuple):
 
 def time_plans(device: Device, plans: Sequence[Plan]) -> dict[Plan, Times]:
     """How long a step of each compiled plan takes, the least of a few rounds: they take turns, and noise only ever adds."""
-
-    def time_once(plan: Plan, wide_cost: float) -> float:
-        probes = Probes(device, plan.batch, deterministic=not plan.ordinary)
-        probes.start()
-        device.wait()
-        most = 1 if plan.draft == "none" or plan.skips else plan.most_tokens
-        began = time.perf_counter()
-        (report,) = jax.block_until_ready(probes.step(plan, max(1, probes.num_new // 2 // most), wide_cost=wide_cost))
-        device.wait()
-        return (time.perf_counter() - began) / int(report.progress.steps[0])
-
     found = dict.fromkeys(plans, Times(float("inf"), float("inf")))
     for _ in range(TIMING_ROUNDS):
         for plan, least in found.items():
-            step_s = time_once(plan, float("inf"))
-            wide_s = time_once(plan, 0.0) if plan.skips else step_s
+            probes = Probes(device, plan.batch, deterministic=not plan.ordinary, far=plan.skips)
+            most = 1 if plan.skips else plan.most_tokens
+            step_s, reports = _timed(probes, plan, max(1, probes.num_new // 2 // most), wide_cost=float("inf"))
+            wide_s = step_s
+            if plan.skips:  # guesses are rows with contexts, so they must be found
+                probes.plant(_texts(probes, reports))
+                wide_s, _ = _timed(probes, plan, device.config.max_len, wide_cost=0.0)
             found[plan] = Times(min(least.step_s, step_s), min(least.wide_s, wide_s))
     return found
+
+
+def _timed(probes: Probes, plan: Plan, steps: int, *, wide_cost: float) -> tuple[float, list[Report]]:
+    """Seconds of a step, and what was reported."""
+    probes.start()
+    probes.device.wait()
+    began = time.perf_counter()
+    reports = jax.block_until_ready(probes.step(plan, steps, wide_cost=wide_cost))
+    probes.device.wait()
+    seconds = time.perf_counter() - began
+    return seconds / sum(int(report.progress.steps[0]) for report in reports), reports
+
+
+def _texts(probes: Probes, reports: Sequence[Report]) -> list[list[int]]:
+    """What each probe generated."""
+    each = [(tokens, end) for report in reports for tokens, end in zip(report.tokens, report.progress.committed, strict=True)]
+    return [
+        np.asarray(tokens)[len(probe.tokens) : end].tolist() for probe, (tokens, end) in zip(probes.each, each, strict=True)
+    ]

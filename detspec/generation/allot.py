@@ -11,6 +11,7 @@ from detspec.schedule import Schedule
 from detspec.state import Draft
 
 SUREST = 0.999  # no guess is believed to be surer than this
+MOST_SLOWED = 1.25  # so many times as long may a sequence wait for a token because of the guesses of others
 
 
 def allotted(draft: Draft, wanted: jax.Array, length: jax.Array, schedule: Schedule) -> jax.Array:
@@ -35,6 +36,18 @@ def allotted(draft: Draft, wanted: jax.Array, length: jax.Array, schedule: Sched
     gets = (_rank(worth.reshape(-1)) < room).reshape(worth.shape) & (first <= each_offered)
     num_windows = 1 + gets.sum(0, dtype=jnp.int32)
     return jnp.minimum(offered, num_windows * W - before - 1)
+
+
+def pays(gain: jax.Array, wanted: jax.Array, wide_cost: jax.Array | float) -> jax.Array:
+    """Whether a pass that reads guesses pays, bool: it takes `wide_cost` times as long as one that reads none.
+
+    The `wanted [B]` sequences together must bring more tokens for the time; `gain [B]` float32 are those that guesses are expected
+    to bring. And none may be slowed down by more than a quarter: where rows are not free, the slowest of a few requests decides
+    when all have ended.
+    """
+    num_wanted = wanted.sum(dtype=jnp.float32)
+    least = jnp.where(wanted, gain, jnp.inf).min()
+    return (jnp.where(wanted, gain, 0.0).sum() > (wide_cost - 1) * num_wanted) & (wide_cost <= MOST_SLOWED * (1 + least))
 
 
 def expected(chance: jax.Array, count: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
-from detspec.generation.allot import allotted, expected
+from detspec.generation.allot import allotted, expected, pays
 from detspec.generation.passes import cut, missing, reached, stretches
 from detspec.model.params import Params
 from detspec.model.transformer import forward
@@ -52,15 +52,14 @@ def verify(
     As many passes are run as it takes to give each of these sequences one window, none if there are none. The windows that
     this leaves go to the likeliest guesses, then to what sequences that are catching up lack.
 
-    If the guesses are believed to bring less than they cost, a pass of the budget `narrow`, windows of one, reads none of
-    them. `wide_cost` is how long the passes of `schedule` take, in narrow passes: float32, 0 for always, inf for never.
+    If the guesses do not pay, see `pays`, a pass of the budget `narrow`, windows of one, reads none of them. `wide_cost` is how
+    long the passes of `schedule` take, in narrow passes: float32, 0 for always, inf for never.
     """
     wanted = state.ready & ~draft.final
     count = allotted(draft, wanted, state.cache.length, schedule)
     is_wide = jnp.bool_(True)
     if narrow is not None:
-        num_wanted = wanted.sum(dtype=jnp.float32)
-        is_wide = expected(draft.chance, count).sum() > (wide_cost - 1) * num_wanted
+        is_wide = pays(expected(draft.chance, count), wanted, wide_cost)
         count = jnp.where(is_wide, count, 0)
     texts = _with_drafts(state, draft)
     B, D = draft.tokens.shape

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.generation.allot import allotted, expected
+from detspec.generation.allot import allotted, expected, pays
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import Draft
 
@@ -63,6 +63,22 @@ def test_surer_guesses_take_the_windows_of_others():
     schedule = Schedule(budget=Budget(16, 4))
     assert allot([7, 7, 7], [0.2, 0.9, 0.5], [True] * 3, [5, 6, 7], schedule) == [3, 7, 3]
     assert allot([0, 7, 7], [0.2, 0.9, 0.5], [False, True, True], [5, 6, 7], schedule) == [0, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("gain", "wanted", "cost", "expected"),
+    [
+        ([0.4, 0.4, 0.4], [1, 1, 1], 1.3, True),  # 3 x 1.4 tokens in the time of 3 x 1.3
+        ([0.4, 0.4, 0.4], [1, 1, 1], 1.5, False),
+        ([9.0, 0.0, 0.0], [1, 1, 1], 1.2, True),  # rows are nearly free: the others are slowed down by a fifth
+        ([9.0, 0.0, 0.0], [1, 1, 1], 1.3, False),  # by more than a quarter
+        ([9.0, 0.0, 0.0], [1, 0, 0], 4.0, True),  # it is alone
+        ([0.0, 0.0, 0.0], [1, 1, 1], 0.0, True),  # always
+        ([9.0, 9.0, 9.0], [1, 1, 1], np.inf, False),  # never
+    ],
+)
+def test_guesses_are_read_where_they_bring_more_for_the_time_and_slow_nobody_down(gain, wanted, cost, expected):
+    assert bool(pays(jnp.float32(gain), np.asarray(wanted, bool), np.float32(cost))) == expected
 
 
 def test_expected_tokens_are_a_geometric_sum():
