@@ -41,8 +41,8 @@ def allotted(draft: Draft, wanted: jax.Array, length: jax.Array, schedule: Sched
 def pays(gain: jax.Array, wanted: jax.Array, wide_cost: jax.Array | float) -> jax.Array:
     """Whether a pass that reads guesses pays, bool: it takes `wide_cost` times as long as one that reads none.
 
-    The `wanted [B]` sequences together must bring more tokens for the time; `gain [B]` float32 are those that guesses are expected
-    to bring. And none may be slowed down by more than a quarter: where rows are not free, the slowest of a few requests decides
+    The `wanted [B]` sequences together must bring more tokens for the time; `gain [B]` float32 are those that guesses should
+    bring. And none may be slowed down by more than a quarter: where rows are not free, the slowest of a few requests decides
     when all have ended.
     """
     num_wanted = wanted.sum(dtype=jnp.float32)
