@@ -115,10 +115,11 @@ def _differs_from_anchor(probes: Probes, generated: _Generated) -> str:
 
 def _difference(probes: Probes, generated: _Generated, targets: np.ndarray, target_logprobs: np.ndarray, whose: str) -> str:
     """The first place and new position where `generated` has other bits than the targets `[N, max_len]`, in words."""
-    tokens, logprobs, committed = generated.tokens, generated.logprobs, generated.committed
+    tokens = generated.tokens
+    logprobs = generated.logprobs
     position = np.arange(tokens.shape[1])[None, :]
     prompt_len = np.asarray([len(probe.tokens) for probe in probes.each])
-    new = (position >= prompt_len[:, None]) & (position < committed[:, None])
+    new = (position >= prompt_len[:, None]) & (position < generated.committed[:, None])
     found = first_difference([(tokens, targets), (logprobs, target_logprobs)], new)
     if found is None:
         return ""

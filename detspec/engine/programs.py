@@ -165,7 +165,8 @@ def run_segment(
 
     Idle steps are those of chosen sequences in use that are no longer live.
     """
-    schedule, source = decoding.schedule, decoding.source
+    schedule = decoding.schedule
+    source = decoding.source
     state = state.with_processing(decoding.processing)
     step_fn: Callable[[GenState], GenState]
     if source is None:

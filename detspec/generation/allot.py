@@ -31,7 +31,8 @@ def allotted(draft: Draft, wanted: jax.Array, length: jax.Array, schedule: Sched
     room = -num_wanted % G
     # Guesses 1 .. D; further window k = 1, 2 .. holds guesses kW - before .. kW - before + W - 1.
     first = jnp.arange(1, most + 1, dtype=jnp.int32)[:, None] * W - before[None, :]  # [most, B]
-    chance, each_offered = draft.chance[None, :], offered[None, :]
+    chance = draft.chance[None, :]
+    each_offered = offered[None, :]
     worth = expected(chance, jnp.minimum(first + W - 1, each_offered)) - expected(chance, jnp.minimum(first - 1, each_offered))
     gets = (_rank(worth.reshape(-1)) < room).reshape(worth.shape) & (first <= each_offered)
     num_windows = 1 + gets.sum(0, dtype=jnp.int32)
