@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 BUDGET = {  # a quarter more than were counted when it was written, at most: a process that met like shapes before has fewer
     "tests/engine": 440,
     "tests/generation": 420,
-    "tests/ops": 480,  # most are single operations, and fast
+    "tests/ops": 740,  # most are single operations, and fast; 659 since int8 is compared with numpy
     "tests/train": 270,
     "tests/checkpoint": 250,
     "tests/thinking": 220,

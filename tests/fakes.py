@@ -127,22 +127,24 @@ def generate_drafted(
     num_steps: jax.Array,
     *,
     source: str,
-    wide_cost: jax.Array | float = 0.0,
+    wide_cost: jax.Array | float | None = None,
 ) -> GenState:
     """Prefills what is missing and runs up to `num_steps` steps, drafted by `source`, one of `SOURCES`.
 
-    `recorded` are the params of `RECORDED`, which the other sources do not read. Drafts are longer than windows, unless these
-    are aligned; then there is no pass without guesses either, of which `wide_cost` decides, see `verify`.
+    `recorded` are the params of `RECORDED`, which the other sources do not read. With `wide_cost`, see `verify`, drafts are
+    longer than windows, and there is a pass without guesses; not if windows are aligned.
     """
     schedule = shape.schedule
     state = prefill(params, shape.cfg, state, schedule=schedule)
-    is_long = source in ("recorded", "both") and schedule.numerics.alignment == "free"
+    is_long = wide_cost is not None and schedule.numerics.alignment == "free"
     drafted_by = draft_fn(Drafter(SOURCES[source], recorded), schedule, LONG_DRAFT if is_long else None)
     narrow = Budget(shape.batch, 1) if is_long else None
 
     def step(state: GenState) -> GenState:
-        step_fn = partial(dvr_step, draft_fn=drafted_by, schedule=schedule, narrow=narrow, wide_cost=wide_cost)
-        return step_fn(params, shape.cfg, state)[0]
+        if wide_cost is None:
+            return dvr_step(params, shape.cfg, state, draft_fn=drafted_by, schedule=schedule)[0]
+        choosing = {"narrow": narrow, "wide_cost": wide_cost}
+        return dvr_step(params, shape.cfg, state, draft_fn=drafted_by, schedule=schedule, **choosing)[0]
 
     return run(state, step, limits=Limits(num_steps))[0]
 

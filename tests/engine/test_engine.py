@@ -189,7 +189,7 @@ def test_engine_config_that_cannot_be_is_refused(changes, message):
     ("config", "message"),
     [
         (EngineConfig(max_len=129), "max_len 129 exceeds the 128 positions"),
-        (EngineConfig(max_len=128, method="magic"), "method must be one of auto, none, self, got 'magic'"),
+        (EngineConfig(max_len=128, method="magic"), "method must be one of auto, none, ngram, int8, self, got 'magic'"),
         (EngineConfig(max_len=32, schedule=SCHEDULE.with_budget(64, 64)), r"window \(64\) is more than"),
     ],
 )

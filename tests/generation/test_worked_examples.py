@@ -288,13 +288,19 @@ def test_self_draft_stops_drafting_at_a_stop_token():
 def test_aligned_window_ends_at_a_multiple_of_its_length(prompt_len, new):
     """W = 4: a row of length 2 (T0 at position 2) has one place left for a draft, so it gains two tokens."""
     prompt = tuple(range(1, prompt_len + 1))
-    state = step([request(prompt)], [[*range(1, 16)]], shape=ALIGNED)
+    state = step([request(prompt)] * 2, [[*range(1, 16)]] * 2, shape=ALIGNED)  # both windows of the pass are taken
     assert committed(state) == [*range(1, prompt_len + new + 1)]
+
+
+@pytest.mark.parametrize("prompt_len", [1, 2, 3, 4, 5])
+def test_aligned_guesses_go_on_in_the_next_window_if_the_pass_has_one_left(prompt_len):
+    state = step([request(tuple(range(1, prompt_len + 1)))], [[*range(1, 16)]], shape=ALIGNED)
+    assert committed(state) == [*range(1, prompt_len + 4 + 1)]
 
 
 def test_aligned_windows_with_perfect_drafts_never_roll_back():
     """Guesses that found no place in the window were not rejected: they were not read."""
-    state = step([request()], [[*range(1, 16)]], steps=2, shape=ALIGNED)
+    state = step([request()] * 2, [[*range(1, 16)]] * 2, steps=2, shape=ALIGNED)
     assert committed(state) == [*range(1, 10)]
     assert counters(state) == {"passes": 2, "drafted": 4, "accepted": 4, "rollbacks": 0, "recomputed": 0}
 
