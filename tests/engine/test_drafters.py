@@ -80,7 +80,7 @@ def test_auto_tries_prompt_lookup_here_and_takes_it_for_a_text_that_repeats_itse
     statuses = {plan.draft: certificate.status for plan, certificate in engine.certificates.items() if not plan.ordinary}
     assert (statuses["none"], statuses["ngram"]) == (CERTIFIED, CERTIFIED)
     assert statuses["self"] in (CERTIFIED, NOT_TRIED)
-    assert found[0].stats.mean_acceptance_length > 4
+    assert found[0].stats.mean_acceptance_length > 3  # of the 4 rows that one request gets
 
 
 def test_auto_leaves_a_free_draft_when_its_guesses_fail_and_takes_it_back_when_they_hold():
