@@ -21,7 +21,7 @@ from detspec.read_json import parse_json, read_json_object
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # of weights that are stored as they are
-# of the tensors that quantized weights are stored as, besides
+# of the tensors that hold quantized weights
 QUANTIZED_DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}
 QUANTIZED_DTYPES |= {"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"}
 # Files next to the weights that are the same in folders of every kind.
