@@ -218,7 +218,7 @@ class Device:
         if not plan.ordinary:
             state = state.replace(draft=self.draft_state(plan.draft))
             schedule = schedule.with_budget(plan.budget.rows, plan.budget.window)
-        cost = self.wide_costs.get(plan, 0.0) if wide_cost is None else wide_cost
+        cost = self.wide_costs.get(plan, 1.0) if wide_cost is None else wide_cost  # until it is timed: rows are free
         weights = Weights(self.model.params, () if plan.ordinary else self._draft_params(plan.draft))
         decoding = Decoding(schedule, None if plan.ordinary else drafter.source, plan.num_drafts, plan.narrow, plan.processing)
         args = (weights, state, placement, Limits(*map(np.int32, limits)), np.float32(cost))

@@ -77,7 +77,7 @@ def test_surer_guesses_take_the_windows_of_others():
         ([9.0, 9.0, 9.0], [1, 1, 1], np.inf, False),  # never
     ],
 )
-def test_guesses_are_read_where_they_bring_more_for_the_time_and_slow_nobody_down(gain, wanted, cost, expected):
+def test_guesses_are_read_where_they_bring_more_for_the_time_and_slow_no_sequence_down(gain, wanted, cost, expected):
     assert bool(pays(jnp.float32(gain), np.asarray(wanted, bool), np.float32(cost))) == expected
 
 
