@@ -83,7 +83,7 @@ class Device:
         if isinstance(self.place, Mesh) and (own := [name for name, drafter in self.drafters.items() if drafter.params != ()]):
             raise InputError(
                 f"drafter {own[0]!r} has weights of its own, which are not cut over chips; on {self.place.size} chips use "
-                'the draft "self" or "none"'
+                'the draft "ngram", "int8", "self" or "none"'
             )
         init = partial(
             init_state,
