@@ -51,7 +51,7 @@ def cached_logits(model: ds.Model, rows, window: int) -> np.ndarray:
             count=jnp.full(B, count, jnp.int32),
         )
         out, cache, _ = pass_of(model.params, model.cfg, windows, cache, numerics=schedule.numerics)
-        logits.append(np.asarray(out)[:, :count])
+        logits.append(np.asarray(out).reshape(B, window, -1)[:, :count])
     return np.concatenate(logits, axis=1)
 
 
