@@ -35,6 +35,11 @@ class Plan:
         return Budget(self.batch, 1) if self.skips else None
 
     @property
+    def reads_one_each(self) -> bool:
+        """Whether its passes hold one row of each sequence, at its own place."""
+        return not self.ordinary and not self.num_drafts and self.budget == Budget(self.batch, 1)
+
+    @property
     def most_tokens(self) -> int:
         """Most tokens that one step commits for a sequence."""
         return self.num_drafts + 1
@@ -250,13 +255,20 @@ def plan_segment(
     passes = -(-num_windows(load.behind, prefill.window) * prefill.window // prefill.rows) + load.unread_chunks
     if load.num_ready == 0:
         return segment_of(1, passes, steps - 1, max_idle, min_live)
-    if not load.unread_chunks and num_windows(load.behind, plan.budget.window) <= empty_windows(plan, load):
+    if not load.unread_chunks and rides_along(plan, load):
         return segment_of(0, 0, steps, max_idle, min_live)
     at_once = min(passes, max_prefill_passes)
     rounds = -(-passes // at_once)
     if rounds > MAX_ROUNDS:
         return segment_of(MAX_ROUNDS, at_once, 0, max_idle, min_live)
     return segment_of(rounds, at_once, max(0, steps - rounds), max_idle, min_live)
+
+
+def rides_along(plan: Plan, load: Load) -> bool:
+    """Whether what sequences lack fits into the first step's own passes."""
+    if plan.reads_one_each:
+        return max(load.behind, default=0) <= 1
+    return num_windows(load.behind, plan.budget.window) <= empty_windows(plan, load)
 
 
 def empty_windows(plan: Plan, load: Load) -> int:

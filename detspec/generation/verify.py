@@ -23,9 +23,9 @@ from detspec.generation.passes import cut, missing, reached, stretches
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.ops.collectives import share_rows
-from detspec.sampler import sample
+from detspec.sampler import TextsFn, sample
 from detspec.schedule import Budget, Schedule
-from detspec.state import Draft, GenState, Verified
+from detspec.state import NO_SEQUENCE, Draft, GenState, SamplingArrays, Verified, Windows
 
 
 class _Answered(NamedTuple):
@@ -70,10 +70,13 @@ def verify(
         cache=draft.cache,
     )
     with jax.named_scope("verify"):
-        answered = _read(params, cfg, state, texts, jnp.where(wanted & is_wide, count, -1), answered, schedule=schedule)
+        if not D and schedule.budget == Budget(B, 1):
+            answered = _read_one_each(params, cfg, state, texts, wanted, answered, schedule=schedule)
+        else:
+            answered = _read(params, cfg, state, texts, jnp.where(wanted & is_wide, count, -1), answered, schedule=schedule)
         if narrow is not None:
             apart = schedule.with_budget(narrow.rows, narrow.window)
-            answered = _read(params, cfg, state, texts, jnp.where(wanted & ~is_wide, 0, -1), answered, schedule=apart)
+            answered = _read_one_each(params, cfg, state, texts, wanted & ~is_wide, answered, schedule=apart)
     cache = answered.cache.replace(length=jnp.maximum(answered.cache.length, answered.taken_along))
     agrees = (answered.targets[:, :D] == draft.tokens) & (jnp.arange(D, dtype=jnp.int32)[None, :] < count[:, None])
     return Verified(
@@ -97,7 +100,6 @@ def _read(
     schedule: Schedule,
 ) -> _Answered:
     """Passes over the last committed token and `count [B]` guesses in `texts`, of sequences whose count is not negative."""
-    num_targets = answered.targets.shape[1]
     W = schedule.budget.window
     G = schedule.budget.groups
     length = state.cache.length
@@ -111,18 +113,16 @@ def _read(
     def run_pass(carry: tuple[jax.Array, _Answered]) -> tuple[jax.Array, _Answered]:
         done, answered = carry
         windows = cut(given, done + jnp.arange(G, dtype=jnp.int32), texts, W)
-        inject = state.inject(windows)
-        logits_f32, cache, _ = forward(params, cfg, windows, answered.cache, numerics=schedule.numerics, inject=inject)
         sequence = jnp.maximum(windows.sequence, 0)
         of_row = jnp.repeat(sequence, W)
         rows = jax.tree.map(lambda x: x[of_row], state.sampling)
-        position = windows.positions.reshape(-1) + 1
-        choose = partial(sample, numerics=schedule.numerics)
-        chosen, logprob = share_rows(choose, logits_f32, position, rows, texts_fn=lambda: texts[sequence])
+        chosen, logprob, cache = _choose(
+            params, cfg, state, windows, answered.cache, rows, lambda: texts[sequence], schedule=schedule
+        )
         # Targets after the last committed token are kept; an aligned window holds tokens before it, too.
-        guess = position - 1 - length[of_row]
+        guess = windows.positions.reshape(-1) - length[of_row]
         is_kept = windows.used.reshape(-1) & wanted[of_row] & (guess >= 0)
-        place = jnp.where(is_kept, guess, num_targets)
+        place = jnp.where(is_kept, guess, answered.targets.shape[1])
         return done + G, answered._replace(
             targets=answered.targets.at[of_row, place].set(chosen, mode="drop"),
             logprobs=answered.logprobs.at[of_row, place].set(logprob, mode="drop"),
@@ -132,6 +132,68 @@ def _read(
     done, answered = jax.lax.while_loop(lambda carry: carry[0] < num_own, run_pass, (jnp.int32(0), answered))
     along = jnp.where(wanted[given.sequence], 0, reached(given, done, W))
     return answered._replace(taken_along=answered.taken_along.at[given.sequence].max(along, unique_indices=True))
+
+
+def _read_one_each(
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    texts: jax.Array,
+    wanted: jax.Array,
+    answered: _Answered,
+    *,
+    schedule: Schedule,
+) -> _Answered:
+    """A pass over one token of each sequence, row by row, so that nothing is moved: none if no sequence is `wanted [B]`.
+
+    It is the last committed token of those that are wanted, and the next one that others lack.
+    """
+    length = state.cache.length
+    lacking = missing(state, schedule)
+    used = wanted | (lacking.start < lacking.end)
+    windows = Windows(
+        tokens=jnp.take_along_axis(texts, jnp.minimum(length, texts.shape[1] - 1)[:, None], axis=1),
+        sequence=jnp.where(used, jnp.arange(used.shape[0], dtype=jnp.int32), NO_SEQUENCE),
+        start=length,
+        count=used.astype(jnp.int32),
+    )
+
+    def run_pass(carry: tuple[jax.Array, _Answered]) -> tuple[jax.Array, _Answered]:
+        answered = carry[1]
+        chosen, logprob, cache = _choose(
+            params, cfg, state, windows, answered.cache, state.sampling, lambda: texts, schedule=schedule
+        )
+        return jnp.bool_(False), _Answered(
+            targets=answered.targets.at[:, 0].set(jnp.where(wanted, chosen, answered.targets[:, 0])),
+            logprobs=answered.logprobs.at[:, 0].set(jnp.where(wanted, logprob, answered.logprobs[:, 0])),
+            taken_along=jnp.where(used & ~wanted, length + 1, answered.taken_along),
+            cache=cache,
+        )
+
+    return jax.lax.while_loop(lambda carry: carry[0], run_pass, (wanted.any(), answered))[1]
+
+
+def _choose(
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    windows: Windows,
+    cache: KVCache,
+    rows: SamplingArrays,
+    texts_fn: TextsFn,
+    *,
+    schedule: Schedule,
+) -> tuple[jax.Array, jax.Array, KVCache]:
+    """One pass: the token after each row and its log-probability, `[R]`, and the cache.
+
+    `rows` are the sampling parameters of the `R` rows, and `texts_fn` makes the texts of the windows.
+    """
+    inject = state.inject(windows)
+    logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=inject)
+    choose = partial(sample, numerics=schedule.numerics)
+    position = windows.positions.reshape(-1) + 1
+    chosen, logprob = share_rows(choose, logits_f32, position, rows, texts_fn=texts_fn)
+    return chosen, logprob, cache
 
 
 def _with_drafts(state: GenState, draft: Draft) -> jax.Array:

@@ -902,19 +902,19 @@ XLA_FFI_Error *detspec_attention(XLA_FFI_CallFrame *frame) {
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
   if (frame->args.size != 6 || frame->rets.size != 1 || frame->attrs.size != 3)
     return fail(frame, "detspec_attention: wrong number of arguments");
-  const XLA_FFI_Buffer *q = args[0], *v = args[2];
+  const XLA_FFI_Buffer *q = args[0], *v = args[2], *positions = args[4];
   Attention a = {
       .q = q->data,
       .k = args[1]->data,
       .v = v->data,
       .tables = args[3]->data,
-      .positions = args[4]->data,
+      .positions = positions->data,
       .slopes = args[5]->data,
       .y = rets[0]->data,
-      .windows = q->dims[0],
-      .window = q->dims[1],
-      .heads = q->dims[2],
-      .head_dim = q->dims[3],
+      .windows = positions->dims[0],
+      .window = positions->dims[1],
+      .heads = q->dims[1],
+      .head_dim = q->dims[2],
       .kv_heads = v->dims[1],
       .page = v->dims[2],
       .max_pages = args[3]->dims[1],

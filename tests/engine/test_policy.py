@@ -186,6 +186,14 @@ def test_segment_whose_own_windows_are_enough_for_the_prompts_needs_no_pass_for_
     assert segment_of(ordinary_plan(8), behind=(1,), ready=2).prefill_passes == 1  # ordinary steps have no canonical pass
 
 
+def test_segment_of_one_row_each_takes_along_one_token_of_each():
+    plan = plan_of(8, 1)
+    assert plan.reads_one_each and not ordinary_plan(8).reads_one_each
+    assert segment_of(plan, behind=(1, 1), ready=6).prefill_passes == 0
+    assert segment_of(plan, behind=(2,), ready=6).prefill_passes == 1
+    assert segment_of(plan, behind=(), ready=8).prefill_passes == 0
+
+
 def test_segment_ends_when_idling_has_cost_as_much_as_looking():
     """A look costs 8 rows 1 ms, an idle row a step's 4 ms: after two idle row-steps both are even. With 3 ms a look, six."""
     assert segment_of(plan_of(8, 1)).max_idle == 2

@@ -31,7 +31,7 @@ def paged_attention(
     numerics: Numerics,
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, H, page]`, pages of 16 to 512 slots, `H` at most 512."""
-    N = q.shape[2]
+    G, W, N, _ = q.shape
     _, _, page, H = v_pages.shape
     if page % LANES or page > MAX_PAGE or H > MAX_HEAD_DIM:
         raise InputError(
@@ -44,9 +44,10 @@ def paged_attention(
             f"{numerics.block_pages} and Numerics.num_splits {numerics.num_splits}"
         )
     slopes = own_slopes(N) if scores.alibi else np.zeros(N, np.float32)
-    call = jax.ffi.ffi_call(target("detspec_attention", v_pages.dtype), jax.ShapeDtypeStruct(q.shape, jnp.float32))
-    return call(
-        q,
+    # As token rows: for windows of one, XLA:CPU would copy the queries to the same places, which takes as long as a product.
+    call = jax.ffi.ffi_call(target("detspec_attention", v_pages.dtype), jax.ShapeDtypeStruct((G * W, N, H), jnp.float32))
+    attended = call(
+        q.reshape(G * W, N, H),
         k_pages,
         v_pages,
         page_tables,
@@ -56,3 +57,4 @@ def paged_attention(
         cap=np.float32(scores.cap or 0),
         sliding_window=np.int32(NO_WINDOW if scores.sliding_window is None else scores.sliding_window),
     )
+    return attended.reshape(G, W, N, H)
