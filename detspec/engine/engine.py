@@ -14,10 +14,9 @@ The life of a request:
 import dataclasses
 import hashlib
 import json
-import math
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from detspec.checkpoint.digest import digest_model
@@ -32,7 +31,7 @@ from detspec.engine.ending import end_if_done, update_of
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Costs, Needs, Plan, Segment, needed_batches, plan_segment
+from detspec.engine.policy import Costs, Needs, Plan, Segment, needed_batches, plan_segment, worth_making
 from detspec.engine.request import ABORTED, Completion, Request, Stats, Update, check_request, request_of
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
@@ -118,7 +117,9 @@ class Engine:
             chunk=None if thinking is None else thinking.chunk,
         )
         self._segments = Segments(device, agreement.observer(self.planner.step_times), self.planner.acceptance)
-        self._improve_at: float = IMPROVED_AFTER  # `num_passes` of segments
+        self._improves = True
+        self._batch = 0  # the smallest batch that holds the sequences of the segment on the device
+        self._passes: Counter[int] = Counter()  # for each such batch, steps and passes over prompts since plans were made
         self._weight_version: str | None = None
         self._mesh, differs = mesh_of_bits(device)
         if differs:
@@ -251,7 +252,7 @@ class Engine:
             num_requests: samples at once (`n` of a request count `n` times), None for any traffic, as a server should.
             needs: what they need of programs, anything if None.
             first_only: no more than the first step waits for: one batch size, no drafts, nothing timed. The rest is made after
-                four thousand passes, unless all that was wanted has been prepared.
+                four thousand passes, for the batches that these needed, unless all that was wanted has been prepared.
 
         Returns what is known of each program so far.
 
@@ -262,7 +263,7 @@ class Engine:
             self._make_first(num_requests, needs or Needs())
         else:
             self._make_all(needed_batches(self.config, num_requests), needs or Needs())
-            self._improve_at = math.inf
+            self._improves = False
         return tuple(self.certificates.values())
 
     def update_params(self, params: Params, weight_version: str | None = None) -> None:
@@ -343,16 +344,17 @@ class Engine:
     def _prepare_for(self, sequences: Sequence[SequenceState]) -> None:
         """Makes the programs that `sequences` need; where some run already, traffic grows, so those of the largest batch.
 
-        The others that would make them faster follow when many steps have run.
+        The others that would make them faster follow when many steps have run, for the batches that took part in these.
         """
         if not sequences:
             return
         needs = Needs.of(sequence.request.sampling for sequence in sequences)
         if self.planner.lacks(len(sequences), needs):
             self._make_first(self.config.max_requests if self.scheduler.sequences else len(sequences), needs)
-        if self._segments.num_passes >= self._improve_at:
-            self._improve_at = self._segments.num_passes + IMPROVED_AFTER
-            self._make_all(self.planner.batches, needs)
+        if self._improves and self._passes.total() >= IMPROVED_AFTER:
+            batches = worth_making(self._passes)
+            self._passes.clear()
+            self._make_all(batches, needs)
 
     def _make_first(self, num_requests: int, needs: Needs) -> None:
         """Makes what `num_requests` at once lack to run at all."""
@@ -399,6 +401,7 @@ class Engine:
     def _start(self) -> None:
         """Starts one segment over all sequences that have a place, and does not wait for it."""
         plan, segment = self._plan()
+        [self._batch] = needed_batches(self.config, len(self.scheduler.sequences))
         self.agreement.started(plan, segment, self.scheduler.sequences, self.scheduler.allocator.page_table)
         self._segments.start(plan, segment, self.scheduler.sequences, self.scheduler.allocator.page_table)
         self._is_running = True
@@ -442,7 +445,9 @@ class Engine:
         if not self._is_running:
             return
         self._is_running = False
-        self.num_tokens += self._segments.wait()
+        num_passes, num_tokens = self._segments.wait()
+        self._passes[self._batch] += num_passes
+        self.num_tokens += num_tokens
         ended: list[SequenceState] = []
         for sequence in self.scheduler.sequences:
             self.scheduler.allocator.register(sequence)

@@ -19,7 +19,6 @@ from detspec.engine.policy import (
     Needs,
     Plan,
     allowed_drafts,
-    buckets,
     canonical_plans,
     choose,
     needed_batches,
@@ -45,12 +44,6 @@ class Planner:
         self._rows = device.schedule.budget.rows
         self._tried: set[tuple[int, bool, Drafting]] = set()  # batch, processing
         self._thoughts_certified = False
-
-    @property
-    def batches(self) -> tuple[int, ...]:
-        """Batch sizes up to the largest that plans were made for."""
-        largest = max((plan.batch for plan in self.certificates), default=0)
-        return tuple(batch for batch in buckets(self._device.config.max_requests) if batch <= largest)
 
     def lacks(self, num_requests: int, needs: Needs) -> bool:
         """Whether `num_requests` at once cannot run yet: there is no plan that was made for so many, and for what they need."""

@@ -10,6 +10,7 @@ from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
 
 NEVER = 2**30
+WORTH_MAKING = 1 / 16  # of the passes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +125,12 @@ def needed_batches(config: EngineConfig, num_requests: int) -> tuple[int, ...]:
     """Batches that `num_requests` at once need: none for none, and all if they are refilled."""
     sizes = buckets(config.max_requests)
     return sizes if num_requests > config.max_requests else tuple(size for size in sizes if size >= num_requests > 0)[:1]
+
+
+def worth_making(passes: Mapping[int, int]) -> tuple[int, ...]:
+    """Batches that took part in so many of `passes`, a number for each, that all their plans are worth compiling."""
+    least = WORTH_MAKING * sum(passes.values())
+    return tuple(sorted(batch for batch, number in passes.items() if number >= least))
 
 
 def lookup_window(schedule: Schedule) -> int:

@@ -28,6 +28,7 @@ class Running(NamedTuple):
 
     plan: Plan
     sequences: tuple[SequenceState, ...]
+    prefill_passes: int  # at most
     rounds: Report | None  # after the last round of prefill and step
     steps: Report | None  # after the steps alone
 
@@ -49,7 +50,6 @@ class Segments:
         self._acceptance = acceptance
         self._running: Running | None = None
         self._num_reports = 0
-        self.num_passes = 0  # steps, and passes over prompts, of all segments so far
 
     def admit(self, admitted: Sequence[Admitted]) -> None:
         """Copies the pages that sequences begin with, and puts them into their places when the next segment starts."""
@@ -84,19 +84,22 @@ class Segments:
         if device.waits and not segment.rounds:
             device.prefill(placement, segment.prefill_passes)  # they share all that they need
         rounds = steps = None
-        self.num_passes += segment.rounds * segment.prefill_passes
         for _ in range(segment.rounds):
             device.prefill(placement, segment.prefill_passes)
             rounds = step(1)
         if segment.steps:
             steps = step(segment.steps)
-        self._running = Running(plan, tuple(sequences), rounds, steps)
+        self._running = Running(plan, tuple(sequences), segment.rounds * segment.prefill_passes, rounds, steps)
 
-    def wait(self) -> int:
-        """Waits for the segment that was started last, and updates its sequences; returns how many tokens it committed."""
+    def wait(self) -> tuple[int, int]:
+        """Waits for the segment that was started last, and updates its sequences.
+
+        Returns how many steps and passes over prompts it took, at most, and how many tokens it committed.
+        """
         running = self._running
         assert running is not None
         was_seen = True
+        num_passes = running.prefill_passes
         clock = self._device.clock
         for report in filter(None, (running.rounds, running.steps)):
             was_seen = not report.is_ready  # what had ended before the host looked took an unknown time
@@ -105,11 +108,11 @@ class Segments:
                 self._device.check_copies(report)
             self._num_reports += 1
             seconds = clock.lap()
-            self.num_passes += int(progress.steps[0])
+            num_passes += int(progress.steps[0])
         clock.free()
         if running.steps is not None and was_seen and progress.steps[0]:
             self._observed(running.plan, seconds / int(progress.steps[0]))
-        return self._update(running, progress)
+        return num_passes, self._update(running, progress)
 
     def fetch(self, sequence: SequenceState) -> None:
         """Brings the tokens and thoughts that `sequence` knows of itself up to what it has committed."""

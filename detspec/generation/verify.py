@@ -23,9 +23,9 @@ from detspec.generation.passes import cut, missing, reached, stretches
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.ops.collectives import share_rows
-from detspec.sampler import TextsFn, sample
-from detspec.schedule import Budget, Schedule
-from detspec.state import NO_SEQUENCE, Draft, GenState, SamplingArrays, Verified, Windows
+from detspec.sampler import sample
+from detspec.schedule import Budget, Numerics, Schedule
+from detspec.state import NO_SEQUENCE, Draft, GenState, Verified, Windows
 
 
 class _Answered(NamedTuple):
@@ -61,7 +61,7 @@ def verify(
     if narrow is not None:
         is_wide = pays(expected(draft.chance, count), wanted, wide_cost)
         count = jnp.where(is_wide, count, 0)
-    texts = _with_drafts(state, draft)
+    drafted = state.replace(tokens=_with_drafts(state, draft))
     B, D = draft.tokens.shape
     answered = _Answered(
         targets=jnp.zeros((B, D + 1), jnp.int32),
@@ -71,12 +71,12 @@ def verify(
     )
     with jax.named_scope("verify"):
         if not D and schedule.budget == Budget(B, 1):
-            answered = _read_one_each(params, cfg, state, texts, wanted, answered, schedule=schedule)
+            answered = _read_one_each(params, cfg, drafted, wanted, answered, schedule=schedule)
         else:
-            answered = _read(params, cfg, state, texts, jnp.where(wanted & is_wide, count, -1), answered, schedule=schedule)
+            answered = _read(params, cfg, drafted, jnp.where(wanted & is_wide, count, -1), answered, schedule=schedule)
         if narrow is not None:
             apart = schedule.with_budget(narrow.rows, narrow.window)
-            answered = _read_one_each(params, cfg, state, texts, wanted & ~is_wide, answered, schedule=apart)
+            answered = _read_one_each(params, cfg, drafted, wanted & ~is_wide, answered, schedule=apart)
     cache = answered.cache.replace(length=jnp.maximum(answered.cache.length, answered.taken_along))
     agrees = (answered.targets[:, :D] == draft.tokens) & (jnp.arange(D, dtype=jnp.int32)[None, :] < count[:, None])
     return Verified(
@@ -90,16 +90,12 @@ def verify(
 
 
 def _read(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    texts: jax.Array,
-    count: jax.Array,
-    answered: _Answered,
-    *,
-    schedule: Schedule,
+    params: Params, cfg: ModelConfig, state: GenState, count: jax.Array, answered: _Answered, *, schedule: Schedule
 ) -> _Answered:
-    """Passes over the last committed token and `count [B]` guesses in `texts`, of sequences whose count is not negative."""
+    """Passes over the last committed token and `count [B]` guesses, of sequences whose count is not negative.
+
+    The guesses stand in `state.tokens`, after what is committed.
+    """
     W = schedule.budget.window
     G = schedule.budget.groups
     length = state.cache.length
@@ -112,15 +108,16 @@ def _read(
 
     def run_pass(carry: tuple[jax.Array, _Answered]) -> tuple[jax.Array, _Answered]:
         done, answered = carry
-        windows = cut(given, done + jnp.arange(G, dtype=jnp.int32), texts, W)
+        windows = cut(given, done + jnp.arange(G, dtype=jnp.int32), state.tokens, W)
         sequence = jnp.maximum(windows.sequence, 0)
         of_row = jnp.repeat(sequence, W)
         rows = jax.tree.map(lambda x: x[of_row], state.sampling)
-        chosen, logprob, cache = _choose(
-            params, cfg, state, windows, answered.cache, rows, lambda: texts[sequence], schedule=schedule
-        )
+        logits_f32, cache = _logits_f32(params, cfg, state, windows, answered.cache, schedule.numerics)
+        position = windows.positions.reshape(-1)
+        choose = partial(sample, numerics=schedule.numerics)
+        chosen, logprob = share_rows(choose, logits_f32, position + 1, rows, texts_fn=lambda: state.tokens[sequence])
         # Targets after the last committed token are kept; an aligned window holds tokens before it, too.
-        guess = windows.positions.reshape(-1) - length[of_row]
+        guess = position - length[of_row]
         is_kept = windows.used.reshape(-1) & wanted[of_row] & (guess >= 0)
         place = jnp.where(is_kept, guess, answered.targets.shape[1])
         return done + G, answered._replace(
@@ -135,16 +132,9 @@ def _read(
 
 
 def _read_one_each(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    texts: jax.Array,
-    wanted: jax.Array,
-    answered: _Answered,
-    *,
-    schedule: Schedule,
+    params: Params, cfg: ModelConfig, state: GenState, wanted: jax.Array, answered: _Answered, *, schedule: Schedule
 ) -> _Answered:
-    """A pass over one token of each sequence, row by row, so that nothing is moved: none if no sequence is `wanted [B]`.
+    """A pass over one token of each sequence, row by row, so that nothing is moved; none if no sequence is `wanted [B]`.
 
     It is the last committed token of those that are wanted, and the next one that others lack.
     """
@@ -152,7 +142,7 @@ def _read_one_each(
     lacking = missing(state, schedule)
     used = wanted | (lacking.start < lacking.end)
     windows = Windows(
-        tokens=jnp.take_along_axis(texts, jnp.minimum(length, texts.shape[1] - 1)[:, None], axis=1),
+        tokens=jnp.take_along_axis(state.tokens, jnp.minimum(length, state.tokens.shape[1] - 1)[:, None], axis=1),
         sequence=jnp.where(used, jnp.arange(used.shape[0], dtype=jnp.int32), NO_SEQUENCE),
         start=length,
         count=used.astype(jnp.int32),
@@ -160,9 +150,9 @@ def _read_one_each(
 
     def run_pass(carry: tuple[jax.Array, _Answered]) -> tuple[jax.Array, _Answered]:
         answered = carry[1]
-        chosen, logprob, cache = _choose(
-            params, cfg, state, windows, answered.cache, state.sampling, lambda: texts, schedule=schedule
-        )
+        logits_f32, cache = _logits_f32(params, cfg, state, windows, answered.cache, schedule.numerics)
+        choose = partial(sample, numerics=schedule.numerics)
+        chosen, logprob = share_rows(choose, logits_f32, length + 1, state.sampling, texts_fn=lambda: state.tokens)
         return jnp.bool_(False), _Answered(
             targets=answered.targets.at[:, 0].set(jnp.where(wanted, chosen, answered.targets[:, 0])),
             logprobs=answered.logprobs.at[:, 0].set(jnp.where(wanted, logprob, answered.logprobs[:, 0])),
@@ -173,27 +163,12 @@ def _read_one_each(
     return jax.lax.while_loop(lambda carry: carry[0], run_pass, (wanted.any(), answered))[1]
 
 
-def _choose(
-    params: Params,
-    cfg: ModelConfig,
-    state: GenState,
-    windows: Windows,
-    cache: KVCache,
-    rows: SamplingArrays,
-    texts_fn: TextsFn,
-    *,
-    schedule: Schedule,
-) -> tuple[jax.Array, jax.Array, KVCache]:
-    """One pass: the token after each row and its log-probability, `[R]`, and the cache.
-
-    `rows` are the sampling parameters of the `R` rows, and `texts_fn` makes the texts of the windows.
-    """
-    inject = state.inject(windows)
-    logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics, inject=inject)
-    choose = partial(sample, numerics=schedule.numerics)
-    position = windows.positions.reshape(-1) + 1
-    chosen, logprob = share_rows(choose, logits_f32, position, rows, texts_fn=texts_fn)
-    return chosen, logprob, cache
+def _logits_f32(
+    params: Params, cfg: ModelConfig, state: GenState, windows: Windows, cache: KVCache, numerics: Numerics
+) -> tuple[jax.Array, KVCache]:
+    """The logits of a pass over `windows`, thoughts put in, and the cache that it leaves."""
+    logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=numerics, inject=state.inject(windows))
+    return logits_f32, cache
 
 
 def _with_drafts(state: GenState, draft: Draft) -> jax.Array:

@@ -23,6 +23,7 @@ from detspec.engine.policy import (
     ordinary_plan,
     plan_segment,
     pow2_ceil,
+    worth_making,
 )
 from detspec.schedule import Budget, Numerics, Schedule
 
@@ -186,9 +187,15 @@ def test_segment_whose_own_windows_are_enough_for_the_prompts_needs_no_pass_for_
     assert segment_of(ordinary_plan(8), behind=(1,), ready=2).prefill_passes == 1  # ordinary steps have no canonical pass
 
 
+def test_batches_worth_making_took_part_in_a_sixteenth_of_the_passes():
+    assert worth_making({32: 4000, 8: 280, 1: 320}) == (1, 32)
+    assert worth_making({4: 10}) == (4,)
+
+
 def test_segment_of_one_row_each_takes_along_one_token_of_each():
     plan = plan_of(8, 1)
-    assert plan.reads_one_each and not ordinary_plan(8).reads_one_each
+    assert plan.reads_one_each
+    assert not ordinary_plan(8).reads_one_each
     assert segment_of(plan, behind=(1, 1), ready=6).prefill_passes == 0
     assert segment_of(plan, behind=(2,), ready=6).prefill_passes == 1
     assert segment_of(plan, behind=(), ready=8).prefill_passes == 0
