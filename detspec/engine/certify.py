@@ -26,7 +26,9 @@ ORDINARY = "ordinary"
 CERTIFIED = "certified"
 DIFFERS = "differs"
 NOT_TRIED = "not tried"
-TIMING_ROUNDS = 5
+TIMING_ROUNDS = 2
+TIMING_RUNS = 2  # in each round
+WIDE_STEPS = 2  # of a run whose passes read guesses: probes end soon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,30 +171,34 @@ class Times(NamedTuple):
 
 
 def time_plans(device: Device, plans: Sequence[Plan]) -> dict[Plan, Times]:
-    """How long a step of each compiled plan takes, the least of a few rounds: they take turns, and noise only ever adds."""
+    """How long a step of each compiled plan takes, the least of a few runs: plans take turns, and noise only ever adds."""
     found = dict.fromkeys(plans, Times(float("inf"), float("inf")))
     for _ in range(TIMING_ROUNDS):
         for plan, least in found.items():
             probes = Probes(device, plan.batch, deterministic=not plan.ordinary, far=plan.skips)
             most = 1 if plan.skips else plan.most_tokens
-            step_s, reports = _timed(probes, plan, max(1, probes.num_new // 2 // most), wide_cost=float("inf"))
+            step_s, reports = _timed(probes, plan, max(1, probes.num_new // TIMING_RUNS // most), wide_cost=float("inf"))
             wide_s = step_s
             if plan.skips:  # guesses are rows with contexts, so they must be found
                 probes.plant(_texts(probes, reports))
-                wide_s, _ = _timed(probes, plan, device.config.max_len, wide_cost=0.0)
+                wide_s, _ = _timed(probes, plan, WIDE_STEPS, wide_cost=0.0)
             found[plan] = Times(min(least.step_s, step_s), min(least.wide_s, wide_s))
     return found
 
 
 def _timed(probes: Probes, plan: Plan, steps: int, *, wide_cost: float) -> tuple[float, list[Report]]:
-    """Seconds of a step, and what was reported."""
-    probes.start()
+    """The least seconds of a step in runs of so many `steps`, one after the other, and what the last run reported."""
+    probes.start()  # prompts take longer than the steps, so they are read once
     probes.device.wait()
-    began = time.perf_counter()
-    reports = jax.block_until_ready(probes.step(plan, steps, wide_cost=wide_cost))
-    probes.device.wait()
-    seconds = time.perf_counter() - began
-    return seconds / sum(int(report.progress.steps[0]) for report in reports), reports
+    least = float("inf")
+    for _ in range(TIMING_RUNS):
+        began = time.perf_counter()
+        reports = jax.block_until_ready(probes.step(plan, steps, wide_cost=wide_cost))
+        probes.device.wait()
+        seconds = time.perf_counter() - began
+        num_steps = sum(int(report.progress.steps[0]) for report in reports)
+        least = min(least, seconds / num_steps if num_steps else least)  # none once all probes have ended
+    return least, reports
 
 
 def _texts(probes: Probes, reports: Sequence[Report]) -> list[list[int]]:

@@ -96,11 +96,10 @@ class Planner:
         for batch in incomplete:
             self._make_ordinary(batch, needs.processing)
             self._certify_thoughts()
-            self._time(batch, needs.processing)
             for drafting in self._drafts if needs.deterministic else ():
                 if (batch, needs.processing, drafting) not in self._tried:
                     self._try_draft(batch, needs.processing, drafting)
-                    self._time(batch, needs.processing)
+            self._time(batch, needs.processing)
 
     def choose(self, load: Load) -> tuple[Plan, bool]:
         """The plan for the next segment: the smallest batch that fits, filled the way that commits most tokens per second.
@@ -200,12 +199,13 @@ class Planner:
     def _draft_can_win(self, plan: Plan) -> bool:
         """Whether a draft costs less than what it can save: a canonical step for each token, if all of it is accepted."""
         usable = self._usable(plan.batch, plan.processing)
-        decoding = [self.step_times.known(other) for other in usable if not other.num_drafts]
-        if not decoding:
+        decoding = [other for other in usable if not other.num_drafts]
+        source = self._device.drafters[plan.draft].source
+        if not decoding or source.cost_s(plan.num_drafts, 1.0) == 0:
             return True
-        ordinary_s = self.step_times.known(ordinary_plan(plan.batch, plan.processing))
-        cost_s = self._device.drafters[plan.draft].source.cost_s(plan.num_drafts, ordinary_s)
-        return cost_s < WORTH_DRAFTING * plan.num_drafts * min(decoding)
+        self._time(plan.batch, plan.processing)
+        cost_s = source.cost_s(plan.num_drafts, self.step_times.known(ordinary_plan(plan.batch, plan.processing)))
+        return cost_s < WORTH_DRAFTING * plan.num_drafts * min(map(self.step_times.known, decoding))
 
     def _certify_thoughts(self) -> None:
         if self._device.model.cfg.thinking is None or self._thoughts_certified:
@@ -225,8 +225,11 @@ class Planner:
         self._device.clear()
 
     def _time(self, batch: int, processing: bool) -> None:
-        """Times the plans of a batch, in turns."""
-        plans = [ordinary_plan(batch, processing), *self._usable(batch, processing)]
+        """Times the plans of a batch, in turns, unless all of them have been timed."""
+        plans = [plan for plan in (ordinary_plan(batch, processing),) if plan in self.certificates]
+        plans += self._usable(batch, processing)
+        if all(math.isfinite(self.certificates[plan].step_s) for plan in plans):
+            return
         measured = self._agreement.watched(partial(time_plans, self._device, plans))
         agreed = iter(self._agreement.same([seconds for plan in plans for seconds in measured[plan]]))
         times = {plan: Times(next(agreed), next(agreed)) for plan in plans}
