@@ -226,8 +226,7 @@ class Planner:
 
     def _time(self, batch: int, processing: bool) -> None:
         """Times the plans of a batch, in turns, unless all of them have been timed."""
-        plans = [plan for plan in (ordinary_plan(batch, processing),) if plan in self.certificates]
-        plans += self._usable(batch, processing)
+        plans = [ordinary_plan(batch, processing), *self._usable(batch, processing)]
         if all(math.isfinite(self.certificates[plan].step_s) for plan in plans):
             return
         measured = self._agreement.watched(partial(time_plans, self._device, plans))

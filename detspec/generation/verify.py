@@ -70,7 +70,7 @@ def verify(
         cache=draft.cache,
     )
     with jax.named_scope("verify"):
-        if not D and schedule.budget == Budget(B, 1):
+        if not D and schedule.budget == Budget(B, 1):  # `engine.policy.Plan.reads_one_each`
             answered = _read_one_each(params, cfg, drafted, wanted, answered, schedule=schedule)
         else:
             answered = _read(params, cfg, drafted, jnp.where(wanted & is_wide, count, -1), answered, schedule=schedule)

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from detspec.config import ThinkingConfig
+from detspec.engine.certify import NOT_TRIED, time_plans
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs
@@ -73,6 +74,23 @@ def test_engine_that_was_prepared_makes_nothing_more_by_itself(monkeypatch):
         engine.step()
     assert labels(engine) == prepared == {"4x1[4]", "ordinary[4]"}
     assert engine.num_preemptions == 0
+
+
+def test_plans_of_a_batch_are_timed_again_only_with_a_new_one_among_them(engine, monkeypatch):
+    """A draft that cannot win, and a second call, leave nothing to time."""
+    noted: list[frozenset] = []
+
+    def noting(device: FakeDevice, plans: list) -> dict:
+        noted.append(frozenset(plans))
+        return time_plans(device, plans)
+
+    monkeypatch.setattr("detspec.engine.planner.time_plans", noting)
+    engine.prepare(4, Needs(processing=False))
+    engine.prepare(4, Needs(processing=False))
+    assert noted
+    assert len(set(noted)) == len(noted)
+    timed = {certificate.plan for certificate in engine.certificates.values() if certificate.status != NOT_TRIED}
+    assert noted[-1] == timed
 
 
 def test_prefill_gets_a_program_of_its_own_with_the_other_plans_and_answers_stay(model):

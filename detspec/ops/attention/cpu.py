@@ -44,7 +44,8 @@ def paged_attention(
             f"{numerics.block_pages} and Numerics.num_splits {numerics.num_splits}"
         )
     slopes = own_slopes(N) if scores.alibi else np.zeros(N, np.float32)
-    # As token rows: for windows of one, XLA:CPU would copy the queries to the same places, which takes as long as a product.
+    # As token rows: for windows of one, XLA:CPU fused a copy of the same places with the rotation before it,
+    # which took 13 us instead of 3 for 8 rows.
     call = jax.ffi.ffi_call(target("detspec_attention", v_pages.dtype), jax.ShapeDtypeStruct((G * W, N, H), jnp.float32))
     attended = call(
         q.reshape(G * W, N, H),
