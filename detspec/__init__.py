@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 __all__ = ["Completion", "Engine", "EngineConfig", "InputError", "Model", "ModelConfig", "Needs", "Request"]
 __all__ += ["SamplingParams", "Schedule", "Stats", "ThinkingConfig", "Thought", "Update"]
-__all__ += ["default_schedule", "fingerprint", "generate", "load", "score", "traces"]
+__all__ += ["default_schedule", "draft_model", "fingerprint", "generate", "load", "score", "traces"]
 
 if TYPE_CHECKING:
     from detspec import traces
     from detspec.checkpoint.load import Model, load
     from detspec.config import ModelConfig, ThinkingConfig
+    from detspec.draft.draft_model import draft_model
     from detspec.engine.engine import Engine
     from detspec.engine.engine_config import EngineConfig
     from detspec.engine.policy import Needs
@@ -48,6 +49,7 @@ else:
         "Thought": "engine.request",
         "Update": "engine.request",
         "default_schedule": "environment",
+        "draft_model": "draft.draft_model",
         "fingerprint": "environment",
         "generate": "generation.loop",
         "load": "checkpoint.load",

@@ -252,6 +252,13 @@ class Draft(Struct):
     cache: KVCache
     state: DraftState = NO_DRAFT_STATE
 
+    def appended(self, tokens: jax.Array, committed: jax.Array) -> jax.Array:
+        """`tokens [B, max_len]` int32 with what was drafted after the first `committed [B]` of each sequence."""
+        B, D = self.tokens.shape
+        offset = jnp.arange(D, dtype=jnp.int32)[None, :]
+        place = jnp.where(offset < self.count[:, None], committed[:, None] + offset, tokens.shape[1])
+        return tokens.at[jnp.arange(B, dtype=jnp.int32)[:, None], place].set(self.tokens, mode="drop")
+
 
 class Verified(Struct):
     """What the canonical pass says of each sequence: its own choice after the last committed token, and after each guess."""

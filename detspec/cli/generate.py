@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from detspec.cli.options import add_engine, add_model, add_sampling, add_weights, engine_config_of, load_model, sampling_of, say
+from detspec.cli.options import add_engine, add_model, add_sampling, add_weights, load_model, make_engine, sampling_of, say
 from detspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     import jax
 
     from detspec.distributed import initialize
-    from detspec.engine.engine import Engine
     from detspec.jobs.dry_run import plan_job
     from detspec.jobs.files import STDIO, check_out, shard_path
     from detspec.jobs.job import run_job, stream_job
@@ -132,7 +131,7 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     with Prompts(args.prompts) as prompts:
         began = time.perf_counter()
         model = load_model(args)
-        engine = Engine(model, engine_config_of(args, model))
+        engine = make_engine(args, model)
         spec = JobSpec(prompts, sampling, shard, args.on_error)
         if args.dry_run:
             journaled = None if out == STDIO or args.fresh else Path(out)

@@ -13,6 +13,7 @@ from detspec.errors import InputError
 
 if TYPE_CHECKING:
     from detspec.checkpoint.load import Model
+    from detspec.engine.engine import Engine
     from detspec.engine.engine_config import EngineConfig
     from detspec.sampling_params import SamplingParams
 
@@ -94,6 +95,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         default=METHODS[0],
         help='the draft: "ngram" is prompt lookup, "self" the fast path itself, "auto" whichever is faster (default: auto)',
     )
+    add("--draft-model", metavar="FOLDER", help="a smaller model with the same vocabulary, which drafts where it is faster")
     add("--draft-thoughts", choices=THOUGHTS, default=THOUGHTS[0], help="draft source for the thoughts of a model that thinks")
     add("--num-speculative-tokens", type=int, default=15, metavar="N", help="most drafted tokens of a step: 1, 3, 7, 15, ...")
     add(
@@ -125,6 +127,21 @@ def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Mode
         )
     chips = jax.device_count() if jax.process_count() > 1 else 1 if chips is None else chips
     return load(shipped if args.model is None else args.model, chips=chips, weights=getattr(args, "weights", None))
+
+
+def make_engine(args: argparse.Namespace, model: "Model") -> "Engine":
+    """The engine of `add_engine`'s options; `InputError` if one is out of range, or does not fit the model."""
+    from detspec.draft.draft_model import draft_model
+    from detspec.engine.engine import Engine
+
+    drafters = {}
+    if args.draft_model is not None:
+        from detspec.checkpoint.load import load
+
+        drafters = {"draft_model": draft_model(load(args.draft_model), target=model)}
+    elif args.method == "draft_model":
+        raise InputError("--method draft_model needs --draft-model FOLDER, for example --draft-model Qwen3-0.6B")
+    return Engine(model, engine_config_of(args, model), drafters=drafters)
 
 
 def keep_compiled(args: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import time
 
-from detspec.cli.options import add_engine, add_model, add_weights, engine_config_of, load_model
+from detspec.cli.options import add_engine, add_model, add_weights, load_model, make_engine
 
 SUMMARY = "compile programs ahead"
 DESCRIPTION = """Compiles and certifies the programs that jobs with the same options need, and keeps them in the compile cache:
@@ -25,12 +25,11 @@ def run(args: argparse.Namespace) -> int:
     import jax
 
     from detspec.compile_cache import SUFFIX
-    from detspec.engine.engine import Engine
     from detspec.engine.policy import Needs
 
     began = time.perf_counter()
     model = load_model(args)
-    engine = Engine(model, engine_config_of(args, model))
+    engine = make_engine(args, model)
     engine.prepare(needs=Needs(deterministic=not args.ordinary, processing=False))
     for certificate in engine.prepare(needs=Needs(deterministic=not args.ordinary)):
         print(f"{certificate.plan.label:20} {certificate.status}{f': {certificate.why}' if certificate.why else ''}")

@@ -53,8 +53,8 @@ def acceptance_by_match_length(state: DraftState) -> list[float]:
     return (agreed / np.where(agreed + differed, agreed + differed, np.nan)).tolist()
 
 
-def _init(max_match: int, cfg: ModelConfig, schedule: Schedule, num_sequences: int, max_len: int) -> DraftState:
-    nothing = Guessed(*(jnp.zeros(num_sequences, jnp.int32) for _ in range(4)))
+def _init(max_match: int, cfg: ModelConfig, schedule: Schedule, state: GenState) -> DraftState:
+    nothing = Guessed(*(jnp.zeros_like(state.committed) for _ in range(4)))
     return DraftState(sequences=nothing, shared=jnp.zeros((2, max_match + 1), jnp.float32))
 
 

@@ -1,6 +1,6 @@
 """A draft source: a pair of pure functions, what they cost, and how many tokens a sequence may draft.
 
-    state = source.init(cfg, schedule, B, max_len)                             a cache of its own, or nothing
+    state = source.init(cfg, schedule, gen_state)                              a cache of its own, or nothing
     draft = source.draft(draft_params, params, cfg, gen_state, schedule, D)    reads `gen_state.draft`, gives `draft.state`
 
 A source drafts at most `D` tokens for each sequence, and writes only cache slots that verification rewrites.
@@ -26,8 +26,8 @@ class DraftSource(NamedTuple):
     """How tokens are drafted. Static and hashable: module-level functions, whose weights are an argument."""
 
     name: str  # as plans and tables call it
-    # `(cfg, schedule, num_sequences, max_len) -> DraftState`, for no sequence yet
-    init: Callable[[ModelConfig, Schedule, int, int], DraftState]
+    # `(cfg, schedule, state) -> DraftState` that knows nothing yet, for states of these shapes
+    init: Callable[[ModelConfig, Schedule, GenState], DraftState]
     # `(draft_params, params, cfg, state, schedule, D) -> Draft` of `D` tokens, at least 1 if it drafts any
     draft: Callable[[DraftParams, Params, ModelConfig, GenState, Schedule, int], Draft]
     # `(D, seconds of an ordinary step) -> seconds` that drafting `D` tokens is believed to take
@@ -52,7 +52,7 @@ def draft_fn(drafter: Drafter, schedule: Schedule, num_tokens: int | None = None
     return lambda params, cfg, state: drafter.source.draft(drafter.params, params, cfg, state, schedule, num_tokens)
 
 
-def no_state(cfg: ModelConfig, schedule: Schedule, num_sequences: int, max_len: int) -> DraftState:
+def no_state(cfg: ModelConfig, schedule: Schedule, state: GenState) -> DraftState:
     """`DraftSource.init` of a source that keeps nothing between steps."""
     return NO_DRAFT_STATE
 

@@ -28,7 +28,7 @@ DIFFERS = "differs"
 NOT_TRIED = "not tried"
 TIMING_ROUNDS = 2
 TIMING_RUNS = 2  # in each round
-WIDE_STEPS = 2  # of a run whose passes read guesses: probes end soon
+WIDE_STARTS = 5  # in each round: only the first wide step of probes reads as many guesses as fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,33 +172,41 @@ class Times(NamedTuple):
 
 def time_plans(device: Device, plans: Sequence[Plan]) -> dict[Plan, Times]:
     """How long a step of each compiled plan takes, the least of a few runs: plans take turns, and noise only ever adds."""
-    found = dict.fromkeys(plans, Times(float("inf"), float("inf")))
+    least = dict.fromkeys(plans, float("inf"))
+    least_wide = dict.fromkeys(plans, (float("inf"), float("inf")))
     for _ in range(TIMING_ROUNDS):
-        for plan, least in found.items():
+        for plan in plans:
             probes = Probes(device, plan.batch, deterministic=not plan.ordinary, far=plan.skips)
-            most = 1 if plan.skips else plan.most_tokens
-            step_s, reports = _timed(probes, plan, max(1, probes.num_new // TIMING_RUNS // most), wide_cost=float("inf"))
-            wide_s = step_s
+            probes.start()  # prompts take longer than the steps, so they are read once
+            steps = max(1, probes.num_new // TIMING_RUNS // (1 if plan.skips else plan.most_tokens))
+            for _ in range(TIMING_RUNS):
+                seconds, reports = _timed(probes, plan, steps, wide_cost=float("inf"))
+                least[plan] = min(least[plan], seconds)
             if plan.skips:  # guesses are rows with contexts, so they must be found
                 probes.plant(_texts(probes, reports))
-                wide_s, _ = _timed(probes, plan, WIDE_STEPS, wide_cost=0.0)
-            found[plan] = Times(min(least.step_s, step_s), min(least.wide_s, wide_s))
-    return found
+                found = [_timed_wide(probes, plan) for _ in range(WIDE_STARTS)]
+                least_wide[plan] = tuple(map(min, zip(least_wide[plan], *found, strict=True)))
+    # What it takes to start a segment is in both single steps, and falls out.
+    more = {plan: max(0.0, wide - narrow) if plan.skips else 0.0 for plan, (wide, narrow) in least_wide.items()}
+    return {plan: Times(least[plan], least[plan] + more[plan]) for plan in plans}
+
+
+def _timed_wide(probes: Probes, plan: Plan) -> tuple[float, float]:
+    """Seconds of a step whose pass reads guesses, and of one whose pass reads none."""
+    probes.start()
+    _, narrow, wide = (_timed(probes, plan, 1, wide_cost=cost)[0] for cost in (float("inf"), float("inf"), 0.0))
+    return wide, narrow  # a step that follows on reading prompts is slower than others
 
 
 def _timed(probes: Probes, plan: Plan, steps: int, *, wide_cost: float) -> tuple[float, list[Report]]:
-    """The least seconds of a step in runs of so many `steps`, one after the other, and what the last run reported."""
-    probes.start()  # prompts take longer than the steps, so they are read once
+    """Seconds of a step, of at most `steps`, inf once all probes have ended; and what was reported."""
     probes.device.wait()
-    least = float("inf")
-    for _ in range(TIMING_RUNS):
-        began = time.perf_counter()
-        reports = jax.block_until_ready(probes.step(plan, steps, wide_cost=wide_cost))
-        probes.device.wait()
-        seconds = time.perf_counter() - began
-        num_steps = sum(int(report.progress.steps[0]) for report in reports)
-        least = min(least, seconds / num_steps if num_steps else least)  # none once all probes have ended
-    return least, reports
+    began = time.perf_counter()
+    reports = jax.block_until_ready(probes.step(plan, steps, wide_cost=wide_cost))
+    probes.device.wait()
+    seconds = time.perf_counter() - began
+    num_steps = sum(int(report.progress.steps[0]) for report in reports)
+    return seconds / num_steps if num_steps else float("inf"), reports
 
 
 def _texts(probes: Probes, reports: Sequence[Report]) -> list[list[int]]:

@@ -249,9 +249,7 @@ class Device:
         """What the draft source called `name` keeps between steps."""
         if name not in self._draft_states:
             source = self.drafters[name].source
-            config = self.config
-            draft = source.init(self.model.cfg, self.schedule, config.max_requests, config.max_len)
-            self._draft_states[name] = put(draft, self.place)
+            self._draft_states[name] = put(source.init(self.model.cfg, self.schedule, self.state), self.place)
         return self._draft_states[name]
 
 

@@ -161,7 +161,7 @@ def generate_state(
         think_fn = None if think is None else think.think
         state = think_prompt(params, cfg, state, schedule=schedule, think_fn=think_fn)
     state = prefill(params, cfg, state, schedule=schedule)
-    state = state.replace(draft=source.init(cfg, schedule, *state.tokens.shape))
+    state = state.replace(draft=source.init(cfg, schedule, state))
     own_draft_fn = draft_fn(Drafter(source, draft_params), schedule)
 
     def step(state: GenState) -> GenState:

@@ -61,7 +61,7 @@ def verify(
     if narrow is not None:
         is_wide = pays(expected(draft.chance, count), wanted, wide_cost)
         count = jnp.where(is_wide, count, 0)
-    drafted = state.replace(tokens=_with_drafts(state, draft))
+    drafted = state.replace(tokens=draft.appended(state.tokens, state.committed))
     B, D = draft.tokens.shape
     answered = _Answered(
         targets=jnp.zeros((B, D + 1), jnp.int32),
@@ -169,11 +169,3 @@ def _logits_f32(
     """The logits of a pass over `windows`, thoughts put in, and the cache that it leaves."""
     logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=numerics, inject=state.inject(windows))
     return logits_f32, cache
-
-
-def _with_drafts(state: GenState, draft: Draft) -> jax.Array:
-    """The texts of all sequences, `[B, max_len]` int32: committed tokens, and after them what was drafted."""
-    B, D = draft.tokens.shape
-    offset = jnp.arange(D, dtype=jnp.int32)[None, :]
-    place = jnp.where(offset < draft.count[:, None], state.committed[:, None] + offset, state.tokens.shape[1])
-    return state.tokens.at[jnp.arange(B, dtype=jnp.int32)[:, None], place].set(draft.tokens, mode="drop")

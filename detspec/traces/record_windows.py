@@ -118,7 +118,7 @@ def trace_batch(
     """
     source, draft_params = drafter or Drafter(SELF)
     state, each, canonical = _start(model, prompts, sampling, window, max_tokens)
-    state = state.replace(draft=source.init(model.cfg, canonical, *state.tokens.shape))
+    state = state.replace(draft=source.init(model.cfg, canonical, state))
     first = on_host(state)
     windows: list[list[TraceWindow]] = [[] for _ in prompts]
     before = first

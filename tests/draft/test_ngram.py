@@ -34,7 +34,7 @@ def searched(text: list[int], min_match: int = 2, max_match: int = 4) -> list[in
 def state_with(*texts: list[int]) -> GenState:
     requests = [Request(tuple(text), SamplingParams(max_tokens=LENGTH - len(text))) for text in texts]
     state = state_of(TABLE, requests).with_processing(False)
-    draft = ngram().init(TABLE.cfg, TABLE.schedule, TABLE.batch, LENGTH)
+    draft = ngram().init(TABLE.cfg, TABLE.schedule, state)
     return state.replace(draft=draft, cache=state.cache.replace(length=state.committed - 1))
 
 

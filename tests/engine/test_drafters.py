@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from detspec.checkpoint.load import Model
+from detspec.draft.draft_model import draft_model
 from detspec.draft.ngram import ngram
 from detspec.draft.source import Drafter
 from detspec.engine.certify import CERTIFIED, NOT_TRIED
@@ -19,12 +20,10 @@ from detspec.errors import InputError
 from detspec.model.params import init_params, param_shapes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
-from tests.draft.own_weights import draft_model
 from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, some_prompts, some_sampling
 from tests.engine.fake_device import FakeDevice
 from tests.fakes import TABLE_CFG
 
-DRAFT_MODEL = draft_model(BYTE_CFG)
 CIRCLE = [*range(16), *range(16)]
 
 
@@ -49,7 +48,7 @@ def engine_with(drafter: Drafter, model: Model) -> Engine:
 def test_draft_model_in_the_engine_changes_no_bit_and_its_weights_decide_what_is_accepted(weights, most, least, model, one_row):
     """Three places and pages for two of them: sequences are preempted, and others enter their places."""
     params = byte_params() if weights == "own" else init_params(BYTE_CFG, jax.random.key(5))
-    engine = engine_with(Drafter(DRAFT_MODEL, params), model)
+    engine = engine_with(draft_model(dataclasses.replace(model, params=params), target=model), model)
     sampling = [dataclasses.replace(each, max_tokens=34) for each in some_sampling()]
     found = engine.generate(some_prompts(), sampling)
     assert [facts(c) for c in found] == [facts(c) for c in one_row.generate(some_prompts(), sampling)]

@@ -6,8 +6,7 @@ Its arguments are a seed and those of `detspec`. Segments are short, so that the
 import dataclasses
 import sys
 
-from detspec.cli import commands, generate
-from detspec.cli.options import engine_config_of
+from detspec.cli import commands, options
 from detspec.engine import certify, clock
 from detspec.engine.agreement import Alone, Processes
 from tests.processes.skewed_clock import SkewedClock
@@ -28,7 +27,8 @@ def main() -> int:
 
     Alone.started = counted(Alone.started)  # type: ignore[method-assign]
     Processes.started = counted(Processes.started)  # type: ignore[method-assign]
-    generate.engine_config_of = lambda args, model: dataclasses.replace(engine_config_of(args, model), segment_steps=2)
+    engine_config_of = options.engine_config_of
+    options.engine_config_of = lambda *args: dataclasses.replace(engine_config_of(*args), segment_steps=2)
     try:
         return commands.main(sys.argv[2:])
     finally:

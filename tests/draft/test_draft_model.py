@@ -1,4 +1,4 @@
-"""A draft model with weights and a cache of its own, and prompt lookup: neither needs a change outside this folder."""
+"""A draft model: other weights, another config, and pools of its own that find by themselves what is still of use."""
 
 import dataclasses
 from functools import partial
@@ -8,14 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from detspec.checkpoint.load import Model
+from detspec.config import ThinkingConfig
+from detspec.draft.draft_model import MAX_PASSES, draft_model, draft_model_source, text_hashes
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
+from detspec.errors import InputError
 from detspec.generation.insert import Entry, insert, pack_requests
 from detspec.generation.loop import dvr_step, generate_state
 from detspec.generation.prefill import prefill
 from detspec.generation.sequences import put_sequences, take_sequences
 from detspec.model.params import Params, init_params
 from detspec.state import Draft, GenState
-from tests.draft.own_weights import draft_model
 from tests.fakes import Request, random_model, state_of
 from tests.generation.one_at_a_time import FIXED, one_at_a_time, results
 from tests.shelf import MANY
@@ -23,6 +26,7 @@ from tests.shelf import MANY
 BF16, SCHEDULE = MANY.cfg, MANY.schedule
 SMALL_CFG = dataclasses.replace(BF16, num_layers=1, num_heads=2, num_kv_heads=1, d_model=32, d_ff=48)
 OTHER_SEED = 7
+COST = 0.25  # of a draft step in ordinary ones
 # Without logits processing, a large part of a program, which a draft source leaves to others.
 REQUESTS = [Request(r.prompt, dataclasses.replace(r.sampling, top_k=0, top_p=1.0, min_p=0.0)) for r in FIXED]
 
@@ -40,15 +44,15 @@ def expected() -> list[tuple]:
 
 
 def leaking(draft_params, params, cfg, state: GenState, schedule, num_tokens) -> Draft:
-    """A draft of `draft_model(BF16)` that, if asked to, changes the values of position 0, which is committed."""
+    """A draft of `draft_model_source(BF16, COST)` that, if asked to, changes the values of position 0, which is committed."""
     own_params, leaks = draft_params
-    draft = draft_model(BF16).draft(own_params, params, cfg, state, schedule, num_tokens)
+    draft = draft_model_source(BF16, COST).draft(own_params, params, cfg, state, schedule, num_tokens)
     first = draft.cache.page_table[:, 0]
     spoilt = tuple(jnp.where(leaks, pool.at[first, :, 0].add(1), pool) for pool in draft.cache.v)
     return draft.replace(cache=draft.cache.replace(v=spoilt))
 
 
-LEAKING = draft_model(BF16)._replace(name="leaking", draft=leaking)
+LEAKING = draft_model_source(BF16, COST)._replace(name="leaking", draft=leaking)
 
 
 def test_draft_model_with_any_weights_commits_the_bits_of_no_draft():
@@ -70,17 +74,18 @@ def test_draft_that_writes_to_slots_of_committed_tokens_changes_bits():
 
 
 def credulous(draft_params, params, cfg, state: GenState, schedule, num_tokens) -> Draft:
-    """A draft of `draft_model(SMALL_CFG)` that, if asked to, takes all it holds for committed, whatever was rejected or
-    replaced."""
+    """A draft of `SMALL_CFG` that, if asked to, takes all that its pages hold for the committed texts."""
     own_params, believes = draft_params
-    held = state.draft.sequences
-    believed = held.replace(tokens=state.tokens, length=jnp.minimum(held.length, state.committed - 1))
-    held = jax.tree.map(lambda x, y: jnp.where(believes, x, y), believed, held)
-    state = state.replace(draft=state.draft.replace(sequences=held))
-    return draft_model(SMALL_CFG).draft(own_params, params, cfg, state, schedule, num_tokens)
+    held = state.draft.shared
+    place = jnp.arange(state.tokens.shape[1])
+    pages = state.cache.page_table[:, place // state.cache.page]
+    believed = held.hashes.at[pages, place % state.cache.page].set(text_hashes(state.tokens))
+    held = held.replace(hashes=jnp.where(believes, believed, held.hashes))
+    state = state.replace(draft=state.draft.replace(shared=held))
+    return draft_model_source(SMALL_CFG, COST).draft(own_params, params, cfg, state, schedule, num_tokens)
 
 
-CREDULOUS = draft_model(SMALL_CFG)._replace(name="credulous", draft=credulous)
+CREDULOUS = draft_model_source(SMALL_CFG, COST)._replace(name="credulous", draft=credulous)
 
 
 @partial(jax.jit, donate_argnames="state")
@@ -93,7 +98,7 @@ def step(
     """
     part = take_sequences(state, chosen).with_processing(False)
     part = prefill(params, BF16, part, schedule=SCHEDULE)
-    forgot = part.replace(draft=CREDULOUS.init(BF16, SCHEDULE, *part.tokens.shape))
+    forgot = part.replace(draft=CREDULOUS.init(BF16, SCHEDULE, part))
     anew = CREDULOUS.draft(draft_params, params, BF16, forgot, SCHEDULE, SCHEDULE.budget.window - 1)
     part, done = dvr_step(params, BF16, part, draft_fn=draft_fn(Drafter(CREDULOUS, draft_params), SCHEDULE), schedule=SCHEDULE)
 
@@ -119,7 +124,7 @@ def interrupted(draft_params: DraftParams) -> tuple[list[tuple], bool, int]:
     params = random_model(BF16)
     same, rollbacks = True, 0
     state = state_of(MANY, REQUESTS[:3])
-    state = state.replace(draft=CREDULOUS.init(BF16, SCHEDULE, *state.tokens.shape))
+    state = state.replace(draft=CREDULOUS.init(BF16, SCHEDULE, state))
 
     def advance(state: GenState, number: int, chosen=(0, 1, 2)) -> GenState:
         nonlocal same, rollbacks
@@ -165,3 +170,67 @@ def test_draft_model_finds_by_itself_what_it_holds_of_committed_tokens(believes:
     assert found == expected()
     assert rollbacks > 5
     assert same != believes  # the control: it would show
+
+
+# What is refused, and what is bounded ---------------------------------------------------------------------------------------
+
+
+def named(cfg) -> Model:
+    return Model(cfg, {}, None, (), "no weights")
+
+
+def test_draft_model_of_another_vocabulary_or_one_that_thinks_is_refused():
+    other = dataclasses.replace(SMALL_CFG, vocab_size=SMALL_CFG.vocab_size + 1)
+    with pytest.raises(InputError, match=f"the draft model has {other.vocab_size} tokens, the model {BF16.vocab_size}"):
+        draft_model(named(other), target=named(BF16))
+    thinks = dataclasses.replace(SMALL_CFG, thinking=ThinkingConfig(4, 0, 1, 3, 1))
+    with pytest.raises(InputError, match="a model that thinks cannot be a draft model"):
+        draft_model(named(thinks), target=named(BF16))
+
+
+def test_draft_is_believed_to_cost_its_share_of_the_weights_and_a_token_more_than_it_drafts():
+    same = draft_model(named(BF16), target=named(BF16)).source
+    small = draft_model(named(SMALL_CFG), target=named(BF16)).source
+    rounded = draft_model(named(dataclasses.replace(SMALL_CFG, weights="int8")), target=named(BF16)).source
+    assert same.cost_s(3, 0.5) == 2.0
+    assert 0 < small.cost_s(3, 0.5) < 1.0
+    assert rounded.cost_s(3, 0.5) == small.cost_s(3, 0.5) / 2
+
+
+def test_hash_of_a_text_depends_on_each_of_its_tokens_and_on_their_places():
+    rng = np.random.default_rng(0)
+    texts = rng.integers(0, 2, (512, 40)).astype(np.int32)
+    hashes = np.asarray(text_hashes(jnp.asarray(texts)))
+    for length in (7, 40):
+        beginnings = {text[:length].tobytes() for text in texts}
+        assert len(set(hashes[:, length - 1].tolist())) == len(beginnings)
+
+
+NARROW = SCHEDULE.with_budget(16, 4)
+
+
+@partial(jax.jit, static_argnames="source")
+def drafted(source: DraftSource, draft_params: DraftParams, state: GenState) -> Draft:
+    return source.draft(draft_params, None, BF16, state, NARROW, 3)
+
+
+def test_long_text_is_read_in_a_few_passes_at_a_time_and_drafted_for_once_it_is_read():
+    source = draft_model_source(SMALL_CFG, COST)
+    prompts = np.random.default_rng(0).integers(1, BF16.vocab_size, (MANY.batch, MANY.length - 8)).tolist()
+    num_starts = -(-sum(map(len, prompts)) // (MAX_PASSES * NARROW.budget.rows))
+    assert num_starts > 2
+    state = state_of(MANY, [Request(tuple(prompt), REQUESTS[0].sampling) for prompt in prompts]).with_processing(False)
+    state = state.replace(cache=state.cache.replace(length=state.committed - 1))  # as if the target had read them
+    state = state.replace(draft=source.init(BF16, SCHEDULE, state))
+    params = init_params(SMALL_CFG, jax.random.key(OTHER_SEED))
+    counts = []
+    for _ in range(num_starts + 1):
+        draft = drafted(source, params, state)
+        counts.append(np.asarray(draft.count > 0).sum())
+        state = state.replace(draft=draft.state)
+    assert counts[0] < MANY.batch
+    assert counts == sorted(counts)
+    assert counts[-1] == MANY.batch
+    # All that is held now is found again, by other sequences with the same texts and pages.
+    again = drafted(source, params, state)
+    np.testing.assert_array_equal(again.tokens, draft.tokens)
