@@ -14,7 +14,7 @@ Every run makes the same number of new tokens. After a warm-up, in which plans a
 take turns, every other round in reverse order. A speed is the median over the rounds of the ratio to ordinary generation in
 the same round. Deterministic methods must give the same bits; otherwise the exit code is 1.
 
-    python scripts/bench_drafts.py --json docs/drafts.json --plot docs/drafts.png
+    python scripts/bench_drafts.py --json docs/data/drafts.json --plot docs/drafts.png
 """
 
 import argparse
@@ -207,9 +207,8 @@ def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set_xticks(range(len(own)), [row["workload"] for row in own], rotation=30)
         axes.set_title(f"{size} request{'s' if size > 1 else ''}")
-    first = figure.axes[0]
-    first.set_ylabel("speed over ordinary generation")
-    first.legend(title="method")
+    figure.axes[0].set_ylabel("speed over ordinary generation")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), title="method", loc="outside right upper")
     figure.savefig(path, dpi=150)
 
 

@@ -26,6 +26,8 @@ from detspec.config import ModelConfig
 from detspec.mesh import mesh_of, over_chips
 from detspec.state import GenState
 
+JAX_CACHE_HIT = "/jax/compilation_cache/cache_hits"  # jax's event, in the thread that compiles
+
 Executable = Callable[..., Any]  # takes the `args` of a `Call`
 
 
@@ -103,7 +105,10 @@ def _lower(call: Call, mesh: Mesh | None) -> Any:
 
 
 def _load_or_compile(lowered: Any, cache: CompileCache, devices: list[jax.Device]) -> Executable:
-    """The program from a file, or else from the compiler, and then written to a file."""
+    """The program from a file, or else from the compiler, and then written to a file.
+
+    One that jax found in a cache of its own is not written: XLA:CPU would leave out a part, and the file could not run.
+    """
     name = cache.name(lowered.as_text(), str(lowered.in_tree), str(lowered.out_tree), str(devices))
     content = cache.read(name)
     if content is not None:
@@ -112,7 +117,12 @@ def _load_or_compile(lowered: Any, cache: CompileCache, devices: list[jax.Device
             return deserialize_and_load(serialized, args, results, devices[0].client, devices)
         except Exception as error:  # a file of another jaxlib raises errors of any kind
             cache.drop(name, f"it cannot be loaded ({error})")
+    before = _jax_hits()
     program = lowered.compile()
+    if _jax_hits() > before:
+        _from_jax.add(name)  # jax may give the same program again without looking there
+    if name in _from_jax:
+        return program
     try:
         content = pickle.dumps(serialize(program))  # before its first call: XLA:CPU cannot write a sort that has run
     except Exception as error:  # compilers say in many ways that they cannot
@@ -120,6 +130,23 @@ def _load_or_compile(lowered: Any, cache: CompileCache, devices: list[jax.Device
     else:
         cache.write(name, content)
     return program
+
+
+_hits = threading.local()
+_from_jax: set[str] = set()  # names of programs that jax has found in its own cache, in this process
+
+
+def _jax_hits() -> int:
+    """How many programs jax has found in its own cache, in this thread."""
+    return getattr(_hits, "number", 0)
+
+
+def _note_hit(event: str, **_: Any) -> None:
+    if event == JAX_CACHE_HIT:
+        _hits.number = _jax_hits() + 1
+
+
+jax.monitoring.register_event_listener(_note_hit)
 
 
 def _shape_of(leaf: Any) -> tuple[Hashable, ...]:

@@ -159,6 +159,8 @@ def test_broken_logits_exit_with_1_and_name_the_requests(tmp_path, capsys):
         ('{"id": "a", "prompt": "' + "x" * 100 + '"}', (), "line 1: the prompt has 100 tokens"),
         ('{"id": "a", "prompt": "x"}', ("--temperature", "-1"), "sampling parameter temperature"),
         ('{"id": "a", "prompt": "x"}', ("--max-requests", "0"), "EngineConfig.max_requests"),
+        ('{"id": "a", "prompt": "x"}', ("--method", "draft_model"), "--method draft_model needs --draft-model FOLDER"),
+        ('{"id": "a", "prompt": "x"}', ("--draft-model", "tiny_python"), "needs the same vocabulary"),
         ('{"id": "a", "prompt": "x"}', ("--max-len", "4096"), "max_len 4096 exceeds the 128 positions"),
         ("", (), "holds no requests"),
     ],
@@ -190,6 +192,16 @@ def test_files_and_folders_that_are_not_there_are_refused(folder, prompts, tmp_p
         assert message in shown
         assert shown.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_draft_model_gives_the_same_bytes(generated, folder, prompts, tmp_path):
+    options = ("--draft-model", folder, "--method", "draft_model", "--num-speculative-tokens", "3")
+    assert generate(folder, prompts, tmp_path / "out.jsonl", *options) == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == generated.read_bytes()
+    last = json.loads((tmp_path / "out.stats.json").read_text())["last_start"]
+    assert list(last["plans"]) == ["4x4 draft_model[4]"]
+    assert last["draft_acceptance_rate"] > 0.9
 
 
 def test_generate_that_is_complete_already_says_so(generated, folder, prompts, capsys):

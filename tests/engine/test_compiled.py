@@ -1,6 +1,7 @@
 """Programs that come from memory, from files or from the compiler give the same bits."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from detspec.compile_cache import VARIABLE, CompileCache
 from detspec.engine import programs
@@ -24,11 +26,21 @@ def model():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of programs; this process begins without any."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of programs; this process begins without any, and jax keeps none."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "programs"))
     monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
-    return tmp_path / "programs"
+    monkeypatch.setattr("detspec.engine.compiled._from_jax", set())
+    of_all_tests = jax.config.jax_compilation_cache_dir
+    keep_in(None)
+    yield tmp_path / "programs"
+    keep_in(of_all_tests)
+
+
+def keep_in(folder: str | None) -> None:
+    """Lets jax keep what it compiles in `folder`, or nowhere."""
+    jax.config.update("jax_compilation_cache_dir", folder)
+    compilation_cache.reset_cache()
 
 
 def answers(model, monkeypatch) -> list[tuple]:
@@ -77,6 +89,20 @@ def test_poisoned_files_are_compiled_again_and_give_the_same_bits(poison, model,
     assert len(warned) == 3
     forbid_compiling(monkeypatch)
     assert answers(model, monkeypatch) == first
+
+
+def test_program_that_jax_keeps_is_not_written_once_more(model, folder, monkeypatch, tmp_path):
+    """What jax loads from its own cache cannot be written whole: a file of it would be found, and fail when it runs."""
+    keep_in(str(tmp_path / "of jax"))
+    jax.clear_caches()  # what this process compiled before
+    first = answers(model, monkeypatch)
+    assert len(list(folder.iterdir())) == 3
+    for path in folder.iterdir():
+        path.unlink()  # as when they are the least recently used
+    jax.clear_caches()  # another process
+    assert answers(model, monkeypatch) == first
+    assert list(folder.iterdir()) == []
+    jax.clear_caches()  # other tests write what they compile
 
 
 def test_without_a_cache_nothing_is_written(model, folder, monkeypatch):
