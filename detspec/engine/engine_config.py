@@ -21,8 +21,8 @@ class EngineConfig:
         method: name of the draft source that fills the row budget of deterministic requests. "none": one canonical row each, no
             draft. "ngram": prompt lookup, what followed the last tokens where they stood before. "int8": the model with its
             matrices rounded to int8, which take half of its memory in bfloat16 once more. "self": the model's own fast path. A
-            name of the engine's `drafters`, such as a draft model. "auto": whichever of "none", "ngram", "self" and `drafters` commits most tokens per
-            second with what is live, from measured times and acceptance.
+            name of the engine's `drafters`, such as a draft model. "auto": whichever of "none", "ngram", "self" and `drafters`
+            commits most tokens per second with what is live, from measured times and acceptance.
         num_speculative_tokens: most drafted tokens of a sequence in a step; one less than a power of two.
         prompt_lookup_min: fewest tokens that prompt lookup must find again.
         prompt_lookup_max: most tokens that it compares; of the longest matches it takes the latest.
