@@ -11,8 +11,10 @@ from hlo import kernel_calls, pool_moves
 
 from detspec.cache import KVCache
 from detspec.config import ModelConfig, ThinkingConfig
+from detspec.draft.draft_model import draft_model_source
+from detspec.draft.source import Drafter, draft_fn
 from detspec.generation.init import init_state
-from detspec.generation.loop import generate_state
+from detspec.generation.loop import Limits, dvr_step, generate_state, run
 from detspec.generation.prefill import prefill
 from detspec.model.params import Params, param_shapes
 from detspec.presets import preset
@@ -24,6 +26,7 @@ from detspec.thinking.think_prompt import think_prompt
 
 # The heads of Qwen3 0.6B; compilers take long for wide layers and many tokens. Logits must not be as large as a pool.
 CFG = dataclasses.replace(preset("qwen3_0_6b"), num_layers=2, d_model=256, d_ff=512, vocab_size=512)
+SMALL = dataclasses.replace(CFG, num_layers=1, num_heads=8, num_kv_heads=4)  # a draft model
 THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=0)
 MAX_REQUESTS = 23  # 1 + 23 * 8 pages: 185 * 8 * 128 * 128 elements, which no other array has
 MAX_LEN = 1000
@@ -34,9 +37,14 @@ def compiled_for(
 ) -> tuple[Compiled, GenState]:
     """Compiles `program` with a donated state; also returns the state's shapes."""
     schedule = canonical_schedule(target(name), cfg)
-    room = {"max_requests": MAX_REQUESTS, "max_len": MAX_LEN, "max_stop_ids": 2, "max_logit_bias": 2}
-    state = jax.eval_shape(partial(init_state, cfg, **room, schedule=schedule))
+    state = state_shapes(schedule, cfg)
     return compile_for(target(name), partial(program, schedule), param_shapes(cfg), state, donate=(1,)), state
+
+
+def state_shapes(schedule: Schedule, cfg: ModelConfig) -> GenState:
+    """A state's shapes."""
+    room = {"max_requests": MAX_REQUESTS, "max_len": MAX_LEN, "max_stop_ids": 2, "max_logit_bias": 2}
+    return jax.eval_shape(partial(init_state, cfg, **room, schedule=schedule))
 
 
 def generator(schedule: Schedule, params: Params, state: GenState) -> GenState:
@@ -60,6 +68,25 @@ def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str
     pool_bytes = sum(pool.size * pool.dtype.itemsize for pool in pools)
     assert compiled.alias_bytes >= pool_bytes
     assert compiled.temp_bytes < pool_bytes / 2  # a copy of all keys
+
+
+@pytest.mark.parametrize("name", ["v6e:2x2", "h200"])
+def test_steps_with_a_draft_model_move_neither_models_page_pools(name: str):
+    schedule = canonical_schedule(target(name), CFG)
+    source = draft_model_source(SMALL, 0.1)
+    state = state_shapes(schedule, CFG)
+    state = state.replace(draft=jax.eval_shape(partial(source.init, CFG, schedule), state))
+
+    def steps(params: Params, own_params: Params, state: GenState) -> GenState:
+        draft = draft_fn(Drafter(source, own_params), schedule)
+        step = partial(dvr_step, params, CFG, draft_fn=draft, schedule=schedule)
+        return run(state, lambda state: step(state)[0], limits=Limits(MAX_LEN))[0]
+
+    hlo = compile_for(target(name), steps, param_shapes(CFG), param_shapes(SMALL), state, donate=(2,)).program.as_text()
+    # The canonical pass and the draft model's decoding; its reading ends with the keys and values of its one layer.
+    assert kernel_calls(hlo, target(name).platform) == CFG.num_layers + SMALL.num_layers
+    held = state.draft.shared
+    assert pool_moves(hlo, (*state.cache.k, *state.cache.v, *held.k, *held.v)) == []
 
 
 @pytest.mark.parametrize("name", ["v5e:2x2", "h200"])

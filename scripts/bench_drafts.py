@@ -33,7 +33,6 @@ from tqdm import tqdm
 
 import detspec as ds
 from detspec.compile_cache import enable_jax_cache
-from detspec.draft.ngram import acceptance_by_match_length
 from detspec.viz.curve import COLOURS
 from detspec.viz.saving import matplotlib_needed
 
@@ -163,7 +162,7 @@ def _measure(engines: dict[str, ds.Engine], asks: Sequence[Ask], repeats: int, p
         "same_bits": len({_bits(found[name]) for name in deterministic}) == 1,
     }
     if "ngram" in engines:
-        row["acceptance_by_match_length"] = acceptance_by_match_length(engines["ngram"].device.draft_state("ngram"))
+        row["acceptance_by_match_length"] = engines["ngram"].acceptance_by_match_length
     return row
 
 

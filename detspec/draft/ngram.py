@@ -47,10 +47,10 @@ def ngram(min_match: int = 2, max_match: int = 4) -> DraftSource:
     )
 
 
-def acceptance_by_match_length(state: DraftState) -> list[float]:
-    """Measured chance that a guess agrees after a match of 0, 1, 2 .. tokens; nan where none was verified."""
-    agreed, differed = np.asarray(state.shared)
-    return (agreed / np.where(agreed + differed, agreed + differed, np.nan)).tolist()
+def acceptance_by_match_length(state: DraftState) -> dict[int, float]:
+    """Measured chance that a guess agrees after a match of so many tokens, for those after which any was verified."""
+    agreed, differed = np.asarray(state.shared).astype(float)
+    return {n: agreed[n] / (agreed[n] + differed[n]) for n in np.flatnonzero(agreed + differed).tolist()}
 
 
 def _init(max_match: int, cfg: ModelConfig, schedule: Schedule, state: GenState) -> DraftState:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from detspec.cache import SCRATCH_PAGE
 from detspec.checkpoint.load import Model
 from detspec.compile_cache import user_cache
+from detspec.draft.ngram import acceptance_by_match_length
 from detspec.draft.source import Drafter, DraftParams
 from detspec.draft.table import drafters_of
 from detspec.engine.bits import differing_copies
@@ -244,6 +245,12 @@ class Device:
         if key not in self._programs:
             self._programs[key] = PROGRAMS.start(call, self.cache).result()
         return self._programs[key](*call.args)
+
+    @property
+    def acceptance_by_match_length(self) -> dict[int, float]:
+        """What prompt lookup has found out so far, see `detspec.draft.ngram`; nothing if it has not run."""
+        state = self._draft_states.get("ngram")
+        return {} if state is None else acceptance_by_match_length(state)
 
     def draft_state(self, name: str) -> DraftState:
         """What the draft source called `name` keeps between steps."""

@@ -161,6 +161,11 @@ class Engine:
         return self.pool.num_held
 
     @property
+    def acceptance_by_match_length(self) -> dict[int, float]:
+        """Chance that a guess of prompt lookup agreed after a match of so many tokens, where any was verified."""
+        return self.device.acceptance_by_match_length
+
+    @property
     def busy_s(self) -> float:
         """Seconds that the device had a segment to run."""
         return self.device.clock.busy_s

@@ -56,6 +56,7 @@ def generate(
         "mean_acceptance_length": run.counters.mean_acceptance_length,
         "draft_acceptance_rate": run.counters.draft_acceptance_rate,
         **dataclasses.asdict(run.counters),
+        "acceptance_by_match_length": engine.acceptance_by_match_length,
         "plans": {
             plan.label: {"status": certificate.status, "why": certificate.why, "step_ms": step_s * 1e3}
             for plan, certificate in engine.certificates.items()
