@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from detspec import traces
     from detspec.checkpoint.load import Model, load
     from detspec.config import ModelConfig, ThinkingConfig
-    from detspec.draft.draft_model import draft_model
+    from detspec.engine.draft_model import draft_model
     from detspec.engine.engine import Engine
     from detspec.engine.engine_config import EngineConfig
     from detspec.engine.policy import Needs
@@ -49,7 +49,7 @@ else:
         "Thought": "engine.request",
         "Update": "engine.request",
         "default_schedule": "environment",
-        "draft_model": "draft.draft_model",
+        "draft_model": "engine.draft_model",
         "fingerprint": "environment",
         "generate": "generation.loop",
         "load": "checkpoint.load",

@@ -131,7 +131,7 @@ def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Mode
 
 def make_engine(args: argparse.Namespace, model: "Model") -> "Engine":
     """The engine of `add_engine`'s options; `InputError` if one is out of range, or does not fit the model."""
-    from detspec.draft.draft_model import draft_model
+    from detspec.engine.draft_model import draft_model
     from detspec.engine.engine import Engine
 
     drafters = {}

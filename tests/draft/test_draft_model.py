@@ -10,9 +10,10 @@ import pytest
 
 from detspec.checkpoint.load import Model
 from detspec.config import ThinkingConfig
-from detspec.draft.draft_model import MAX_PASSES, draft_model, draft_model_source, text_hashes
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
+from detspec.engine.draft_model import draft_model
 from detspec.errors import InputError
+from detspec.generation.draft_model import MAX_PASSES, draft_model_source, text_hashes
 from detspec.generation.insert import Entry, insert, pack_requests
 from detspec.generation.loop import dvr_step, generate_state
 from detspec.generation.prefill import prefill

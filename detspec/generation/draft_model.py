@@ -17,13 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.cache import KVCache, init_cache
-from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
 from detspec.draft.self_draft import self_draft
-from detspec.draft.source import Drafter, DraftSource
-from detspec.errors import InputError
+from detspec.draft.source import DraftSource
 from detspec.generation.passes import Stretches, limited, run_passes
-from detspec.model.params import Params, active_params
+from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.schedule import Schedule
 from detspec.state import Draft, DraftState, GenState, Windows
@@ -39,27 +37,6 @@ class Held(Struct):
     k: tuple[jax.Array, ...]
     v: tuple[jax.Array, ...]
     hashes: jax.Array  # [num_pages, page] uint32, of the text up to each slot's token; see `text_hashes`
-
-
-def draft_model(model: Model, *, target: Model) -> Drafter:
-    """A draft source that decodes with `model`, for engines of `target`.
-
-        small = ds.load("Qwen3-0.6B")
-        engine = ds.Engine(target, drafters={"draft_model": ds.draft_model(small, target=target)})
-
-    Both need the same tokenizer: ids that mean other tokens are guesses that fail. Memory is that of its weights, and of keys
-    and values in as many pages as the engine has.
-
-    Raises `InputError` if the vocabularies have other sizes, or the draft model thinks.
-    """
-    if model.cfg.vocab_size != target.cfg.vocab_size:
-        raise InputError(
-            f"the draft model has {model.cfg.vocab_size} tokens, the model {target.cfg.vocab_size}: a draft model needs the "
-            "same vocabulary"
-        )
-    if model.cfg.thinking is not None:
-        raise InputError("a model that thinks cannot be a draft model: it would have to think about prompts of its own")
-    return Drafter(draft_model_source(model.cfg, _bytes_read(model.cfg) / _bytes_read(target.cfg)), model.params)
 
 
 @cache
@@ -167,11 +144,6 @@ def _marked(
     table = cache.page_table[sequence, jnp.minimum(position // cache.page, cache.page_table.shape[1] - 1)]
     page = jnp.where(used, table, hashes.shape[0])  # out of range: dropped
     return hashes.at[page, position % cache.page].set(of_text, mode="drop")
-
-
-def _bytes_read(cfg: ModelConfig) -> int:
-    """Bytes of weights that a token is multiplied with."""
-    return active_params(cfg) * (1 if cfg.weights == "int8" else np.dtype(cfg.jax_dtype).itemsize)
 
 
 def _cost_s(cost: float, num_tokens: int, ordinary_step_s: float) -> float:
