@@ -11,10 +11,10 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow test-kernels test-mesh test-aot kernels parity prove lint format notebooks pairs clean
+.PHONY: help env demo test test-slow test-sweeps test-kernels test-mesh test-aot kernels parity prove lint format notebooks pairs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(VENV)/.installed ; @: ## create .venv and install detspec with its developer tools (once)
 
@@ -26,6 +26,9 @@ test: env ## run the tests
 
 test-slow: env ## run the slow tests: whole commands, all model families
 	$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-sweeps: env ## run further cases of the slow tests; .ci/run does not
+	$(BIN)/python -m pytest -m sweep --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest parity --numprocesses auto --dist worksteal $(ARGS)

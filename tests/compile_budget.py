@@ -14,7 +14,7 @@ import pytest
 EVENT = "/jax/core/compile/backend_compile_duration"
 ROOT = Path(__file__).parents[1]
 BUDGET = {  # a quarter more than were counted when it was written, at most: a process that met like shapes before has fewer
-    "tests/engine": 440,
+    "tests/engine": 480,  # 440 to 454 in runs of all tests, since engines draft from texts and with other models
     "tests/generation": 420,
     "tests/ops": 740,  # most are single operations, and fast; 659 since int8 is compared with numpy
     "tests/train": 270,

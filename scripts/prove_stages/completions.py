@@ -92,4 +92,4 @@ def bits_of(completion: Completion) -> bytes:
 def config_of(setting: Setting) -> EngineConfig:
     """Room for the largest wave and its neighbours."""
     size = setting.size
-    return EngineConfig(max_requests=max(size.batches), max_len=size.prompt_len + size.new_tokens, method="none")
+    return EngineConfig(max_requests=size.requests, max_len=size.prompt_len + size.new_tokens, method="none")

@@ -67,18 +67,15 @@ def run(setting: Setting, model: Model, requests: int, case: Case, name: str) ->
 def cases(setting: Setting) -> list[tuple[int, Case]]:
     """Numbers of requests, each with what is compared with ordinary generation.
 
-    All methods at the first number of requests, and the engine's own choice at the others; one case has a single deterministic
-    request among ordinary ones.
+    Each method with all requests deterministic, and one case with a single deterministic request among ordinary ones.
     """
-    first, *others = setting.size.batches
-    mixed = setting.size.mixed
+    requests, mixed = setting.size.requests, setting.size.mixed
     window = setting.schedule_fn(setting.size.model).budget.window
     return [
-        (first, Case("auto", window, first, 100)),
+        (requests, Case("auto", window, requests, 100)),
         (mixed, Case("auto", window, 1, -(-100 // mixed))),
-        (first, Case("batch_invariant", 1, first, 100)),
-        (first, Case("dvr", WINDOW, first, 100)),
-        *((requests, Case("auto", window, requests, 100)) for requests in others),
+        (requests, Case("batch_invariant", 1, requests, 100)),
+        (requests, Case("dvr", WINDOW, requests, 100)),
     ]
 
 

@@ -31,7 +31,7 @@ class Size:
         product_rows: rows of the products that are timed.
         steps, passes: rows of decode steps and of canonical passes; windows of a pass have `window` rows.
         compared: rows of the pass, and of the step that it is compared with; these run at full depth, too.
-        batches: requests of the generation stage.
+        requests: requests of the generation stage.
         mixed: requests of which one is deterministic.
         prompt_len, new_tokens: tokens of each request.
         copies: completions of one prompt.
@@ -58,7 +58,7 @@ class Size:
     steps: tuple[int, ...]
     passes: tuple[int, ...]
     compared: tuple[int, int]
-    batches: tuple[int, ...]
+    requests: int
     mixed: int
     prompt_len: int
     new_tokens: int
@@ -105,7 +105,7 @@ FULL = Size(
     steps=(1, 8, 32, 128),
     passes=(16, 64, 256, 1024),
     compared=(256, 32),
-    batches=(32, 8),
+    requests=32,
     mixed=9,
     prompt_len=64,
     new_tokens=128,
@@ -138,7 +138,7 @@ TINY = Size(
     steps=(1, 4),
     passes=(16, 64),
     compared=(64, 4),
-    batches=(2,),
+    requests=2,
     mixed=2,
     prompt_len=8,
     new_tokens=8,

@@ -77,8 +77,10 @@ def test_any_config_loads_or_is_one_error(family, data, folder, tmp_path):
     check_configs(family, data.draw(damaged(hf_config(family, tmp_path))), folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILY_CFGS)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.slow if name in ("qwen2", "gemma3") else pytest.mark.sweep) for name in FAMILY_CFGS],
+)
 @MANY
 @given(data=st.data())
 def test_any_of_many_configs_loads_or_is_one_error(family, data, folder, tmp_path):

@@ -40,7 +40,7 @@ def test_killed_process_ends_the_other_and_the_same_commands_give_the_bytes_of_o
     assert not (job.folder / "killed.jsonl.journal").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_killed_first_process_ends_the_other(job: Job):
     processes = job.start("first.jsonl", 2)
     job.wait_for_completions("first.jsonl", 8, processes)
@@ -51,8 +51,7 @@ def test_killed_first_process_ends_the_other(job: Job):
     assert job.bytes("first.jsonl") == job.bytes("alone.jsonl")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.sweep), pytest.param(1, marks=pytest.mark.slow)])
 def test_signal_at_one_process_stops_both_after_the_same_segment(job: Job, number: int):
     out = f"stopped{number}.jsonl"
     processes = job.start(out, 2)

@@ -61,8 +61,9 @@ def write_config(folder: Path) -> Path:
     return folder / "config.py"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arm", ["language", "thinking"])
+@pytest.mark.parametrize(
+    "arm", [pytest.param("language", marks=pytest.mark.slow), pytest.param("thinking", marks=pytest.mark.sweep)]
+)
 def test_weights_have_the_same_bits_on_every_number_of_chips(arm: str, tmp_path: Path):
     """Whole runs, one of them resumed on another number of chips.
 
