@@ -42,18 +42,18 @@ class Stage:
 
 UNTUNED: dict[str, Any] = {"platforms": ("gpu",), "environment": (("XLA_FLAGS", "--xla_gpu_autotune_level=0"),)}
 ALONE: dict[str, Any] = {"own_cache": True}
-AHEAD: dict[str, Any] = {"compiles_first": True, "at_once": 4}
+AHEAD: dict[str, Any] = {"compiles_first": True, "at_once": 8}
 STAGES = (
     Stage("ceilings", ("ceilings",), "what the device can do at best", 13, 8),
     Stage("kernels", ("kernels",), "kernels are right, whatever unused memory holds", 36, 15),
-    Stage("doctor", ("examine",), "which budgets and splits have equal bits", 87, 20, **AHEAD, **ALONE),
-    Stage("passes", ("passes", "whole"), "a canonical pass costs little more than a step", 66, 15, **AHEAD),
-    Stage("generation", ("generation",), "determinism costs little, end to end", 131, 25, at_once=4),
-    Stage("completions", ("completions",), "one prompt, a thousand times, one result", 57, 15, at_once=4),
-    Stage("attention", ("decode", "attention"), "attention against a copy and the vendor's", 53, 15),
-    Stage("products", ("products",), "pinned and int8 products, and the library's", 26, 10),
-    Stage("doctor untuned", ("untuned",), "the same without autotuning", 47, 15, **UNTUNED, **AHEAD, **ALONE),
-    Stage("doctor again", ("anchor",), "another process has the same bits", 24, 12, **ALONE),
+    Stage("doctor", ("examine",), "which budgets and splits have equal bits", 70, 20, **AHEAD, **ALONE),
+    Stage("passes", ("passes", "whole"), "a canonical pass costs little more than a step", 62, 15, **AHEAD),
+    Stage("generation", ("generation",), "determinism costs little, end to end", 140, 25, at_once=8),
+    Stage("completions", ("completions",), "one prompt, a thousand times, one result", 68, 15, at_once=8),
+    Stage("attention", ("decode", "attention"), "attention against a copy and the vendor's", 55, 15),
+    Stage("products", ("products",), "pinned and int8 products, and the library's", 27, 10),
+    Stage("doctor untuned", ("untuned",), "the same without autotuning", 40, 15, **UNTUNED, **AHEAD, **ALONE),
+    Stage("doctor again", ("anchor",), "another process has the same bits", 26, 12, **ALONE),
 )
 
 
