@@ -24,7 +24,7 @@ demo: $(VENV)/.installed-demo ## run the demonstration: generate, verify, roll b
 test: env ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-slow: env ## run the slow tests: whole commands, all model families
+test-slow: env ## run the slow tests: whole commands, several model families
 	$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-sweeps: env ## run further cases of the slow tests; .ci/run does not

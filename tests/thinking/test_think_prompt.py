@@ -162,7 +162,7 @@ def scattered(state: GenState, rng: np.random.Generator) -> GenState:
     return state.replace(cache=state.cache.replace(page_table=jnp.asarray(table), **pools))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.sweep if name == "self" else ()) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "self" else ()) for name in CASES])
 def test_speculative_reading_for_any_drafts_neighbours_and_places_equals_reading_chunk_by_chunk(name):
     shape, source = CASES[name]
     cfg = shape.cfg
