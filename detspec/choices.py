@@ -1,6 +1,6 @@
 """Names that both the library and the command line accept; imports nothing, so that `--help` is quick."""
 
-METHODS = ("auto", "ngram", "int8", "self", "none", "draft_model")  # `EngineConfig.method`, the last as `--draft-model` has it
+METHODS = ("auto", "ngram", "int8", "self", "none", "draft_model")  # `EngineConfig.method` is some of them
 THOUGHTS = ("none", "self")  # `EngineConfig.thoughts`
 LOGPROBS_MODES = ("raw", "processed")  # `SamplingParams.logprobs_mode`
 ALIGNMENTS = ("free", "window")  # `Numerics.alignment`

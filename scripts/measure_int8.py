@@ -1,9 +1,11 @@
-"""Weights in int8 next to bfloat16: loss of the shipped model on held-out files, and decoding speed, by turns in one process.
+"""Weights in int8 next to bfloat16: loss of the shipped model on held-out files, and speed as weights and as a draft.
 
     python scripts/measure_int8.py --json out/int8.json
 
 The loss is the mean over tokens of the canonical pass's log-probabilities. Speed is that of deterministic greedy requests,
-prompts included: the median of the rounds, and the median of the ratios within rounds. Held-out files are those of
+prompts included: the median of the rounds, and the median of the ratios within rounds, by turns in one process. As a draft, the
+rounded weights guess and the bfloat16 model verifies; its speed is relative to ordinary generation, and "argmax" is how many of
+its tokens are the likeliest ones, which is what drafting without noise could get right. Held-out files are those of
 `configs/tiny_python.py`; another Python has others.
 """
 
@@ -34,26 +36,31 @@ TEXT_LEN = 512
 TEXTS = 8  # scored together
 PROMPT_LEN = 16
 WEIGHTS = (None, "int8")
+DRAFTS: dict[str, str | tuple[str, ...]] = {"none": "none", "int8": "int8", "chosen": ("none", "ngram", "int8")}
+TEMPERATURES = (0.0, 1.0)
 
 
 def main() -> int:
-    """Prints both tables."""
+    """Prints all tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--heldout-tokens", type=int, default=16384, help="held-out tokens; 0 leaves the loss out")
     parser.add_argument(
         "--models", nargs="*", default=["tiny_python", "random_100m"], help="shipped models and presets to time"
     )
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32], help="requests in flight")
+    parser.add_argument("--draft-requests", type=int, nargs="*", default=[1, 8], help="the same for drafts in int8")
     parser.add_argument("--new-tokens", type=int, default=64, help="new tokens of each request")
     parser.add_argument("--rounds", type=int, default=5, help="rounds")
     parser.add_argument("--json", type=Path, help="also write all numbers to this file")
     args = parser.parse_args()
     enable_jax_cache()
-    result: dict[str, Any] = {"fingerprint": ds.fingerprint(), "loss": {}, "speed": []}
+    result: dict[str, Any] = {"fingerprint": ds.fingerprint(), "loss": {}, "speed": [], "draft": []}
     if args.heldout_tokens:
         result["loss"] = losses(args.heldout_tokens)
     for name in args.models:
         result["speed"] += [speeds(name, number, args.new_tokens, args.rounds) for number in args.requests]
+        for number in args.draft_requests:
+            result["draft"] += [drafts(name, number, args.new_tokens, args.rounds, t) for t in TEMPERATURES]
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0
@@ -103,6 +110,51 @@ def speeds(name: str, num_requests: int, new_tokens: int, rounds: int) -> dict[s
         flush=True,
     )
     return {"model": name, "requests": num_requests, "seconds": [plain.tolist(), rounded.tolist()], "ratio": ratio}
+
+
+def drafts(name: str, num_requests: int, new_tokens: int, rounds: int, temperature: float) -> dict[str, Any]:
+    """Speed of deterministic requests over ordinary ones, by draft, and how many of the draft's guesses agree."""
+    model = load(name) if name in SHIPPED_MODELS else random_models(preset(name))[0]
+    engines = {
+        label: ds.Engine(model, ds.EngineConfig(max_requests=num_requests, max_len=128 + new_tokens, method=method))
+        for label, method in {"ordinary": "none", **DRAFTS}.items()
+    }
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, model.cfg.vocab_size, PROMPT_LEN).tolist() for _ in range(num_requests)]
+    common = ds.SamplingParams(max_tokens=new_tokens, temperature=temperature, ignore_eos=True)
+    seconds: dict[str, list[float]] = {label: [] for label in engines}
+    texts: dict[str, list[tuple[int, ...]]] = {}
+    for number in range(rounds + 1):  # the first one compiles
+        for label, engine in engines.items():
+            sampling = [
+                dataclasses.replace(common, seed=number * num_requests + row, deterministic=label != "ordinary")
+                for row in range(num_requests)
+            ]
+            if number == 0:
+                engine.prepare(num_requests, ds.Needs.of(sampling))
+            began = time.perf_counter()
+            texts[label] = [completion.token_ids for completion in engine.generate(prompts, sampling)]
+            seconds[label].append(time.perf_counter() - began)
+        if any(texts[label] != texts["none"] for label in DRAFTS):
+            raise SystemExit(f"error: drafts of {name} changed tokens: {texts}")
+    ratios = {
+        label: median((np.asarray(seconds["ordinary"][1:]) / np.asarray(seconds[label][1:])).tolist()) for label in DRAFTS
+    }
+    likeliest = engines["none"].generate(prompts, dataclasses.replace(common, logprobs=1))
+    argmax = np.mean(
+        [top[0][0] == token for one in likeliest for top, token in zip(one.top_logprobs, one.token_ids, strict=True)]
+    )
+    stats = engines["int8"].stats
+    agreed = stats.num_accepted_draft_tokens / max(1, stats.num_accepted_draft_tokens + stats.num_rollbacks)
+    print(
+        f"{name:>12} {num_requests:3} requests, T {temperature:g}, over ordinary:"
+        + "".join(f" {label} {ratio:.2f}," for label, ratio in ratios.items())
+        + f" {agreed:.4f} of guesses after agreed ones agree, of {stats.num_draft_tokens} drafted; argmax {argmax:.4f}",
+        flush=True,
+    )
+    accepted = {"accepted": agreed, "drafted": stats.num_draft_tokens, "argmax": float(argmax)}
+    row = {"model": name, "requests": num_requests, "temperature": temperature}
+    return {**row, "seconds": seconds, "over_ordinary": ratios, **accepted}
 
 
 def random_models(cfg: ModelConfig) -> list[Model]:

@@ -92,8 +92,10 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     add(
         "--method",
         choices=METHODS,
-        default=METHODS[0],
-        help='the draft: "ngram" is prompt lookup, "self" the fast path itself, "auto" whichever is faster (default: auto)',
+        nargs="+",
+        default=METHODS[:1],
+        help='the draft: "ngram" is prompt lookup, "int8" the model in int8, "self" the fast path itself; of several names '
+        'whichever is faster; "auto" is several that need no more memory (default: auto)',
     )
     add("--draft-model", metavar="FOLDER", help="a smaller model with the same vocabulary, which drafts where it is faster")
     add("--draft-thoughts", choices=THOUGHTS, default=THOUGHTS[0], help="draft source for the thoughts of a model that thinks")
@@ -139,7 +141,7 @@ def make_engine(args: argparse.Namespace, model: "Model") -> "Engine":
         from detspec.checkpoint.load import load
 
         drafters = {"draft_model": draft_model(load(args.draft_model), target=model)}
-    elif args.method == "draft_model":
+    elif "draft_model" in args.method:
         raise InputError("--method draft_model needs --draft-model FOLDER, for example --draft-model Qwen3-0.6B")
     return Engine(model, engine_config_of(args, model), drafters=drafters)
 
@@ -189,7 +191,7 @@ def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig"
         num_pages=args.num_pages,
         prefix_sharing=not args.no_prefix_sharing,
         max_prefill_passes=JOB_PREFILL_PASSES,
-        method=args.method,
+        method=args.method[0] if len(args.method) == 1 else tuple(args.method),
         num_speculative_tokens=args.num_speculative_tokens,
         prompt_lookup_min=args.prompt_lookup_min,
         prompt_lookup_max=args.prompt_lookup_max,

@@ -79,7 +79,7 @@ class Device:
         self.drafters = drafters_of(
             drafters or {}, prompt_lookup_min=config.prompt_lookup_min, prompt_lookup_max=config.prompt_lookup_max
         )
-        if config.method == "int8" and model.cfg.weights is not None:
+        if "int8" in config.methods and model.cfg.weights is not None:
             raise InputError('the model itself is in int8, so the draft "int8" would be no faster: choose "auto" or "ngram"')
         if isinstance(self.place, Mesh) and (own := [name for name, drafter in self.drafters.items() if drafter.params != ()]):
             raise InputError(

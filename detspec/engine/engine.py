@@ -89,9 +89,9 @@ class Engine:
         return engine
 
     def _drive_on(self, device: Device, agreement: Agreement) -> None:
-        if device.config.method not in ("auto", *device.drafters):
+        if unknown := [name for name in device.config.methods if name not in ("auto", *device.drafters)]:
             names = ", ".join(("auto", *device.drafters))
-            raise InputError(f"EngineConfig.method must be one of {names}, got {device.config.method!r}")
+            raise InputError(f"EngineConfig.method must be one of {names}, got {unknown[0]!r}")
         self.device = device
         self.agreement = agreement
         self.config = device.config

@@ -1,6 +1,7 @@
 """How an engine runs."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from detspec.choices import THOUGHTS
 from detspec.config import is_count
@@ -21,8 +22,9 @@ class EngineConfig:
         method: name of the draft source that fills the row budget of deterministic requests. "none": one canonical row each, no
             draft. "ngram": prompt lookup, what followed the last tokens where they stood before. "int8": the model with its
             matrices rounded to int8, which take half of its memory in bfloat16 once more. "self": the model's own fast path. A
-            name of the engine's `drafters`, such as a draft model. "auto": whichever of "none", "ngram", "self" and `drafters`
-            commits most tokens per second with what is live, from measured times and acceptance.
+            name of the engine's `drafters`, such as a draft model. Several names: whichever of these commits most tokens per
+            second with what is live, from measured times and acceptance. "auto": several, which are "none", "ngram", "self" and
+            `drafters`, but not "int8", because of its memory.
         num_speculative_tokens: most drafted tokens of a sequence in a step; one less than a power of two.
         prompt_lookup_min: fewest tokens that prompt lookup must find again.
         prompt_lookup_max: most tokens that it compares; of the longest matches it takes the latest.
@@ -41,7 +43,7 @@ class EngineConfig:
     max_len: int = 1024
     num_pages: int | None = None
     prefix_sharing: bool = True
-    method: str = "auto"
+    method: str | Sequence[str] = "auto"
     num_speculative_tokens: int = 15
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
@@ -52,6 +54,16 @@ class EngineConfig:
     thoughts: str = "none"
     schedule: Schedule | None = None
     compile_cache: bool = True
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names in `method`."""
+        return (self.method,) if isinstance(self.method, str) else tuple(self.method)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the engine chooses among several draft sources."""
+        return self.method == "auto" or len(self.methods) > 1
 
     def __post_init__(self) -> None:
         lookups = ("prompt_lookup_min", "prompt_lookup_max")
@@ -65,8 +77,13 @@ class EngineConfig:
             )
         if self.num_pages is not None and (not isinstance(self.num_pages, int) or self.num_pages < 1):
             raise InputError(f"EngineConfig.num_pages must be an integer of at least 1, or None, got {self.num_pages!r}")
-        if not isinstance(self.method, str):
-            raise InputError(f'EngineConfig.method must be "auto" or the name of a draft source, got {self.method!r}')
+        if not isinstance(self.method, str) and isinstance(self.method, Sequence):  # a list, as in a file of JSON
+            object.__setattr__(self, "method", tuple(self.method))
+        names = self.methods if isinstance(self.method, Sequence) else ()
+        is_list_of_names = all(isinstance(name, str) for name in names) and len(set(names)) == len(names) > 0
+        if not is_list_of_names or ("auto" in names and len(names) > 1):
+            accepted = '"auto" or the name of a draft source, or different names of several'
+            raise InputError(f"EngineConfig.method must be {accepted}, got {self.method!r}")
         if self.thoughts not in THOUGHTS:
             raise InputError(f"EngineConfig.thoughts must be one of {THOUGHTS}, got {self.thoughts!r}")
         window = self.num_speculative_tokens + 1

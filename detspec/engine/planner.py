@@ -27,7 +27,7 @@ from detspec.engine.policy import (
 from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.errors import InputError
 
-WORTH_DRAFTING = 0.8  # "auto" tries a draft whose cost is less than this share of the canonical steps that it may save
+WORTH_DRAFTING = 0.8  # one of several drafts is tried if it costs less than this share of the canonical steps it may save
 CANNOT_WIN = "drafting a window costs as much as the canonical steps that it can save"
 
 
@@ -188,7 +188,7 @@ class Planner:
     def _try_draft(self, batch: int, processing: bool, drafting: Drafting) -> None:
         """Tries the plans of one way to draft until one is certified."""
         for plan in canonical_plans(batch, self._rows, drafting, processing=processing):
-            if self._device.config.method == "auto" and plan.num_drafts and not self._draft_can_win(plan):
+            if self._device.config.chooses and plan.num_drafts and not self._draft_can_win(plan):
                 self.certificates[plan] = Certificate(plan, NOT_TRIED, CANNOT_WIN)
                 break
             self._certify(plan)

@@ -148,10 +148,10 @@ def allowed_drafts(config: EngineConfig, schedule: Schedule, more: Iterable[str]
     num_drafts = config.num_speculative_tokens
     if schedule.numerics.alignment == "window":
         window = schedule.budget.window
-        names = ("self", "ngram", *more) if auto else (config.method,)
+        names = ("self", "ngram", *more) if auto else config.methods
         ways = tuple(Drafting(name, window, 0 if name == "none" else window - 1) for name in names)
         return ways if window > 1 else (Drafting(),)
-    names = ("none", "ngram", "self", *more) if auto else (config.method,)
+    names = ("none", "ngram", "self", *more) if auto else config.methods
     window = min(num_drafts + 1, lookup_window(schedule))
     special = {"none": Drafting(), "ngram": Drafting("ngram", window, num_drafts, skips=True)}
     return tuple(special.get(name, Drafting(name, num_drafts + 1, num_drafts)) for name in names)

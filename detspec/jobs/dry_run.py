@@ -39,7 +39,7 @@ def plan_job(engine: Engine, spec: JobSpec, out: Path | None) -> str:
     lines = {
         "model": f"{num_params(cfg):,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
         "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {numerics.page} slots, {numerics.cache_dtype}",
-        "engine": f"{config.max_requests} requests in flight, max_len {config.max_len}, method {config.method}",
+        "engine": f"{config.max_requests} requests in flight, max_len {config.max_len}, method {', '.join(config.methods)}",
         "schedule": ", ".join(f"{name} {value}" for name, value in engine.schedule.bits().items()),
         "requests": f"{found.num_requests:,} of {found.num_lines:,} lines (shard {spec.shard[0]}/{spec.shard[1]})",
         "rejected": f"{found.num_rejected:,} lines",
@@ -57,7 +57,7 @@ def least_passes(engine: Engine, found: Scan) -> int:
     """Lower bound of canonical passes, even if every draft is accepted: a pass prefills or commits at most `rows` tokens."""
     config = engine.config
     schedule = engine.schedule
-    window = 1 if config.method == "none" else config.num_speculative_tokens + 1
+    window = 1 if config.methods == ("none",) else config.num_speculative_tokens + 1
     most_committed = min(schedule.budget.rows, config.max_requests * window)
     prefill = -(-(found.num_prompt_tokens - found.num_requests) // schedule.budget.rows)
     decode = max(-(-found.num_new_tokens // most_committed), -(-found.most_new_tokens // window))

@@ -112,9 +112,9 @@ def test_unexpected_exception_keeps_its_traceback(monkeypatch):
 def test_defaults_are_those_of_the_library():
     args = parsed("generate", *NEEDED["generate"])
     assert options.sampling_of(args) == SamplingParams()
-    assert (args.max_requests, args.method, args.num_speculative_tokens) == (
+    assert (args.max_requests, tuple(args.method), args.num_speculative_tokens) == (
         EngineConfig().max_requests,
-        EngineConfig().method,
+        EngineConfig().methods,
         EngineConfig().num_speculative_tokens,
     )
     assert (METHODS[0], THOUGHTS[0]) == (EngineConfig().method, EngineConfig().thoughts)

@@ -51,3 +51,20 @@ def test_int8_draft_of_a_model_in_int8_is_refused(model):
     with pytest.raises(InputError, match="the model itself is in int8"):
         Engine(rounded, EngineConfig(max_len=64, schedule=SCHEDULE, method="int8"))
     Engine(rounded, EngineConfig(max_len=64, schedule=SCHEDULE, method="none")).generate([[1, 2]], SamplingParams(max_tokens=2))
+
+
+@pytest.mark.slow
+def test_of_several_draft_sources_an_engine_tries_each_and_the_bits_stay(model, one_row):
+    config = EngineConfig(
+        max_requests=3, max_len=64, method=("none", "ngram", "int8"), num_speculative_tokens=3, schedule=SCHEDULE
+    )
+    engine = Engine(model, config)
+    made = {
+        certificate.plan.draft
+        for certificate in engine.prepare(3)
+        if certificate.is_certified and not certificate.plan.ordinary
+    }
+    assert made == {"none", "ngram", "int8"}
+    found = engine.generate(some_prompts(), some_sampling())
+    assert [facts(c) for c in found] == [facts(c) for c in one_row.generate(some_prompts(), some_sampling())]
+    assert engine.stats.num_draft_tokens > 0

@@ -174,7 +174,7 @@ def test_stream_abandoned_half_way_leaves_the_engine_usable(one_row, alone):
         ({"num_speculative_tokens": -1}, "num_speculative_tokens must be"),
         ({"max_requests": True}, "max_requests must be an integer of at least 1, got True"),
         ({"max_requests": 2.0}, "max_requests must be an integer of at least 1, got 2.0"),
-        ({"method": None}, r'method must be "auto" or the name of a draft source, got None'),
+        ({"method": None}, r'method must be "auto" or the name of a draft source, or different names of several, got None'),
         ({"thoughts": "magic"}, r"thoughts must be one of .*, got 'magic'"),
         ({"num_speculative_tokens": 4}, r"one less than a power of two .*, got 4"),
         ({"max_len": 8}, "a window of 16 tokens is larger than the cache's max_len"),
@@ -190,6 +190,7 @@ def test_engine_config_that_cannot_be_is_refused(changes, message):
     [
         (EngineConfig(max_len=129), "max_len 129 exceeds the 128 positions"),
         (EngineConfig(max_len=128, method="magic"), "method must be one of auto, none, ngram, int8, self, got 'magic'"),
+        (EngineConfig(max_len=128, method=("none", "magic")), "method must be one of auto, none, .*, got 'magic'"),
         (EngineConfig(max_len=32, schedule=SCHEDULE.with_budget(64, 64)), r"window \(64\) is more than"),
     ],
 )

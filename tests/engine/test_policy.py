@@ -58,6 +58,7 @@ def test_choose_takes_the_most_tokens_per_second():
         ({"method": "ngram", "num_speculative_tokens": 1}, (), (Drafting("ngram", 2, 1, skips=True),)),
         ({"method": "small", "num_speculative_tokens": 3}, ("small",), (Drafting("small", 4, 3),)),
         ({}, (), (NONE, NGRAM, SELF)),
+        ({"method": ["none", "int8"]}, ("small",), (NONE, Drafting("int8", 16, 15))),
         ({}, ("small",), (NONE, NGRAM, SELF, Drafting("small", 16, 15))),
     ],
 )
@@ -69,6 +70,7 @@ def test_aligned_windows_keep_the_length_of_the_schedule():
     aligned = Schedule(Numerics(alignment="window"), Budget(64, 8))
     assert allowed_drafts(EngineConfig(), aligned) == (Drafting("self", 8, 7), Drafting("ngram", 8, 7))
     assert allowed_drafts(EngineConfig(method="none"), aligned) == (Drafting("none", 8),)
+    assert allowed_drafts(EngineConfig(method=("int8", "ngram")), aligned) == (Drafting("int8", 8, 7), Drafting("ngram", 8, 7))
     assert allowed_drafts(EngineConfig(), aligned.with_budget(64, 1)) == (NONE,)
 
 
