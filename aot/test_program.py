@@ -1,6 +1,7 @@
 """The whole generator compiles to one program for missing devices, with kernels inside and page pools updated in place."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -103,6 +104,22 @@ def test_reading_with_thoughts_compiles_with_kernels_inside_and_moves_no_page_po
     pools = (*state.cache.k, *state.cache.v)
     assert pool_moves(hlo, pools) == []
     assert compiled.alias_bytes >= sum(pool.size * pool.dtype.itemsize for pool in pools)
+
+
+@pytest.mark.parametrize("weights", ["int8", None])
+@pytest.mark.parametrize("name", ["v6e:2x2", "h200"])
+def test_only_the_products_of_weights_in_int8_are_integers_and_no_such_weight_becomes_floats(name: str, weights: str | None):
+    cfg = dataclasses.replace(CFG, d_ff=768, weights=weights)  # no other array has the shape of such a matrix
+
+    def program(schedule: Schedule, params: Params, state: GenState) -> GenState:
+        return prefill(params, cfg, state, schedule=schedule)
+
+    compiled, _ = compiled_for(name, program, cfg)
+    hlo = compiled.program.as_text()
+    in_int8 = weights == "int8"
+    assert bool(re.search(r"s8\[(2,)?768,256\]", hlo)) == in_int8
+    assert bool(re.search(r"(bf16|f32)\[(2,)?768,256\]", hlo)) != in_int8
+    assert bool(re.search(r"s32\[\d+,(768|1536)\]", hlo)) == in_int8
 
 
 @pytest.mark.parametrize("name", ["v5e:2x2", "h200"])
