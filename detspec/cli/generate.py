@@ -8,7 +8,18 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from detspec.cli.options import add_engine, add_model, add_sampling, add_weights, load_model, make_engine, sampling_of, say
+from detspec.cli.options import (
+    add_engine,
+    add_model,
+    add_sampling,
+    add_weights,
+    engine_config_of,
+    load_drafters,
+    load_model,
+    make_engine,
+    sampling_of,
+    say,
+)
 from detspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,6 +73,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_weights(parser)
     add_sampling(parser)
     add_engine(parser)
+    add(
+        "--engines",
+        type=int,
+        default=1,
+        metavar="N",
+        help="engines that share the requests, each on --chips devices of its own",
+    )
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -115,6 +133,7 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     import jax
 
     from detspec.distributed import initialize
+    from detspec.engine.engine_group import AnyEngine, EngineGroup
     from detspec.jobs.dry_run import plan_job
     from detspec.jobs.files import STDIO, check_out, shard_path
     from detspec.jobs.job import run_job, stream_job
@@ -131,7 +150,12 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     with Prompts(args.prompts) as prompts:
         began = time.perf_counter()
         model = load_model(args)
-        engine = make_engine(args, model)
+        engine: AnyEngine
+        if args.engines == 1:
+            engine = make_engine(args, model)
+        else:
+            config = engine_config_of(args, model)
+            engine = EngineGroup(model, config, num_engines=args.engines, drafters=load_drafters(args, model))
         spec = JobSpec(prompts, sampling, shard, args.on_error)
         if args.dry_run:
             journaled = None if out == STDIO or args.fresh else Path(out)

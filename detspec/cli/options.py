@@ -13,6 +13,7 @@ from detspec.errors import InputError
 
 if TYPE_CHECKING:
     from detspec.checkpoint.load import Model
+    from detspec.draft.source import Drafter
     from detspec.engine.engine import Engine
     from detspec.engine.engine_config import EngineConfig
     from detspec.sampling_params import SamplingParams
@@ -133,17 +134,21 @@ def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Mode
 
 def make_engine(args: argparse.Namespace, model: "Model") -> "Engine":
     """The engine of `add_engine`'s options; `InputError` if one is out of range, or does not fit the model."""
-    from detspec.engine.draft_model import draft_model
     from detspec.engine.engine import Engine
 
-    drafters = {}
-    if args.draft_model is not None:
-        from detspec.checkpoint.load import load
+    return Engine(model, engine_config_of(args, model), drafters=load_drafters(args, model))
 
-        drafters = {"draft_model": draft_model(load(args.draft_model), target=model)}
-    elif "draft_model" in args.method:
-        raise InputError("--method draft_model needs --draft-model FOLDER, for example --draft-model Qwen3-0.6B")
-    return Engine(model, engine_config_of(args, model), drafters=drafters)
+
+def load_drafters(args: argparse.Namespace, model: "Model") -> "dict[str, Drafter]":
+    """The draft model of `--draft-model`, if there is one."""
+    if args.draft_model is None:
+        if "draft_model" in args.method:
+            raise InputError("--method draft_model needs --draft-model FOLDER, for example --draft-model Qwen3-0.6B")
+        return {}
+    from detspec.checkpoint.load import load
+    from detspec.engine.draft_model import draft_model
+
+    return {"draft_model": draft_model(load(args.draft_model), target=model)}
 
 
 def keep_compiled(args: argparse.Namespace) -> None:

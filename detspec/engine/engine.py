@@ -32,7 +32,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Costs, Needs, Plan, Segment, needed_batches, plan_segment, worth_making
-from detspec.engine.request import ABORTED, Completion, Request, Stats, Update, check_request, request_of
+from detspec.engine.request import ABORTED, Completion, Request, Stats, Update, check_request, generate_all, request_of
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
 from detspec.engine.sequence import SequenceState, wants_replay
@@ -146,6 +146,11 @@ class Engine:
         return bool(self._inbox or self.scheduler.all or self._news or self._outbox)
 
     @property
+    def num_places(self) -> int:
+        """Most samples that run at once."""
+        return self.config.max_requests
+
+    @property
     def num_live(self) -> int:
         """Samples that have a place on the device."""
         return len(self.scheduler.sequences)
@@ -221,11 +226,7 @@ class Engine:
         Returns:
             Completions in input order; the `n` samples of a prompt follow each other.
         """
-        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
-        if len(each) != len(prompts):
-            raise InputError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one for all, or one each")
-        requests = [self.request(p, s, id=str(i)) for i, (p, s) in enumerate(zip(prompts, each, strict=True))]
-        return sorted(self.run(requests), key=lambda completion: (int(completion.id), completion.index))
+        return generate_all(self, prompts, sampling)
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         """Yields completions as they finish; asks `requests` for about one round of places more than are in flight.

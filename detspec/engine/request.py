@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -195,3 +195,24 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
         return request
     thinking = thinks(model.cfg, sampling)
     return dataclasses.replace(request, sampling=dataclasses.replace(sampling, thinking=thinking))
+
+
+class Generates(Protocol):
+    """What makes requests of prompts and completes them: an `Engine` or an `EngineGroup`."""
+
+    def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str) -> Request:
+        """Tokenizes and checks one prompt."""
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Yields completions as they finish."""
+
+
+def generate_all(
+    engine: Generates, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
+) -> list[Completion]:
+    """Completes all `prompts`, see `Engine.generate`."""
+    each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+    if len(each) != len(prompts):
+        raise InputError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one for all, or one each")
+    requests = [engine.request(p, s, id=str(i)) for i, (p, s) in enumerate(zip(prompts, each, strict=True))]
+    return sorted(engine.run(requests), key=lambda completion: (int(completion.id), completion.index))

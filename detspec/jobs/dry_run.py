@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from detspec.cache import cache_bytes
-from detspec.engine.engine import Engine
+from detspec.engine.engine_group import AnyEngine
 from detspec.engine.policy import needed_plans
 from detspec.jobs.files import journal_path
 from detspec.jobs.journal import read_journal
@@ -13,7 +13,7 @@ from detspec.jobs.scan import Scan, scan
 from detspec.model.params import num_params, params_bytes
 
 
-def plan_job(engine: Engine, spec: JobSpec, out: Path | None) -> str:
+def plan_job(engine: AnyEngine, spec: JobSpec, out: Path | None) -> str:
     """Checks the job `spec`, which `engine` would generate, and describes it as lines of text.
 
     The journal of `out` is looked at, if it is not None. Raises `InputError` as `run_job` does.
@@ -39,7 +39,7 @@ def plan_job(engine: Engine, spec: JobSpec, out: Path | None) -> str:
     lines = {
         "model": f"{num_params(cfg):,} parameters, {cfg.dtype}, {params_bytes(engine.model.params):,} bytes",
         "cache": f"{cache:,} bytes, {engine.num_pages:,} pages of {numerics.page} slots, {numerics.cache_dtype}",
-        "engine": f"{config.max_requests} requests in flight, max_len {config.max_len}, method {', '.join(config.methods)}",
+        "engine": f"{engine.num_places} requests in flight, max_len {config.max_len}, method {', '.join(config.methods)}",
         "schedule": ", ".join(f"{name} {value}" for name, value in engine.schedule.bits().items()),
         "requests": f"{found.num_requests:,} of {found.num_lines:,} lines (shard {spec.shard[0]}/{spec.shard[1]})",
         "rejected": f"{found.num_rejected:,} lines",
@@ -53,7 +53,7 @@ def plan_job(engine: Engine, spec: JobSpec, out: Path | None) -> str:
     return "\n".join(f"{name:{width}}  {value}" for name, value in lines.items())
 
 
-def least_passes(engine: Engine, found: Scan) -> int:
+def least_passes(engine: AnyEngine, found: Scan) -> int:
     """Lower bound of canonical passes, even if every draft is accepted: a pass prefills or commits at most `rows` tokens."""
     config = engine.config
     schedule = engine.schedule

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from detspec.engine.engine import Engine
+from detspec.engine.engine_group import AnyEngine
 from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
 from detspec.jobs.generation import generate
@@ -23,7 +23,7 @@ from detspec.progress import Progress
 Outcome = tuple[int, int]  # failed completions and rejected lines
 
 
-def check_same_job(engine: Engine, header: Mapping[str, Any]) -> None:
+def check_same_job(engine: AnyEngine, header: Mapping[str, Any]) -> None:
     """Raises `InputError` unless all processes were given the job with `header`: the same prompts, options and model."""
     headers = [json.loads(content) for content in engine.agreement.exchange(json.dumps(header).encode())]
     for process, other in enumerate(headers):
@@ -35,17 +35,17 @@ def check_same_job(engine: Engine, header: Mapping[str, Any]) -> None:
             )
 
 
-def tell(engine: Engine, outcome: Outcome | None) -> None:
+def tell(engine: AnyEngine, outcome: Outcome | None) -> None:
     """Tells the others the `outcome` of the job, or that it is still to come."""
     engine.agreement.exchange(json.dumps(outcome).encode())
 
 
-def tell_kept(engine: Engine, kept: Sequence[bool]) -> None:
+def tell_kept(engine: AnyEngine, kept: Sequence[bool]) -> None:
     """Tells the others which requests of the shard need not be generated, because all their completions are kept."""
     engine.agreement.exchange(np.packbits(np.asarray(kept, bool)).tobytes())
 
 
-def follow(engine: Engine, spec: JobSpec, signals: StopSignals) -> Outcome:
+def follow(engine: AnyEngine, spec: JobSpec, signals: StopSignals) -> Outcome:
     """Generates what the first process does not keep, and writes nothing; returns the outcome.
 
     Raises `InputError` if a line is malformed, and `Stopped` if a signal arrived at any process.
@@ -68,7 +68,7 @@ def follow(engine: Engine, spec: JobSpec, signals: StopSignals) -> Outcome:
     return outcome
 
 
-def _told(engine: Engine) -> Outcome | None:
+def _told(engine: AnyEngine) -> Outcome | None:
     """What the first process told."""
     outcome = json.loads(engine.agreement.exchange(b"")[0])
     return None if outcome is None else (outcome[0], outcome[1])

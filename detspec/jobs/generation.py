@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from detspec.engine.engine import Engine
+from detspec.engine.engine_group import AnyEngine
 from detspec.engine.policy import Needs
 from detspec.engine.request import Completion, Request, Stats, Update
 from detspec.jobs.signals import StopSignals
@@ -16,7 +16,7 @@ KeepFn = Callable[[int, Request, Completion], None]  # takes a completion, with 
 
 
 def generate(
-    engine: Engine,
+    engine: AnyEngine,
     todo: Iterator[tuple[int, Request]],  # requests with their numbers
     num_todo: int,  # number of completions they produce
     keep: KeepFn,
@@ -68,7 +68,7 @@ def generate(
 class _Run:
     """What a job has in flight, and what came of it so far."""
 
-    def __init__(self, engine: Engine, todo: Iterator[tuple[int, Request]], keep: KeepFn, progress: Progress) -> None:
+    def __init__(self, engine: AnyEngine, todo: Iterator[tuple[int, Request]], keep: KeepFn, progress: Progress) -> None:
         self.num_tokens = 0
         self.counters = Stats()
         self._engine = engine
@@ -80,7 +80,7 @@ class _Run:
 
     def fill(self) -> bool:
         """Adds requests up to a round of places more than there are; whether any are in flight."""
-        while self._num_open < 2 * self._engine.config.max_requests and (following := next(self._todo, None)):
+        while self._num_open < 2 * self._engine.num_places and (following := next(self._todo, None)):
             number, request = following
             self._in_flight[request.id] = [number, request, request.sampling.n]
             self._num_open += request.sampling.n

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from detspec.engine.engine import Engine
+from detspec.engine.engine_group import AnyEngine
 from detspec.engine.request import Completion, Request
 from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, journal_path, new_files, pretty_json, sibling
 from detspec.jobs.follow import check_same_job, follow, tell, tell_kept
@@ -53,7 +53,7 @@ class Unfinished(Exception):
 
 
 def run_job(
-    engine: Engine, spec: JobSpec, out: Path, *, fresh: bool = False, load_s: float = 0.0, signals: StopSignals | None = None
+    engine: AnyEngine, spec: JobSpec, out: Path, *, fresh: bool = False, load_s: float = 0.0, signals: StopSignals | None = None
 ) -> JobResult:
     """Generates what is not yet in the journal of `out`, this shard's output; writes `out`, its statistics and its manifest.
 
@@ -108,7 +108,7 @@ def run_job(
     raise Unfinished(f"{why}: {kept} are kept in {journal_path(out)}, and the same command resumes", code)
 
 
-def stream_job(engine: Engine, spec: JobSpec, file: BinaryIO, *, signals: StopSignals | None = None) -> JobResult:
+def stream_job(engine: AnyEngine, spec: JobSpec, file: BinaryIO, *, signals: StopSignals | None = None) -> JobResult:
     """Generates everything without a journal; writes each line to `file` as soon as all lines before it are done.
 
     Of processes that share a mesh, the first alone writes.
@@ -143,7 +143,7 @@ def stream_job(engine: Engine, spec: JobSpec, file: BinaryIO, *, signals: StopSi
     return JobResult(stats, len(failed), tuple(failed[:MOST_NAMED]), 0)
 
 
-def scan_into(engine: Engine, spec: JobSpec, out: Path) -> Scan:
+def scan_into(engine: AnyEngine, spec: JobSpec, out: Path) -> Scan:
     """Scans; if the job rejects malformed lines, writes them to the `rejects` file next to `out`."""
     if spec.on_error == "stop":
         return scan(engine, spec)
@@ -151,7 +151,7 @@ def scan_into(engine: Engine, spec: JobSpec, out: Path) -> Scan:
         return scan(engine, spec, reject=file.write)
 
 
-def fill(journal: Journal, engine: Engine, spec: JobSpec, found: Scan, signals: StopSignals) -> dict[str, Any]:
+def fill(journal: Journal, engine: AnyEngine, spec: JobSpec, found: Scan, signals: StopSignals) -> dict[str, Any]:
     """Generates what is not in the journal, and appends it; returns statistics."""
     todo = requests(engine, spec, found, is_done=journal.has)
 
@@ -168,7 +168,7 @@ def fill(journal: Journal, engine: Engine, spec: JobSpec, found: Scan, signals: 
 
 
 def put_together(
-    journal: Journal, out: Path, engine: Engine, prompts: Prompts, found: Scan, header: dict[str, Any], stats: dict[str, Any]
+    journal: Journal, out: Path, engine: AnyEngine, prompts: Prompts, found: Scan, header: dict[str, Any], stats: dict[str, Any]
 ) -> JobResult:
     """Writes `out`, statistics and manifest from a complete journal."""
     places = journal.failed

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from detspec.checkpoint.load import Model
-from detspec.engine.engine import Engine
+from detspec.engine.engine_group import AnyEngine
 from detspec.errors import InputError
 from detspec.jobs.files import sibling
 from detspec.jobs.prompts import JobSpec, Prompts, hash_file
@@ -18,7 +18,7 @@ from detspec.read_json import read_json_object
 HEADER_KEYS = ("fingerprint", "text", "sampling", "on_error", "prompts", "shard")
 
 
-def job_header(engine: Engine, spec: JobSpec) -> dict[str, Any]:
+def job_header(engine: AnyEngine, spec: JobSpec) -> dict[str, Any]:
     """Everything that the output's bytes depend on, as parsed JSON. Jobs with equal headers have equal outputs."""
     header = {
         "fingerprint": engine.fingerprint(),
@@ -41,7 +41,7 @@ def text_facts(model: Model) -> dict[str, Any]:
 
 
 def job_manifest(
-    header: Mapping[str, Any], engine: Engine, prompts: Prompts, scan: Scan, output: Mapping[str, Any]
+    header: Mapping[str, Any], engine: AnyEngine, prompts: Prompts, scan: Scan, output: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Content of `*.manifest.json`: the header, the engine's settings, facts about the prompts and about the `output`."""
     return {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from detspec.engine.engine import Engine
+from detspec.engine.engine_group import AnyEngine
 from detspec.engine.policy import Needs
 from detspec.engine.request import Request
 from detspec.errors import InputError
@@ -50,7 +50,7 @@ class Scan:
         return sum(self.counts)
 
 
-def scan(engine: Engine, spec: JobSpec, *, reject: Callable[[bytes], object] | None = None) -> Scan:
+def scan(engine: AnyEngine, spec: JobSpec, *, reject: Callable[[bytes], object] | None = None) -> Scan:
     """Checks the ids of the whole file, and this shard's lines as requests to `engine`; `spec.on_error` is not read.
 
     `reject` is called with a line of `*.rejects.jsonl` for each malformed line; None raises instead.
@@ -92,7 +92,7 @@ def scan(engine: Engine, spec: JobSpec, *, reject: Callable[[bytes], object] | N
 
 
 def requests(
-    engine: Engine, spec: JobSpec, found: Scan, *, is_done: Callable[[int], bool] = lambda _: False
+    engine: AnyEngine, spec: JobSpec, found: Scan, *, is_done: Callable[[int], bool] = lambda _: False
 ) -> Iterator[tuple[int, Request]]:
     """Lazily yields number and request of each valid line of the shard for which `is_done(number)` is false."""
     for number, _, raw in spec.prompts.lines():
