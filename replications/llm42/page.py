@@ -58,10 +58,12 @@ def bars(results: dict[str, Found]) -> str:
             ratio = one["ratio"]["ttft_p99"]
             what = f"load {one['load']}: P99 TTFT, all deterministic, at most {MAX_TTFT} of ordinary"
             lines.append([what, f"{ratio:.3f}", met(ratio <= MAX_TTFT)])
+    if "spans" in results:
+        differ = sum(one["bits"] is not None for one in results["spans"]["found"]["deterministic"])
+        lines.append(["deterministic requests that differ from themselves alone: 0", f"{differ}", met(differ == 0)])
     if "repeats" in results:
-        lines.append(
-            ["one prompt among neighbours: 1 result", f"{results['repeats']['unique']}", met(results["repeats"]["unique"] == 1)]
-        )
+        unique = results["repeats"]["unique"]
+        lines.append(["one prompt among neighbours: 1 result", f"{unique}", met(unique == 1)])
     return "\n\n".join(["## Bars", table(["bar", "found", ""], lines)]) if lines else ""
 
 
