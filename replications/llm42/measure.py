@@ -60,7 +60,7 @@ MEASUREMENTS = {
     ),
     "recompute": Measurement(
         recomputed,
-        {**SMALL, "batch": 8, "lengths": (32, 128), "windows": (2, 4, 8, 16, 32, 64)},
+        {**SMALL, "batch": 8, "lengths": (32, 128), "windows": (4, 8, 16, 32, 64)},
         {**TINY, "batch": 2, "lengths": (16, 16), "windows": (4,)},
     ),
     "throughput": Measurement(
@@ -97,7 +97,7 @@ MEASUREMENTS = {
             "lengths": (32, 64),
             "windows": (4, 8, 16, 32),
             "groups": (1, 2, 4, 8, 16),
-            "max_rows": 128,
+            "max_rows": 64,
             "repeats": 2,
         },
         {**TINY, "batch": 2, "lengths": (16, 16), "windows": (4,), "groups": (1, 2), "max_rows": 8, "repeats": 1},

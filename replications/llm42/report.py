@@ -16,7 +16,7 @@ PREDICTED = {  # what is predicted needs no measurement
     "batch": 16,
     "windows": (4, 8, 16, 32),
     "groups": (1, 2, 4, 8, 16),
-    "max_rows": 128,
+    "max_rows": 64,
 }
 
 
