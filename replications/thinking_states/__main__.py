@@ -11,12 +11,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from detspec.compile_cache import enable_jax_cache
 from detspec.errors import InputError
+from replications.pool import Run, run_shown
 from replications.thinking_states.measure import all_runs, perform
-from replications.thinking_states.pool import Run, RunFailed, run_all
 from replications.thinking_states.report import write_report
 
 HERE = Path(__file__).resolve().parent
@@ -51,18 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = all_runs(quick=args.quick, only=args.only)
     except InputError as error:
         parser.error(str(error))
-    with tqdm(total=len(runs), unit="run") as bar:
-
-        def show(done: int, running: Sequence[str]) -> None:
-            bar.n = done
-            bar.set_postfix_str(", ".join(running))
-
-        try:
-            run_all(runs, command, workdir=workdir, width=args.width, listener=show)
-        except RunFailed as error:
-            bar.close()
-            print(error)
-            return 1
+    if not run_shown(runs, command, workdir=workdir, width=args.width):
+        return 1
     whole = not args.quick and not args.only
     for path in write_report(runs, workdir=workdir, out=args.out or (HERE if whole else workdir)):
         print(path)

@@ -16,7 +16,7 @@ from detspec.train.problems.problem import Problem
 from detspec.train.problems.task import tokenizer_of
 from replications.thinking_states.prefill import reading_counters
 from replications.thinking_states.prompts import decode, draw_problems, prompts_of, read_prompts, ready_state
-from replications.thinking_states.turns import Prepare, time_by_turns
+from replications.turns import Prepare, time_by_turns
 
 PREFILL_WINDOW = 16  # for a prompt that is read without thoughts
 

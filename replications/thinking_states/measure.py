@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from detspec.checkpoint.load import Model, load
-from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.train.run import read_log, train
+from replications.pool import Run, keep_result
 from replications.thinking_states.answer_time import answer_times
 from replications.thinking_states.forced import forced_flips
-from replications.thinking_states.pool import Run, write_result
 from replications.thinking_states.prefill import prefill_times, rounds_by_sparsity
 from replications.thinking_states.runs import QUICK, get_config, trainings
 from replications.thinking_states.step_time import step_times
@@ -102,18 +101,20 @@ def models_of(measurement: Measurement, *, quick: bool) -> tuple[str, ...]:
 
 def perform(name: str, *, workdir: Path, quick: bool) -> None:
     """Executes the run called `name` in this process and leaves its result in `workdir/NAME`."""
-    began = time.perf_counter()
-    cpu_began = time.process_time()
     folder = workdir / name
-    if name in MEASUREMENTS:
-        one = MEASUREMENTS[name]
-        settings = {**one.settings, **(one.quick if quick else {})}
-        models = [load(workdir / needed / "export") for needed in models_of(one, quick=quick)]
-        result = {"models": list(models_of(one, quick=quick)), "settings": settings, "found": one.function(*models, **settings)}
-    else:
-        result = trained(name, folder, quick=quick)
-    took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
-    write_result(folder, {"name": name, **took, "fingerprint": fingerprint(), **result})
+    keep_result(
+        folder,
+        name,
+        lambda: measured(name, workdir, quick=quick) if name in MEASUREMENTS else trained(name, folder, quick=quick),
+    )
+
+
+def measured(name: str, workdir: Path, *, quick: bool) -> dict[str, Any]:
+    """Takes the measurement called `name`."""
+    one = MEASUREMENTS[name]
+    settings = {**one.settings, **(one.quick if quick else {})}
+    models = [load(workdir / needed / "export") for needed in models_of(one, quick=quick)]
+    return {"models": list(models_of(one, quick=quick)), "settings": settings, "found": one.function(*models, **settings)}
 
 
 def trained(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:

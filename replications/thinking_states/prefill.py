@@ -21,7 +21,7 @@ from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.train.problems.parity import Parity
 from replications.thinking_states.prompts import draft_thoughts, draw_problems, prompts_of, read_prompts, ready_state
-from replications.thinking_states.turns import Prepare, time_by_turns
+from replications.turns import Prepare, time_by_turns
 
 SOURCES = ("trivial", "sequential", "recorded")
 

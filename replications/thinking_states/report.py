@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from detspec.viz.curve import draw_curves
-from replications.thinking_states.pool import Run, read_result
+from replications.pool import Run, read_result
 from replications.thinking_states.tables import document
 
 NAME = "results"

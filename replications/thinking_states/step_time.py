@@ -18,8 +18,8 @@ from detspec.train.optimizer import OptimizerConfig, make_optimizer
 from detspec.train.problems.chunks import Batch
 from detspec.train.reasoning_loss import reasoning_loss
 from detspec.train.step import Metrics, init_state, make_train_step
-from replications.thinking_states.turns import Prepare, time_by_turns
 from replications.thinking_states.unrolled import forward_unrolled
+from replications.turns import Prepare, time_by_turns
 
 # (params, cfg, batch) -> loss and metrics
 Loss = Callable[[Params, ModelConfig, Batch], tuple[jax.Array, Metrics]]

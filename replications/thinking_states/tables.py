@@ -1,9 +1,9 @@
 """The results of the replication as a Markdown page."""
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-from replications.thinking_states.pool import HUGE_PAGES
+from replications.markdown import percent, table
+from replications.pool import HUGE_PAGES
 
 TITLES = {"parity": "Coin flips", "variables": "Variables", "two_hop": "Two-hop questions"}
 OPERATIONS = {
@@ -202,17 +202,6 @@ def runs_table(results: Results) -> str:
         [name, f"{one['seconds']:.0f}", f"{one['cpu_seconds']:.0f}", one.get("command", "")] for name, one in results.items()
     ]
     return "\n\n".join(["## Runs", table(["run", "seconds", "CPU s", "command"], rows)])
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; all columns but the first are right-aligned."""
-    lines = [list(header), ["---", *["---:"] * (len(header) - 1)], *map(list, rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def percent(share: float) -> str:
-    """A share as a percentage: 0.984 -> 98.4."""
-    return f"{100 * share:.1f}".removesuffix(".0")
 
 
 def _bound(batch: int, thinking: dict[str, Any], cot: dict[str, Any]) -> str:

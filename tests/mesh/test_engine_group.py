@@ -49,21 +49,10 @@ def test_aborts_reach_the_right_engine_and_stopping_drops_the_rest():
 def test_job_with_two_engines_writes_the_bytes_of_one(tmp_path):
     lines = [json.dumps({"id": str(i), "prompt": f"def f{i}(", "sampling": {"seed": i}}) for i in range(4)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    asked = [
-        "--prompts",
-        str(tmp_path / "in.jsonl"),
-        "--max-tokens",
-        "8",
-        "--temperature",
-        "1",
-        "--max-requests",
-        "1",
-        "--method",
-        "none",
-    ]
+    asked = ["--prompts", str(tmp_path / "in.jsonl"), "--max-tokens", "8", "--temperature", "1", "--method", "none"]
     for number in (1, 2):
         out = str(tmp_path / f"{number}.jsonl")
-        assert main(["generate", *asked, "--max-len", "64", "--engines", str(number), "--out", out]) == 0
+        assert main(["generate", *asked, "--max-requests", "1", "--max-len", "64", "--engines", str(number), "--out", out]) == 0
     assert (tmp_path / "2.jsonl").read_bytes() == (tmp_path / "1.jsonl").read_bytes()
 
 

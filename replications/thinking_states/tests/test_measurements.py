@@ -21,7 +21,6 @@ from replications.thinking_states.forced import middle, read_forced
 from replications.thinking_states.prefill import SOURCES, read_by, reading_counters
 from replications.thinking_states.prompts import decode, draw_problems, prompts_of, read_prompts, ready_state
 from replications.thinking_states.step_time import cut_in, random_batch
-from replications.thinking_states.turns import time_by_turns
 from replications.thinking_states.unrolled import forward_unrolled
 
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
@@ -150,18 +149,3 @@ def test_rows_cut_in_more_chunks_have_as_many_tokens_of_text_and_of_thoughts():
         assert batch.thoughts.shape == (3, number, 32 // number)
         assert (batch.thoughts[:, :-1] >= 0).all()
         assert batch.weights.shape == (3, number * cut.thinking.chunk) == (3, 64)
-
-
-def test_turns_prepare_outside_the_clock_and_leave_out_the_first_round():
-    calls: list[str] = []
-
-    def prepare_of(name: str):
-        def prepare():
-            calls.append(f"prepare {name}")
-            return lambda: calls.append(name)
-
-        return prepare
-
-    seconds = time_by_turns({"a": prepare_of("a"), "b": prepare_of("b")}, repeats=2)
-    assert calls == ["prepare a", "a", "prepare b", "b"] * 3
-    assert {name: len(each) for name, each in seconds.items()} == {"a": 2, "b": 2}

@@ -1,4 +1,4 @@
-"""Runs as processes of one core each. Results are kept, so that a pool that was stopped continues."""
+"""Runs as processes, of one core each or alone. Results are kept, so that a pool that was stopped continues."""
 
 import dataclasses
 import json
@@ -9,6 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
+
+from detspec.environment import fingerprint
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 # Each step allocates its temporaries again: with pages of 4 KiB 42,000 page faults, 40 % of a small training step.
@@ -25,11 +29,13 @@ class Run:
         name: the name of the run and of its folder.
         needs: runs whose results it reads.
         alone: it measures time, so it runs last and by itself.
+        one_thread: XLA's products run on one core.
     """
 
     name: str
     needs: tuple[str, ...] = ()
     alone: bool = False
+    one_thread: bool = True
 
 
 class RunFailed(RuntimeError):
@@ -65,7 +71,7 @@ def run_all(
             while run := _next(waiting, done, [run for run, _ in running.values()], width):
                 slot = next(slot for slot in range(width) if slot not in running)
                 waiting.remove(run)
-                running[slot] = run, _start(command(run), workdir / run.name, None if run.alone else slot)
+                running[slot] = run, _start(run, command(run), workdir / run.name, None if run.alone else slot)
             if told != (names := [run.name for run, _ in running.values()]):
                 listener(len(done), names)
                 told = names
@@ -81,6 +87,32 @@ def run_all(
         for _, process in running.values():
             process.wait()
     listener(len(done), [])
+
+
+def run_shown(runs: Sequence[Run], command: Callable[[Run], Sequence[str]], *, workdir: Path, width: int) -> bool:
+    """`run_all` with a progress bar; prints what failed. Returns whether all runs have results."""
+    with tqdm(total=len(runs), unit="run") as bar:
+
+        def show(done: int, running: Sequence[str]) -> None:
+            bar.n = done
+            bar.set_postfix_str(", ".join(running))
+
+        try:
+            run_all(runs, command, workdir=workdir, width=width, listener=show)
+        except RunFailed as error:
+            bar.close()
+            print(error)
+            return False
+    return True
+
+
+def keep_result(folder: Path, name: str, make: Callable[[], Mapping[str, Any]]) -> None:
+    """Calls `make()` and writes its result into `folder`, with what it took and the fingerprint of the machine."""
+    began = time.perf_counter()
+    cpu_began = time.process_time()
+    result = make()
+    took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
+    write_result(folder, {"name": name, **took, "fingerprint": fingerprint(), **result})
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
@@ -107,10 +139,10 @@ def _next(waiting: Sequence[Run], done: set[str], running: Sequence[Run], width:
     return None
 
 
-def _start(command: Sequence[str], folder: Path, slot: int | None) -> subprocess.Popen[bytes]:
+def _start(run: Run, command: Sequence[str], folder: Path, slot: int | None) -> subprocess.Popen[bytes]:
     """Starts a process on the core of `slot`; without a slot it runs alone, on all cores."""
     folder.mkdir(parents=True, exist_ok=True)
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD if run.one_thread else ''}".strip()
     tunables = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), HUGE_PAGES)))
     env = {**os.environ, "XLA_FLAGS": flags, "GLIBC_TUNABLES": tunables}
     with (folder / OUTPUT).open("wb") as output:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replications.thinking_states.pool import Run, RunFailed, read_result, run_all, write_result
+from replications.pool import Run, RunFailed, read_result, run_all, write_result
 
 RUNS = (Run("slow"), Run("timed", alone=True), Run("first"), Run("second", needs=("first",)))
 
