@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow test-sweeps test-kernels test-mesh test-aot kernels parity prove lint format notebooks pairs clean
+.PHONY: help env demo test test-slow test-sweeps test-kernels test-mesh test-aot kernels parity prove lint format notebooks pairs dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ notebooks: $(VENV)/.installed-notebooks ## execute every notebook into out/noteb
 
 pairs: $(VENV)/.installed-notebooks ## write each notebook's .ipynb from its .py, cells without outputs
 	@$(BIN)/jupytext --quiet --update --to ipynb $(NOTEBOOKS)
+
+dist: env ## build the wheel and the sdist into dist/
+	$(BIN)/python -m build --outdir dist
 
 clean: ## remove .venv, caches and outputs
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

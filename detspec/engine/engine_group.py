@@ -23,12 +23,13 @@ from detspec.engine.policy import Needs, Plan
 from detspec.engine.request import Completion, Request, Update, generate_all
 from detspec.errors import InputError
 from detspec.mesh import Place, first_devices, make_mesh, mesh_of, param_specs, put
+from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
 
 class EngineGroup:
-    """Engines on the devices of one process; `add`, `abort`, `step`, `run` and `generate` are those of an `Engine`.
+    """Engines on the devices of one process; `add`, `abort`, `step`, `run`, `generate` and others are those of an `Engine`.
 
     Example::
 
@@ -164,6 +165,12 @@ class EngineGroup:
     def step(self) -> list[Update]:
         """Starts a segment of each engine that has work, and returns what those before brought; see `Engine.step`."""
         return self._noted(update for engine in self.engines if engine.has_work for update in engine.step())
+
+    def update_params(self, params: Params, weight_version: str | None = None) -> None:
+        """See `Engine.update_params`; each engine gets a copy on its own devices."""
+        specs = param_specs(self.model.cfg)
+        for engine in self.engines:
+            engine.update_params(put(params, engine.device.place, specs), weight_version)
 
     def stop(self) -> list[Update]:
         """See `Engine.stop`."""

@@ -32,7 +32,7 @@ def test_two_engines_of_two_chips_have_the_bits_of_one_chip_and_both_work():
     assert not group.has_work
 
 
-def test_aborts_reach_the_right_engine_and_stopping_drops_the_rest():
+def test_aborts_reach_the_right_engine_stopping_drops_the_rest_and_new_weights_reach_all():
     group = EngineGroup(model_on(CFG, 1), EngineConfig(**SHAPE), num_engines=2)
     for number in range(6):
         group.add(group.request([1 + number, 2], SamplingParams(max_tokens=60, ignore_eos=True), id=str(number)))
@@ -43,7 +43,11 @@ def test_aborts_reach_the_right_engine_and_stopping_drops_the_rest():
     assert [(one.id, one.finish_reason) for one in ended if one.finish_reason == "abort"] == [("4", "abort")]
     group.stop()
     assert not group.has_work
-    assert [one.id for one in group.generate([[5, 6]], SamplingParams(max_tokens=2))] == ["0"]
+    asked = [[5, 6], [5, 6]], SamplingParams(max_tokens=9, ignore_eos=True)
+    before = [facts(one) for one in group.generate(*asked)]
+    group.update_params(jax.tree.map(lambda leaf: leaf * 2, group.model.params))
+    after = [facts(one) for one in group.generate(*asked)]
+    assert before[0] == before[1] != after[0] == after[1]
 
 
 def test_job_with_two_engines_writes_the_bytes_of_one(tmp_path):
