@@ -285,6 +285,7 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
    share it, and x is widened once for all outputs. */
 
 #define MAX_PRODUCTS 4
+#define LINE 16 /* results */
 #define ROW_BLOCK 64           /* rows that weights meet while they lie in the cache of a core */
 #define BLOCK_BYTES (96 << 10) /* most bytes of weights that one item of work reads */
 #define ITEMS_OF_THREAD 6      /* at least, where there are so many outputs: the last ones end at about the same time */
@@ -322,9 +323,17 @@ typedef struct {
   int64_t outs_of_item, num_items;     /* outputs that one item computes, and how many items there are */
 } Product;
 
+/* Where results go: row r, output o to y[(r - row) * stride + o - out]. */
+typedef struct {
+  float *y;
+  int64_t row, out, stride;
+} Results;
+
 /* Computes `rows` x `outs` results from row `r` and output `o` on, both numbers constants where it is inlined. Each step fetches
    `lines` cache lines from `ahead` on. */
-typedef void Tile(int rows, int outs, int lines, const char *ahead, const Product *p, int64_t r, int64_t o);
+typedef void Tile(int rows, int outs, int lines, const char *ahead, const Product *p, Results to, int64_t r, int64_t o);
+
+INLINE float *place_of(Results to, int64_t r, int64_t o) { return to.y + (r - to.row) * to.stride + o - to.out; }
 
 /* Register `part` of at most `num_bytes` bytes; what lies behind them is zero. */
 INLINE vu load_bits(const char *from, int part, int64_t num_bytes) {
@@ -397,7 +406,7 @@ INLINE void add_step(int rows, int outs, const vf *x, int64_t x_stride, const ch
 }
 
 /* A `Tile` of float weights: part after part, so that sums stay in registers; the steps of the first one fetch. */
-INLINE void float_tile(int rows, int outs, int lines, const char *ahead, const Product *p, int64_t r, int64_t o) {
+INLINE void float_tile(int rows, int outs, int lines, const char *ahead, const Product *p, Results to, int64_t r, int64_t o) {
   const int64_t row_bytes = p->row_bytes, whole = row_bytes / STEP_BYTES, x_stride = x_stride_of(p->steps);
   vf lanes[MOST_SUMS * PARTS];
   for (int part = 0; part < PARTS; part++) {
@@ -420,43 +429,57 @@ INLINE void float_tile(int rows, int outs, int lines, const char *ahead, const P
 #pragma GCC unroll 3
   for (int i = 0; i < rows * outs; i += 8) sums_of_8(lanes + i * PARTS, found + i);
 #pragma GCC unroll 4
-  for (int j = 0; j < rows; j++) memcpy(p->y + (r + j) * p->out + o, found + j * outs, sizeof(float) * (size_t)outs);
+  for (int j = 0; j < rows; j++) memcpy(place_of(to, r + j, o), found + j * outs, sizeof(float) * (size_t)outs);
 }
 
 /* Rows `first .. end - 1` of `outs` outputs from `o` on. The tiles of many rows share the fetching of the next weights. */
-INLINE void column(Tile tile, int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t o) {
+INLINE void column(Tile tile, int rows, int outs, const Product *p, Results to, int64_t first, int64_t end, int64_t o) {
   const int64_t row_bytes = p->row_bytes;
   const char *ahead = p->weight + (o + outs) * row_bytes, *ahead_end = ahead + outs * row_bytes;
   const int64_t tiles = (end - first) / rows;
   int64_t r = first;
 #define TILES(LINES) \
-  for (; r + rows <= end && ahead < ahead_end; r += rows, ahead += (LINES) * row_bytes) tile(rows, outs, LINES, ahead, p, r, o)
+  for (; r + rows <= end && ahead < ahead_end; r += rows, ahead += (LINES) * row_bytes) tile(rows, outs, LINES, ahead, p, to, r, o)
   if (tiles >= outs) TILES(1);
   else if (2 * tiles >= outs && outs > 2) TILES(2);
   else TILES(outs);
 #undef TILES
-  for (; r + rows <= end; r += rows) tile(rows, outs, 0, ahead, p, r, o);
-  for (; r < end; r++) tile(1, outs, 0, ahead, p, r, o);
+  for (; r + rows <= end; r += rows) tile(rows, outs, 0, ahead, p, to, r, o);
+  for (; r < end; r++) tile(1, outs, 0, ahead, p, to, r, o);
 }
 
 /* `rows` x `outs` tiles over some rows and outputs; the last block of outputs begins early, so that it ends at the last one. */
-INLINE void block(Tile tile, int rows, int outs, const Product *p, int64_t first, int64_t end, int64_t first_out,
+INLINE void block(Tile tile, int rows, int outs, const Product *p, Results to, int64_t first, int64_t end, int64_t first_out,
                   int64_t end_out) {
   if (end_out - first_out < outs)
-    for (int64_t o = first_out; o < end_out; o++) column(tile, 1, 1, p, first, end, o);
+    for (int64_t o = first_out; o < end_out; o++) column(tile, 1, 1, p, to, first, end, o);
   else
-    for (int64_t o = first_out; o < end_out; o += outs) column(tile, rows, outs, p, first, end, MIN(o, end_out - outs));
+    for (int64_t o = first_out; o < end_out; o += outs) column(tile, rows, outs, p, to, first, end, MIN(o, end_out - outs));
+}
+
+/* The same for many rows. Results of LINE outputs are collected, and leave as whole cache lines: rows of y often are a multiple
+   of 4096 bytes apart, so that a line each of more than eight would not stay in the cache until it is full. */
+INLINE void block_by_lines(Tile tile, int rows, int outs, const Product *p, Results to, int64_t first, int64_t end,
+                           int64_t first_out, int64_t end_out) {
+  float lines[ROW_BLOCK * LINE] __attribute__((aligned(STEP_BYTES)));
+  for (int64_t o = first_out; o < end_out; o += LINE) {
+    const int64_t num = MIN(LINE, end_out - o);
+    block(tile, rows, outs, p, (Results){lines, first, o, LINE}, first, end, o, o + num);
+    for (int64_t r = first; r < end; r++) memcpy(place_of(to, r, o), lines + (r - first) * LINE, sizeof(float) * (size_t)num);
+  }
 }
 
 /* One item of the products `p`. */
 INLINE void product_item(Tile tile, const Product *p, int64_t item) {
   for (; item >= p->num_items; p++) item -= p->num_items;
   const int64_t first_out = item * p->outs_of_item, end_out = MIN(first_out + p->outs_of_item, p->out);
+  const Results to = {p->y, 0, 0, p->out};
   for (int64_t first = 0; first < p->rows; first += ROW_BLOCK) {
     const int64_t end = MIN(first + ROW_BLOCK, p->rows);
-    if (end - first == 1) block(tile, 1, ONE_ROW_OUTS, p, first, end, first_out, end_out);
-    else if (end - first < MANY_ROWS) block(tile, 2, TWO_ROW_OUTS, p, first, end, first_out, end_out);
-    else block(tile, MANY_ROWS, MANY_ROW_OUTS, p, first, end, first_out, end_out);
+    if (end - first == 1) block(tile, 1, ONE_ROW_OUTS, p, to, first, end, first_out, end_out);
+    else if (end - first < MANY_ROWS) block(tile, 2, TWO_ROW_OUTS, p, to, first, end, first_out, end_out);
+    else if (end - first < 2 * MANY_ROWS) block(tile, MANY_ROWS, MANY_ROW_OUTS, p, to, first, end, first_out, end_out);
+    else block_by_lines(tile, MANY_ROWS, MANY_ROW_OUTS, p, to, first, end, first_out, end_out);
   }
 }
 
@@ -643,7 +666,7 @@ INLINE void add_int8_step(int rows, int outs, const Narrow *x, int64_t x_stride,
 }
 
 /* A `Tile` of int8 weights. */
-INLINE void int8_tile(int rows, int outs, int lines, const char *ahead, const Product *p, int64_t r, int64_t o) {
+INLINE void int8_tile(int rows, int outs, int lines, const char *ahead, const Product *p, Results to, int64_t r, int64_t o) {
   const Rounded *rounded = p->x;
   const Narrow *x = rounded->values + r * rounded->stride;
   const int64_t row_bytes = p->row_bytes, whole = row_bytes / STEP_BYTES, rest = row_bytes % STEP_BYTES;
@@ -670,7 +693,8 @@ INLINE void int8_tile(int rows, int outs, int lines, const char *ahead, const Pr
 #if defined(__AVX512VNNI__)
     for (int i = 0; i < outs; i++) of_row[i] -= 128 * rounded->sum[r + j];
 #endif
-    for (int i = 0; i < outs; i++) p->y[(r + j) * p->out + o + i] = (float)of_row[i] * rounded->scale[r + j] * p->scale[o + i];
+    float *y = place_of(to, r + j, o);
+    for (int i = 0; i < outs; i++) y[i] = (float)of_row[i] * rounded->scale[r + j] * p->scale[o + i];
   }
 }
 
