@@ -9,7 +9,10 @@ SUMMARY = "certify this device"
 DESCRIPTION = """Runs one text through the canonical pass many times and compares bits. Each run changes something that must not
 matter: rows, neighbours, window offsets, the cut of the budget, stale cache slots. A model that thinks also reads one prompt
 with other drafted thoughts, in other places and pages. Then the engine's own programs are certified. The inverse control must
-differ. Exit code 1 if the device is not certified."""
+differ. Exit code 1 if the device is not certified.
+
+With --operators each operation is compiled alone instead, and a table says which of them are invariant to the number of rows,
+to a row's place, and to a query's place in its window. Exit code 1 if one of a canonical pass depends on a place."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -18,18 +21,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_weights(parser)
     add("--max-requests", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
-    add("--alignment", choices=ALIGNMENTS, default=ALIGNMENTS[0], help='use "window" if only the window-offset check fails')
-    add("--linear", choices=LINEARS, default=LINEARS[0], help="products with weights; pinned ones never depend on the batch")
+    add("--operators", action="store_true", help="examine single operations instead of whole programs: seconds, no certificate")
+    add("--alignment", choices=ALIGNMENTS, help='use "window" if only the window-offset check fails (default: "free")')
+    add("--linear", choices=LINEARS, help="products with weights; pinned ones never depend on the batch (default: by device)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 0 if the device is certified, else 1."""
     from detspec.doctor.doctor import run_doctor
+    from detspec.doctor.operators import examine_operators
     from detspec.environment import default_schedule
     from detspec.progress import Progress
 
     model = load_model(args)
-    schedule = default_schedule(model.cfg).with_numerics(alignment=args.alignment, linear=args.linear)
+    chosen = {name: getattr(args, name) for name in ("alignment", "linear") if getattr(args, name) is not None}
+    schedule = default_schedule(model.cfg).with_numerics(**chosen)
+    if args.operators:
+        with Progress(0, "operations") as progress:
+            operators = examine_operators(model.cfg, schedule=schedule, on_progress=progress.stage)
+        print(operators.table())
+        return 0 if operators.holds else 1
     with Progress(0, "steps") as progress:
         report = run_doctor(model, schedule=schedule, max_requests=args.max_requests, on_progress=progress.stage)
     print(report.table())

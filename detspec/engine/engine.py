@@ -31,7 +31,17 @@ from detspec.engine.ending import end_if_done, update_of
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Costs, Needs, Plan, Segment, needed_batches, plan_segment, worth_making
+from detspec.engine.policy import (
+    SEGMENT_STEPS,
+    Costs,
+    Needs,
+    Plan,
+    Segment,
+    needed_batches,
+    plan_segment,
+    segment_length,
+    worth_making,
+)
 from detspec.engine.request import ABORTED, Completion, Request, Stats, Update, check_request, generate_all, request_of
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
@@ -414,7 +424,6 @@ class Engine:
 
     def _plan(self) -> tuple[Plan, Segment]:
         """The next plan and how long to run it, with pages reserved; sequences that they do not last for are preempted."""
-        segment_steps = 1 if any(sequence.streamed for sequence in self.scheduler.sequences) else self.config.segment_steps
         while True:
             load = self.scheduler.load()
             plan, is_trial = self.planner.choose(load)
@@ -423,6 +432,7 @@ class Engine:
                 visit_s=self.agreement.visit_s(self.device.clock.visit_s),
                 smaller_batch=self.planner.smaller_batch(plan),
             )
+            segment_steps = self._segment_steps(costs)
             segment = plan_segment(
                 load,
                 plan,
@@ -440,6 +450,15 @@ class Engine:
                 self.scheduler.reserve(num_steps * plan.most_tokens)
                 return plan, segment.shortened(num_steps)
             self._preempt()
+
+    def _segment_steps(self, costs: Costs) -> int:
+        """Most tokens that a sequence gains in the next segment; the host also looks for stop strings."""
+        sequences = self.scheduler.sequences
+        if any(sequence.streamed for sequence in sequences):
+            return 1
+        if self.config.segment_steps is not None:
+            return self.config.segment_steps
+        return SEGMENT_STEPS if any(sequence.request.sampling.stop for sequence in sequences) else segment_length(costs)
 
     def _preempt(self) -> None:
         """Takes the youngest sequence out of its place, to go on later."""

@@ -30,7 +30,8 @@ class EngineConfig:
         prompt_lookup_max: most tokens that it compares; of the longest matches it takes the latest.
         max_stop_ids: room for stop tokens of one request.
         max_logit_bias: room for tokens of one request's `logit_bias`.
-        segment_steps: most tokens that a sequence gains before the host looks; 1 while a request is streamed.
+        segment_steps: most tokens that a sequence gains before the host looks; 1 while a request is streamed. None is 64, or up
+            to 512 where steps are so short that looking would take more than 2 % of the time.
         max_prefill_passes: most canonical passes over prompts that decoding sequences wait for between two steps. 1 minimises
             latency; larger values raise throughput by letting sequences start decoding together.
         thoughts: draft source for the thoughts of a model that thinks. "none": that there are none, as published. "self": the
@@ -49,7 +50,7 @@ class EngineConfig:
     prompt_lookup_max: int = 4
     max_stop_ids: int = 16
     max_logit_bias: int = 64
-    segment_steps: int = 64
+    segment_steps: int | None = None
     max_prefill_passes: int = 1
     thoughts: str = "none"
     schedule: Schedule | None = None
@@ -67,7 +68,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         lookups = ("prompt_lookup_min", "prompt_lookup_max")
-        lengths = ("max_len", "num_speculative_tokens", "segment_steps", "max_prefill_passes", *lookups)
+        given = () if self.segment_steps is None else ("segment_steps",)
+        lengths = ("max_len", "num_speculative_tokens", *given, "max_prefill_passes", *lookups)
         for field in ("max_requests", *lengths, "max_stop_ids", "max_logit_bias"):
             if not is_count(getattr(self, field)):
                 raise InputError(f"EngineConfig.{field} must be an integer of at least 1, got {getattr(self, field)!r}")

@@ -1,6 +1,7 @@
 """Which plan is chosen, worked out by hand."""
 
 import itertools
+import math
 
 import pytest
 
@@ -23,6 +24,7 @@ from detspec.engine.policy import (
     ordinary_plan,
     plan_segment,
     pow2_ceil,
+    segment_length,
     worth_making,
 )
 from detspec.schedule import Budget, Numerics, Schedule
@@ -151,6 +153,14 @@ def segment_of(plan: Plan, *, behind: tuple[int, ...] = (), ready: int = 8, wait
 def test_segment_with_nobody_behind_is_steps_alone():
     assert segment_of(plan_of(8, 1)) == Segment(rounds=0, prefill_passes=0, steps=64, max_idle=2, min_live=1)
     assert segment_of(plan_of(8, 16)).steps == 4  # 64 tokens in windows of 16
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "tokens"), [(4, 64), (0.8, 64), (0.2, 250), (0.01, 512), (0, 64), (math.inf, 64)], ids=lambda value: str(value)
+)
+def test_segments_are_longer_where_steps_are_short(step_ms, tokens):
+    """Looks of 1 ms take 2 % of 50 ms."""
+    assert segment_length(Costs(step_s=step_ms / 1000, visit_s=0.001, smaller_batch=0)) == tokens
 
 
 def test_segment_of_steps_that_may_commit_one_token_or_many_is_ended_by_what_they_gain():
