@@ -19,7 +19,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_weights(parser)
     add("--max-requests", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
     add("--alignment", choices=ALIGNMENTS, default=ALIGNMENTS[0], help='use "window" if only the window-offset check fails')
-    add("--linear", choices=LINEARS, default=LINEARS[0], help="products with weights; pinned ones never depend on the batch")
+    add(
+        "--linear", choices=LINEARS, help="products with weights; pinned ones never depend on the batch (default: the device's)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
     from detspec.progress import Progress
 
     model = load_model(args)
-    schedule = default_schedule(model.cfg).with_numerics(alignment=args.alignment, linear=args.linear)
+    schedule = default_schedule(model.cfg).with_numerics(alignment=args.alignment)
+    if args.linear is not None:
+        schedule = schedule.with_numerics(linear=args.linear)
     with Progress(0, "steps") as progress:
         report = run_doctor(model, schedule=schedule, max_requests=args.max_requests, on_progress=progress.stage)
     print(report.table())

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from detspec.checkpoint.load import load
 from detspec.choices import ALIGNMENTS, LINEARS, LOGPROBS_MODES, METHODS, THOUGHTS
 from detspec.cli import commands, options
 from detspec.cli.commands import main
 from detspec.engine.engine_config import EngineConfig
+from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
@@ -107,6 +109,20 @@ def test_unexpected_exception_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr("detspec.cli.doctor.run", run)
     with pytest.raises(RuntimeError, match="a bug"):
         main(["doctor"])
+
+
+def test_doctor_examines_the_schedule_that_engines_run_unless_another_is_asked_for(monkeypatch, capsys):
+    asked = []
+
+    def run_doctor(model, *, schedule: Schedule, **keywords: object) -> SimpleNamespace:
+        asked.append(schedule)
+        return SimpleNamespace(certified=True, table=lambda: "")
+
+    monkeypatch.setattr("detspec.doctor.doctor.run_doctor", run_doctor)
+    assert main(["doctor", "--no-compile-cache"]) == main(["doctor", "--no-compile-cache", "--linear", "xla"]) == 0
+    own = default_schedule(load().cfg)
+    assert asked == [own, own.with_numerics(linear="xla")]
+    assert own.numerics.linear == "pinned"  # on CPUs with a C compiler: the two differ
 
 
 def test_defaults_are_those_of_the_library():
