@@ -2,6 +2,7 @@
 
 import ast
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,6 +85,14 @@ def test_bad_option_is_one_line_and_exit_code_2(argv, message, capsys):
     assert shown.err.startswith("detspec: error: ")
     assert message in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_version_is_that_of_the_project_file(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    project = tomllib.loads((CLI.parents[1] / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out == f"detspec {project['version']}\n"
 
 
 @pytest.mark.parametrize(
