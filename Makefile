@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow test-sweeps test-kernels test-mesh test-aot kernels parity prove lint format notebooks pairs dist clean
+.PHONY: help env demo test test-slow test-sweeps test-kernels test-mesh test-aot kernels parity prove lint format notebooks pairs docs docs-serve dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,11 +85,17 @@ notebooks: $(VENV)/.installed-notebooks ## execute every notebook into out/noteb
 pairs: $(VENV)/.installed-notebooks ## write each notebook's .ipynb from its .py, cells without outputs
 	@$(BIN)/jupytext --quiet --update --to ipynb $(NOTEBOOKS)
 
+docs: $(VENV)/.installed-docs ## build the documentation site into out/site; its links, anchors and references must lead somewhere
+	$(BIN)/python scripts/make_site.py
+
+docs-serve: docs ## show the documentation site on http://localhost:8000
+	$(BIN)/python -m http.server --bind localhost --directory out/site 8000
+
 dist: env ## build the wheel and the sdist into dist/
 	$(BIN)/python -m build --outdir dist
 
 clean: ## remove .venv, caches and outputs
-	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist out .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(if $(PYTHON),:,echo "detspec needs Python 3.11 or newer with venv, and none was found. Give its path: make env PYTHON=/path/to/python" >&2; exit 1)
@@ -114,6 +120,11 @@ $(VENV)/.installed-parity: $(VENV)/.installed
 $(VENV)/.installed-notebooks: $(VENV)/.installed
 	@echo "installing the packages for notebooks"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[notebooks]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "installing the packages for the documentation"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[docs]'
 	@touch $@
 
 # With compilers for missing devices installed, every import of jax looks for these devices and prints errors. So they have

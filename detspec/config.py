@@ -37,10 +37,10 @@ class RopeScaling:
     kind: str
     factor: float  # by which the length is extended, at least 1
     original_max_position: int = 0  # length before the extension, in tokens; "llama3" and "yarn"
-    low_freq_factor: float = 1.0  # the blend of "llama3" lies between wavelengths of `original_max_position` over these
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0  # the ramp of "yarn" lies between frequencies that turn this often within `original_max_position`
-    beta_slow: float = 1.0
+    low_freq_factor: float = 1.0  # the blend of "llama3" begins at the wavelength `original_max_position` over this
+    high_freq_factor: float = 4.0  # the blend of "llama3" ends at the wavelength `original_max_position` over this
+    beta_fast: float = 32.0  # the ramp of "yarn" begins at the frequency that turns this often within `original_max_position`
+    beta_slow: float = 1.0  # the ramp of "yarn" ends at the frequency that turns this often within `original_max_position`
     truncate: bool = True  # the ramp of "yarn" begins and ends at whole dimensions
     attention_factor: float = 1.0  # scale of cosines and sines under "yarn"
 
@@ -105,7 +105,7 @@ class ModelConfig:
     Attributes:
         vocab_size: `V`, rows of the embedding.
         d_model: `D`, width of the residual stream.
-        num_layers: `L`.
+        num_layers: `L` decoder blocks.
         num_heads: `N` query heads.
         num_kv_heads: `K` key/value heads; divides `num_heads`.
         head_dim: `H`; need not be `D / N`, must be even (rotary pairs).
@@ -114,7 +114,7 @@ class ModelConfig:
         norm_eps: epsilon of every RMSNorm.
         tie_embeddings: the output head is the embedding matrix.
         max_position: longest sequence the model was made for, in tokens.
-        dtype: of weights and activations: "float32", "bfloat16" or "float16". Reductions are float32 always.
+        dtype: dtype of weights and activations: "float32", "bfloat16" or "float16". Reductions are float32 always.
         rope_scaling: stretches the rotary frequencies; None leaves them.
         sliding_window: positions that sliding layers attend to, their own included; None without such layers.
         sliding_layers: for each layer, whether it slides; `()` if none does.
@@ -125,7 +125,7 @@ class ModelConfig:
         post_norms: attention and MLP outputs go through an RMSNorm of their own before they are added (Gemma 2 and 3).
         norm_plus_one: every RMSNorm multiplies by `1 + w`, in float32 (Gemma).
         scale_embeddings: embeddings are multiplied by `sqrt(D)` (Gemma).
-        activation: of the MLP's gate: "silu" or "gelu_tanh".
+        activation: activation of the MLP's gate: "silu" or "gelu_tanh".
         score_dim: attention scores are divided by its square root; None is `H`.
         attn_softcap: scores are squashed into `+-cap` by `cap * tanh(scores / cap)`; None leaves them.
         logit_softcap: the same for the logits.

@@ -119,9 +119,9 @@ class Schedule:
     budgets may run in its place if this device certifies that their bits are equal.
     """
 
-    numerics: Numerics = Numerics()
-    budget: Budget = Budget()
-    fast_path: FastPath = FastPath()
+    numerics: Numerics = Numerics()  # order of all floating-point operations: bits
+    budget: Budget = Budget()  # rows of the anchor, whose bits are committed, and their cut into windows, which changes speed
+    fast_path: FastPath = FastPath()  # how ordinary decoding and drafts read the cache: speed alone
 
     def with_budget(self, rows: int, window: int) -> "Schedule":
         """The same schedule with a budget of `rows` cut into windows of `window`."""

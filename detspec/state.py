@@ -209,9 +209,9 @@ class GenState(Struct):
     live: jax.Array  # [B] bool
     finish: jax.Array  # [B] int32, RUNNING, STOP, LENGTH or NOT_FINITE
     deterministic: jax.Array  # [B] bool, False commits from the fast path unverified
-    sampling: SamplingArrays
-    counters: Counters
-    cache: KVCache
+    sampling: SamplingArrays  # sampling parameters of each sequence
+    counters: Counters  # what speculation did for each sequence
+    cache: KVCache  # keys and values in pages, and their length
     reading: Reading | None = None  # None if the model does not think
     draft: DraftState = NO_DRAFT_STATE  # belongs to the draft source of the program that runs
 
@@ -249,8 +249,8 @@ class Draft(Struct):
     count: jax.Array  # [B] int32, drafted tokens in use
     chance: jax.Array  # [B] float32, how likely each of them is believed to agree, if those before it do
     final: jax.Array  # [B] bool, True where the drafted tokens are results: ordinary sequences on the fast path
-    cache: KVCache
-    state: DraftState = NO_DRAFT_STATE
+    cache: KVCache  # the model's cache as drafting left it; slots past its length hold what verification rewrites
+    state: DraftState = NO_DRAFT_STATE  # what the source keeps until the next step
 
     def appended(self, tokens: jax.Array, committed: jax.Array) -> jax.Array:
         """`tokens [B, max_len]` int32 with what was drafted after the first `committed [B]` of each sequence."""

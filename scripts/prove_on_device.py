@@ -8,7 +8,7 @@ that fails is a result, too. Started again with the same --out, it goes on: what
     python scripts/prove_on_device.py --out out/prove --minutes 9 --wheels wheels --cache out/programs.tar
     python scripts/prove_on_device.py --out out/rehearsal --size tiny        # a rehearsal on a CPU
     python scripts/prove_on_device.py --plan h200                            # how long each stage should take, and why
-    python scripts/prove_on_device.py --out out/prove --write-docs           # the table of docs/devices.md, from the results
+    python scripts/prove_on_device.py --out out/prove --write-docs           # their table, in docs/measured_devices.md
 """
 
 import argparse

@@ -295,12 +295,12 @@ def test_docs_refuse_a_rehearsal_and_put_a_run_between_the_marks(tmp_path):
     with pytest.raises(ValueError, match="only full runs are published, this one is 'tiny'"):
         docs.write([{**MACHINE, "size": "tiny"}], tmp_path)
     (tmp_path / "data").mkdir()
-    (tmp_path / "devices.md").write_text(f"before\n{docs.BEGIN}\nold\n{docs.END}\nafter\n")
+    (tmp_path / "measured_devices.md").write_text(f"before\n{docs.BEGIN}\nold\n{docs.END}\nafter\n")
     docs.write(
         [MACHINE, measurement("ceilings", "copy", value=4.25), end("ceilings", "done"), end("doctor", "does not apply")],
         tmp_path,
     )
-    text = (tmp_path / "devices.md").read_text()
+    text = (tmp_path / "measured_devices.md").read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
@@ -314,7 +314,7 @@ def test_published_table_is_the_one_of_the_published_results():
     docs = part("docs")
     file = ROOT / "docs" / "data" / "devices.json"
     results = json.loads(file.read_text()) if file.exists() else {}
-    text = (ROOT / "docs" / "devices.md").read_text()
+    text = (ROOT / "docs" / "measured_devices.md").read_text()
     assert docs.with_table(text, docs.table(results)) == text
 
 

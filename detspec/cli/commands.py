@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import NoReturn
 
 from detspec.cli import audit, bench, convert, demo, doctor, generate, merge, plan, trace, train, warm
@@ -40,6 +41,7 @@ class Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands; each puts its function into `args.run`."""
     parser = Parser(prog="detspec", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"detspec {version('detspec')}")
     subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
     for module in (demo, generate, merge, audit, doctor, trace, bench, plan, train, convert, warm):
         name = module.__name__.rpartition(".")[2]

@@ -25,7 +25,7 @@ DraftFn = Callable[[Params, ModelConfig, GenState], Draft]
 class DraftSource(NamedTuple):
     """How tokens are drafted. Static and hashable: module-level functions, whose weights are an argument."""
 
-    name: str  # as plans and tables call it
+    name: str  # name in plans and tables
     # `(cfg, schedule, state) -> DraftState` that knows nothing yet, for states of these shapes
     init: Callable[[ModelConfig, Schedule, GenState], DraftState]
     # `(draft_params, params, cfg, state, schedule, D) -> Draft` of `D` tokens, at least 1 if it drafts any
@@ -42,8 +42,8 @@ class DraftSource(NamedTuple):
 class Drafter(NamedTuple):
     """A draft source and its weights, or whatever else its functions read."""
 
-    source: DraftSource
-    params: DraftParams = ()
+    source: DraftSource  # how it drafts
+    params: DraftParams = ()  # weights, an argument of the programs
 
 
 def draft_fn(drafter: Drafter, schedule: Schedule, num_tokens: int | None = None) -> DraftFn:

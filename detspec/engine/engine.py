@@ -61,20 +61,21 @@ TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by 
 class Engine:
     """Generates for many requests at once; places are refilled as they get free.
 
-    Example::
-
         engine = ds.Engine(ds.load(), ds.EngineConfig(max_requests=8))
         completions = engine.generate(["def fib(n):"], ds.SamplingParams(max_tokens=64))
 
     Any thread may call `add` and `abort`; all else belongs to one thread, the one that steps.
 
     Attributes:
-        config, schedule: how it runs.
-        device: its weights, state and programs.
+        config: how it runs.
+        schedule: numerics and budget of the anchor, whose bits are committed.
+        device: weights, state and programs.
         agreement: what it asks before it uses what only its own process knows.
-        planner, certificates: its plans with their times, and what is known of each program so far.
-        scheduler: its requests in flight.
-        pool, num_pages: its cache pages, and how many of them requests share.
+        planner: its plans, with their times.
+        certificates: what is known of each program so far.
+        scheduler: requests in flight.
+        pool: cache pages.
+        num_pages: how many of them requests share.
         stats: what speculation did for all requests that have ended so far, aborted ones too.
         num_tokens: tokens that all segments so far have committed.
     """
@@ -147,7 +148,7 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        """The weights that it runs."""
+        """The model that it runs."""
         return self.device.model
 
     @property
@@ -197,7 +198,11 @@ class Engine:
         return {**fingerprint(), **own}
 
     def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0") -> Request:
-        """Tokenizes and checks one prompt; raises `InputError` as `check_request` does."""
+        """One prompt, text or token ids, as a request that this engine takes.
+
+        Raises `InputError` if the prompt is empty, too long, or holds ids outside the vocabulary, if it is text and the model
+        has no tokenizer, or if `sampling` asks for more than the engine has room for.
+        """
         return request_of(self.model, self.config, prompt, sampling, id=id)
 
     def add(self, request: Request, *, stream: bool = False) -> None:
@@ -208,7 +213,7 @@ class Engine:
             stream: updates come with each step that commits tokens, and steps are short; else one update at the end.
 
         Raises:
-            InputError: the request is unsound or does not fit this engine, see `check_request`.
+            InputError: the request is unsound or does not fit this engine, see `request`.
         """
         self._queue(request, stream, self._outbox)
 

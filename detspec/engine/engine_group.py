@@ -31,8 +31,6 @@ from detspec.schedule import Schedule
 class EngineGroup:
     """Engines on the devices of one process; `add`, `abort`, `step`, `run`, `generate` and others are those of an `Engine`.
 
-    Example::
-
         group = ds.EngineGroup(ds.load("my-model"), ds.EngineConfig(max_requests=32), num_engines=8)
         completions = group.generate(prompts, ds.SamplingParams(max_tokens=64))
 
@@ -91,12 +89,12 @@ class EngineGroup:
 
     @property
     def agreement(self) -> Agreement:
-        """That of a process alone."""
+        """What the first engine asks before it uses what only its own process knows; a group's process is alone."""
         return self.engines[0].agreement
 
     @property
     def planner(self) -> Planner:
-        """The first engine's."""
+        """Plans of the first engine, with their times."""
         return self.engines[0].planner
 
     @property
@@ -106,7 +104,7 @@ class EngineGroup:
 
     @property
     def acceptance_by_match_length(self) -> dict[int, float]:
-        """The first engine's."""
+        """Chance in the first engine that a guess of prompt lookup agreed after a match of so many tokens."""
         return self.engines[0].acceptance_by_match_length
 
     @property

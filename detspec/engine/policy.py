@@ -57,9 +57,9 @@ class Plan:
 class Needs(NamedTuple):
     """What requests need of programs, all of them together; by default anything."""
 
-    deterministic: bool = True  # some are
-    ordinary: bool = True  # some are not
-    processing: bool = True  # some ask for more than a temperature
+    deterministic: bool = True  # some requests are deterministic
+    ordinary: bool = True  # some requests are ordinary
+    processing: bool = True  # some requests ask for more than a temperature
 
     @classmethod
     def of(cls, sampling: Iterable[SamplingParams]) -> "Needs":

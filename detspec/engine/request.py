@@ -23,9 +23,13 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One prompt as token ids, and how to continue it; `id` names it in outputs and errors.
+    """One prompt as token ids, and how to continue it.
 
-    `index` is the sample's number, once a request of several samples has been parted into them.
+    Attributes:
+        id: its name in outputs and errors.
+        prompt_token_ids: the prompt, at least one token.
+        sampling: how it is continued.
+        index: number of the sample, once a request of several samples has been parted into them; 0 before.
     """
 
     id: str
@@ -59,8 +63,16 @@ class Thought:
 class Stats:
     """What speculation did for one request; names are vLLM's where it has them. It is no deterministic fact.
 
-    The last four count what happened while a prompt was read with thoughts: canonical passes that held chunks of it, drafted
-    thoughts that were verified, how many of these were accepted, and passes that ended at a rejected one.
+    Attributes:
+        num_verify_passes: canonical passes that verified a stretch of the text.
+        num_draft_tokens: drafted tokens that these passes read.
+        num_accepted_draft_tokens: drafted tokens that equal the pass's choice, and all before them do.
+        num_rollbacks: passes after which the cache was set back.
+        num_recomputed_tokens: drafted tokens from the first rejected one on.
+        num_read_passes: canonical passes that held chunks of a prompt that was read with thoughts.
+        num_draft_thoughts: drafted thoughts that were verified.
+        num_accepted_thoughts: drafted thoughts that were accepted.
+        num_rejected_thoughts: passes that ended at a rejected thought.
     """
 
     num_verify_passes: int = 0
@@ -95,7 +107,7 @@ class Completion:
     """One finished request.
 
     Attributes:
-        id: the request's.
+        id: name of the request.
         index: number of the sample, 0 .. n-1.
         prompt_token_ids: the prompt.
         token_ids: new tokens, a stop token included.

@@ -115,10 +115,12 @@ def generate(
     Every sequence gets the whole cache pages that the longest one takes, so calls of like lengths share a program.
 
     Args:
+        params: weights, as `Model.params`.
+        cfg: shape of the model, as `Model.cfg`.
         prompts: token ids of `B` prompts.
-        sampling: for all prompts, or one each.
+        sampling: sampling parameters for all prompts, or one each.
         eos_ids: tokens that end a sequence that does not ignore them.
-        schedule: of the canonical pass; the device's default if None.
+        schedule: numerics and budget of the canonical pass; the device's default if None.
         drafter: what drafts; by default the self draft, or none for windows of one.
 
     Returns:

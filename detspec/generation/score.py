@@ -59,8 +59,10 @@ def score(
     The texts are read without thoughts, as generation with `SamplingParams(thinking=False)` reads them.
 
     Args:
+        params: weights, as `Model.params`.
+        cfg: shape of the model, as `Model.cfg`.
         sequences: token ids of `B` texts of any lengths; the bits do not depend on which texts are scored together.
-        schedule: of the canonical pass; the device's default if None.
+        schedule: numerics and budget of the canonical pass; the device's default if None.
         max_len: positions of a sequence, at least one more than the longest text; by default just enough. Calls with equal
             `B` and `max_len` share one compiled program.
 

@@ -51,7 +51,10 @@ class Levels(NamedTuple):
 
 
 def save_thoughts(trace: ThoughtTrace, path: str | Path) -> list[Path]:
-    """Writes `path.svg` (the same bytes for the same trace) and `path.png`; returns both paths. Needs no display."""
+    """Writes `thought_figure` as `path.svg` (the same bytes for the same trace) and `path.png`; returns both paths.
+
+    Needs no display.
+    """
     return save_figure(thought_figure(trace), path)
 
 

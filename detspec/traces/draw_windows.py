@@ -46,12 +46,15 @@ MEANINGS = (
 
 
 def save_trace(trace: Trace, path: str | Path, windows: Sequence[int] | None = None) -> list[Path]:
-    """Writes `path.svg` (the same bytes for the same trace) and `path.png`; returns both paths. Needs no display."""
+    """Writes `trace_figure` as `path.svg` (the same bytes for the same trace) and `path.png`; returns both paths.
+
+    Needs no display.
+    """
     return save_figure(trace_figure(trace, windows), path)
 
 
 def trace_figure(trace: Trace, windows: Sequence[int] | None = None) -> Figure:
-    """Draws the windows of those indices below each other, with the trace's title and a legend.
+    """Draws the windows with the indices `windows` below each other, with the trace's title and a legend.
 
     The default is the first window in which all drafted tokens were accepted, and the first with a rollback.
 

@@ -32,7 +32,7 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
     Args:
         model: weights that think, and tokenizer.
         prompt: text or token ids, more than one chunk of them.
-        sampling: of the answer.
+        sampling: sampling parameters of the answer.
         think: the source that drafts thoughts, one of `detspec.draft.table.SOURCES`.
 
     Raises:

@@ -81,7 +81,17 @@ def find_rollback(
     The title says which draft it was. If no draft was rejected, the trace returned has no rollback: check
     `any(window.rolled_back for window in trace.windows)`.
 
-    Raises `InputError` if a prompt or `window` is invalid; there is no prompt, row or batch.
+    Args:
+        model: weights and tokenizer.
+        prompts: texts or token ids; those of a batch take turns.
+        temperature: divides the logits; drafts are rejected more often at high ones.
+        window: `W`, one more than the drafted tokens; a power of two of at least 2.
+        max_tokens: most new tokens of a request.
+        num_rows: requests in a batch, each with a seed of its own.
+        num_batches: batches tried with each draft.
+
+    Raises:
+        InputError: a prompt or `window` is invalid; there is no prompt, row or batch.
     """
     if len(prompts) == 0 or num_rows < 1 or num_batches < 1:
         raise InputError("find_rollback needs at least one prompt, one row and one batch")

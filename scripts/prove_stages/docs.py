@@ -1,4 +1,4 @@
-"""The table of docs/devices.md: headlines by device, from the results that docs/data/devices.json keeps."""
+"""The table of docs/measured_devices.md: headlines by device, from the results that docs/data/devices.json keeps."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ HEADLINES = (
 
 
 def write(lines: Sequence[Line], folder: Path) -> None:
-    """Adds the results in `lines` to `data/devices.json`, and rewrites the table of `devices.md`.
+    """Adds the results in `lines` to `data/devices.json`, and rewrites the table of `measured_devices.md`.
 
     Raises `ValueError` for a rehearsal, whose figures mean nothing, and where nothing has run.
     """
@@ -54,7 +54,7 @@ def write(lines: Sequence[Line], folder: Path) -> None:
     results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     results[machine["device"]] = result(lines)
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    page = folder / "devices.md"
+    page = folder / "measured_devices.md"
     page.write_text(with_table(page.read_text(encoding="utf-8"), table(results)), encoding="utf-8")
 
 

@@ -2,15 +2,18 @@
 
 import ast
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from detspec.checkpoint.load import load
 from detspec.choices import ALIGNMENTS, LINEARS, LOGPROBS_MODES, METHODS, THOUGHTS
 from detspec.cli import commands, options
 from detspec.cli.commands import main
 from detspec.engine.engine_config import EngineConfig
+from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
@@ -84,6 +87,14 @@ def test_bad_option_is_one_line_and_exit_code_2(argv, message, capsys):
     assert shown.err.count("\n") == 1
 
 
+def test_version_is_that_of_the_project_file(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    project = tomllib.loads((CLI.parents[1] / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out == f"detspec {project['version']}\n"
+
+
 @pytest.mark.parametrize(
     ("raised", "code", "message"),
     [
@@ -107,6 +118,20 @@ def test_unexpected_exception_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr("detspec.cli.doctor.run", run)
     with pytest.raises(RuntimeError, match="a bug"):
         main(["doctor"])
+
+
+def test_doctor_examines_the_schedule_that_engines_run_unless_another_is_asked_for(monkeypatch, capsys):
+    asked = []
+
+    def run_doctor(model, *, schedule: Schedule, **keywords: object) -> SimpleNamespace:
+        asked.append(schedule)
+        return SimpleNamespace(certified=True, table=lambda: "")
+
+    monkeypatch.setattr("detspec.doctor.doctor.run_doctor", run_doctor)
+    assert main(["doctor", "--no-compile-cache"]) == main(["doctor", "--no-compile-cache", "--linear", "xla"]) == 0
+    own = default_schedule(load().cfg)
+    assert asked == [own, own.with_numerics(linear="xla")]
+    assert own.numerics.linear == "pinned"  # on CPUs with a C compiler: the two differ
 
 
 def test_defaults_are_those_of_the_library():

@@ -1,0 +1,1 @@
+"""Makes the pages of the documentation, and checks the site that is built from them."""
