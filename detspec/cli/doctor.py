@@ -3,7 +3,7 @@
 import argparse
 
 from detspec.choices import ALIGNMENTS, LINEARS
-from detspec.cli.options import add_model, add_weights, load_model
+from detspec.cli.options import add_cache_dtype, add_model, add_weights, load_model
 
 SUMMARY = "certify this device"
 DESCRIPTION = """Runs one text through the canonical pass many times and compares bits. Each run changes something that must not
@@ -17,6 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_model(parser)
     add_weights(parser)
+    add_cache_dtype(parser)
     add("--max-requests", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
     add("--alignment", choices=ALIGNMENTS, default=ALIGNMENTS[0], help='use "window" if only the window-offset check fails')
     add("--linear", choices=LINEARS, default=LINEARS[0], help="products with weights; pinned ones never depend on the batch")
@@ -29,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     from detspec.progress import Progress
 
     model = load_model(args)
-    schedule = default_schedule(model.cfg).with_numerics(alignment=args.alignment, linear=args.linear)
+    asked = {} if args.cache_dtype is None else {"cache_dtype": args.cache_dtype}
+    schedule = default_schedule(model.cfg).with_numerics(alignment=args.alignment, linear=args.linear, **asked)
     with Progress(0, "steps") as progress:
         report = run_doctor(model, schedule=schedule, max_requests=args.max_requests, on_progress=progress.stage)
     print(report.table())

@@ -16,6 +16,17 @@ class TestReference(AttentionContract):
     implementation = "reference"
 
 
+class TestReferenceInInt8(AttentionContract):
+    implementation = "reference"
+    dtype = "int8"
+
+
+class TestCpuInInt8(AttentionContract):
+    implementation = "cpu"
+    dtype = "int8"
+    splits = False
+
+
 class TestCpu(AttentionContract):
     implementation = "cpu"
     splits = False
