@@ -154,15 +154,25 @@ INLINE vf from_f16(vu bits) {
   return (vf)((vu)found | (bits & 0x8000) << 16);
 }
 
+/* WIDTH numbers of a byte, as int32; gcc would widen them one by one. */
+INLINE vi widen_bytes(const void *p) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(p));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(p));
+#else
+  typedef int8_t vb __attribute__((vector_size(WIDTH)));
+  typedef int16_t vs __attribute__((vector_size(2 * WIDTH)));
+  vb bytes;
+  memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, vs), vi);
+#endif
+}
+
 /* WIDTH numbers of `dtype`, as float32. */
 INLINE vf load(int dtype, const void *p) {
   if (dtype == F32) return load_f32(p);
-  if (dtype == S8) {
-    typedef int8_t vb __attribute__((vector_size(WIDTH)));
-    vb narrow;
-    memcpy(&narrow, p, sizeof narrow);
-    return __builtin_convertvector(__builtin_convertvector(narrow, vi), vf);
-  }
+  if (dtype == S8) return __builtin_convertvector(widen_bytes(p), vf);
   typedef uint16_t vh __attribute__((vector_size(2 * WIDTH)));
   vh half;
   memcpy(&half, p, sizeof half);
