@@ -169,14 +169,25 @@ INLINE vi widen_bytes(const void *p) {
 #endif
 }
 
+/* WIDTH unsigned numbers of two bytes, as uint32; gcc would widen them by halves of a register. */
+INLINE vu widen_halves(const void *p) {
+#if defined(__AVX512F__)
+  return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256(p));
+#elif defined(__AVX2__)
+  return (vu)_mm256_cvtepu16_epi32(_mm_loadu_si128(p));
+#else
+  typedef uint16_t vh __attribute__((vector_size(2 * WIDTH)));
+  vh halves;
+  memcpy(&halves, p, sizeof halves);
+  return __builtin_convertvector(halves, vu);
+#endif
+}
+
 /* WIDTH numbers of `dtype`, as float32. */
 INLINE vf load(int dtype, const void *p) {
   if (dtype == F32) return load_f32(p);
   if (dtype == S8) return __builtin_convertvector(widen_bytes(p), vf);
-  typedef uint16_t vh __attribute__((vector_size(2 * WIDTH)));
-  vh half;
-  memcpy(&half, p, sizeof half);
-  vu bits = __builtin_convertvector(half, vu);
+  const vu bits = widen_halves(p);
   return dtype == BF16 ? (vf)(bits << 16) : from_f16(bits);
 }
 
