@@ -1,10 +1,10 @@
-"""Keys and values in int8 next to the model's own dtype: loss on held-out files, bytes, and the time of a step at long contexts.
+"""Keys and values in int8 next to the model's own dtype: loss on held-out files, bytes, and steps at long contexts.
 
     python scripts/measure_int8_cache.py --json out/int8_cache.json
 
-A step is one canonical pass of one row for each request, logits included, with all pages of the context filled by random numbers.
-Both kinds of cache take turns in one process; the figures are medians of processor time, and of the ratios within rounds. The loss
-is that of `measure_int8.py`.
+A step is one canonical pass of one row for each request, logits included, with random numbers in all pages of the context.
+Both kinds of cache take turns in one process; the figures are medians of processor time, and of the ratios within rounds. The
+loss is that of `measure_int8.py`.
 """
 
 import argparse
@@ -59,9 +59,7 @@ def losses(num_tokens: int) -> dict[str, float]:
     model = load()
     rows = heldout_rows(num_tokens)
     schedule = ds.default_schedule(model.cfg)
-    found = {
-        kind: nats_per_token(model, rows, schedule.with_numerics(cache_dtype=kind)) for kind in (model.cfg.dtype, "int8")
-    }
+    found = {kind: nats_per_token(model, rows, schedule.with_numerics(cache_dtype=kind)) for kind in (model.cfg.dtype, "int8")}
     first, second = found.values()
     print(f"{found}, int8 over {model.cfg.dtype}: {second / first:.5f}, {sum(map(len, rows)) - len(rows):,} tokens", flush=True)
     return found

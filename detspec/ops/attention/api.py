@@ -12,7 +12,7 @@ from detspec.ops.attention import int8_pages, reference
 from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
 
-TAKE_INT8 = ("reference", "cpu")  # implementations that read keys and values in int8
+TAKE_INT8 = ("reference", "cpu", "pallas_tpu")  # implementations that read keys and values in int8
 NO_POSITION = -1  # position of queries in a window that only pads the pass
 
 
@@ -97,7 +97,7 @@ def _check(
     if in_int8 and numerics.implementation not in TAKE_INT8:
         raise InputError(
             f"the {numerics.implementation!r} attention takes keys and values in floats, got Numerics.cache_dtype 'int8': "
-            f"{' and '.join(map(repr, TAKE_INT8))} take it"
+            f"{', '.join(map(repr, TAKE_INT8))} take it"
         )
     if {isinstance(k_pages, Int8Pages), isinstance(v_pages, Int8Pages)} != {in_int8}:
         raise InputError(
