@@ -106,7 +106,8 @@ def _check(
         )
     named = {"k_pages": k_pages, "v_pages": v_pages}
     scales = {name: pages.scale.shape for name, pages in named.items() if isinstance(pages, Int8Pages)}
-    k_pages, v_pages = numbers(k_pages), numbers(v_pages)
+    k_pages = numbers(k_pages)
+    v_pages = numbers(v_pages)
     for name, x, axes in (
         ("q", q, "[G, W, N, H]"),
         ("k_pages", k_pages, "[num_pages, K, page, H]"),

@@ -33,7 +33,8 @@ def paged_attention(
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, H, page]`, pages of 16 to 512 slots, `H` at most 512."""
     G, W, N, _ = q.shape
-    keys, values = numbers(k_pages), numbers(v_pages)
+    keys = numbers(k_pages)
+    values = numbers(v_pages)
     _, _, page, H = values.shape
     if page % LANES or page > MAX_PAGE or H > MAX_HEAD_DIM:
         raise InputError(

@@ -81,7 +81,8 @@ def paged_attention(
     """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16, float32 or int8."""
     check(q, numbers(v_pages), page_tables, scores.alibi, numerics)
     scales = [pages.scale for pages in (k_pages, v_pages) if isinstance(pages, Int8Pages)]
-    k_pages, v_pages = numbers(k_pages), numbers(v_pages)
+    k_pages = numbers(k_pages)
+    v_pages = numbers(v_pages)
     G, W, N, H = q.shape
     K, page = v_pages.shape[1:3]
     Q = N // K
@@ -272,7 +273,9 @@ def _attend_tile(
     num_tiles, tiles_per_window, max_pages, Q = tiling
     sliding_window = scores.sliding_window
     first = num_pools + scores.alibi
-    pool_refs, slope_refs, refs = refs[:num_pools], refs[num_pools:first], refs[first:]
+    pool_refs = refs[:num_pools]
+    slope_refs = refs[num_pools:first]
+    refs = refs[first:]
     o_ref, *lse_refs, q_tile_ref = refs[: -5 - num_pools]
     ring_refs = refs[-5 - num_pools : -5]
     arrived_ref, cursor_ref, m_ref, l_ref, acc_ref = refs[-5:]
