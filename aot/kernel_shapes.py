@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from detspec.cache import Int8Pages, slot_bytes
 from detspec.config import ModelConfig
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.attention.scores import Scores
@@ -37,10 +38,13 @@ class AttentionShape:
     max_len: int  # most positions of a sequence
     decode: bool  # whether the schedule's fast path decodes one query per sequence
     cfg: ModelConfig = dataclasses.field(compare=False, repr=False)  # the model, for its default schedule
+    cache_dtype: str | None = None  # "int8", or None for the target's own
 
     def schedule(self, target: Target) -> Schedule:
         """The schedule of the pass on `target`."""
         canonical = canonical_schedule(target, self.cfg, window=self.window, groups=self.groups)
+        if self.cache_dtype is not None:
+            canonical = canonical.with_numerics(cache_dtype=self.cache_dtype)
         return canonical.fast(self.groups) if self.decode else canonical
 
     def work(self, schedule: Schedule) -> Work:
@@ -52,25 +56,26 @@ class AttentionShape:
         tiles = range(0, len(positions), schedule.numerics.query_tile)
         lasts = [positions[min(start + schedule.numerics.query_tile, len(positions)) - 1] for start in tiles]
         pages = sum(last // page - first_seen[start] // page + 1 for start, last in zip(tiles, lasts, strict=True))
-        q, k_pages, *_ = self.operands(schedule)
-        page_bytes = 2 * k_pages.size // k_pages.shape[0] * k_pages.dtype.itemsize
+        q = self.operands(schedule)[0]
+        page_bytes = 2 * page * self.num_kv_heads * slot_bytes(self.head_dim, schedule.numerics)
         seen = sum(p + 1 - first for p, first in zip(positions, first_seen, strict=True))
         return Work(
             bytes=float(self.groups * pages * page_bytes + q.size * (q.dtype.itemsize + 4)),
             flop=float(4 * self.groups * self.num_heads * self.head_dim * seen),
         )
 
-    def operands(self, schedule: Schedule) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def operands(self, schedule: Schedule) -> tuple[Any, ...]:
         """Shapes of queries, key pages, value pages, page tables and positions; sequences share no pages."""
         max_pages = -(-self.max_len // schedule.numerics.page)
         head_dim = schedule.numerics.cache_head_dim(self.head_dim)
         values = (1 + self.groups * max_pages, self.num_kv_heads, schedule.numerics.page, head_dim)
         keys = values if schedule.numerics.key_slot_axis == 2 else (*values[:2], head_dim, schedule.numerics.page)
-        cache = jnp.dtype(schedule.numerics.cache_dtype)
+        pages = [jax.ShapeDtypeStruct(shape, jnp.dtype(schedule.numerics.cache_dtype)) for shape in (keys, values)]
+        if schedule.numerics.cache_dtype == "int8":
+            pages = [Int8Pages(each, jax.ShapeDtypeStruct(values[:3], jnp.float32)) for each in pages]
         return (
             jax.ShapeDtypeStruct((self.groups, self.window, self.num_heads, self.head_dim), jnp.bfloat16),
-            jax.ShapeDtypeStruct(keys, cache),
-            jax.ShapeDtypeStruct(values, cache),
+            *pages,
             jax.ShapeDtypeStruct((self.groups, max_pages), jnp.int32),
             jax.ShapeDtypeStruct((self.groups, self.window), jnp.int32),
         )

@@ -1,5 +1,7 @@
 """Kernels at the named shapes compile for the targets, and are in the program; `make kernels` compiles all for all."""
 
+import dataclasses
+
 import pytest
 from hlo import kernel_calls
 from kernel_shapes import KernelShape, attention_shapes, compile_shape, linear_shapes
@@ -40,6 +42,14 @@ def dealt() -> list[tuple[str, KernelShape]]:
 def test_kernel_compiles_for_target(name: str, shape: KernelShape):
     compiled = compile_shape(shape, target(name))
     assert kernel_calls(compiled.program.as_text(), target(name).platform) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if target(name).platform == "tpu"])
+def test_attention_over_keys_and_values_in_int8_compiles_for_every_tpu(name: str):
+    for shape in attention_shapes():
+        if shape.name in ("qwen3_8b/alibi/decode1", "gemma3_1b/sliding/16x16"):  # splits and blocks of pages; one KV head
+            compiled = compile_shape(dataclasses.replace(shape, cache_dtype="int8"), target(name))
+            assert kernel_calls(compiled.program.as_text(), "tpu") == 1
 
 
 def test_each_shape_is_dealt_to_both_platforms_and_each_layer_and_kind_to_all_targets():

@@ -34,10 +34,10 @@ MAX_LEN = 1000
 
 
 def compiled_for(
-    name: str, program: Callable[[Schedule, Params, GenState], Any], cfg: ModelConfig = CFG
+    name: str, program: Callable[[Schedule, Params, GenState], Any], cfg: ModelConfig = CFG, **numerics: Any
 ) -> tuple[Compiled, GenState]:
     """Compiles `program` with a donated state; also returns the state's shapes."""
-    schedule = canonical_schedule(target(name), cfg)
+    schedule = canonical_schedule(target(name), cfg).with_numerics(**numerics)
     state = state_shapes(schedule, cfg)
     return compile_for(target(name), partial(program, schedule), param_shapes(cfg), state, donate=(1,)), state
 
@@ -58,11 +58,15 @@ def prefill_that_keeps_the_old_cache(schedule: Schedule, params: Params, state: 
     return prefill(params, CFG, state, schedule=schedule), state.cache
 
 
-@pytest.mark.parametrize("name", ["v6e:2x2", "h200"])
-def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str):
-    compiled, state = compiled_for(name, generator)
+@pytest.mark.parametrize(
+    ("name", "numerics"),
+    [("v6e:2x2", {}), ("v5e:2x2", {"cache_dtype": "int8"}), ("h200", {})],
+    ids=["v6e", "v5e, int8", "h200"],
+)
+def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str, numerics: dict[str, str]):
+    compiled, state = compiled_for(name, generator, **numerics)
     hlo = compiled.program.as_text()
-    pools = (*state.cache.k, *state.cache.v)
+    pools = tuple(jax.tree.leaves((state.cache.k, state.cache.v)))
     # Prefill, draft and canonical pass attend once a layer; what the last layer of prefill would attend to is never read.
     assert kernel_calls(hlo, target(name).platform) == 3 * CFG.num_layers - 1
     assert pool_moves(hlo, pools) == []

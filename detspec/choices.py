@@ -5,5 +5,6 @@ THOUGHTS = ("none", "self")  # `EngineConfig.thoughts`
 LOGPROBS_MODES = ("raw", "processed")  # `SamplingParams.logprobs_mode`
 ALIGNMENTS = ("free", "window")  # `Numerics.alignment`
 WEIGHTS = ("int8",)  # `ModelConfig.weights`, besides None
+CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8")  # `Numerics.cache_dtype`
 LINEARS = ("xla", "pinned")  # `Numerics.linear`
 BENCH_MODES = ("ordinary", "canonical", "batch_invariant", "ngram", "dvr", "auto")  # what `detspec bench` measures

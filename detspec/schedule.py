@@ -9,8 +9,8 @@ Schedule
 import dataclasses
 from typing import Any
 
-from detspec.choices import ALIGNMENTS, LINEARS
-from detspec.config import DTYPES, is_count
+from detspec.choices import ALIGNMENTS, CACHE_DTYPES, LINEARS
+from detspec.config import is_count
 from detspec.errors import InputError
 
 IMPLEMENTATIONS = ("reference", "cpu", "pallas_tpu", "pallas_gpu")
@@ -33,7 +33,8 @@ class Numerics:
     # order of the sums in norms, softmax and log-probabilities. "fixed": given by the length of a row alone, as a canonical
     # pass needs it. "native": XLA's own, which may depend on the number of rows.
     reductions: str = "fixed"
-    cache_dtype: str = "float32"  # dtype of keys and values in the cache: "float32", "bfloat16" or "float16"
+    # dtype of keys and values in the cache: "float32", "bfloat16", "float16", or "int8" with a scale for each token and KV head
+    cache_dtype: str = "float32"
     # "free": a window starts at the last committed token. "window": a window starts at a multiple of its length, and committed
     # tokens before that are verified again; the bits then depend on the window. It is the way out where a device certifies
     # everything but the offset inside a window.
@@ -51,7 +52,7 @@ class Numerics:
             _check_power_of_two("Numerics", field, getattr(self, field))
         for field, accepted in (
             ("reductions", REDUCTIONS),
-            ("cache_dtype", tuple(DTYPES)),
+            ("cache_dtype", CACHE_DTYPES),
             ("alignment", ALIGNMENTS),
             ("implementation", IMPLEMENTATIONS),
             ("linear", LINEARS),

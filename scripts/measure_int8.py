@@ -68,23 +68,33 @@ def main() -> int:
 
 def losses(num_tokens: int) -> dict[str, float]:
     """Nats per held-out token of the shipped model in each kind of weights."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(find_folder(None) / "tokenizer.json"))
-    documents = encode_documents(tokenizer, read_corpus("python_stdlib", HOLDOUT_ONE_IN).heldout)
-    rows = cut_rows(documents, TEXT_LEN - 1)[: max(1, num_tokens // TEXT_LEN)].tolist()
+    rows = heldout_rows(num_tokens)
     found = {}
     for weights in WEIGHTS:
         model = load(weights=weights)
-        logprobs = [
-            one
-            for start in range(0, len(rows), TEXTS)
-            for one in ds.score(model.params, model.cfg, rows[start : start + TEXTS], max_len=TEXT_LEN + 1)
-        ]
         kind = weights or model.cfg.dtype
-        found[kind] = -float(np.mean([one[1:] for one in logprobs], dtype=np.float64))
+        found[kind] = nats_per_token(model, rows, ds.default_schedule(model.cfg))
         print(f"{kind:>9} {params_bytes(model.params) / 1e6:7.2f} MB {found[kind]:.4f} nats a token", flush=True)
     first, second = found.values()
     print(f"int8 over {model.cfg.dtype}: {second / first:.5f}, {len(rows) * (TEXT_LEN - 1):,} tokens")
     return found
+
+
+def heldout_rows(num_tokens: int) -> list[list[int]]:
+    """About `num_tokens` held-out tokens, in texts of TEXT_LEN."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(find_folder(None) / "tokenizer.json"))
+    documents = encode_documents(tokenizer, read_corpus("python_stdlib", HOLDOUT_ONE_IN).heldout)
+    return cut_rows(documents, TEXT_LEN - 1)[: max(1, num_tokens // TEXT_LEN)].tolist()
+
+
+def nats_per_token(model: Model, rows: list[list[int]], schedule: ds.Schedule) -> float:
+    """The loss that canonical passes of `schedule` find, by which their numerics are compared."""
+    logprobs = [
+        one
+        for start in range(0, len(rows), TEXTS)
+        for one in ds.score(model.params, model.cfg, rows[start : start + TEXTS], schedule=schedule, max_len=TEXT_LEN + 1)
+    ]
+    return -float(np.mean([one[1:] for one in logprobs], dtype=np.float64))
 
 
 def speeds(name: str, num_requests: int, new_tokens: int, rounds: int) -> dict[str, Any]:

@@ -43,12 +43,14 @@ def test_init_cache_rounds_rows_up_to_whole_pages(max_len, page, rounded):
     assert cache.page == page
 
 
-@pytest.mark.parametrize(("dtype", "implementation"), [("float32", "reference"), ("bfloat16", "pallas_tpu")])
+@pytest.mark.parametrize(
+    ("dtype", "implementation"), [("float32", "reference"), ("bfloat16", "pallas_tpu"), ("int8", "reference"), ("int8", "cpu")]
+)
 def test_cache_bytes_are_those_of_the_pools(dtype, implementation):
     numerics = Numerics(page=4, cache_dtype=dtype, implementation=implementation)
     sizes = {"max_requests": 3, "max_len": 10, "numerics": numerics}
     cache = init_cache(TABLE_CFG, **sizes)
-    assert cache_bytes(TABLE_CFG, **sizes) == sum(pool.nbytes for pool in (*cache.k, *cache.v))
+    assert cache_bytes(TABLE_CFG, **sizes) == sum(leaf.nbytes for leaf in jax.tree.leaves((cache.k, cache.v)))
 
 
 def keys(num_pages, K, page, H, dtype=jnp.float32):

@@ -57,7 +57,7 @@ def test_schedule_with_a_size_that_is_no_power_of_two_names_field_and_value(part
     ("field", "value", "accepted"),
     [
         ("reductions", "fast", "fixed"),
-        ("cache_dtype", "int8", "bfloat16"),
+        ("cache_dtype", "int4", "int8"),
         ("alignment", "page", "window"),
         ("implementation", "cuda", "reference"),
         ("linear", "cublas", "pinned"),

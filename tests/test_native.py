@@ -7,17 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from detspec.cache import Int8Pages
 from detspec.environment import cpu_facts
 from detspec.errors import InputError
 from detspec.native import library
+from detspec.ops.attention.api import paged_attention
+from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.int8 import linears_f32, quantize
+from detspec.schedule import Numerics
 
 SOURCE = Path(library.__file__).with_name("kernels.c").read_text(encoding="utf-8")
 
 
 def test_target_of_a_dtype_without_kernels_is_refused():
-    with pytest.raises(InputError, match='"cpu" kernels take float32, bfloat16, float16, got int8'):
-        library.target("detspec_linear", jnp.int8)
+    with pytest.raises(InputError, match='"cpu" kernels take float32, bfloat16, float16, int8, got int32'):
+        library.target("detspec_linear", jnp.int32)
 
 
 def test_compiling_without_a_compiler_says_how_to_get_one(monkeypatch):
@@ -81,3 +85,27 @@ def test_products_with_int8_weights_have_the_bits_of_xla_for_narrow_and_wide_reg
         result = [jax.ShapeDtypeStruct((37, 211), jnp.float32)]
         [y] = jax.jit(jax.ffi.ffi_call(name, result))(x, rounded.values, rounded.scale)
         assert (np.asarray(y).view(np.uint32) == np.asarray(expected).view(np.uint32)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx2" not in cpu_facts().get("flags", ""), reason="compiles for AVX2, and runs it")
+def test_attention_over_a_cache_in_int8_has_the_same_bits_for_narrow_and_wide_registers():
+    rng = np.random.default_rng(0)
+    k, v = (
+        Int8Pages(jnp.asarray(rng.integers(-127, 128, shape, np.int8)), jnp.asarray(rng.random((9, 2, 32), np.float32) / 64))
+        for shape in ((9, 2, 48, 32), (9, 2, 32, 48))
+    )
+    q = jnp.asarray(rng.standard_normal((3, 4, 6, 48)), jnp.bfloat16)
+    tables = jnp.asarray(1 + rng.permutation(8)[:6].reshape(3, 2), jnp.int32)
+    positions = jnp.asarray([[0, 1, 2, 3], [30, 31, 32, 33], [60, 61, 62, 63]], jnp.int32)
+    numerics = Numerics(page=32, implementation="cpu", cache_dtype="int8")
+    expected = np.asarray(paged_attention(q, k, v, tables, positions, scores=Scores(0.2, cap=5.0), numerics=numerics))
+    for march in ("haswell", "x86-64-v2"):
+        options = [option for option in library.options_for("F32") if not option.startswith("-march")]
+        compiled = library._load(library._compile(SOURCE, (*options, f"-march={march}")))
+        name = f"test_int8_attention_{march}"
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled.detspec_attention), platform="cpu")
+        call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((12, 6, 48), jnp.float32))
+        operands = q.reshape(12, 6, 48), k.values, v.values, tables, positions, np.zeros(6, np.float32), k.scale, v.scale
+        got = call(*operands, scale=np.float32(0.2), cap=np.float32(5.0), sliding_window=np.int32(2**31 - 1))
+        assert np.asarray(got).tobytes() == expected.tobytes()

@@ -3,7 +3,7 @@
 import argparse
 
 from detspec.choices import ALIGNMENTS, LINEARS
-from detspec.cli.options import add_model, add_weights, load_model
+from detspec.cli.options import add_cache_dtype, add_model, add_weights, load_model
 
 SUMMARY = "certify this device"
 DESCRIPTION = """Runs one text through the canonical pass many times and compares bits. Each run changes something that must not
@@ -20,6 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_model(parser)
     add_weights(parser)
+    add_cache_dtype(parser)
     add("--max-requests", type=int, default=8, metavar="B", help="largest batch whose programs are certified")
     add("--operators", action="store_true", help="examine single operations instead of whole programs: seconds, no certificate")
     add("--alignment", choices=ALIGNMENTS, help='use "window" if only the window-offset check fails (default: "free")')
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from detspec.progress import Progress
 
     model = load_model(args)
-    chosen = {name: getattr(args, name) for name in ("alignment", "linear") if getattr(args, name) is not None}
+    chosen = {name: getattr(args, name) for name in ("alignment", "linear", "cache_dtype") if getattr(args, name) is not None}
     schedule = default_schedule(model.cfg).with_numerics(**chosen)
     if args.operators:
         with Progress(0, "operations") as progress:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from detspec.cli.options import (
+    add_cache_dtype,
     add_engine,
     add_model,
     add_sampling,
@@ -71,6 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="check everything and print the plan; generate and write nothing")
     add_model(parser)
     add_weights(parser)
+    add_cache_dtype(parser)
     add_sampling(parser)
     add_engine(parser)
     add(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from detspec.choices import LOGPROBS_MODES, METHODS, THOUGHTS, WEIGHTS
+from detspec.choices import CACHE_DTYPES, LOGPROBS_MODES, METHODS, THOUGHTS, WEIGHTS
 from detspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,6 +39,16 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=WEIGHTS,
         help="round the model's matrices by row: half of the memory, other bits (default: weights as the folder has them)",
+    )
+
+
+def add_cache_dtype(parser: argparse.ArgumentParser) -> None:
+    """`--cache-dtype`."""
+    parser.add_argument(
+        "--cache-dtype",
+        choices=CACHE_DTYPES,
+        help="what keys and values are kept in: int8 has a scale for each token and head, about half of bfloat16's memory and "
+        "other bits (default: the device's choice, on a CPU the model's dtype)",
     )
 
 
@@ -187,9 +197,13 @@ def sampling_of(args: argparse.Namespace) -> "SamplingParams":
 
 
 def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig":
-    """The engine options as a config; `InputError` if one is out of range."""
+    """The engine options and `--cache-dtype` as a config; `InputError` if one is out of range."""
     from detspec.engine.engine_config import EngineConfig
+    from detspec.environment import default_schedule
 
+    schedule = None
+    if args.cache_dtype is not None:
+        schedule = default_schedule(model.cfg).with_numerics(cache_dtype=args.cache_dtype)
     return EngineConfig(
         max_requests=args.max_requests,
         max_len=min(MAX_LEN, model.cfg.max_position) if args.max_len is None else args.max_len,
@@ -201,4 +215,5 @@ def engine_config_of(args: argparse.Namespace, model: "Model") -> "EngineConfig"
         prompt_lookup_min=args.prompt_lookup_min,
         prompt_lookup_max=args.prompt_lookup_max,
         thoughts=args.draft_thoughts,
+        schedule=schedule,
     )

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 
-from detspec.cli.options import MAX_LEN, add_json, add_weights, write_json
+from detspec.cli.options import MAX_LEN, add_cache_dtype, add_json, add_weights, write_json
 
 SUMMARY = "predict memory and speed on a device that is not here"
 DESCRIPTION = """Compiles the draft step and the canonical pass of a model for a TPU or GPU, with the vendor's compiler and
@@ -25,6 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--window", type=int, metavar="W", help="tokens verified together (default: the target's)")
     add("--group", type=int, metavar="G", help="windows in a canonical pass (default: as many as fill its rows)")
     add_weights(parser)
+    add_cache_dtype(parser)
     add_json(parser, "all numbers")
 
 
@@ -45,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     cfg = load_config(args.model) if args.preset is None else preset(args.preset)
     cfg = dataclasses.replace(cfg, weights=args.weights)
     schedule = canonical_schedule(device, cfg, window=args.window, groups=args.group)
+    if args.cache_dtype is not None:
+        schedule = schedule.with_numerics(cache_dtype=args.cache_dtype)
     room = {"max_requests": args.max_requests, "max_len": args.max_len}
     if args.chips is None:
         with Progress(2, "programs") as progress:

@@ -3,7 +3,7 @@
 import argparse
 import time
 
-from detspec.cli.options import add_engine, add_model, add_weights, load_model, make_engine
+from detspec.cli.options import add_cache_dtype, add_engine, add_model, add_weights, load_model, make_engine
 
 SUMMARY = "compile programs ahead"
 DESCRIPTION = """Compiles and certifies the programs that jobs with the same options need, and keeps them in the compile cache:
@@ -16,6 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     add_model(parser)
     add_weights(parser)
+    add_cache_dtype(parser)
     parser.add_argument("--ordinary", action="store_true", help="only what jobs with --ordinary need")
     add_engine(parser)
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.cache import KVCache, init_cache
+from detspec.cache import Int8Pages, KVCache, Pages, init_cache, numbers
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
 from detspec.engine.bits import first_difference
@@ -202,20 +202,34 @@ def disturbed(cache: KVCache, schedule: Schedule, pool: Pool) -> KVCache:
     if pool.is_reversed:
         cache = cache.replace(page_table=cache.page_table[::-1, ::-1])
     if pool.is_poisoned:
-        sign = jnp.where(jnp.arange(schedule.numerics.page) % 2 == 0, POISON, -POISON)[None, None, :, None]
-        sign = sign.astype(schedule.numerics.cache_dtype)
-        keys = tuple(x + jnp.moveaxis(sign, 2, schedule.numerics.key_slot_axis) for x in cache.k)
-        cache = cache.replace(k=keys, v=tuple(x + sign for x in cache.v))
+        keys = tuple(_poisoned(x, schedule.numerics.key_slot_axis) for x in cache.k)
+        cache = cache.replace(k=keys, v=tuple(_poisoned(x, 2) for x in cache.v))
     return cache
 
 
+def _poisoned(pages: Pages, slot_axis: int) -> Pages:
+    """Empty pages with +-POISON in their slots by turns."""
+    slot = jnp.arange(numbers(pages).shape[slot_axis])
+    sign = jnp.moveaxis(jnp.where(slot % 2 == 0, 1, -1)[None, None, :, None], 2, slot_axis)
+    if isinstance(pages, Int8Pages):
+        return Int8Pages(pages.values + sign.astype(jnp.int8), jnp.full_like(pages.scale, POISON))
+    return pages + (POISON * sign.astype(jnp.float32)).astype(pages.dtype)
+
+
 def keys_values(cache: KVCache, sequence: int, length: int, schedule: Schedule) -> np.ndarray:
-    """`[L, 2, length, K, H]`, what `cache` holds for the first positions of `sequence`."""
+    """`[L, 2, length, K, H]`, what `cache` holds for the first positions of `sequence`; in int8 with the bytes of scales."""
     position = np.arange(length)
     pages = np.asarray(cache.page_table)[sequence, position // cache.page]
     slots = position % cache.page
-    keys = [np.moveaxis(np.asarray(x), schedule.numerics.key_slot_axis, 2)[pages, :, slots] for x in cache.k]
-    values = [np.asarray(x)[pages, :, slots] for x in cache.v]
+
+    def held(pool: Pages, slot_axis: int) -> np.ndarray:
+        if not isinstance(pool, Int8Pages):
+            return np.moveaxis(np.asarray(pool), slot_axis, 2)[pages, :, slots]
+        scale = np.ascontiguousarray(np.asarray(pool.scale)[pages, :, slots, None])
+        return np.concatenate([held(pool.values, slot_axis), scale.view(np.int8)], axis=-1)
+
+    keys = [held(pool, schedule.numerics.key_slot_axis) for pool in cache.k]
+    values = [held(pool, 2) for pool in cache.v]
     return np.stack([keys, values], axis=1)
 
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.cache import init_cache
+from detspec.cache import init_cache, numbers
 from detspec.config import ModelConfig
 from detspec.engine.bits import first_difference
 from detspec.environment import chosen_schedule, fingerprint
@@ -223,8 +223,8 @@ def _attend_fn(cfg: ModelConfig, numerics: Numerics) -> Callable[[Sequence[int],
     rng = np.random.default_rng(2)
     place = np.arange(LENGTH)
     table = np.asarray(cache.page_table)[0]
-    width = (LENGTH, cfg.num_kv_heads, cache.v[0].shape[3])
-    keys, values = (jnp.asarray(rng.standard_normal(width, np.float32), numerics.cache_dtype) for _ in range(2))
+    width = (LENGTH, cfg.num_kv_heads, numbers(cache.v[0]).shape[3])
+    keys, values = (jnp.asarray(rng.standard_normal(width, np.float32), cfg.jax_dtype) for _ in range(2))
     where = (jnp.asarray(table[place // numerics.page]), jnp.asarray(place % numerics.page, jnp.int32))
     append = append_fn(numerics)
     k_pages = append(cache.k[0], keys, *where, slot_axis=numerics.key_slot_axis)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.cache import Pages
 from detspec.config import ModelConfig
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
 from detspec.generation.insert import Requests, put_requests
@@ -205,8 +206,8 @@ def copy_pages(state: GenState, source: jax.Array, target: jax.Array, *, numeric
     """Copies pages `source [n]` over pages `target [n]`, in all layers; scratch over scratch where there is nothing to copy."""
     copy = copy_fn(numerics)
 
-    def copied(pools: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return tuple(copy(pages, source, target) for pages in pools)
+    def copied(pools: tuple[Pages, ...]) -> tuple[Pages, ...]:
+        return jax.tree.map(lambda pages: copy(pages, source, target), pools)
 
     return state.replace(cache=state.cache.replace(k=copied(state.cache.k), v=copied(state.cache.v)))
 

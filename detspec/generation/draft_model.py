@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.cache import KVCache, init_cache
+from detspec.cache import KVCache, Pages, init_cache
 from detspec.config import ModelConfig
 from detspec.draft.self_draft import self_draft
 from detspec.draft.source import DraftSource
@@ -34,8 +34,8 @@ MAX_PASSES = 4  # over what its cache lacks, so that long prompts do not hold up
 class Held(Struct):
     """The draft model's page pools, as those of `KVCache`, and what their slots stand for."""
 
-    k: tuple[jax.Array, ...]
-    v: tuple[jax.Array, ...]
+    k: tuple[Pages, ...]
+    v: tuple[Pages, ...]
     hashes: jax.Array  # [num_pages, page] uint32, of the text up to each slot's token; see `text_hashes`
 
 
@@ -65,7 +65,7 @@ def text_hashes(tokens: jax.Array) -> jax.Array:
 
 def _init(own_cfg: ModelConfig, cfg: ModelConfig, schedule: Schedule, state: GenState) -> DraftState:
     B, max_len = state.tokens.shape
-    num_pages = state.cache.v[0].shape[0]
+    num_pages = state.cache.num_pages
     own = init_cache(own_cfg, max_requests=B, max_len=max_len, numerics=schedule.numerics, num_pages=num_pages - 1)
     hashes = jnp.zeros((num_pages, schedule.numerics.page), jnp.uint32)
     return DraftState(shared=Held(k=own.k, v=own.v, hashes=hashes))

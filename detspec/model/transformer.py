@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from detspec.cache import SCRATCH_PAGE, KVCache
+from detspec.cache import SCRATCH_PAGE, KVCache, Pages
 from detspec.config import ModelConfig
 from detspec.model.layers import (
     AttendFn,
@@ -134,13 +134,13 @@ def place(windows: Windows, cache: KVCache) -> Places:
 
 
 def paged_attend(
-    cfg: ModelConfig, pages: tuple[jax.Array, jax.Array], places: Places, *, sliding_window: int | None, numerics: Numerics
+    cfg: ModelConfig, pages: tuple[Pages, Pages], places: Places, *, sliding_window: int | None, numerics: Numerics
 ) -> AttendFn:
     """Attention of token rows `[R]` at `places` over one layer's `pages` (keys, values); threads on the written pages."""
     G, W = places.looking_from.shape
     write = append_fn(numerics)
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[Pages, Pages]]:
         # A token whose keys or values are not finite breaks the tokens that attend to it, and no other: nan keys are masked
         # with their scores, but nan values would reach tokens that mask them, as `0 * nan`.
         sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]

@@ -2,8 +2,7 @@
 
 import math
 
-import jax.numpy as jnp
-
+from detspec.cache import slot_bytes
 from detspec.config import ModelConfig
 from detspec.model.params import active_bytes, active_params
 from detspec.roofline import Work
@@ -30,10 +29,10 @@ def pass_work(cfg: ModelConfig, schedule: Schedule, *, windows: int, context: in
     flop = 2 * budget.rows * active_params(cfg)
     tiles = windows * -(-budget.window // numerics.query_tile)
     own_kv_heads = cfg.num_kv_heads // math.gcd(cfg.num_kv_heads, chips)
-    slot_bytes = 2 * own_kv_heads * numerics.cache_head_dim(cfg.head_dim) * jnp.dtype(numerics.cache_dtype).itemsize
+    read_bytes = 2 * own_kv_heads * slot_bytes(cfg.head_dim, numerics)  # of a position
     for layer in range(cfg.num_layers):
         sliding = cfg.sliding_window_of(layer)
         seen = context if sliding is None else min(context, sliding)
-        num_bytes += tiles * numerics.whole_pages(seen) * slot_bytes
+        num_bytes += tiles * numerics.whole_pages(seen) * read_bytes
         flop += windows * budget.window * 4 * seen * cfg.num_heads * cfg.head_dim
     return Work(bytes=float(num_bytes), flop=flop / chips)

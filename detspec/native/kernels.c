@@ -1,7 +1,7 @@
 /* CPU kernels: products with weights, attention over a paged cache, and what moves rows and pages, as XLA custom calls.
 
    `library.py` compiles this file once for each dtype of a model or of its cache: DTYPE is F32, BF16 or F16. Weights in int8 are
-   multiplied by rows of that dtype.
+   multiplied by rows of that dtype. What a cache in int8 needs is compiled with F32.
 
    Every result is a function of its own row in one order of operations. Neither the number of rows, nor the tiles, nor the
    threads change it: they only decide what is computed together. Nothing is left to the compiler either: multiply-adds are
@@ -123,6 +123,7 @@ INLINE void sums_of_8(const vf *x, float *sums) {
 #define F32 0
 #define BF16 1
 #define F16 2
+#define S8 3 /* of a cache, with F32 */
 
 #define ITEM_BYTES ((int64_t)sizeof(Item))
 #if DTYPE == F32
@@ -135,6 +136,14 @@ static int dtype_of(XLA_FFI_DataType dtype) {
   return dtype == XLA_FFI_DataType_F32 ? F32 : dtype == XLA_FFI_DataType_BF16 ? BF16 : dtype == XLA_FFI_DataType_F16 ? F16 : -1;
 }
 
+/* As `dtype_of`, or -1 if this compilation has no functions for a cache of `dtype`. */
+static int cache_dtype_of(XLA_FFI_DataType dtype) {
+  if (DTYPE == F32 && dtype == XLA_FFI_DataType_S8) return S8;
+  return dtype_of(dtype) == DTYPE ? DTYPE : -1;
+}
+
+INLINE int64_t bytes_of(int dtype) { return dtype == F32 ? 4 : dtype == S8 ? 1 : 2; }
+
 /* float16 bits in the low halves of lanes, as float32. Their own subnormal numbers are not lost where float32's are. */
 INLINE vf from_f16(vu bits) {
   vu magnitude = bits & 0x7fff;
@@ -145,13 +154,40 @@ INLINE vf from_f16(vu bits) {
   return (vf)((vu)found | (bits & 0x8000) << 16);
 }
 
+/* WIDTH numbers of a byte, as int32; gcc would widen them one by one. */
+INLINE vi widen_bytes(const void *p) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(p));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(p));
+#else
+  typedef int8_t vb __attribute__((vector_size(WIDTH)));
+  typedef int16_t vs __attribute__((vector_size(2 * WIDTH)));
+  vb bytes;
+  memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, vs), vi);
+#endif
+}
+
+/* WIDTH unsigned numbers of two bytes, as uint32; gcc would widen them by halves of a register. */
+INLINE vu widen_halves(const void *p) {
+#if defined(__AVX512F__)
+  return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256(p));
+#elif defined(__AVX2__)
+  return (vu)_mm256_cvtepu16_epi32(_mm_loadu_si128(p));
+#else
+  typedef uint16_t vh __attribute__((vector_size(2 * WIDTH)));
+  vh halves;
+  memcpy(&halves, p, sizeof halves);
+  return __builtin_convertvector(halves, vu);
+#endif
+}
+
 /* WIDTH numbers of `dtype`, as float32. */
 INLINE vf load(int dtype, const void *p) {
   if (dtype == F32) return load_f32(p);
-  typedef uint16_t vh __attribute__((vector_size(2 * WIDTH)));
-  vh half;
-  memcpy(&half, p, sizeof half);
-  vu bits = __builtin_convertvector(half, vu);
+  if (dtype == S8) return __builtin_convertvector(widen_bytes(p), vf);
+  const vu bits = widen_halves(p);
   return dtype == BF16 ? (vf)(bits << 16) : from_f16(bits);
 }
 
@@ -558,21 +594,18 @@ typedef struct {
 } Rounding;
 
 /* WIDTH numbers of a row of `in` from number `i` on, as float32; zeros behind the last. */
-INLINE vf load_some(const char *row, int64_t i, int64_t in) {
-  Item items[WIDTH] = {0};
-  if (i + WIDTH <= in) return load(DTYPE, row + i * ITEM_BYTES);
-  memcpy(items, row + i * ITEM_BYTES, (size_t)((in - i) * ITEM_BYTES));
-  return load(DTYPE, items);
+INLINE vf load_some(int dtype, const char *row, int64_t i, int64_t in) {
+  char items[WIDTH * 4] = {0};
+  if (i + WIDTH <= in) return load(dtype, row + i * bytes_of(dtype));
+  memcpy(items, row + i * bytes_of(dtype), (size_t)((in - i) * bytes_of(dtype)));
+  return load(dtype, items);
 }
 
-static void run_rounding(const void *task, int64_t row) {
-  const Rounding *rounding = task;
-  const int64_t in = rounding->in;
-  const char *from = rounding->from + row * in * ITEM_BYTES;
-  Narrow *to = rounding->to.values + row * rounding->to.stride;
+/* What numbers of a row of `in` are multiplied by before they are rounded, 0 for rows of zeros; and the scale of the result. */
+INLINE float rounding_factor(int dtype, const char *row, int64_t in, float *scale) {
   vi magnitudes = {0}; /* the larger number has the larger bits; those of infinity and nan are the largest */
   for (int64_t i = 0; i < in; i += WIDTH) {
-    const vi found = (vi)load_some(from, i, in) & 0x7fffffff;
+    const vi found = (vi)load_some(dtype, row, i, in) & 0x7fffffff;
     magnitudes = (vi)choose(found > magnitudes, (vf)found, (vf)magnitudes);
   }
   int32_t bits = 0;
@@ -580,13 +613,27 @@ static void run_rounding(const void *task, int64_t row) {
   float largest;
   memcpy(&largest, &bits, sizeof largest);
   const int finite = largest <= 0x1.fffffep127f, kept = finite && largest >= LEAST_ROUNDED;
-  rounding->to.scale[row] = kept ? largest * (1.0f / MOST_INT8) : finite ? 0 : NAN;
-  const vf steps = all(kept ? MOST_INT8 / largest : 0), magic = all(0x1.8p23f); /* its last bits are the rounded number */
+  *scale = kept ? largest * (1.0f / MOST_INT8) : finite ? 0 : NAN;
+  return kept ? MOST_INT8 / largest : 0;
+}
+
+/* WIDTH numbers of a row of `in` from number `i` on, rounded to integers; halves go to the even one. */
+INLINE vi round_some(int dtype, const char *row, int64_t i, int64_t in, float factor) {
+  const vf magic = all(0x1.8p23f); /* its last bits are the rounded number */
+  if (factor == 0 || i >= in) return (vi){0};
+  return (vi)(load_some(dtype, row, i, in) * all(factor) + magic) - (vi)magic;
+}
+
+static void run_rounding(const void *task, int64_t row) {
+  const Rounding *rounding = task;
+  const int64_t in = rounding->in;
+  const char *from = rounding->from + row * in * ITEM_BYTES;
+  Narrow *to = rounding->to.values + row * rounding->to.stride;
+  const float factor = rounding_factor(DTYPE, from, in, rounding->to.scale + row);
   vi sums = {0};
   for (int64_t i = 0; i < rounding->to.stride; i += WIDTH) {
     typedef Narrow vn __attribute__((vector_size(WIDTH * sizeof(Narrow))));
-    vi found = {0};
-    if (kept && i < in) found = (vi)(load_some(from, i, in) * steps + magic) - (vi)magic;
+    const vi found = round_some(DTYPE, from, i, in, factor);
     const vn narrow = __builtin_convertvector(found, vn);
     memcpy(to + i, &narrow, sizeof narrow);
     sums += found;
@@ -736,7 +783,10 @@ XLA_FFI_Error *detspec_int8_linear(XLA_FFI_CallFrame *frame) {
        m     = largest score so far, l = sum of exp(score - m), o = sum of exp(score - m) * v      lanes are of the head
 
    Slots after the row's position, or before its window, have probability 0. Pages after the last position or before the window
-   would change nothing, so they are left out. Keys are [num_pages, K, H, page], values [num_pages, K, page, H]. */
+   would change nothing, so they are left out. Keys are [num_pages, K, H, page], values [num_pages, K, page, H].
+
+   In int8 they have scales [num_pages, K, page]: q . k is multiplied by that of the key, exp(score - m) by that of the value once
+   l has it. */
 
 #define MAX_HEAD 512
 #define MAX_PAGE 512
@@ -749,8 +799,15 @@ XLA_FFI_Error *detspec_int8_linear(XLA_FFI_CallFrame *frame) {
 #define MASK_VALUE -1e30f
 #define NO_WINDOW INT32_MAX
 
+/* products [rows, columns] = factors [rows, n] @ matrix [n, columns], each summed over n ascending. */
+typedef void Multiply(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,
+                      int64_t columns, float *products, int64_t products_of_row);
+
 typedef struct {
   const char *q, *k, *v;
+  const float *k_scale, *v_scale; /* of a cache in int8, else NULL */
+  Multiply *multiply;             /* by keys or values */
+  int64_t item_bytes;             /* of these */
   const int32_t *tables, *positions;
   const float *slopes; /* of heads; all 0 without linear biases */
   float *y;
@@ -795,7 +852,7 @@ INLINE float largest(vf x) {
 }
 
 /* sums[r] = sum over n of factors[r][n] * row n of `matrix`, for `registers` registers of each row of the matrix. */
-INLINE void add_rows(int rows, int registers, const float *factors, int64_t factors_of_row, const char *matrix,
+INLINE void add_rows(int dtype, int rows, int registers, const float *factors, int64_t factors_of_row, const char *matrix,
                      int64_t num_rows, int64_t row_bytes, float *sums, int64_t sums_of_row) {
   vf sum[TILE * REGISTERS];
 #pragma GCC unroll 16
@@ -803,7 +860,7 @@ INLINE void add_rows(int rows, int registers, const float *factors, int64_t fact
   for (int64_t n = 0; n < num_rows; n++) {
 #pragma GCC unroll 4
     for (int i = 0; i < registers; i++) {
-      vf x = load(DTYPE, matrix + n * row_bytes + i * WIDTH * ITEM_BYTES);
+      vf x = load(dtype, matrix + n * row_bytes + i * WIDTH * bytes_of(dtype));
 #pragma GCC unroll 4
       for (int r = 0; r < rows; r++) {
         vf *of_row = sum + r * registers + i;
@@ -817,13 +874,14 @@ INLINE void add_rows(int rows, int registers, const float *factors, int64_t fact
     for (int i = 0; i < registers; i++) store_f32(sums + r * sums_of_row + i * WIDTH, sum[r * registers + i]);
 }
 
-/* products [rows, columns] = factors [rows, n] @ matrix [n, columns], each summed over n ascending. */
-static void multiply(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows, int64_t columns,
-                     float *products, int64_t products_of_row) {
-  const int64_t row_bytes = columns * ITEM_BYTES;
+/* `Multiply` by a matrix of `dtype`. */
+INLINE void multiply(int dtype, int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,
+                     int64_t columns, float *products, int64_t products_of_row) {
+  const int64_t row_bytes = columns * bytes_of(dtype);
   int64_t at = 0;
 #define ADD_ROWS(ROWS, COUNT) \
-  add_rows(ROWS, COUNT, factors, factors_of_row, matrix + at * ITEM_BYTES, num_rows, row_bytes, products + at, products_of_row)
+  add_rows(dtype, ROWS, COUNT, factors, factors_of_row, matrix + at * bytes_of(dtype), num_rows, row_bytes, products + at, \
+           products_of_row)
 #define ADD_ALL_ROWS(COUNT) \
   for (; at + (COUNT) * WIDTH <= columns; at += (COUNT) * WIDTH) { \
     if (rows == 1) ADD_ROWS(1, COUNT); \
@@ -837,6 +895,20 @@ static void multiply(int rows, const float *factors, int64_t factors_of_row, con
 #undef ADD_ROWS
 }
 
+static void multiply_floats(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,
+                            int64_t columns, float *products, int64_t products_of_row) {
+  multiply(DTYPE, rows, factors, factors_of_row, matrix, num_rows, columns, products, products_of_row);
+}
+
+#if DTYPE == F32
+static void multiply_int8(int rows, const float *factors, int64_t factors_of_row, const char *matrix, int64_t num_rows,
+                          int64_t columns, float *products, int64_t products_of_row) {
+  multiply(S8, rows, factors, factors_of_row, matrix, num_rows, columns, products, products_of_row);
+}
+#else
+#define multiply_int8 NULL
+#endif
+
 /* What one row knows of the pages it has met. */
 typedef struct {
   int64_t head, place; /* its query head, and where its query and its result begin */
@@ -844,8 +916,9 @@ typedef struct {
   float m, l, rescale;
 } Row;
 
-/* Turns products of a row with the keys of a page, which starts at position `first`, into probabilities; updates m and l. */
-static void soften(const Attention *a, Row *row, int64_t first, float *p) {
+/* Turns products of a row with the keys of a page, which starts at position `first`, into probabilities; updates m and l. In int8
+   the page's scales begin at `scales`. */
+static void soften(const Attention *a, Row *row, int64_t first, int64_t scales, float *p) {
   vi lane;
   for (int i = 0; i < WIDTH; i++) lane[i] = i;
   const float slope = a->slopes[row->head];
@@ -853,7 +926,9 @@ static void soften(const Attention *a, Row *row, int64_t first, float *p) {
   for (int64_t s = 0; s < a->page; s += WIDTH) {
     vi distance = row->position - ((int32_t)(first + s) + lane);
     vi keep = (distance >= 0) & (distance < a->sliding_window);
-    vf score = load_f32(p + s) * all(a->scale);
+    vf score = load_f32(p + s);
+    if (a->k_scale) score *= load_f32(a->k_scale + scales + s);
+    score *= all(a->scale);
     if (a->cap > 0) score = soft_cap(score, a->cap);
     if (slope != 0) score -= all(slope) * __builtin_convertvector(distance, vf);
     score = choose(keep, score, all(MASK_VALUE));
@@ -870,6 +945,7 @@ static void soften(const Attention *a, Row *row, int64_t first, float *p) {
       vf score = load_f32(of_part);
       vf probability = choose(score == all(MASK_VALUE), all(0.0f), exponential(score - all(m), 1));
       sum[part] += probability;
+      if (a->v_scale) probability *= load_f32(a->v_scale + scales + s + part * WIDTH);
       store_f32(of_part, probability);
     }
   row->l = row->l * row->rescale + sum_lanes(sum);
@@ -878,7 +954,7 @@ static void soften(const Attention *a, Row *row, int64_t first, float *p) {
 /* `rows` rows from `first` on, of window `g` and KV head `kv`; row `w * group + j` is head `kv * group + j` at position `w`. */
 static void attend(const Attention *a, int rows, int64_t g, int64_t kv, int64_t first) {
   const int64_t H = a->head_dim, page = a->page, group = a->heads / a->kv_heads;
-  const int64_t page_bytes = page * H * ITEM_BYTES;
+  const int64_t page_bytes = page * H * a->item_bytes;
   float q[TILE * MAX_HEAD], o[TILE * MAX_HEAD], pv[TILE * MAX_HEAD], p[TILE * MAX_PAGE];
   Row row[TILE];
   int32_t last = 0, start = INT32_MAX;
@@ -888,16 +964,16 @@ static void attend(const Attention *a, int rows, int64_t g, int64_t kv, int64_t 
     last = MAX(last, row[r].position);
     start = MIN(start, a->sliding_window == NO_WINDOW ? 0 : MAX(row[r].position - a->sliding_window + 1, 0));
     for (int64_t h = 0; h < H; h += WIDTH) {
-      store_f32(q + r * H + h, load(a->q_dtype, a->q + (row[r].place + h) * (a->q_dtype == F32 ? 4 : 2)));
+      store_f32(q + r * H + h, load(a->q_dtype, a->q + (row[r].place + h) * bytes_of(a->q_dtype)));
       store_f32(o + r * H + h, (vf){0});
     }
   }
   for (int64_t block = start / page; block <= last / page; block++) {
     const int64_t page_id = a->tables[g * a->max_pages + MIN(block, a->max_pages - 1)];
-    const int64_t at = (page_id * a->kv_heads + kv) * page_bytes;
-    multiply(rows, q, H, a->k + at, H, page, p, page);
-    for (int r = 0; r < rows; r++) soften(a, row + r, block * page, p + r * page);
-    multiply(rows, p, page, a->v + at, page, H, pv, H);
+    const int64_t place = page_id * a->kv_heads + kv, at = place * page_bytes;
+    a->multiply(rows, q, H, a->k + at, H, page, p, page);
+    for (int r = 0; r < rows; r++) soften(a, row + r, block * page, place * page, p + r * page);
+    a->multiply(rows, p, page, a->v + at, page, H, pv, H);
     for (int r = 0; r < rows; r++)
       for (int64_t h = r * H; h < (r + 1) * H; h += WIDTH)
         store_f32(o + h, multiply_add(load_f32(o + h), all(row[r].rescale), load_f32(pv + h)));
@@ -920,17 +996,22 @@ static void run_attention(const void *task, int64_t item) {
 }
 
 /* (q [G, W, N, H], keys, values, page tables [G, max_pages], positions [G, W], slopes [N]; cap, scale, sliding_window)
-   -> float32 [G, W, N, H] */
+   -> float32 [G, W, N, H]; keys and values in int8 are followed by two arguments more, their scales */
 XLA_FFI_Error *detspec_attention(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
-  if (frame->args.size != 6 || frame->rets.size != 1 || frame->attrs.size != 3)
-    return fail(frame, "detspec_attention: wrong number of arguments");
   const XLA_FFI_Buffer *q = args[0], *v = args[2], *positions = args[4];
+  const int dtype = cache_dtype_of(v->dtype), scaled = dtype == S8;
+  if (frame->args.size != (scaled ? 8 : 6) || frame->rets.size != 1 || frame->attrs.size != 3)
+    return fail(frame, "detspec_attention: wrong number of arguments");
   Attention a = {
       .q = q->data,
       .k = args[1]->data,
       .v = v->data,
+      .k_scale = scaled ? args[6]->data : NULL,
+      .v_scale = scaled ? args[7]->data : NULL,
+      .multiply = scaled ? multiply_int8 : multiply_floats,
+      .item_bytes = bytes_of(dtype),
       .tables = args[3]->data,
       .positions = positions->data,
       .slopes = args[5]->data,
@@ -947,7 +1028,7 @@ XLA_FFI_Error *detspec_attention(XLA_FFI_CallFrame *frame) {
       .scale = *(const float *)attribute(frame, 1),
       .sliding_window = *(const int32_t *)attribute(frame, 2),
   };
-  if (a.q_dtype < 0 || dtype_of(v->dtype) != DTYPE || a.head_dim % LANES || a.page % LANES || a.head_dim > MAX_HEAD || a.page > MAX_PAGE)
+  if (a.q_dtype < 0 || dtype < 0 || a.head_dim % LANES || a.page % LANES || a.head_dim > MAX_HEAD || a.page > MAX_PAGE)
     return fail(frame, "detspec_attention: unsupported arguments");
   int64_t multiply_adds = 0;
   for (int64_t g = 0; g < a.windows; g++)
@@ -1026,6 +1107,32 @@ XLA_FFI_Error *detspec_append(XLA_FFI_CallFrame *frame) {
   return NULL;
 }
 
+/* (values, scales, new [R, K, H], page ids [R], slots [R]; slot_axis) -> (values, scales), which lie where the arguments lie: the
+   same for pages in int8. Each row [H] of `new` is rounded as rows of a product are. */
+XLA_FFI_Error *detspec_append_int8(XLA_FFI_CallFrame *frame) {
+  if (answered(frame)) return NULL;
+  XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
+  const XLA_FFI_Buffer *pages = rets[0], *new = args[2];
+  const int keys = *(const int32_t *)attribute(frame, 0) == 3, dtype = dtype_of(new->dtype);
+  const int64_t kv_heads = pages->dims[1], size = pages->dims[keys ? 2 : 3], page = pages->dims[keys ? 3 : 2];
+  const int64_t given = new->dims[2], slot_stride = keys ? 1 : size, head_stride = keys ? page : 1;
+  if (pages->dtype != XLA_FFI_DataType_S8 || dtype < 0 || size % WIDTH || args[0]->data != pages->data || args[1]->data != rets[1]->data)
+    return fail(frame, "detspec_append_int8: unsupported arguments");
+  const int32_t *page_ids = args[3]->data, *slots = args[4]->data;
+  const char *from = new->data;
+  for (int64_t r = 0; r < new->dims[0]; r++)
+    for (int64_t kv = 0; kv < kv_heads; kv++, from += given * bytes_of(dtype)) {
+      const int64_t place = page_ids[r] * kv_heads + kv;
+      int8_t *to = (int8_t *)pages->data + place * size * page + slots[r] * slot_stride;
+      const float factor = rounding_factor(dtype, from, given, (float *)rets[1]->data + place * page + slots[r]);
+      for (int64_t h = 0; h < size; h += WIDTH) {
+        const vi rounded = round_some(dtype, from, h, given, factor);
+        for (int n = 0; n < WIDTH; n++) to[(h + n) * head_stride] = (int8_t)rounded[n];
+      }
+    }
+  return NULL;
+}
+
 /* (table [V, D], rows [R]) -> rows of the table [R, D]; a row outside of the table is its nearest one */
 XLA_FFI_Error *detspec_take(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
@@ -1047,8 +1154,9 @@ XLA_FFI_Error *detspec_copy(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
   char *pages = rets[0]->data;
-  if (dtype_of(rets[0]->dtype) != DTYPE || args[0]->data != pages) return fail(frame, "detspec_copy: unsupported arguments");
-  int64_t page_bytes = ITEM_BYTES;
+  const int dtype = cache_dtype_of(rets[0]->dtype);
+  if (dtype < 0 || args[0]->data != pages) return fail(frame, "detspec_copy: unsupported arguments");
+  int64_t page_bytes = bytes_of(dtype);
   for (int64_t axis = 1; axis < rets[0]->rank; axis++) page_bytes *= rets[0]->dims[axis];
   const int32_t *sources = args[1]->data, *targets = args[2]->data;
   for (int64_t i = 0; i < args[1]->dims[0]; i++)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.cache import Int8Pages
 from detspec.native.library import target
 
 
@@ -14,6 +15,14 @@ def append(pages: jax.Array, new: jax.Array, page_ids: jax.Array, slots: jax.Arr
     """See `cache.append`."""
     call = _in_place("detspec_append", pages)
     return call(pages, new.astype(pages.dtype), page_ids, slots, slot_axis=np.int32(slot_axis))
+
+
+def append_int8(pages: Int8Pages, new: jax.Array, page_ids: jax.Array, slots: jax.Array, *, slot_axis: int = 2) -> Int8Pages:
+    """See `attention.int8_pages.append`, with the same bits."""
+    found = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (pages.values, pages.scale)]
+    aliases = {0: 0, 1: 1}
+    call = jax.ffi.ffi_call(target("detspec_append_int8", jnp.int8), found, input_output_aliases=aliases)
+    return Int8Pages(*call(pages.values, pages.scale, new, page_ids, slots, slot_axis=np.int32(slot_axis)))
 
 
 def copy_pages(pages: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from detspec.cache import init_cache
+from detspec.cache import Pages, init_cache
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.layers import RowOps, block, rotations_of, scale_embeddings
@@ -132,9 +132,7 @@ def think(
     ops = canonical_ops(cfg, numerics)
     desk = init_cache(_one_layer(cfg), max_requests=G, max_len=C + M - 1, numerics=numerics)
 
-    def read(
-        x: jax.Array, tokens: jax.Array, start: int, pages: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def read(x: jax.Array, tokens: jax.Array, start: int, pages: tuple[Pages, Pages]) -> tuple[jax.Array, tuple[Pages, Pages]]:
         sequence = jnp.arange(G, dtype=jnp.int32)
         windows = Windows(tokens=tokens, sequence=sequence, start=_all(G, start), count=_all(G, tokens.shape[1]))
         rotation = rotations_of(cfg, windows.positions.reshape(-1))[-1]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.cache import Int8Pages, Pages
 from detspec.draft.source import DraftParams
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
@@ -23,6 +24,7 @@ V = RANDOM_CFG.vocab_size
 KERNELS = {
     "pallas_tpu": {"implementation": "pallas_tpu", "interpret": True, "cache_dtype": "bfloat16"},
     "pallas_gpu": {"implementation": "pallas_gpu", "interpret": True, "cache_dtype": "bfloat16", "page": 64},
+    "reference in int8": {"cache_dtype": "int8"},
 }
 
 # What reads the text before each choice, so that it must not see a rejected draft.
@@ -105,8 +107,11 @@ def partly_right(shape: Shape, requests: Sequence[Request]) -> DraftParams:
     return recorded(shape, each)
 
 
-def poisoned(pools: tuple[jax.Array, ...], rng: np.random.Generator) -> tuple[jax.Array, ...]:
+def poisoned(pools: tuple[Pages, ...], rng: np.random.Generator) -> tuple[Pages, ...]:
     """Finite numbers of both signs and all sizes up to 1e30."""
+    if isinstance(pools[0], Int8Pages):
+        values = rng.integers(-127, 128, pools[0].values.shape, np.int8)
+        return tuple(Int8Pages(jnp.array(values), scale) for scale in poisoned(tuple(pool.scale for pool in pools), rng))
     magnitude = rng.uniform(-3, 30, pools[0].shape)
     noise = (rng.choice([-1.0, 1.0], pools[0].shape) * 10.0**magnitude).astype(np.float32)
     return tuple(jnp.asarray(noise).astype(pool.dtype) for pool in pools)

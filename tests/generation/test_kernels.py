@@ -1,4 +1,4 @@
-"""Determinism with the kernels of TPUs and GPUs in Pallas's simulators: too slow there for drawn requests."""
+"""Determinism with the kernels of TPUs and GPUs in Pallas's simulators, too slow there for drawn requests; and in int8."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ REQUESTS = [
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("implementation", ["pallas_tpu", "pallas_gpu"])
+@pytest.mark.parametrize("implementation", KERNELS)
 def test_committed_bits_with_a_kernel_equal_one_token_at_a_time(implementation):
     """Prefill in windows, drafts, a rejected one, and passes of two requests over scattered, poisoned pages, against one token
     at a time.

@@ -101,18 +101,25 @@ def of_window(shape: Shape, window: int) -> Shape:
 
 def pool_copies(compiled, shapes) -> list[str]:
     """Copy instructions of the optimised HLO whose result is as large as a page pool."""
-    pools = {",".join(str(size) for size in pool.shape) for pool in (*shapes.cache.k, *shapes.cache.v)}
+    pools = {",".join(str(size) for size in pool.shape) for pool in jax.tree.leaves((shapes.cache.k, shapes.cache.v))}
     copy = re.compile(rf"= \(?\w+\[({'|'.join(pools)})\].*\bcopy(-start)?\(")
     return [line.strip() for line in compiled.as_text().splitlines() if copy.search(line)]
 
 
 @pytest.mark.parametrize(
-    "asked", [{"shape": of_window(FEW, 1), "processing": False}, {"shape": of_window(LARGE, 16)}], ids=["1", "16"]
+    "asked",
+    [
+        {"shape": of_window(FEW, 1), "processing": False},
+        {"shape": of_window(FEW, 1).with_numerics(cache_dtype="int8", implementation="cpu"), "processing": False},
+        {"shape": of_window(LARGE, 16)},
+    ],
+    ids=["1", "1, int8", "16"],
 )
 def test_loop_copies_no_page_pool(asked):
     compiled, shapes = compiled_loop(**asked)
     assert pool_copies(compiled, shapes) == []
-    assert compiled.memory_analysis().alias_size_in_bytes >= sum(pool.size * 4 for pool in (*shapes.cache.k, *shapes.cache.v))
+    pools = jax.tree.leaves((shapes.cache.k, shapes.cache.v))
+    assert compiled.memory_analysis().alias_size_in_bytes >= sum(pool.size * pool.dtype.itemsize for pool in pools)
 
 
 def test_loop_that_keeps_its_old_cache_does_copy_page_pools():

@@ -1,4 +1,4 @@
-"""Weights in int8 on 1, 2, 4 and 8 chips: the bits of one, by gathers and by plain sums of integers across chips."""
+"""Weights in int8, and a cache in int8, on several chips: the bits of one, by gathers and by sums of integers across chips."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from detspec.sampling_params import SamplingParams
 from detspec.schedule import Numerics
 from tests.fakes import bits, random_model
 from tests.mesh.conftest import model_on
-from tests.mesh.shapes import CFG, THINKER_CFG, engine_on, facts, plain_job
+from tests.mesh.shapes import CFG, THINKER_CFG, engine_on, facts, plain_job, schedule_for
 from tests.ops.linear_contract import make_problem
 
 INT8 = dataclasses.replace(CFG, weights="int8", tie_embeddings=True)
@@ -26,6 +26,13 @@ def test_engine_gives_the_bits_of_one_chip():
     found = [plain_job(model_on(INT8, num_chips)) for num_chips in (1, 2, 4, 8)]
     assert found[1:] == found[:1] * 3
     assert found[0] != plain_job(model_on(dataclasses.replace(INT8, weights=None), 1))
+
+
+def test_engine_with_keys_and_values_in_int8_gives_the_bits_of_one_chip():
+    schedule = schedule_for(CFG).with_numerics(cache_dtype="int8")
+    one, two = (plain_job(model_on(CFG, num_chips), schedule=schedule) for num_chips in (1, 2))
+    assert one == two
+    assert one != plain_job(model_on(CFG, 1))
 
 
 def test_model_that_thinks_has_the_same_thoughts_and_bits_on_two_chips():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from detspec.cache import Int8Pages, Pages
 from detspec.ops.attention.api import NO_POSITION, paged_attention
 from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
@@ -49,7 +50,10 @@ class Problem:
 
 
 def make_problem(shape: Shape, *, dtype: str = "float32", seed: int = 0, ends: tuple[int, ...] | None = None) -> Problem:
-    """Numbers of `dtype`, held in float32; sequence `g` ends at `ends[g]`, by default at odd places of different pages."""
+    """Numbers of `dtype`, held in float32; sequence `g` ends at `ends[g]`, by default at odd places of different pages.
+
+    With "int8", those of pages are integers times a power of two for each slot and head, so that rounding them loses nothing.
+    """
     rng = np.random.default_rng(seed)
     capacity = TABLE_PAGES * shape.page
     ends = tuple(min(capacity, shape.W + 13 * g * g + 7) for g in range(shape.G)) if ends is None else ends
@@ -57,12 +61,19 @@ def make_problem(shape: Shape, *, dtype: str = "float32", seed: int = 0, ends: t
     pool = (num_pages, shape.K, shape.page, shape.H)
 
     def normal(size: tuple[int, ...]) -> np.ndarray:
-        return rng.standard_normal(size, np.float32).astype(dtype).astype(np.float32)
+        return rng.standard_normal(size, np.float32).astype("float32" if dtype == "int8" else dtype).astype(np.float32)
+
+    def held(size: tuple[int, ...]) -> np.ndarray:
+        if dtype != "int8":
+            return normal(size)
+        integers = np.clip(np.rint(32 * normal(size)), -126, 126)
+        np.put_along_axis(integers, rng.integers(size[3], size=(*size[:3], 1)), 127.0, axis=3)
+        return integers * np.exp2(-rng.integers(5, 7, (*size[:3], 1))).astype(np.float32)
 
     return Problem(
         q=normal((shape.G, shape.W, shape.K * shape.Q, shape.H)),
-        k=normal(pool),
-        v=normal(pool),
+        k=held(pool),
+        v=held(pool),
         page_tables=1 + rng.permutation(num_pages - 1).reshape(shape.G, TABLE_PAGES).astype(np.int32),
         positions=np.stack([np.arange(end - shape.W, end) for end in ends]).astype(np.int32),
     )
@@ -99,11 +110,24 @@ def oracle(problem: Problem, *, cap: float | None = None, sliding_window: int | 
 
 
 def attended(problem: Problem, numerics: Numerics, **rule) -> np.ndarray:
-    """What the implementation that `numerics` names answers, with queries and pages of `numerics.cache_dtype`."""
-    q, k, v = (x.astype(jnp.dtype(numerics.cache_dtype)) for x in (problem.q, problem.k, problem.v))
-    zeros = ((0, 0), (0, 0), (0, 0), (0, numerics.cache_head_dim(q.shape[3]) - q.shape[3]))
-    k, v = np.moveaxis(np.pad(k, zeros), 2, numerics.key_slot_axis), np.pad(v, zeros)
+    """What the implementation that `numerics` names answers, with queries and pages of `numerics.cache_dtype`.
+
+    With "int8" queries are in float32.
+    """
+    q = problem.q.astype("float32" if numerics.cache_dtype == "int8" else jnp.dtype(numerics.cache_dtype))
+    k, v = pages_of(problem.k, numerics, numerics.key_slot_axis), pages_of(problem.v, numerics, 2)
     return np.asarray(attend(q, k, v, problem.page_tables, problem.positions, numerics=numerics, **rule))
+
+
+def pages_of(pool: np.ndarray, numerics: Numerics, slot_axis: int) -> Pages:
+    """`pool [num_pages, K, page, H]` as pages of a cache of `numerics`."""
+    padded = np.pad(pool, ((0, 0), (0, 0), (0, 0), (0, numerics.cache_head_dim(pool.shape[3]) - pool.shape[3])))
+    if numerics.cache_dtype != "int8":
+        return np.moveaxis(padded.astype(jnp.dtype(numerics.cache_dtype)), 2, slot_axis)
+    largest = np.abs(padded).max(3)
+    steps = np.divide(127, largest, out=np.zeros_like(largest), where=largest > 0)
+    values = np.rint(np.nan_to_num(padded * steps[..., None])).astype(np.int8)
+    return Int8Pages(np.moveaxis(values, 2, slot_axis), largest / np.float32(127))
 
 
 @cache
@@ -153,7 +177,7 @@ class AttentionContract:
         distance = np.abs(plain - exact).max()
         # Averages of numbers of size 1 by weights that sum to 1: float32 keeps them to some 10 of 2**-24. In bfloat16 the
         # weights are rounded by 2**-9 at most before they meet values of up to 5.
-        assert distance <= {"float32": 2e-6, "bfloat16": 1e-2}[self.dtype]
+        assert distance <= {"float32": 2e-6, "int8": 2e-6, "bfloat16": 1e-2}[self.dtype]
         assert got.dtype == np.float32
         assert np.abs(got - exact).max() <= 2 * distance
 

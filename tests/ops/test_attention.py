@@ -1,9 +1,12 @@
 """Attention over a paged cache: every implementation under the one contract."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from detspec.cache import Int8Pages
 from detspec.errors import InputError
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.attention.scores import Scores
@@ -16,9 +19,37 @@ class TestReference(AttentionContract):
     implementation = "reference"
 
 
+class TestReferenceInInt8(AttentionContract):
+    implementation = "reference"
+    dtype = "int8"
+
+
+class TestCpuInInt8(AttentionContract):
+    implementation = "cpu"
+    dtype = "int8"
+    splits = False
+
+
 class TestCpu(AttentionContract):
     implementation = "cpu"
     splits = False
+
+    def test_attention_over_pages_that_are_not_what_the_schedule_says_is_refused(self):
+        numerics = Numerics(page=16, implementation="cpu", cache_dtype="int8")
+        k, v = jnp.zeros((2, 1, 16, 16), jnp.int8), jnp.zeros((2, 1, 16, 16), jnp.int8)
+        q, integers = jnp.zeros((1, 1, 1, 16)), jnp.zeros((1, 1), jnp.int32)
+        refused = partial(paged_attention, q, page_tables=integers, positions=integers, scores=Scores(1.0))
+        with pytest.raises(
+            InputError, match=r"must be Int8Pages for Numerics\.cache_dtype 'int8', got ArrayImpl and ArrayImpl"
+        ):
+            refused(k_pages=k, v_pages=v, numerics=numerics)
+        k, v = (Int8Pages(pages, jnp.zeros((2, 1, 8))) for pages in (k, v))
+        with pytest.raises(InputError, match=r"the scales of k_pages must have shape \(2, 1, 16\), got \(2, 1, 8\)"):
+            refused(k_pages=k, v_pages=v, numerics=numerics)
+        with pytest.raises(
+            InputError, match=r"must be arrays for Numerics\.cache_dtype 'float32', got Int8Pages and Int8Pages"
+        ):
+            refused(k_pages=k, v_pages=v, numerics=Numerics(page=16, implementation="cpu"))
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_attention_over_a_cache_of_two_bytes_has_the_bits_of_the_same_numbers_in_float32(self, dtype):

@@ -81,6 +81,7 @@ class TestPallasGpu(AttentionContract):
     ("sizes", "changes", "dtype", "message"),
     [
         ({}, {}, "float32", "bfloat16 or float16 cache, got cache_dtype float32"),
+        ({}, {}, "int8", "'pallas_gpu' attention takes keys and values in floats, got Numerics.cache_dtype 'int8'"),
         ({"H": 320}, {}, "bfloat16", "head_dim of 64, 128, 192 or 256, got 320"),
         ({"page": 32}, {}, "bfloat16", "multiple of 64 slots, got Numerics.page 32"),
         ({}, {"block_pages": 4}, "bfloat16", "at most 256 slots per step, got block_pages 4 of Numerics.page 128"),

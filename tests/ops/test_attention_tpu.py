@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from detspec.cache import Int8Pages
 from detspec.errors import InputError
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.attention.scores import Scores
@@ -63,6 +64,21 @@ class TestPallasTpu(AttentionContract):
         assert raced or np.isnan(got).any()  # the simulator copies late: what was not waited for is not there
 
 
+@pytest.mark.kernels
+class TestPallasTpuInInt8(AttentionContract):
+    """Queries in float32, so that it is as close to float64 as the reference."""
+
+    implementation = "pallas_tpu"
+    interpret = True
+    head_dim = 128
+    dtype = "int8"
+
+    def run(self, problem: Problem, numerics: Numerics, **rule) -> np.ndarray:
+        got, raced = simulated(problem, numerics, **rule)
+        assert not raced
+        return got
+
+
 @pytest.mark.parametrize(
     ("sizes", "changes", "dtype", "message"),
     [
@@ -70,6 +86,7 @@ class TestPallasTpu(AttentionContract):
         ({"H": 96}, {}, "bfloat16", r"k_pages must have shape \(4, 8, 128, 128\).*got \(4, 8, 128, 96\)"),
         ({"page": 8}, {}, "bfloat16", "at least 16 slots, got Numerics.page 8"),
         ({"N": 64, "K": 64}, {"block_pages": 8}, "bfloat16", "VMEM.*block_pages 8"),
+        ({"page": 64}, {}, "int8", "int8 cache takes pages of 128 slots or a multiple, got 64"),
         ({"pages": 200_000}, {}, "bfloat16", "bytes for scalars.*2 windows and 200000 pages: lower max_len"),
         ({"N": 6}, {}, "bfloat16", "q has 6 heads.*multiple of the 8"),
         ({}, {"page": 64}, "bfloat16", r"v_pages must have shape \(4, 8, 64, 128\).*got \(4, 8, 128, 128\)"),
@@ -81,6 +98,8 @@ def test_what_the_kernel_does_not_take_is_refused_before_compilation(sizes, chan
     size = {"N": 32, "K": 8, "H": 128, "page": 128, "pages": 6, **sizes}
     q = jax.ShapeDtypeStruct((2, 4, size["N"], size["H"]), jnp.bfloat16)
     pages = jax.ShapeDtypeStruct((4, size["K"], size["page"], size["H"]), dtype)
+    if dtype == "int8":
+        pages = Int8Pages(pages, jax.ShapeDtypeStruct(pages.shape[:3], jnp.float32))
     integers = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, size["pages"]), (2, 4))]
     numerics = Numerics(**{"page": size["page"], "implementation": "pallas_tpu", "cache_dtype": dtype, **changes})
     with pytest.raises(InputError, match=message):

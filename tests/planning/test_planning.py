@@ -63,6 +63,8 @@ def test_plan_says_what_memory_there_is_and_what_it_needs(monkeypatch):
     assert result["memory"]["weights_bytes"] == 2 * 8_190_735_360
     assert result["memory"]["cache_bytes"] == 257 * 128 * 36 * 2 * 8 * 128 * 2
     assert result["memory"]["peak_bytes"] == 30e9
+    in_int8 = plan(QWEN, V6E, schedule=SCHEDULE.with_numerics(cache_dtype="int8"), max_requests=32, max_len=1024)
+    assert in_int8["memory"]["cache_bytes"] == 257 * 128 * 36 * 2 * 8 * (128 + 4)  # a scale of 4 bytes for 128 values
     table = plan_table(result)
     for shown in ("16.38 GB", "4.85 GB", "30.00 GB", "33.54 GB", "memory", "nothing was run"):
         assert shown in table

@@ -1,23 +1,25 @@
 """The contract of attention over a paged cache, and the choice of its implementation by name."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from detspec.cache import append
+from detspec.cache import Int8Pages, Pages, append, numbers
 from detspec.errors import InputError
-from detspec.ops.attention import reference
+from detspec.ops.attention import int8_pages, reference
 from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
 
+TAKE_INT8 = ("reference", "cpu", "pallas_tpu")  # implementations that read keys and values in int8
 NO_POSITION = -1  # position of queries in a window that only pads the pass
 
 
 def paged_attention(
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    k_pages: Pages,
+    v_pages: Pages,
     page_tables: jax.Array,
     positions: jax.Array,
     *,
@@ -34,6 +36,7 @@ def paged_attention(
     Args:
         q: `[G, W, N, H]`, in the activations' dtype.
         k_pages: `[num_pages, K, page, H]`, or `[num_pages, K, H, page]` if `numerics.key_slot_axis` is 3; in the cache's dtype.
+            In int8 they are `Int8Pages` of these.
         v_pages: `[num_pages, K, page, H]`, in the cache's dtype. The `H` of pages is `numerics.cache_head_dim` of the queries'.
         page_tables: `[G, max_pages]` int32, each window's pages in order.
         positions: `[G, W]` int32. Within a window they ascend by one; a partial window repeats its last position. A window
@@ -49,7 +52,7 @@ def paged_attention(
     """
     _check(q, k_pages, v_pages, page_tables, positions, numerics)
     head_dim = q.shape[3]
-    q = jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, v_pages.shape[3] - head_dim)))
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, numbers(v_pages).shape[3] - head_dim)))
     attend = reference.paged_attention
     if numerics.implementation == "pallas_tpu":
         from detspec.ops.attention import pallas_tpu
@@ -67,17 +70,18 @@ def paged_attention(
     return attended[..., :head_dim]
 
 
-def append_fn(numerics: Numerics) -> Callable[..., jax.Array]:
-    """`cache.append` as the implementation that `numerics` names does it."""
+def append_fn(numerics: Numerics) -> Callable[..., Any]:
+    """`cache.append` as the implementation that `numerics` names does it; to pages in int8 `int8_pages.append`."""
+    in_int8 = numerics.cache_dtype == "int8"
     if numerics.implementation == "cpu":
         from detspec.ops import moves
 
-        return moves.append
-    return append
+        return moves.append_int8 if in_int8 else moves.append
+    return int8_pages.append if in_int8 else append
 
 
 def copy_fn(numerics: Numerics) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
-    """What copies pages `source [n]` of `pages` over pages `target [n]`: `(pages, source, target) -> pages`."""
+    """What copies pages `source [n]` of an array `pages` over pages `target [n]`: `(pages, source, target) -> pages`."""
     if numerics.implementation == "cpu":
         from detspec.ops import moves
 
@@ -86,9 +90,24 @@ def copy_fn(numerics: Numerics) -> Callable[[jax.Array, jax.Array, jax.Array], j
 
 
 def _check(
-    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, page_tables: jax.Array, positions: jax.Array, numerics: Numerics
+    q: jax.Array, k_pages: Pages, v_pages: Pages, page_tables: jax.Array, positions: jax.Array, numerics: Numerics
 ) -> None:
     """Raises `InputError` for arguments that contradict each other under any implementation."""
+    in_int8 = numerics.cache_dtype == "int8"
+    if in_int8 and numerics.implementation not in TAKE_INT8:
+        raise InputError(
+            f"the {numerics.implementation!r} attention takes keys and values in floats, got Numerics.cache_dtype 'int8': "
+            f"{', '.join(map(repr, TAKE_INT8))} take it"
+        )
+    if {isinstance(k_pages, Int8Pages), isinstance(v_pages, Int8Pages)} != {in_int8}:
+        raise InputError(
+            f"k_pages and v_pages must be {'Int8Pages' if in_int8 else 'arrays'} for Numerics.cache_dtype "
+            f"{numerics.cache_dtype!r}, got {type(k_pages).__name__} and {type(v_pages).__name__}"
+        )
+    named = {"k_pages": k_pages, "v_pages": v_pages}
+    scales = {name: pages.scale.shape for name, pages in named.items() if isinstance(pages, Int8Pages)}
+    k_pages = numbers(k_pages)
+    v_pages = numbers(v_pages)
     for name, x, axes in (
         ("q", q, "[G, W, N, H]"),
         ("k_pages", k_pages, "[num_pages, K, page, H]"),
@@ -115,6 +134,9 @@ def _check(
             )
     if N % K:
         raise InputError(f"q has {N} heads, which must be a multiple of the {K} heads of k_pages and v_pages")
+    for name, given in scales.items():
+        if given != (num_pages, K, numerics.page):
+            raise InputError(f"the scales of {name} must have shape {(num_pages, K, numerics.page)}, got {given}")
     if k_pages.dtype != v_pages.dtype:
         raise InputError(f"k_pages and v_pages must have one dtype, got {k_pages.dtype} and {v_pages.dtype}")
     for name, x in (("page_tables", page_tables), ("positions", positions)):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.cache import Int8Pages, Pages, numbers
 from detspec.errors import InputError
 from detspec.native.library import target
 from detspec.ops.alibi import own_slopes
@@ -22,8 +23,8 @@ NO_WINDOW = np.iinfo(np.int32).max
 
 def paged_attention(
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    k_pages: Pages,
+    v_pages: Pages,
     page_tables: jax.Array,
     positions: jax.Array,
     *,
@@ -32,7 +33,9 @@ def paged_attention(
 ) -> jax.Array:
     """See `api.paged_attention`; keys are `[num_pages, K, H, page]`, pages of 16 to 512 slots, `H` at most 512."""
     G, W, N, _ = q.shape
-    _, _, page, H = v_pages.shape
+    keys = numbers(k_pages)
+    values = numbers(v_pages)
+    _, _, page, H = values.shape
     if page % LANES or page > MAX_PAGE or H > MAX_HEAD_DIM:
         raise InputError(
             f'the "cpu" attention takes pages of {LANES} to {MAX_PAGE} slots and heads of at most {MAX_HEAD_DIM} dimensions, '
@@ -46,14 +49,15 @@ def paged_attention(
     slopes = own_slopes(N) if scores.alibi else np.zeros(N, np.float32)
     # As token rows: for windows of one, XLA:CPU fused a copy of the same places with the rotation before it,
     # which took 13 us instead of 3 for 8 rows.
-    call = jax.ffi.ffi_call(target("detspec_attention", v_pages.dtype), jax.ShapeDtypeStruct((G * W, N, H), jnp.float32))
+    call = jax.ffi.ffi_call(target("detspec_attention", values.dtype), jax.ShapeDtypeStruct((G * W, N, H), jnp.float32))
     attended = call(
         q.reshape(G * W, N, H),
-        k_pages,
-        v_pages,
+        keys,
+        values,
         page_tables,
         positions,
         slopes,
+        *(pages.scale for pages in (k_pages, v_pages) if isinstance(pages, Int8Pages)),
         scale=np.float32(scores.scale),
         cap=np.float32(scores.cap or 0),
         sliding_window=np.int32(NO_WINDOW if scores.sliding_window is None else scores.sliding_window),

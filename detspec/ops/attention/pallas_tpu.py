@@ -12,6 +12,9 @@
        pages       a  b  c    d     e  f
        ring slot   0  1  0    1     0  1         num_buffers 2: while c is multiplied, d of the next tile is in flight
 
+4. Pages in int8 come with the scales of their slots, `[K, page]` float32, in rings of their own. Their numbers are exact in the
+   queries' dtype; scores are multiplied by the keys' scales, probabilities by the values' once `l` has them.
+
 The grid has two lanes of tiles, `parallel` to each other: chips with two cores under one device (v4, v5p) run one lane each.
 """
 
@@ -24,6 +27,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from detspec.cache import Int8Pages, Pages, numbers, slot_bytes
 from detspec.errors import InputError
 from detspec.ops.alibi import lower_scores, own_slopes
 from detspec.ops.attention.reference import MASK_VALUE, merge_splits
@@ -33,12 +37,13 @@ from detspec.schedule import Numerics
 
 NUM_LANES = 2  # lanes of the grid, one for each TensorCore that a device may have
 MIN_ROWS = 16  # a bfloat16 tile in VMEM has 16 rows
+SUBLANES = 8  # rows of a float32 tile
 LANE_WIDTH = 128  # columns of a register
 IN_FLIGHT_BYTES = 2 << 20  # bytes in flight that hide the latency of HBM: about 1 us at 2 TB/s
 MAX_BUFFERS = 8
 VMEM_BYTES = 14 << 20  # a kernel has 16 MiB by default on the smallest chip
 SMEM_BYTES = (1 << 20) - (8 << 10)  # scalar memory, less what the compiler needs
-DTYPES = (jnp.bfloat16, jnp.float32)
+DTYPES = (jnp.bfloat16, jnp.float32)  # of floats in the cache, and of queries that meet integers
 
 
 # Result of `_plan_work`: NUM_FACTS arrays of `num_tiles` scalars in this order, then the first tile of each lane.
@@ -65,16 +70,19 @@ class Tiling(NamedTuple):
 @partial(jax.jit, static_argnames=("scores", "numerics"))  # layers of one shape are lowered once
 def paged_attention(
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    k_pages: Pages,
+    v_pages: Pages,
     page_tables: jax.Array,
     positions: jax.Array,
     *,
     scores: Scores,
     numerics: Numerics,
 ) -> jax.Array:
-    """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16 or float32."""
-    check(q, v_pages, page_tables, scores.alibi, numerics)
+    """See `api.paged_attention`; keys are `[num_pages, K, page, H]`, the cache is bfloat16, float32 or int8."""
+    check(q, numbers(v_pages), page_tables, scores.alibi, numerics)
+    scales = [pages.scale for pages in (k_pages, v_pages) if isinstance(pages, Int8Pages)]
+    k_pages = numbers(k_pages)
+    v_pages = numbers(v_pages)
     G, W, N, H = q.shape
     K, page = v_pages.shape[1:3]
     Q = N // K
@@ -84,7 +92,7 @@ def paged_attention(
     tiles = -(-W // numerics.query_tile)
 
     # [G, W, N, H] -> [G * tiles, K, used_rows, H]
-    q = jnp.pad(q, ((0, 0), (0, tiles * width - W), (0, 0), (0, 0))).astype(k_pages.dtype)
+    q = jnp.pad(q, ((0, 0), (0, tiles * width - W), (0, 0), (0, 0))).astype(_product_dtype(q, v_pages))
     q = q.reshape(G * tiles, width, K, Q, H).transpose(0, 2, 1, 3, 4).reshape(G * tiles, K, width * Q, H)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, shape.used_rows - width * Q), (0, 0)))
     positions = jnp.pad(positions, ((0, 0), (0, tiles * width - W)), mode="edge").reshape(G * tiles, width)
@@ -92,7 +100,8 @@ def paged_attention(
     work = _plan_work(positions, page, scores.sliding_window, numerics)
     num_tiles = G * tiles * splits
     per_lane = -(-num_tiles // NUM_LANES)
-    kernel = partial(_attend_tile, tiling=Tiling(num_tiles, tiles * splits, page_tables.shape[1], Q), scores=scores)
+    tiling = Tiling(num_tiles, tiles * splits, page_tables.shape[1], Q)
+    kernel = partial(_attend_tile, tiling=tiling, scores=scores, num_pools=2 + len(scales))
 
     def tile_of(lane: jax.Array, index: jax.Array) -> jax.Array:
         return jnp.minimum(index * NUM_LANES + lane, num_tiles - 1)
@@ -104,8 +113,9 @@ def paged_attention(
         return index * NUM_LANES + lane, 0, 0, 0
 
     rows, used, buffers = shape
-    operands: list[Any] = [q, k_pages, v_pages]
-    operand_specs = [pl.BlockSpec((None, K, used, H), at_query), *2 * [pl.BlockSpec(memory_space=pl.ANY)]]
+    pools = [k_pages, v_pages, *scales]
+    operands: list[Any] = [q, *pools]
+    operand_specs = [pl.BlockSpec((None, K, used, H), at_query), *len(pools) * [pl.BlockSpec(memory_space=pl.ANY)]]
     if scores.alibi:
         operands.append(_row_slopes(N, K, used))
         operand_specs.append(pl.BlockSpec((K, used, LANE_WIDTH), lambda *_: (0, 0, 0)))
@@ -114,7 +124,6 @@ def paged_attention(
     if splits > 1:  # and the logarithm of each row's sum of exponentials, in every column
         result_shapes.append(jax.ShapeDtypeStruct((per_lane * NUM_LANES, K, used, LANE_WIDTH), jnp.float32))
         result_specs.append(pl.BlockSpec((None, K, used, LANE_WIDTH), at_result))
-    ring = (buffers, numerics.block_pages, K, page, H)
     slots = G * tiles * page_tables.shape[1] * page  # as if every table were full
     results = pl.pallas_call(
         kernel,
@@ -124,10 +133,9 @@ def paged_attention(
             in_specs=operand_specs,
             out_specs=result_specs,
             scratch_shapes=[
-                pltpu.VMEM((K, rows, H), k_pages.dtype),
-                pltpu.VMEM(ring, k_pages.dtype),
-                pltpu.VMEM(ring, v_pages.dtype),
-                pltpu.SemaphoreType.DMA((2, buffers)),
+                pltpu.VMEM((K, rows, H), q.dtype),
+                *(pltpu.VMEM((buffers, numerics.block_pages, *pool.shape[1:]), pool.dtype) for pool in pools),
+                pltpu.SemaphoreType.DMA((len(pools), buffers)),
                 pltpu.SMEM((4,), jnp.int32),
                 pltpu.VMEM((K, used, LANE_WIDTH), jnp.float32),
                 pltpu.VMEM((K, used, LANE_WIDTH), jnp.float32),
@@ -139,7 +147,7 @@ def paged_attention(
         cost_estimate=pl.CostEstimate(
             flops=4 * rows * K * H * slots,
             transcendentals=used * K * slots,
-            bytes_accessed=2 * K * H * slots * k_pages.dtype.itemsize + q.nbytes + 4 * q.size,
+            bytes_accessed=2 * K * slots * slot_bytes(H, numerics) + q.nbytes + 4 * q.size,
         ),
         interpret=numerics.interpret,
         name="paged_attention",
@@ -156,8 +164,15 @@ def paged_attention(
 def check(q: jax.Array, v_pages: jax.Array, page_tables: jax.Array, alibi: bool, numerics: Numerics) -> None:
     """Raises `InputError`, naming the argument, for what the kernel does not support; shapes as in `api.paged_attention`."""
     K, page, H = v_pages.shape[1:]
-    if v_pages.dtype not in DTYPES:
-        raise InputError(f'the "pallas_tpu" attention takes a bfloat16 or float32 cache, got cache_dtype {v_pages.dtype}')
+    in_int8 = v_pages.dtype == jnp.int8
+    if v_pages.dtype not in DTYPES and not in_int8:
+        raise InputError(f'the "pallas_tpu" attention takes a bfloat16, float32 or int8 cache, got cache_dtype {v_pages.dtype}')
+    if in_int8 and q.dtype not in DTYPES:
+        raise InputError(f'the "pallas_tpu" attention over an int8 cache takes bfloat16 or float32 queries, got {q.dtype}')
+    if in_int8 and page % LANE_WIDTH and not numerics.interpret:
+        raise InputError(
+            f'the "pallas_tpu" attention over an int8 cache takes pages of {LANE_WIDTH} slots or a multiple, got {page}'
+        )
     if page % MIN_ROWS:
         raise InputError(f'the "pallas_tpu" attention takes pages of at least {MIN_ROWS} slots, got Numerics.page {page}')
     if (needed := vmem_bytes(q, v_pages, alibi, numerics)) > VMEM_BYTES:
@@ -190,12 +205,20 @@ def tile_shape(q: jax.Array, v_pages: jax.Array, numerics: Numerics) -> TileShap
     )
 
 
+def _product_dtype(q: jax.Array, v_pages: jax.Array) -> Any:
+    """The dtype of products: the cache's, or that of the queries for integers."""
+    return q.dtype if v_pages.dtype == jnp.int8 else v_pages.dtype
+
+
 def vmem_bytes(q: jax.Array, v_pages: jax.Array, alibi: bool, numerics: Numerics) -> int:
     """Bytes of VMEM that a program holds: the ring of pages, queries, running sums, and two blocks of input and output each."""
     _, K, page, H = v_pages.shape
     rows, used, buffers = tile_shape(q, v_pages, numerics)
-    itemsize = v_pages.dtype.itemsize
-    ring = 2 * buffers * numerics.block_pages * K * page * H * itemsize
+    itemsize = _product_dtype(q, v_pages).itemsize
+    page_bytes = K * page * H * v_pages.dtype.itemsize
+    if v_pages.dtype == jnp.int8:
+        page_bytes += -(-K // SUBLANES) * SUBLANES * page * 4
+    ring = 2 * buffers * numerics.block_pages * page_bytes
     lse = LANE_WIDTH if numerics.num_splits > 1 else 0
     blocks = H * (itemsize + 4) + 4 * lse + (4 * LANE_WIDTH if alibi else 0)
     return ring + K * rows * H * itemsize + 4 * K * used * (H + 2 * LANE_WIDTH) + 2 * K * used * blocks
@@ -238,18 +261,25 @@ def _attend_tile(
     work_ref: Any,  # [NUM_FACTS * num_tiles + NUM_LANES], see _plan_work
     tables_ref: Any,  # [G * max_pages]
     q_ref: Any,  # [K, used_rows, H]
-    k_hbm_ref: Any,  # [num_pages, K, page, H]
-    v_hbm_ref: Any,  # [num_pages, K, page, H]
-    *refs: Any,  # slopes [K, used_rows, LANE_WIDTH] with alibi; o [K, used_rows, H]; lse as slopes if split; scratch
+    *refs: Any,  # pools; slopes [K, used_rows, LANE_WIDTH] with alibi; o [K, used_rows, H]; lse as slopes if split; scratch
     tiling: Tiling,
     scores: Scores,
+    num_pools: int,
 ) -> None:
-    """One tile: online softmax over the pages it needs, while the pages of following steps are in flight."""
+    """One tile: online softmax over the pages it needs, while the pages of following steps are in flight.
+
+    The pools are keys and values `[num_pages, K, page, H]`, in int8 followed by their scales `[num_pages, K, page]`.
+    """
     num_tiles, tiles_per_window, max_pages, Q = tiling
     sliding_window = scores.sliding_window
-    slope_refs = refs[: scores.alibi]
-    result_refs = refs[scores.alibi :]
-    o_ref, *lse_refs, q_tile_ref, k_ring_ref, v_ring_ref, arrived_ref, cursor_ref, m_ref, l_ref, acc_ref = result_refs
+    first = num_pools + scores.alibi
+    pool_refs = refs[:num_pools]
+    slope_refs = refs[num_pools:first]
+    refs = refs[first:]
+    o_ref, *lse_refs, q_tile_ref = refs[: -5 - num_pools]
+    ring_refs = refs[-5 - num_pools : -5]
+    arrived_ref, cursor_ref, m_ref, l_ref, acc_ref = refs[-5:]
+    k_ring_ref, v_ring_ref, *scale_ring_refs = ring_refs
     K, used, H = q_ref.shape
     rows = q_tile_ref.shape[1]
     buffers, block_pages, _, page, _ = k_ring_ref.shape
@@ -265,7 +295,7 @@ def _attend_tile(
         return [
             pltpu.make_async_copy(hbm.at[page_of(n)], ring.at[slot, n], arrived_ref.at[which, slot])
             for n in range(block_pages)
-            for which, (hbm, ring) in enumerate(((k_hbm_ref, k_ring_ref), (v_hbm_ref, v_ring_ref)))
+            for which, (hbm, ring) in enumerate(zip(pool_refs, ring_refs, strict=True))
         ]
 
     # cursor: tile and step whose pages are fetched next, the slot they go to, and the slot that is multiplied next
@@ -312,9 +342,16 @@ def _attend_tile(
         distance = position - (block * page + jax.lax.broadcasted_iota(jnp.int32, (used, columns), 1))
         keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
         for head in range(K):
-            keys = k_ring_ref[slot, :, head].reshape(columns, H)
-            values = v_ring_ref[slot, :, head].reshape(columns, H)
-            score = _product(q_tile_ref[head], keys, contract=1)[:used] * scores.scale
+            keys = _as_floats(k_ring_ref[slot, :, head], q_tile_ref.dtype).reshape(columns, H)
+            values = _as_floats(v_ring_ref[slot, :, head], q_tile_ref.dtype).reshape(columns, H)
+            scales = [
+                jnp.concatenate([ring[slot, n, head : head + 1] for n in range(block_pages)], axis=1)  # [1, columns]
+                for ring in scale_ring_refs
+            ]
+            score = _product(q_tile_ref[head], keys, contract=1)[:used]
+            if scales:
+                score = score * scales[0]
+            score = score * scores.scale
             score = softcap(score, scores.cap)
             for slope_ref in slope_refs:
                 score = lower_scores(score, slope_ref[head, :, :1], distance)
@@ -325,6 +362,8 @@ def _attend_tile(
             p = jnp.where(keep, jnp.exp(score - m_next[:, :1]), 0.0)
             m_ref[head] = m_next
             l_ref[head] = l_ref[head] * rescale + p.sum(1, keepdims=True)
+            if scales:
+                p = p * scales[1]
             p = p.astype(values.dtype)
             if rows > used:
                 p = jnp.concatenate([p, jnp.zeros((rows - used, columns), p.dtype)])
@@ -338,6 +377,11 @@ def _attend_tile(
     o_ref[...] = acc_ref[...] / l[..., :1]
     if lse_refs:
         lse_refs[0][...] = jnp.where(attended_anything, m_ref[...] + jnp.log(l), MASK_VALUE)
+
+
+def _as_floats(block: jax.Array, dtype: Any) -> jax.Array:
+    """Keys or values of a block, integers as the same numbers of `dtype`; they are exact in bfloat16."""
+    return block.astype(jnp.float32).astype(dtype) if block.dtype == jnp.int8 else block
 
 
 def _product(a: jax.Array, b: jax.Array, *, contract: int) -> jax.Array:

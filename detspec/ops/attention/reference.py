@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from detspec.cache import Int8Pages, Pages, numbers
 from detspec.errors import InputError
 from detspec.ops.alibi import lower_scores, own_slopes
 from detspec.ops.attention.scores import Scores
@@ -38,8 +39,8 @@ class Tiles(NamedTuple):
 
 def paged_attention(
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    k_pages: Pages,
+    v_pages: Pages,
     page_tables: jax.Array,
     positions: jax.Array,
     *,
@@ -50,7 +51,7 @@ def paged_attention(
     if numerics.block_pages != 1:
         raise InputError(f'the "reference" attention takes one page per step, got Numerics.block_pages {numerics.block_pages}')
     G, W, N, H = q.shape
-    K, page = v_pages.shape[1:3]
+    K, page = numbers(v_pages).shape[1:3]
     Q = N // K
     # Padding takes the furthest position, so that it never makes a sliding window start early.
     positions = jnp.where(positions >= 0, positions, jnp.max(positions))
@@ -60,7 +61,8 @@ def paged_attention(
 
     # [G, W, N, H] -> [X, K, tile * Q, H], X = G * tiles
     q = jnp.pad(q, ((0, 0), (0, padded - W), (0, 0), (0, 0)))
-    q = q.reshape(G * tiles, tile, K, Q, H).transpose(0, 2, 1, 3, 4).reshape(G * tiles, K, tile * Q, H).astype(k_pages.dtype)
+    q = q.reshape(G * tiles, tile, K, Q, H).transpose(0, 2, 1, 3, 4).reshape(G * tiles, K, tile * Q, H)
+    q = q if isinstance(k_pages, Int8Pages) else q.astype(k_pages.dtype)
     positions = jnp.pad(positions, ((0, 0), (0, padded - W)), mode="edge")
     row_position = jnp.repeat(positions.reshape(G * tiles, tile), Q, axis=1)  # [X, tile * Q]
     queries = Tiles(q, jnp.repeat(page_tables, tiles, axis=0), row_position)
@@ -87,7 +89,7 @@ def paged_attention(
 
 def _attend_blocks(
     queries: Tiles,
-    pages: tuple[jax.Array, jax.Array],  # keys, values
+    pages: tuple[Pages, Pages],  # keys, values
     first_block: jax.Array,  # [X]
     num_blocks: jax.Array,
     *,
@@ -99,7 +101,7 @@ def _attend_blocks(
     q, page_tables, row_position = queries
     k_pages, v_pages = pages
     X, K, rows, H = q.shape
-    page = v_pages.shape[2]
+    page = numbers(v_pages).shape[2]
     max_pages = page_tables.shape[1]
     sliding_window = scores.sliding_window
     slots = jnp.arange(page, dtype=jnp.int32)
@@ -108,9 +110,12 @@ def _attend_blocks(
         m_prev, l_prev, o_prev = carry
         block = first_block + step
         page_ids = jnp.take_along_axis(page_tables, jnp.minimum(block, max_pages - 1)[:, None], axis=1)[:, 0]
-        k_block = k_pages.at[page_ids].get(mode="promise_in_bounds")  # [X, K, H, page]
-        v_block = v_pages.at[page_ids].get(mode="promise_in_bounds")  # [X, K, page, H]
-        score = jnp.einsum("xkrh,xkhp->xkrp", q, k_block, preferred_element_type=jnp.float32) * scores.scale
+        k_block, k_scale = _block(k_pages, page_ids, q.dtype)  # [X, K, H, page], [X, K, page]
+        v_block, v_scale = _block(v_pages, page_ids, q.dtype)  # [X, K, page, H], [X, K, page]
+        score = jnp.einsum("xkrh,xkhp->xkrp", q, k_block, preferred_element_type=jnp.float32)
+        if k_scale is not None:
+            score = score * k_scale[:, :, None]
+        score = score * scores.scale
         distance = row_position[:, :, None] - ((block * page)[:, None, None] + slots[None, None, :])  # [X, rows, page]
         keep = distance >= 0 if sliding_window is None else (distance >= 0) & (distance < sliding_window)
         score = softcap(score, scores.cap)
@@ -123,12 +128,22 @@ def _attend_blocks(
         if sliding_window is not None:
             p = jnp.where(keep[:, None], p, 0.0)
         l_next = l_prev * rescale + sum_fn(p)
+        if v_scale is not None:
+            p = p * v_scale[:, :, None]
         pv = jnp.einsum("xkrp,xkph->xkrh", p.astype(v_block.dtype), v_block, preferred_element_type=jnp.float32)
         return m_next, l_next, o_prev * rescale[..., None] + pv
 
     m = jnp.full((X, K, rows), MASK_VALUE, jnp.float32)
     carry = (m, jnp.zeros_like(m), jnp.zeros((X, K, rows, H), jnp.float32))
     return jax.lax.fori_loop(0, num_blocks, attend_block, carry)
+
+
+def _block(pages: Pages, page_ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
+    """Pages `page_ids [X]`, and the scales of their slots; numbers in int8 as the same numbers of `dtype`."""
+    block = numbers(pages).at[page_ids].get(mode="promise_in_bounds")
+    if not isinstance(pages, Int8Pages):
+        return block, None
+    return block.astype(dtype), pages.scale.at[page_ids].get(mode="promise_in_bounds")
 
 
 def merge_splits(m: jax.Array, l: jax.Array, o: jax.Array) -> tuple[jax.Array, jax.Array]:
