@@ -12,6 +12,7 @@ import pytest
 from detspec.cli.commands import main
 from tests.engine.byte_model import broken_params, some_prompts, write_folder
 
+pytestmark = pytest.mark.unoptimised
 OPTIONS = ("--max-tokens", "12", "--max-len", "64", "--max-requests", "2", "--method", "none", "--temperature", "0.7")
 
 

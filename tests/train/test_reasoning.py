@@ -16,6 +16,7 @@ from detspec.checkpoint.load import load
 from detspec.train.config import load_config
 from detspec.train.run import read_log, train
 
+pytestmark = pytest.mark.unoptimised
 CONFIG = """
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.train.optimizer import OptimizerConfig
