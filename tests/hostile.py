@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from detspec.errors import MAX_MESSAGE, InputError
 
-MOST_SECONDS = 5.0
+MOST_SECONDS = 15.0  # of processor time; the slowest takes 2 on a machine that does much else
 # Text that stands in a document in place of a value; `json.dumps` writes none of it.
 RAW = (
     "1e400",
@@ -99,7 +99,7 @@ def _places(document: Any) -> Any:
 
 
 def outcome(read: Callable[[], Any]) -> Any:
-    """What `read` returns, or the `InputError` that it raises, with a short message; either takes at most five seconds."""
+    """What `read` returns, or the `InputError` that it raises, with a short message; either takes a few seconds at most."""
     start = time.process_time()
     try:
         found = read()
@@ -111,7 +111,7 @@ def outcome(read: Callable[[], Any]) -> Any:
 
 
 def refusal(read: Callable[[], Any]) -> str:
-    """The message of the `InputError` that `read` must raise within five seconds."""
+    """The message of the `InputError` that `read` must raise within seconds."""
     found = outcome(read)
     assert isinstance(found, InputError), f"was read: {str(found)[:200]}"
     return str(found)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.checkpoint.test_hostile_templates import TOO_LARGE, TOO_LONG
 
 ALLOWED_BYTES = 1 << 30
-MOST_SECONDS = 60  # for all of them, the import of jax included
+MOST_SECONDS = 600  # for all of them, the import of jax included, on a machine that does much else
 TEMPLATES = {
     **{name: TOO_LARGE[name] for name in ("times", "center", "percent", "texts", "lists", "views", "replace", "join_filter")},
     **{name: TOO_LONG[name] for name in ("loops", "output", "output_data")},

@@ -1,5 +1,7 @@
 """The CPU kernels as a library: where it comes from, what is said if there is none, and bits on narrower processors."""
 
+import ctypes
+import functools
 from pathlib import Path
 
 import jax
@@ -47,6 +49,13 @@ def test_library_is_kept_for_the_next_process(monkeypatch, tmp_path):
     assert len(compiled) == 3
 
 
+@functools.cache
+def compiled_for(march: str, dtype: str) -> ctypes.CDLL:
+    """The kernels for a processor, without instructions that multiply pairs."""
+    options = [option for option in library.options_for(dtype) if not option.startswith(("-DDOTS", "-march"))]
+    return library._load(library._compile(SOURCE, (*options, f"-march={march}")))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("avx2" not in cpu_facts().get("flags", ""), reason="compiles for AVX2, and runs it")
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
@@ -56,11 +65,10 @@ def test_bits_of_processors_that_widen_weights_are_the_same_for_narrow_and_wide_
     rng = np.random.default_rng(0)
     x, weight = (jnp.asarray(rng.standard_normal(shape), numbers) for shape in ((37, 300), (211, 300)))
     found = []
-    for march in ("-march=native", "-march=haswell", "-march=x86-64-v2"):
-        options = [option for option in library.options_for(dtype) if option != "-DDOTS" and not option.startswith("-march")]
-        compiled = library._load(library._compile(SOURCE, (*options, march)))
-        name = f"test_linear_{dtype}_{march.removeprefix('-march=')}"
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled.detspec_linear), platform="cpu")
+    for march in ("native", "haswell", "x86-64-v2"):
+        name = f"test_linear_{dtype}_{march}"
+        kernel = jax.ffi.pycapsule(compiled_for(march, dtype).detspec_linear)
+        jax.ffi.register_ffi_target(name, kernel, platform="cpu")
         [y] = jax.jit(jax.ffi.ffi_call(name, [jax.ShapeDtypeStruct((37, 211), jnp.float32)]))(x, weight)
         found.append(np.asarray(y).view(np.uint32))
     assert (found[0] == found[1]).all()
@@ -78,10 +86,9 @@ def test_products_with_int8_weights_have_the_bits_of_xla_for_narrow_and_wide_reg
     rounded = quantize(weight)
     [expected] = linears_f32(x, [rounded])
     for march in ("haswell", "x86-64-v2"):
-        options = [option for option in library.options_for("BF16") if not option.startswith(("-DDOTS", "-march"))]
-        compiled = library._load(library._compile(SOURCE, (*options, f"-march={march}")))
         name = f"test_int8_linear_{march}"
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled.detspec_int8_linear), platform="cpu")
+        kernel = jax.ffi.pycapsule(compiled_for(march, "BF16").detspec_int8_linear)
+        jax.ffi.register_ffi_target(name, kernel, platform="cpu")
         result = [jax.ShapeDtypeStruct((37, 211), jnp.float32)]
         [y] = jax.jit(jax.ffi.ffi_call(name, result))(x, rounded.values, rounded.scale)
         assert (np.asarray(y).view(np.uint32) == np.asarray(expected).view(np.uint32)).all()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.unoptimised
 ROOT = Path(__file__).parents[1]
 QUICKSTART = """
 import detspec as ds
@@ -16,6 +17,7 @@ engine = ds.Engine(ds.load(), ds.EngineConfig(max_requests=2, max_len=64))
 outs = engine.generate(["def fib(n):", [5, 17, 9]], ds.SamplingParams(max_tokens=8, temperature=0.8, seed=7))
 assert [len(out.token_ids) for out in outs] == [8, 8] and outs[0].text
 """
+SIZE = ("--max-requests", "2", "--max-len", "64")  # the programs of the quickstart
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -37,5 +39,5 @@ def test_wheel_runs_outside_of_the_repository(tmp_path):
     (Path(own) / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
     assert run(bin / "python", "-c", QUICKSTART, cwd=tmp_path).startswith(own)
     (tmp_path / "in.jsonl").write_text(json.dumps({"id": "a", "prompt": "import os"}) + "\n")
-    run(bin / "detspec", "generate", "--prompts", "in.jsonl", "--out", "out.jsonl", "--max-tokens", "4", cwd=tmp_path)
-    run(bin / "detspec", "audit", "--records", "out.jsonl", cwd=tmp_path)
+    run(bin / "detspec", "generate", "--prompts", "in.jsonl", "--out", "out.jsonl", *SIZE, "--max-tokens", "4", cwd=tmp_path)
+    run(bin / "detspec", "audit", "--records", "out.jsonl", *SIZE[:2], cwd=tmp_path)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,21 @@ import pytest
 from replications.pool import Run, RunFailed, read_result, run_all, write_result
 
 RUNS = (Run("slow"), Run("timed", alone=True), Run("first"), Run("second", needs=("first",)))
+PROGRAM = """
+import json, os, sys, time
+path, waited_for = sys.argv[1:]
+began = time.time()
+while waited_for and not os.path.exists(waited_for) and time.time() < began + 60:
+    time.sleep(0.01)
+with open(path, "w") as file:
+    json.dump([began, time.time()], file)
+"""
 
 
 def program(workdir: Path, run: Run) -> list[str]:
-    """Leaves when it began and ended; "slow" takes longer than the others together."""
-    path = workdir / run.name / "result.json"
-    wait = 0.8 if run.name == "slow" else 0.1
-    text = f"import json,time; b=time.time(); time.sleep({wait}); open({str(path)!r},'w').write(json.dumps([b,time.time()]))"
-    return ["-c", text]
+    """Leaves when it began and ended; "slow" ends after "second", if that comes within a minute."""
+    path, second = (workdir / name / "result.json" for name in (run.name, "second"))
+    return ["-c", PROGRAM, str(path), str(second if run.name == "slow" else "")]
 
 
 def run_them(workdir: Path, told: list[tuple[int, list[str]]]) -> None:
@@ -65,16 +71,19 @@ def test_processes_have_huge_pages_and_one_thread_beside_what_the_user_asks_for(
 
 @pytest.mark.parametrize("code", ["import sys; print('no disk'); sys.exit(3)", "print('no disk')"])
 def test_run_that_leaves_no_result_fails_the_pool_and_ends_the_others(tmp_path: Path, code: str):
-    began = time.monotonic()
+    started, ended = tmp_path / "started", tmp_path / "ended"
+    wait = f"import os, time\nwhile not os.path.exists({str(started)!r}): time.sleep(0.01)\n"
+    long = f"import time; open({str(started)!r}, 'w').close(); time.sleep(60); open({str(ended)!r}, 'w').close()"
     with pytest.raises(RunFailed, match=r"(?s)bad ended with exit code .*no disk"):
         run_all(
             [Run("long"), Run("bad")],
-            lambda run: ["-c", code if run.name == "bad" else "import time; time.sleep(60)"],
+            lambda run: ["-c", wait + code if run.name == "bad" else long],
             workdir=tmp_path,
             width=2,
             listener=lambda done, names: None,
         )
-    assert time.monotonic() - began < 30
+    assert started.exists()
+    assert not ended.exists()
 
 
 def test_result_is_read_as_it_was_written(tmp_path: Path):

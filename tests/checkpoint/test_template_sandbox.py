@@ -202,7 +202,7 @@ def test_any_template_renders_or_is_one_error(source):
     check_template(source)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:.*perhaps you missed a comma:SyntaxWarning")
 @settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
 @given(templates.map(lambda body: START + body))

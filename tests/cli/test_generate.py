@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ import pytest
 from detspec.cli.commands import main
 from tests.engine.byte_model import broken_params, some_prompts, write_folder
 
+pytestmark = pytest.mark.unoptimised
 OPTIONS = ("--max-tokens", "12", "--max-len", "64", "--max-requests", "2", "--method", "none", "--temperature", "0.7")
 
 
@@ -52,11 +54,14 @@ def test_generate_writes_three_files(generated):
 
 
 @pytest.mark.slow
-def test_compile_cache_makes_the_second_start_faster_and_changes_no_bit(generated, detspec, folder, prompts, tmp_path):
-    """In a cache folder of its own, on one row, so that there is less to compile."""
+def test_second_start_finds_its_programs_and_changes_no_bit(generated, detspec, folder, prompts, tmp_path):
+    """In a cache folder of its own, on one row, so that there is less to compile.
+
+    A program that was compiled again would be written again, into another inode. What jax keeps by itself is taken away.
+    """
     environment = {name: value for name, value in os.environ.items() if "_CACHE" not in name}
     environment["XDG_CACHE_HOME"] = str(tmp_path)
-    compile_s = []
+    written = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         out = tmp_path / name / "out.jsonl"
@@ -65,9 +70,10 @@ def test_compile_cache_makes_the_second_start_faster_and_changes_no_bit(generate
         assert done.returncode == 0, done.stderr
         assert all(line.startswith("detspec: ") for line in done.stderr.splitlines())
         assert out.read_bytes() == generated.read_bytes()
-        assert any(path.is_file() for path in (tmp_path / "detspec" / "programs").iterdir())
-        compile_s.append(json.loads(out.with_name("out.stats.json").read_text())["last_start"]["compile_s"])
-    assert compile_s[1] < 0.7 * compile_s[0]
+        written.append({path.name: path.stat().st_ino for path in (tmp_path / "detspec" / "programs").iterdir()})
+        shutil.rmtree(tmp_path / "detspec" / "xla")
+    assert len(written[0]) >= 3  # reading, a plan, copies of pages
+    assert written[1] == written[0]
 
 
 def test_generate_from_stdin_to_stdout_gives_the_same_bytes(generated, detspec, folder, prompts, tmp_path):
@@ -89,13 +95,13 @@ def test_generate_resumes_after_every_signal_and_gives_the_same_bytes(command, f
     for number, code in [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]:
         process = subprocess.Popen(list(map(str, argv)), stderr=subprocess.PIPE)
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 600
             while num_kept(journal) < kept + 20:
                 assert process.poll() is None, process.communicate()[1].decode()
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
             process.send_signal(number)
-            shown = process.communicate(timeout=60)[1].decode()
+            shown = process.communicate(timeout=600)[1].decode()
         finally:
             process.kill()
             process.wait()
@@ -106,7 +112,7 @@ def test_generate_resumes_after_every_signal_and_gives_the_same_bytes(command, f
         if number != signal.SIGKILL:
             expected = f"detspec: stopped by {number.name}: {kept} of {NUM_LINES} completions are kept in {journal}, "
             assert shown.splitlines()[-1] == f"{expected}and the same command resumes"
-    done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, timeout=600, check=True)
     assert f"{NUM_LINES} requests, " in done.stderr
     assert f", {kept} of them before" in done.stderr
     assert json.loads((tmp_path / "out.stats.json").read_text())["num_resumed"] == kept

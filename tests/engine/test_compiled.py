@@ -1,5 +1,7 @@
 """Programs that come from memory, from files or from the compiler give the same bits."""
 
+import contextlib
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,22 +21,48 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, byte_params, facts, without_tokenizer
 
+pytestmark = pytest.mark.unoptimised
+
 
 @pytest.fixture(scope="module")
 def model():
     return without_tokenizer(byte_params())
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of programs; this process begins without any, and jax keeps none."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "programs"))
-    monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
-    monkeypatch.setattr("detspec.engine.compiled._from_jax", set())
+@contextlib.contextmanager
+def fresh_process(folder: Path) -> Iterator[pytest.MonkeyPatch]:
+    """This process has compiled nothing, keeps its programs in `folder`, and jax keeps none."""
     of_all_tests = jax.config.jax_compilation_cache_dir
-    keep_in(None)
-    yield tmp_path / "programs"
-    keep_in(of_all_tests)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(folder))
+        patch.setattr("detspec.engine.device.PROGRAMS", Programs())
+        patch.setattr("detspec.engine.compiled._from_jax", set())
+        keep_in(None)
+        yield patch
+        keep_in(of_all_tests)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """The folder of programs of a process that begins without any."""
+    with fresh_process(tmp_path / "programs"):
+        yield tmp_path / "programs"
+
+
+@pytest.fixture(scope="module")
+def first_process(model, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple]]:
+    """The folder that a first process leaves, and its answers."""
+    folder = tmp_path_factory.mktemp("first") / "programs"
+    with fresh_process(folder) as patch:
+        return folder, answers(model, patch)
+
+
+@pytest.fixture
+def first(first_process: tuple[Path, list[tuple]], folder: Path) -> list[tuple]:
+    """The answers of a first process, whose programs are in `folder`."""
+    kept, found = first_process
+    shutil.copytree(kept, folder)
+    return found
 
 
 def keep_in(folder: str | None) -> None:
@@ -58,35 +86,38 @@ def forbid_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jax.stages.Lowered.compile", refuse)
 
 
-def test_next_process_compiles_nothing_and_gives_the_same_bits(model, folder, monkeypatch):
-    first = answers(model, monkeypatch)
+def test_next_process_compiles_nothing_and_gives_the_same_bits(model, folder, first, monkeypatch):
     assert len(list(folder.iterdir())) == 3  # reading, decoding, copies of pages
     forbid_compiling(monkeypatch)
     assert answers(model, monkeypatch) == first
 
 
-def test_another_shape_is_another_program(model, folder, monkeypatch):
+@pytest.mark.usefixtures("first")
+def test_another_shape_is_another_program(model, monkeypatch):
     """The control of the test above: nothing is taken for what it is not."""
-    answers(model, monkeypatch)
     forbid_compiling(monkeypatch)
-    monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
     engine = Engine(model, EngineConfig(max_requests=2, max_len=49, method="none", schedule=SCHEDULE))
     with pytest.raises(AssertionError, match="should have come from a file"):
         engine.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
 
 
-@pytest.mark.parametrize("poison", ["cut", "foreign"])
-def test_poisoned_files_are_compiled_again_and_give_the_same_bits(poison, model, folder, monkeypatch):
-    first = answers(model, monkeypatch)
-    cache = CompileCache(folder)
-    for path in folder.iterdir():
-        if poison == "cut":
-            path.write_bytes(path.read_bytes()[:1000])
-        else:
-            cache.write(path.stem, b"no pickle of a program")
+def test_without_a_cache_nothing_is_written(model, folder, monkeypatch):
+    monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
+    config = EngineConfig(max_requests=2, max_len=48, method="none", schedule=SCHEDULE, compile_cache=False)
+    Engine(model, config).generate([[1], [2]], SamplingParams(max_tokens=2))
+    assert not folder.exists()
+
+
+def test_poisoned_files_are_compiled_again_and_give_the_same_bits(model, folder, first, monkeypatch):
+    """Two are cut, and one is whole, but no program."""
+    cut, foreign, also_cut = folder.iterdir()
+    for path in (cut, also_cut):
+        path.write_bytes(path.read_bytes()[:1000])
+    CompileCache(folder).write(foreign.stem, b"no pickle of a program")
     with pytest.warns(UserWarning, match="It is compiled again") as warned:
         assert answers(model, monkeypatch) == first
-    assert len(warned) == 3
+    reasons = [str(warning.message).split("is not used: ")[1].split(".")[0].split(" (")[0] for warning in warned]
+    assert sorted(reasons) == ["it cannot be loaded", "it is damaged", "it is damaged"]
     forbid_compiling(monkeypatch)
     assert answers(model, monkeypatch) == first
 
@@ -103,13 +134,6 @@ def test_program_that_jax_keeps_is_not_written_once_more(model, folder, monkeypa
     assert answers(model, monkeypatch) == first
     assert list(folder.iterdir()) == []
     jax.clear_caches()  # other tests write what they compile
-
-
-def test_without_a_cache_nothing_is_written(model, folder, monkeypatch):
-    monkeypatch.setattr("detspec.engine.device.PROGRAMS", Programs())
-    config = EngineConfig(max_requests=2, max_len=48, method="none", schedule=SCHEDULE, compile_cache=False)
-    Engine(model, config).generate([[1], [2]], SamplingParams(max_tokens=2))
-    assert not folder.exists()
 
 
 def test_one_program_for_equal_calls_and_another_for_other_shapes():
@@ -146,9 +170,8 @@ def test_second_program_is_traced_while_the_first_compiles():
     assert fast.result(60) == "compiled"
 
 
-def test_function_that_was_replaced_is_another_program(model, folder, monkeypatch):
+def test_function_that_was_replaced_is_another_program(model, first, monkeypatch):
     """An ablation that replaces a function gets what it asks for, and leaves nothing to those who do not."""
-    first = answers(model, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr("detspec.sampler.logprobs_at", lambda logits, tokens, sum_row: jnp.full(tokens.shape, -1.0))
         programs.run_segment.clear_cache()

@@ -11,7 +11,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
-from tests.engine.byte_model import SCHEDULE, facts
+from tests.engine.byte_model import facts, make_engine
 from tests.engine.fake_device import FakeDevice
 from tests.engine.test_step import counted, make, request_of, tokens_of
 
@@ -94,13 +94,13 @@ def test_plans_of_a_batch_are_timed_again_only_with_a_new_one_among_them(engine,
 
 
 def test_prefill_gets_a_program_of_its_own_with_the_other_plans_and_answers_stay(model):
-    engine = Engine(model, EngineConfig(max_requests=2, max_len=48, method="none", schedule=SCHEDULE, prefix_sharing=False))
+    engine = make_engine(model, 3, "none", prefix_sharing=False)
     prompts = [list(range(30)), [7]]
     expected = [facts(completion) for completion in engine.generate(prompts, PLAIN)]
     assert not engine.device.prefills_apart
-    engine.prepare(2, Needs(processing=False))
+    engine.prepare(3, Needs(processing=False))
     assert engine.device.prefills_apart
-    assert labels(engine) == {"2x1[2]", "ordinary[2]"}
+    assert labels(engine) == {"3x1[3]", "ordinary[3]"}
     assert [facts(completion) for completion in engine.generate(prompts, PLAIN)] == expected
 
 
@@ -127,17 +127,16 @@ def test_thoughts_are_certified_anew_when_prefill_gets_its_own_program(engine, m
 
 def test_answers_are_those_of_programs_with_and_without_logits_processing(model):
     """A request that needs none has the same bits among requests that do; the control: processing is what makes the others."""
-    config = EngineConfig(max_requests=2, max_len=48, method="none", schedule=SCHEDULE)
-    alone = Engine(model, config)
+    alone = make_engine(model, 3, "none")
     expected = [facts(completion) for completion in alone.generate([[1, 2, 3], [7]], PLAIN)]
-    assert labels(alone) == {"2x1[2]"}
-    together = Engine(model, config)
+    assert labels(alone) == {"3x1[3]"}
+    together = make_engine(model, 3, "none")
     found = together.generate([[1, 2, 3], [7]], [PLAIN, BIASED])
-    assert labels(together) == {"2x1 processing[2]"}
+    assert labels(together) == {"3x1 processing[3]"}
     assert facts(found[0]) == expected[0]
     assert facts(together.generate([[7]], PLAIN)[0]) == expected[1]  # by the program that is there
-    assert labels(together) == {"2x1 processing[2]"}
+    assert labels(together) == {"3x1 processing[3]"}
     assert alone.generate([[7]], SamplingParams(max_tokens=12))[0].token_ids[0] == 1923
     assert found[1].token_ids[0] != 1923
     assert facts(alone.generate([[7]], BIASED)[0]) == facts(found[1])
-    assert labels(alone) == {"2x1[2]", "1x1 processing[1]"}
+    assert labels(alone) == {"3x1[3]", "1x1 processing[1]"}

@@ -67,7 +67,7 @@ def _one_at_a_time(request: Request, shape: Shape, source: str) -> tuple:
 def generate_all(
     shape: Shape, requests, *, source: str, told=None, spoil=lambda state: state, wide_cost: float | None = None
 ) -> GenState:
-    """The final state of `requests`, drafts read from `told`; `spoil` may change the cache before the start."""
+    """The final state of `requests`, drafts read from `told`; `spoil` may change the state before the start."""
     state = spoil(state_of(shape, requests))
     told = recorded(shape) if told is None else told
     cost = None if wide_cost is None else np.float32(wide_cost)

@@ -126,6 +126,6 @@ def test_committed_bits_of_every_family_equal_one_token_at_a_time(family):
     check_examples(FEW._replace(cfg=cfg), "recorded", max_examples=6)
 
 
-@pytest.mark.parametrize("name", ["few-recorded", pytest.param("many-float32-both", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["few-recorded", pytest.param("many-float32-both", marks=pytest.mark.sweep)])
 def test_committed_bits_with_aligned_windows_equal_one_token_at_a_time_of_the_same_window(name):
     check_examples(*ALIGNED_CASES[name], max_examples=10)

@@ -128,7 +128,7 @@ def num_segments(device: Recorded) -> int:
     return sum(run[0] != "prefill" for run in device.runs)
 
 
-@pytest.mark.parametrize("number", [400, pytest.param(8000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [400, pytest.param(8000, marks=pytest.mark.sweep)])
 def test_processes_with_skewed_clocks_run_the_same_programs(skewed, number: int):
     meeting = Meeting()
     first, second = run_two(complete_all(number), [Processes(index, meeting.exchange_fn(index)) for index in range(2)])

@@ -1,11 +1,6 @@
 """Runs of models that reason: they learn, go on where they were killed with the same bits, and export what `load` takes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jax
@@ -15,7 +10,9 @@ import pytest
 from detspec.checkpoint.load import load
 from detspec.train.config import load_config
 from detspec.train.run import read_log, train
+from tests.train.test_run import run_until_killed
 
+pytestmark = pytest.mark.unoptimised
 CONFIG = """
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.train.optimizer import OptimizerConfig
@@ -34,7 +31,6 @@ def get_config(arm="thinking"):
         eval_ops=(2,), eval_problems=2, eval_every=4, checkpoint_every=2,
     )
 """
-RUN = "import sys\nfrom detspec.train.run import train\ntrain(sys.argv[1], workdir=sys.argv[2], progress=False)\n"
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +67,7 @@ def test_loss_and_the_thoughts_part_of_it_fall(finished: Path):
 
 
 def test_killed_and_resumed_run_ends_with_the_same_bits(config_path: Path, finished: Path, tmp_path: Path):
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen([sys.executable, "-c", RUN, str(config_path), str(tmp_path)], env=environment)
-    deadline = time.monotonic() + 300
-    while len(read_log(tmp_path / "log.jsonl")) < 4:  # a checkpoint is at step 2
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline, "the run wrote no log"
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    run_until_killed(config_path, tmp_path, after_line=4)  # a checkpoint is at step 2
     assert not (tmp_path / "accuracy.json").exists()
     train(config_path, workdir=tmp_path, progress=False)
     assert weights(tmp_path) == weights(finished)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from detspec.train.optimizer import make_optimizer
 from detspec.train.run import read_log, train
 from detspec.train.step import TrainState, init_state
 
+pytestmark = pytest.mark.unoptimised
 CONFIG = """
 from detspec.config import ModelConfig
 from detspec.train.batches import Phase
@@ -42,7 +42,22 @@ def get_config():
         eval_every=3, eval_tokens=64, checkpoint_every=3,
     )
 """
-RUN = "import sys\nfrom detspec.train.run import train\ntrain(sys.argv[1], workdir=sys.argv[2], progress=False)\n"
+RUN = """
+import os, signal, sys
+from detspec.train.run import Log, train
+
+append, num_lines = Log.append, 0
+
+def append_and_end(log, line):
+    global num_lines
+    append(log, line)
+    num_lines += 1
+    if num_lines == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Log.append = append_and_end
+train(sys.argv[1], workdir=sys.argv[2], progress=False)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -91,21 +106,16 @@ def timeless_log(workdir: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "tok_per_s"} for line in read_log(workdir / "log.jsonl")]
 
 
-def start_in_process(config_path: Path, workdir: Path, stop_after_line: int) -> None:
-    """Runs in a process of its own and kills it as soon as its log has `stop_after_line` lines."""
+def run_until_killed(config_path: Path, workdir: Path, after_line: int) -> None:
+    """Runs in a process of its own, which is killed when it has written line `after_line` of its log."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen([sys.executable, "-c", RUN, str(config_path), str(workdir)], env=environment)
-    deadline = time.monotonic() + 300
-    while len(read_log(workdir / "log.jsonl")) < stop_after_line:
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline, "the run wrote no log"
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    command = [sys.executable, "-c", RUN, str(config_path), str(workdir), str(after_line)]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    assert len(read_log(workdir / "log.jsonl")) == after_line
 
 
 def test_killed_and_resumed_run_ends_with_the_same_bits(config_path: Path, finished: Path, tmp_path: Path):
-    start_in_process(config_path, tmp_path / "run", stop_after_line=7)  # steps 1 to 5 and the evaluation at 3
+    run_until_killed(config_path, tmp_path / "run", after_line=7)  # steps 1 to 5 and the evaluation at 3
     with Store(tmp_path / "run" / "checkpoints") as store:
         killed_at = store.latest_step()
     assert killed_at is not None
