@@ -136,7 +136,8 @@ def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> l
         position = (jnp.abs(x[:, 0]) * 100).astype(jnp.int32)
         return apply_rope(x.astype(dtype)[:, None, :], rope_rotation(position, frequencies))[:, 0]
 
-    fixed, native = f"{numerics.reductions} sum", "XLA's sum"
+    fixed = f"{numerics.reductions} sum"
+    native = "XLA's sum"
     pinned = numerics.linear == "pinned"
     own = f"{numerics.linear}, {numerics.implementation}" if pinned else "XLA"
     products = [("product D to F", up, D), ("product F to D", down, cfg.d_ff)]
