@@ -22,6 +22,18 @@ pytest_plugins = ["tests.engine.fixtures"]
 RUN = os.environ.setdefault("DETSPEC_TEST_RUN", str(os.getpid()))  # the first process is the others' parent
 MAPPINGS = Path("/proc/self/maps")
 MAX_MAPPINGS = 30_000  # a file of tests takes up to some ten thousand
+# Files of which a test, or what is slow of them, takes half a minute: begun last, they would leave other processes idle.
+LONGEST = tuple(
+    Path(__file__).parent / name
+    for name in (
+        "processes/test_processes.py",
+        "generation/test_determinism.py",
+        "engine/test_thinking.py",
+        "doctor/test_doctor.py",
+        "draft/test_int8_draft.py",
+        "cli/test_generate.py",
+    )
+)
 COMPILED = Path(tempfile.gettempdir()) / f"detspec-test-{RUN}"
 jax.config.update("jax_compilation_cache_dir", str(COMPILED))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -48,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deals the files of two halves by turns to several processes, those without optimised programs at the end.
+    """Deals the files of two halves by turns to several processes: the longest first, those without optimised programs last.
 
     Files of one folder need the same programs: side by side each process would compile them, one after the other the second
     finds them.
@@ -57,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = list(dict.fromkeys(item.path for item in items))
         half = -(-len(files) // 2)
         place = {path: (i % half, i >= half) for i, path in enumerate(files)}
-        items.sort(key=lambda item: (is_unoptimised(item), place[item.path]))
+        items.sort(key=lambda item: (item.path not in LONGEST, is_unoptimised(item), place[item.path]))
 
 
 def is_unoptimised(item: pytest.Item) -> bool:

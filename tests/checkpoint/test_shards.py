@@ -180,10 +180,10 @@ def test_reading_waits_for_blocks_to_be_taken(tmp_path: Path, monkeypatch: pytes
     like = jax.ShapeDtypeStruct((2,), np.float32)
     arrays = read_arrays(tmp_path, [Source([Tensor(str(i), Header("", (2,), "F32", 0), None)], like) for i in range(8)])
     next(arrays)
-    assert all(begun.acquire(timeout=60) for _ in range(1 + READERS))
+    assert all(begun.acquire(timeout=300) for _ in range(1 + READERS))
     assert not begun.acquire(timeout=0.2)
     assert len(list(arrays)) == 7
-    assert all(begun.acquire(timeout=60) for _ in range(7 - READERS))
+    assert all(begun.acquire(timeout=300) for _ in range(7 - READERS))
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="only devices of a CPU use memory of the host")

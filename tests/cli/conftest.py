@@ -29,6 +29,6 @@ def detspec(command: list[str]) -> Run:
 
     def run(*args: object, **keywords: object) -> subprocess.CompletedProcess[str]:
         argv = [*command, *map(str, args)]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, **keywords)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=1200, check=False, **keywords)
 
     return run

@@ -90,7 +90,7 @@ def serve(engine: Engine, requests: list[Request]) -> dict[str, tuple]:
     for thread in clients:
         thread.join(timeout=300)
     server.closing.set()
-    server.thread.join(timeout=60)
+    server.thread.join(timeout=300)
     assert server.errors == []
     assert engine.num_pages_held == 0
     assert not engine.has_work
