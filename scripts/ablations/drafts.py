@@ -1,0 +1,64 @@
+"""Draft sources by temperature: how many guesses are accepted, and what that is worth.
+
+python -m scripts.ablations.drafts
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import detspec as ds
+from scripts.ablations.models import model_of
+from scripts.ablations.table import Options, Plot, Promise, Row, carry_out
+from scripts.ablations.turns import Run, asked, generation, in_turns
+
+REQUESTS = {"tiny": 4, "full": 1}  # a test takes programs of other ablations
+WINDOW = {"tiny": 4, "full": 8}
+DRAFTS = {"tiny": ("none", "ngram", "int8"), "full": ("none", "ngram", "self", "int8")}
+TEMPERATURES = {"tiny": (0.0, 1.0), "full": (0.0, 0.8, 1.0)}
+
+
+class Setting(NamedTuple):
+    """What drafts at which temperature, and whether passes verify it."""
+
+    draft: str
+    temperature: float
+    verified: bool = True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and reports."""
+    plot = Plot("temperature", "draft", ("accepted %", "tokens a pass", "speed by cpu time"))
+    promise = Promise("moved %", lambda row: row["draft"] == "unverified")
+    return carry_out("drafts", measure, __doc__, argv, plot=plot, promise=promise)
+
+
+def measure(options: Options) -> list[Row]:
+    """A row for each source and temperature, compared with no draft at the same temperature."""
+    model = model_of(options)
+    requests = REQUESTS[options.size]
+
+    def run_of(setting: Setting) -> Run:
+        window = 1 if setting.draft == "none" else WINDOW[options.size]
+        schedule = ds.default_schedule(model.cfg).with_budget(requests * window, window)
+        sampling = asked(options, temperature=setting.temperature, deterministic=setting.verified)
+        return generation(model, schedule, [sampling] * requests, draft=setting.draft)
+
+    temperatures = TEMPERATURES[options.size]
+    settings = [Setting(draft, t) for t in temperatures for draft in DRAFTS[options.size]]
+    settings += [Setting("self", t, verified=False) for t in temperatures]
+    found = in_turns({setting: run_of(setting) for setting in settings}, options)
+    return [
+        {
+            "draft": setting.draft if setting.verified else "unverified",
+            "temperature": setting.temperature,
+            "accepted %": own.percent("num_accepted_draft_tokens", "num_draft_tokens"),
+            "tokens a pass": own.ratio("num_tokens", "num_verify_passes"),
+            **own.compared_with(found[Setting("none", setting.temperature)]),
+        }
+        for setting, own in found.items()
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Weights and caches of several dtypes: loss on held-out text, speed of decoding, and whether bits move.
+
+python -m scripts.ablations.dtypes
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+import detspec as ds
+from detspec.cache import cache_bytes
+from scripts.ablations.models import heldout_texts, model_of, with_weights
+from scripts.ablations.table import Options, Plot, Promise, Row, Spread, carry_out
+from scripts.ablations.turns import Run, asked, generation, in_turns
+
+REQUESTS = 4
+
+
+class Setting(NamedTuple):
+    """Dtypes of weights and cache. Activations have the dtype of the weights, with "int8" that of the shipped model."""
+
+    weights: str
+    cache: str
+
+
+SETTINGS = {
+    "tiny": [Setting("float32", "float32"), Setting("float32", "bfloat16"), Setting("int8", "float32")],
+    "full": [Setting(w, c) for w in ("bfloat16", "float32", "int8") for c in ("float32", "bfloat16", "float16")],
+}
+ROUNDED = [("float32", "bfloat16"), ("float32", "float16")]  # caches that round keys and values, which need not keep bits
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and reports."""
+    plot = Plot("cache", "weights", ("moved %", "1e-6 nats more", "speed by cpu time"))
+    promise = Promise("moved %", lambda row: (row["weights"], row["cache"]) in ROUNDED)
+    return carry_out("dtypes", measure, __doc__, argv, plot=plot, promise=promise)
+
+
+def measure(options: Options) -> list[Row]:
+    """A row for each setting: speed over that of the first, loss and bits compared with a float32 cache of the same weights."""
+    own = model_of(options)
+    settings = SETTINGS[options.size]
+    models = {weights: with_weights(own, weights) for weights, _ in settings}
+    schedules = {one: ds.default_schedule(own.cfg).with_numerics(cache_dtype=one.cache) for one in settings}
+
+    def run_of(setting: Setting) -> Run:
+        schedule = schedules[setting].with_budget(REQUESTS, 1)
+        return generation(models[setting.weights], schedule, [asked(options)] * REQUESTS)
+
+    found = in_turns({setting: run_of(setting) for setting in settings}, options)
+    texts = heldout_texts(own, options)
+    logprobs = {one: scored(models[one.weights], texts, schedules[one]) for one in settings}
+    rows = []
+    for one in settings:
+        numerics = schedules[one].numerics
+        page_bytes = cache_bytes(own.cfg, max_requests=1, max_len=1, numerics=numerics, num_pages=0)
+        wide = logprobs[one._replace(cache="float32")]
+        loss = {
+            "nats a token": -float(logprobs[one].mean(dtype=np.float64)),
+            "1e-6 nats more": Spread.of((1e6 * (wide - logprobs[one]).mean(1)).tolist()),
+        }
+        moved = 100 * float(np.mean(logprobs[one].view(np.uint32) != wide.view(np.uint32)))
+        compared = {**found[one].compared_with(found[settings[0]]), "moved %": moved}
+        rows.append({**one._asdict(), "bytes a position": page_bytes // numerics.page, **loss, **compared})
+    return rows
+
+
+def scored(model: ds.Model, texts: Sequence[Sequence[int]], schedule: ds.Schedule) -> np.ndarray:
+    """Log-probabilities `[texts, tokens]` of all tokens but the first, four texts together."""
+    found = [ds.score(model.params, model.cfg, texts[i : i + 4], schedule=schedule) for i in range(0, len(texts), 4)]
+    return np.stack([logprobs[1:] for some in found for logprobs in some])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""What each safeguard of a canonical pass costs, and whether bits depend on the batch without it.
+
+python -m scripts.ablations.safeguards
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import detspec as ds
+from detspec.bench.bench import bench_prompts
+from scripts.ablations.models import model_of
+from scripts.ablations.table import Options, Plot, Promise, Row, carry_out
+from scripts.ablations.turns import PROMPT_LEN, Run, asked, generation, in_turns
+
+ROWS = 64  # of a pass whose shape does not follow the batch
+BATCHES = {"tiny": (4, 64), "full": (1, 8, 64)}
+OFF: dict[str, dict[str, Any]] = {
+    "all on": {},
+    "native sums": {"reductions": "native"},
+    "XLA's products": {"linear": "xla"},
+    "both off": {"reductions": "native", "linear": "xla"},
+}
+ROUNDS = {"tiny": 2, "full": 9}
+SETTINGS = {"tiny": ("all on", "native sums"), "full": (*OFF, "both off, 64 rows", "all on, 64 rows", "unverified")}
+KEPT = ("all on", "all on, 64 rows", "both off, 64 rows")  # a fixed shape is a safeguard, too
+
+
+class Setting(NamedTuple):
+    """What is off, and how many requests there are."""
+
+    name: str
+    batch: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and reports."""
+    plot = Plot("requests", "setting", ("moved by the batch %", "speed by cpu time"))
+    promise = Promise("moved by the batch %", lambda row: row["setting"] not in KEPT)
+    return carry_out("safeguards", measure, __doc__, argv, plot=plot, promise=promise)
+
+
+def measure(options: Options) -> list[Row]:
+    """A row for each setting: compared with all safeguards on, and bits with those of the same setting in the largest batch."""
+    model = model_of(options)
+    batches = BATCHES[options.size]
+    prompts = bench_prompts(model, max(batches), PROMPT_LEN)
+
+    def run_of(setting: Setting) -> Run:
+        name, _, is_fixed = setting.name.partition(", ")
+        verified = name != "unverified"
+        window = 1 if verified else 8
+        schedule = ds.default_schedule(model.cfg).with_numerics(**OFF.get(name, {}))
+        schedule = schedule.with_budget(ROWS if is_fixed else setting.batch * window, window)
+        sampling = [asked(options, deterministic=verified)] * setting.batch
+        own = prompts[: setting.batch]  # the same ones in each round
+        return generation(model, schedule, sampling, draft="none" if verified else "self", prompts=own)
+
+    settings = [Setting(name, batch) for name in SETTINGS[options.size] for batch in batches]
+    found = in_turns({one: run_of(one) for one in settings}, options, rounds=ROUNDS[options.size])
+    return [
+        {
+            "setting": one.name,
+            "requests": one.batch,
+            **own.compared_with(found[one._replace(name="all on")]),
+            "moved by the batch %": own.moved_from(found[one._replace(batch=max(batches))]),
+        }
+        for one, own in found.items()
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
