@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from detspec.choices import ALIGNMENTS, LINEARS, LOGPROBS_MODES, METHODS, THOUGHTS
-from detspec.cli import commands, options
+from detspec.cli import commands, doctor, options
 from detspec.cli.commands import main
 from detspec.engine.engine_config import EngineConfig
+from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
+from tests.fakes import RANDOM_CFG
 
 COMMANDS = ("demo", "generate", "merge", "audit", "doctor", "trace", "train", "bench", "plan", "convert", "warm")
 CLI = Path(commands.__file__).parent
@@ -119,7 +121,14 @@ def test_defaults_are_those_of_the_library():
     )
     assert (METHODS[0], THOUGHTS[0]) == (EngineConfig().method, EngineConfig().thoughts)
     assert LOGPROBS_MODES[0] == SamplingParams().logprobs_mode
-    assert (ALIGNMENTS[0], LINEARS[0]) == (Schedule().numerics.alignment, Schedule().numerics.linear)
+    assert ALIGNMENTS[0] == Schedule().numerics.alignment
+
+
+def test_doctor_examines_the_schedule_of_engines_unless_told_otherwise():
+    assert doctor.schedule_of(parsed("doctor"), RANDOM_CFG) == default_schedule(RANDOM_CFG)
+    for linear in LINEARS:
+        asked = doctor.schedule_of(parsed("doctor", "--alignment", "window", "--linear", linear), RANDOM_CFG)
+        assert asked == default_schedule(RANDOM_CFG).with_numerics(alignment="window", linear=linear)
 
 
 def test_engine_options_reach_the_config():
