@@ -12,30 +12,41 @@
 # ---
 
 # %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/)
+#
 # # detspec in five minutes
 #
 # Ask a language model the same thing twice and the bits of the answer differ, because the batch around the request differed.
 # `detspec` makes them equal: a fast path only *drafts*, a canonical pass *verifies*, and what it accepts is *committed*. This
 # notebook shows it on a small model that comes with the package. It runs on a CPU, a GPU or a TPU.
+#
+# (The badge opens Colab. Give it the address of this repository, and choose `notebooks/01_quickstart.ipynb`.)
 
 # %%
+import glob
 import importlib.util
+import shutil
 import subprocess
 import sys
 
 if importlib.util.find_spec("detspec") is None:  # on Colab, say
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "detspec[plots]"], check=True)
+    extras = "plots"
+    if shutil.which("nvidia-smi"):
+        extras += ",gpu"
+    elif glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*"):
+        extras += ",tpu"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"detspec[{extras}]"], check=True)
 
 # %%
 import dataclasses
 
-import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
 import detspec as ds
 
-print(jax.devices()[0], "| jax", jax.__version__)
+machine = ds.fingerprint()
+print(f"{machine['backend']}: {machine['device_kind']} | jax {machine['jax']}")
 
 # %% [markdown]
 # ## Load and generate
@@ -109,8 +120,8 @@ plt.show()
 # ## Draft, verify, commit, roll back
 #
 # Two windows of one request, from a real run. In the first one every drafted token is accepted, and the pass adds its own next
-# token as a bonus. In the second one a drafted token is rejected: the tokens before it are kept, the pass's choice is
-# committed in its place, and the cache length is set back. Nothing is copied or undone.
+# token as a bonus. In the second one a drafted token is rejected: the tokens before it are kept, the pass's choice is committed
+# in its place, and the cache length is set back. Nothing is copied or undone.
 #
 # The model's own drafts are rarely rejected on a CPU. If none was here, the same weights in int8 drafted the window, and the
 # title says so. The draft never changes what is committed.
@@ -126,6 +137,8 @@ figure
 # %% [markdown]
 # ## Next
 #
+# * `02_drafts` looks at draft sources and the clock, `03_thinking_states` at a model that thinks while it reads,
+#   `04_your_checkpoint` loads a folder of yours, and `05_batch_job` kills a job.
 # * `detspec doctor` certifies this device; `detspec bench` measures what determinism costs here.
 # * `detspec generate --prompts in.jsonl --out out.jsonl` writes the same bytes at any batch size, and after any restart.
 # * `engine.fingerprint()` names everything that the bits may depend on. Every result carries it:
