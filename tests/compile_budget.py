@@ -14,15 +14,15 @@ import pytest
 EVENT = "/jax/core/compile/backend_compile_duration"
 ROOT = Path(__file__).parents[1]
 BUDGET = {  # a quarter more than were counted when it was written, at most: a process that met like shapes before has fewer
-    "tests/engine": 480,  # 440 to 454 in runs of all tests, since engines draft from texts and with other models
+    "tests/engine": 600,  # 512, since programs are forgotten between optimised and unoptimised files, and caches are in int8, too
     "tests/generation": 420,
-    "tests/ops": 740,  # most are single operations, and fast; 659 since int8 is compared with numpy
+    "tests/ops": 860,  # most are single operations, and fast; 737 since keys and values in int8 keep attention's contract
     "tests/train": 270,
     "tests/checkpoint": 250,
     "tests/thinking": 220,
     "tests": 180,
     "tests/model": 130,
-    "tests/draft": 190,  # 127 to 159 in runs of all tests, since batches of 4 and 8 have programs of their own
+    "tests/draft": 240,  # 199, for the same reason
     "tests/doctor": 220,
     "tests/cli": 85,  # 69, for the same reason
     "replications/thinking_states/tests": 60,  # 44 alone: a training step is three programs

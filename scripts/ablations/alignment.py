@@ -1,6 +1,18 @@
 """Windows that begin anywhere ("free") or at multiples of their length ("window"): speed, and whether bits follow.
 
-python -m scripts.ablations.alignment
+    python -m scripts.ablations.alignment
+
+Setup      The shipped model; 4 requests of 96 new tokens at temperature 1, drafted by the same weights in int8. Medians of 15
+           rounds, quartiles in brackets; speed by processor time, over one row a request without a draft.
+Hardware   Two shared cores of an AMD EPYC (Zen 4), jax 0.10.2. 31 s of processor time; 46 s by the clock, next to other work.
+Found      No bit moves, and none between windows of other lengths: this device needs no alignment. Unverified drafts move 36 %
+           of tokens. What an aligned window reads again leaves less room for guesses.
+
+           W                       4                   8                   16                  32
+           tokens a pass, free     3.8                 7.3 (7.1-7.5)       12.8 (12.4-13.7)    22.6 (19.7-24.8)
+           aligned                 3.7                 6.5 (6.4-6.8)       11.3 (10.5-11.8)    16.0 (15.4-17.9)
+           speed, free             0.62 (0.60-0.64)    0.57 (0.53-0.60)    0.50 (0.44-0.52)    0.39 (0.33-0.45)
+           aligned                 0.60 (0.57-0.63)    0.50 (0.48-0.53)    0.44 (0.37-0.45)    0.28 (0.26-0.33)
 """
 
 import sys

@@ -1,6 +1,19 @@
 """How the row budget of a pass is cut, against recomputed tokens and speed: G windows of W tokens a pass.
 
-python -m scripts.ablations.budget
+    python -m scripts.ablations.budget
+
+Setup      The shipped model; 4 requests of 96 new tokens at temperature 1, drafted by the same weights in int8. Medians of 15
+           rounds, quartiles in brackets; speed by processor time, over one row a request without a draft.
+Hardware   Two shared cores of an AMD EPYC (Zen 4), jax 0.10.2. 44 s of processor time, 97 s with all to compile; 68 s by the
+           clock, next to other work.
+Found      No cut moves a bit; unverified drafts move 36 % of tokens. Nothing is recomputed, and most is fast, without a draft:
+           the weights lie in the processor's cache, so rows cost arithmetic. Recomputed tokens follow W alone.
+
+           W                   2          4          8          16         32         64
+           recomputed, %       0.8        2.3        6.0        13         31         57
+                               (0.8-1.0)  (1.8-3.0)  (4.0-8.1)  (12-18)    (22-37)    (45-80)
+           speed, G = 1        0.51       0.55       0.53       0.47       0.40       0.25
+           speed, G = 4        0.69       0.62       0.54       0.49       0.38       0.23     each +- 0.06 at most
 """
 
 import sys

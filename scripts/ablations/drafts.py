@@ -1,6 +1,18 @@
-"""Draft sources by temperature: how many guesses are accepted, and what that is worth.
+"""Draft sources by temperature: how many guesses are accepted, and what that is worth for one request.
 
-python -m scripts.ablations.drafts
+    python -m scripts.ablations.drafts
+
+Setup      The shipped model; 1 request of 96 new tokens, another prompt in each of 15 rounds, windows of 8. Medians, quartiles
+           in brackets; speed by processor time, over no draft. Every guess is verified; an engine skips those that do not pay.
+Hardware   Two shared cores of an AMD EPYC (Zen 4), jax 0.10.2. 17 s of processor time, 26 s with all to compile; 29 s by the
+           clock, next to other work.
+Found      No source moves a bit; unverified tokens differ in 53 to 78 %. Temperature is no matter to drafts that run the model,
+           since they draw the noise of the pass. Prompt lookup lives on repetition, and sampled texts repeat little.
+
+           accepted, %    T = 0         T = 0.8       T = 1           speed    T = 0             T = 0.8   T = 1
+           self           100           100           100                      0.83              0.79      0.81
+           int8           99 (97-100)   95 (91-99)    96 (93-98)               0.82              0.80      0.84
+           ngram          69 (59-86)    18 (10-28)    9 (2-15)                 0.80 (0.62-1.04)  0.36      0.33
 """
 
 import sys

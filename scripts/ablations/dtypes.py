@@ -1,6 +1,18 @@
 """Weights and caches of several dtypes: loss on held-out text, speed of decoding, and whether bits move.
 
-python -m scripts.ablations.dtypes
+    python -m scripts.ablations.dtypes
+
+Setup      The shipped model, whose weights are bfloat16; 4 requests of 96 new tokens without drafts, 15 rounds; 32 held-out
+           texts of 511 tokens. Medians, quartiles in brackets; speed by processor time, over the first setting.
+Hardware   Two shared cores of an AMD EPYC (Zen 4), jax 0.10.2, Python 3.11.7. 40 s of processor time, 67 s with all to compile;
+           61 s by the clock, next to other work. Another Python has other held-out files.
+Found      Activations of bfloat16 fit every cache, so no bit moves. Those of float32 do not: 99.9 % of tokens move with a
+           bfloat16 cache and 99.5 % with a float16 one, and the loss by 17 (-61 to 68) and -4 (-11 to 6) millionths of a nat.
+
+           weights      nats a token    speed, cache float32    bfloat16            float16
+           bfloat16     2.5139          1                       0.99 (0.98-1.04)    0.88 (0.85-0.89)
+           float32      2.5138          0.61 (0.59-0.64)        0.62 (0.60-0.65)    0.58 (0.56-0.61)
+           int8         2.5141          0.93 (0.90-0.99)        0.94 (0.92-1.01)    0.84 (0.82-0.88)
 """
 
 import sys
