@@ -23,8 +23,9 @@ INT8 = dataclasses.replace(CFG, weights="int8", tie_embeddings=True)
 
 
 def test_engine_gives_the_bits_of_one_chip():
-    found = [plain_job(model_on(INT8, num_chips)) for num_chips in (1, 2, 4, 8)]
-    assert found[1:] == found[:1] * 3
+    """On four chips, too: see the tests of new weights and of plain sums."""
+    found = [plain_job(model_on(INT8, num_chips)) for num_chips in (1, 2, 8)]
+    assert found[1:] == found[:1] * 2
     assert found[0] != plain_job(model_on(dataclasses.replace(INT8, weights=None), 1))
 
 
