@@ -14,7 +14,7 @@ import pytest
 EVENT = "/jax/core/compile/backend_compile_duration"
 ROOT = Path(__file__).parents[1]
 BUDGET = {  # a quarter more than were counted when it was written, at most: a process that met like shapes before has fewer
-    "tests/engine": 600,  # 512, since programs are forgotten between optimised and unoptimised files, and caches are in int8, too
+    "tests/engine": 600,  # 512, since programs are forgotten before unoptimised files, and caches are in int8, too
     "tests/generation": 420,
     "tests/ops": 860,  # most are single operations, and fast; 737 since keys and values in int8 keep attention's contract
     "tests/train": 270,
