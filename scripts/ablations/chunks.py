@@ -13,7 +13,7 @@ Found      The longer the chunk, the faster it reads and the slower it learns. O
            right of 4 operations, %, two seeds  100, 100    100, 100    100, 92    68, 68     -
            right of 40                          52, 60      100, 98     52, 65     62, 58     58
            passes a prompt                      38, 41      41, 41      20, 20     10, 10     0
-           speed                                1, 0.96     0.98, 0.98  1.7, 1.8   2.7, 2.8   4.2
+           speed                                1, 0.98     1.0, 1.0    1.8, 1.8   2.9, 2.8   4.1
 """
 
 import itertools

@@ -11,9 +11,9 @@ Found      Pages move bits, tiles move none. Tiles do nothing to the kernel, but
            page                    16                  64                  256
            tokens moved, kernel    89 %                none                75 %
            tokens moved, reference 100 %               none                80 %
-           speed, kernel           0.94 (0.90-0.98)    1                   0.97 (0.96-1.02)
-           speed, reference        0.58 (0.58-0.61)    0.76 (0.75-0.77)    0.75 (0.73-0.78)
-           with tiles of one row   0.27 (0.26-0.28)    0.52 (0.50-0.54)    0.43 (0.38-0.45)
+           speed, kernel           0.91 (0.88-0.92)    1                   0.98 (0.95-1.01)
+           speed, reference        0.52 (0.50-0.54)    0.66 (0.65-0.68)    0.67 (0.65-0.69)
+           with tiles of one row   0.23 (0.23-0.23)    0.44 (0.44-0.45)    0.37 (0.36-0.41)
 """
 
 import sys

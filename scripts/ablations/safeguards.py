@@ -9,11 +9,11 @@ Found      Sums of a fixed order cost nothing, and bits depend on the batch with
            here; elsewhere they may. A fixed shape keeps bits without either, but pays for 64 rows whatever the batch is.
 
            requests            speed at 1          8                   64                  moved, 1 and 8 against 64
-           native sums         0.96 (0.89-1.03)    1.01 (0.97-1.03)    1.00 (1.00-1.01)    49 %, 58 %
-           XLA's products      0.38 (0.36-0.41)    0.95 (0.87-1.02)    1.30 (1.25-1.31)    none
-           both off            0.38 (0.34-0.41)    0.94 (0.80-1.02)    1.28 (1.24-1.30)    48 %, 33 %
-           both off, 64 rows   0.08 (0.08-0.09)    0.30 (0.28-0.31)    1.29 (1.25-1.31)    none
-           unverified          1.07 (1.01-1.14)    1.01 (0.98-1.05)    0.99 (0.97-1.00)    49 %, 36 %
+           native sums         1.00 (0.97-1.08)    1.02 (0.95-1.09)    1.01 (0.97-1.02)    49 %, 58 %
+           XLA's products      0.39 (0.37-0.41)    0.88 (0.84-0.95)    1.14 (1.10-1.16)    none
+           both off            0.41 (0.39-0.43)    0.86 (0.83-0.89)    1.13 (1.10-1.16)    48 %, 33 %
+           both off, 64 rows   0.09 (0.08-0.09)    0.27 (0.25-0.28)    1.13 (1.11-1.17)    none
+           unverified          1.16 (1.13-1.20)    1.06 (1.00-1.10)    1.00 (0.96-1.02)    49 %, 36 %
 """
 
 import sys
