@@ -12,8 +12,8 @@ Found      No cut moves a bit; unverified drafts move 36 % of tokens. Nothing is
            W                   2          4          8          16         32         64
            recomputed, %       0.8        2.3        6.0        13         31         57
                                (0.8-1.0)  (1.8-3.0)  (4.0-8.1)  (12-18)    (22-37)    (45-80)
-           speed, G = 1        0.51       0.55       0.53       0.47       0.40       0.25
-           speed, G = 4        0.69       0.62       0.54       0.49       0.38       0.23     each +- 0.06 at most
+           speed, G = 1        0.50       0.55       0.52       0.50       0.40       0.27
+           speed, G = 4        0.71       0.65       0.57       0.49       0.40       0.26     each +- 0.06 at most
 """
 
 import sys

@@ -10,9 +10,9 @@ Found      No source moves a bit; unverified tokens differ in 53 to 78 %. Temper
            since they draw the noise of the pass. Prompt lookup lives on repetition, and sampled texts repeat little.
 
            accepted, %    T = 0         T = 0.8       T = 1           speed    T = 0             T = 0.8   T = 1
-           self           100           100           100                      0.83              0.79      0.81
-           int8           99 (97-100)   95 (91-99)    96 (93-98)               0.82              0.80      0.84
-           ngram          69 (59-86)    18 (10-28)    9 (2-15)                 0.80 (0.62-1.04)  0.36      0.33
+           self           100           100           100                      0.84              0.83      0.83
+           int8           99 (97-100)   95 (91-99)    96 (93-98)               0.87              0.80      0.80
+           ngram          69 (59-86)    18 (10-28)    9 (2-15)                 0.94 (0.73-1.18)  0.41      0.36
 """
 
 import sys

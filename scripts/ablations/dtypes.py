@@ -10,9 +10,9 @@ Found      Activations of bfloat16 fit every cache, so no bit moves. Those of fl
            bfloat16 cache and 99.5 % with a float16 one, and the loss by 17 (-61 to 68) and -4 (-11 to 6) millionths of a nat.
 
            weights      nats a token    speed, cache float32    bfloat16            float16
-           bfloat16     2.5139          1                       0.99 (0.98-1.04)    0.88 (0.85-0.89)
-           float32      2.5138          0.61 (0.59-0.64)        0.62 (0.60-0.65)    0.58 (0.56-0.61)
-           int8         2.5141          0.93 (0.90-0.99)        0.94 (0.92-1.01)    0.84 (0.82-0.88)
+           bfloat16     2.5139          1                       1.07 (1.02-1.08)    0.90 (0.85-1.00)
+           float32      2.5138          0.55 (0.53-0.57)        0.59 (0.57-0.61)    0.54 (0.52-0.55)
+           int8         2.5141          1.00 (0.93-1.03)        0.98 (0.95-1.08)    0.85 (0.81-0.90)
 """
 
 import sys
