@@ -437,7 +437,7 @@ class Engine:
                 visit_s=self.agreement.visit_s(self.device.clock.visit_s),
                 smaller_batch=self.planner.smaller_batch(plan),
             )
-            segment_steps = self._segment_steps(costs)
+            segment_steps = self._segment_steps(plan, costs)
             segment = plan_segment(
                 load,
                 plan,
@@ -456,14 +456,17 @@ class Engine:
                 return plan, segment.shortened(num_steps)
             self._preempt()
 
-    def _segment_steps(self, costs: Costs) -> int:
+    def _segment_steps(self, plan: Plan, costs: Costs) -> int:
         """Most tokens that a sequence gains in the next segment; the host also looks for stop strings."""
         sequences = self.scheduler.sequences
         if any(sequence.streamed for sequence in sequences):
             return 1
         if self.config.segment_steps is not None:
             return self.config.segment_steps
-        return SEGMENT_STEPS if any(sequence.request.sampling.stop for sequence in sequences) else segment_length(costs)
+        if any(sequence.request.sampling.stop for sequence in sequences):
+            return SEGMENT_STEPS
+        # Where steps may skip their guesses the device counts what they commit; others count as if all were accepted.
+        return segment_length(costs, self.planner.acceptance.tokens(plan) if plan.skips else plan.most_tokens)
 
     def _preempt(self) -> None:
         """Takes the youngest sequence out of its place, to go on later."""

@@ -235,14 +235,15 @@ MOST_SEGMENT_STEPS = 512
 LOOKING = 0.02  # share of the time that looks of the host should take at most
 
 
-def segment_length(costs: Costs) -> int:
+def segment_length(costs: Costs, step_tokens: float = 1) -> int:
     """Most tokens that a sequence gains before the host looks: more than `SEGMENT_STEPS` where steps are short.
 
-    A look takes 1 ms, a step 4: 64 tokens take 256 ms. A step takes 0.2: 64 would take 12.8 ms, so it is 250 tokens in 50 ms.
+    A look takes 1 ms, a step 4: 64 tokens take 256 ms. A step takes 0.2: 64 would take 12.8 ms, so it is 250 steps in 50 ms.
+    `step_tokens` is how many tokens a step counts for.
     """
     if not 0 < costs.step_s < math.inf:
         return SEGMENT_STEPS
-    return min(max(SEGMENT_STEPS, math.ceil(costs.visit_s / (LOOKING * costs.step_s))), MOST_SEGMENT_STEPS)
+    return min(max(SEGMENT_STEPS, math.ceil(step_tokens * costs.visit_s / (LOOKING * costs.step_s))), MOST_SEGMENT_STEPS)
 
 
 def num_windows(behind: Sequence[int], window: int) -> int:

@@ -163,6 +163,11 @@ def test_segments_are_longer_where_steps_are_short(step_ms, tokens):
     assert segment_length(Costs(step_s=step_ms / 1000, visit_s=0.001, smaller_batch=0)) == tokens
 
 
+def test_segments_of_steps_that_commit_several_tokens_are_as_many_steps():
+    costs = Costs(step_s=0.002, visit_s=0.001, smaller_batch=0)
+    assert segment_length(costs, 8) == 25 * 8  # 50 ms in steps of 2
+
+
 def test_segment_of_steps_that_may_commit_one_token_or_many_is_ended_by_what_they_gain():
     """The device counts: after 48 tokens of a sequence there is room for one step of 16 within 64."""
     lookup = canonical_plans(8, 64, NGRAM)[0]
