@@ -2,7 +2,7 @@
 
 METHODS = ("auto", "ngram", "int8", "self", "none", "draft_model")  # `EngineConfig.method` is some of them
 THOUGHTS = ("none", "self")  # `EngineConfig.thoughts`
-LOGPROBS_MODES = ("raw", "processed")  # `SamplingParams.logprobs_mode`
+LOGPROBS_MODES = ("raw", "processed", "tempered")  # `SamplingParams.logprobs_mode`
 ALIGNMENTS = ("free", "window")  # `Numerics.alignment`
 WEIGHTS = ("int8",)  # `ModelConfig.weights`, besides None
 CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8")  # `Numerics.cache_dtype`

@@ -11,12 +11,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from detspec.choices import LOGPROBS_MODES
 from detspec.filters import first_kept, is_filtered, narrowed
 from detspec.ops.gumbel import gumbel
 from detspec.ops.row_sum import SumFn, first_largest, sum_fn
 from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN, SamplingArrays
 
+RAW, PROCESSED, TEMPERED = range(len(LOGPROBS_MODES))
 TextsFn = Callable[[], jax.Array]  # makes the texts [X, T] that `process_logits` reads
 
 
@@ -33,9 +35,8 @@ def sample(
         numerics: its `reductions` order the sum of the log-probability.
 
     Returns:
-        Tokens `[R]` int32 and their log-probabilities `[R]` float32. These are raw, from the model's own distribution, or for
-        rows with `processed_logprobs` from the distribution that the token is drawn from. A row with a nan or +inf logit gets
-        nan in both cases.
+        Tokens `[R]` int32 and their log-probabilities `[R]` float32, of the distribution that the row's `logprobs_mode` names.
+        A row with a nan or +inf logit gets nan in all cases.
     """
     with jax.named_scope("sample"):
         random = rows.temperature > 0
@@ -55,26 +56,25 @@ def sample(
         raw = logprobs_at(logits_f32, tokens, sum_fn(numerics))
 
         def report() -> jax.Array:
-            drawn_from = narrowed(scaled, rows, rows.processed_logprobs)
-            drawn_with = logprobs_at(drawn_from, tokens, sum_fn(numerics))
+            asked = logprobs_at(_asked_logits(logits_f32, scaled, rows), tokens, sum_fn(numerics))
             # A bias or a filter may hide a non-finite logit; the request must end with an error nevertheless.
-            return jnp.where(rows.processed_logprobs & jnp.isfinite(raw), drawn_with, raw)
+            return jnp.where((rows.logprobs_mode != RAW) & jnp.isfinite(raw), asked, raw)
 
-        return tokens, jax.lax.cond(jnp.any(rows.processed_logprobs), report, lambda: raw)
+        return tokens, jax.lax.cond(jnp.any(rows.logprobs_mode != RAW), report, lambda: raw)
 
 
 def reported_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArrays, texts_fn: TextsFn) -> jax.Array:
-    """The logits `[R, V]` whose log-softmax is reported: processed at new positions of rows that ask for it, else raw.
+    """The logits `[R, V]` whose log-softmax is reported: at new positions what `logprobs_mode` names, else raw.
 
     Arguments as for `sample`.
     """
     if not rows.processing:
         return logits_f32
-    asked = rows.processed_logprobs & (position >= rows.prompt_len)
+    asked = (rows.logprobs_mode != RAW) & (position >= rows.prompt_len)
 
     def process(logits: jax.Array) -> jax.Array:
         scaled = _scaled(_process_if_asked(logits, position, rows, texts_fn), rows)
-        return jnp.where(asked[:, None], narrowed(scaled, rows, asked), logits)
+        return jnp.where(asked[:, None], _asked_logits(logits, scaled, rows), logits)
 
     return jax.lax.cond(jnp.any(asked), process, lambda logits: logits, logits_f32)
 
@@ -122,6 +122,13 @@ def _process_if_asked(logits_f32: jax.Array, position: jax.Array, rows: Sampling
         return process_logits(logits, position, rows, texts_fn())
 
     return jax.lax.cond(jnp.any(changes), process, lambda logits: logits, logits_f32)
+
+
+def _asked_logits(logits_f32: jax.Array, scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
+    """The logits `[R, V]` of the distribution that each row's `logprobs_mode` names; `scaled` are processed and tempered."""
+    processed = rows.logprobs_mode == PROCESSED
+    tempered = jnp.where((rows.logprobs_mode == TEMPERED)[:, None], _scaled(logits_f32, rows), logits_f32)
+    return jnp.where(processed[:, None], narrowed(scaled, rows, processed), tempered)
 
 
 def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int) -> jax.Array:

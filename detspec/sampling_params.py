@@ -43,7 +43,8 @@ class SamplingParams:
         prompt_logprobs: the same for the positions of the prompt; None reports nothing for the prompt.
         logprobs_mode: distribution of the log-probabilities at new positions. "raw": the model's own. "processed": the one that
             the token is drawn from, after bias, minimum length, penalties and (unless greedy) temperature, min_p, top_k and
-            top_p; excluded tokens have -inf. Log-probabilities of the prompt are always raw. No token depends on the mode.
+            top_p; excluded tokens have -inf. "tempered": log-softmax of the model's logits over the temperature, which trainers
+            compute; raw for greedy requests. Log-probabilities of the prompt are always raw. No token depends on the mode.
         deterministic: verify every token by the canonical pass before it is committed. False commits the fast path's tokens.
         thinking: prefill with the thoughts of a model that thinks. None follows the model, True raises for models that do not
             think, False prefills without thoughts.
@@ -108,7 +109,8 @@ class SamplingParams:
         """Whether a program has to process logits for it: for more than temperature and noise."""
         penalised = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
         filtered = self.temperature > 0 and (self.top_k, self.top_p, self.min_p) != (0, 1, 0)
-        processed = self.logprobs_mode == "processed"
+        tempered = self.logprobs_mode == "tempered" and self.temperature not in (0, 1)
+        processed = self.logprobs_mode == "processed" or tempered
         return penalised or filtered or processed or self.min_tokens > 0 or bool(self.logit_bias)
 
     def _set(self, name: str, value: object) -> None:
@@ -185,12 +187,12 @@ def sampling_arrays(
     made = {
         "prompt_len": lens,
         "min_len": lens + np.asarray([p.min_tokens for p in params], np.int32),
-        "processed_logprobs": [p.logprobs_mode == "processed" for p in params],
+        "logprobs_mode": [LOGPROBS_MODES.index(p.logprobs_mode) for p in params],
     }
     scalars = []
     for name, dtype in SCALARS.items():
         values: np.ndarray = np.asarray(made[name] if name in made else [getattr(p, name) for p in params], dtype)
-        scalars.append(values.astype(np.int32) if dtype == np.bool_ else values.view(np.int32))
+        scalars.append(values.view(np.int32))
     stops = _stacked(stop_ids, max_stop_ids, NO_TOKEN, np.int32, "stop tokens")
     biased = _stacked(bias_ids, max_logit_bias, NO_TOKEN, np.int32, "biased tokens")
     biases = _stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens")

@@ -52,7 +52,7 @@ SCALARS = {
     "presence_penalty": np.float32,
     "prompt_len": np.int32,
     "min_len": np.int32,
-    "processed_logprobs": np.bool_,
+    "logprobs_mode": np.int32,
 }
 
 
@@ -62,8 +62,7 @@ def _scalar(name: str) -> Any:
     dtype = SCALARS[name]
 
     def column(rows: "SamplingArrays") -> jax.Array:
-        packed = rows.packed[:, index]
-        return packed != 0 if dtype == np.bool_ else jax.lax.bitcast_convert_type(packed, dtype)
+        return jax.lax.bitcast_convert_type(rows.packed[:, index], dtype)
 
     return property(column)
 
@@ -90,8 +89,7 @@ class SamplingArrays(Struct):
     presence_penalty = _scalar("presence_penalty")  # [B] float32
     prompt_len = _scalar("prompt_len")  # [B] int32, position of the first new token
     min_len = _scalar("min_len")  # [B] int32, positions before it cannot hold a stop token
-    # [B] bool, log-probabilities of new tokens are those they were drawn with, not raw ones
-    processed_logprobs = _scalar("processed_logprobs")
+    logprobs_mode = _scalar("logprobs_mode")  # [B] int32, place in `LOGPROBS_MODES`
 
     @property
     def max_logit_bias(self) -> int:

@@ -152,15 +152,22 @@ class Device:
         return report
 
     def replay(
-        self, placement: Placement, texts: Mapping[int, GivenText], asked: Asked, *, schedule: Schedule | None = None
+        self,
+        placement: Placement,
+        texts: Mapping[int, GivenText],
+        asked: Asked,
+        *,
+        entries: Sequence[Entry] = (),
+        schedule: Schedule | None = None,
     ) -> Replayed:
-        """Starts canonical passes over `texts`, which all places in use have."""
+        """Starts canonical passes over `texts`, which all places in use have; `entries` say how those are read that are new."""
         packed = _no_texts(self.config)
         for place, (tokens, start) in texts.items():
             packed.tokens[place, : len(tokens)] = tokens
             packed.length[place] = len(tokens)
             packed.start[place] = start
-        work = Work(self._no_requests, placement.of_all, np.int32(NEVER), packed)
+        requests = pack_requests(self.state, entries, self.model.eos_ids) if entries else self._no_requests
+        work = Work(requests, placement.of_all, np.int32(NEVER), packed)
         replayed, self.state = self._run(self._read(work, schedule, asked))
         self.clock.work()
         return replayed

@@ -42,7 +42,17 @@ from detspec.engine.policy import (
     segment_length,
     worth_making,
 )
-from detspec.engine.request import ABORTED, Completion, Request, Stats, Update, check_request, generate_all, request_of
+from detspec.engine.request import (
+    ABORTED,
+    Completion,
+    Request,
+    Stats,
+    Update,
+    check_request,
+    generate_all,
+    request_of,
+    score_all,
+)
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
 from detspec.engine.sequence import SequenceState, wants_replay
@@ -243,6 +253,27 @@ class Engine:
         """
         return generate_all(self, prompts, sampling)
 
+    def score(
+        self, texts: Sequence[str | Sequence[int]], starts: int | Sequence[int] = 1, sampling: SamplingParams | None = None
+    ) -> list[Completion]:
+        """Log-probabilities of given texts, with the bits that generation reports for the tokens it commits.
+
+        Texts that begin alike share the pages of what they have in common, as prompts do. They are read without thoughts.
+
+        Args:
+            texts: texts or token ids.
+            starts: number of leading tokens that are not scored, at least 1; for all texts or one each.
+            sampling: what is reported: `logprobs`, how many of the likeliest tokens; `logprobs_mode`, with the parameters that
+                it takes into account. Greedy, and the likeliest token, if None.
+
+        Returns:
+            Completions in input order, with the finish reason "given"; token ids and log-probabilities are those from `starts`
+            on. A text is what the model would write greedily if each `top_logprobs` begins with the token that is given.
+
+        Raises `InputError` as `request` does, and if a text has no token from its start on.
+        """
+        return score_all(self, texts, starts, sampling)
+
     def run(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         """Yields completions as they finish; asks `requests` for about one round of places more than are in flight.
 
@@ -420,11 +451,17 @@ class Engine:
         self._end(sequence, keep=False)
 
     def _start(self) -> None:
-        """Starts one segment over all sequences that have a place, and does not wait for it."""
-        plan, segment = self._plan()
-        [self._batch] = needed_batches(self.config, len(self.scheduler.sequences))
-        self.agreement.started(plan, segment, self.scheduler.sequences, self.scheduler.allocator.page_table)
-        self._segments.start(plan, segment, self.scheduler.sequences, self.scheduler.allocator.page_table)
+        """Starts passes over given texts, and one segment over all other sequences in places; does not wait for them."""
+        page_table = self.scheduler.allocator.page_table
+        next_segment = self._plan() if self.scheduler.decoding else None
+        if given := self.scheduler.given:
+            self._segments.score(given, page_table)
+        if next_segment is not None:
+            plan, segment = next_segment
+            decoding = self.scheduler.decoding
+            [self._batch] = needed_batches(self.config, len(decoding))
+            self.agreement.started(plan, segment, decoding, page_table)
+            self._segments.start(plan, segment, decoding, page_table)
         self._is_running = True
 
     def _plan(self) -> tuple[Plan, Segment]:
@@ -458,7 +495,7 @@ class Engine:
 
     def _segment_steps(self, plan: Plan, costs: Costs) -> int:
         """Most tokens that a sequence gains in the next segment; the host also looks for stop strings."""
-        sequences = self.scheduler.sequences
+        sequences = self.scheduler.decoding
         if any(sequence.streamed for sequence in sequences):
             return 1
         if self.config.segment_steps is not None:
@@ -484,6 +521,9 @@ class Engine:
         ended: list[SequenceState] = []
         for sequence in self.scheduler.sequences:
             self.scheduler.allocator.register(sequence)
+            if sequence.is_given:
+                ended.append(sequence)
+                continue
             if sequence.streamed or sequence.finish != RUNNING or sequence.request.sampling.stop:
                 first = len(sequence.new_tokens) + 1
                 self._segments.fetch(sequence)
@@ -493,7 +533,7 @@ class Engine:
             elif sequence.streamed:
                 self._news.append(sequence)
         self._inbox.extend(self.agreement.finished(self.scheduler.all))
-        to_replay = [sequence for sequence in ended if wants_replay(sequence.request)]
+        to_replay = [sequence for sequence in ended if wants_replay(sequence.request) and not sequence.is_given]
         if to_replay:
             self._segments.replay(to_replay, self.scheduler.allocator.page_table)
         for sequence in ended:

@@ -20,7 +20,7 @@ from detspec.engine.engine import EXHAUSTED, Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Needs, Plan
-from detspec.engine.request import Completion, Request, Update, generate_all
+from detspec.engine.request import Completion, Request, Update, generate_all, score_all
 from detspec.errors import InputError
 from detspec.mesh import Place, first_devices, make_mesh, mesh_of, param_specs, put
 from detspec.model.params import Params
@@ -201,6 +201,12 @@ class EngineGroup:
     ) -> list[Completion]:
         """See `Engine.generate`."""
         return generate_all(self, prompts, sampling)
+
+    def score(
+        self, texts: Sequence[str | Sequence[int]], starts: int | Sequence[int] = 1, sampling: SamplingParams | None = None
+    ) -> list[Completion]:
+        """See `Engine.score`."""
+        return score_all(self, texts, starts, sampling)
 
     def _noted(self, updates: Iterable[Update]) -> list[Update]:
         """`updates`, after what has ended is no longer counted."""

@@ -122,6 +122,8 @@ def read_sequences(
 ) -> tuple[Replayed | None, GenState]:
     """Puts requests into their places and catches up all places in use; or replays given texts. Either half is often not used.
 
+    The last token of a text is read only where targets are asked for, since it says nothing about the text.
+
     Catching up ends where a number of passes does. Prompts that are to be thought about come first, in as many passes at most;
     `think` drafts the thoughts of new requests that bring none. A replay reads the texts of all places in use, and says what
     was `asked`; sequences keep their own tokens and lengths. A program for which nothing is `asked` only catches up.
@@ -137,7 +139,8 @@ def read_sequences(
     if asked is None:
         cache = fill(params, cfg, after, lacking, schedule=schedule)
         return None, after.replace(cache=cache.replace(length=jnp.maximum(after.cache.length, lacking.end)))
-    text = stretches(texts.start, jnp.where(jnp.asarray(work.placement.in_use), texts.length, 0), schedule)
+    end = texts.length if asked.choose else jnp.maximum(texts.length - 1, 0)
+    text = stretches(texts.start, jnp.where(jnp.asarray(work.placement.in_use), end, 0), schedule)
     given, tokens, committed = jax.tree.map(
         lambda of_text, own: jnp.where(is_replay, of_text, own),
         (text, texts.tokens, texts.length),

@@ -12,12 +12,13 @@ from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule
 from detspec.errors import InputError
-from detspec.generation.checks import check_prompt, thinks
+from detspec.generation.checks import check_ids, check_prompt, thinks
 from detspec.sampling_params import SamplingParams, all_stop_ids
 from detspec.state import LENGTH, NOT_FINITE, STOP
 
 FINISH_REASONS = {STOP: "stop", LENGTH: "length", NOT_FINITE: "error"}
 ABORTED = "abort"
+GIVEN = "given"
 TopLogprobs = tuple[tuple[int, float], ...]
 
 
@@ -30,18 +31,21 @@ class Request:
         prompt_token_ids: the prompt, at least one token.
         sampling: how it is continued.
         index: number of the sample, once a request of several samples has been parted into them; 0 before.
+        given_token_ids: what follows the prompt, to be scored; if there is any, nothing is generated.
     """
 
     id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     index: int = 0
+    given_token_ids: tuple[int, ...] = ()
 
     def samples(self) -> "Iterator[Request]":
         """The `n` samples that it asks for, as requests of one sample each: sample `i` has the seed `seed + i`."""
         for index in range(self.sampling.n):
             seed = (self.sampling.seed + index) % 2**32
-            yield Request(self.id, self.prompt_token_ids, dataclasses.replace(self.sampling, n=1, seed=seed), index)
+            sampling = dataclasses.replace(self.sampling, n=1, seed=seed)
+            yield dataclasses.replace(self, sampling=sampling, index=index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +114,11 @@ class Completion:
         id: name of the request.
         index: number of the sample, 0 .. n-1.
         prompt_token_ids: the prompt.
-        token_ids: new tokens, a stop token included.
+        token_ids: new tokens, a stop token included; or those that were given.
         logprobs: float32 log-probability of each new token; from the canonical pass if the request was deterministic.
         text: the new tokens as text, special tokens left out; "" without a tokenizer.
-        finish_reason: "stop", "length", "abort", or "error" (a logit was not finite).
-        logprobs_mode: whether `logprobs` and `top_logprobs` are "raw" or "processed", see `SamplingParams`.
+        finish_reason: "stop", "length", "abort", "error" (a logit was not finite), or "given" (tokens were scored).
+        logprobs_mode: whose `logprobs` and `top_logprobs` are, see `SamplingParams`.
         top_logprobs: the `logprobs` likeliest tokens at each new position with their log-probabilities in the canonical pass,
             the likeliest first, the lower id first among equals; () if none were asked for, or on "abort".
         prompt_logprobs: raw log-probability of each prompt token, None for the first; () if they were not asked for.
@@ -173,19 +177,27 @@ def request_of(
     model: Model, config: EngineConfig, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0"
 ) -> Request:
     """Tokenizes and checks one prompt for engines of `model` and `config`; raises `InputError` as `check_request` does."""
-    if isinstance(prompt, str):
-        if model.tokenizer is None:
-            raise InputError("the checkpoint has no tokenizer.json, so prompts must be token ids, not text")
-        prompt = model.tokenizer.encode(prompt)
-    return check_request(model, config, Request(id, tuple(prompt), sampling))
+    return check_request(model, config, Request(id, tokens_of(model, prompt), sampling))
+
+
+def tokens_of(model: Model, text: str | Sequence[int]) -> tuple[int, ...]:
+    """Token ids of `text`, which may be token ids; `InputError` for text without a tokenizer."""
+    if not isinstance(text, str):
+        return tuple(text)
+    if model.tokenizer is None:
+        raise InputError("the checkpoint has no tokenizer.json, so prompts must be token ids, not text")
+    return tuple(model.tokenizer.encode(text))
 
 
 def check_request(model: Model, config: EngineConfig, request: Request) -> Request:
     """`request` as engines of `model` and `config` take it: where models think, `thinking` says whether this prompt is read so.
 
     Raises `InputError` if the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary;
-    for stop strings without a tokenizer; for more stop tokens or biased tokens than there is room for.
+    for stop strings without a tokenizer; for more stop tokens or biased tokens than there is room for; for given tokens of a
+    request that asks for several samples, the prompt's log-probabilities, or thoughts.
     """
+    if request.given_token_ids:
+        request = _check_given(model, request)
     ids = request.prompt_token_ids
     sampling = request.sampling
     check_prompt(ids, sampling, model.cfg, max_len=config.max_len)
@@ -209,8 +221,30 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
     return dataclasses.replace(request, sampling=dataclasses.replace(sampling, thinking=thinking))
 
 
+def _check_given(model: Model, request: Request) -> Request:
+    """`request` with as many new tokens as are given, its prompt read without thoughts."""
+    sampling = request.sampling
+    if sampling.n != 1 or sampling.prompt_logprobs is not None or sampling.thinking:
+        raise InputError(
+            "given tokens are scored once, after a prompt that is not scored itself and read without thoughts: leave out n, "
+            "prompt_logprobs and thinking"
+        )
+    check_ids(request.given_token_ids, model.cfg, "the given text")
+    thinking = None if model.cfg.thinking is None else False
+    sampling = dataclasses.replace(sampling, max_tokens=len(request.given_token_ids), min_tokens=0, thinking=thinking)
+    return dataclasses.replace(request, sampling=sampling)
+
+
 class Generates(Protocol):
     """What makes requests of prompts and completes them: an `Engine` or an `EngineGroup`."""
+
+    @property
+    def model(self) -> Model:
+        """What runs."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """How it runs."""
 
     def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str) -> Request:
         """Tokenizes and checks one prompt."""
@@ -228,3 +262,23 @@ def generate_all(
         raise InputError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one for all, or one each")
     requests = [engine.request(p, s, id=str(i)) for i, (p, s) in enumerate(zip(prompts, each, strict=True))]
     return sorted(engine.run(requests), key=lambda completion: (int(completion.id), completion.index))
+
+
+def score_all(
+    engine: Generates, texts: Sequence[str | Sequence[int]], starts: int | Sequence[int], sampling: SamplingParams | None
+) -> list[Completion]:
+    """Scores all `texts`, see `Engine.score`."""
+    each = [starts] * len(texts) if isinstance(starts, int) else list(starts)
+    if len(each) != len(texts):
+        raise InputError(f"{len(texts)} texts but {len(each)} starts: give one for all, or one each")
+    sampling = SamplingParams(logprobs=1) if sampling is None else sampling
+    requests = []
+    for number, (text, start) in enumerate(zip(texts, each, strict=True)):
+        ids = tokens_of(engine.model, text)
+        if not 1 <= start < len(ids):
+            raise InputError(
+                f"text {number} has {len(ids)} tokens and starts at {start}: accepted are starts in 1 .. {len(ids) - 1}"
+            )
+        request = Request(str(number), ids[:start], sampling, given_token_ids=ids[start:])
+        requests.append(check_request(engine.model, engine.config, request))
+    return sorted(engine.run(requests), key=lambda completion: int(completion.id))

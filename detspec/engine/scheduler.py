@@ -38,6 +38,16 @@ class Scheduler:
         """All sequences that have not ended, in places or waiting."""
         return [*self.sequences, *self.queue]
 
+    @property
+    def decoding(self) -> list[SequenceState]:
+        """Sequences in places whose tokens are generated."""
+        return [sequence for sequence in self.sequences if not sequence.is_given]
+
+    @property
+    def given(self) -> list[SequenceState]:
+        """Sequences in places whose tokens are scored."""
+        return [sequence for sequence in self.sequences if sequence.is_given]
+
     def admit(self) -> list[Admitted]:
         """Gives places and pages to sequences that wait, as far as there are any.
 
@@ -56,7 +66,8 @@ class Scheduler:
             if copy is None:
                 break
             # An ordinary sequence's new tokens come from the fast path; what it has to catch up with does not.
-            sequence.canonical = sequence.limit if sequence.request.sampling.deterministic else sequence.committed - 1
+            is_canonical = sequence.is_given or sequence.request.sampling.deterministic
+            sequence.canonical = sequence.limit if is_canonical else sequence.committed - 1
             del self.queue[index]
             self._free_places.pop()
             self.sequences.append(sequence)
@@ -64,18 +75,19 @@ class Scheduler:
         return admitted
 
     def load(self) -> Load:
-        """What is in the places."""
-        deterministic = [sequence for sequence in self.sequences if sequence.request.sampling.deterministic]
-        behind = tuple(sequence.behind for sequence in self.sequences if sequence.behind)
+        """What is in the places to be generated."""
+        decoding = self.decoding
+        deterministic = [sequence for sequence in decoding if sequence.request.sampling.deterministic]
+        behind = tuple(sequence.behind for sequence in decoding if sequence.behind)
         return Load(
             num_deterministic=len(deterministic),
-            num_ordinary=len(self.sequences) - len(deterministic),
+            num_ordinary=len(decoding) - len(deterministic),
             behind=behind,
             ready_deterministic=sum(not sequence.behind for sequence in deterministic),
-            num_ready=len(self.sequences) - len(behind),
-            unread_chunks=sum(map(self._unread_chunks, self.sequences)),
+            num_ready=len(decoding) - len(behind),
+            unread_chunks=sum(map(self._unread_chunks, decoding)),
             waiting=bool(self.queue),
-            processing=any(sequence.request.sampling.needs_processing for sequence in self.sequences),
+            processing=any(sequence.request.sampling.needs_processing for sequence in decoding),
         )
 
     def affords(self, gain: int) -> bool:
@@ -128,5 +140,5 @@ class Scheduler:
 
     @staticmethod
     def _reach(sequence: SequenceState, gain: int) -> int:
-        """Positions that `sequence` may touch while it gains up to `gain` tokens."""
-        return min(sequence.limit, sequence.committed + gain)
+        """Positions that `sequence` may touch while it gains up to `gain` tokens; given ones are read at once."""
+        return sequence.limit if sequence.is_given else min(sequence.limit, sequence.committed + gain)

@@ -1,6 +1,6 @@
 """Segments of steps on the device: the host starts one, goes on with its own work, and then reads what it brought."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +11,11 @@ from detspec.engine.policy import Plan, Segment
 from detspec.engine.programs import Placement, Progress, Report
 from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.engine.scheduler import Admitted
-from detspec.engine.sequence import SequenceState
+from detspec.engine.sequence import Replayed, SequenceState
 from detspec.engine.step_times import Acceptance
+from detspec.generation import score
 from detspec.generation.insert import Entry
 from detspec.generation.loop import Limits
-from detspec.generation.score import Asked
 from detspec.sampling_params import MAX_LOGPROBS
 from detspec.state import COUNTED
 from detspec.thinking.thoughts import thought_lists
@@ -40,6 +40,13 @@ class Running(NamedTuple):
         return report
 
 
+class Scoring(NamedTuple):
+    """Given texts on the device, and what will be known of them."""
+
+    sequences: tuple[SequenceState, ...]
+    found: score.Replayed
+
+
 class Segments:
     """Starts one segment after another and waits for each; what they take and accept is told to the planner's estimates."""
 
@@ -49,6 +56,8 @@ class Segments:
         self._observed = observed
         self._acceptance = acceptance
         self._running: Running | None = None
+        self._is_started = False  # the segment `_running` is on the device
+        self._scoring: Scoring | None = None
         self._num_reports = 0
 
     def admit(self, admitted: Sequence[Admitted]) -> None:
@@ -67,7 +76,7 @@ class Segments:
                 thoughts=sequence.thoughts,
             )
             for sequence, _ in admitted
-            if sequence.place is not None
+            if sequence.place is not None and not sequence.is_given
         ]
         self._device.put(entries)
 
@@ -90,17 +99,37 @@ class Segments:
         if segment.steps:
             steps = step(segment.steps)
         self._running = Running(plan, tuple(sequences), segment.rounds * segment.prefill_passes, rounds, steps)
+        self._is_started = True
+
+    def score(self, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
+        """Starts the passes over given texts, from what their pages hold on, and does not wait for them."""
+        texts: dict[int, GivenText] = {}
+        entries: list[Entry] = []
+        for sequence in sequences:
+            assert sequence.place is not None
+            texts[sequence.place] = [*sequence.tokens, *sequence.request.given_token_ids], sequence.length
+            entries.append(Entry(sequence.place, sequence.tokens, sequence.request.sampling))
+        self._scoring = Scoring(tuple(sequences), self._replay(sequences, page_table, texts, entries))
+        self._device.clock.work()
 
     def wait(self) -> tuple[int, int]:
-        """Waits for the segment that was started last, and updates its sequences.
+        """Waits for the given texts and the segment that were started last, and updates their sequences.
 
-        Returns how many steps and passes over prompts it took, at most, and how many tokens it committed.
+        Returns how many steps and passes over prompts the segment took, at most, and how many tokens it committed.
         """
+        clock = self._device.clock
+        if self._scoring is not None:
+            for sequence, replayed in _of_each(*self._scoring):
+                sequence.scored(replayed)
+            self._scoring = None
+            clock.lap()
         running = self._running
-        assert running is not None
+        if running is None or not self._is_started:
+            clock.free()
+            return 0, 0
+        self._is_started = False
         was_seen = True
         num_passes = running.prefill_passes
-        clock = self._device.clock
         for report in filter(None, (running.rounds, running.steps)):
             was_seen = not report.is_ready  # what had ended before the host looked took an unknown time
             progress = report.progress
@@ -128,25 +157,34 @@ class Segments:
 
     def replay(self, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
         """Replays the texts of `sequences`, still in their places, for the likeliest tokens, or the prompt's."""
-        device = self._device
         texts: dict[int, GivenText] = {}
         for sequence in sequences:
             assert sequence.place is not None
             with_prompt = sequence.request.sampling.prompt_logprobs is not None
             texts[sequence.place] = sequence.tokens, 0 if with_prompt else sequence.prompt_len - 1
-        processing = any(sequence.request.sampling.needs_processing for sequence in sequences)
-        asked = Asked(processing, choose=False, top_k=min(MAX_LOGPROBS, device.model.cfg.vocab_size))
-        found = device.replay(_placement(sequences, page_table, len(sequences)), texts, asked)
-        logprobs, top_ids, top_logprobs = (np.asarray(x) for x in (found.logprobs, found.top_ids, found.top_logprobs))
-        device.clock.free()
-        for sequence in sequences:
-            place = sequence.place
-            sequence.replayed = logprobs[place], top_ids[place], top_logprobs[place]
+        for sequence, replayed in _of_each(sequences, self._replay(sequences, page_table, texts)):
+            sequence.replayed = replayed
+        self._device.clock.free()
 
     def rest(self) -> None:
         """Nothing is in flight: time until the next segment is not counted."""
         self._running = None
         self._device.clock.stop()
+
+    def _replay(
+        self,
+        sequences: Sequence[SequenceState],
+        page_table: np.ndarray,
+        texts: Mapping[int, GivenText],
+        entries: Sequence[Entry] = (),
+    ) -> score.Replayed:
+        """Starts a replay that says as many of the likeliest tokens as any of `sequences` asks for, at least."""
+        asked = [sequence.request.sampling for sequence in sequences]
+        most = max(max(sampling.logprobs, sampling.prompt_logprobs or 0) for sampling in asked)
+        top_k = min(1 if most <= 1 else MAX_LOGPROBS, self._device.model.cfg.vocab_size)
+        processing = any(sampling.needs_processing for sampling in asked)
+        placement = _placement(sequences, page_table, len(sequences))
+        return self._device.replay(placement, texts, score.Asked(processing, choose=False, top_k=top_k), entries=entries)
 
     def _update(self, running: Running, progress: Progress) -> int:
         """Tells the sequences how far they are, and the planner what drafts brought."""
@@ -164,6 +202,14 @@ class Segments:
             sequence.finish = finish
         self._acceptance.observed(running.plan, windows, accepted)
         return num_tokens
+
+
+def _of_each(sequences: Sequence[SequenceState], found: score.Replayed) -> Iterator[tuple[SequenceState, Replayed]]:
+    """Each of `sequences` that still has a place, with what was found of it; waits for the device."""
+    logprobs, top_ids, top_logprobs = (np.asarray(x) for x in (found.logprobs, found.top_ids, found.top_logprobs))
+    for sequence in sequences:
+        if sequence.place is not None:
+            yield sequence, (logprobs[sequence.place], top_ids[sequence.place], top_logprobs[sequence.place])
 
 
 def _placement(sequences: Sequence[SequenceState], page_table: np.ndarray, batch: int) -> Placement:

@@ -5,8 +5,8 @@ from collections import deque
 
 import numpy as np
 
-from detspec.engine.request import Request, Stats, TopLogprobs, Update
-from detspec.state import RUNNING
+from detspec.engine.request import FINISH_REASONS, GIVEN, Request, Stats, TopLogprobs, Update
+from detspec.state import LENGTH, NOT_FINITE, RUNNING
 
 # What the canonical pass says of a text, entry `p` about the token at position `p`: log-probability of the token [T], likeliest
 # ids [T, k] and their log-probabilities [T, k].
@@ -59,6 +59,11 @@ class SequenceState:
         return self.prompt_len + self.request.sampling.max_tokens
 
     @property
+    def is_given(self) -> bool:
+        """Whether its new tokens are given and only scored."""
+        return bool(self.request.given_token_ids)
+
+    @property
     def new_tokens(self) -> tuple[int, ...]:
         """Tokens after the prompt."""
         return tuple(self.tokens[self.prompt_len :])
@@ -83,6 +88,16 @@ class SequenceState:
         new = slice(len(self.tokens), self.committed)
         self.tokens.extend(tokens[new].tolist())
         self.logprobs.extend(logprobs[new].tolist())
+
+    def scored(self, replayed: Replayed) -> None:
+        """Takes over its given tokens, of which the canonical pass says `replayed`."""
+        self.tokens.extend(self.request.given_token_ids)
+        self.committed = len(self.tokens)
+        self.length = self.committed - 1
+        self.logprobs = replayed[0][self.prompt_len : self.committed].tolist()
+        self.replayed = replayed if wants_replay(self.request) else None
+        self.finish = NOT_FINITE if np.isnan(self.logprobs).any() else LENGTH
+        self.finish_reason = FINISH_REASONS[NOT_FINITE] if self.finish == NOT_FINITE else GIVEN
 
     def cut(self, num_new: int) -> None:
         """Drops all but the first `num_new` new tokens."""

@@ -13,9 +13,7 @@ def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConf
     """Raises `InputError` if `prompt` is empty, it or the bias holds ids outside the vocabulary, or new tokens do not fit."""
     if len(prompt) == 0:
         raise InputError("the prompt is empty: give at least one token")
-    for token in prompt:
-        if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < cfg.vocab_size:
-            raise InputError(f"the prompt holds token id {token!r}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
+    check_ids(prompt, cfg, "the prompt")
     for token, _ in sampling.logit_bias:
         if token >= cfg.vocab_size:
             raise InputError(f"logit_bias names token id {token}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
@@ -28,6 +26,13 @@ def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConf
             f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, together more than the cache's "
             f"max_len of {max_len}: shorten one or raise max_len"
         )
+
+
+def check_ids(ids: Sequence[int], cfg: ModelConfig, what: str) -> None:
+    """Raises `InputError`, which calls them `what`, if `ids` are not all in the vocabulary."""
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < cfg.vocab_size:
+            raise InputError(f"{what} holds token id {token!r}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
 
 
 def thinks(cfg: ModelConfig, sampling: SamplingParams) -> bool:

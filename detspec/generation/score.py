@@ -39,7 +39,7 @@ class Replayed(Struct):
     Entries that no pass has read are 0: position 0, and positions up to the start of the replay.
     """
 
-    logprobs: jax.Array  # [B, T] float32, raw log-probability of the given token
+    logprobs: jax.Array  # [B, T] float32, of the given token: raw in the prompt, after it raw or as asked
     top_ids: jax.Array  # [B, T, k] int32, likeliest tokens of what is reported, the lower id first among equals
     top_logprobs: jax.Array  # [B, T, k] float32
     targets: jax.Array | None  # [B, T] int32, the token that its sampling parameters choose; None if not asked for
@@ -129,9 +129,9 @@ def read(
     def say(logits_f32: jax.Array, of_row: jax.Array, position: jax.Array, texts_fn: TextsFn) -> Replayed:
         """All about the tokens at `position [R]` of sequences `of_row [R]`, from the logits `[R, V]` before them."""
         tokens = state.tokens[of_row, jnp.minimum(position, T - 1)]
-        logprobs = logprobs_at(logits_f32, tokens, sum_fn(schedule.numerics))
         sampling = jax.tree.map(lambda x: x[of_row], processed)
-        reported = reported_logits(logits_f32, position, sampling, texts_fn) if asked.top_k else logits_f32
+        reported = reported_logits(logits_f32, position, sampling, texts_fn)
+        logprobs = logprobs_at(reported, tokens, sum_fn(schedule.numerics))
         _, top_ids = jax.lax.top_k(reported, asked.top_k)
         top_logprobs = jnp.zeros((of_row.shape[0], 0), jnp.float32)
         if asked.top_k:
