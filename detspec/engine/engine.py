@@ -455,7 +455,7 @@ class Engine:
         page_table = self.scheduler.allocator.page_table
         next_segment = self._plan() if self.scheduler.decoding else None
         if given := self.scheduler.given:
-            self._segments.score(given, page_table)
+            self._segments.start_scoring(given, page_table)
         if next_segment is not None:
             plan, segment = next_segment
             decoding = self.scheduler.decoding

@@ -101,7 +101,7 @@ class Segments:
         self._running = Running(plan, tuple(sequences), segment.rounds * segment.prefill_passes, rounds, steps)
         self._is_started = True
 
-    def score(self, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
+    def start_scoring(self, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
         """Starts the passes over given texts, from what their pages hold on, and does not wait for them."""
         texts: dict[int, GivenText] = {}
         entries: list[Entry] = []
