@@ -43,6 +43,7 @@ TRUNK = (
     ("draft",),
     ("generation",),
     ("engine",),
+    ("openai",),
     ("jobs",),
     ("viz",),
     ("doctor", "bench", "demo", "planning", "traces"),

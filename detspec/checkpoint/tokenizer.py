@@ -31,6 +31,11 @@ class Tokenizer:
         self.digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
     @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, for what is read of single tokens."""
+        return self._tokenizer
+
+    @property
     def vocab_size(self) -> int:
         """One more than the largest id, added tokens included."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1

@@ -1,0 +1,114 @@
+"""Log-probabilities in the shapes of completions, of chat, and of vLLM's `prompt_logprobs`."""
+
+import codecs
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from detspec.engine.request import Completion, TopLogprobs
+from detspec.openai.bodies import Parsed
+from detspec.openai.token_texts import TokenTexts
+
+EXCLUDED = -9999.0  # stands for -inf and nan, which JSON lacks
+
+
+def completion_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts) -> dict[str, Any]:
+    """`tokens`, `token_logprobs`, `top_logprobs` and `text_offset`, of the prompt too if it is echoed.
+
+    The first token of a prompt has null. `top_logprobs` hold the chosen token, too; of two tokens of one text, they hold the
+    likelier. `text_offset` counts the characters that are complete before a token, from the first token on.
+    """
+    number = parsed.logprobs or 0
+    tokens: list[int] = []
+    logprobs: list[float | None] = []
+    top: list[TopLogprobs] = []
+    if parsed.echo:
+        tokens += completion.prompt_token_ids
+        logprobs += completion.prompt_logprobs
+        top += likeliest(completion.prompt_top_logprobs, number, len(completion.prompt_token_ids))
+    tokens += completion.token_ids
+    logprobs += completion.logprobs
+    top += likeliest(completion.top_logprobs, number, len(completion.token_ids))
+    names = [name_of(token, parsed, texts) for token in tokens]
+    return {
+        "tokens": names,
+        "token_logprobs": [None if value is None else number_of(value) for value in logprobs],
+        "top_logprobs": [
+            None if value is None else _by_name([(token, value), *listed], parsed, texts)
+            for token, value, listed in zip(tokens, logprobs, top, strict=True)
+        ]
+        if number
+        else None,
+        "text_offset": text_offsets(tokens, texts),
+    }
+
+
+def chat_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts) -> dict[str, Any]:
+    """`content`: `token`, `logprob`, `bytes` and `top_logprobs` of each new token, the likeliest first."""
+    tops = likeliest(completion.top_logprobs, parsed.logprobs or 0, len(completion.token_ids))
+    content = []
+    for token, value, top in zip(completion.token_ids, completion.logprobs, tops, strict=True):
+        listed = [_chat_entry(other, number, parsed, texts) for other, number in top]
+        content.append({**_chat_entry(token, value, parsed, texts), "top_logprobs": listed})
+    return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts) -> list[dict[str, Any] | None]:
+    """For each token of the prompt, it and the likeliest there, by token id; null for the first, as vLLM has them.
+
+    `rank` counts from 1, and is null for a token of the prompt that is not among the likeliest.
+    """
+    values = completion.prompt_logprobs
+    tops = likeliest(completion.prompt_top_logprobs, parsed.prompt_logprobs or 0, len(values))
+    found: list[dict[str, Any] | None] = []
+    for token, value, top in zip(completion.prompt_token_ids, values, tops, strict=True):
+        if value is None:
+            found.append(None)
+            continue
+        ranked = {other: (number, rank) for rank, (other, number) in enumerate(top, start=1)}
+        each = {token: ranked.get(token, (value, None)), **ranked}
+        found.append(
+            {
+                str(other): {"logprob": number_of(number), "rank": rank, "decoded_token": name_of(other, parsed, texts)}
+                for other, (number, rank) in each.items()
+            }
+        )
+    return found
+
+
+def likeliest(top: Sequence[TopLogprobs], number: int, length: int) -> list[TopLogprobs]:
+    """The `number` likeliest at each of `length` positions, of which a completion may hold more, or none if none were asked."""
+    return [entry[:number] for entry in top] if top else [()] * length
+
+
+def text_offsets(tokens: Iterable[int], texts: TokenTexts) -> list[int]:
+    """Characters that are complete before each token: `[" f", b"\\xc3", b"\\xa9", "x"]` -> `[0, 2, 2, 3]`."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    offsets = []
+    length = 0
+    for token in tokens:
+        offsets.append(length)
+        length += len(decoder.decode(texts.bytes_of(token)))
+    return offsets
+
+
+def number_of(logprob: float) -> float:
+    """A log-probability as JSON can have it. Every float32 is a float64, so its bits survive."""
+    return float(logprob) if math.isfinite(logprob) else EXCLUDED
+
+
+def name_of(token: int, parsed: Parsed, texts: TokenTexts) -> str:
+    """What a token is called in an answer."""
+    return f"token_id:{token}" if parsed.tokens_as_ids else texts.text_of(token)
+
+
+def _by_name(pairs: Sequence[tuple[int, float]], parsed: Parsed, texts: TokenTexts) -> dict[str, float]:
+    """Pairs of token and log-probability by name, the likeliest first, ties in the order given."""
+    found: dict[str, float] = {}
+    for token, value in sorted(pairs, key=lambda pair: -number_of(pair[1])):
+        found.setdefault(name_of(token, parsed, texts), number_of(value))
+    return found
+
+
+def _chat_entry(token: int, value: float, parsed: Parsed, texts: TokenTexts) -> dict[str, Any]:
+    return {"token": name_of(token, parsed, texts), "logprob": number_of(value), "bytes": list(texts.bytes_of(token))}

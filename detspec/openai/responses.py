@@ -1,0 +1,150 @@
+"""Response bodies of `/v1/completions` and `/v1/chat/completions`, made of completions.
+
+Equal requests to engines of equal fingerprints get equal bodies: `id` is a digest of the request, `created` is the caller's.
+A log-probability is written as the shortest decimal of its float32 value as a float64; one that is not finite is -9999.
+"""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from detspec.checkpoint.load import Model
+from detspec.engine.request import Completion
+from detspec.openai.bodies import Parsed
+from detspec.openai.fields import BodyError
+from detspec.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from detspec.openai.token_texts import TokenTexts
+
+HEX = 32  # digits of a digest in an id
+FINGERPRINT_HEX = 16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answerer:
+    """What bodies say besides the completions.
+
+    Attributes:
+        model: decodes tokens.
+        name: the model's name, for requests that give none.
+        system_fingerprint: see `system_fingerprint`.
+        created: seconds since 1970.
+        token_texts: texts of the model's tokens.
+    """
+
+    model: Model
+    name: str
+    system_fingerprint: str
+    created: int
+    token_texts: TokenTexts
+
+
+def make_answerer(model: Model, fingerprint: Mapping[str, Any], *, name: str, created: int) -> Answerer:
+    """What answers of an engine of `model` with this `fingerprint()` say."""
+    return Answerer(model, name, system_fingerprint(fingerprint), created, TokenTexts(model.tokenizer))
+
+
+def completion_body(parsed: Parsed, completions: Sequence[Completion], answerer: Answerer) -> dict[str, Any]:
+    """The body that answers a completion with the `completions` of all its choices, in order: prompt by prompt."""
+    choices = []
+    for index, completion in enumerate(completions):
+        text = (prompt_text(parsed, index // parsed.n, answerer) if parsed.echo else "") + completion.text
+        logprobs = None if parsed.logprobs is None else completion_logprobs(parsed, completion, answerer.token_texts)
+        choice = {"index": index, "text": text, "logprobs": logprobs}
+        choices.append({**choice, **ending(parsed, index, completion, answerer), **extras(parsed, completion, answerer)})
+    return {**head(parsed, answerer, "text_completion"), "choices": choices, **tail(parsed, completions, answerer)}
+
+
+def chat_body(parsed: Parsed, completions: Sequence[Completion], answerer: Answerer) -> dict[str, Any]:
+    """The body that answers a chat with the `completions` of all its choices, in order."""
+    choices = []
+    for index, completion in enumerate(completions):
+        message = {"role": "assistant", "content": completion.text, "refusal": None}
+        logprobs = None if parsed.logprobs is None else chat_logprobs(parsed, completion, answerer.token_texts)
+        choice = {"index": index, "message": message, "logprobs": logprobs}
+        choices.append({**choice, **ending(parsed, index, completion, answerer), **extras(parsed, completion, answerer)})
+    return {**head(parsed, answerer, "chat.completion"), "choices": choices, **tail(parsed, completions, answerer)}
+
+
+def head(parsed: Parsed, answerer: Answerer, kind: str) -> dict[str, Any]:
+    """The fields before the choices, also of a chunk of a stream; `kind` is its `object`."""
+    model = answerer.name if parsed.model is None else parsed.model
+    return {"id": response_id(parsed), "object": kind, "created": answerer.created, "model": model}
+
+
+def tail(parsed: Parsed, completions: Sequence[Completion], answerer: Answerer) -> dict[str, Any]:
+    """The fields after the choices."""
+    num_tokens = sum(len(completion.token_ids) for completion in completions)
+    return {
+        "usage": usage(parsed, num_tokens),
+        "seed": parsed.sampling[0].seed,
+        "system_fingerprint": answerer.system_fingerprint,
+    }
+
+
+def usage(parsed: Parsed, num_tokens: int) -> dict[str, int]:
+    """Counts of tokens, of which `num_tokens` are new; a prompt counts once for all its samples."""
+    num_prompt_tokens = sum(map(len, parsed.prompts))
+    total = num_prompt_tokens + num_tokens
+    return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_tokens, "total_tokens": total}
+
+
+def ending(parsed: Parsed, index: int, completion: Completion, answerer: Answerer) -> dict[str, Any]:
+    """Why choice `index` ended: `stop_reason` is the stop string or stop token of the request; None for the model's own."""
+    reason = stop_reason(parsed, index, completion, answerer)
+    return {"finish_reason": completion.finish_reason, "stop_reason": reason}
+
+
+def extras(parsed: Parsed, completion: Completion, answerer: Answerer) -> dict[str, Any]:
+    """What a choice has that OpenAI's has not: always its digest, the rest if it is asked for or there."""
+    found: dict[str, Any] = {"digest": completion.digest}
+    if parsed.return_token_ids:
+        found |= {"prompt_token_ids": list(completion.prompt_token_ids), "token_ids": list(completion.token_ids)}
+    if parsed.prompt_logprobs is not None:
+        found["prompt_logprobs"] = prompt_logprobs(parsed, completion, answerer.token_texts)
+    if completion.thoughts:
+        found["thoughts"] = [
+            {"token_ids": list(thought.token_ids), "text": thought.text, "is_cut": thought.is_cut}
+            for thought in completion.thoughts
+        ]
+    return found
+
+
+def stop_reason(parsed: Parsed, index: int, completion: Completion, answerer: Answerer) -> str | int | None:
+    """The stop string or the stop token of the request that ended choice `index`; None if neither did."""
+    if completion.finish_reason != "stop":
+        return None
+    sampling = parsed.sampling[index // parsed.n]
+    after = answerer.model.decode(completion.token_ids)[len(completion.text) :] if sampling.stop else ""
+    for string in sampling.stop:
+        if after.startswith(string):
+            return string
+    last = completion.token_ids[-1]
+    return last if last in sampling.stop_token_ids else None
+
+
+def prompt_text(parsed: Parsed, place: int, answerer: Answerer) -> str:
+    """Prompt number `place` as it was given, or the text of its token ids."""
+    text = parsed.texts[place]
+    return answerer.model.decode(parsed.prompts[place]) if text is None else text
+
+
+def response_id(parsed: Parsed) -> str:
+    """The `id` of the answer: a digest of the request."""
+    return f"{'cmpl' if parsed.kind == 'completion' else 'chatcmpl'}-{parsed.digest[:HEX]}"
+
+
+def system_fingerprint(fingerprint: Mapping[str, Any]) -> str:
+    """The name of an engine's `fingerprint()`, and of this version, in answers.
+
+    Equal names and equal requests mean equal choices, to the bit.
+    """
+    digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
+    return f"detspec-{importlib.metadata.version('detspec')}-{digest[:FINGERPRINT_HEX]}"
+
+
+def error_body(error: BodyError) -> dict[str, Any]:
+    """The body that refuses a request, for status 400."""
+    return {"error": {"message": error.message, "type": "invalid_request_error", "param": error.param, "code": error.code}}

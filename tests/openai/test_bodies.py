@@ -1,0 +1,206 @@
+"""Request bodies: prompts and sampling parameters, worked out by hand over a tokenizer of bytes."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from detspec.checkpoint.chat import ChatTemplate
+from detspec.checkpoint.tokenizer import Tokenizer
+from detspec.engine.engine_config import EngineConfig
+from detspec.openai.bodies import parse_chat, parse_completion, requests_of
+from detspec.openai.fields import BodyError
+from detspec.sampling_params import SamplingParams
+from tests.engine.byte_model import BYTE_CFG, byte_tokenizer
+
+MAX_LEN = 64
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model without weights: a tokenizer that maps letters to their bytes, and a template of `role:content|`."""
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    path.write_text(byte_tokenizer().to_str())
+    tokenizer = Tokenizer(path)
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}{{ mark }}", {})
+
+    def chat_prompt(messages, **variables):
+        return tokenizer.encode(template.render(messages, **variables), add_special_tokens=False)
+
+    own = {"cfg": BYTE_CFG, "tokenizer": tokenizer, "chat_template": template, "chat_prompt": chat_prompt, "eos_ids": ()}
+    return SimpleNamespace(**own, decode=tokenizer.decode)
+
+
+def completion(model, /, **body):
+    return parse_completion(body, model, max_len=MAX_LEN)
+
+
+def chat(model, /, **body):
+    return parse_chat({"messages": [{"role": "user", "content": "hi"}], **body}, model, max_len=MAX_LEN)
+
+
+def encode(model, text: str) -> tuple[int, ...]:
+    return tuple(model.tokenizer.encode(text))
+
+
+def test_completion_without_further_fields_has_openai_defaults(model):
+    parsed = completion(model, model="m", prompt="def f")
+    assert parsed.prompts == (encode(model, "def f"),)
+    assert parsed.sampling == (SamplingParams(max_tokens=16, temperature=1.0),)
+    assert (parsed.model, parsed.seed, parsed.n, parsed.logprobs, parsed.echo) == ("m", None, 1, None, False)
+
+
+def test_chat_is_rendered_and_may_fill_the_room(model):
+    parsed = chat(model, chat_template_kwargs={"mark": "A"})
+    prompt = encode(model, "user:hi|A")
+    assert parsed.prompts == (prompt,)
+    assert parsed.sampling == (SamplingParams(max_tokens=MAX_LEN - len(prompt), temperature=1.0),)
+
+
+def test_null_is_not_given(model):
+    names = ("stop", "seed", "logprobs", "max_tokens", "logit_bias", "echo", "best_of", "tools", "suffix")
+    assert completion(model, prompt="a", **dict.fromkeys(names)) == completion(model, prompt="a")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("ab", ["ab"]), (["ab", "c"], ["ab", "c"]), ([97, 98], [(97, 98)]), ([[97], [98, 99]], [(97,), (98, 99)])],
+)
+def test_prompts_come_as_texts_or_ids_one_or_several(model, prompt, expected):
+    found = completion(model, prompt=prompt).prompts
+    assert found == tuple(encode(model, one) if isinstance(one, str) else one for one in expected)
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], ["a", [1]], [True], 5, {}, [["a"]], [1.0]])
+def test_other_prompts_are_refused(model, prompt):
+    with pytest.raises(BodyError, match="a text, a list of texts") as caught:
+        completion(model, prompt=prompt)
+    assert caught.value.param == "prompt"
+
+
+def test_repeated_prompt_gets_further_seeds_and_others_their_own(model):
+    parsed = completion(model, prompt=["a", "b", "a", "a"], n=2, seed=2**32 - 3)
+    assert [sampling.seed for sampling in parsed.sampling] == [2**32 - 3, 2**32 - 3, 2**32 - 1, 1]
+    alone = completion(model, prompt="b", n=2, seed=2**32 - 3)
+    assert parsed.sampling[1] == alone.sampling[0]
+
+
+def test_seed_of_the_caller_equals_one_in_the_body(model):
+    drawn = completion(model, prompt=["a", "a"], n=3).with_seed(7)
+    given = completion(model, prompt=["a", "a"], n=3, seed=7)
+    assert drawn == given
+    assert drawn.digest == given.digest != completion(model, prompt=["a", "a"], n=3, seed=8).digest
+
+
+def test_every_sampling_field_arrives(model):
+    fields = {
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "n": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.3,
+        "logit_bias": {"5": -1},
+        "seed": 4,
+        "stop": "x",
+        "stop_token_ids": [7],
+        "ignore_eos": True,
+        "logprobs": 3,
+        "prompt_logprobs": 2,
+        "logprobs_mode": "processed",
+    }
+    found = completion(model, prompt="a", **fields, is_deterministic=False).sampling[0]
+    assert found == SamplingParams(**fields, deterministic=False)
+    assert completion(model, prompt="a", top_k=-1).sampling[0].top_k == 0
+
+
+def test_chat_logprobs_are_a_switch_and_a_number(model):
+    assert chat(model).logprobs is None
+    assert (chat(model, logprobs=True).logprobs, chat(model, logprobs=True, top_logprobs=3).sampling[0].logprobs) == (0, 3)
+    assert chat(model, max_completion_tokens=5).sampling[0].max_tokens == 5
+
+
+def test_echo_asks_for_logprobs_of_the_prompt(model):
+    assert completion(model, prompt="a", echo=True).sampling[0].prompt_logprobs is None
+    assert completion(model, prompt="a", echo=True, logprobs=2).sampling[0].prompt_logprobs == 2
+    score = completion(model, prompt="a", echo=True, logprobs=1, max_tokens=0)
+    assert score.is_score
+    assert not completion(model, prompt="a", echo=True, logprobs=1, max_tokens=1).is_score
+
+
+def test_parts_of_text_are_joined_by_line_ends(model):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat(model, messages=[{"role": "user", "content": parts}]).prompts == (encode(model, "user:a\nb|"),)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code", "said"),
+    [
+        ({"guided_json": {}}, "guided_json", "unknown_parameter", "accepted: "),
+        ({"suffix": "x"}, "suffix", "unsupported_parameter", "omit it"),
+        ({"best_of": 3}, "best_of", "unsupported_parameter", "give 1"),
+        ({"temperature": "hot"}, "temperature", "invalid_value", "a number, got 'hot'"),
+        ({"temperature": -1}, "temperature", "invalid_value", "0 is greedy"),
+        ({"max_tokens": True}, "max_tokens", "invalid_value", "an integer, got True"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value", "echo: true"),
+        ({"max_tokens": 0, "echo": True, "n": 2}, "n", "invalid_value", "generates nothing"),
+        ({"min_tokens": 99}, "min_tokens", "invalid_value", r"0 .. max_tokens \(16\)"),
+        ({"is_deterministic": 1}, "is_deterministic", "invalid_value", "true or false"),
+        ({"logprobs": 21}, "logprobs", "invalid_value", "0 .. 20"),
+        ({"seed": 2**32}, "seed", "invalid_value", "2[*][*]32-1"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value", "stream: true"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options", "unknown_parameter", "include_usage"),
+        ({"prompt": None}, "prompt", "missing_required_parameter", "needs a prompt"),
+        ({"prompt": "a" * 256 * MAX_LEN + "a"}, "prompt", "context_length_exceeded", "16385 characters"),
+    ],
+)
+def test_bad_field_is_named(model, body, param, code, said):
+    with pytest.raises(BodyError, match=said) as caught:
+        completion(model, **{"prompt": "a", **body})
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"messages": []}, "messages", "empty"),
+        ({"messages": [{"content": "a"}]}, "messages", r"messages\[0\] must be an object with a role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "image_url"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages", "content must be"),
+        ({"chat_template_kwargs": {"now": 0}}, "chat_template_kwargs", "now"),
+        ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+        ({"logprobs": True, "top_logprobs": 99}, "top_logprobs", "parameter top_logprobs must be an integer in 0 .. 20"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "differ"),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"prompt": "a"}, "prompt", "unknown field"),
+    ],
+)
+def test_bad_field_of_chat_is_named(model, body, param, said):
+    with pytest.raises(BodyError, match=said) as caught:
+        chat(model, **body)
+    assert caught.value.param == param
+
+
+def test_requests_have_ids_of_their_own_and_must_fit(model):
+    config = EngineConfig(max_requests=2, max_len=MAX_LEN)
+    requests = requests_of(completion(model, prompt=["a", "b"], seed=3), model, config, id="x")
+    assert [(request.id, request.sampling.seed) for request in requests] == [("x/0", 3), ("x/1", 3)]
+    with pytest.raises(BodyError, match="together more than") as caught:
+        requests_of(completion(model, prompt="a" * 60), model, config, id="x")
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+    with pytest.raises(BodyError, match="token id 5000") as caught:
+        requests_of(completion(model, prompt=[5000]), model, config, id="x")
+    assert caught.value.code == "invalid_value"
+
+
+def test_digest_tells_requests_apart(model):
+    bodies = [{}, {"n": 2}, {"echo": True}, {"logprobs": 0}, {"return_token_ids": True}, {"temperature": 0.5}]
+    digests = {completion(model, prompt="a", seed=1, **body).digest for body in bodies}
+    assert len(digests) == len(bodies)
+    assert completion(model, prompt="a", seed=1, user="me").digest in digests
+    assert dataclasses.replace(chat(model, seed=1), request_id="r").digest == chat(model, seed=1).digest

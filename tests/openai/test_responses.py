@@ -1,0 +1,232 @@
+"""Response bodies: shapes worked out by hand, and read by the official client's types."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from openai.types import Completion as OfficialCompletion
+from openai.types.chat import ChatCompletion
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as Library
+
+from detspec.checkpoint.tokenizer import Tokenizer
+from detspec.engine.request import Completion, Stats, Thought
+from detspec.openai.bodies import parse_chat, parse_completion
+from detspec.openai.fields import BodyError
+from detspec.openai.responses import chat_body, completion_body, error_body, make_answerer, system_fingerprint
+from detspec.openai.token_texts import TokenTexts
+from tests.engine.byte_model import BYTE_CFG, byte_tokenizer
+
+A, B, C = 64, 65, 66  # tokens of "a", "b", "c": see `encode`
+HALVES = (127, 102)  # the bytes c3 a9 of "é"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    library = byte_tokenizer()
+    library.add_special_tokens([AddedToken("<|end|>", special=True)])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    path.write_text(library.to_str())
+    tokenizer = Tokenizer(path)
+
+    def chat_prompt(messages, **variables):
+        return tokenizer.encode(messages[0]["content"])
+
+    decode = tokenizer.decode
+    own = {"cfg": BYTE_CFG, "tokenizer": tokenizer, "chat_template": None, "chat_prompt": chat_prompt, "decode": decode}
+    return SimpleNamespace(**own)
+
+
+@pytest.fixture(scope="module")
+def answerer(model):
+    return make_answerer(model, {"model": "w"}, name="bytes", created=1700000000)
+
+
+def ended(model, parsed, token_ids, index=0, **changes) -> Completion:
+    """A completion of `token_ids`, whose log-probabilities are -0.5, -1, -1.5 and so on."""
+    prompt = parsed.prompts[index // parsed.n]
+    text = model.decode(token_ids)
+    logprobs = tuple(-0.5 * (i + 1) for i in range(len(token_ids)))
+    facts = {"finish_reason": "length", "digest": "d", "stats": Stats(), "index": index % parsed.n}
+    return Completion(
+        **{"id": "x", "prompt_token_ids": prompt, "token_ids": tuple(token_ids), "logprobs": logprobs}
+        | {"text": text, **facts, **changes}
+    )
+
+
+def completion(model, /, **body):
+    return parse_completion({"prompt": "ab", "seed": 1, **body}, model, max_len=64)
+
+
+def chat(model, /, **body):
+    return parse_chat({"messages": [{"role": "user", "content": "ab"}], "seed": 1, **body}, model, max_len=64)
+
+
+def encode(model, text: str) -> list[int]:
+    return model.tokenizer.encode(text)
+
+
+def test_completion_has_the_official_shape(model, answerer):
+    parsed = completion(model, model="m")
+    body = completion_body(parsed, [ended(model, parsed, encode(model, "cd"))], answerer)
+    official = OfficialCompletion.model_validate(body)
+    assert official.choices[0].text == "cd"
+    assert official.choices[0].logprobs is None
+    assert dict(official.usage) | {"completion_tokens_details": None} == {
+        "prompt_tokens": 2,
+        "completion_tokens": 2,
+        "total_tokens": 4,
+        "completion_tokens_details": None,
+        "prompt_tokens_details": None,
+    }
+    assert (body["id"], body["object"], body["created"]) == (f"cmpl-{parsed.digest[:32]}", "text_completion", 1700000000)
+    assert (body["model"], body["seed"]) == ("m", 1)
+    assert body["choices"][0]["digest"] == "d"
+    assert body["system_fingerprint"].startswith("detspec-")
+
+
+def test_chat_has_the_official_shape(model, answerer):
+    parsed = chat(model, logprobs=True, top_logprobs=2)
+    top = (((A, -0.25), (C, -0.5)), ((B, -1.0), (A, -2.0)))
+    body = chat_body(parsed, [ended(model, parsed, encode(model, "cb"), top_logprobs=top)], answerer)
+    official = ChatCompletion.model_validate(body)
+    assert official.choices[0].message.content == "cb"
+    first = official.choices[0].logprobs.content[0]
+    assert (first.token, first.logprob, first.bytes) == ("c", -0.5, [99])
+    assert [(entry.token, entry.logprob) for entry in first.top_logprobs] == [("a", -0.25), ("c", -0.5)]
+    assert body["model"] == "bytes"
+
+
+def test_completion_logprobs_name_the_chosen_token_and_the_likeliest(model, answerer):
+    parsed = completion(model, logprobs=1)
+    top = (((A, -0.25),), ((B, -1.0),))
+    body = completion_body(parsed, [ended(model, parsed, encode(model, "cb"), top_logprobs=top)], answerer)
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["c", "b"],
+        "token_logprobs": [-0.5, -1.0],
+        "top_logprobs": [{"a": -0.25, "c": -0.5}, {"b": -1.0}],
+        "text_offset": [0, 1],
+    }
+    OfficialCompletion.model_validate(body)
+    plain = completion(model, logprobs=0)
+    body = completion_body(plain, [ended(model, plain, encode(model, "c"))], answerer)
+    assert body["choices"][0]["logprobs"]["top_logprobs"] is None
+
+
+def test_echo_puts_the_prompt_before_and_null_first(model, answerer):
+    parsed = completion(model, logprobs=1, echo=True)
+    asked = {"top_logprobs": (((C, -0.5),),), "prompt_logprobs": (None, -3.0), "prompt_top_logprobs": ((), ((A, -0.125),))}
+    body = completion_body(parsed, [ended(model, parsed, encode(model, "c"), **asked)], answerer)
+    assert body["choices"][0]["text"] == "abc"
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["a", "b", "c"],
+        "token_logprobs": [None, -3.0, -0.5],
+        "top_logprobs": [None, {"a": -0.125, "b": -3.0}, {"c": -0.5}],
+        "text_offset": [0, 1, 2],
+    }
+
+
+def test_score_has_the_prompt_alone(model, answerer):
+    parsed = completion(model, prompt=[A, B], logprobs=0, echo=True, max_tokens=0)
+    body = completion_body(parsed, [ended(model, parsed, [], prompt_logprobs=(None, -3.0))], answerer)
+    assert body["choices"][0]["text"] == "ab"
+    assert body["choices"][0]["logprobs"]["token_logprobs"] == [None, -3.0]
+    assert body["usage"]["completion_tokens"] == 0
+
+
+def test_prompt_logprobs_have_ranks(model, answerer):
+    parsed = completion(model, prompt_logprobs=2)
+    asked = {"prompt_logprobs": (None, -3.0), "prompt_top_logprobs": ((), ((A, -0.125), (C, -0.5)))}
+    body = completion_body(parsed, [ended(model, parsed, encode(model, "c"), **asked)], answerer)
+    found = body["choices"][0]["prompt_logprobs"]
+    assert found[0] is None
+    assert found[1] == {
+        str(B): {"logprob": -3.0, "rank": None, "decoded_token": "b"},
+        str(A): {"logprob": -0.125, "rank": 1, "decoded_token": "a"},
+        str(C): {"logprob": -0.5, "rank": 2, "decoded_token": "c"},
+    }
+
+
+def test_choices_are_numbered_prompt_by_prompt(model, answerer):
+    parsed = completion(model, prompt=["a", "b"], n=2)
+    texts = ["aa", "ab", "ba", "bb"]
+    ends = [ended(model, parsed, encode(model, text), index) for index, text in enumerate(texts)]
+    body = completion_body(parsed, ends, answerer)
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == list(enumerate(texts))
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 8, "total_tokens": 10}
+
+
+def test_stop_reason_is_what_the_request_named(model, answerer):
+    parsed = completion(model, stop=["cx", "c"], stop_token_ids=[B])
+
+    def reason(ids, text, finish="stop"):
+        end = ended(model, parsed, ids, text=text, finish_reason=finish)
+        return completion_body(parsed, [end], answerer)["choices"][0]["stop_reason"]
+
+    assert reason([A, C], "a") == "c"
+    assert reason([A, B], "ab") == B
+    assert reason([A], "a") is None  # the model's own end
+    assert reason([A, B], "ab", "length") is None
+
+
+def test_floats_survive_as_float32_and_infinity_is_a_number(model, answerer):
+    values = tuple(np.random.default_rng(0).normal(size=50).astype(np.float32).tolist())
+    parsed = completion(model, logprobs=0, max_tokens=51)
+    end = ended(model, parsed, [A] * 51, logprobs=(*values, float("-inf")))
+    read = json.loads(json.dumps(completion_body(parsed, [end], answerer), allow_nan=False))
+    found = read["choices"][0]["logprobs"]["token_logprobs"]
+    assert np.asarray(found[:50], np.float32).tobytes() == np.asarray(values, np.float32).tobytes()
+    assert found[50] == -9999.0
+
+
+def test_tokens_that_are_halves_of_characters_keep_their_bytes(model, answerer):
+    ids = encode(model, "éa")
+    parsed = chat(model, logprobs=True)
+    body = chat_body(parsed, [ended(model, parsed, ids)], answerer)
+    content = body["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == ["bytes:\\xc3", "bytes:\\xa9", "a"]
+    assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == body["choices"][0]["message"]["content"]
+    plain = completion(model, logprobs=0)
+    assert completion_body(plain, [ended(model, plain, ids)], answerer)["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1]
+
+
+def test_two_tokens_of_one_text_keep_the_likelier(model, answerer):
+    parsed = completion(model, logprobs=2)
+    other = dataclasses.replace(
+        answerer, token_texts=SimpleNamespace(text_of=lambda token: "same", bytes_of=lambda token: b"s")
+    )
+    end = ended(model, parsed, [C], top_logprobs=(((A, -0.25), (B, -0.75)),))
+    assert completion_body(parsed, [end], other)["choices"][0]["logprobs"]["top_logprobs"] == [{"same": -0.25}]
+
+
+def test_extensions_are_there_when_asked(model, answerer):
+    parsed = completion(model, return_token_ids=True, return_tokens_as_token_ids=True, logprobs=0)
+    thought = Thought("t", (1, 2), is_cut=False)
+    choice = completion_body(parsed, [ended(model, parsed, [C], thoughts=(thought,))], answerer)["choices"][0]
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([C], encode(model, "ab"))
+    assert choice["logprobs"]["tokens"] == [f"token_id:{C}"]
+    assert choice["thoughts"] == [{"token_ids": [1, 2], "text": "t", "is_cut": False}]
+
+
+def test_token_texts_of_every_alphabet(model, tmp_path):
+    special = model.tokenizer.library.token_to_id("<|end|>")
+    assert TokenTexts(model.tokenizer).text_of(special) == "<|end|>"
+    assert TokenTexts(None).text_of(5) == "<5>"
+    library = Library(models.BPE({"▁a": 0, "<0xC3>": 1, "b": 2}, [], byte_fallback=True))
+    library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    (tmp_path / "tokenizer.json").write_text(library.to_str())
+    texts = TokenTexts(Tokenizer(tmp_path / "tokenizer.json"))
+    assert [texts.bytes_of(token) for token in range(3)] == [b" a", b"\xc3", b"b"]
+
+
+def test_fingerprint_names_the_version_and_what_bits_depend_on():
+    name = system_fingerprint({"a": 1, "b": 2})
+    assert name == system_fingerprint({"b": 2, "a": 1}) != system_fingerprint({"a": 1, "b": 3})
+    assert len(name.rpartition("-")[2]) == 16
+
+
+def test_error_has_the_official_shape():
+    error = error_body(BodyError("no", "prompt", "invalid_value"))["error"]
+    assert error == {"message": "no", "type": "invalid_request_error", "param": "prompt", "code": "invalid_value"}
