@@ -45,6 +45,7 @@ TRUNK = (
     ("engine",),
     ("openai",),
     ("jobs",),
+    ("serve",),
     ("viz",),
     ("doctor", "bench", "demo", "planning", "traces"),
     ("__init__",),

@@ -42,8 +42,9 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, path: str | Path = "chat template") -> None:
         """Compiles `source`; `path` names it in errors. Raises `InputError` if it is no jinja2 template."""
         self._path = path
-        self._special_tokens = dict(special_tokens)
-        self.digest = hashlib.sha256(json.dumps([source, self._special_tokens], sort_keys=True).encode()).hexdigest()
+        self.source = source
+        self.special_tokens = dict(special_tokens)
+        self.digest = hashlib.sha256(json.dumps([source, self.special_tokens], sort_keys=True).encode()).hexdigest()
         self._lock = threading.Lock()  # one rendering at a time uses the budget
         self._environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self._environment.globals["raise_exception"] = _raise_exception
@@ -92,7 +93,7 @@ class ChatTemplate:
         try:
             with self._lock:
                 self._environment.budget.renew()
-                return self._template.render({**given, **self._special_tokens, **variables})
+                return self._template.render({**given, **self.special_tokens, **variables})
         except Exception as error:  # a template may raise anything
             raise InputError(f"{self._path} does not take this conversation: {error}") from error
 

@@ -52,14 +52,14 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise unencodable(self._tokenizer, text, error) from error
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens left out; bytes that are not whole characters become U+FFFD.
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`, special tokens left out unless asked for; bytes that are not whole characters become U+FFFD.
 
         Raises `InputError` if the tokenizer's decoder fails.
         """
         try:
             with panics():
-                return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+                return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
         except Exception as error:  # the library raises bare Exception
             raise InputError(f"the tokenizer cannot decode {shortened(str(list(ids)), MAX_QUOTED)}: {error}") from error
 

@@ -1,0 +1,109 @@
+"""`detspec serve`: OpenAI's HTTP interface in front of an engine."""
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+
+from detspec.cli.options import (
+    add_cache_dtype,
+    add_engine,
+    add_model,
+    add_weights,
+    engine_config_of,
+    load_drafters,
+    load_model,
+    say,
+)
+from detspec.errors import InputError
+
+SUMMARY = "an OpenAI-compatible server: equal requests, equal answers"
+DESCRIPTION = """Serves /v1/completions, /v1/chat/completions (whole or as streams), /v1/models, /tokenize, /detokenize,
+/inference/v1/generate (token ids in and out), /health, /metrics and /fingerprint. Equal `system_fingerprint` and equal request
+mean equal choices, to the bit, at any load. `"is_deterministic": false` makes a request ordinary. The port opens at once, and
+/health answers 503 until all programs are compiled and certified. A client that leaves ends its requests; calls beyond
+--max-waiting are answered with 429. SIGTERM stops admitting, finishes what is in flight within --grace seconds, and ends with
+the exit code of the signal, 143. Needs the extra `serve`: pip install 'detspec[serve]'."""
+LOCALHOST = "127.0.0.1"
+KEY = "DETSPEC_API_KEY"
+FAILED = 1
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    add = parser.add_argument
+    add("--host", default=LOCALHOST, help="address to listen at; 0.0.0.0 is reached from other machines")
+    add("--port", type=int, default=8000, help="0 takes a free one, and says which")
+    add("--served-model-name", metavar="NAME", help="the model's name in requests (default: that of its folder)")
+    add("--default-seed", type=int, metavar="N", help="seed of requests that give none (default: one is drawn, and answered)")
+    add("--max-waiting", type=int, default=1024, metavar="N", help="most samples that wait for a place")
+    add("--max-body-mb", type=int, default=16, metavar="MB", help="largest body of a call")
+    add("--grace", type=int, default=60, metavar="SECONDS", help="how long SIGTERM waits for what is in flight")
+    add(
+        "--segment-steps",
+        type=int,
+        default=16,
+        metavar="N",
+        help="most tokens between two looks at new requests; 1 for streams",
+    )
+    add("--log", metavar="FILE", help="append what was answered to FILE, for `detspec audit --responses`")
+    add(
+        "--weights-dir",
+        metavar="DIR",
+        help="let clients pause the server and load weights from folders in DIR: /pause, /resume, /update_weights",
+    )
+    add_model(parser)
+    add_weights(parser)
+    add_cache_dtype(parser)
+    add_engine(parser)
+    parser.epilog = f"Clients must send the key in the environment variable {KEY} as their bearer token, if it is set."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until a signal; returns 1 if the engine fails."""
+    try:
+        import uvicorn
+
+        from detspec.serve.app import make_app
+        from detspec.serve.service import Options, Service
+    except ModuleNotFoundError as error:
+        raise InputError(f"the server needs {error.name}: pip install 'detspec[serve]'") from error
+    from detspec.engine.engine import Engine
+
+    if args.weights_dir is not None and not Path(args.weights_dir).is_dir():
+        raise InputError(f"--weights-dir {args.weights_dir}: there is no such folder")
+    if args.default_seed is not None and not 0 <= args.default_seed < 2**32:
+        raise InputError(f"--default-seed must be in 0 .. 2**32-1, got {args.default_seed}")
+    model = load_model(args)
+    config = dataclasses.replace(engine_config_of(args, model), max_prefill_passes=1, segment_steps=args.segment_steps)
+    options = Options(
+        name=args.served_model_name or Path(args.model or "tiny_python").name,
+        default_seed=args.default_seed,
+        max_waiting=args.max_waiting,
+        max_body_bytes=args.max_body_mb << 20,
+        api_key=os.environ.get(KEY),
+        weights_dir=None if args.weights_dir is None else Path(args.weights_dir),
+        log=None if args.log is None else Path(args.log),
+    )
+    service = Service(Engine(model, config, drafters=load_drafters(args, model)), options)
+    settings = uvicorn.Config(
+        make_app(service),
+        host=args.host,
+        port=args.port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=args.grace,
+        lifespan="on",
+    )
+    server = uvicorn.Server(settings)
+    service.thread.on_failure = lambda: setattr(server, "should_exit", True)
+    try:
+        sock = settings.bind_socket()
+    except SystemExit as error:
+        raise InputError(f"--host {args.host} --port {args.port}: the address cannot be listened at") from error
+    say(f"serving {options.name} at http://{args.host}:{sock.getsockname()[1]}")
+    server.run(sockets=[sock])
+    if service.thread.failure is not None:
+        say(f"error: the engine has ended: {service.thread.failure!r}")
+        return FAILED
+    return 0

@@ -1,0 +1,1 @@
+"""A server of OpenAI's HTTP interface, whose equal requests get equal answers."""

@@ -1,0 +1,270 @@
+"""One thread that steps the engine, and what the event loop asks of it.
+
+1. `submit` checks that there is room, adds the requests of one HTTP call, and returns a `Call`, which hands out updates.
+2. The thread steps while there is work. After each step it hands all updates to the event loop at once.
+3. `run_idle` runs a function in the thread between two steps, such as new weights.
+
+Public methods belong to the event loop. The thread calls back by `call_soon_threadsafe` alone.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from detspec.engine.engine_group import AnyEngine
+from detspec.engine.request import Request, Update
+from detspec.errors import InputError
+from detspec.serve.metrics import Metrics
+
+PAUSE_MODES = ("abort", "wait", "keep")
+IDLE_S = 0.05  # longest sleep of the thread when nothing wakes it
+POLL_S = 0.01  # between two looks of the event loop at something that ends soon
+
+
+class QueueFull(Exception):
+    """There is no room for further requests; the client should come again."""
+
+
+class EngineStopped(Exception):
+    """The engine does not run any more."""
+
+
+class Refused(Exception):
+    """The device certifies no program for a request that is to be deterministic."""
+
+
+class Call:
+    """The requests of one HTTP call on their way."""
+
+    def __init__(self, requests: Sequence[Request], *, streamed: bool) -> None:
+        """One of `requests` for each prompt; `streamed` if updates are wanted before a sample ends."""
+        self.requests = requests
+        self.streamed = streamed
+        self.num_samples = sum(request.sampling.n for request in requests)
+        self.num_open = self.num_samples  # of which the event loop has not been told the end
+        self.began = time.monotonic()
+        self.last: dict[tuple[str, int], float] = {}  # when each sample last had news
+        self._inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
+
+    def put(self, item: Update | Exception) -> None:
+        """Hands over an update, or what ends the call early."""
+        self._inbox.put_nowait(item)
+
+    async def updates(self) -> AsyncIterator[Update]:
+        """Yields updates until all samples have ended; raises what ends the call early."""
+        num_ended = 0
+        while num_ended < self.num_samples:
+            item = await self._inbox.get()
+            if isinstance(item, Exception):
+                raise item
+            num_ended += item.completion is not None
+            yield item
+
+
+class EngineThread:
+    """Steps an engine in a thread of its own.
+
+    Attributes:
+        engine: what it steps; other threads may call its `add` and `abort`, and read its counts.
+        max_waiting: most samples that may wait for a place.
+        num_open: samples in flight.
+        is_ready: all programs are compiled and certified.
+        is_paused: new calls wait.
+        failure: what ended the thread; None while it runs.
+        on_failure: called once it has ended so.
+    """
+
+    def __init__(self, engine: AnyEngine, *, max_waiting: int, metrics: Metrics) -> None:
+        """Starts nothing; `start` does."""
+        self.engine = engine
+        self.max_waiting = max_waiting
+        self.num_open = 0
+        self.is_ready = self.is_paused = False
+        self.failure: BaseException | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self._metrics = metrics
+        self._calls: dict[str, Call] = {}  # by the id of each request that has not ended
+        self._left: dict[str, int] = {}  # samples of each that have not ended
+        self._backlog: deque[Call] = deque()  # submitted while paused
+        self._numbers = itertools.count()
+        self._wake = threading.Event()
+        self._is_closing = False
+        self._holds = False  # nothing is stepped, though there may be work
+        self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples in flight that have no place."""
+        return max(0, self.num_open - self.engine.num_live)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is in flight but calls that came while it was paused."""
+        return self.num_open == sum(call.num_samples for call in self._backlog)
+
+    def start(self) -> None:
+        """Compiles and certifies in the thread, and then steps; the event loop must run."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def next_id(self) -> str:
+        """An id that no other call has."""
+        return str(next(self._numbers))
+
+    def submit(self, requests: Sequence[Request], *, stream: bool) -> Call:
+        """Adds the requests of one call, whose ids all differ.
+
+        Raises `QueueFull` if more samples would wait than may, and `EngineStopped` if the thread has ended.
+        """
+        self._check_runs()
+        call = Call(requests, streamed=stream)
+        room = self.engine.num_places + self.max_waiting
+        if self.num_open + call.num_samples > room:
+            raise QueueFull(
+                f"{self.num_open} samples are in flight and this call asks for {call.num_samples}; there is room for "
+                f"{self.engine.num_places} that run and {self.max_waiting} that wait: come again, or ask for fewer"
+            )
+        self.num_open += call.num_samples
+        for request in requests:
+            self._calls[request.id] = call
+            self._left[request.id] = request.sampling.n
+        if self.is_paused:
+            self._backlog.append(call)
+        else:
+            self._add(call)
+        return call
+
+    def abort(self, call: Call) -> None:
+        """Ends what is open of `call` with the next step, or at once if it has not begun."""
+        if call in self._backlog:
+            self._backlog.remove(call)
+            for request in call.requests:
+                self._forget(request.id)
+            self.num_open -= call.num_samples
+            return
+        for request in call.requests:
+            if request.id in self._calls:
+                self.engine.abort(request.id)
+        self._wake.set()
+
+    async def pause(self, mode: str) -> None:
+        """New calls wait from now on. What is in flight is aborted, waited for, or kept where it is, as `mode` says."""
+        self.is_paused = True
+        self._holds = mode == "keep"
+        if mode == "abort":
+            for call in {id(call): call for call in self._calls.values() if call not in self._backlog}.values():
+                self.abort(call)
+        while mode != "keep" and not self.is_quiet:
+            self._check_runs()
+            await asyncio.sleep(POLL_S)
+
+    def resume(self) -> None:
+        """Goes on with what was kept, and with the calls that came in the meantime."""
+        self.is_paused = self._holds = False
+        while self._backlog:
+            self._add(self._backlog.popleft())
+        self._wake.set()
+
+    async def run_idle(self, task: Callable[[], Any]) -> Any:
+        """Runs `task` in the thread between two steps; returns what it returns, and raises what it raises."""
+        self._check_runs()
+        future: Future[Any] = Future()
+        self._tasks.append((task, future))
+        self._wake.set()
+        return await asyncio.wrap_future(future)
+
+    async def close(self) -> None:
+        """Drops what is in flight, and waits for the thread to end."""
+        self._is_closing = True
+        self._wake.set()
+        while self._thread.is_alive():
+            await asyncio.sleep(POLL_S)
+
+    def _add(self, call: Call) -> None:
+        for request in call.requests:
+            self.engine.add(request, stream=call.streamed)
+        self._wake.set()
+
+    def _check_runs(self) -> None:
+        if self.failure is not None:
+            raise EngineStopped(f"the engine has ended: {self.failure!r}")
+
+    def _forget(self, id: str) -> None:
+        del self._calls[id], self._left[id]
+
+    def _run(self) -> None:
+        """What the thread does."""
+        try:
+            self.engine.prepare()
+            self._later(self._prepared)
+            while not self._is_closing:
+                self._run_tasks()
+                if self._holds or not self.engine.has_work:
+                    self._wake.wait(IDLE_S)
+                    self._wake.clear()
+                    continue
+                try:
+                    updates = self.engine.step()
+                except InputError as error:  # no program is certified for deterministic requests
+                    self._later(self._refuse, str(error))
+                    time.sleep(IDLE_S)  # until they are aborted
+                    continue
+                if updates:
+                    self._later(self._deliver, updates)
+            self.engine.stop()
+        except BaseException as error:
+            self._later(self._fail, error)
+            raise
+
+    def _run_tasks(self) -> None:
+        while self._tasks:
+            task, future = self._tasks.popleft()
+            try:
+                future.set_result(task())
+            except Exception as error:
+                future.set_exception(error)
+
+    def _later(self, fn: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(fn, *args)
+
+    def _prepared(self) -> None:
+        self.is_ready = True
+
+    def _deliver(self, updates: Sequence[Update]) -> None:
+        """Hands updates to their calls; in the event loop."""
+        now = time.monotonic()
+        for update in updates:
+            id = update.request.id
+            call = self._calls[id]
+            sample = id, update.request.index
+            since_last = now - call.last[sample] if sample in call.last else None
+            self._metrics.observe(update, since_call=now - call.began, since_last=since_last, streamed=call.streamed)
+            call.last[sample] = now
+            if update.completion is not None:
+                self.num_open -= 1
+                self._left[id] -= 1
+                if not self._left[id]:
+                    self._forget(id)
+            call.put(update)
+
+    def _refuse(self, why: str) -> None:
+        """Ends deterministic requests that cannot run; in the event loop."""
+        for call in {id(call): call for call in self._calls.values() if call not in self._backlog}.values():
+            if any(request.sampling.deterministic for request in call.requests):
+                self.abort(call)
+                call.put(Refused(why))
+
+    def _fail(self, error: BaseException) -> None:
+        """The thread has ended; in the event loop."""
+        self.failure = error
+        self.on_failure()
+        for call in self._calls.values():
+            call.put(EngineStopped(f"the engine has ended: {error!r}"))

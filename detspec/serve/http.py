@@ -1,0 +1,42 @@
+"""Bodies in and out: JSON that is read within a limit, and written."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from detspec.openai.fields import BodyError
+
+
+async def read_json(request: Request, most_bytes: int) -> tuple[Any, int]:
+    """The JSON value in the body of `request`, and how many bytes it has.
+
+    Raises `BodyError` if it is no JSON, and `HTTPException` 413 if it has more than `most_bytes`.
+    """
+    parts: list[bytes] = []
+    num_bytes = 0
+    try:
+        async for part in request.stream():
+            num_bytes += len(part)
+            if num_bytes > most_bytes:
+                raise HTTPException(413, f"the body has more than {most_bytes} bytes: send less, or start the server with more")
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the client left before the body had come") from error
+    try:
+        return msgspec.json.decode(b"".join(parts)), num_bytes
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise BodyError(f"the body is no JSON: {error}") from error
+
+
+def answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """`content` as JSON."""
+    return Response(msgspec.json.encode(content), status, dict(headers or {}), "application/json")
+
+
+def error(message: str, kind: str) -> dict[str, Any]:
+    """The body of an error that is no fault of a field."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}

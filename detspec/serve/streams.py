@@ -1,0 +1,144 @@
+"""An answer piece by piece: updates of the engine as server-sent events in OpenAI's shapes."""
+
+import codecs
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+
+from detspec.engine.request import Completion, Stats, Update
+from detspec.openai.bodies import Parsed
+from detspec.openai.logprobs import chat_logprobs, completion_logprobs
+from detspec.openai.responses import Answerer, chat_body, completion_body, ending, extras, head, prompt_text, usage
+from detspec.serve.engine_thread import Call
+from detspec.serve.service import Service, in_one_piece
+
+DONE = b"data: [DONE]\n\n"
+
+
+async def events(service: Service, parsed: Parsed, call: Call, chunks_of: "type[Chunks]") -> AsyncIterator[bytes]:
+    """Yields the events of a stream; what is open of `call` is aborted if they are not wanted to the end."""
+    chunks = chunks_of(parsed, service.answerer_now())
+    try:
+        for chunk in chunks.first():
+            yield event(chunk)
+        async for update in call.updates():
+            place = place_of(update)
+            if update.completion is not None:
+                update = update._replace(completion=service.ended(parsed, place, update.completion))
+            for chunk in chunks.of(update, place):
+                yield event(chunk)
+        if parsed.include_usage:
+            yield event(chunks.last())
+        yield DONE
+    finally:
+        service.thread.abort(call)
+
+
+def event(content: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+
+def place_of(update: Update) -> int:
+    """The number of the prompt that `update` is about."""
+    return int(update.request.id.rpartition("/")[2])
+
+
+class Chunks:
+    """The chunks of one answer, each a part of the body that the whole answer would have."""
+
+    def __init__(self, parsed: Parsed, answerer: Answerer) -> None:
+        """`answerer` says what chunks hold besides the text."""
+        self.parsed = parsed
+        self.answerer = answerer
+        self._is_chat = parsed.kind == "chat"
+        self._head = head(parsed, answerer, "chat.completion.chunk" if self._is_chat else "text_completion")
+        self._num_tokens = 0
+        self._offsets: dict[int, _Offset] = {}
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """What comes before anything is generated: roles of a chat, prompts that are echoed."""
+        for index in range(self.parsed.num_choices):
+            if self._is_chat:
+                yield self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+            elif self.parsed.echo and not in_one_piece(self.parsed):
+                text = prompt_text(self.parsed, index // self.parsed.n, self.answerer)
+                yield self._chunk({"index": index, "text": text, "logprobs": None, "finish_reason": None})
+
+    def of(self, update: Update, place: int) -> Iterator[dict[str, Any]]:
+        """The chunks that hold what is new in `update`, of prompt number `place`."""
+        index = place * self.parsed.n + update.request.index
+        completion = update.completion
+        if in_one_piece(self.parsed):
+            if completion is not None:
+                yield self._whole(index, completion)
+            return
+        self._num_tokens += len(update.token_ids)
+        choice: dict[str, Any] = {"index": index}
+        if self._is_chat:
+            choice["delta"] = {"content": update.text} if update.text or completion is None else {}
+        else:
+            choice["text"] = update.text
+        choice |= {"logprobs": self._logprobs(index, update), "finish_reason": None, "stop_reason": None}
+        if self.parsed.return_token_ids:
+            choice["token_ids"] = list(update.token_ids)
+        if completion is not None:
+            choice |= ending(self.parsed, index, completion, self.answerer)
+            choice |= {
+                **extras(self.parsed, completion, self.answerer),
+                **{k: choice[k] for k in ("token_ids",) if k in choice},
+            }
+        yield self._chunk(choice)
+
+    def last(self) -> dict[str, Any]:
+        """The chunk of usage."""
+        return {**self._chunk(None), "usage": usage(self.parsed, self._num_tokens)}
+
+    def _whole(self, index: int, completion: Completion) -> dict[str, Any]:
+        """A whole choice in one chunk."""
+        self._num_tokens += len(completion.token_ids)
+        of_one = dataclasses.replace(
+            self.parsed,
+            prompts=(self.parsed.prompts[index // self.parsed.n],),
+            texts=(self.parsed.texts[index // self.parsed.n],),
+            sampling=(dataclasses.replace(self.parsed.sampling[index // self.parsed.n], n=1),),
+        )
+        body = (chat_body if self._is_chat else completion_body)(of_one, [completion], self.answerer)
+        choice = {**body["choices"][0], "index": index}
+        if self._is_chat:
+            choice["delta"] = {"content": choice.pop("message")["content"]}
+        return self._chunk(choice)
+
+    def _chunk(self, choice: dict[str, Any] | None) -> dict[str, Any]:
+        chunk = {**self._head, "choices": [] if choice is None else [choice]}
+        if self.parsed.continuous_usage:
+            chunk["usage"] = usage(self.parsed, self._num_tokens)
+        return {**chunk, "seed": self.parsed.sampling[0].seed, "system_fingerprint": self.answerer.system_fingerprint}
+
+    def _logprobs(self, index: int, update: Update) -> dict[str, Any] | None:
+        """Log-probabilities of the new tokens in `update`."""
+        if self.parsed.logprobs is None:
+            return None
+        new = Completion(update.request.id, (), update.token_ids, update.logprobs, update.text, "", "", Stats())
+        if self._is_chat:
+            return chat_logprobs(self.parsed, new, self.answerer.token_texts)
+        found = completion_logprobs(self.parsed, new, self.answerer.token_texts)
+        texts = map(self.answerer.token_texts.bytes_of, update.token_ids)
+        found["text_offset"] = [self._offsets.setdefault(index, _Offset()).before(text) for text in texts]
+        return found
+
+
+class _Offset:
+    """Counts the characters of a text whose tokens may end inside characters."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def before(self, token: bytes) -> int:
+        """Characters that are complete before `token`, which comes next."""
+        length = self._length
+        self._length += len(self._decoder.decode(token))
+        return length

@@ -1,0 +1,69 @@
+"""Routes of the tokenizer, and generation from token ids to token ids."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from detspec.generation.checks import check_ids
+from detspec.openai.fields import BOOL, INTS, LIST, OBJECT, TEXT, BodyError, given_fields
+from detspec.openai.prompts import chat_prompt, token_ids
+from detspec.serve.http import answer, read_json
+from detspec.serve.service import Service
+
+TOKENIZE = {
+    "model": TEXT,
+    "prompt": TEXT,
+    "messages": LIST,
+    "add_special_tokens": BOOL,
+    "return_token_strs": BOOL,
+    "chat_template_kwargs": OBJECT,
+}
+DETOKENIZE = {"model": TEXT, "tokens": INTS}
+
+
+def token_routes(service: Service) -> list[BaseRoute]:
+    """`/tokenize`, `/detokenize` and `/tokenizer_info`."""
+
+    async def body_of(request: Request, accepted: dict[str, Any]) -> dict[str, Any]:
+        return given_fields((await read_json(request, service.options.max_body_bytes))[0], accepted)
+
+    async def tokenize(request: Request) -> Response:
+        body = await body_of(request, TOKENIZE)
+        max_len = service.engine.config.max_len
+        if "messages" in body:
+            ids = chat_prompt(body, service.model, max_len=max_len, now=None)
+        elif "prompt" in body:
+            add_special = body.get("add_special_tokens", True)
+            ids = token_ids(body["prompt"], service.model, max_len=max_len, add_special=add_special)
+        else:
+            raise BodyError("the body needs a prompt, a text, or messages", "prompt")
+        found = {"count": len(ids), "max_model_len": max_len, "tokens": ids}
+        if body.get("return_token_strs"):
+            found["token_strs"] = [service.answerer.token_texts.text_of(token) for token in ids]
+        return answer(found)
+
+    async def detokenize(request: Request) -> Response:
+        body = await body_of(request, DETOKENIZE)
+        if "tokens" not in body:
+            raise BodyError("the body needs tokens, a list of token ids", "tokens")
+        if service.model.tokenizer is None:
+            raise BodyError("the model has no tokenizer.json, so there is no text", "tokens")
+        check_ids(body["tokens"], service.model.cfg, "tokens")
+        return answer({"prompt": service.model.tokenizer.decode(body["tokens"], skip_special_tokens=False)})
+
+    async def tokenizer_info(request: Request) -> Response:
+        model = service.model
+        eos = next(iter(model.eos_ids), None)
+        info: dict[str, Any] = {"eos_token": None if eos is None else service.answerer.token_texts.text_of(eos)}
+        info |= {"bos_token": None, "pad_token": None, "chat_template": None}
+        if model.chat_template is not None:
+            info |= {**model.chat_template.special_tokens, "chat_template": model.chat_template.source}
+        return answer(info)
+
+    return [
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokenizer_info),
+    ]
