@@ -1,22 +1,26 @@
-"""`detspec audit`: checks that the records of a job reproduce."""
+"""`detspec audit`: checks that what a job wrote, or a server answered, reproduces."""
 
 import argparse
 import dataclasses
 from pathlib import Path
 
 from detspec.cli.options import add_chips, add_json, add_model, add_weights, load_model, say, write_json
+from detspec.errors import InputError
 
 SUMMARY = "replay recorded completions bit for bit"
 DESCRIPTION = """Replays every line that `detspec generate` wrote through the canonical pass, teacher-forced, many lines at a
 time. Compares tokens, bits of all log-probabilities, finish reason, text and digest. Names each record that differs, and its
 first differing token. Records of ordinary requests are only counted: their bits are not promised. The manifest is read from
-the folder of the records. Exit codes: 0 all deterministic records reproduce; 1 some do not; 2 bad input."""
+the folder of the records. --responses takes the log of `detspec serve --log` instead, which holds what was asked, too. Exit
+codes: 0 all deterministic records reproduce; 1 some do not; 2 bad input."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     add = parser.add_argument
-    add("--records", required=True, metavar="OUT.jsonl", help="the output of `detspec generate`")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--records", metavar="OUT.jsonl", help="the output of `detspec generate`")
+    which.add_argument("--responses", metavar="LOG.jsonl", help="the log of `detspec serve`")
     add("--prompts", metavar="IN.jsonl", help="the job's prompts (default: the file that the manifest names)")
     add("--max-requests", type=int, default=32, metavar="B", help="records replayed together; changes only speed")
     add_json(parser, "the report")
@@ -28,9 +32,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 0 if all deterministic records reproduce, else 1."""
     from detspec.jobs.audit import run_audit
+    from detspec.jobs.audit_responses import run_audit_responses
 
-    prompts = None if args.prompts is None else Path(args.prompts)
-    report = run_audit(load_model(args), Path(args.records), prompts=prompts, max_requests=args.max_requests)
+    if args.responses is not None:
+        if args.prompts is not None:
+            raise InputError("--prompts is for --records: a server's log holds what was asked")
+        report = run_audit_responses(load_model(args), Path(args.responses), max_requests=args.max_requests)
+    else:
+        prompts = None if args.prompts is None else Path(args.prompts)
+        report = run_audit(load_model(args), Path(args.records), prompts=prompts, max_requests=args.max_requests)
     print(report.table())
     speed = f"{report.num_tokens / report.replay_s:,.0f} tok/s"
     say(f"replayed {report.num_tokens} tokens in {report.replay_s:.1f} s ({speed})")

@@ -13,7 +13,7 @@ import itertools
 import json
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -59,11 +59,22 @@ class AuditReport:
     # differences between this machine's fingerprint and the manifest's, a sentence each
     machine: list[str] = dataclasses.field(default_factory=list)
     replay_s: float = 0.0  # seconds spent on replaying
+    num_other_weights: int = 0  # samples in a server's log that other weights gave, which were not replayed
 
     @property
     def reproduced(self) -> bool:
         """Whether every deterministic record equals the canonical completion."""
         return not self.differences
+
+    def add(self, other: "AuditReport") -> None:
+        """Counts what another report found, too."""
+        self.num_records += other.num_records
+        self.num_ordinary += other.num_ordinary
+        self.num_ordinary_reproduced += other.num_ordinary_reproduced
+        self.num_tokens += other.num_tokens
+        self.differences += other.differences
+        self.machine += [line for line in other.machine if line not in self.machine]
+        self.replay_s += other.replay_s
 
     def table(self) -> str:
         """The report as text."""
@@ -76,6 +87,8 @@ class AuditReport:
         if self.num_ordinary:
             equal = f"{self.num_ordinary_reproduced} of them equal the canonical bits"
             lines.append(f"ordinary     {self.num_ordinary:8}   not promised; {equal}")
+        if self.num_other_weights:
+            lines.append(f"other weights{self.num_other_weights:7}   not replayed")
         if self.differences:
             lines += ["", "first difference of each record; tokens are counted from 0 after the prompt"]
             for found in self.differences[:MOST_SHOWN]:
@@ -94,6 +107,48 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
     Raises `InputError` if files are missing or malformed, a record has no prompt, or `model` is not the manifest's.
     """
     origin = read_origin(records)
+    check_model(origin, model)
+    if prompts is None:
+        if origin.source == STDIO:
+            raise InputError("the job read its prompts from the standard input: name their file with --prompts")
+        prompts = Path(origin.source)
+    with PromptsById(prompts, origin.sha256) as asked, Progress(_count_lines(records), "records") as progress:
+        requests = _asked(model, records, asked, origin)
+        report = audit_records(model, origin, requests, max_requests=max_requests, progress=progress)
+    if not report.num_records + report.num_ordinary:
+        raise InputError(f"{records} holds no records")
+    return report
+
+
+def audit_records(
+    model: Model, origin: Origin, records: Iterable[tuple[Record, Request]], *, max_requests: int, progress: Progress
+) -> AuditReport:
+    """Replays `records` of `origin`, each with its request of one sample, and compares them; see `run_audit`."""
+    replayer = Replayer(model, dataclasses.replace(origin.engine, max_requests=max_requests, num_pages=None))
+    report = AuditReport(machine=machine_differences(origin, replayer.mesh))
+    waiting: deque[tuple[Record, Request]] = deque()
+    progress.stage("compiling and certifying")
+    replayer.prepare()
+    progress.stage("replaying")
+    began = time.perf_counter()
+    for replay in replayer.run(_to_replay(records, waiting)):
+        record, request = waiting.popleft()
+        found = difference_of(record, request, replay, model, origin.digest)
+        report.num_tokens += len(record.token_ids)
+        if not request.sampling.deterministic:
+            report.num_ordinary += 1
+            report.num_ordinary_reproduced += found is None
+        else:
+            report.num_records += 1
+            report.differences += [] if found is None else [found]
+        progress.finished()
+        progress.segment(len(record.token_ids), len(waiting))
+    report.replay_s = time.perf_counter() - began
+    return report
+
+
+def check_model(origin: Origin, model: Model) -> None:
+    """Raises `InputError` unless `model` is the one that the records come from."""
     if origin.fingerprint["model"] != model.digest:
         raise InputError(
             f"the records come from the model with digest {origin.fingerprint['model']}, but this one's is {model.digest}: "
@@ -101,34 +156,6 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
         )
     if parts := differences(origin.text, text_facts(model), them="the records' model", us="this one"):
         raise InputError(f"this model maps text and tokens differently from the records' model: {'; '.join(parts)}")
-    if prompts is None:
-        if origin.source == STDIO:
-            raise InputError("the job read its prompts from the standard input: name their file with --prompts")
-        prompts = Path(origin.source)
-    replayer = Replayer(model, dataclasses.replace(origin.engine, max_requests=max_requests, num_pages=None))
-    report = AuditReport(machine=machine_differences(origin, replayer.mesh))
-    waiting: deque[tuple[Record, Request]] = deque()
-    with PromptsById(prompts, origin.sha256) as asked, Progress(_count_lines(records), "records") as progress:
-        progress.stage("compiling and certifying")
-        replayer.prepare()
-        progress.stage("replaying")
-        began = time.perf_counter()
-        for replay in replayer.run(_to_replay(model, records, asked, origin, waiting)):
-            record, request = waiting.popleft()
-            found = difference_of(record, request, replay, model, origin.digest)
-            report.num_tokens += len(record.token_ids)
-            if not request.sampling.deterministic:
-                report.num_ordinary += 1
-                report.num_ordinary_reproduced += found is None
-            else:
-                report.num_records += 1
-                report.differences += [] if found is None else [found]
-            progress.finished()
-            progress.segment(len(record.token_ids), len(waiting))
-        report.replay_s = time.perf_counter() - began
-    if not report.num_records + report.num_ordinary:
-        raise InputError(f"{records} holds no records")
-    return report
 
 
 def machine_differences(origin: Origin, mesh: str) -> list[str]:
@@ -141,20 +168,25 @@ def machine_differences(origin: Origin, mesh: str) -> list[str]:
 
 
 def _to_replay(
-    model: Model, records: Path, prompts: PromptsById, origin: Origin, waiting: deque[tuple[Record, Request]]
+    records: Iterable[tuple[Record, Request]], waiting: deque[tuple[Record, Request]]
 ) -> Iterator[tuple[Request, Sequence[int]]]:
-    """Yields requests and tokens for the replayer; appends their records to `waiting`."""
+    """Yields requests and tokens for the replayer; appends `records` to `waiting`."""
+    for record, request in records:
+        waiting.append((record, request))
+        yield request, record.token_ids[: request.sampling.max_tokens]
+
+
+def _asked(model: Model, records: Path, prompts: PromptsById, origin: Origin) -> Iterator[tuple[Record, Request]]:
+    """The records of a job, each with the sample that it answers."""
     seen: set[str] = set()
     for record in read_records(records, model.cfg.vocab_size):
         if record.name in seen:
             raise InputError(f"{records}: the record {record.name!r} occurs twice")
         seen.add(record.name)
-        request = _sample_of(prompts.request(record.id, model, origin.engine, origin.sampling), record)
-        waiting.append((record, request))
-        yield request, record.token_ids[: request.sampling.max_tokens]
+        yield record, sample_of(prompts.request(record.id, model, origin.engine, origin.sampling), record)
 
 
-def _sample_of(request: Request, record: Record) -> Request:
+def sample_of(request: Request, record: Record) -> Request:
     """The sample of `request` that the index of `record` names; `InputError` if there is none."""
     n = request.sampling.n
     numbers = (None,) if n == 1 else range(n)

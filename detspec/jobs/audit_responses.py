@@ -1,0 +1,107 @@
+"""Audit of a server's log: what it answered is replayed through the canonical pass, like the output of a job.
+
+A line of the log that has a fingerprint says what the bits of the lines after it depend on: the server began, or got other
+weights. Each other line holds what was asked and the record of one sample.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from detspec.checkpoint.load import Model
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.request import Request, request_of
+from detspec.errors import InputError
+from detspec.jobs.audit import AuditReport, audit_records, check_model, sample_of
+from detspec.jobs.records import Origin, Record, parse_record
+from detspec.progress import Progress
+from detspec.read_json import parse_json
+from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
+
+HEADER_KEYS = {"fingerprint", "text", "engine"}
+LINE_KEYS = {"prompt_token_ids", "sampling", "record"}
+
+
+@dataclasses.dataclass
+class Part:
+    """The lines of a log between two changes of what bits depend on."""
+
+    origin: Origin
+    lines: list[tuple[int, dict[str, Any]]]  # with their numbers in the file, from 1
+
+
+def run_audit_responses(model: Model, log: Path, *, max_requests: int = 32) -> AuditReport:
+    """Replays what a server with this `log` answered by `model`; samples of other weights are named and left out.
+
+    Raises `InputError` if the log is missing or malformed, or holds nothing that `model` answered.
+    """
+    parts = read_log(log)
+    report = AuditReport()
+    with Progress(sum(len(part.lines) for part in parts), "records") as progress:
+        for part in parts:
+            if part.origin.fingerprint["model"] != model.digest:
+                report.num_other_weights += len(part.lines)
+                continue
+            check_model(part.origin, model)
+            found = audit_records(model, part.origin, _records(part, model, log), max_requests=max_requests, progress=progress)
+            report.add(found)
+    if not report.num_records + report.num_ordinary:
+        other = (
+            f", but {report.num_other_weights} of other weights: name their folder with --model"
+            if report.num_other_weights
+            else ""
+        )
+        raise InputError(f"{log} holds no records of this model{other}")
+    return report
+
+
+def read_log(log: Path) -> list[Part]:
+    """The parts of a log that hold records; the last line may be cut off. `InputError` names a line that is no log's."""
+    try:
+        *whole, _ = log.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"--responses {log}: {error.strerror}") from error
+    parts: list[Part] = []
+    for number, raw in enumerate(whole, start=1):
+        try:
+            line = parse_json(raw)
+            if not isinstance(line, dict):
+                raise InputError("is no JSON object")
+            if line.keys() == HEADER_KEYS:
+                parts.append(Part(_origin(line), []))
+            elif line.keys() == LINE_KEYS and parts:
+                parts[-1].lines.append((number, line))
+            else:
+                raise InputError(
+                    f"has the keys {', '.join(line)}; a log has {sorted(HEADER_KEYS)} first, then {sorted(LINE_KEYS)}"
+                )
+        except InputError as error:
+            raise InputError(f"{log} line {number}: {error}") from error
+    return [part for part in parts if part.lines]
+
+
+def _records(part: Part, model: Model, log: Path) -> Iterator[tuple[Record, Request]]:
+    """The records of one part, each with the sample that it answers."""
+    for number, line in part.lines:
+        try:
+            record = parse_record(json.dumps(line["record"]).encode(), model.cfg.vocab_size)
+            sampling = SamplingParams(**line["sampling"])
+            request = request_of(model, part.origin.engine, line["prompt_token_ids"], sampling, id=record.id)
+            yield record, sample_of(request, record)
+        except (InputError, TypeError) as error:
+            raise InputError(f"{log} line {number}: {error}") from error
+
+
+def _origin(header: dict[str, Any]) -> Origin:
+    """What a header says that bits depend on."""
+    try:
+        fingerprint = header["fingerprint"]
+        digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
+        engine = EngineConfig(**{**header["engine"], "schedule": Schedule.from_bits(fingerprint["schedule"])})
+        return Origin(digest, fingerprint, dict(header["text"]), SamplingParams(), engine, source="", sha256="")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"is no header that this version can read: {error!r}") from error
