@@ -46,6 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens between two looks at new requests; 1 for streams",
     )
+    add("--lazy", action="store_true", help="compile programs when requests first need them, not before /health says ready")
     add("--log", metavar="FILE", help="append what was answered to FILE, for `detspec audit --responses`")
     add(
         "--weights-dir",
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
         api_key=os.environ.get(KEY),
         weights_dir=None if args.weights_dir is None else Path(args.weights_dir),
         log=None if args.log is None else Path(args.log),
+        prepares=not args.lazy,
     )
     service = Service(Engine(model, config, drafters=load_drafters(args, model)), options)
     settings = uvicorn.Config(

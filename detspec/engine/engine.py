@@ -547,7 +547,7 @@ class Engine:
 
     def _hand_out(self) -> None:
         """Puts the updates of all sequences that have news into their outboxes."""
-        for sequence in self._news:
+        for sequence in dict.fromkeys(self._news):  # one that is streamed may have news, and be aborted then
             sequence.outbox.append(update_of(sequence, self.model, self._digest))
         self._news.clear()
 

@@ -80,8 +80,8 @@ class EngineThread:
         on_failure: called once it has ended so.
     """
 
-    def __init__(self, engine: AnyEngine, *, max_waiting: int, metrics: Metrics) -> None:
-        """Starts nothing; `start` does."""
+    def __init__(self, engine: AnyEngine, *, max_waiting: int, metrics: Metrics, prepares: bool = True) -> None:
+        """Starts nothing; `start` does. Unless it `prepares`, programs are compiled when requests first need them."""
         self.engine = engine
         self.max_waiting = max_waiting
         self.num_open = 0
@@ -89,6 +89,7 @@ class EngineThread:
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._metrics = metrics
+        self._prepares = prepares
         self._calls: dict[str, Call] = {}  # by the id of each request that has not ended
         self._left: dict[str, int] = {}  # samples of each that have not ended
         self._backlog: deque[Call] = deque()  # submitted while paused
@@ -110,7 +111,7 @@ class EngineThread:
         return self.num_open == sum(call.num_samples for call in self._backlog)
 
     def start(self) -> None:
-        """Compiles and certifies in the thread, and then steps; the event loop must run."""
+        """Compiles and certifies in the thread, and steps; the event loop must run."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
@@ -202,7 +203,8 @@ class EngineThread:
     def _run(self) -> None:
         """What the thread does."""
         try:
-            self.engine.prepare()
+            if self._prepares:
+                self.engine.prepare()
             self._later(self._prepared)
             while not self._is_closing:
                 self._run_tasks()

@@ -35,6 +35,7 @@ class Options:
         api_key: what clients must send as their bearer token; None asks for none.
         weights_dir: folder whose subfolders may be loaded as new weights; None refuses that, and to pause.
         log: file that gets a line for each sample that has ended; None keeps none.
+        prepares: all programs are compiled and certified before `/health` says ready; else when requests first need them.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Options:
     api_key: str | None = None
     weights_dir: Path | None = None
     log: Path | None = None
+    prepares: bool = True
 
 
 class Service:
@@ -60,7 +62,7 @@ class Service:
         """Starts nothing; `InputError` if the log cannot be opened."""
         self.options = options
         self.metrics = Metrics()
-        self.thread = EngineThread(engine, max_waiting=options.max_waiting, metrics=self.metrics)
+        self.thread = EngineThread(engine, max_waiting=options.max_waiting, metrics=self.metrics, prepares=options.prepares)
         self._log = None if options.log is None else ResponseLog(options.log, engine)
         self._made = int(time.time())
         self._name_weights()

@@ -122,3 +122,12 @@ def test_every_answer_of_a_server_has_the_bits_of_generate_and_ordinary_ones_do_
 
     ordinary = [dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, deterministic=False)) for r in requests]
     assert not all(compared(serve(three_rows, ordinary), expected))
+
+
+def test_stream_that_is_aborted_while_it_has_news_ends_once(three_rows):
+    three_rows.add(Request("a", (5, 17, 9), SamplingParams(max_tokens=40)), stream=True)
+    three_rows.step()
+    three_rows.step()
+    three_rows.abort("a")
+    updates = [update for _ in iter(lambda: three_rows.has_work, False) for update in three_rows.step()]
+    assert [update.completion.finish_reason for update in updates if update.completion is not None] == ["abort"]

@@ -1,0 +1,174 @@
+"""The official client against the server: what it asks for is what it gets, whole or as a stream."""
+
+import json
+
+import openai
+import pytest
+
+from detspec.sampling_params import SamplingParams
+from tests.serve.running import Running, make_engine, serving
+
+PROMPT = "def f(x):"
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with serving(make_engine(model)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Running):
+    with server.client() as client:
+        yield client
+
+
+def expected(server: Running, one_row, prompt, **sampling):
+    """What an engine of one row gives, without a server."""
+    return one_row.generate([prompt], SamplingParams(**{"max_tokens": 16, "temperature": 1.0, **sampling}))
+
+
+def test_completion_is_that_of_the_engine(server, client, one_row):
+    answer = client.completions.create(model="bytes", prompt=PROMPT, seed=5, logprobs=0, extra_body={"return_token_ids": True})
+    (alone,) = expected(server, one_row, PROMPT, seed=5)
+    (choice,) = answer.choices
+    assert choice.text == alone.text
+    assert tuple(choice.token_ids) == alone.token_ids
+    assert tuple(choice.logprobs.token_logprobs) == alone.logprobs
+    assert choice.finish_reason == "length"
+    assert choice.digest == alone.digest
+    assert answer.usage.completion_tokens == 16
+    assert (answer.seed, answer.system_fingerprint) == (5, server.http.get("/fingerprint").json()["system_fingerprint"])
+
+
+def test_parameters_reach_the_engine(server, client, one_row):
+    bias = {"65": 20, "66": 20}
+    answer = client.completions.create(
+        model="bytes",
+        prompt=[PROMPT, "class A:"],
+        n=2,
+        seed=3,
+        max_tokens=12,
+        temperature=0.9,
+        logit_bias=bias,
+        logprobs=2,
+        frequency_penalty=0.5,
+        stop=["bb"],
+        extra_body={"top_k": 40, "return_token_ids": True},
+    )
+    sampling = {"n": 2, "seed": 3, "max_tokens": 12, "temperature": 0.9, "logit_bias": bias, "logprobs": 2}
+    sampling |= {"frequency_penalty": 0.5, "stop": ("bb",), "top_k": 40}
+    alone = [c for prompt in (PROMPT, "class A:") for c in expected(server, one_row, prompt, **sampling)]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [(c.text, tuple(c.token_ids), c.finish_reason) for c in answer.choices] == [
+        (c.text, c.token_ids, c.finish_reason) for c in alone
+    ]
+    assert all(len(top) >= 2 for choice in answer.choices for top in choice.logprobs.top_logprobs)
+    assert any(choice.finish_reason == "stop" and choice.stop_reason == "bb" for choice in answer.choices)
+
+
+@pytest.mark.parametrize("asked", [{}, {"logprobs": 0}, {"logprobs": 3}, {"echo": True}, {"echo": True, "logprobs": 1}])
+def test_stream_of_a_completion_joins_to_the_whole_answer(client, asked):
+    body = {"model": "bytes", "prompt": [PROMPT, "class A:"], "n": 2, "seed": 1, "max_tokens": 9, **asked}
+    whole = client.completions.create(**body)
+    texts = dict.fromkeys(range(4), "")
+    logprobs: dict[int, list] = {index: [] for index in range(4)}
+    offsets: dict[int, list] = {index: [] for index in range(4)}
+    ends = {}
+    chunks = list(client.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            if choice.logprobs is not None:
+                logprobs[choice.index] += choice.logprobs.token_logprobs
+                offsets[choice.index] += choice.logprobs.text_offset
+            if choice.finish_reason is not None:
+                ends[choice.index] = choice.finish_reason, choice.digest
+    assert list(texts.values()) == [choice.text for choice in whole.choices]
+    assert ends == {choice.index: (choice.finish_reason, choice.digest) for choice in whole.choices}
+    if "logprobs" in asked:
+        assert [logprobs[c.index] for c in whole.choices] == [c.logprobs.token_logprobs for c in whole.choices]
+        assert [offsets[c.index] for c in whole.choices] == [c.logprobs.text_offset for c in whole.choices]
+    assert chunks[-1].usage == whole.usage
+    assert {(chunk.id, chunk.system_fingerprint, chunk.seed) for chunk in chunks} == {
+        (whole.id, whole.system_fingerprint, whole.seed)
+    }
+
+
+def test_chat_and_its_stream(server, client, one_row):
+    body = {"model": "bytes", "messages": MESSAGES, "seed": 2, "max_tokens": 8, "logprobs": True}
+    whole = client.chat.completions.create(**body, top_logprobs=2)
+    prompt = server.engine.model.chat_prompt(MESSAGES)
+    (alone,) = expected(server, one_row, prompt, seed=2, max_tokens=8)
+    message = whole.choices[0].message
+    assert (message.role, message.content) == ("assistant", alone.text)
+    assert [entry.logprob for entry in whole.choices[0].logprobs.content] == list(alone.logprobs)
+    assert all(len(entry.top_logprobs) == 2 for entry in whole.choices[0].logprobs.content)
+    chunks = list(client.chat.completions.create(**body, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == alone.text
+    streamed = [entry.logprob for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+    assert streamed == list(alone.logprobs)
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_seed_that_was_drawn_is_answered_and_gives_the_same_again(client):
+    first = client.completions.create(model="bytes", prompt=PROMPT)
+    other = client.completions.create(model="bytes", prompt=PROMPT)
+    again = client.completions.create(model="bytes", prompt=PROMPT, seed=first.seed)
+    assert first.seed != other.seed
+    assert first.choices[0].text != other.choices[0].text
+    assert [first.choices, first.id, first.seed] == [again.choices, again.id, again.seed]
+
+
+def test_prompt_is_scored_with_the_bits_of_the_engine(client, one_row):
+    text = [*range(40), 50, 60]
+    answer = client.completions.create(model="bytes", prompt=text, max_tokens=0, echo=True, logprobs=1)
+    (scored,) = one_row.score([text])
+    found = answer.choices[0].logprobs
+    assert found.token_logprobs == [None, *scored.logprobs]
+    likeliest = [max(top[0][1], own) for top, own in zip(scored.top_logprobs, scored.logprobs, strict=True)]
+    assert [max(top.values()) for top in found.top_logprobs[1:]] == likeliest
+    assert answer.usage.completion_tokens == 0
+    generated = client.completions.create(model="bytes", prompt=text, max_tokens=1, echo=True, logprobs=1)
+    assert generated.choices[0].logprobs.token_logprobs[:-1] == found.token_logprobs
+
+
+def test_token_ids_in_and_out(server, one_row):
+    body = {"token_ids": [5, 17, 9], "sampling_params": {"max_tokens": 7, "seed": 4, "n": 2}}
+    answer = server.ask("/inference/v1/generate", **body)
+    alone = expected(server, one_row, [5, 17, 9], max_tokens=7, seed=4, n=2)
+    assert [(tuple(c["token_ids"]), tuple(c["logprobs"])) for c in answer["choices"]] == [
+        (c.token_ids, c.logprobs) for c in alone
+    ]
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    with server.http.stream("POST", "/inference/v1/generate", json={**body, "stream": True}) as stream:
+        lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    for line in lines:
+        for choice in json.loads(line)["choices"]:
+            tokens[choice["index"]] += choice["token_ids"]
+    assert [tuple(part) for part in tokens.values()] == [c.token_ids for c in alone]
+
+
+def test_tokenizer_over_http(server):
+    ids = server.ask("/tokenize", prompt="a é", return_token_strs=True)
+    assert ids["count"] == len(ids["tokens"]) == len(ids["token_strs"])
+    assert server.ask("/detokenize", tokens=ids["tokens"]) == {"prompt": "a é"}
+    chat = server.ask("/tokenize", messages=MESSAGES)
+    assert server.ask("/detokenize", tokens=chat["tokens"]) == {"prompt": "u:hello;"}
+    assert server.http.get("/tokenizer_info").json()["eos_token"] is None
+    assert server.http.get("/v1/models").json()["data"][0]["id"] == "bytes"
+
+
+def test_errors_are_the_clients_own(client):
+    with pytest.raises(openai.BadRequestError, match="unknown field 'guided_json'"):
+        client.completions.create(model="bytes", prompt=PROMPT, extra_body={"guided_json": {}})
+    with pytest.raises(openai.NotFoundError, match="the model 'gpt' is not served here, but 'bytes'"):
+        client.completions.create(model="gpt", prompt=PROMPT)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="bytes", prompt=PROMPT, max_tokens=5000)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match=r"messages\[0\] has a part"):
+        client.chat.completions.create(model="bytes", messages=[{"role": "user", "content": [{"type": "image_url"}]}])
