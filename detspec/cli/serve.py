@@ -101,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
     service.thread.on_failure = lambda: setattr(server, "should_exit", True)
     try:
         sock = settings.bind_socket()
+        sock.listen(settings.backlog)
     except SystemExit as error:
         raise InputError(f"--host {args.host} --port {args.port}: the address cannot be listened at") from error
     say(f"serving {options.name} at http://{args.host}:{sock.getsockname()[1]}")

@@ -1,0 +1,241 @@
+#!/usr/bin/env python
+"""Measures what deterministic requests cost a server, in the ratios of LLM-42's figures 11 and 12, and whether answers move.
+
+    python scripts/measure_serving.py --write-docs
+
+Starts `detspec serve` with the shipped model, and measures its capacity for ordinary requests: 45 % are short, 45 % have a long
+prompt, 10 % a long answer. Then the same requests arrive as a Poisson process at 50, 80 and 95 % of it, with none, 10 % and all
+of them deterministic, in turns. Printed are P50 and P99 of the latency and P99 of the time to the first token, over those with
+no deterministic request; at 10 % of the ordinary requests alone. The answers of all runs with only deterministic requests must
+be equal to the bit, those of ordinary ones must not. Last, 32 clients are compared with `Engine.generate` in one process.
+Exit code 1 if a bit moved, or none did in the control.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import datetime
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import detspec as ds
+from scripts.serving.client import Answer
+from scripts.serving.draw import PAPER, draw
+from scripts.serving.load import marked, send_all, summary
+
+ROOT = Path(__file__).resolve().parents[1]
+LOADS = (0.5, 0.8, 0.95)
+RATIOS = (0.0, 0.1, 1.0)
+KINDS = ((0.45, (32, 24)), (0.45, (256, 24)), (0.1, (32, 160)))  # share, tokens of the prompt and of the answer
+MAX_LEN = 512
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table and writes the results; returns 1 if a bit moved that must not, or none in the control."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-prompts", type=int, default=1024, help="requests of a run")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each kind, in turns; medians are reported")
+    parser.add_argument("--max-requests", type=int, default=32)
+    parser.add_argument("--json", metavar="FILE", help="write the results here")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/data/serving.json and docs/serving.png")
+    args = parser.parse_args(argv)
+    bodies = mixed_bodies(args.num_prompts)
+    with server(args.max_requests) as port:
+        found = measure(bodies, port, args)
+    found["overhead"] = overhead(args.max_requests)
+    print(table(found))
+    for path in [Path(args.json)] if args.json else []:
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if args.write_docs:
+        (ROOT / "docs/data/serving.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        ratios = {(row.load, row.ratio): (row.p50, row.p99, row.p99_ttft) for row in rows(found)}
+        draw(ratios, ROOT / "docs/serving.png")
+    return 0 if found["num_differing"] == 0 and found["num_differing_ordinary"] > 0 else 1
+
+
+def mixed_bodies(number: int) -> list[dict[str, Any]]:
+    """Greedy and sampled completions of the three kinds, each in its share, shuffled."""
+    rng = np.random.default_rng(0)
+    lengths = [kind for share, kind in KINDS for _ in range(round(share * number))][:number]
+    lengths += [KINDS[0][1]] * (number - len(lengths))
+    return [
+        {
+            "prompt": rng.integers(0, 2048, prompt_len).tolist(),
+            "max_tokens": new,
+            "temperature": (0.0, 0.8)[place % 2],
+            "seed": place,
+            "ignore_eos": True,
+            "logprobs": 0,
+        }
+        for place, (prompt_len, new) in enumerate(lengths[i] for i in rng.permutation(number))
+    ]
+
+
+@contextmanager
+def server(max_requests: int) -> Iterator[int]:
+    """The port of a server that is ready."""
+    command = [sys.executable, "-m", "detspec", "serve", "--port", "0", "--max-requests", str(max_requests)]
+    process = subprocess.Popen([*command, "--max-len", str(MAX_LEN)], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stderr is not None
+        found = re.search(r":(\d+)$", process.stderr.readline().strip())
+        assert found is not None
+        port = int(found[1])
+        while status(port) == 503:
+            time.sleep(0.2)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(120)
+
+
+def status(port: int) -> int:
+    """The status of the server's health."""
+    try:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def send(
+    bodies: Sequence[dict[str, Any]], port: int, rate: float, *, most_at_once: int | None = None
+) -> tuple[list[Answer], float]:
+    """Sends `bodies`, and checks that all were answered."""
+    address = "127.0.0.1", port, "/v1/completions"
+    answers, seconds = asyncio.run(send_all(bodies, address, rate=rate, burstiness=1.0, most_at_once=most_at_once, seed=1))
+    if failed := [answer.error for answer in answers if answer.error]:
+        raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
+    return answers, seconds
+
+
+def measure(bodies: Sequence[dict[str, Any]], port: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Latencies by load and share of deterministic requests, and how many answers moved."""
+    send(marked(bodies, 0.5, 42)[: 4 * args.max_requests], port, float("inf"))  # what runs for the first time
+    _, seconds = send(marked(bodies, 0.0, 42), port, float("inf"), most_at_once=2 * args.max_requests)
+    capacity = len(bodies) / seconds
+    print(f"capacity {capacity:.1f} requests/s", file=sys.stderr)
+    runs: dict[tuple[float, float], list[dict[str, Any]]] = {}
+    facts: dict[float, list[list[str]]] = {0.0: [], 1.0: []}
+    for number in range(args.rounds):
+        for load in LOADS:
+            for ratio in RATIOS if number % 2 == 0 else RATIOS[::-1]:
+                asked = marked(bodies, ratio, 42)
+                answers, seconds = send(asked, port, load * capacity)
+                ordinary = [a for a, body in zip(answers, asked, strict=True) if not body["is_deterministic"]]
+                found = {"all": summary(answers, seconds), "ordinary": summary(ordinary, seconds) if ordinary else None}
+                runs.setdefault((load, ratio), []).append(found)
+                if ratio in facts:
+                    facts[ratio].append([answer.facts for answer in answers])
+                print(f"load {load}, ratio {ratio}: P50 {found['all']['median_e2el_ms']:.0f} ms", file=sys.stderr)
+    answers, _ = send(marked(bodies, 1.0, 42), port, float("inf"), most_at_once=1)  # one after the other
+    facts[1.0].append([answer.facts for answer in answers])
+    shuffled = np.random.default_rng(2).permutation(len(bodies)).tolist()
+    answers, _ = send([marked(bodies, 1.0, 42)[i] for i in shuffled], port, float("inf"), most_at_once=64)
+    facts[1.0].append([answers[shuffled.index(i)].facts for i in range(len(bodies))])
+    return {
+        "date": datetime.date.today().isoformat(),
+        "fingerprint": ds.fingerprint(),
+        "num_prompts": len(bodies),
+        "capacity": capacity,
+        "runs": [{"load": load, "ratio": ratio, "rounds": rounds} for (load, ratio), rounds in runs.items()],
+        "num_compared": sum(len(other) for other in facts[1.0][1:]),
+        "num_differing": differing(facts[1.0]),
+        "num_differing_ordinary": differing(facts[0.0]),
+    }
+
+
+def differing(runs: Sequence[Sequence[str]]) -> int:
+    """How many answers of later runs are not those of the first."""
+    return sum(a != b for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
+
+
+def overhead(max_requests: int, rounds: int = 5) -> dict[str, float]:
+    """Seconds of 8 times as many requests as there are places, in one process and over HTTP with 32 clients, in turns."""
+    bodies = [{**body, "is_deterministic": True} for body in mixed_bodies(8 * max_requests)]
+    model = ds.load()
+    config = ds.EngineConfig(max_requests=max_requests, max_len=MAX_LEN, max_prefill_passes=1, segment_steps=16)
+    engine = ds.Engine(model, config)
+    engine.prepare()
+    sampling = [
+        ds.SamplingParams(max_tokens=b["max_tokens"], temperature=b["temperature"], seed=b["seed"], ignore_eos=True)
+        for b in bodies
+    ]
+    seconds: dict[str, list[float]] = {"engine": [], "http": []}
+    with server(max_requests) as port:
+        for _ in range(rounds):
+            began = time.perf_counter()
+            engine.generate([body["prompt"] for body in bodies], sampling)
+            seconds["engine"].append(time.perf_counter() - began)
+            seconds["http"].append(whole(bodies, port))
+    return {name: median(values) for name, values in seconds.items()}
+
+
+def whole(bodies: Sequence[dict[str, Any]], port: int) -> float:
+    """Seconds of `bodies` by 32 clients that ask for whole answers."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def ask(body: dict[str, Any]) -> bytes:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode())
+        return urllib.request.urlopen(request).read()
+
+    with ThreadPoolExecutor(32) as threads:
+        began = time.perf_counter()
+        list(threads.map(ask, bodies))
+        return time.perf_counter() - began
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Ratios of one load and share to the same load without deterministic requests; medians of the rounds."""
+
+    load: float
+    ratio: float
+    p50: float
+    p99: float
+    p99_ttft: float
+
+
+def rows(found: dict[str, Any]) -> list[Row]:
+    """The ratios; at a share below 1 of the ordinary requests."""
+    by_kind = {(run["load"], run["ratio"]): run["rounds"] for run in found["runs"]}
+    made = []
+    for (load, ratio), rounds in by_kind.items():
+        if ratio:
+            whose = "all" if ratio == 1 else "ordinary"
+            values = [
+                median(now[whose][key] / plain["all"][key] for now, plain in zip(rounds, by_kind[load, 0.0], strict=True))
+                for key in ("median_e2el_ms", "p99_e2el_ms", "p99_ttft_ms")
+            ]
+            made.append(Row(load, ratio, *values))
+    return made
+
+
+def table(found: dict[str, Any]) -> str:
+    """The ratios as text, the paper's next to them."""
+    lines = [f"capacity {found['capacity']:.1f} ordinary requests/s; ratios to the same load without deterministic requests"]
+    lines.append("load  deterministic    P50    P99  P99 TTFT   LLM-42's")
+    for row in rows(found):
+        paper = ", ".join(f"{low} to {high}" for low, high in PAPER[row.ratio])
+        lines.append(f"{row.load:4.0%}  {row.ratio:13.0%}  {row.p50:5.2f}  {row.p99:5.2f}  {row.p99_ttft:8.2f}   {paper}")
+    lines.append(f"{found['num_compared']} deterministic answers compared, {found['num_differing']} differ")
+    lines.append(f"control: {found['num_differing_ordinary']} ordinary ones differ")
+    http, engine = found["overhead"]["http"], found["overhead"]["engine"]
+    lines.append(f"32 clients over HTTP take {http / engine:.2f} of the time of Engine.generate")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

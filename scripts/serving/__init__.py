@@ -1,0 +1,1 @@
+"""Measures servers with OpenAI's interface, ours among them."""
