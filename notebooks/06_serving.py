@@ -179,7 +179,9 @@ plt.show()
 # that generation reports for the same tokens. Harnesses for evaluations ask so.
 
 # %%
-whole = PROMPTS[0] + client.completions.create(model="tiny_python", prompt=PROMPTS[0], max_tokens=8, temperature=0).choices[0].text
+whole = (
+    PROMPTS[0] + client.completions.create(model="tiny_python", prompt=PROMPTS[0], max_tokens=8, temperature=0).choices[0].text
+)
 scored = client.completions.create(model="tiny_python", prompt=whole, max_tokens=0, echo=True, logprobs=0)
 for token, logprob in list(zip(scored.choices[0].logprobs.tokens, scored.choices[0].logprobs.token_logprobs, strict=True))[:8]:
     print(f"{token!r:12} {logprob}")

@@ -29,19 +29,10 @@ from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.device import Device
 from detspec.engine.ending import end_if_done, update_of
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.next_segment import next_segment
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
-from detspec.engine.policy import (
-    SEGMENT_STEPS,
-    Costs,
-    Needs,
-    Plan,
-    Segment,
-    needed_batches,
-    plan_segment,
-    segment_length,
-    worth_making,
-)
+from detspec.engine.policy import Needs, Plan, Segment, needed_batches, worth_making
 from detspec.engine.request import (
     ABORTED,
     Completion,
@@ -65,7 +56,6 @@ from detspec.state import NOT_FINITE, RUNNING
 EXHAUSTED = Request("", (), SamplingParams())  # after the last one of an iterator
 IDLE_S = 1e-4  # between two looks at an iterator while nothing is in flight
 IMPROVED_AFTER = 4096  # steps and passes over prompts: then all that makes a job faster is worth seconds of compiling
-TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by now
 
 
 class Engine:
@@ -466,44 +456,9 @@ class Engine:
 
     def _plan(self) -> tuple[Plan, Segment]:
         """The next plan and how long to run it, with pages reserved; sequences that they do not last for are preempted."""
-        while True:
-            load = self.scheduler.load()
-            plan, is_trial = self.planner.choose(load)
-            costs = Costs(
-                step_s=self.planner.step_times.known(plan),
-                visit_s=self.agreement.visit_s(self.device.clock.visit_s),
-                smaller_batch=self.planner.smaller_batch(plan),
-            )
-            segment_steps = self._segment_steps(plan, costs)
-            segment = plan_segment(
-                load,
-                plan,
-                costs,
-                segment_steps=min(segment_steps, TRIED_STEPS * plan.most_tokens) if is_trial else segment_steps,
-                max_prefill_passes=self.config.max_prefill_passes,
-                prefill=self.schedule.budget,
-            )
-            gain = segment.most_gain(plan.most_tokens)
-            if self.scheduler.affords(gain):
-                self.scheduler.reserve(gain)
-                return plan, segment
-            num_steps = self.scheduler.affordable(segment.num_steps // 2, plan.most_tokens)
-            if num_steps:
-                self.scheduler.reserve(num_steps * plan.most_tokens)
-                return plan, segment.shortened(num_steps)
+        while (found := next_segment(self.scheduler, self.planner, self.device, self.agreement)) is None:
             self._preempt()
-
-    def _segment_steps(self, plan: Plan, costs: Costs) -> int:
-        """Most tokens that a sequence gains in the next segment; the host also looks for stop strings."""
-        sequences = self.scheduler.decoding
-        if any(sequence.streamed for sequence in sequences):
-            return 1
-        if self.config.segment_steps is not None:
-            return self.config.segment_steps
-        if any(sequence.request.sampling.stop for sequence in sequences):
-            return SEGMENT_STEPS
-        # Where steps may skip their guesses the device counts what they commit; others count as if all were accepted.
-        return segment_length(costs, self.planner.acceptance.tokens(plan) if plan.skips else plan.most_tokens)
+        return found
 
     def _preempt(self) -> None:
         """Takes the youngest sequence out of its place, to go on later."""
