@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-prompts", type=int, default=1024, help="requests of a run")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each kind, in turns; medians are reported")
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of the capacity")
     parser.add_argument("--max-requests", type=int, default=32)
     parser.add_argument("--json", metavar="FILE", help="write the results here")
     parser.add_argument("--write-docs", action="store_true", help="write docs/data/serving.json and docs/serving.png")
@@ -130,7 +131,7 @@ def measure(bodies: Sequence[dict[str, Any]], port: int, args: argparse.Namespac
     runs: dict[tuple[float, float], list[dict[str, Any]]] = {}
     facts: dict[float, list[list[str]]] = {0.0: [], 1.0: []}
     for number in range(args.rounds):
-        for load in LOADS:
+        for load in args.loads:
             for ratio in RATIOS if number % 2 == 0 else RATIOS[::-1]:
                 asked = marked(bodies, ratio, 42)
                 answers, seconds = send(asked, port, load * capacity)
