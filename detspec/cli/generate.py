@@ -24,7 +24,7 @@ from detspec.cli.options import (
 from detspec.errors import InputError
 
 if TYPE_CHECKING:
-    from detspec.jobs.job import JobResult
+    from detspec.jobs.output import JobResult
     from detspec.jobs.signals import StopSignals
 
 SUMMARY = "complete a file of prompts"
@@ -44,6 +44,7 @@ JAX_NUM_PROCESSES and JAX_PROCESS_ID join, share one model; the first writes the
 exits with 75, and after the same commands all resume."""
 FAILED = 1
 ON_ERROR = ("stop", "reject")
+AUTO = "auto"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -59,9 +60,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--shard",
         type=parse_shard,
-        metavar="I/N",
-        help="only block I (from 0) of N of the lines, into OUT.0000I-of-0000N.jsonl; `detspec merge` joins them",
+        metavar="I/N|auto",
+        help="only block I (from 0) of N of the lines, into OUT.0000I-of-0000N.jsonl; or auto: one of any number of workers on "
+        "one file system, which take chunks of lines in OUT.jsonl.chunks until all are done. `detspec merge` joins either",
     )
+    add(
+        "--double-check",
+        type=parse_share,
+        default=0.0,
+        metavar="SHARE",
+        help="with --shard auto, a share such as 1%% of the chunks is done twice, by another worker if there is one; merge "
+        "compares",
+    )
+    add("--chunk-lines", type=int, metavar="N", help="lines of a chunk of --shard auto (default: up to 16, more of long files)")
     add(
         "--on-error",
         choices=ON_ERROR,
@@ -84,12 +95,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """`2/4` -> `(2, 4)`."""
+def parse_shard(text: str) -> tuple[int, int] | str:
+    """`2/4` -> `(2, 4)`, `auto` -> `auto`."""
+    if text == AUTO:
+        return text
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count) <= 99999):
-        raise argparse.ArgumentTypeError(f"must be I/N with 0 <= I < N <= 99999, such as 0/4, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be I/N with 0 <= I < N <= 99999, such as 0/4, or auto, got {text!r}")
     return int(index), int(count)
+
+
+def parse_share(text: str) -> float:
+    """`1%` -> `0.01`."""
+    try:
+        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"must be a share such as 1% or 0.01, at most 100%, got {text!r}")
+    return share
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,11 +164,16 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     from detspec.jobs.files import STDIO, check_out, shard_path
     from detspec.jobs.job import run_job, stream_job
     from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
+    from detspec.jobs.worker import WorkerOptions, run_worker
 
     sampling = sampling_of(args)
+    check_auto(args)
     is_first = initialize() == 1 or jax.process_index() == 0
-    shard = args.shard or UNSHARDED
-    out = str(shard_path(Path(args.out), *shard)) if args.shard and args.out != STDIO else args.out
+    if args.shard == AUTO and jax.process_count() > 1:
+        raise InputError("--shard auto is for processes that run apart: start them with JAX_NUM_PROCESSES=1")
+    shard = UNSHARDED if args.shard in (None, AUTO) else args.shard
+    out = str(shard_path(Path(args.out), *shard)) if shard != UNSHARDED or isinstance(args.shard, tuple) else args.out
+    out = args.out if args.out == STDIO else out
     if is_first:
         check_out(out, args.prompts)
     if out == STDIO and args.on_error != "stop":
@@ -165,29 +194,52 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
             if is_first:
                 print(plan)
             return 0
+        load_s = time.perf_counter() - began
         if out == STDIO:
             result = stream_job(engine, spec, sys.stdout.buffer, signals=signals)
+        elif args.shard == AUTO:
+            options = WorkerOptions(args.double_check, args.chunk_lines)
+            result = run_worker(engine, spec, Path(out), options, load_s=load_s, signals=signals)
         else:
-            load_s = time.perf_counter() - began
             result = run_job(engine, spec, Path(out), fresh=args.fresh, load_s=load_s, signals=signals)
-    return report(result, out) if is_first else FAILED * bool(result.num_rejected or result.num_failed)
+    done = f"all chunks of {out} are done: `detspec merge --out {out}` joins them" if args.shard == AUTO else None
+    return report(result, out, done) if is_first else FAILED * bool(result.num_rejected or result.num_failed)
 
 
-def report(result: "JobResult", out: str) -> int:
-    """Prints the outcome of the job; returns the exit code."""
+def check_auto(args: argparse.Namespace) -> None:
+    """Raises `InputError` for options that do not go together with `--shard auto`, or do not go without."""
+    if args.chunk_lines is not None and args.chunk_lines < 1:
+        raise InputError(f"--chunk-lines must be at least 1, got {args.chunk_lines}")
+    if args.shard != AUTO:
+        if args.double_check or args.chunk_lines is not None:
+            raise InputError("--double-check and --chunk-lines are for --shard auto")
+    elif args.fresh:
+        raise InputError(f"--fresh would discard what other workers do: remove {args.out} and {args.out}.chunks in its place")
+    elif args.out == "-":
+        raise InputError("--shard auto needs --out FILE: workers meet in the folder FILE.chunks next to it")
+
+
+def report(result: "JobResult", out: str, done: str | None = None) -> int:
+    """Prints the outcome of the job, and `done` after it; returns the exit code."""
     from detspec.jobs.files import sibling
 
     stats = result.stats
     if not stats:
-        say(f"{out} is already complete; --fresh generates it again")
+        say(done or f"{out} is already complete; --fresh generates it again")
     else:
         resumed = f", {stats['num_resumed']} of them before" if stats["num_resumed"] else ""
         last = stats["last_start"]
         speed = f"{last['tok_per_s']:,.0f} tok/s; compiled and certified in {last['compile_s']:.1f} s"
         counts = f"{stats['num_requests']} requests, {stats['num_tokens']} tokens"
-        say(f"{counts} in {last['generate_s']:.1f} s ({speed}){resumed}")
+        if done is None:
+            say(f"{counts} in {last['generate_s']:.1f} s ({speed}){resumed}")
+        else:
+            mine = f"{last['num_chunks']} chunks, {stats['num_tokens']} tokens by this worker"
+            say(f"{mine} in {last['generate_s']:.1f} s ({speed})")
+            say(done)
     if result.num_rejected:
-        say(f"error: {result.num_rejected} lines were rejected, see {sibling(Path(out), 'rejects')}")
+        rejects = sibling(Path(out), "rejects")
+        say(f"error: {result.num_rejected} lines were rejected, see {f'{out}.chunks/rejects.jsonl' if done else rejects}")
     if result.num_failed:
         more = result.num_failed - len(result.failed)
         names = ", ".join([*result.failed, *([f"{more} more"] if result.failed and more else [])])

@@ -4,29 +4,38 @@ import argparse
 from pathlib import Path
 
 from detspec.cli.options import say
+from detspec.errors import InputError
 
 SUMMARY = "join the outputs of shards"
-DESCRIPTION = """Joins the outputs of `detspec generate --shard I/N`. The result has the bytes, the manifest and the rejected
-lines of one job without shards; statistics are added up. Every shard must be present, finished, unchanged and from the same
-job. No output appears under its name until it is whole. An old OUT.jsonl is overwritten; the shards stay. Exit codes: 0
-success; 2 something is wrong with the shards; 3 the disk is full."""
+DESCRIPTION = """Joins the outputs of `detspec generate --shard I/N`, or what workers of `--shard auto` left in
+OUT.jsonl.chunks. The result has the bytes, the manifest and the rejected lines of one job without shards; statistics are added
+up. Every shard must be present, finished, unchanged and from the same job. Lines that two workers did are compared; if bytes
+differ, nothing is written, and the hosts, chunks and lines are named. No output appears under its name until it is whole. An
+old OUT.jsonl is overwritten; the shards stay. Exit codes: 0 success; 2 something is wrong with the shards; 3 the disk is
+full."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     add = parser.add_argument
     add("--out", required=True, metavar="OUT.jsonl", help="the --out of the job")
-    add("shards", nargs="*", type=Path, metavar="SHARD", help="default: OUT.*-of-*.jsonl")
+    add("shards", nargs="*", type=Path, metavar="SHARD", help="default: OUT.*-of-*.jsonl, or OUT.jsonl.chunks")
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0, or 3 if the disk is full."""
-    from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, check_out
+    from detspec.jobs.chunk_folder import chunk_folder
+    from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, check_out, find_shards
     from detspec.jobs.merge import merge
+    from detspec.jobs.merge_chunks import merge_chunks
 
     check_out(args.out, "-")
+    out = Path(args.out)
+    chunks = chunk_folder(out)
+    if not args.shards and chunks.is_dir() and find_shards(out):
+        raise InputError(f"there are both {chunks} and shards of {out}: remove those of one job, or name the shards to merge")
     try:
-        stats = merge(Path(args.out), args.shards)
+        stats = merge_chunks(out, chunks) if chunks.is_dir() and not args.shards else merge(out, args.shards)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -35,5 +44,8 @@ def run(args: argparse.Namespace) -> int:
     rejected = f", {stats['num_rejected']} lines rejected" if stats["num_rejected"] else ""
     failed = f", {stats['num_failed']} failed" if stats["num_failed"] else ""
     counts = f"{stats['num_requests']} requests, {stats['num_tokens']} tokens"
-    say(f"{counts} of {stats['num_shards']} shards{rejected}{failed}")
+    if "num_shards" in stats:
+        say(f"{counts} of {stats['num_shards']} shards{rejected}{failed}")
+    else:
+        say(f"{counts} of {stats['num_workers']} workers; {stats['num_compared']} lines done twice agree{rejected}{failed}")
     return 0

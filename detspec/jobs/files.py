@@ -84,6 +84,19 @@ def new_files(*paths: Path) -> Iterator[Sequence[BinaryIO]]:
             path.unlink(missing_ok=True)
 
 
+def new_file_once(path: Path, content: bytes) -> bool:
+    """Writes a file whole, unless there is one; whether it was written. Of several processes, one writes it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.link(temporary, path)  # unlike a rename, it fails if the name is taken
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from detspec.engine.engine_group import AnyEngine
-from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
-from detspec.jobs.generation import generate
+from detspec.jobs.asked import Output
+from detspec.jobs.generation import Work, generate
 from detspec.jobs.manifest import differences
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import requests, scan
@@ -58,11 +58,11 @@ def follow(engine: AnyEngine, spec: JobSpec, signals: StopSignals) -> Outcome:
     todo = requests(engine, spec, found, is_done=lambda number: kept[number - found.first])
     num_todo = sum(count for count, is_kept in zip(found.counts, kept, strict=True) if not is_kept)
 
-    def pass_over(number: int, request: Request, completion: Completion) -> None:
+    def pass_over(number: int, output: Output) -> None:
         """The first process keeps it."""
 
     with Progress(num_todo, "requests", shown=False) as progress:
-        generate(engine, todo, num_todo, pass_over, progress, signals, needs=found.needs)
+        generate(engine, Work(todo, num_todo, found.needs), pass_over, progress, signals)
     outcome = _told(engine)
     assert outcome is not None
     return outcome

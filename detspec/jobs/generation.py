@@ -8,38 +8,51 @@ from typing import Any
 
 from detspec.engine.engine_group import AnyEngine
 from detspec.engine.policy import Needs
-from detspec.engine.request import Completion, Request, Stats, Update
+from detspec.engine.request import Stats, Update
+from detspec.jobs.asked import Asked, Output
 from detspec.jobs.signals import StopSignals
 from detspec.progress import Progress
 
-KeepFn = Callable[[int, Request, Completion], None]  # takes a completion, with its request and that one's number
+KeepFn = Callable[[int, Output], None]  # takes a line of output, with the number of the line of input
 
 
-def generate(
-    engine: AnyEngine,
-    todo: Iterator[tuple[int, Request]],  # requests with their numbers
-    num_todo: int,  # number of completions they produce
-    keep: KeepFn,
-    progress: Progress,
-    signals: StopSignals,
-    *,
-    needs: Needs,  # what all of `todo` together need of programs
-) -> dict[str, Any]:
-    """Calls `keep(number, request, completion)` for each completion; returns statistics.
+def _never() -> bool:
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a job has to generate.
+
+    Attributes:
+        lines: lines of input, one at a time; None for nothing at the moment, while more may come.
+        num_completions: how many completions they produce, or more.
+        needs: what they together need of programs.
+        is_over: whether what is in flight is not wanted any more, and no line will come.
+    """
+
+    lines: Iterator[Asked | None]
+    num_completions: int
+    needs: Needs
+    is_over: Callable[[], bool] = _never
+
+
+def generate(engine: AnyEngine, work: Work, keep: KeepFn, progress: Progress, signals: StopSignals) -> dict[str, Any]:
+    """Calls `keep(number, output)` for each line of output as it is finished; returns statistics.
 
     Raises `Stopped` if a signal arrived, here or at a process that shares the mesh, after the running segment and its
     completions.
     """
     began = time.perf_counter()
-    if num_todo:
+    if work.num_completions:
         progress.stage("compiling and certifying")
-        engine.prepare(num_todo, needs, first_only=True)
+        engine.prepare(work.num_completions, work.needs, first_only=True)
     prepared = time.perf_counter()
     progress.stage("generating")
-    run = _Run(engine, todo, keep, progress)
+    run = _Run(engine, work.lines, keep, progress)
     with signals.deferred():
         try:
-            while run.fill() and not engine.agreement.stops(signals.received):
+            while run.fill() and not work.is_over() and not engine.agreement.stops(signals.received):
                 num_tokens = engine.num_tokens
                 run.take(engine.step())
                 progress.segment(engine.num_tokens - num_tokens, engine.num_live)
@@ -68,34 +81,46 @@ def generate(
 class _Run:
     """What a job has in flight, and what came of it so far."""
 
-    def __init__(self, engine: AnyEngine, todo: Iterator[tuple[int, Request]], keep: KeepFn, progress: Progress) -> None:
+    def __init__(self, engine: AnyEngine, lines: Iterator[Asked | None], keep: KeepFn, progress: Progress) -> None:
         self.num_tokens = 0
         self.counters = Stats()
         self._engine = engine
-        self._todo = todo
+        self._lines: Iterator[Asked | None] | None = lines  # None after the last one
         self._keep = keep
         self._progress = progress
-        self._in_flight: dict[str, list[Any]] = {}  # id: number, request, completions to come
+        self._in_flight: dict[str, list[Any]] = {}  # id: line, completions to come
         self._num_open = 0
 
     def fill(self) -> bool:
-        """Adds requests up to a round of places more than there are; whether any are in flight."""
-        while self._num_open < 2 * self._engine.num_places and (following := next(self._todo, None)):
-            number, request = following
-            self._in_flight[request.id] = [number, request, request.sampling.n]
-            self._num_open += request.sampling.n
-            self._engine.add(request)
-        return self._num_open > 0
+        """Adds requests up to a round of places more than there are; whether any are in flight, or may come."""
+        while self._lines is not None and self._num_open < 2 * self._engine.num_places:
+            try:
+                asked = next(self._lines)
+            except StopIteration:
+                self._lines = None
+                break
+            if asked is None:
+                break
+            for request in asked.requests:
+                self._in_flight[request.id] = [asked, request.sampling.n]
+                self._num_open += request.sampling.n
+                self._engine.add(request)
+            self._write(asked, asked.ready())
+        return self._num_open > 0 or self._lines is not None
 
     def take(self, updates: Sequence[Update]) -> None:
         """Keeps the completions among `updates`."""
         for completion in (update.completion for update in updates if update.completion is not None):
             entry = self._in_flight[completion.id]
-            self._keep(entry[0], entry[1], completion)
-            entry[2] -= 1
-            if not entry[2]:
+            entry[1] -= 1
+            if not entry[1]:
                 del self._in_flight[completion.id]
             self._num_open -= 1
             self.num_tokens += len(completion.token_ids)
             self.counters += completion.stats
+            self._write(entry[0], entry[0].take(completion))
+
+    def _write(self, asked: Asked, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            self._keep(asked.number, output)
             self._progress.finished(acceptance=self.counters.draft_acceptance_rate)

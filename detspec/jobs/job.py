@@ -9,39 +9,22 @@ The output holds deterministic facts alone, so it is byte-identical across batch
 Timings and counters go to `*.stats.json`; `*.manifest.json` lists what the bits depend on.
 """
 
-import dataclasses
-import hashlib
-import json
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from detspec.engine.engine_group import AnyEngine
-from detspec.engine.request import Completion, Request
-from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, journal_path, new_files, pretty_json, sibling
+from detspec.jobs.asked import Output
+from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, journal_path, new_files, sibling
 from detspec.jobs.follow import check_same_job, follow, tell, tell_kept
-from detspec.jobs.generation import generate
+from detspec.jobs.generation import Work, generate
 from detspec.jobs.journal import Journal, open_journal
-from detspec.jobs.lines import completion_line
 from detspec.jobs.manifest import complete_manifest, job_header, job_manifest
-from detspec.jobs.prompts import JobSpec, Prompts
+from detspec.jobs.output import MOST_NAMED, JobResult, line_id, put_together
+from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import Scan, requests, scan
 from detspec.jobs.signals import Stopped, StopSignals
 from detspec.progress import Progress
-
-MOST_NAMED = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class JobResult:
-    """The result of a job."""
-
-    # content of `*.stats.json`: counts of the whole job, completions kept from earlier starts (`num_resumed`), and times and
-    # counters of the start that finished it (`last_start`). Empty if there was nothing to do.
-    stats: dict[str, Any]
-    num_failed: int  # completions with finish reason "error"
-    failed: tuple[str, ...]  # ids of the first failed completions, where the results are written
-    num_rejected: int  # malformed lines
 
 
 class Unfinished(Exception):
@@ -93,7 +76,7 @@ def run_job(
                 kept = f"{journal.num_kept} of {found.num_completions} completions"
             last_start = {"load_s": round(load_s, 3), "scan_s": round(scan_s, 3), **stats}
             stats = {"num_resumed": num_resumed, "last_start": last_start}
-            result = put_together(journal, out, engine, spec.prompts, found, header, stats)
+            result = put_together(journal, out, job_manifest(header, engine, spec.prompts, found), found, stats)
             journal.remove()
             tell(engine, (result.num_failed, result.num_rejected))
             return result
@@ -120,12 +103,12 @@ def stream_job(engine: AnyEngine, spec: JobSpec, file: BinaryIO, *, signals: Sto
     failed: list[str] = []
     num_tokens = 0
 
-    def write(number: int, request: Request, completion: Completion) -> None:
+    def write(number: int, output: Output) -> None:
         nonlocal following, num_tokens
-        waiting[number, completion.index] = completion_line(completion, request.sampling.n) + b"\n"
-        num_tokens += len(completion.token_ids)
-        if completion.finish_reason == "error":
-            failed.append(completion.id)
+        waiting[number, output.index] = output.line + b"\n"
+        num_tokens += output.num_tokens
+        if output.finish_reason == "error":
+            failed.append(line_id(output.line))
         while following in waiting:
             line = waiting.pop(following)
             if engine.agreement.is_first:
@@ -136,9 +119,8 @@ def stream_job(engine: AnyEngine, spec: JobSpec, file: BinaryIO, *, signals: Sto
 
     with Progress(found.num_completions, "requests", shown=engine.agreement.is_first) as progress:
         signals = signals or StopSignals()
-        todo = requests(engine, spec, found)
-        num_todo = found.num_completions
-        stats = generate(engine, todo, num_todo, write, progress, signals, needs=found.needs)
+        work = Work(requests(engine, spec, found), found.num_completions, found.needs)
+        stats = generate(engine, work, write, progress, signals)
     stats = {"num_requests": found.num_requests, "num_tokens": num_tokens, "num_resumed": 0, "last_start": stats}
     return JobResult(stats, len(failed), tuple(failed[:MOST_NAMED]), 0)
 
@@ -153,44 +135,12 @@ def scan_into(engine: AnyEngine, spec: JobSpec, out: Path) -> Scan:
 
 def fill(journal: Journal, engine: AnyEngine, spec: JobSpec, found: Scan, signals: StopSignals) -> dict[str, Any]:
     """Generates what is not in the journal, and appends it; returns statistics."""
-    todo = requests(engine, spec, found, is_done=journal.has)
 
-    def keep(number: int, request: Request, completion: Completion) -> None:
-        num_tokens = len(completion.token_ids)
-        reason = completion.finish_reason
-        line = completion_line(completion, request.sampling.n)
-        journal.add(number, completion.index, num_tokens=num_tokens, finish_reason=reason, line=line)
+    def keep(number: int, output: Output) -> None:
+        journal.add(number, output)
         journal.flush()
 
     num_todo = journal.num_todo
+    work = Work(requests(engine, spec, found, is_done=journal.has), num_todo, found.needs)
     with Progress(found.num_completions, "requests", done=found.num_completions - num_todo) as progress:
-        return generate(engine, todo, num_todo, keep, progress, signals, needs=found.needs)
-
-
-def put_together(
-    journal: Journal, out: Path, engine: AnyEngine, prompts: Prompts, found: Scan, header: dict[str, Any], stats: dict[str, Any]
-) -> JobResult:
-    """Writes `out`, statistics and manifest from a complete journal."""
-    places = journal.failed
-    failed: list[str] = []
-    digest = hashlib.sha256()
-    with new_files(out, sibling(out, "stats"), sibling(out, "manifest")) as (out_file, stats_file, manifest_file):
-        for place, line in enumerate(journal.lines()):
-            out_file.write(line)
-            digest.update(line)
-            if place in places and len(failed) < MOST_NAMED:
-                failed.append(json.loads(line)["id"])
-        counts = {
-            "num_requests": found.num_requests,
-            "num_rejected": found.num_rejected,
-            "num_prompt_tokens": found.num_prompt_tokens,
-            "num_tokens": journal.num_tokens,
-            "num_failed": len(places),
-        }
-        stats = {**counts, **stats}
-        stats_file.write(pretty_json(stats))
-        output = {"sha256": digest.hexdigest(), "bytes": out_file.tell(), "num_failed": len(places)}
-        manifest_file.write(pretty_json(job_manifest(header, engine, prompts, found, output)))
-    if not found.num_rejected:
-        sibling(out, "rejects").unlink(missing_ok=True)  # empty, or left by an earlier job
-    return JobResult(stats, len(places), tuple(failed), found.num_rejected)
+        return generate(engine, work, keep, progress, signals)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from detspec.errors import InputError
+from detspec.jobs.asked import Output
 from detspec.jobs.files import sync_folder
 from detspec.jobs.manifest import differences
 from detspec.read_json import parse_json
@@ -70,19 +71,8 @@ class Journal:
             self._starts.append(self._starts[-1] + count)
         self._offsets.extend(NOWHERE for _ in range(self._starts[-1]))
         self._failed.extend(bytes(self._starts[-1]))
-        torn = 0
-        with self.path.open("rb") as file:
-            file.seek(self._end)
-            for raw in file:
-                if not _is_sound(raw):
-                    torn += len(raw)
-                elif torn:
-                    raise InputError(
-                        f"{self.path} is damaged at byte {self._end}, and valid again after that: start over with --fresh, or "
-                        f"keep the part before the damage: `truncate --size {self._end} {self.path}`"
-                    )
-                else:
-                    self._note(raw)
+        for raw in sound_lines(self.path, self._end):
+            self._note(raw)
         if self._file is not None:
             self._file.truncate(self._end)
             self._file.seek(self._end)
@@ -91,6 +81,11 @@ class Journal:
         """Whether all completions of request `number` are in the file."""
         start, end = self._places(number)
         return NOWHERE not in self._offsets[start:end]
+
+    @property
+    def end(self) -> int:
+        """Byte at which the next entry will begin."""
+        return self._end
 
     @property
     def num_todo(self) -> int:
@@ -103,11 +98,15 @@ class Journal:
         """Output indices of completions with finish reason "error"."""
         return {place for place, failed in enumerate(self._failed) if failed}
 
-    def add(self, number: int, index: int, *, num_tokens: int, finish_reason: str, line: bytes) -> None:
-        """Adds one completion, unless it is in the journal already; the next `flush` writes it to the file."""
-        if self._offsets[self._places(number)[0] + index] == NOWHERE:
+    def add(self, number: int, output: Output, *, again: bool = False) -> None:
+        """Adds one line of output; the next `flush` writes it to the file.
+
+        One that is in the journal already is left out, unless it was generated `again` to be compared.
+        """
+        if again or self._offsets[self._places(number)[0] + output.index] == NOWHERE:
             entry = b'{"number": %d, "index": %d, "num_tokens": %d, "finish_reason": "%s", "line": %s'
-            self._pending.append(_checked(entry % (number, index, num_tokens, finish_reason.encode(), line)))
+            facts = (number, output.index, output.num_tokens, output.finish_reason.encode(), output.line)
+            self._pending.append(_checked(entry % facts))
 
     def flush(self) -> None:
         """Writes pending entries to the file; syncs the file to disk at most once a second.
@@ -139,11 +138,10 @@ class Journal:
         with self.path.open("rb") as file:
             for offset in self._offsets:
                 file.seek(offset)
-                raw = file.readline()
-                entry = ENTRY.match(raw)
-                if entry is None or not _is_sound(raw):
+                found = line_of(file.readline())
+                if found is None:
                     raise InputError(f"{self.path} was damaged at byte {offset}: start over with --fresh")
-                yield raw[entry.end() : -CHECKSUM_BYTES] + b"\n"
+                yield found[1].line + b"\n"
 
     def remove(self) -> None:
         """Deletes the file."""
@@ -167,6 +165,36 @@ class Journal:
             self.num_kept += 1
             self.num_tokens += int(entry[3])
         self._end += len(raw)
+
+
+def sound_lines(path: Path, start: int) -> Iterator[bytes]:
+    """The entries from byte `start` on; an incomplete one at the end is left out.
+
+    Raises `InputError` if an entry is damaged and valid ones follow.
+    """
+    end = start
+    torn = 0
+    with path.open("rb") as file:
+        file.seek(start)
+        for raw in file:
+            if not _is_sound(raw):
+                torn += len(raw)
+            elif torn:
+                raise InputError(
+                    f"{path} is damaged at byte {end}, and valid again after that: start over with --fresh, or "
+                    f"keep the part before the damage: `truncate --size {end} {path}`"
+                )
+            else:
+                yield raw
+                end += len(raw)
+
+
+def line_of(raw: bytes) -> tuple[int, Output] | None:
+    """The number of the line of input and the line of output in an entry; None if it is none."""
+    entry = ENTRY.match(raw)
+    if entry is None or not _is_sound(raw):
+        return None
+    return int(entry[1]), Output(int(entry[2]), int(entry[3]), entry[4].decode(), raw[entry.end() : -CHECKSUM_BYTES])
 
 
 @contextlib.contextmanager

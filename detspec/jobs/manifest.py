@@ -40,10 +40,8 @@ def text_facts(model: Model) -> dict[str, Any]:
     }
 
 
-def job_manifest(
-    header: Mapping[str, Any], engine: AnyEngine, prompts: Prompts, scan: Scan, output: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Content of `*.manifest.json`: the header, the engine's settings, facts about the prompts and about the `output`."""
+def job_manifest(header: Mapping[str, Any], engine: AnyEngine, prompts: Prompts, scan: Scan) -> dict[str, Any]:
+    """Content of `*.manifest.json` without facts about the output: header, the engine's settings, facts about the prompts."""
     return {
         "digest": hashlib.sha256(json.dumps(header["fingerprint"], sort_keys=True).encode()).hexdigest(),
         **header,
@@ -54,7 +52,6 @@ def job_manifest(
             "num_requests": scan.num_requests,
             "num_rejected": scan.num_rejected,
         },
-        "output": dict(output),
     }
 
 

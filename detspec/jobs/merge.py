@@ -138,16 +138,20 @@ def _merge_manifests(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _add_stats(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Statistics of the merged job: counts and seconds are summed, also of the last starts; speed and acceptance follow."""
-    last_start = _sums([stats["last_start"] for stats in each])
+    """Statistics of the merged job: counts and seconds are summed, also of the last starts."""
+    return {"num_shards": len(each), **_sums(each), "last_start": add_starts([stats["last_start"] for stats in each])}
+
+
+def add_starts(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Statistics of several starts: counts and seconds are summed; speed and acceptance follow."""
+    last_start = _sums(each)
     counters = Stats(**{key: last_start[key] for key in STATS_FIELDS})
     speed = last_start["num_tokens"] / last_start["generate_s"] if last_start["generate_s"] else 0.0
-    last_start |= {
+    return last_start | {
         "tok_per_s": round(speed, 1),
         "mean_acceptance_length": counters.mean_acceptance_length,
         "draft_acceptance_rate": counters.draft_acceptance_rate,
     }
-    return {"num_shards": len(each), **_sums(each), "last_start": last_start}
 
 
 def _sums(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from detspec.errors import InputError
 from detspec.jobs.files import STDIO
@@ -18,6 +18,23 @@ from detspec.sampling_params import SamplingParams
 
 MAX_LINE_BYTES = 16 << 20  # about four million tokens of text
 UNSHARDED = (0, 1)
+
+
+class Mark(NamedTuple):
+    """Where a file of prompts can be read from.
+
+    Attributes:
+        number: index of the next line that is not blank.
+        place: number of the next line in the file, from 1.
+        byte: where that begins.
+    """
+
+    number: int
+    place: int
+    byte: int
+
+
+START = Mark(0, 1, 0)
 
 
 class Prompts:
@@ -46,18 +63,27 @@ class Prompts:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def lines(self) -> Iterator[tuple[int, int, bytes]]:
+    def lines(self, start: Mark = START) -> Iterator[tuple[int, int, bytes]]:
         """Yields index, line number in the file from 1, and bytes of each non-blank line. Use one iterator at a time.
 
         Raises `InputError` if the file changed since it was opened.
         """
-        self._file.seek(0)
-        number = 0
-        for place, (_, raw) in enumerate(bounded_lines(self._file), start=1):
+        for mark, raw in self._marked(start):
+            yield mark.number, mark.place, raw.removesuffix(b"\n")
+
+    def marks(self, size: int) -> Iterator[Mark]:
+        """Yields where each block of `size` non-blank lines begins."""
+        return (mark for mark, _ in self._marked(START) if mark.number % size == 0)
+
+    def _marked(self, start: Mark) -> Iterator[tuple[Mark, bytes]]:
+        """Non-blank lines with their places."""
+        self._file.seek(start.byte)
+        number = start.number
+        for place, (byte, raw) in enumerate(bounded_lines(self._file), start=start.place):
             if self._changed() != self._stamp:
                 raise InputError(f"{self.name} was changed while the job read it: start the job again, and do not change it")
             if raw.strip():
-                yield number, place, raw.removesuffix(b"\n")
+                yield Mark(number, place, byte), raw
                 number += 1
 
     def _changed(self) -> tuple[int, int]:

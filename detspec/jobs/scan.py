@@ -15,8 +15,8 @@ import numpy as np
 
 from detspec.engine.engine_group import AnyEngine
 from detspec.engine.policy import Needs
-from detspec.engine.request import Request
 from detspec.errors import InputError
+from detspec.jobs.asked import Asked, AskedRequest
 from detspec.jobs.lines import parse_line, parse_request, reject_line
 from detspec.jobs.prompts import JobSpec, Prompts
 
@@ -93,13 +93,18 @@ def scan(engine: AnyEngine, spec: JobSpec, *, reject: Callable[[bytes], object] 
 
 def requests(
     engine: AnyEngine, spec: JobSpec, found: Scan, *, is_done: Callable[[int], bool] = lambda _: False
-) -> Iterator[tuple[int, Request]]:
-    """Lazily yields number and request of each valid line of the shard for which `is_done(number)` is false."""
+) -> Iterator[Asked]:
+    """Lazily yields each valid line of the shard for which `is_done(number)` is false."""
     for number, _, raw in spec.prompts.lines():
         if number >= found.first + len(found.counts):
             break
         if number >= found.first and found.counts[number - found.first] and not is_done(number):
-            yield number, parse_request(raw, engine.model, engine.config, spec.defaults)
+            yield parse_asked(number, raw, engine, spec)
+
+
+def parse_asked(number: int, raw: bytes, engine: AnyEngine, spec: JobSpec) -> Asked:
+    """Line `number` of the input, which must be valid."""
+    return AskedRequest(number, parse_request(raw, engine.model, engine.config, spec.defaults))
 
 
 def block(num_lines: int, index: int, count: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from detspec.errors import InputError
+from detspec.jobs.asked import Output
 from detspec.jobs.journal import open_journal, read_journal
 
 HEADER = {"fingerprint": {"model": "abc", "jax": "1"}, "sampling": {"temperature": 0.0}, "shard": [0, 1]}
@@ -23,7 +24,7 @@ def fill(path, keys):
     with open_journal(path, HEADER) as journal:
         journal.load(10, COUNTS)
         for key in keys:
-            journal.add(*key, num_tokens=3, finish_reason="error" if key == (12, 1) else "stop", line=LINES[key])
+            journal.add(key[0], Output(key[1], 3, "error" if key == (12, 1) else "stop", LINES[key]))
             journal.flush()
             sizes.append(path.stat().st_size)
     return sizes
@@ -56,7 +57,7 @@ def test_request_is_here_once_all_its_completions_are(path):
     with open_journal(path, HEADER) as journal:
         journal.load(10, COUNTS)
         for key, expected in [((12, 0), False), ((12, 1), True)]:
-            journal.add(*key, num_tokens=1, finish_reason="stop", line=LINES[key])
+            journal.add(key[0], Output(key[1], 1, "stop", LINES[key]))
             journal.flush()
             assert journal.has(12) is expected
         assert [journal.has(number) for number in (10, 11, 13)] == [False, True, False]
@@ -186,7 +187,7 @@ def test_failed_write_keeps_what_was_written_before_and_tears_nothing_else(path,
     with open_journal(path, HEADER) as journal:
         journal.load(10, COUNTS)
         for key in LINES:
-            journal.add(*key, num_tokens=1, finish_reason="stop", line=LINES[key])
+            journal.add(key[0], Output(key[1], 1, "stop", LINES[key]))
         with pytest.raises(OSError, match="No space"):
             journal.flush()
         journal.sync()

@@ -37,7 +37,7 @@ def read(prompts: Prompts, engine: Engine, *, defaults=DEFAULTS, shard=UNSHARDED
     spec = JobSpec(prompts, defaults, shard)
     with prompts:
         found = scan(engine, spec, reject=reject)
-        return [request for _, request in requests(engine, spec, found)]
+        return [asked.requests[0] for asked in requests(engine, spec, found)]
 
 
 SOUND = line(id="sound", prompt_token_ids=[1])
@@ -182,7 +182,7 @@ def test_requests_are_made_when_they_are_asked_for(one_row, write):
     with write([line(id=f"r{i}", prompt="x") for i in range(3)]) as prompts:
         spec = JobSpec(prompts, DEFAULTS)
         made = requests(one_row, spec, scan(one_row, spec), is_done=lambda number: number == 1)
-        assert [(number, request.id) for number, request in made] == [(0, "r0"), (2, "r2")]
+        assert [(asked.number, asked.requests[0].id) for asked in made] == [(0, "r0"), (2, "r2")]
 
 
 def test_file_that_changes_under_the_job_is_refused(one_row, write):
@@ -203,7 +203,7 @@ def test_standard_input_is_read_as_often_as_a_file(one_row, write, monkeypatch):
         assert prompts.name == "stdin"
         assert prompts.sha256 == same.sha256
         spec = JobSpec(prompts, DEFAULTS)
-        assert [request.id for _, request in requests(one_row, spec, scan(one_row, spec))] == ["a", "b"]
+        assert [asked.requests[0].id for asked in requests(one_row, spec, scan(one_row, spec))] == ["a", "b"]
 
 
 def test_text_without_a_tokenizer_is_refused(write):

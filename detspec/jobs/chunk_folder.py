@@ -1,0 +1,210 @@
+"""The folder in which workers without fixed shards meet: `out.jsonl` -> `out.jsonl.chunks/`.
+
+    job.json  scan.16.npz  rejects.jsonl  what the job is; who comes first writes it, and others would write the same
+    0000012.0  0000012.1                  claims of chunk 12, in their order: a worker's name, made by exclusive creation
+    0000012.done                          all its lines are in journals of the workers it names
+    0000012.check0  0000012.checked       the same of doing it once more, to compare
+    HOST-PID-TAG.journal  .alive  .stats.json     a worker's completions, its heartbeat, its statistics
+
+No lock has to be right: results have the same bytes, so a chunk may be done twice. Heartbeats are compared by the clock of the
+file system alone, since the clocks of hosts differ.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from detspec.errors import InputError
+
+NAME = re.compile(r"(\d{7})\.(\d+|done|check\d+|checked)")
+UNNAMED = re.compile(r"[^A-Za-z0-9.]+")
+STALE_S = 60.0  # a heartbeat that is older belongs to a worker that was killed or frozen
+NEVER = -1e18
+
+
+class Clock:
+    """Time as a worker sees it; tests put another one in its place."""
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Waits."""
+        time.sleep(seconds)
+
+    def stamp(self, path: Path) -> float:
+        """Writes to `path`, and returns when that was by the clock of its file system, seconds."""
+        with path.open("wb") as file:
+            file.write(b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return path.stat().st_mtime
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A worker's word that it does a chunk.
+
+    Attributes:
+        worker: its name; "" if the claim cannot be read yet.
+        start: byte of its journal after which the lines of the chunk come.
+        is_live: its heartbeat is young.
+    """
+
+    worker: str
+    start: int
+    is_live: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What a worker sees in the folder.
+
+    Attributes:
+        done: chunks whose lines are all there.
+        claims: claims of chunks that are not done.
+        checked: chunks that were done once more.
+        checks: claims of checks that are not done.
+        live: names of workers whose heartbeat is young.
+    """
+
+    done: set[int]
+    claims: dict[int, tuple[Claim, ...]]
+    checked: set[int]
+    checks: dict[int, tuple[Claim, ...]]
+    live: frozenset[str]
+
+
+class ChunkFolder:
+    """The folder as one worker uses it.
+
+    Attributes:
+        path: the folder.
+        worker: this worker's name.
+    """
+
+    def __init__(self, path: Path, worker: str, *, clock: Clock | None = None, stale_s: float = STALE_S) -> None:
+        """The folder at `path`, made if missing; nothing is written yet."""
+        self.path = path
+        self.worker = worker
+        self.clock = clock or Clock()
+        self._stale_s = stale_s
+        self._claims: dict[str, tuple[str, int]] = {}  # what claims say; it never changes
+        self._stamped = 0.0  # the last heartbeat by the file system's clock
+        self._beaten = self.clock.now()  # and by this process's
+        path.mkdir(exist_ok=True)
+
+    def file(self, suffix: str, worker: str | None = None) -> Path:
+        """A file of this worker, or another one: "journal", "alive" or "stats.json"."""
+        return self.path / f"{worker or self.worker}.{suffix}"
+
+    def beat(self) -> None:
+        """Shows that this worker lives."""
+        self._stamped = self.clock.stamp(self.file("alive"))
+        self._beaten = self.clock.now()
+
+    def leave(self) -> None:
+        """Takes the heartbeat away, so that others take this worker's chunks at once."""
+        self.file("alive").unlink(missing_ok=True)
+
+    def claim(self, chunk: int, attempt: int, start: int, *, check: bool = False) -> bool:
+        """Whether this worker is the one that made claim number `attempt` of `chunk`."""
+        path = self.path / f"{chunk:07}.{'check' if check else ''}{attempt}"
+        try:
+            with path.open("xb") as file:
+                file.write(json.dumps({"worker": self.worker, "start": start}).encode())
+        except FileExistsError:
+            return False
+        return True
+
+    def finish(self, chunk: int, workers: Sequence[str], *, check: bool = False) -> None:
+        """Says that all lines of `chunk` are in the journals of `workers`."""
+        temporary = self.path / f".{secrets.token_hex(8)}"
+        temporary.write_text(json.dumps(sorted(workers)), encoding="utf-8")
+        os.replace(temporary, self.path / f"{chunk:07}.{'checked' if check else 'done'}")
+
+    def authors(self, chunk: int) -> list[str]:
+        """The workers whose journals hold a chunk that is done."""
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.path / f"{chunk:07}.done").read_bytes())
+            return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+        return []
+
+    def forget_lost(self) -> None:
+        """Takes back that chunks are done whose journals were removed."""
+        journals = {path.name.removesuffix(".journal") for path in self.path.glob("*.journal")}
+        for chunk in self.look().done:
+            if not (authors := self.authors(chunk)) or not set(authors) <= journals:
+                for name in ("done", "checked"):
+                    (self.path / f"{chunk:07}.{name}").unlink(missing_ok=True)
+
+    def look(self) -> View:
+        """What is in the folder now. Raises `InputError` if it is gone."""
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError as error:
+            raise InputError(f"{self.path} was removed while workers used it: start them again") from error
+        done: set[int] = set()
+        checked: set[int] = set()
+        claims: dict[int, list[str]] = {}
+        checks: dict[int, list[str]] = {}
+        for name in names:
+            if match := NAME.fullmatch(name):
+                chunk = int(match[1])
+                kind = match[2]
+                if kind in ("done", "checked"):
+                    (done if kind == "done" else checked).add(chunk)
+                else:
+                    (checks if kind.startswith("check") else claims).setdefault(chunk, []).append(name)
+        live = frozenset(name.removesuffix(".alive") for name in names if name.endswith(".alive") and self._is_young(name))
+        return View(done, self._read(claims, done, live), checked, self._read(checks, checked, live), live)
+
+    def _read(self, names: dict[int, list[str]], finished: set[int], live: frozenset[str]) -> dict[int, tuple[Claim, ...]]:
+        found = {}
+        for chunk, files in names.items():
+            if chunk not in finished:
+                ordered = sorted(files, key=lambda name: (len(name), name))
+                found[chunk] = tuple(self._claim(name, live) for name in ordered)
+        return found
+
+    def _claim(self, name: str, live: frozenset[str]) -> Claim:
+        if name not in self._claims:
+            try:
+                value = json.loads((self.path / name).read_bytes())
+                self._claims[name] = str(value["worker"]), int(value["start"])
+            except (OSError, ValueError, KeyError, TypeError):  # being written, or its writer was killed then
+                return Claim("", 0, self._is_young(name))
+        worker, start = self._claims[name]
+        return Claim(worker, start, worker in live)
+
+    def _is_young(self, name: str) -> bool:
+        """Whether the file was written to of late, by the clock of the file system."""
+        try:
+            written = (self.path / name).stat().st_mtime
+        except OSError:
+            return False
+        return self._stamped + (self.clock.now() - self._beaten) - written < self._stale_s
+
+
+def chunk_folder(out: Path) -> Path:
+    """`out.jsonl` -> `out.jsonl.chunks`."""
+    return out.with_name(f"{out.name}.chunks")
+
+
+def worker_name() -> str:
+    """A name that no other worker has: host, process and a random tag."""
+    host = UNNAMED.sub("_", socket.gethostname()) or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def host_of(worker: str) -> str:
+    """The host in a worker's name."""
+    return worker.rsplit("-", 2)[0]

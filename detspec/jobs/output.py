@@ -1,0 +1,75 @@
+"""The files that a finished job leaves: its output, statistics and manifest, from all lines of output."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from detspec.jobs.files import new_files, pretty_json, sibling
+from detspec.jobs.scan import Scan
+
+MOST_NAMED = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class JobResult:
+    """The result of a job."""
+
+    # content of `*.stats.json`: counts of the whole job, completions kept from earlier starts (`num_resumed`), and times and
+    # counters of the start that finished it (`last_start`). Empty if there was nothing to do.
+    stats: dict[str, Any]
+    num_failed: int  # completions with finish reason "error"
+    failed: tuple[str, ...]  # ids of the first failed completions, where the results are written
+    num_rejected: int  # malformed lines
+
+
+class Kept(Protocol):
+    """All lines of output of a job: a complete journal, or several."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in them."""
+
+    @property
+    def failed(self) -> set[int]:
+        """Output indices of completions with finish reason "error"."""
+
+    def lines(self) -> Iterator[bytes]:
+        """All lines of output, in the order of the input."""
+
+
+def put_together(kept: Kept, out: Path, manifest: Mapping[str, Any], found: Scan, stats: Mapping[str, Any]) -> JobResult:
+    """Writes `out`, statistics and manifest.
+
+    `manifest` lacks facts about the output, `stats` the counts of the whole job.
+    """
+    places = kept.failed
+    failed: list[str] = []
+    digest = hashlib.sha256()
+    with new_files(out, sibling(out, "stats"), sibling(out, "manifest")) as (out_file, stats_file, manifest_file):
+        for place, line in enumerate(kept.lines()):
+            out_file.write(line)
+            digest.update(line)
+            if place in places and len(failed) < MOST_NAMED:
+                failed.append(line_id(line))
+        counts = {
+            "num_requests": found.num_requests,
+            "num_rejected": found.num_rejected,
+            "num_prompt_tokens": found.num_prompt_tokens,
+            "num_tokens": kept.num_tokens,
+            "num_failed": len(places),
+        }
+        whole = {**counts, **stats}
+        stats_file.write(pretty_json(whole))
+        output = {"sha256": digest.hexdigest(), "bytes": out_file.tell(), "num_failed": len(places)}
+        manifest_file.write(pretty_json({**manifest, "output": output}))
+    if not found.num_rejected:
+        sibling(out, "rejects").unlink(missing_ok=True)  # empty, or left by an earlier job
+    return JobResult(whole, len(places), tuple(failed), found.num_rejected)
+
+
+def line_id(line: bytes) -> str:
+    """The id in a line of output."""
+    return str(json.loads(line)["id"])
