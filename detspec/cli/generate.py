@@ -34,14 +34,15 @@ model's chat template; "chat_template_kwargs": {...} passes it further values. "
 line out, in the order of the input, has id, token_ids, text, logprobs, finish_reason, prompt_len and digest. If the sampling
 asks for them, it also has index, logprobs_mode, top_logprobs, prompt_logprobs and prompt_top_logprobs; and thoughts, if the
 model thinks. OUT.stats.json holds timings and counters; those under last_start belong to the start that finished the job.
-OUT.manifest.json holds what the bits depend on. All lines are checked before anything is generated. No output appears under
-its name until it is whole; until then, finished completions are kept in OUT.jsonl.journal. After a kill, a full disk or a
-failure, the same command resumes and gives the same bytes. A complete output is left as it is; the output of another job is
-overwritten. SIGTERM and SIGINT finish the running segment, keep what is finished and exit; a second signal kills. Exit codes:
-0 success; 1 requests failed or lines were rejected, and the rest is written; 2 bad input; 3 the disk is full; 130 and 143
-after SIGINT and SIGTERM. Several processes, which Slurm or a TPU pod starts, or which JAX_COORDINATOR_ADDRESS,
-JAX_NUM_PROCESSES and JAX_PROCESS_ID join, share one model; the first writes the files. One that has lost the others
-exits with 75, and after the same commands all resume."""
+OUT.manifest.json holds what the bits depend on. OpenAI's batch lines, known by their "custom_id", are answered in OpenAI's
+format; bodies say how they are sampled, and lines that fail go to OUT.errors.jsonl. All other lines
+are checked before anything is generated. No output appears under its name until it is whole; until then, finished completions
+are kept in OUT.jsonl.journal. After a kill, a full disk or a failure, the same command resumes and gives the same bytes. A
+complete output is left as it is; the output of another job is overwritten. SIGTERM and SIGINT finish the running segment, keep
+what is finished and exit; a second signal kills. Exit codes: 0 success; 1 requests failed or lines were rejected, and the rest
+is written; 2 bad input; 3 the disk is full; 130 and 143 after SIGINT and SIGTERM. Several processes, which Slurm or a TPU pod
+starts, or which JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID join, share one model; the first writes the
+files. One that has lost the others exits with 75, and after the same commands all resume."""
 FAILED = 1
 ON_ERROR = ("stop", "reject")
 AUTO = "auto"
@@ -78,6 +79,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=ON_ERROR,
         default=ON_ERROR[0],
         help="what to do with malformed lines: stop before generating, or write them to OUT.rejects.jsonl and exit with 1",
+    )
+    add(
+        "--created",
+        type=int,
+        metavar="SECONDS",
+        help="time since 1970 in answers to OpenAI's batch lines, and date of chat templates (default: 0, and today's date)",
     )
     add("--fresh", action="store_true", help="start again, ignoring any journal or output")
     add("--dry-run", action="store_true", help="check everything and print the plan; generate and write nothing")
@@ -164,6 +171,7 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     from detspec.jobs.files import STDIO, check_out, shard_path
     from detspec.jobs.job import run_job, stream_job
     from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
+    from detspec.jobs.scan import is_openai
     from detspec.jobs.worker import WorkerOptions, run_worker
 
     sampling = sampling_of(args)
@@ -187,7 +195,9 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
         else:
             config = engine_config_of(args, model)
             engine = EngineGroup(model, config, num_engines=args.engines, drafters=load_drafters(args, model))
-        spec = JobSpec(prompts, sampling, shard, args.on_error)
+        spec = JobSpec(prompts, sampling, shard, args.on_error, is_openai(prompts), args.created)
+        if args.created is not None and not spec.is_openai:
+            raise InputError(f"--created is for OpenAI's batch lines, which {prompts.name} does not hold: leave it out")
         if args.dry_run:
             journaled = None if out == STDIO or args.fresh else Path(out)
             plan = plan_job(engine, spec, journaled)
@@ -203,7 +213,11 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
         else:
             result = run_job(engine, spec, Path(out), fresh=args.fresh, load_s=load_s, signals=signals)
     done = f"all chunks of {out} are done: `detspec merge --out {out}` joins them" if args.shard == AUTO else None
-    return report(result, out, done) if is_first else FAILED * bool(result.num_rejected or result.num_failed)
+    return (
+        report(result, out, done, is_openai=spec.is_openai)
+        if is_first
+        else FAILED * bool(result.num_rejected or result.num_failed)
+    )
 
 
 def check_auto(args: argparse.Namespace) -> None:
@@ -219,7 +233,7 @@ def check_auto(args: argparse.Namespace) -> None:
         raise InputError("--shard auto needs --out FILE: workers meet in the folder FILE.chunks next to it")
 
 
-def report(result: "JobResult", out: str, done: str | None = None) -> int:
+def report(result: "JobResult", out: str, done: str | None = None, *, is_openai: bool = False) -> int:
     """Prints the outcome of the job, and `done` after it; returns the exit code."""
     from detspec.jobs.files import sibling
 
@@ -243,5 +257,9 @@ def report(result: "JobResult", out: str, done: str | None = None) -> int:
     if result.num_failed:
         more = result.num_failed - len(result.failed)
         names = ", ".join([*result.failed, *([f"{more} more"] if result.failed and more else [])])
-        say(f"error: the model gave logits that are not finite for: {names or f'{more} requests'}")
+        if is_openai:
+            where = "merge writes their errors" if done else f"see {sibling(Path(out), 'errors')}"
+            say(f"error: {result.num_failed} lines failed, {where}: {names or f'{more} lines'}")
+        else:
+            say(f"error: the model gave logits that are not finite for: {names or f'{more} requests'}")
     return FAILED if result.num_rejected or result.num_failed else 0

@@ -36,6 +36,10 @@ class Asked(Protocol):
     def requests(self) -> Sequence[Request]:
         """What to generate."""
 
+    @property
+    def num_outputs(self) -> int:
+        """Lines of output that will come of it."""
+
     def ready(self) -> Sequence[Output]:
         """Lines of output that are there without any completion."""
 
@@ -49,6 +53,7 @@ class AskedRequest:
     def __init__(self, number: int, request: Request) -> None:
         self.number = number
         self.requests = (request,)
+        self.num_outputs = request.sampling.n
 
     def ready(self) -> Sequence[Output]:
         """Nothing."""

@@ -42,7 +42,7 @@ def plan_job(engine: AnyEngine, spec: JobSpec, out: Path | None) -> str:
         "engine": f"{engine.num_places} requests in flight, max_len {config.max_len}, method {', '.join(config.methods)}",
         "schedule": ", ".join(f"{name} {value}" for name, value in engine.schedule.bits().items()),
         "requests": f"{found.num_requests:,} of {found.num_lines:,} lines (shard {spec.shard[0]}/{spec.shard[1]})",
-        "rejected": f"{found.num_rejected:,} lines",
+        "rejected": f"{found.num_bad if spec.is_openai else found.num_rejected:,} lines",
         "prompt tokens": f"{found.num_prompt_tokens:,}, at most {found.longest_prompt:,} each",
         "new tokens": f"at most {found.num_new_tokens:,}, at most {found.most_new_tokens:,} each",
         "kept": f"{num_kept:,} of {found.num_completions:,} completions",

@@ -19,8 +19,8 @@ SHARD_SUFFIX = re.compile(r"\.(\d{5})-of-(\d{5})$")
 
 
 def sibling(out: Path, what: str) -> Path:
-    """`out.jsonl`, "stats" -> `out.stats.json`; the same for "manifest", but "rejects" -> `out.rejects.jsonl`."""
-    return out.with_name(f"{_stem(out)}.{what}.{'jsonl' if what == 'rejects' else 'json'}")
+    """`out.jsonl`, "stats" -> `out.stats.json`; the same for "manifest", but "rejects" -> `out.rejects.jsonl`, and "errors"."""
+    return out.with_name(f"{_stem(out)}.{what}.{'jsonl' if what in ('rejects', 'errors') else 'json'}")
 
 
 def journal_path(out: Path) -> Path:

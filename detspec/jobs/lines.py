@@ -47,8 +47,7 @@ def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: Samp
 
 def parse_line(raw: bytes) -> dict[str, Any]:
     """Parses a line of input into a JSON object with an id; nothing else is checked."""
-    if len(raw) > MAX_LINE_BYTES + raw.endswith(b"\n"):
-        raise InputError(f"has more than the {MAX_LINE_BYTES >> 20} MiB that are accepted")
+    check_size(raw)
     line = parse_json(raw)
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
@@ -56,6 +55,12 @@ def parse_line(raw: bytes) -> dict[str, Any]:
     if not isinstance(id, str) or not id:
         raise InputError(f'needs an "id", a string that is not empty, got {id!r}')
     return line
+
+
+def check_size(raw: bytes) -> None:
+    """Raises `InputError` if a line is too long."""
+    if len(raw) > MAX_LINE_BYTES + raw.endswith(b"\n"):
+        raise InputError(f"has more than the {MAX_LINE_BYTES >> 20} MiB that are accepted")
 
 
 def read_chat(line: dict[str, Any], model: Model) -> list[int]:

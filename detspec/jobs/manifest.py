@@ -15,7 +15,7 @@ from detspec.jobs.prompts import JobSpec, Prompts, hash_file
 from detspec.jobs.scan import Scan
 from detspec.read_json import read_json_object
 
-HEADER_KEYS = ("fingerprint", "text", "sampling", "on_error", "prompts", "shard")
+HEADER_KEYS = ("fingerprint", "text", "sampling", "on_error", "prompts", "shard", "openai")
 
 
 def job_header(engine: AnyEngine, spec: JobSpec) -> dict[str, Any]:
@@ -27,6 +27,7 @@ def job_header(engine: AnyEngine, spec: JobSpec) -> dict[str, Any]:
         "on_error": spec.on_error,
         "prompts": spec.prompts.sha256,
         "shard": spec.shard,
+        **({"openai": {"created": spec.created}} if spec.is_openai else {}),
     }
     return json.loads(json.dumps(header))  # type: ignore[no-any-return]
 
@@ -78,9 +79,15 @@ def complete_manifest(out: Path, header: Mapping[str, Any]) -> dict[str, Any] | 
         return None
     if not all(type(count) is int for count in (manifest["prompts"].get("num_rejected"), manifest["output"].get("num_failed"))):
         return None
-    with out.open("rb") as file:
-        same = hash_file(file) == manifest["output"]["sha256"]
-    return manifest if same else None
+    expected = {out: manifest["output"]["sha256"], sibling(out, "errors"): manifest["output"].get("errors_sha256")}
+    return manifest if all(digest is None or _has_digest(path, digest) for path, digest in expected.items()) else None
+
+
+def _has_digest(path: Path, digest: str) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return hash_file(file) == digest
 
 
 def differences(theirs: object, ours: object, *, them: str, us: str = "this job", name: str = "") -> list[str]:

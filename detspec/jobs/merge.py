@@ -5,9 +5,9 @@ import itertools
 import json
 import shutil
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.errors import InputError
@@ -38,20 +38,31 @@ def merge(out: Path, shards: Sequence[Path] = ()) -> dict[str, Any]:
         stats = _add_stats(each)
     except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise InputError(f"the shards' statistics are none of this version: {error!r}") from error
-    names = (out, *([sibling(out, "rejects")] if rejects else []), sibling(out, "stats"), sibling(out, "manifest"))
-    with new_files(*names) as (out_file, *rejects_file, stats_file, manifest_file):
-        digest = hashlib.sha256()
-        for line in _checked_lines(ordered):
-            out_file.write(line)
-            digest.update(line)
+    whole = {path: manifest["output"]["sha256"] for path, manifest in ordered.items()}
+    failed = {
+        sibling(path, "errors"): manifest["output"]["errors_sha256"]
+        for path, manifest in ordered.items()
+        if "errors_sha256" in manifest["output"]
+    }
+    kinds = [kind for kind, there in (("errors", failed), ("rejects", rejects)) if there]
+    seen = array("Q")
+    with new_files(out, *(sibling(out, kind) for kind in (*kinds, "stats", "manifest"))) as files:
+        out_file, *kind_files, stats_file, manifest_file = files
+        apart = dict(zip(kinds, kind_files, strict=True))
+        merged["output"] = {"sha256": _copy(whole, out_file, seen), **merged["output"]}
+        if failed:
+            merged["output"]["errors_sha256"] = _copy(failed, apart["errors"], seen)
+        if repeated_hashes(seen):
+            raise InputError("an id occurs twice in the shards: they are not of one job")
         for path in rejects:
             with path.open("rb") as file:
-                shutil.copyfileobj(file, rejects_file[0])
-        merged["output"] = {"sha256": digest.hexdigest(), **merged["output"]}
+                shutil.copyfileobj(file, apart["rejects"])
         stats_file.write(pretty_json(stats))
         manifest_file.write(pretty_json(merged))
     if not rejects:
         sibling(out, "rejects").unlink(missing_ok=True)  # left by an earlier job
+    if "openai" in merged and not failed:
+        sibling(out, "errors").unlink(missing_ok=True)
     return stats
 
 
@@ -76,6 +87,8 @@ def _finished_manifest(path: Path) -> dict[str, Any]:
     needed = [path, sibling(path, "stats")]
     if manifest is not None and manifest["prompts"].get("num_rejected"):
         needed.append(sibling(path, "rejects"))
+    if manifest is not None and "errors_sha256" in manifest["output"]:
+        needed.append(sibling(path, "errors"))
     if manifest is None or not all(file.is_file() for file in needed):
         names = ", ".join(map(str, (sibling(path, "manifest"), *needed)))
         raise InputError(f"{path} is not a finished shard: it needs {names}, as the job wrote them")
@@ -105,24 +118,34 @@ def _in_order(paths: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> dic
     return dict(by_index[index] for index in range(count))
 
 
-def _checked_lines(shards: Mapping[Path, Mapping[str, Any]]) -> Iterator[bytes]:
-    """All lines of all shards; `InputError` if a shard's hash is not its manifest's, or a completion occurs twice."""
-    seen = array("Q")
-    for path, manifest in shards.items():
+def _copy(digests: Mapping[Path, str], target: BinaryIO, seen: "array[int]") -> str:
+    """Appends all files to `target`, and hashes of their lines' ids to `seen`; returns the SHA-256 of them all, in hex.
+
+    Raises `InputError` if the SHA-256 of a file is not the one in `digests`.
+    """
+    whole = hashlib.sha256()
+    for path, expected in digests.items():
         digest = hashlib.sha256()
         with path.open("rb") as file:
             for line in file:
                 digest.update(line)
                 try:
-                    completion = parse_json(line)
-                    seen.append(hash_id(json.dumps([completion["id"], completion.get("index", 0)])))
+                    key = _line_key(parse_json(line))
+                    seen.extend([] if key is None else [hash_id(json.dumps(key))])
                 except (InputError, TypeError, KeyError, AttributeError) as error:
                     raise InputError(f"{path} was changed since its job wrote it: {error}") from error
-                yield line
-        if digest.hexdigest() != manifest["output"]["sha256"]:
+                target.write(line)
+                whole.update(line)
+        if digest.hexdigest() != expected:
             raise InputError(f"{path} was changed since its job wrote it (sha256): generate it again")
-    if repeated_hashes(seen):
-        raise InputError("an id occurs twice in the shards: they are not of one job")
+    return whole.hexdigest()
+
+
+def _line_key(line: dict[str, Any]) -> list[Any] | None:
+    """What no other line of output has; None for errors of OpenAI's lines, among which are those whose id was used twice."""
+    if "custom_id" in line:
+        return None if line["response"] is None else [line["custom_id"]]
+    return [line["id"], line.get("index", 0)]
 
 
 def _merge_manifests(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from detspec.jobs.asked import Output
 from detspec.jobs.chunk_folder import host_of
 from detspec.jobs.files import new_files, sibling
 from detspec.jobs.journal import line_of, read_journal, sound_lines
-from detspec.jobs.manifest import HEADER_KEYS, header_of
+from detspec.jobs.manifest import header_of
 from detspec.jobs.merge import add_starts
 from detspec.jobs.output import line_id, put_together
 from detspec.jobs.stored_scan import Chunks, load
@@ -49,7 +49,7 @@ def merge_chunks(out: Path, folder: Path) -> dict[str, Any]:
     if job is None:
         raise InputError(f"{folder} has no {JOB}: no worker has read the prompts yet")
     try:
-        header = header_of({key: job[key] for key in HEADER_KEYS})
+        header = header_of(job)
         chunks = load(folder, job.pop("chunk_lines"))
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder / JOB} was changed, or is none of this version: {error!r}") from error

@@ -41,17 +41,21 @@ class Kept(Protocol):
 
 
 def put_together(kept: Kept, out: Path, manifest: Mapping[str, Any], found: Scan, stats: Mapping[str, Any]) -> JobResult:
-    """Writes `out`, statistics and manifest.
+    """Writes `out`, statistics and manifest; of OpenAI's lines, those that failed into a file of errors.
 
     `manifest` lacks facts about the output, `stats` the counts of the whole job.
     """
     places = kept.failed
     failed: list[str] = []
     digest = hashlib.sha256()
-    with new_files(out, sibling(out, "stats"), sibling(out, "manifest")) as (out_file, stats_file, manifest_file):
+    errors_digest = hashlib.sha256()
+    splits = "openai" in manifest and bool(places)
+    names = (out, *([sibling(out, "errors")] if splits else []), sibling(out, "stats"), sibling(out, "manifest"))
+    with new_files(*names) as (out_file, *errors_file, stats_file, manifest_file):
         for place, line in enumerate(kept.lines()):
-            out_file.write(line)
-            digest.update(line)
+            is_apart = splits and place in places
+            (errors_file[0] if is_apart else out_file).write(line)
+            (errors_digest if is_apart else digest).update(line)
             if place in places and len(failed) < MOST_NAMED:
                 failed.append(line_id(line))
         counts = {
@@ -64,12 +68,16 @@ def put_together(kept: Kept, out: Path, manifest: Mapping[str, Any], found: Scan
         whole = {**counts, **stats}
         stats_file.write(pretty_json(whole))
         output = {"sha256": digest.hexdigest(), "bytes": out_file.tell(), "num_failed": len(places)}
+        output |= {"errors_sha256": errors_digest.hexdigest()} if splits else {}
         manifest_file.write(pretty_json({**manifest, "output": output}))
     if not found.num_rejected:
         sibling(out, "rejects").unlink(missing_ok=True)  # empty, or left by an earlier job
+    if "openai" in manifest and not splits:
+        sibling(out, "errors").unlink(missing_ok=True)
     return JobResult(whole, len(places), tuple(failed), found.num_rejected)
 
 
 def line_id(line: bytes) -> str:
-    """The id in a line of output."""
-    return str(json.loads(line)["id"])
+    """The user's id in a line of output."""
+    found = json.loads(line)
+    return str(found["custom_id"] if "custom_id" in found else found["id"])

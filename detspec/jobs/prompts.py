@@ -100,6 +100,8 @@ class JobSpec:
     defaults: SamplingParams  # sampling parameters for fields that a line does not give
     shard: tuple[int, int] = UNSHARDED  # index and number of shards; a shard is a contiguous block of the lines
     on_error: str = "stop"  # "stop" raises at a malformed line; "reject" skips it and writes it to `*.rejects.jsonl`
+    is_openai: bool = False  # lines are OpenAI's batch lines; a malformed one is answered in `*.errors.jsonl`
+    created: int | None = None  # seconds since 1970 that OpenAI's lines, and chat templates for them, say it is
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

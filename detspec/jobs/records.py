@@ -70,6 +70,8 @@ def read_origin(records: Path) -> Origin:
     manifest = read_manifest(records)
     if manifest is None:
         raise InputError(f"{path} is no manifest of a job: an audit needs the one that the job wrote next to its output")
+    if "openai" in manifest:
+        raise InputError(f"{records} holds OpenAI's batch lines, which an audit cannot read: it replays our own format")
     try:
         fingerprint = manifest["fingerprint"]
         texts = (fingerprint["model"], manifest["digest"], manifest["prompts"]["source"], manifest["prompts"]["sha256"])

@@ -6,10 +6,12 @@
 Non-blank lines are numbered from 0 over the whole file, so a line has the same number in every shard.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -17,8 +19,13 @@ from detspec.engine.engine_group import AnyEngine
 from detspec.engine.policy import Needs
 from detspec.errors import InputError
 from detspec.jobs.asked import Asked, AskedRequest
+from detspec.jobs.batch_lines import KEY as BATCH_KEY
+from detspec.jobs.batch_lines import BatchReader, parse_id
 from detspec.jobs.lines import parse_line, parse_request, reject_line
-from detspec.jobs.prompts import JobSpec, Prompts
+from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec, Prompts
+from detspec.read_json import parse_json
+
+MOST_GUESSED = 1000  # lines that may tell which format a file has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +40,8 @@ class Scan:
     num_new_tokens: int  # upper bound of the tokens that this shard generates
     most_new_tokens: int  # upper bound of the tokens of one sample
     needs: Needs  # what all requests of this shard together need of programs
+    repeated: dict[int, str]  # errors for lines of the whole file whose id was used before, by number
+    num_bad: int = 0  # OpenAI's lines that an error answers
 
     @property
     def num_requests(self) -> int:
@@ -58,7 +67,7 @@ def scan(engine: AnyEngine, spec: JobSpec, *, reject: Callable[[bytes], object] 
     Raises `InputError` if a line is malformed (the message names it, and what is accepted), or the file holds no requests.
     """
     prompts = spec.prompts
-    num_lines, repeated = _check_ids(prompts, strict=reject is None)
+    num_lines, repeated = _check_ids(spec, strict=reject is None and not spec.is_openai)
     if not num_lines:
         raise InputError(
             f'{prompts.name} holds no requests: give one JSON object a line, such as {{"id": "a", "prompt": "def "}}'
@@ -66,45 +75,88 @@ def scan(engine: AnyEngine, spec: JobSpec, *, reject: Callable[[bytes], object] 
     first, end = block(num_lines, *spec.shard)
     counts = array("I")
     prompt_tokens = longest_prompt = new_tokens = most_new_tokens = 0
+    num_bad = 0
     needs = Needs(deterministic=False, ordinary=False, processing=False)
+    reader = make_reader(engine, spec, repeated)
     for number, place, raw in prompts.lines():
         if number >= end:
             break
         if number < first:
             continue
         try:
-            if number in repeated:
-                raise InputError(repeated[number])
-            request = parse_request(raw, engine.model, engine.config, spec.defaults)
+            asked = reader.asked(number, raw)
         except InputError as error:
             if reject is None:
                 raise InputError(f"{prompts.name} line {place}: {error}") from error
             reject(reject_line(place, str(error), raw))
             counts.append(0)
             continue
-        counts.append(request.sampling.n)
-        prompt_tokens += len(request.prompt_token_ids)
-        longest_prompt = max(longest_prompt, len(request.prompt_token_ids))
-        new_tokens += request.sampling.n * request.sampling.max_tokens
-        most_new_tokens = max(most_new_tokens, request.sampling.max_tokens)
-        needs |= Needs.of([request.sampling])
-    return Scan(num_lines, first, counts, prompt_tokens, longest_prompt, new_tokens, most_new_tokens, needs)
+        counts.append(asked.num_outputs)
+        num_bad += not asked.requests
+        for request in asked.requests:
+            prompt_tokens += len(request.prompt_token_ids)
+            longest_prompt = max(longest_prompt, len(request.prompt_token_ids))
+            new_tokens += request.sampling.n * request.sampling.max_tokens
+            most_new_tokens = max(most_new_tokens, request.sampling.max_tokens)
+            needs |= Needs.of([request.sampling])
+    totals = (prompt_tokens, longest_prompt, new_tokens, most_new_tokens)
+    return Scan(num_lines, first, counts, *totals, needs, repeated, num_bad)
 
 
 def requests(
     engine: AnyEngine, spec: JobSpec, found: Scan, *, is_done: Callable[[int], bool] = lambda _: False
 ) -> Iterator[Asked]:
     """Lazily yields each valid line of the shard for which `is_done(number)` is false."""
+    reader = make_reader(engine, spec, found.repeated)
     for number, _, raw in spec.prompts.lines():
         if number >= found.first + len(found.counts):
             break
         if number >= found.first and found.counts[number - found.first] and not is_done(number):
-            yield parse_asked(number, raw, engine, spec)
+            yield reader.asked(number, raw)
 
 
-def parse_asked(number: int, raw: bytes, engine: AnyEngine, spec: JobSpec) -> Asked:
-    """Line `number` of the input, which must be valid."""
-    return AskedRequest(number, parse_request(raw, engine.model, engine.config, spec.defaults))
+class Reader(Protocol):
+    """Makes of each line of a job what it asks an engine for."""
+
+    def asked(self, number: int, raw: bytes) -> Asked:
+        """Line `number` of the input. Raises `InputError` if it is malformed and no error can answer it."""
+
+
+class RequestReader:
+    """A reader of our own lines."""
+
+    def __init__(self, engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -> None:
+        self._engine = engine
+        self._defaults = spec.defaults
+        self._repeated = repeated
+
+    def asked(self, number: int, raw: bytes) -> Asked:
+        """Line `number`."""
+        if number in self._repeated:
+            raise InputError(self._repeated[number])
+        return AskedRequest(number, parse_request(raw, self._engine.model, self._engine.config, self._defaults))
+
+
+def make_reader(engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -> Reader:
+    """The reader of the job's lines; `repeated` are errors for those whose id was used before."""
+    return (BatchReader if spec.is_openai else RequestReader)(engine, spec, repeated)
+
+
+def is_openai(prompts: Prompts) -> bool:
+    """Whether the lines are OpenAI's: the first that is a JSON object with one of the two ids has theirs."""
+    for number, _, raw in prompts.lines():
+        if number == MOST_GUESSED:
+            break
+        with contextlib.suppress(InputError):
+            line = parse_json(raw) if len(raw) <= MAX_LINE_BYTES else None
+            if isinstance(line, dict) and (BATCH_KEY in line or "id" in line):
+                return BATCH_KEY in line
+    return False
+
+
+def id_of(raw: bytes, spec: JobSpec) -> str:
+    """The id of a line; `InputError` if it has none."""
+    return str(parse_id(raw)[BATCH_KEY] if spec.is_openai else parse_line(raw)["id"])
 
 
 def block(num_lines: int, index: int, count: int) -> tuple[int, int]:
@@ -123,35 +175,36 @@ def hash_id(id: str) -> int:
     return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=8).digest(), "big")
 
 
-def _check_ids(prompts: Prompts, *, strict: bool) -> tuple[int, dict[int, str]]:
+def _check_ids(spec: JobSpec, *, strict: bool) -> tuple[int, dict[int, str]]:
     """The number of lines, and an error message for each line number whose id was used before.
 
     `strict` raises at the first malformed line of any shard.
     """
+    prompts = spec.prompts
     hashes = array("Q")
     num_lines = 0
     for _, place, raw in prompts.lines():
         num_lines += 1
         try:
-            hashes.append(hash_id(parse_line(raw)["id"]))
+            hashes.append(hash_id(id_of(raw, spec)))
         except InputError as error:
             if strict:
                 raise InputError(f"{prompts.name} line {place}: {error}") from error
     repeated: dict[int, str] = {}
     if suspects := repeated_hashes(hashes):
-        for number, place, why in _find_repeated(prompts.lines(), suspects):
+        for number, place, why in _find_repeated(spec, suspects):
             if strict:
                 raise InputError(f"{prompts.name} line {place}: {why}")
             repeated[number] = why
     return num_lines, repeated
 
 
-def _find_repeated(lines: Iterable[tuple[int, int, bytes]], suspects: set[int]) -> Iterator[tuple[int, int, str]]:
+def _find_repeated(spec: JobSpec, suspects: set[int]) -> Iterator[tuple[int, int, str]]:
     """Lines whose id was used before. Two ids may share a hash, so ids with a hash in `suspects` are compared themselves."""
     place_of: dict[str, int] = {}
-    for number, place, raw in lines:
+    for number, place, raw in spec.prompts.lines():
         try:
-            id = parse_line(raw)["id"]
+            id = id_of(raw, spec)
         except InputError:
             continue
         if hash_id(id) in suspects and place_of.setdefault(id, place) != place:

@@ -65,8 +65,8 @@ def load(folder: Path, size: int) -> Chunks:
             facts: dict[str, Any] = json.loads(file["facts"].tobytes())
             counts = array("I", file["counts"].astype(np.uint32).tobytes())
             marks = tuple(Mark(*map(int, row)) for row in file["marks"])
-        needs = Needs(**facts.pop("needs"))
-        return Chunks(Scan(**facts, counts=counts, needs=needs), size, marks)
+        facts |= {"needs": Needs(**facts["needs"]), "repeated": {int(n): why for n, why in facts["repeated"].items()}}
+        return Chunks(Scan(**facts, counts=counts), size, marks)
     except Exception as error:  # a damaged archive raises many kinds
         raise InputError(f"{path} is damaged ({error}): remove it and job.json, and start a worker again") from error
 

@@ -29,7 +29,7 @@ from detspec.jobs.journal import Journal, line_of, open_journal, sound_lines
 from detspec.jobs.manifest import complete_manifest, differences, job_header, job_manifest
 from detspec.jobs.output import JobResult
 from detspec.jobs.prompts import JobSpec
-from detspec.jobs.scan import parse_asked, scan
+from detspec.jobs.scan import make_reader, scan
 from detspec.jobs.signals import Stopped, StopSignals
 from detspec.jobs.stored_scan import Chunks, cut, load, store
 from detspec.progress import Progress
@@ -180,6 +180,7 @@ class _Share:
         self.num_finished = 0
         self._engine = engine
         self._spec = spec
+        self._reader = make_reader(engine, spec, chunks.found.repeated)
         self._folder = folder
         self._chunks = chunks
         self._journal = journal
@@ -215,7 +216,7 @@ class _Share:
                 continue
             for number, raw in self._read(held):
                 if number in held.missing:  # others may have written it meanwhile
-                    asked = parse_asked(number, raw, self._engine, self._spec)
+                    asked = self._reader.asked(number, raw)
                     num_samples = sum(request.sampling.n for request in asked.requests)
                     self._open[number] = [self._chunks.found.counts[number], num_samples]
                     self._num_open += num_samples

@@ -1,0 +1,196 @@
+"""OpenAI's batch lines: a request body in, a response body out, each with the user's own id.
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "def f", "max_tokens": 8}}
+    {"id": "batch_req_...", "custom_id": "a", "response": {"status_code": 200, "request_id": ..., "body": {...}}, "error": null}
+
+Ids are digests of what was asked, so equal jobs have equal bytes. A line that cannot be answered becomes a line of that format
+with the error, and the job goes on.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from detspec.engine.engine_group import AnyEngine
+from detspec.engine.request import Completion, Request
+from detspec.errors import InputError
+from detspec.jobs.asked import Output
+from detspec.jobs.lines import check_size
+from detspec.jobs.prompts import JobSpec
+from detspec.openai.bodies import DEFAULTS, Parsed, parse_chat, parse_completion
+from detspec.openai.bodies import requests_of as requests_of_body
+from detspec.openai.fields import UNKNOWN, UNSUPPORTED, BodyError
+from detspec.openai.responses import HEX, Answerer, chat_body, completion_body, error_body, make_answerer, response_id
+from detspec.read_json import parse_json
+from detspec.sampling_params import SamplingParams
+
+KEY = "custom_id"
+LINE_KEYS = (KEY, "method", "url", "body")
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+MODEL_NAME = "detspec"  # in answers to bodies that name no model
+TAKEN = ("seed", "deterministic", "thinking", "logprobs_mode")  # options that bodies have as defaults, too
+NOT_FINITE = "logits_not_finite"
+BAD_LINE = "invalid_line"
+OK = 200
+BAD_REQUEST = 400
+
+
+class BatchReader:
+    """Makes of each line of a job what it asks an engine for."""
+
+    def __init__(self, engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -> None:
+        """`repeated` are errors for lines whose id was used before; `InputError` for options that bodies would ignore."""
+        plain = dataclasses.asdict(SamplingParams())
+        changed = [
+            name for name, value in dataclasses.asdict(spec.defaults).items() if value != plain[name] and name not in TAKEN
+        ]
+        if changed:
+            raise InputError(
+                f"{spec.prompts.name} holds OpenAI's batch lines, whose bodies say how they are sampled: leave out the options "
+                f"for {', '.join(changed)}"
+            )
+        if spec.on_error != "stop":
+            raise InputError("bad lines of OpenAI's format are answered in OUT.errors.jsonl: leave --on-error out")
+        self._engine = engine
+        self._repeated = repeated
+        self._seed = spec.defaults.seed
+        self._defaults = dataclasses.replace(DEFAULTS, **{name: getattr(spec.defaults, name) for name in TAKEN})
+        self._now = None if spec.created is None else datetime.datetime.fromtimestamp(spec.created, datetime.UTC)
+        self._answerer = make_answerer(engine.model, engine.fingerprint(), name=MODEL_NAME, created=spec.created or 0)
+
+    def asked(self, number: int, raw: bytes) -> "AskedBody | AskedNothing":
+        """Line `number` of the input; what is wrong with it becomes its answer."""
+        custom_id: str | None = None
+        try:
+            line = parse_id(raw)
+            custom_id = line[KEY]
+            check_frame(line)
+            if number in self._repeated:
+                raise InputError(self._repeated[number])
+            parsed = self._parse(line)
+            requests = requests_of_body(parsed, self._engine.model, self._engine.config, id=str(number))
+        except BodyError as error:
+            return AskedNothing(number, bad_request_line(custom_id, error, raw))
+        except InputError as error:
+            return AskedNothing(number, failure_line(custom_id, BAD_LINE, str(error), raw))
+        return AskedBody(number, custom_id, parsed, requests, self._answerer)
+
+    def _parse(self, line: Mapping[str, Any]) -> Parsed:
+        """The body of a line; `BodyError` for what a batch does not do."""
+        model = self._engine.model
+        max_len = self._engine.config.max_len
+        if line["url"] == COMPLETIONS:
+            parsed = parse_completion(line["body"], model, max_len=max_len, defaults=self._defaults)
+        else:
+            parsed = parse_chat(line["body"], model, max_len=max_len, defaults=self._defaults, now=self._now)
+        if parsed.is_score:
+            raise BodyError("max_tokens is 0, but batch jobs only generate: give at least 1", "max_tokens", UNSUPPORTED)
+        if parsed.stream:
+            raise BodyError("stream is true, but the lines of a batch are answered whole: omit it", "stream", UNSUPPORTED)
+        return parsed if parsed.seed is not None else parsed.with_seed(seed_of(self._seed, line[KEY]))
+
+
+class AskedBody:
+    """A sound line: the requests of its body, and one line of output when all their samples are there."""
+
+    def __init__(self, number: int, custom_id: str, parsed: Parsed, requests: Sequence[Request], answerer: Answerer) -> None:
+        self.number = number
+        self.requests = tuple(requests)
+        self.num_outputs = 1
+        self._custom_id = custom_id
+        self._parsed = parsed
+        self._answerer = answerer
+        self._place = {request.id: place for place, request in enumerate(requests)}
+        self._there: dict[int, Completion] = {}  # by number of the choice
+
+    def ready(self) -> Sequence[Output]:
+        """Nothing."""
+        return ()
+
+    def take(self, completion: Completion) -> Sequence[Output]:
+        """The line, with the last of the completions."""
+        self._there[self._place[completion.id] * self._parsed.n + completion.index] = completion
+        if len(self._there) < self._parsed.num_choices:
+            return ()
+        completions = [self._there[index] for index in range(self._parsed.num_choices)]
+        num_tokens = sum(len(one.token_ids) for one in completions)
+        if any(one.finish_reason == "error" for one in completions):
+            why = "the model gave logits that are not finite"
+            line = failure_line(self._custom_id, NOT_FINITE, why, self._parsed.digest.encode())
+            return (Output(0, num_tokens, "error", line),)
+        body = (completion_body if self._parsed.kind == "completion" else chat_body)(self._parsed, completions, self._answerer)
+        facts = self._custom_id.encode() + self._parsed.digest.encode()
+        request_id = self._parsed.request_id or response_id(self._parsed)
+        response = {"status_code": OK, "request_id": request_id, "body": body}
+        return (Output(0, num_tokens, "stop", _line(self._custom_id, facts, response, None)),)
+
+
+class AskedNothing:
+    """A line that is answered by an error."""
+
+    num_outputs = 1
+    requests: tuple[Request, ...] = ()
+
+    def __init__(self, number: int, line: bytes) -> None:
+        self.number = number
+        self._line = line
+
+    def ready(self) -> Sequence[Output]:
+        """The error."""
+        return (Output(0, 0, "error", self._line),)
+
+    def take(self, completion: Completion) -> Sequence[Output]:
+        """Never called: it has no requests."""
+        raise AssertionError("no request, no completion")
+
+
+def check_frame(line: Mapping[str, Any]) -> None:
+    """Raises `BodyError` unless all is sound but for the body."""
+    if unknown := sorted(set(line) - set(LINE_KEYS)):
+        raise BodyError(f"unknown key {unknown[0]!r}; accepted: {', '.join(LINE_KEYS)}", unknown[0], UNKNOWN)
+    if line.get("method", "POST") != "POST":
+        raise BodyError(f'"method" must be "POST", got {line["method"]!r}', "method")
+    if line.get("url") not in (COMPLETIONS, CHAT):
+        raise BodyError(f'"url" must be "{COMPLETIONS}" or "{CHAT}", got {line.get("url")!r}', "url")
+    if "body" not in line:
+        raise BodyError('the line needs a "body"', "body")
+
+
+def parse_id(raw: bytes) -> dict[str, Any]:
+    """A line as a JSON object with an id; nothing else is checked."""
+    check_size(raw)
+    line = parse_json(raw)
+    if not isinstance(line, dict):
+        raise InputError(f"must be a JSON object, got {type(line).__name__}")
+    if not isinstance(line.get(KEY), str) or not line[KEY]:
+        raise InputError(f'needs a "{KEY}", a string that is not empty, got {line.get(KEY)!r}')
+    return line
+
+
+def seed_of(seed: int, custom_id: str) -> int:
+    """The seed of a line whose body gives none: a hash of the job's seed and the line's id, 0 .. 2**32-1."""
+    return int.from_bytes(hashlib.sha256(json.dumps([seed, custom_id]).encode()).digest()[:4], "big")
+
+
+def bad_request_line(custom_id: str | None, error: BodyError, raw: bytes) -> bytes:
+    """The answer to a body that is refused, as a server would give it."""
+    response = {"status_code": BAD_REQUEST, "request_id": f"req-{_digest(raw)}", "body": error_body(error)}
+    return _line(custom_id, raw, response, None)
+
+
+def failure_line(custom_id: str | None, code: str, message: str, facts: bytes) -> bytes:
+    """The answer to a line that no server would see, or that failed."""
+    return _line(custom_id, facts, None, {"code": code, "message": message})
+
+
+def _line(custom_id: str | None, facts: bytes, response: Mapping[str, Any] | None, error: Mapping[str, Any] | None) -> bytes:
+    line = {"id": f"batch_req_{_digest(facts)}", KEY: custom_id, "response": response, "error": error}
+    return json.dumps(line, allow_nan=False).encode()
+
+
+def _digest(facts: bytes) -> str:
+    return hashlib.sha256(facts).hexdigest()[:HEX]
