@@ -225,7 +225,8 @@ def manifest(one_row, tmp_path_factory) -> dict[str, Any]:
         spec = JobSpec(prompts, DEFAULTS)
         header = job_header(one_row, spec)
         found = scan(one_row, spec)
-        return json.loads(json.dumps(job_manifest(header, one_row, prompts, found)))
+        output = {"sha256": "0", "bytes": 0, "num_failed": 0}
+        return json.loads(json.dumps({**job_manifest(header, one_row, prompts, found), "output": output}))
 
 
 @FILES

@@ -24,7 +24,7 @@ from tests.jobs.paced import PacedEngine, World, WorldClock, ideal_seconds
 
 DEFAULTS = SamplingParams(max_tokens=8)
 HORIZON = 1e6
-NUM_LINES = 600
+NUM_LINES = 400
 
 
 def write_prompts(folder: Path, number: int = NUM_LINES) -> tuple[Path, int]:
@@ -137,7 +137,7 @@ def test_one_worker_alone_gives_the_files_of_a_job(tmp_path):
 
 def test_engine_stays_full_from_chunk_to_chunk(tmp_path):
     """With chunks of one line, a worker that waited for each would take four times as long."""
-    prompts, num_tokens = write_prompts(tmp_path)
+    prompts, num_tokens = write_prompts(tmp_path, 150)
     job = Job(prompts)
     job.worker("a-1-a", chunk_lines=1)
     (ended,) = job.world.run().values()
@@ -162,13 +162,12 @@ def test_worker_that_is_told_to_stop_hands_its_chunks_over_at_once(tmp_path):
     signals = StopSignals()
 
     def stopped() -> None:
-        with (
-            pytest.raises(Unfinished, match=r"stopped by SIGTERM.*other workers go on") as caught,
-            Prompts(str(prompts)) as opened,
-        ):
-            engine = PacedEngine(lambda seconds: job.world.sleep("a-1-a", seconds))
-            options = WorkerOptions(name="a-1-a", clock=WorldClock(job.world, "a-1-a"))
-            run_worker(engine, JobSpec(opened, DEFAULTS), job.out, options, signals=signals)
+        engine = PacedEngine(lambda seconds: job.world.sleep("a-1-a", seconds))
+        options = WorkerOptions(name="a-1-a", clock=WorldClock(job.world, "a-1-a"))
+        with Prompts(str(prompts)) as opened:
+            spec = JobSpec(opened, DEFAULTS)
+            with pytest.raises(Unfinished, match=r"stopped by SIGTERM.*other workers go on") as caught:
+                run_worker(engine, spec, job.out, options, signals=signals)
         assert caught.value.exit_code == 143
 
     job.world.add("a-1-a", stopped)
