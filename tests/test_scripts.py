@@ -21,25 +21,28 @@ def parse_command(text: str, variables: dict[str, str]) -> argparse.Namespace:
     return make_parser().parse_args(shlex.split(command, comments=True)[2:])
 
 
-def test_slurm_file_is_bash_and_runs_one_shard_a_task():
+def test_slurm_file_is_bash_and_runs_a_worker_a_task():
     path = SCRIPTS / "slurm_array.sbatch"
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True, check=True).stderr == b""
     text = path.read_text()
     options = re.findall(r"^#SBATCH (--\S+)", text, re.MULTILINE)
     assert {"--requeue", "--signal=B:TERM@60", "--array=0-3"} <= set(options)
-    args = parse_command(text, {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "4"})
-    assert args.shard == (2, 4)
+    args = parse_command(text, {})
+    assert (args.shard, args.double_check) == ("auto", 0.01)
+    assert "export JAX_NUM_PROCESSES=1\n" in text
 
 
-def test_kubernetes_file_is_an_indexed_job_of_as_many_shards_as_pods():
+def test_kubernetes_file_is_a_job_of_workers_that_end_together():
     spec = yaml.safe_load((SCRIPTS / "kubernetes_job.yaml").read_text())["spec"]
-    assert spec["completionMode"] == "Indexed"
+    assert "completions" not in spec  # a work queue: no pod is started once one has ended well
+    assert spec["parallelism"] > 1
     pod = spec["template"]["spec"]
     assert pod["restartPolicy"] == "Never"
     assert pod["terminationGracePeriodSeconds"] >= 60
     (container,) = pod["containers"]
-    args = parse_command(container["args"][0], {"JOB_COMPLETION_INDEX": "3"})
-    assert args.shard == (3, spec["completions"])
+    args = parse_command(container["args"][0], {})
+    assert (args.shard, args.double_check) == ("auto", 0.01)
+    assert {"name": "JAX_NUM_PROCESSES", "value": "1"} in container["env"]
     rules = {tuple(rule["onExitCodes"]["values"]): rule for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule}
     assert {values: rule["action"] for values, rule in rules.items()} == {(143,): "Ignore", (1, 2): "FailJob"}
     assert {rule["onExitCodes"]["containerName"] for rule in rules.values()} == {container["name"]}

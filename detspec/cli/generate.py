@@ -51,7 +51,16 @@ AUTO = "auto"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     add = parser.add_argument
-    add("--prompts", required=True, metavar="IN.jsonl", help='"-" reads the standard input')
+    add(
+        "--prompts",
+        required=True,
+        metavar="IN.jsonl",
+        help='"-" reads the standard input; a parquet file, or a folder that `Dataset.save_to_disk` wrote, is read row by row',
+    )
+    add(
+        "--column", metavar="NAME", help="column of prompts: texts, token ids or conversations (default: prompt, messages, ...)"
+    )
+    add("--id-column", metavar="NAME", help="column of ids, texts or integers (default: the number of the row)")
     add(
         "--out",
         required=True,
@@ -170,8 +179,9 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     from detspec.jobs.dry_run import plan_job
     from detspec.jobs.files import STDIO, check_out, shard_path
     from detspec.jobs.job import run_job, stream_job
-    from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
+    from detspec.jobs.prompts import UNSHARDED, JobSpec
     from detspec.jobs.scan import is_openai
+    from detspec.jobs.tables import open_prompts
     from detspec.jobs.worker import WorkerOptions, run_worker
 
     sampling = sampling_of(args)
@@ -186,7 +196,7 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
         check_out(out, args.prompts)
     if out == STDIO and args.on_error != "stop":
         raise InputError("--on-error reject needs --out FILE: rejected lines are written next to it")
-    with Prompts(args.prompts) as prompts:
+    with open_prompts(args.prompts, column=args.column, id_column=args.id_column) as prompts:
         began = time.perf_counter()
         model = load_model(args)
         engine: AnyEngine

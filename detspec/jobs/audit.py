@@ -112,7 +112,8 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
         if origin.source == STDIO:
             raise InputError("the job read its prompts from the standard input: name their file with --prompts")
         prompts = Path(origin.source)
-    with PromptsById(prompts, origin.sha256) as asked, Progress(_count_lines(records), "records") as progress:
+    columns = {"column": origin.column, "id_column": origin.id_column}
+    with PromptsById(prompts, origin.sha256, **columns) as asked, Progress(_count_lines(records), "records") as progress:
         requests = _asked(model, records, asked, origin)
         report = audit_records(model, origin, requests, max_requests=max_requests, progress=progress)
     if not report.num_records + report.num_ordinary:

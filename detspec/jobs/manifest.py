@@ -11,7 +11,7 @@ from detspec.checkpoint.load import Model
 from detspec.engine.engine_group import AnyEngine
 from detspec.errors import InputError
 from detspec.jobs.files import sibling
-from detspec.jobs.prompts import JobSpec, Prompts, hash_file
+from detspec.jobs.prompts import JobSpec, PromptLines, hash_file
 from detspec.jobs.scan import Scan
 from detspec.read_json import read_json_object
 
@@ -41,7 +41,7 @@ def text_facts(model: Model) -> dict[str, Any]:
     }
 
 
-def job_manifest(header: Mapping[str, Any], engine: AnyEngine, prompts: Prompts, scan: Scan) -> dict[str, Any]:
+def job_manifest(header: Mapping[str, Any], engine: AnyEngine, prompts: PromptLines, scan: Scan) -> dict[str, Any]:
     """Content of `*.manifest.json` without facts about the output: header, the engine's settings, facts about the prompts."""
     return {
         "digest": hashlib.sha256(json.dumps(header["fingerprint"], sort_keys=True).encode()).hexdigest(),
@@ -49,6 +49,7 @@ def job_manifest(header: Mapping[str, Any], engine: AnyEngine, prompts: Prompts,
         "engine": {**dataclasses.asdict(engine.config), "schedule": engine.schedule.bits()},
         "prompts": {
             "source": prompts.source,
+            **prompts.options,
             "sha256": prompts.sha256,
             "num_requests": scan.num_requests,
             "num_rejected": scan.num_rejected,

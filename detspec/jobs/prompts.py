@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 from detspec.errors import InputError
 from detspec.jobs.files import STDIO
@@ -35,6 +35,27 @@ class Mark(NamedTuple):
 
 
 START = Mark(0, 1, 0)
+
+
+class PromptLines(Protocol):
+    """What a job reads: lines with their places, as often as it wants. The attributes are those of `Prompts`."""
+
+    source: str
+    name: str
+    sha256: str
+
+    @property
+    def options(self) -> dict[str, str | None]:
+        """How `source` is read, if that needs saying."""
+
+    def marked(self, start: Mark = ...) -> Iterator[tuple[Mark, bytes]]:
+        """Lines that are not blank, each with its place."""
+
+    def lines(self, start: Mark = ...) -> Iterator[tuple[int, int, bytes]]:
+        """The same, with index and line number."""
+
+    def marks(self, size: int) -> Iterator[Mark]:
+        """Where each block of `size` lines begins."""
 
 
 class Prompts:
@@ -63,27 +84,32 @@ class Prompts:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
+    @property
+    def options(self) -> dict[str, str | None]:
+        """Nothing has to be said of lines."""
+        return {}
+
     def lines(self, start: Mark = START) -> Iterator[tuple[int, int, bytes]]:
         """Yields index, line number in the file from 1, and bytes of each non-blank line. Use one iterator at a time.
 
         Raises `InputError` if the file changed since it was opened.
         """
-        for mark, raw in self._marked(start):
-            yield mark.number, mark.place, raw.removesuffix(b"\n")
+        for mark, raw in self.marked(start):
+            yield mark.number, mark.place, raw
 
     def marks(self, size: int) -> Iterator[Mark]:
         """Yields where each block of `size` non-blank lines begins."""
-        return (mark for mark, _ in self._marked(START) if mark.number % size == 0)
+        return (mark for mark, _ in self.marked() if mark.number % size == 0)
 
-    def _marked(self, start: Mark) -> Iterator[tuple[Mark, bytes]]:
-        """Non-blank lines with their places."""
+    def marked(self, start: Mark = START) -> Iterator[tuple[Mark, bytes]]:
+        """Yields the non-blank lines with their places, see `lines`."""
         self._file.seek(start.byte)
         number = start.number
         for place, (byte, raw) in enumerate(bounded_lines(self._file), start=start.place):
             if self._changed() != self._stamp:
                 raise InputError(f"{self.name} was changed while the job read it: start the job again, and do not change it")
             if raw.strip():
-                yield Mark(number, place, byte), raw
+                yield Mark(number, place, byte), raw.removesuffix(b"\n")
                 number += 1
 
     def _changed(self) -> tuple[int, int]:
@@ -96,7 +122,7 @@ class Prompts:
 class JobSpec:
     """What a job reads, and how."""
 
-    prompts: Prompts  # the file of prompts
+    prompts: PromptLines  # the file of prompts
     defaults: SamplingParams  # sampling parameters for fields that a line does not give
     shard: tuple[int, int] = UNSHARDED  # index and number of shards; a shard is a contiguous block of the lines
     on_error: str = "stop"  # "stop" raises at a malformed line; "reject" skips it and writes it to `*.rejects.jsonl`

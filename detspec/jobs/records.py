@@ -18,11 +18,13 @@ from detspec.errors import InputError
 from detspec.jobs.files import sibling
 from detspec.jobs.lines import LOGPROB_KEYS, parse_line, parse_request, refuse_unknown
 from detspec.jobs.manifest import read_manifest
-from detspec.jobs.prompts import bounded_lines, hash_file
+from detspec.jobs.prompts import Mark
+from detspec.jobs.tables import open_prompts
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
+NOWHERE = -1
 RECORD_KEYS = ("id", "token_ids", "text", "logprobs", "finish_reason", "prompt_len", "digest")
 
 
@@ -59,6 +61,8 @@ class Origin:
     engine: EngineConfig  # settings of the engine; its capacities decide which requests are valid
     source: str  # name of the file of prompts
     sha256: str  # SHA-256 of the file of prompts
+    column: str | None  # column of a table that prompts came from
+    id_column: str | None  # and of their ids
 
 
 def read_origin(records: Path) -> Origin:
@@ -85,6 +89,8 @@ def read_origin(records: Path) -> Origin:
             engine=EngineConfig(**{**manifest["engine"], "schedule": Schedule.from_bits(fingerprint["schedule"])}),
             source=manifest["prompts"]["source"],
             sha256=manifest["prompts"]["sha256"],
+            column=manifest["prompts"].get("column"),
+            id_column=manifest["prompts"].get("id_column"),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no manifest that this version can read: {error!r}") from error
@@ -136,33 +142,34 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
 
 
 class PromptsById:
-    """The file of prompts by id; memory holds only ids and offsets. A context manager."""
+    """The file of prompts by id; memory holds only ids and places. A context manager."""
 
-    def __init__(self, path: Path, sha256: str) -> None:
-        """Opens and hashes `path`, and notes the offset of each id.
+    def __init__(self, path: Path, sha256: str, *, column: str | None = None, id_column: str | None = None) -> None:
+        """Opens and hashes `path`, of a table these columns, and notes the place of each id.
 
-        Raises `InputError` if the file cannot be read, or its SHA-256 is not `sha256`.
+        Raises `InputError` if the file cannot be read, or its SHA-256 is not that of the job's prompts.
         """
         try:
-            self._file = path.open("rb")
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror}; name the file of prompts with --prompts") from error
+            self._prompts = open_prompts(str(path), column=column, id_column=id_column)
+        except InputError as error:
+            raise InputError(f"{error}; name the file of prompts with --prompts") from error
         self._path = path
-        self._place: dict[str, int] = {}
+        self._place: dict[str, Mark] = {}
         self._last: Request | None = None
-        if (found := hash_file(self._file)) != sha256:
-            self._file.close()
-            raise InputError(f"{path} has SHA-256 {found}, but the job read prompts of SHA-256 {sha256}")
-        self._file.seek(0)
-        for place, raw in bounded_lines(self._file):
+        self._following: Iterator[tuple[Mark, bytes]] = iter(())  # lines after the last that was read
+        self._number = NOWHERE  # of the next one
+        if self._prompts.sha256 != sha256:
+            self._prompts.__exit__()
+            raise InputError(f"{path} has SHA-256 {self._prompts.sha256}, but the job read prompts of SHA-256 {sha256}")
+        for mark, raw in self._prompts.marked():
             with contextlib.suppress(InputError):  # a malformed line matters only if a record needs it
-                self._place.setdefault(parse_line(raw)["id"], place)
+                self._place.setdefault(parse_line(raw)["id"], mark)
 
     def __enter__(self) -> "PromptsById":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self._prompts.__exit__()
 
     def request(self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
         """The request with this id. Samples of one request follow each other, so the last request is cached.
@@ -173,9 +180,13 @@ class PromptsById:
             return self._last
         if id not in self._place:
             raise InputError(f"{self._path} has no line with the id {id!r}, which is among the records")
-        self._file.seek(self._place[id])
+        mark = self._place[id]
+        if mark.number != self._number:
+            self._following = self._prompts.marked(mark)
+        _, raw = next(self._following)
+        self._number = mark.number + 1
         try:
-            self._last = parse_request(self._file.readline(), model, config, defaults)
+            self._last = parse_request(raw, model, config, defaults)
         except InputError as error:
             raise InputError(f"{self._path}: {error}") from error
         return self._last

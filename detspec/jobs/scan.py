@@ -22,7 +22,7 @@ from detspec.jobs.asked import Asked, AskedRequest
 from detspec.jobs.batch_lines import KEY as BATCH_KEY
 from detspec.jobs.batch_lines import BatchReader, parse_id
 from detspec.jobs.lines import parse_line, parse_request, reject_line
-from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec, Prompts
+from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec, PromptLines
 from detspec.read_json import parse_json
 
 MOST_GUESSED = 1000  # lines that may tell which format a file has
@@ -142,7 +142,7 @@ def make_reader(engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -
     return (BatchReader if spec.is_openai else RequestReader)(engine, spec, repeated)
 
 
-def is_openai(prompts: Prompts) -> bool:
+def is_openai(prompts: PromptLines) -> bool:
     """Whether the lines are OpenAI's: the first that is a JSON object with one of the two ids has theirs."""
     for number, _, raw in prompts.lines():
         if number == MOST_GUESSED:

@@ -11,7 +11,7 @@ import numpy as np
 from detspec.engine.policy import Needs
 from detspec.errors import InputError
 from detspec.jobs.files import new_files
-from detspec.jobs.prompts import Mark, Prompts
+from detspec.jobs.prompts import Mark, PromptLines
 from detspec.jobs.scan import Scan
 
 MOST_CHUNKS = 4096  # more would make a folder slow to list
@@ -42,7 +42,7 @@ class Chunks:
         return sum(self.found.counts[number] for number in self.numbers(chunk))
 
 
-def cut(prompts: Prompts, found: Scan, size: int | None) -> Chunks:
+def cut(prompts: PromptLines, found: Scan, size: int | None) -> Chunks:
     """`found` in chunks of `size` lines, by default up to 16, and as many as leave no more than 4096 chunks."""
     size = size or max(-(-found.num_lines // MOST_CHUNKS), min(MOST_LINES, found.num_lines // LEAST_CHUNKS), 1)
     return Chunks(found, size, tuple(prompts.marks(size)))
