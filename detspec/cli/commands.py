@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from detspec.cli import audit, bench, convert, demo, doctor, generate, merge, plan, serve, trace, train, warm
+from detspec.cli import audit, bench, convert, convert_output, demo, doctor, generate, merge, plan, serve, trace, train, warm
 from detspec.cli.options import say
 from detspec.errors import InputError
 
@@ -43,8 +43,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="detspec", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"detspec {version('detspec')}")
     subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (demo, generate, merge, serve, audit, doctor, trace, bench, plan, train, convert, warm):
-        name = module.__name__.rpartition(".")[2]
+    for module in (demo, generate, merge, serve, audit, convert_output, doctor, trace, bench, plan, train, convert, warm):
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
         sub = subcommands.add_parser(name, help=module.SUMMARY, description=module.DESCRIPTION, formatter_class=HelpFormatter)
         module.add_options(sub)
         sub.set_defaults(run=module.run)

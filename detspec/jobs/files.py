@@ -92,6 +92,8 @@ def new_file_once(path: Path, content: bytes) -> bool:
         os.link(temporary, path)  # unlike a rename, it fails if the name is taken
     except FileExistsError:
         return False
+    except OSError:  # a file system without links: the last one wins, and all write the same but for how their engines run
+        os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     return True

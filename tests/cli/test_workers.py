@@ -107,7 +107,7 @@ def test_processes_killed_frozen_and_stopped_at_random_give_the_bytes_of_one(com
         assert generate(folder, prompts, whole, "--fresh", *extra) == 0
         assert (out.read_bytes() == whole.read_bytes()) is same
     stats = json.loads((tmp_path / "out.stats.json").read_text())
-    assert stats["num_workers"] >= 5
+    assert stats["num_workers"] >= 3
     assert stats["num_compared"] > 0
 
 
