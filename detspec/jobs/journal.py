@@ -167,10 +167,11 @@ class Journal:
         self._end += len(raw)
 
 
-def sound_lines(path: Path, start: int) -> Iterator[bytes]:
+def sound_lines(path: Path, start: int, *, is_written: bool = False) -> Iterator[bytes]:
     """The entries from byte `start` on; an incomplete one at the end is left out.
 
-    Raises `InputError` if an entry is damaged and valid ones follow.
+    `is_written`: another process may be writing it, so the first entry that is not whole is the end for now. Else raises
+    `InputError` if an entry is damaged and valid ones follow.
     """
     end = start
     torn = 0
@@ -178,6 +179,8 @@ def sound_lines(path: Path, start: int) -> Iterator[bytes]:
         file.seek(start)
         for raw in file:
             if not _is_sound(raw):
+                if is_written or not raw.endswith(b"\n"):
+                    return
                 torn += len(raw)
             elif torn:
                 raise InputError(

@@ -6,7 +6,7 @@ import pytest
 
 from detspec.errors import InputError
 from detspec.jobs.asked import Output
-from detspec.jobs.journal import open_journal, read_journal
+from detspec.jobs.journal import open_journal, read_journal, sound_lines
 
 HEADER = {"fingerprint": {"model": "abc", "jax": "1"}, "sampling": {"temperature": 0.0}, "shard": [0, 1]}
 COUNTS = [1, 0, 2, 1]  # requests 10 to 13; 11 was rejected, 12 has two completions
@@ -195,3 +195,22 @@ def test_failed_write_keeps_what_was_written_before_and_tears_nothing_else(path,
     with open_journal(path, HEADER) as journal:
         journal.load(10, COUNTS)
         assert journal.num_kept == 1
+
+
+def test_journal_that_is_being_written_ends_before_what_is_not_whole(tmp_path):
+    """A reader may see the first half of an entry, and the next moment its rest and sound ones after that."""
+    path = tmp_path / "journal"
+    with open_journal(path, HEADER) as journal:
+        journal.load(10, COUNTS)
+        start = journal.end
+        for key in LINES:
+            journal.add(key[0], Output(key[1], 1, "stop", LINES[key]))
+        journal.sync()
+    entries = path.read_bytes()[start:].splitlines(keepends=True)
+    torn = [entries[0], entries[1][5:], *entries[2:]]
+    path.write_bytes(path.read_bytes()[:start] + b"".join(torn))
+    assert list(sound_lines(path, start, is_written=True)) == entries[:1]
+    with pytest.raises(InputError, match="is damaged at byte"):
+        list(sound_lines(path, start))
+    path.write_bytes(path.read_bytes()[:start] + entries[0] + entries[1][:-5])
+    assert list(sound_lines(path, start)) == entries[:1]
