@@ -35,6 +35,10 @@ class TablePrompts:
         self.source = source
         self.name = source
         self._files = table_files(Path(source))
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise InputError(f"{source} is a table, which pyarrow reads: {INSTALL}") from error
         self._is_parquet = self._files[0].suffix == ".parquet"
         try:
             self._stamp = self._changed()
@@ -149,10 +153,6 @@ def open_prompts(source: str, *, column: str | None = None, id_column: str | Non
 
 def table_files(path: Path) -> list[Path]:
     """The files of a table, in the order of their rows; `InputError` if `path` is none."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise InputError(f"{path} is a table, which pyarrow reads: {INSTALL}") from error
     if not path.is_dir():
         return [path]
     if (splits := read_json_object(path / SPLITS)) is not None:

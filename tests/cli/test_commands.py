@@ -72,7 +72,7 @@ def test_cli_module_imports_nothing_slow_before_it_runs(path):
         (["generate", "--prompts", "x", "--out", "y", "--max-tokens", "many"], "invalid int value: 'many'"),
         (["generate", "--prompts", "x", "--out", "y", "--method", "magic"], "invalid choice: 'magic'"),
         (["generate", "--prompts", "x", "--out", "y", "--shard", "4/4"], "must be I/N with 0 <= I < N <= 99999"),
-        (["generate", "--prompts", "x", "--out", "y", "--shard", "1"], "such as 0/4, got '1'"),
+        (["generate", "--prompts", "x", "--out", "y", "--shard", "1"], "such as 0/4, or auto, got '1'"),
         (["demo", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )

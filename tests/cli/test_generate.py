@@ -188,7 +188,7 @@ def test_files_and_folders_that_are_not_there_are_refused(folder, prompts, tmp_p
     out = tmp_path / "out.jsonl"
     for argv, message in [
         ((folder, tmp_path / "no.jsonl", out), "no.jsonl: No such file"),
-        ((folder, tmp_path, out), "Is a directory"),
+        ((folder, tmp_path, out), "is a folder without state.json"),
         ((folder, prompts, tmp_path), "is a folder"),
         ((folder, prompts, tmp_path / "no" / "out.jsonl"), "there is no folder"),
         ((tmp_path / "no model", prompts, out), "no model"),
