@@ -61,8 +61,8 @@ class Origin:
     engine: EngineConfig  # settings of the engine; its capacities decide which requests are valid
     source: str  # name of the file of prompts
     sha256: str  # SHA-256 of the file of prompts
-    column: str | None  # column of a table that prompts came from
-    id_column: str | None  # and of their ids
+    column: str | None = None  # column of a table that prompts came from
+    id_column: str | None = None  # and of their ids
 
 
 def read_origin(records: Path) -> Origin:
