@@ -184,8 +184,8 @@ def sound_lines(path: Path, start: int, *, is_written: bool = False) -> Iterator
                 torn += len(raw)
             elif torn:
                 raise InputError(
-                    f"{path} is damaged at byte {end}, and valid again after that: start over with --fresh, or "
-                    f"keep the part before the damage: `truncate --size {end} {path}`"
+                    f"{path} is damaged at byte {end}, and valid again after that: start over with --fresh (remove a worker's "
+                    f"journal, and start a worker again), or keep the part before the damage: `truncate --size {end} {path}`"
                 )
             else:
                 yield raw

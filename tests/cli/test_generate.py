@@ -200,6 +200,25 @@ def test_files_and_folders_that_are_not_there_are_refused(folder, prompts, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_openai_lines_are_answered_and_what_failed_is_named(folder, tmp_path, capsys):
+    bodies = {"a": {"prompt": [1, 2], "max_tokens": 4}, "b": {"prompt": [1, 2], "best": 1}, "c": {"prompt": [3], "n": 2}}
+    lines = [{"custom_id": id, "method": "POST", "url": "/v1/completions", "body": body} for id, body in bodies.items()]
+    files = ["--prompts", str(write_lines(tmp_path / "in.jsonl", lines)), "--out", str(tmp_path / "out.jsonl")]
+    command = ["generate", "--no-compile-cache", "--model", str(folder), *files, "--max-requests", "2", "--max-len", "64"]
+    assert main([*command, "--dry-run"]) == 0
+    assert "rejected       1 lines" in capsys.readouterr().out
+    assert main([*command, "--method", "none", "--created", "5"]) == 1
+    assert f"error: 1 lines failed, see {tmp_path / 'out.errors.jsonl'}: b" in capsys.readouterr().err
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [entry["custom_id"] for entry in found] == ["a", "c"]
+    assert {entry["response"]["body"]["created"] for entry in found} == {5}
+    assert main([*command, "--temperature", "0.5"]) == 2
+    assert "leave out the options for temperature" in capsys.readouterr().err
+    own = write_lines(tmp_path / "own.jsonl", some_lines(1))
+    assert generate(folder, own, tmp_path / "own.out", "--created", "5") == 2
+    assert "--created is for OpenAI's batch lines" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_draft_model_gives_the_same_bytes(generated, folder, prompts, tmp_path):
     options = ("--draft-model", str(folder), "--method", "draft_model", "--num-speculative-tokens", "3")
