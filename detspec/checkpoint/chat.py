@@ -43,8 +43,8 @@ class ChatTemplate:
         """Compiles `source`; `path` names it in errors. Raises `InputError` if it is no jinja2 template."""
         self._path = path
         self.source = source
-        self.special_tokens = dict(special_tokens)
-        self.digest = hashlib.sha256(json.dumps([source, self.special_tokens], sort_keys=True).encode()).hexdigest()
+        self._special_tokens = dict(special_tokens)
+        self.digest = hashlib.sha256(json.dumps([source, self._special_tokens], sort_keys=True).encode()).hexdigest()
         self._lock = threading.Lock()  # one rendering at a time uses the budget
         self._environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self._environment.globals["raise_exception"] = _raise_exception
@@ -93,7 +93,7 @@ class ChatTemplate:
         try:
             with self._lock:
                 self._environment.budget.renew()
-                return self._template.render({**given, **self.special_tokens, **variables})
+                return self._template.render({**given, **self._special_tokens, **variables})
         except Exception as error:  # a template may raise anything
             raise InputError(f"{self._path} does not take this conversation: {error}") from error
 
@@ -104,9 +104,7 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     Raises `InputError` if one of these files cannot be read, or holds what is no template or no special token.
     """
     config = read_json_object(folder / CONFIG_FILE) or {}
-    special_tokens = {name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name))) is not None}
-    if wrong := [name for name, text in special_tokens.items() if not isinstance(text, str)]:
-        raise InputError(f"{folder / CONFIG_FILE}: {', '.join(wrong)} must be texts, or objects with a text as content")
+    special_tokens = read_special_tokens(folder)
     raw = read_bounded(folder / TEMPLATE_FILE, 4 * MAX_SOURCE)
     if raw is not None:
         try:
@@ -124,6 +122,18 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     if not isinstance(source, str):
         raise InputError(f"{folder / CONFIG_FILE}: chat_template must be a text or a list of named ones, got {source!r}")
     return ChatTemplate(source, special_tokens, path=f"{folder / CONFIG_FILE}: chat_template")
+
+
+def read_special_tokens(folder: Path) -> dict[str, str]:
+    """Texts of the special tokens that a folder's `tokenizer_config.json` names, by names such as "bos_token".
+
+    Raises `InputError` if the file cannot be read, or one of them is no text.
+    """
+    config = read_json_object(folder / CONFIG_FILE) or {}
+    special_tokens = {name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name))) is not None}
+    if wrong := [name for name, text in special_tokens.items() if not isinstance(text, str)]:
+        raise InputError(f"{folder / CONFIG_FILE}: {', '.join(wrong)} must be texts, or objects with a text as content")
+    return special_tokens
 
 
 def _token_text(token: Any) -> Any:

@@ -38,6 +38,7 @@ class Model:
         chat_template: None if the folder has none; then conversations cannot be rendered.
         sampling_defaults: how the model's makers would sample: `SamplingParams(**model.sampling_defaults, max_tokens=64)`.
             Nothing uses it unasked; empty is greedy.
+        special_tokens: texts of special tokens by their names in the folder's `tokenizer_config.json`, such as "bos_token".
     """
 
     cfg: ModelConfig
@@ -47,6 +48,7 @@ class Model:
     digest: str
     chat_template: "ChatTemplate | None" = None
     sampling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    special_tokens: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens left out; "" without a tokenizer."""
@@ -81,7 +83,7 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
         InputError: the folder is unsound (see `load_hf`, `load_native`), its tokenizer has ids beyond the embedding, or the
             model cannot be cut over so many chips.
     """
-    from detspec.checkpoint.chat import read_chat_template
+    from detspec.checkpoint.chat import read_chat_template, read_special_tokens
     from detspec.checkpoint.hf import load_hf
     from detspec.checkpoint.native import is_native, load_native
     from detspec.checkpoint.tokenizer import Tokenizer
@@ -112,7 +114,16 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
     eos_ids = read_eos_ids(folder)
     if any(token >= cfg.vocab_size for token in eos_ids):
         raise InputError(f"{folder}: eos_token_id {list(eos_ids)} lies beyond the embedding's {cfg.vocab_size} rows")
-    return Model(cfg, params, tokenizer, eos_ids, digest, read_chat_template(folder), read_sampling_defaults(folder))
+    return Model(
+        cfg,
+        params,
+        tokenizer,
+        eos_ids,
+        digest,
+        chat_template=read_chat_template(folder),
+        sampling_defaults=read_sampling_defaults(folder),
+        special_tokens=read_special_tokens(folder),
+    )
 
 
 def load_config(path: str | Path) -> ModelConfig:

@@ -57,10 +57,8 @@ def token_routes(service: Service) -> list[BaseRoute]:
         model = service.model
         eos = next(iter(model.eos_ids), None)
         info: dict[str, Any] = {"eos_token": None if eos is None else service.answerer.token_texts.text_of(eos)}
-        info |= {"bos_token": None, "pad_token": None, "chat_template": None}
-        if model.chat_template is not None:
-            info |= {**model.chat_template.special_tokens, "chat_template": model.chat_template.source}
-        return answer(info)
+        info |= {"bos_token": None, "pad_token": None, **model.special_tokens}
+        return answer({**info, "chat_template": None if model.chat_template is None else model.chat_template.source})
 
     return [
         Route("/tokenize", tokenize, methods=["POST"]),
