@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow test-sweeps test-kernels test-mesh test-aot kernels parity prove lint format notebooks pairs docs docs-serve dist clean
+.PHONY: help env demo test test-slow test-sweeps test-kernels test-mesh test-aot kernels parity evals prove lint format notebooks pairs docs docs-serve dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-sweeps: env ## run further cases of the slow tests; .ci/run does not
 
 parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest parity --numprocesses auto --dist worksteal $(ARGS)
+
+evals: $(VENV)/.installed-evals ## run the tests of `detspec eval`, with the lm-evaluation-harness
+	$(BIN)/python -m pytest evals --numprocesses auto --dist loadfile $(ARGS)
 
 # What simulators and rehearsals run takes longer to compile than to run. jax 0.12 no longer knows the second flag, and would
 # abort.
@@ -118,6 +121,11 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-parity: $(VENV)/.installed
 	@echo "installing torch and transformers"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[parity]'
+	@touch $@
+
+$(VENV)/.installed-evals: $(VENV)/.installed
+	@echo "installing the lm-evaluation-harness"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[eval]'
 	@touch $@
 
 $(VENV)/.installed-notebooks: $(VENV)/.installed

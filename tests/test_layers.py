@@ -29,6 +29,7 @@ TRUNK = (
         "interconnect",
         "roofline",
         "progress",
+        "seeds",
         "distributed",
         "compile_cache",
         "native",
@@ -45,7 +46,7 @@ TRUNK = (
     ("engine",),
     ("openai",),
     ("jobs",),
-    ("serve",),
+    ("serve", "adapters"),
     ("viz",),
     ("doctor", "bench", "demo", "planning", "traces"),
     ("__init__",),
@@ -60,10 +61,10 @@ BRANCHES = {
 }
 
 PURE = {"choices", "config", "schedule", "cache", "state", "ops", "model", "thinking", "sampling_params", "filters", "sampler"}
-PURE |= {"draft", "generation"}
+PURE |= {"draft", "generation", "seeds"}
 IMPURE_MODULES = {"io", "json", "logging", "multiprocessing", "os", "pathlib", "random", "socket", "subprocess", "sys"}
 IMPURE_MODULES |= {"threading", "time", "tqdm"}
-OUTSIDE = {"aot", "configs", "notebooks", "parity", "replications", "scripts", "tests"}
+OUTSIDE = {"aot", "configs", "evals", "notebooks", "parity", "replications", "scripts", "tests"}
 
 
 def test_modules_import_only_to_their_left():

@@ -10,7 +10,22 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from detspec.cli import audit, bench, convert, convert_output, demo, doctor, generate, merge, plan, serve, trace, train, warm
+from detspec.cli import (
+    audit,
+    bench,
+    convert,
+    convert_output,
+    demo,
+    doctor,
+    eval,
+    generate,
+    merge,
+    plan,
+    serve,
+    trace,
+    train,
+    warm,
+)
 from detspec.cli.options import say
 from detspec.errors import InputError
 
@@ -43,7 +58,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="detspec", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"detspec {version('detspec')}")
     subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (demo, generate, merge, serve, audit, convert_output, doctor, trace, bench, plan, train, convert, warm):
+    modules = (demo, generate, merge, serve, audit, eval, convert_output, doctor, trace, bench, plan, train, convert, warm)
+    for module in modules:
         name = module.__name__.rpartition(".")[2].replace("_", "-")
         sub = subcommands.add_parser(name, help=module.SUMMARY, description=module.DESCRIPTION, formatter_class=HelpFormatter)
         module.add_options(sub)
@@ -51,10 +67,20 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of one subcommand; those that it does not know are in `rest`, if it hands them on."""
+    parser = make_parser()
+    args, rest = parser.parse_known_args(argv)
+    if rest and not hasattr(args, "rest"):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    args.rest = rest
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code, 0 only on success. Unexpected exceptions keep their traceback."""
     try:
-        args = make_parser().parse_args(argv)
+        args = parse(argv)
         return int(args.run(args))
     except InputError as error:
         say(f"error: {' '.join(str(error).split())}")

@@ -1,0 +1,1 @@
+"""Detspec behind the interfaces of other packages."""

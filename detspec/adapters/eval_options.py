@@ -1,0 +1,92 @@
+"""The arguments of the harness's model `detspec`, checked, and the engine that they describe."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from detspec.checkpoint.cast import cast_params
+from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.load import Model, load
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
+from detspec.environment import default_schedule
+from detspec.errors import InputError
+
+MAX_LEN = 2048  # what the harness takes where a model names no limit
+PREFILL_PASSES = 16  # an evaluation wants throughput, not low latency
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalOptions:
+    """How a model is loaded, and how the harness's requests run.
+
+    Attributes:
+        max_len: positions of a request, context and continuation together; 2048 or the model's limit if None. Longer contexts
+            lose their beginning, so scores depend on it.
+        max_requests: most requests in flight; changes speed alone.
+        dtype: dtype of the weights, "auto" as the folder has them. "float32" is another model than "bfloat16".
+        weights: "int8" rounds the matrices, see `load`.
+        cache_dtype: what keys and values are kept in, the device's choice if None; decides bits.
+        method: the draft source of `generate_until`; changes speed alone.
+        chips: how many devices the model is cut over.
+        deterministic: verify what `generate_until` generates. Scores are canonical in any case.
+        seed: what seeds of sampled texts are made of, together with the prompt and the number of the repeat.
+        max_gen_toks: most new tokens of requests that name no number.
+        prefix_token_id: what texts without a context begin with; the tokenizer's beginning of text if None, else its end.
+    """
+
+    max_len: int | None = None
+    max_requests: int = 32
+    dtype: str = "auto"
+    weights: str | None = None
+    cache_dtype: str | None = None
+    method: str = "auto"
+    chips: int = 1
+    deterministic: bool = True
+    seed: int = 0
+    max_gen_toks: int = 256
+    prefix_token_id: int | None = None
+
+
+def options_of(arguments: dict[str, Any], *, batch_size: int | str | None, max_batch_size: int | None) -> EvalOptions:
+    """The options in `arguments`, by name; a number as `batch_size` is `max_requests`, and "auto" is the default.
+
+    Raises `InputError` for names that there are not, and for values of another kind.
+    """
+    names = [field.name for field in dataclasses.fields(EvalOptions)]
+    if unknown := [name for name in arguments if name not in names]:
+        raise InputError(f"the model detspec has no argument {unknown[0]!r}; accepted are pretrained, path, {', '.join(names)}")
+    size = None if batch_size is None or str(batch_size).startswith("auto") else batch_size
+    if size is not None and not str(size).isdecimal():
+        raise InputError(f'batch_size must be "auto" or a number of requests, got {batch_size!r}')
+    sizes = {"batch_size": size, "max_requests": arguments.get("max_requests")}
+    if None not in sizes.values():
+        raise InputError(f"batch_size ({size}) and max_requests ({sizes['max_requests']}) are the same: give one of them")
+    most = next((number for number in (*sizes.values(), max_batch_size) if number is not None), EvalOptions.max_requests)
+    options = EvalOptions(**{**arguments, "max_requests": int(most)})
+    for name in ("deterministic", "seed", "max_gen_toks"):
+        kind = type(getattr(EvalOptions, name))
+        if type(getattr(options, name)) is not kind:
+            raise InputError(f"{name} must be of type {kind.__name__}, got {getattr(options, name)!r}")
+    return options
+
+
+def load_engine(model: Model | str | Path | None, options: EvalOptions) -> Engine:
+    """An engine for `model`, a loaded one, a folder, or a shipped model's name; raises `InputError` as `load` does."""
+    if not isinstance(model, Model):
+        model = load(model, chips=options.chips, weights=options.weights)
+    if options.dtype != "auto":
+        cfg, params = cast_params(model.cfg, model.params, options.dtype)
+        if cfg != model.cfg:
+            model = dataclasses.replace(model, cfg=cfg, params=params, digest=digest_model(cfg, params))
+    schedule = None
+    if options.cache_dtype is not None:
+        schedule = default_schedule(model.cfg).with_numerics(cache_dtype=options.cache_dtype)
+    config = EngineConfig(
+        max_requests=options.max_requests,
+        max_len=min(MAX_LEN, model.cfg.max_position) if options.max_len is None else options.max_len,
+        method=options.method,
+        max_prefill_passes=PREFILL_PASSES,
+        schedule=schedule,
+    )
+    return Engine(model, config)

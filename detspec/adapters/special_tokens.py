@@ -1,0 +1,93 @@
+"""A model's tokenizer and chat template, as the harness asks for them."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from detspec.checkpoint.chat import CONFIG_FILE
+from detspec.checkpoint.load import Model, find_folder
+from detspec.checkpoint.tokenizer import Tokenizer
+from detspec.errors import InputError
+from detspec.read_json import read_json_object
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialTokens:
+    """Texts as token ids, and conversations as texts.
+
+    Attributes:
+        model: whose they are.
+        tokenizer: its tokenizer.
+        added: what the tokenizer puts in front of every text; empty for most models.
+        prefix: token that a text without a context is scored after.
+        end: token that ends a text.
+    """
+
+    model: Model
+    tokenizer: Tokenizer
+    added: tuple[int, ...]
+    prefix: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        """Digests of the tokenizer and the template."""
+        template = self.model.chat_template
+        return f"{self.tokenizer.digest}-{'none' if template is None else template.digest}"
+
+    def encode(self, text: str, add_special: bool | None) -> list[int]:
+        """Token ids of `text`; with None, what the tokenizer adds in front is there once."""
+        if add_special is None:
+            bare = self.tokenizer.encode(text, add_special_tokens=False)
+            if self.added and tuple(bare[: len(self.added)]) == self.added:
+                return bare
+        return self.tokenizer.encode(text, add_special_tokens=add_special is not False)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        """A conversation by the model's template; without a generation prompt it ends with the text of the last message."""
+        if self.model.chat_template is None:
+            raise InputError("the checkpoint has no chat template: leave --apply_chat_template out")
+        text = self.model.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        if add_generation_prompt:
+            return text
+        last = str(messages[-1]["content"])
+        place = text.rfind(last.strip())
+        if place < 0:
+            raise InputError(f"the chat template changes the last message, which the answer should go on from: {last!r}")
+        # A template may strip the blanks that a message ends with; what remains of the message is kept.
+        return text[: place + len(last.strip())] + (last[len(last.rstrip()) :] if last in text else "")
+
+    def template_source(self, name: bool | str) -> str:
+        """The template, whole; `InputError` if there is none, or one of several is asked for."""
+        if self.model.chat_template is None:
+            raise InputError("the checkpoint has no chat template: leave --apply_chat_template out")
+        if isinstance(name, str) and name != "default":
+            raise InputError(f"one chat template is read of a folder, the default one, got the name {name!r}")
+        return self.model.chat_template.source
+
+
+def special_tokens_of(model: Model, source: str | Path | None, prefix: int | None) -> SpecialTokens:
+    """What `model` has, loaded from `source`, None if it was not; `prefix` is taken for the token of that name.
+
+    Raises `InputError` if the model has no tokenizer, or no token of its own could be the prefix.
+    """
+    if model.tokenizer is None:
+        raise InputError("the checkpoint has no tokenizer.json, and the harness asks with texts")
+    added = tuple(model.tokenizer.encode("", add_special_tokens=True))
+    begin = added[0] if added else _begin_of_text(model, source)
+    known = next((token for token in (prefix, begin, *model.eos_ids) if token is not None), None)
+    if known is None or not 0 <= known < model.cfg.vocab_size:
+        raise InputError(
+            f"no token that texts could begin with is known, got {known}: give prefix_token_id, 0 .. {model.cfg.vocab_size - 1}"
+        )
+    return SpecialTokens(model, model.tokenizer, added, known, model.eos_ids[0] if model.eos_ids else known)
+
+
+def _begin_of_text(model: Model, source: str | Path | None) -> int | None:
+    """The id of the `bos_token` in the tokenizer's config, None if it has none."""
+    config = {} if source is None else read_json_object(find_folder(source) / CONFIG_FILE) or {}
+    token = config.get("bos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    assert model.tokenizer is not None
+    return model.tokenizer.library.token_to_id(text) if isinstance(text, str) else None
