@@ -38,9 +38,9 @@ class SpecialTokens:
 
     def encode(self, text: str, add_special: bool | None) -> list[int]:
         """Token ids of `text`; with None, what the tokenizer adds in front is there once."""
-        if add_special is None:
+        if add_special is None and self.added:
             bare = self.tokenizer.encode(text, add_special_tokens=False)
-            if self.added and tuple(bare[: len(self.added)]) == self.added:
+            if tuple(bare[: len(self.added)]) == self.added:
                 return bare
         return self.tokenizer.encode(text, add_special_tokens=add_special is not False)
 
