@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import detspec
-from detspec.cli.commands import make_parser
+from detspec.cli.commands import parse
 from scripts.site_pages import check, markdown, reference
 from scripts.site_pages.field_comments import comment_of, comments
 
@@ -75,7 +75,7 @@ def test_commands_of_every_page_are_commands_of_ours():
     commands = [line.removeprefix("$ ") for line in lines if re.match(r"\$ detspec [a-z]", line) and "..." not in line]
     assert len(commands) > 15
     for command in commands:
-        make_parser().parse_args(shlex.split(command, comments=True)[1:])
+        parse(shlex.split(command, comments=True)[1:])
 
 
 def test_links_are_rewritten_and_code_is_not():
@@ -111,7 +111,7 @@ def test_every_command_is_on_a_page():
     page = reference.commands_page()
     helped = subprocess.run([sys.executable, "-m", "detspec", "--help"], capture_output=True, text=True, check=True).stdout
     names = re.findall(r"^    ([a-z]+) ", helped, re.MULTILINE)
-    assert len(names) == 12
+    assert len(names) == 13
     assert re.findall(r"^## detspec ([a-z]+)$", page, re.MULTILINE) == names
     assert "--max-requests" in page
 

@@ -18,7 +18,7 @@ from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
-COMMANDS = ("demo", "generate", "merge", "audit", "doctor", "trace", "train", "bench", "plan", "convert", "warm")
+COMMANDS = ("demo", "generate", "merge", "audit", "eval", "doctor", "trace", "train", "bench", "plan", "convert", "warm")
 CLI = Path(commands.__file__).parent
 LIGHT = ("detspec.choices", "detspec.cli", "detspec.errors")
 NEEDED = {
