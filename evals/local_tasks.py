@@ -36,7 +36,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "output_type": "generate_until",
         "doc_to_text": "{{context}}",
         "doc_to_target": "{{choices[answer]}}",
-        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 12, "do_sample": True, "temperature": 0.8, "top_p": 0.95},
+        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 12, "do_sample": True, "temperature": 0.8},
         "repeats": 3,
         "metric_list": [{"metric": "exact_match"}],
     },

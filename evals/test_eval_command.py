@@ -1,6 +1,7 @@
 """`detspec eval`: files of equal bytes however the run was cut, defaults, and old results that are checked."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -113,3 +114,19 @@ def test_what_cannot_be_checked_is_refused(alone, tmp_path, change, message, cap
     path.write_text(json.dumps(change(json.loads(alone.read_text()))))
     assert main(["eval", "--check", str(path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_chat_template_is_applied_and_named_in_the_results(arguments, folder, tasks, tmp_path):
+    """The same weights in a folder with a template: prompts are its conversations, scores are those of these prompts."""
+    chat = tmp_path / "chat"
+    shutil.copytree(folder, chat)
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[me]{% endif %}"
+    (chat / "chat_template.jinja").write_text(template)
+    told = {"model_args": {**arguments, "pretrained": str(chat)}, "batch_size": 8, "apply_chat_template": True}
+    results = evaluate(tasks, tmp_path / "out", ("local_choice",), limit=2, **told)
+    assert json.loads(results.read_text())["chat_template"] == template
+    for line in samples_of(results)["local_choice"].splitlines():
+        sample = json.loads(line)
+        prompts = {request["arg_0"] for request in sample["arguments"].values()}
+        assert prompts == {f"[user]{sample['doc']['context']}[me]"}
+    assert check_results(results, batch_size="8").reproduced
