@@ -49,6 +49,11 @@ GROUPS = {
             *("default_schedule", "fingerprint", "InputError"),
         ),
     ),
+    "reference/evaluations.md": Group(
+        "Evaluations",
+        "An engine as a model of the lm-evaluation-harness; [Evaluations](../evals.md) shows the command.",
+        ("adapters.lm_eval.DetspecLM", "adapters.eval_options.EvalOptions", "seeds.seed_of"),
+    ),
     "reference/drafts.md": Group(
         "Draft sources",
         "What proposes tokens; [Your own draft source](../extending.md#a-draft-source) shows how to write one.",
