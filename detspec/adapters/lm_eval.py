@@ -69,21 +69,21 @@ class DetspecLM(TemplateLM):
             raise InputError("pretrained and path both name the model: give one of them")
         source = arguments.pop("path", pretrained)
         options = options_of(arguments, batch_size=batch_size, max_batch_size=max_batch_size)
-        self._drive(load_engine(source, options), options, None if isinstance(source, Model) else source)
+        self._drive(load_engine(source, options), options)
 
     @classmethod
     def over(cls, engine: Engine, options: EvalOptions | None = None) -> "DetspecLM":
         """The same over an engine that is there; of `options`, what is about requests counts."""
         model = cls.__new__(cls)
-        model._drive(engine, options or EvalOptions(), None)
+        model._drive(engine, options or EvalOptions())
         return model
 
-    def _drive(self, engine: Engine, options: EvalOptions, source: str | Path | None) -> None:
+    def _drive(self, engine: Engine, options: EvalOptions) -> None:
         super().__init__()
         self.engine = engine
         self.options = options
         self.max_length = engine.config.max_len - 1
-        self._special: SpecialTokens = special_tokens_of(engine.model, source, options.prefix_token_id)
+        self._special: SpecialTokens = special_tokens_of(engine.model, options.prefix_token_id)
 
     @property
     def eot_token_id(self) -> int:

@@ -2,14 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from detspec.checkpoint.chat import CONFIG_FILE
-from detspec.checkpoint.load import Model, find_folder
+from detspec.checkpoint.load import Model
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.errors import InputError
-from detspec.read_json import read_json_object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,27 +64,19 @@ class SpecialTokens:
         return self.model.chat_template.source
 
 
-def special_tokens_of(model: Model, source: str | Path | None, prefix: int | None) -> SpecialTokens:
-    """What `model` has, loaded from `source`, None if it was not; `prefix` is taken for the token of that name.
+def special_tokens_of(model: Model, prefix: int | None) -> SpecialTokens:
+    """What `model` has; `prefix`, if it is given, is taken for the token of that name.
 
     Raises `InputError` if the model has no tokenizer, or no token of its own could be the prefix.
     """
     if model.tokenizer is None:
         raise InputError("the checkpoint has no tokenizer.json, and the harness asks with texts")
     added = tuple(model.tokenizer.encode("", add_special_tokens=True))
-    begin = added[0] if added else _begin_of_text(model, source)
+    named = model.special_tokens.get("bos_token")
+    begin = added[0] if added else None if named is None else model.tokenizer.library.token_to_id(named)
     known = next((token for token in (prefix, begin, *model.eos_ids) if token is not None), None)
     if known is None or not 0 <= known < model.cfg.vocab_size:
         raise InputError(
             f"no token that texts could begin with is known, got {known}: give prefix_token_id, 0 .. {model.cfg.vocab_size - 1}"
         )
     return SpecialTokens(model, model.tokenizer, added, known, model.eos_ids[0] if model.eos_ids else known)
-
-
-def _begin_of_text(model: Model, source: str | Path | None) -> int | None:
-    """The id of the `bos_token` in the tokenizer's config, None if it has none."""
-    config = {} if source is None else read_json_object(find_folder(source) / CONFIG_FILE) or {}
-    token = config.get("bos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    assert model.tokenizer is not None
-    return model.tokenizer.library.token_to_id(text) if isinstance(text, str) else None

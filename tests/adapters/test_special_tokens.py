@@ -1,7 +1,6 @@
 """What the harness asks of a tokenizer and a template: beginnings, once; conversations that go on."""
 
 import dataclasses
-import json
 
 import pytest
 from tokenizers import processors
@@ -32,7 +31,7 @@ def model_with(path, *, adds: bool = False, eos: tuple[int, ...] = ()) -> Model:
 
 
 def tokens_with(path, **changes) -> SpecialTokens:
-    return special_tokens_of(model_with(path, **changes), None, None)
+    return special_tokens_of(model_with(path, **changes), None)
 
 
 def test_beginning_is_put_in_front_once(tmp_path):
@@ -47,26 +46,25 @@ def test_beginning_is_put_in_front_once(tmp_path):
 
 def test_prefix_is_what_is_given_then_the_beginning_then_the_end(tmp_path):
     model = model_with(tmp_path, eos=(9, 4))
-    assert special_tokens_of(model, tmp_path, 5).prefix == 5
-    assert special_tokens_of(model, tmp_path, None).prefix == 9
-    assert special_tokens_of(model, tmp_path, None).end == 9
-    config = {"bos_token": {"content": model.tokenizer.library.id_to_token(BEGIN)}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert special_tokens_of(model, tmp_path, None).prefix == BEGIN
+    assert special_tokens_of(model, 5).prefix == 5
+    assert special_tokens_of(model, None).prefix == 9
+    assert special_tokens_of(model, None).end == 9
+    named = {"bos_token": model.tokenizer.library.id_to_token(BEGIN)}
+    assert special_tokens_of(dataclasses.replace(model, special_tokens=named), None).prefix == BEGIN
 
 
 def test_model_without_any_such_token_or_tokenizer_is_refused(tmp_path):
     with pytest.raises(InputError, match="no token that texts could begin with is known, got None: give prefix_token_id"):
         tokens_with(tmp_path)
     with pytest.raises(InputError, match=r"got 5000: give prefix_token_id, 0 \.\. 2047"):
-        special_tokens_of(model_with(tmp_path), None, 5000)
+        special_tokens_of(model_with(tmp_path), 5000)
     with pytest.raises(InputError, match=r"no tokenizer\.json"):
-        special_tokens_of(without_tokenizer(byte_params()), None, 1)
+        special_tokens_of(without_tokenizer(byte_params()), 1)
 
 
 def test_conversation_is_ready_for_an_answer_or_goes_on_within_the_last_message(tmp_path):
     model = dataclasses.replace(model_with(tmp_path, eos=(1,)), chat_template=ChatTemplate(TEMPLATE, {}))
-    special = special_tokens_of(model, None, None)
+    special = special_tokens_of(model, None)
     asked = [{"role": "user", "content": "Hi"}]
     begun = [*asked, {"role": "assistant", "content": "Hi, I am "}]
     assert special.render(asked, add_generation_prompt=True) == "<user>Hi</><assistant>"
@@ -77,7 +75,7 @@ def test_conversation_is_ready_for_an_answer_or_goes_on_within_the_last_message(
 
 def test_template_that_changes_the_last_message_is_refused(tmp_path):
     template = ChatTemplate("{{ messages[-1].content | upper }}", {})
-    special = special_tokens_of(dataclasses.replace(model_with(tmp_path, eos=(1,)), chat_template=template), None, None)
+    special = special_tokens_of(dataclasses.replace(model_with(tmp_path, eos=(1,)), chat_template=template), None)
     with pytest.raises(
         InputError, match="the chat template changes the last message, which the answer should go on from: 'ab'"
     ):
