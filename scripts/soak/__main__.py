@@ -1,0 +1,85 @@
+"""Compares a million committed tokens over every axis that must not matter, and kills jobs a thousand times.
+
+    nice -n 19 python -m scripts.soak --workdir out/soak --tokens 1000000 --kills 1000
+
+Two parts run at the same time. One draws engines and requests (`engine_trials.py`), the other kills batch jobs
+(`job_trials.py`). Each appends a line to its journal in the work folder when a trial has ended, so the same command goes on
+after a kill. Trial `i` draws from the seed and `i` alone. The exit code is 0 if everything is as expected.
+"""
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from detspec.progress import Progress
+from scripts.soak.record import Record, num_kills, num_tokens
+
+NUM_DEVICES = 4  # simulated
+NUM_SMALL_JOBS = 4
+PARTS = ("engines", "jobs")
+
+
+def main() -> int:
+    """Runs both parts, or the one that is named, until there are enough tokens and kills."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workdir", type=Path, required=True, help="folder for journals and compiled programs; it is kept")
+    parser.add_argument(
+        "--tokens", type=int, default=1_000_000, help="committed tokens to compare in engines; jobs add to them"
+    )
+    parser.add_argument("--kills", type=int, default=1000, help="processes to kill")
+    parser.add_argument("--kills-per-job", type=int, default=12, help="most kills of one job")
+    parser.add_argument("--seed", type=int, default=0, help="what all trials are drawn from")
+    parser.add_argument("--part", choices=PARTS, help="run this part alone")
+    args = parser.parse_args()
+    args.workdir.mkdir(parents=True, exist_ok=True)
+    os.environ["JAX_NUM_CPU_DEVICES"] = str(NUM_DEVICES)
+    if args.part:
+        return run_part(args)
+    command = [sys.executable, "-m", "scripts.soak", *sys.argv[1:], "--part"]
+    parts = [subprocess.Popen([*command, part]) for part in PARTS]
+    return max([abs(part.wait()) for part in parts])
+
+
+def run_part(args: argparse.Namespace) -> int:
+    """Runs trials of one part until it has enough; returns 1 if one was not as expected."""
+    record = Record(args.workdir / f"{args.part}.jsonl")
+    trials = make_trials(args)
+    record.started(args.seed, trials.fingerprint)
+    count_fn, goal = {"engines": (num_tokens, args.tokens), "jobs": (num_kills, args.kills)}[args.part]
+    done = count_fn(record.trials)
+    with Progress(goal, {"engines": "tokens", "jobs": "kills"}[args.part], done=done) as progress:
+        progress.stage(args.part)
+        while done < goal:
+            number = len(record.trials)
+            began = time.perf_counter()
+            facts = trials.run(random.Random(f"{args.seed}/{args.part}/{number}"))
+            entry = {"trial": number, **facts, "seconds": round(time.perf_counter() - began, 1)}
+            record.add(entry)
+            if not entry["as_expected"]:
+                progress.print(f"NOT AS EXPECTED: {entry}")
+            progress.finished(count_fn([entry]))
+            done += count_fn([entry])
+            progress.segment(entry["tokens"], 0)
+    return 0 if all(entry["as_expected"] for entry in record.trials) else 1
+
+
+def make_trials(args: argparse.Namespace) -> Any:
+    """What runs the trials of a part; what takes a device is imported in the part that may."""
+    folder = args.workdir.resolve()
+    if args.part == "engines":
+        from scripts.soak.engine_trials import EngineTrials
+
+        return EngineTrials(folder, args.seed)
+    from scripts.soak.job_trials import JobTrials
+    from scripts.soak.jobs import some_jobs
+
+    return JobTrials(folder, some_jobs(folder, NUM_SMALL_JOBS), args.kills_per_job)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
