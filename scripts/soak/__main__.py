@@ -8,7 +8,6 @@ after a kill. Trial `i` draws from the seed and `i` alone. The exit code is 0 if
 """
 
 import argparse
-import os
 import random
 import subprocess
 import sys
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from detspec.progress import Progress
+from scripts.soak.devices import be_patient, simulate
 from scripts.soak.record import Record, num_kills, num_tokens
 
-NUM_DEVICES = 4  # simulated
+NUM_DEVICES = 4
 NUM_SMALL_JOBS = 4
 PARTS = ("engines", "jobs")
 
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--part", choices=PARTS, help="run this part alone")
     args = parser.parse_args()
     args.workdir.mkdir(parents=True, exist_ok=True)
-    os.environ["JAX_NUM_CPU_DEVICES"] = str(NUM_DEVICES)
+    simulate(NUM_DEVICES)
     if args.part:
         return run_part(args)
     command = [sys.executable, "-m", "scripts.soak", *sys.argv[1:], "--part"]
@@ -62,8 +62,9 @@ def run_part(args: argparse.Namespace) -> int:
             record.add(entry)
             if not entry["as_expected"]:
                 progress.print(f"NOT AS EXPECTED: {entry}")
-            progress.finished(count_fn([entry]))
-            done += count_fn([entry])
+            more = min(count_fn([entry]), goal - done)
+            progress.finished(more)
+            done += more
             progress.segment(entry["tokens"], 0)
     return 0 if all(entry["as_expected"] for entry in record.trials) else 1
 
@@ -72,6 +73,7 @@ def make_trials(args: argparse.Namespace) -> Any:
     """What runs the trials of a part; what takes a device is imported in the part that may."""
     folder = args.workdir.resolve()
     if args.part == "engines":
+        be_patient()
         from scripts.soak.engine_trials import EngineTrials
 
         return EngineTrials(folder, args.seed)

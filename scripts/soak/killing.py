@@ -33,12 +33,12 @@ ON_CHIPS = (
 )
 ORDINARY = (("--max-requests", "8", "--ordinary"),)
 STARTING, RUNNING, ENDING = "starting", "running", "ending"
-MOMENTS = {STARTING: 0.3, RUNNING: 0.55, ENDING: 0.15}
+MOMENTS = {STARTING: 0.45, RUNNING: 0.45, ENDING: 0.1}
 EXIT_CODES = {signal.SIGKILL: (-9,), signal.SIGTERM: (143, -15)}  # -15 before the handler is there
 NO_ROOM_CODE = 3
 BAD_INPUT = 2
 # Shares of starts.
-DISKS_FILL = 0.15
+DISKS_FILL = 0.1
 CLOCKS_JUMP = 0.25
 START_ANEW = 0.1
 COMPILE_ANEW = 0.01

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from detspec.cli import commands
 from scripts.soak.clocks import wrong_clocks
+from scripts.soak.devices import be_patient
 
 FAILED = 70  # exit code of a fork that raised
 POLL_S = 0.003
@@ -122,6 +123,8 @@ def _run(target_fn: Callable[[], int], output: int) -> None:
 def _detspec(start: Start) -> int:
     """Runs the command line in this process."""
     os.environ["XDG_CACHE_HOME"] = str(start.cache)
+    if "--chips" in start.arguments:
+        be_patient()
     if start.file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (start.file_bytes, resource.RLIM_INFINITY))
     if not start.is_forked:
