@@ -8,24 +8,27 @@ after a kill. Trial `i` draws from the seed and `i` alone. The exit code is 0 if
 """
 
 import argparse
+import json
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from detspec.progress import Progress
 from scripts.soak.devices import be_patient, simulate
-from scripts.soak.record import Record, num_kills, num_tokens
+from scripts.soak.record import Journal, num_kills, num_tokens
+from scripts.soak.report import report, tables
+from scripts.soak.sizes import SIZES
 
 NUM_DEVICES = 4
-NUM_SMALL_JOBS = 4
 PARTS = ("engines", "jobs")
 
 
-def main() -> int:
-    """Runs both parts, or the one that is named, until there are enough tokens and kills."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs both parts, or the one that is named, until there are enough tokens and kills; prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", type=Path, required=True, help="folder for journals and compiled programs; it is kept")
     parser.add_argument(
@@ -34,39 +37,52 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000, help="processes to kill")
     parser.add_argument("--kills-per-job", type=int, default=12, help="most kills of one job")
     parser.add_argument("--seed", type=int, default=0, help="what all trials are drawn from")
+    parser.add_argument("--size", choices=SIZES, default="full", help="how many models, requests and engines there are")
     parser.add_argument("--part", choices=PARTS, help="run this part alone")
-    args = parser.parse_args()
+    parser.add_argument("--report", action="store_true", help="run nothing, and show what is in the journals")
+    parser.add_argument("--json", type=Path, help="also write counts to this file")
+    args = parser.parse_args(argv)
     args.workdir.mkdir(parents=True, exist_ok=True)
     simulate(NUM_DEVICES)
     if args.part:
         return run_part(args)
-    command = [sys.executable, "-m", "scripts.soak", *sys.argv[1:], "--part"]
-    parts = [subprocess.Popen([*command, part]) for part in PARTS]
-    return max([abs(part.wait()) for part in parts])
+    if not args.report:
+        command = [sys.executable, "-m", "scripts.soak", *(sys.argv[1:] if argv is None else argv), "--part"]
+        parts = [subprocess.Popen([*command, part]) for part in PARTS]
+        if failed := [part for part, process in zip(PARTS, parts, strict=True) if process.wait()]:
+            print(f"not as expected, or not at its end: {', '.join(failed)}")
+    found = report(args.workdir)
+    print(tables(found))
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    reached = found["tokens"]["engines"] >= args.tokens and found["jobs"]["killed"] >= args.kills
+    verdict = "all trials as expected" if found["sound"] else "NOT AS EXPECTED"
+    print(verdict if reached else f"{verdict}; the same command goes on")
+    return 0 if found["sound"] and reached else 1
 
 
 def run_part(args: argparse.Namespace) -> int:
     """Runs trials of one part until it has enough; returns 1 if one was not as expected."""
-    record = Record(args.workdir / f"{args.part}.jsonl")
+    journal = Journal(args.workdir / f"{args.part}.jsonl", appends=True)
     trials = make_trials(args)
-    record.started(args.seed, trials.fingerprint)
+    journal.started(args.seed, trials.fingerprint)
     count_fn, goal = {"engines": (num_tokens, args.tokens), "jobs": (num_kills, args.kills)}[args.part]
-    done = count_fn(record.trials)
+    done = count_fn(journal.trials)
     with Progress(goal, {"engines": "tokens", "jobs": "kills"}[args.part], done=done) as progress:
         progress.stage(args.part)
         while done < goal:
-            number = len(record.trials)
+            number = len(journal.trials)
             began = time.perf_counter()
             facts = trials.run(random.Random(f"{args.seed}/{args.part}/{number}"))
             entry = {"trial": number, **facts, "seconds": round(time.perf_counter() - began, 1)}
-            record.add(entry)
+            journal.add(entry)
             if not entry["as_expected"]:
                 progress.print(f"NOT AS EXPECTED: {entry}")
             more = min(count_fn([entry]), goal - done)
             progress.finished(more)
             done += more
             progress.segment(entry["tokens"], 0)
-    return 0 if all(entry["as_expected"] for entry in record.trials) else 1
+    return 0 if all(entry["as_expected"] for entry in journal.trials) else 1
 
 
 def make_trials(args: argparse.Namespace) -> Any:
@@ -76,11 +92,11 @@ def make_trials(args: argparse.Namespace) -> Any:
         be_patient()
         from scripts.soak.engine_trials import EngineTrials
 
-        return EngineTrials(folder, args.seed)
+        return EngineTrials(folder, args.seed, SIZES[args.size])
     from scripts.soak.job_trials import JobTrials
     from scripts.soak.jobs import some_jobs
 
-    return JobTrials(folder, some_jobs(folder, NUM_SMALL_JOBS), args.kills_per_job)
+    return JobTrials(folder, some_jobs(folder, SIZES[args.size]), args.kills_per_job)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@ import dataclasses
 import random
 from typing import Any
 
+from scripts.soak.sizes import Size
 from scripts.soak.subjects import RANDOM, SHIPPED, TIED
 
-MODELS = {SHIPPED: 0.2, RANDOM: 0.5, TIED: 0.3}
-METHODS = ("none", "none", "ngram", "self", "int8", "draft_model", ("none", "ngram", "int8"), "auto")
 METHODS_ON_CHIPS = ("none", "ngram", "self")
-NUM_SHAPES = 24  # each needs programs of its own, which take longer to make than a trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,27 +67,31 @@ class Way:
     programs: str
 
 
-def draw_shapes(rng: random.Random) -> list[Shape]:
-    """The shapes that trials choose from; each model is among them, and each number of chips."""
-    return [_draw_shape(rng, index) for index in range(NUM_SHAPES)]
+def draw_shapes(rng: random.Random, size: Size) -> list[Shape]:
+    """The shapes that trials choose from: each value of an axis is about as often among them as the others."""
+
+    def column(*values: Any) -> list[Any]:
+        repeated = list(values) * -(-size.num_shapes // len(values))
+        return rng.sample(repeated[: size.num_shapes], size.num_shapes)
+
+    columns = {
+        "model": column(RANDOM, SHIPPED if size.with_shipped else RANDOM, TIED),
+        "chips": column(1, 2, 1, 4, 1, 1),
+        "max_requests": column(8, 32, 1, 3),
+        "method": column("none", "ngram", "self", "int8", "draft_model", ("none", "ngram", "int8"), "auto"),
+        "most_drafted": column(3, 7, 15),
+        "window": column(4, 8, 16),
+        "few_pages": column(False, True),
+        "prefill_passes": column(1, 4),
+        "segment_steps": column(None, 1, None, 5),
+    }
+    return [_possible(*row) for row in zip(*columns.values(), strict=True)]
 
 
-def _draw_shape(rng: random.Random, index: int) -> Shape:
-    [model] = rng.choices(list(MODELS), list(MODELS.values()))
-    chips = {2: 2, 3: 4}.get(index % 8, 1)
-    if chips > 1 and model == SHIPPED:
-        model = RANDOM
-    return Shape(
-        model=model,
-        chips=chips,
-        max_requests=rng.choice((1, 3, 8, 8, 32)),
-        method=rng.choice(METHODS if chips == 1 else METHODS_ON_CHIPS),
-        most_drafted=rng.choice((3, 7, 15)),
-        window=rng.choice((4, 8, 16)),
-        few_pages=rng.random() < 0.3,
-        prefill_passes=rng.choice((1, 4)),
-        segment_steps=rng.choice((None, None, 1, 5)),
-    )
+def _possible(model: str, chips: int, max_requests: int, method: str | tuple[str, ...], *others: Any) -> Shape:
+    """A shape; the shipped model stays on one chip, and several chips have no drafts of another model or in int8."""
+    on_one = model == SHIPPED or method not in METHODS_ON_CHIPS
+    return Shape(model, 1 if on_one else chips, max_requests, method, *others)
 
 
 def draw_way(rng: random.Random) -> Way:

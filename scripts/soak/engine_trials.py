@@ -12,13 +12,14 @@ from typing import Any
 
 import detspec as ds
 from detspec.compile_cache import enable_jax_cache
-from scripts.soak.answers import Answer, num_different
+from scripts.soak.answers import Answer, Answers, num_different
 from scripts.soak.checks import CHECKS, num_ties
 from scripts.soak.clocks import wrong_clocks
 from scripts.soak.disk import empty_folder
 from scripts.soak.drawing import Shape, Way, draw_shapes, draw_way, facts_of
 from scripts.soak.gathering import drawn_requests, gathering
 from scripts.soak.serving import serve
+from scripts.soak.sizes import Size
 from scripts.soak.subjects import RANDOM, TIED, ordinary, subjects
 from scripts.soak_mesh import adding, forget
 
@@ -37,13 +38,13 @@ class EngineTrials:
         fingerprint: what the bits depend on.
     """
 
-    def __init__(self, workdir: Path, seed: int) -> None:
+    def __init__(self, workdir: Path, seed: int, size: Size) -> None:
         """Loads the models; compiled programs and expected answers are in `workdir`."""
         os.environ["XDG_CACHE_HOME"] = str(workdir / "cache")
         enable_jax_cache()
         self._workdir = workdir
-        self._subjects = subjects(workdir / "answers", seed)
-        self._shapes = draw_shapes(random.Random(f"{seed}/shapes"))
+        self._subjects = subjects(workdir / "answers", seed, size)
+        self._shapes = draw_shapes(random.Random(f"{seed}/shapes"), size)
         self._engines: dict[tuple[Shape, bool], ds.Engine] = {}
         self.fingerprint = ds.fingerprint()
 
@@ -149,7 +150,7 @@ class EngineTrials:
                 self._engines = kept
 
 
-def control(name: str, answers: dict[str, Answer], expected: dict[str, Answer]) -> Facts:
+def control(name: str, answers: Answers, expected: Answers) -> Facts:
     """The line of a control: `answers` must not be as expected."""
     differ, compared = num_different((answer, expected[name]) for name, answer in answers.items())
     found = {"compared": compared, "control_differs": differ, "controls": {name: [int(differ > 0), 1]}}

@@ -11,6 +11,7 @@ from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.jobs.files import sibling
 from scripts.soak.processes import Process, Start
 from scripts.soak.requests import Line, Material, python_texts, random_texts, some_lines
+from scripts.soak.sizes import Size
 from tests.engine.byte_model import write_folder
 
 PLAIN = ("--max-requests", "1", "--method", "none", "--no-prefix-sharing")
@@ -70,15 +71,21 @@ def text_of(lines: Sequence[Line]) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def some_jobs(workdir: Path, num_small: int) -> list[Job]:
-    """`num_small` jobs for a small random model over bytes, and one for the shipped model."""
+def some_jobs(workdir: Path, size: Size) -> list[Job]:
+    """Jobs for a small random model over bytes, and perhaps one for the shipped model."""
     model = workdir / "byte_model"
     if not model.exists():
         Process(lambda: _write_model(model)).succeed()
-    small = Material(random_texts(256, 400), most_prompt=60, most_new=60, stops=("a", "\x00"))
-    shipped = Material(python_texts(Tokenizer(find_folder(None) / "tokenizer.json")), 300, 60, ("\n\n", "return"))
-    jobs = [Job(workdir, f"small {i}", model, some_lines(small, 240, seed=i), max_len=128) for i in range(num_small)]
-    return [*jobs, Job(workdir, "shipped", None, some_lines(shipped, 60, seed=100), max_len=384)]
+    material = Material(random_texts(256, 400), most_prompt=60, most_new=60, stops=("a", "\x00"))
+    jobs = [
+        Job(workdir, f"small {i}", model, some_lines(material, size.job_requests, seed=i), max_len=128)
+        for i in range(size.num_jobs)
+    ]
+    if size.with_shipped:
+        texts = python_texts(Tokenizer(find_folder(None) / "tokenizer.json"))
+        lines = some_lines(Material(texts, 300, 60, ("\n\n", "return")), size.job_requests // 4, seed=100)
+        jobs.append(Job(workdir, "shipped", None, lines, max_len=384))
+    return jobs
 
 
 def _write_model(folder: Path) -> int:

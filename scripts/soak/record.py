@@ -13,15 +13,19 @@ START = "start"
 Entry = dict[str, Any]
 
 
-class Record:
-    """An append-only file of JSON lines; a last line without its end, which a kill left, is cut off."""
+class Journal:
+    """An append-only file of JSON lines.
 
-    def __init__(self, path: Path) -> None:
-        """Opens the file, or makes it."""
-        path.touch()
-        raw = path.read_bytes()
+    Attributes:
+        entries: its lines so far.
+    """
+
+    def __init__(self, path: Path, *, appends: bool = False) -> None:
+        """Reads the file, if there is one; with `appends`, a last line without its end, which a kill left, is cut off."""
+        raw = path.read_bytes() if path.exists() else b""
         whole = raw[: raw.rfind(b"\n") + 1]
-        if whole != raw:
+        if appends:
+            path.touch()
             os.truncate(path, len(whole))
         self.path = path
         self.entries: list[Entry] = [json.loads(line) for line in whole.splitlines()]

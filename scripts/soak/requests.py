@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+FILTERS: tuple[dict[str, Any], ...] = ({}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05})
+
 Line = dict[str, Any]  # "id", "prompt_token_ids" and "sampling", as in a file of prompts
 
 
@@ -57,7 +59,7 @@ def some_lines(material: Material, number: int, seed: int) -> list[Line]:
         sampling: dict[str, Any] = {"max_tokens": int(rng.integers(4, material.most_new + 1)), "seed": 1000 * seed + i}
         if i % 2:
             sampling["temperature"] = float(rng.choice([0.3, 0.8, 1.2]))
-            sampling |= [{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}][int(rng.integers(4))]
+            sampling |= FILTERS[int(rng.integers(4))]
         lines.append({"id": f"r{i}", "prompt_token_ids": prompt, "sampling": sampling | further(i, common, material.stops)})
     return lines
 

@@ -19,6 +19,7 @@ from detspec.schedule import Schedule
 from scripts.soak.answers import Answer, Answers, name_of
 from scripts.soak.requests import Material, python_texts, random_texts, some_lines
 from scripts.soak.serving import serve
+from scripts.soak.sizes import Size
 from tests.fakes import random_model
 from tests.mesh.shapes import CFG
 
@@ -111,21 +112,24 @@ def ordinary(request: ds.Request) -> ds.Request:
     return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, deterministic=False))
 
 
-def subjects(folder: Path, seed: int) -> dict[str, Subject]:
-    """The shipped model, a small random one, and the same one with weights in which each logit occurs twice."""
+def subjects(folder: Path, seed: int, size: Size) -> dict[str, Subject]:
+    """A small random model, the same one with weights in which each logit occurs twice, and perhaps the shipped model."""
     folder.mkdir(exist_ok=True)
-    shipped = ds.load()
     weights = {RANDOM: random_model(RANDOM_CFG), TIED: tied(random_model(RANDOM_CFG))}
     small_cfg = dataclasses.replace(RANDOM_CFG, num_layers=1)
     small = model_of(small_cfg, init_params(small_cfg, jax.random.key(1)))
     material = Material(random_texts(RANDOM_CFG.vocab_size, 400), most_prompt=90, most_new=100)
-    lines = some_lines(material, 96, seed)
+    requests = requests_of(some_lines(material, size.engine_requests, seed))
     made = {
-        name: Subject(name, model_of(RANDOM_CFG, params), requests_of(lines), 208, 16, 14, small, folder)
+        name: Subject(name, model_of(RANDOM_CFG, params), requests, 208, 16, 14, small, folder)
         for name, params in weights.items()
     }
-    lines = some_lines(Material(python_texts(shipped.tokenizer), 250, 80, ("\n\n", "return")), 48, seed)
-    return {SHIPPED: Subject(SHIPPED, shipped, requests_of(lines), 384, 64, 6, shipped, folder), **made}
+    if size.with_shipped:
+        model = ds.load()
+        material = Material(python_texts(model.tokenizer), 250, 80, ("\n\n", "return"))
+        requests = requests_of(some_lines(material, size.engine_requests // 2, seed))
+        made[SHIPPED] = Subject(SHIPPED, model, requests, 384, 64, 6, model, folder)
+    return made
 
 
 def requests_of(lines: list[dict[str, Any]]) -> list[ds.Request]:
