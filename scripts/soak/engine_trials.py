@@ -3,16 +3,18 @@
 A trial in twelve is a control, in which something is as it must not be: the comparison must find it.
 """
 
-import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
+
 import detspec as ds
 from detspec.compile_cache import enable_jax_cache
 from scripts.soak.answers import Answer, Answers, num_different
+from scripts.soak.caches import FOLDER_OF_JAX, use_cache, use_jax_cache
 from scripts.soak.checks import CHECKS, num_ties
 from scripts.soak.clocks import wrong_clocks
 from scripts.soak.disk import empty_folder
@@ -40,7 +42,7 @@ class EngineTrials:
 
     def __init__(self, workdir: Path, seed: int, size: Size) -> None:
         """Loads the models; compiled programs and expected answers are in `workdir`."""
-        os.environ["XDG_CACHE_HOME"] = str(workdir / "cache")
+        use_cache(workdir / "cache")
         enable_jax_cache()
         self._workdir = workdir
         self._subjects = subjects(workdir / "answers", seed, size)
@@ -139,14 +141,16 @@ class EngineTrials:
     def _compiled_anew(self) -> Iterator[None]:
         """In this context there are no engines and no programs, and the cache is empty."""
         kept = self._engines
+        jax_folder = jax.config.read(FOLDER_OF_JAX)
         with empty_folder(self._workdir / "empty_cache", mounts=False) as disk:
-            os.environ["XDG_CACHE_HOME"] = str(disk.folder)
+            use_cache(disk.folder, alone=True)
             self._engines = {}
             forget()
             try:
                 yield
             finally:
-                os.environ["XDG_CACHE_HOME"] = str(self._workdir / "cache")
+                use_cache(self._workdir / "cache")
+                use_jax_cache(jax_folder)
                 self._engines = kept
 
 

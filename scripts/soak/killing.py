@@ -158,7 +158,7 @@ class Killed:
         self.tally.wrong_clocks += clock_seed is not None
         self.tally.started_anew += anew
         self.tally.compiled_anew += compiles
-        start = Start((*self._command, *chosen), cache, is_forked=not anew, clock_seed=clock_seed, file_bytes=file_bytes)
+        start = Start((*self._command, *chosen), cache, compiles, not anew, clock_seed, file_bytes)
         return Process.of(start)
 
     def _wait(self, moment: str, rng: random.Random, process: Process, kills: int) -> None:

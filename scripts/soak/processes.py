@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from detspec.cli import commands
+from scripts.soak.caches import use_cache
 from scripts.soak.clocks import wrong_clocks
 from scripts.soak.devices import be_patient
 
@@ -35,6 +36,7 @@ class Start:
     Attributes:
         arguments: what follows `detspec` on the command line.
         cache: folder for compiled programs.
+        compiles_anew: the folder is empty, and no other is looked into.
         is_forked: a fork of this process; else Python starts anew.
         clock_seed: seed of clocks that jump, which only forks can have; None for right ones.
         file_bytes: most bytes of a file that it writes, as if the disk were full then; None for no limit.
@@ -42,6 +44,7 @@ class Start:
 
     arguments: tuple[str, ...]
     cache: Path
+    compiles_anew: bool = False
     is_forked: bool = True
     clock_seed: int | None = None
     file_bytes: int | None = None
@@ -122,7 +125,7 @@ def _run(target_fn: Callable[[], int], output: int) -> None:
 
 def _detspec(start: Start) -> int:
     """Runs the command line in this process."""
-    os.environ["XDG_CACHE_HOME"] = str(start.cache)
+    use_cache(start.cache, alone=start.compiles_anew)
     if "--chips" in start.arguments:
         be_patient()
     if start.file_bytes is not None:
