@@ -8,7 +8,6 @@ after a kill. Trial `i` draws from the seed and `i` alone. The exit code is 0 if
 """
 
 import argparse
-import json
 import random
 import subprocess
 import sys
@@ -20,10 +19,11 @@ from typing import Any
 from detspec.progress import Progress
 from scripts.soak.devices import be_patient, simulate
 from scripts.soak.record import Journal, num_kills, num_tokens
-from scripts.soak.report import report, tables
+from scripts.soak.report import report, tables, write
 from scripts.soak.sizes import SIZES
 
 NUM_DEVICES = 4
+DOCS = Path(__file__).parents[2] / "docs"
 PARTS = ("engines", "jobs")
 
 
@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", choices=SIZES, default="full", help="how many models, requests and engines there are")
     parser.add_argument("--part", choices=PARTS, help="run this part alone")
     parser.add_argument("--report", action="store_true", help="run nothing, and show what is in the journals")
-    parser.add_argument("--json", type=Path, help="also write counts to this file")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="also write docs/data/soak.json and the tables of docs/soak.md"
+    )
     args = parser.parse_args(argv)
     args.workdir.mkdir(parents=True, exist_ok=True)
     simulate(NUM_DEVICES)
@@ -53,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"not as expected, or not at its end: {', '.join(failed)}")
     found = report(args.workdir)
     print(tables(found))
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    if args.write_docs:
+        write(found, DOCS)
     reached = found["tokens"]["engines"] >= args.tokens and found["jobs"]["killed"] >= args.kills
     verdict = "all trials as expected" if found["sound"] else "NOT AS EXPECTED"
     print(verdict if reached else f"{verdict}; the same command goes on")
@@ -88,15 +90,17 @@ def run_part(args: argparse.Namespace) -> int:
 def make_trials(args: argparse.Namespace) -> Any:
     """What runs the trials of a part; what takes a device is imported in the part that may."""
     folder = args.workdir.resolve()
+    size = SIZES[args.size]
     if args.part == "engines":
         be_patient()
         from scripts.soak.engine_trials import EngineTrials
 
-        return EngineTrials(folder, args.seed, SIZES[args.size])
+        return EngineTrials(folder, args.seed, size)
     from scripts.soak.job_trials import JobTrials
     from scripts.soak.jobs import some_jobs
+    from scripts.soak.killing import OPTIONS
 
-    return JobTrials(folder, some_jobs(folder, SIZES[args.size]), args.kills_per_job)
+    return JobTrials(folder, some_jobs(folder, size), args.kills_per_job, OPTIONS[: size.num_options])
 
 
 if __name__ == "__main__":

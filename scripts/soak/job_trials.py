@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from detspec.jobs.files import shard_path
 from detspec.jobs.scan import block
 from scripts.soak.disk import empty_folder
 from scripts.soak.jobs import Job, text_of
-from scripts.soak.killing import ORDINARY, Killed, Tally
+from scripts.soak.killing import ORDINARY, Killed, Options, Tally
 from scripts.soak.processes import Process, Start, UnexpectedError
 from scripts.soak.tampering import one_record_altered
 
@@ -24,17 +25,18 @@ SHARDS = 3
 
 
 class JobTrials:
-    """Trials of some jobs in a work folder; `kills_per_job` is the most that one of them gets.
+    """Trials of some jobs in a work folder; `kills_per_job` is the most that one of them gets, `options` are those of starts.
 
     Attributes:
         fingerprint: what the bits depend on.
     """
 
-    def __init__(self, workdir: Path, jobs: list[Job], kills_per_job: int) -> None:
+    def __init__(self, workdir: Path, jobs: list[Job], kills_per_job: int, options: Sequence[Options]) -> None:
         self._folder = workdir / "trial"
         self._cache = workdir / "cache"
         self._jobs = jobs
         self._kills = kills_per_job
+        self._options = options
         self.fingerprint = jobs[0].fingerprint()
 
     def run(self, rng: random.Random) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class JobTrials:
                 its_out = shard_path(out, index, shards) if cut else out
                 total = job.num_completions(lines[slice(*block(len(lines), index, shards))])
                 killed = Killed(job.generate(prompts, out, *cut), its_out, total, disk, self._cache)
-                killed.to_the_end(rng, max(1, self._kills // shards))
+                killed.to_the_end(rng, max(1, self._kills // shards), self._options)
                 tallies.append(killed.tally)
             if shards > 1:
                 self._run("merge", "--out", str(out)).succeed()

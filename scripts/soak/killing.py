@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from scripts.soak.disk import Disk
 from scripts.soak.processes import POLL_S, Process, Start, UnexpectedError
 from scripts.soak.tampering import one_byte_flipped
 
-OPTIONS = (
+Options = tuple[str, ...]
+
+OPTIONS: tuple[Options, ...] = (
     ("--max-requests", "1", "--method", "none"),
     ("--max-requests", "3", "--method", "none"),
     ("--max-requests", "8"),
@@ -26,12 +29,10 @@ OPTIONS = (
     ("--max-requests", "8", "--method", "int8", "--num-speculative-tokens", "3"),
     ("--max-requests", "16", "--method", "none", "--num-pages", "18"),
     ("--max-requests", "3", "--no-prefix-sharing"),
-)
-ON_CHIPS = (
     ("--max-requests", "8", "--method", "none", "--chips", "2"),
     ("--max-requests", "3", "--method", "none", "--chips", "4"),
 )
-ORDINARY = (("--max-requests", "8", "--ordinary"),)
+ORDINARY: tuple[Options, ...] = (("--max-requests", "8", "--ordinary"),)
 STARTING, RUNNING, ENDING = "starting", "running", "ending"
 MOMENTS = {STARTING: 0.45, RUNNING: 0.45, ENDING: 0.1}
 EXIT_CODES = {signal.SIGKILL: (-9,), signal.SIGTERM: (143, -15)}  # -15 before the handler is there
@@ -91,8 +92,8 @@ class Killed:
         self._disk = disk
         self._cache = cache
 
-    def to_the_end(self, rng: random.Random, kills: int, options: tuple[tuple[str, ...], ...] = (*OPTIONS, *ON_CHIPS)) -> None:
-        """Starts it until it is whole, at first with `kills` signals and some full disks."""
+    def to_the_end(self, rng: random.Random, kills: int, options: Sequence[Options]) -> None:
+        """Starts it until it is whole, each time with some of `options`, at first with `kills` signals and some full disks."""
         while kills:
             held = self._held()
             if len(held) > 2 and rng.random() < TAMPERED:
@@ -107,7 +108,7 @@ class Killed:
             self.tally.lost += self._num_lost(held)
         self._start(rng, options).succeed()
 
-    def _signalled(self, rng: random.Random, options: tuple[tuple[str, ...], ...], kills: int) -> bool:
+    def _signalled(self, rng: random.Random, options: Sequence[Options], kills: int) -> bool:
         """Sends a signal at a random moment; whether the job had ended before."""
         number = rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
         [moment] = rng.choices(list(MOMENTS), list(MOMENTS.values()))
@@ -121,7 +122,7 @@ class Killed:
             self.tally.kills[f"{number.name} {moment}"] += 1
         return code == 0
 
-    def _on_full_disk(self, rng: random.Random, options: tuple[tuple[str, ...], ...]) -> bool:
+    def _on_full_disk(self, rng: random.Random, options: Sequence[Options]) -> bool:
         """Leaves room for less than is missing; whether the job has ended nevertheless."""
         room = rng.randrange(4000)
         if self._disk.is_mounted:
@@ -137,7 +138,7 @@ class Killed:
         self.tally.full_disks += code == NO_ROOM_CODE
         return code == 0
 
-    def _refuses(self, rng: random.Random, options: tuple[tuple[str, ...], ...]) -> bool:
+    def _refuses(self, rng: random.Random, options: Sequence[Options]) -> bool:
         """Whether a start refuses a journal with a flipped byte, which is then put right."""
         raw = self._journal.read_bytes()
         self._journal.write_bytes(one_byte_flipped(raw, rng, before=raw[: raw.rindex(b"\n")].rindex(b"\n")))
@@ -146,9 +147,9 @@ class Killed:
         self._journal.write_bytes(raw)
         return refused
 
-    def _start(self, rng: random.Random, options: tuple[tuple[str, ...], ...], file_bytes: int | None = None) -> Process:
+    def _start(self, rng: random.Random, options: Sequence[Options], file_bytes: int | None = None) -> Process:
         """A process that goes on with the job."""
-        chosen = rng.choice([each for each in options if each not in ON_CHIPS or rng.random() < USE_CHIPS])
+        chosen = rng.choice([each for each in options if "--chips" not in each or rng.random() < USE_CHIPS])
         anew = rng.random() < START_ANEW
         clock_seed = rng.randrange(2**32) if not anew and rng.random() < CLOCKS_JUMP else None
         compiles = rng.random() < COMPILE_ANEW

@@ -1,5 +1,6 @@
 """What all trials of a work folder found, as counts and as tables."""
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 from scripts.soak.record import Entry, Journal, num_kills, num_tokens
 
+BEGIN = "<!-- written by scripts/soak --write-docs: begin -->"
+END = "<!-- end -->"
 # Axes as the table names them, and the keys of trials that hold what was drawn.
 AXES = {
     "model": "model",
@@ -95,6 +98,11 @@ def axis(trials: Sequence[Entry], key: str) -> dict[str, list[int]]:
     return dict(sorted(total.items(), key=lambda item: (len(item[0]), item[0]) if item[0].isdecimal() else (0, item[0])))
 
 
+def counted(value: str | int) -> str:
+    """A cell of the table."""
+    return value if isinstance(value, str) else f"{value:,}"
+
+
 def shown(value: Any) -> str:
     """A drawn value, as the table names it."""
     if isinstance(value, bool):
@@ -106,7 +114,12 @@ def tables(found: Entry) -> str:
     """The report in Markdown: what was found, each axis, each control."""
     jobs = found["jobs"]
     engines = found["engines"]
+    machine = found["fingerprint"]
     facts = {
+        "from, to (UTC)": " to ".join(found["dates"]),
+        "commits": ", ".join(found["commits"]),
+        "machine": f"{machine['device_kind']}, jax {machine['jax']}, jaxlib {machine['jaxlib']}",
+        "trials": engines["trials"] + jobs["trials"],
         "committed tokens compared, in engines": found["tokens"]["engines"],
         "committed tokens compared, in killed jobs": found["tokens"]["jobs"],
         "tokens scored, read as prompts or audited besides": engines["checked_tokens"],
@@ -115,6 +128,7 @@ def tables(found: Entry) -> str:
         "rollbacks": engines["rollbacks"],
         "preemptions": engines["preemptions"],
         "starts of `detspec generate`": jobs["starts"],
+        "started by a Python of their own": jobs["started_anew"],
         "killed": jobs["killed"],
         **{f"killed: {name}": number for name, number in jobs["kills"].items()},
         "ended by a full disk": jobs["full_disks"],
@@ -123,10 +137,18 @@ def tables(found: Entry) -> str:
         "lines of output compared": jobs["lines"],
         "finished lines that were lost": jobs["lost"],
     }
-    lines = ["| | |", "|---|---|", *(f"| {name} | {number:,} |" for name, number in facts.items())]
+    lines = ["| | |", "|---|---|", *(f"| {name} | {counted(value)} |" for name, value in facts.items())]
     lines += ["", "| axis | values: tokens compared |", "|---|---|"]
     for name, values in found["axes"].items():
         lines.append(f"| {name} | {', '.join(f'{value}: {tokens:,}' for value, (_, tokens) in values.items())} |")
     lines += ["", "| control | ran | found what it must find |", "|---|---|---|"]
     lines += [f"| {name} | {tried} | {hits} |" for name, (hits, tried) in found["controls"].items()]
     return "\n".join(lines)
+
+
+def write(found: Entry, docs: Path) -> None:
+    """Writes the report to `data/soak.json`, and its tables into the page `soak.md`."""
+    (docs / "data" / "soak.json").write_text(json.dumps(found, indent=1) + "\n")
+    page = docs / "soak.md"
+    before, rest = page.read_text().split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{tables(found)}\n{END}{rest.split(END)[1]}")

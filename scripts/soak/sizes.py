@@ -12,6 +12,7 @@ class Size(NamedTuple):
         num_shapes: shapes of engines; each needs programs of its own, which take longer to make than a trial.
         num_jobs: jobs for the small model.
         job_requests: requests of each; a quarter as many in the shipped model's job.
+        num_options: of the options that starts choose from, so many are used.
     """
 
     with_shipped: bool
@@ -19,6 +20,7 @@ class Size(NamedTuple):
     num_shapes: int
     num_jobs: int
     job_requests: int
+    num_options: int | None
 
 
-SIZES = {"full": Size(True, 96, 16, 4, 240), "tiny": Size(False, 16, 3, 1, 24)}
+SIZES = {"full": Size(True, 96, 16, 4, 240, None), "tiny": Size(False, 16, 1, 1, 24, 2)}
