@@ -120,7 +120,7 @@ def test_trials_draw_every_value_and_the_same_ones_from_the_same_seed():
 def some_trials(folder: Path, **changes: object) -> Path:
     """Journals of an engine's trial, in which `changes` happened, and of a job's."""
     engine = {"tokens": 7, "differ": 0, "max_requests": 8, "segment_steps": None, "controls": {"scored": [1, 1]}}
-    job = {"tokens": 5, "lines": 2, "differ": 0, "kills": {"SIGKILL running": 2}, "options": {}, "controls": {}, "lost": 0}
+    job = {"tokens": 5, "lines": 2, "differ": 0, "kills": {"SIGKILL running": 2}, "options": {}, "controls": {}}
     for name, entry in {"engines": {**engine, **changes}, "jobs": job}.items():
         journal = Journal(folder / f"{name}.jsonl", appends=True)
         journal.started(0, {"device_kind": "a device", "jax": "1", "jaxlib": "2"})
@@ -179,4 +179,5 @@ def test_tiny_soak_is_as_expected_and_goes_on_where_it_was(tmp_path):
     assert found["jobs"]["killed"] >= 1
     assert found["differ"] == found["jobs"]["lost"] == 0
     again = run()
-    assert {**again, "commits": [], "dates": []} == {**found, "commits": [], "dates": []}
+    assert again["engines"] == found["engines"]
+    assert again["jobs"] == found["jobs"]

@@ -77,7 +77,7 @@ class JobTrials:
             disk_is_own = disk.is_mounted
         drawn = {"job": job.name, "order": order, "shards": shards, "own_disk": disk_is_own, "audited": audited}
         facts = compared(found, job.bytes_of(lines))
-        is_sound = not facts["differ"] and not tally.lost and all(n == tried for n, tried in tally.controls.values())
+        is_sound = not (facts["differ"] or tally.lost or debris) and all(n == tried for n, tried in tally.controls.values())
         return {"kind": "job", **drawn, **facts, **tally.facts(), "debris": debris, "as_expected": is_sound}
 
     def _ordinary(self, rng: random.Random) -> dict[str, Any]:

@@ -44,7 +44,9 @@ class Journal:
         if len(seeds) > 1:
             raise SystemExit(f"{self.path} was begun with --seed {(seeds - {seed}).pop()}, not {seed}: name another --workdir")
         when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        self.add({"kind": START, "seed": seed, "commit": commit(), "date": when, "fingerprint": fingerprint})
+        self.add(
+            {"kind": START, "seed": seed, "commit": commit(), "package": package(), "date": when, "fingerprint": fingerprint}
+        )
 
     @property
     def trials(self) -> list[Entry]:
@@ -71,3 +73,9 @@ def commit() -> str:
     """The commit that is checked out, with a mark if files were changed since."""
     described = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def package() -> str:
+    """The content of the package as git names it; it stays the same when commits are put elsewhere."""
+    named = ["git", "rev-parse", "--short=12", "HEAD:detspec"]
+    return subprocess.run(named, capture_output=True, text=True, check=True).stdout.strip()

@@ -47,6 +47,7 @@ def report(folder: Path) -> Entry:
         "fingerprint": starts[-1]["fingerprint"] if starts else {},
         "seed": starts[-1]["seed"] if starts else None,
         "commits": list(dict.fromkeys(entry["commit"] for entry in starts)),
+        "packages": list(dict.fromkeys(entry.get("package", "?") for entry in starts)),
         "dates": [starts[0]["date"], starts[-1]["date"]] if starts else [],
         "hours": round(sum(entry["seconds"] for entry in trials) / 3600, 1),
         "tokens": {"engines": num_tokens(engines.trials), "jobs": num_tokens(jobs.trials)},
@@ -118,6 +119,7 @@ def tables(found: Entry) -> str:
     facts = {
         "from, to (UTC)": " to ".join(found["dates"]),
         "commits": ", ".join(found["commits"]),
+        "contents of the package (`git rev-parse HEAD:detspec`)": ", ".join(found["packages"]),
         "machine": f"{machine['device_kind']}, jax {machine['jax']}, jaxlib {machine['jaxlib']}",
         "trials": engines["trials"] + jobs["trials"],
         "committed tokens compared, in engines": found["tokens"]["engines"],
@@ -136,6 +138,7 @@ def tables(found: Entry) -> str:
         "with an empty cache of compiled programs": jobs["compiled_anew"],
         "lines of output compared": jobs["lines"],
         "finished lines that were lost": jobs["lost"],
+        "temporary files that were left over": jobs["debris"],
     }
     lines = ["| | |", "|---|---|", *(f"| {name} | {counted(value)} |" for name, value in facts.items())]
     lines += ["", "| axis | values: tokens compared |", "|---|---|"]
