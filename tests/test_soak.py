@@ -16,7 +16,7 @@ from scripts.soak.clocks import wrong_clocks
 from scripts.soak.disk import empty_folder
 from scripts.soak.drawing import draw_shapes, draw_way
 from scripts.soak.job_trials import compared
-from scripts.soak.killing import Killed
+from scripts.soak.killing import Killed, Pace
 from scripts.soak.record import Journal
 from scripts.soak.report import BEGIN, END, report, tables, write
 from scripts.soak.requests import Material, random_texts, some_lines
@@ -84,7 +84,7 @@ def test_lines_that_differ_are_missing_or_are_too_many_are_counted():
 def test_lines_that_a_journal_no_longer_holds_are_lost_unless_the_output_is_whole(tmp_path):
     with empty_folder(tmp_path / "disk", mounts=False) as disk:
         out = disk.folder / "out.jsonl"
-        killed = Killed((), out, 3, disk, tmp_path)
+        killed = Killed((), out, 3, disk, tmp_path, Pace())
         journal = disk.folder / "out.jsonl.journal"
         journal.write_bytes(b"header\n" + b"".join(LINES[:2]) + LINES[2][:5])
         held = killed._held()
@@ -132,12 +132,12 @@ def test_report_counts_both_journals(tmp_path):
     found = report(some_trials(tmp_path))
     assert found["sound"]
     assert found["tokens"] == {"engines": 7, "jobs": 5}
-    assert (found["differ"], found["jobs"]["killed"], found["controls"]) == (0, 2, {"scored": [1, 1]})
+    assert (found["differ"], found["jobs"]["killed"], found["controls"]) == (0, 2, {"ordinary answers, scored": [1, 1]})
     assert found["axes"]["batch size"] == {"8": [1, 7]}
     text = tables(found)
     assert "| committed tokens compared, in engines | 7 |" in text
     assert "| tokens between looks of the host | the engine's choice: 7 |" in text
-    assert "| scored | 1 | 1 |" in text
+    assert "| ordinary answers, scored | 1 | 1 |" in text
 
 
 def test_report_of_a_trial_that_was_not_as_expected_is_not_sound(tmp_path):

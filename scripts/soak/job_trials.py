@@ -12,7 +12,7 @@ from detspec.jobs.files import shard_path
 from detspec.jobs.scan import block
 from scripts.soak.disk import empty_folder
 from scripts.soak.jobs import Job, text_of
-from scripts.soak.killing import ORDINARY, Killed, Options, Tally
+from scripts.soak.killing import ORDINARY, Killed, Options, Pace, Tally
 from scripts.soak.processes import Process, Start, UnexpectedError
 from scripts.soak.tampering import one_record_altered
 
@@ -37,6 +37,7 @@ class JobTrials:
         self._jobs = jobs
         self._kills = kills_per_job
         self._options = options
+        self._pace = Pace()
         self.fingerprint = jobs[0].fingerprint()
 
     def run(self, rng: random.Random) -> dict[str, Any]:
@@ -61,7 +62,7 @@ class JobTrials:
                 cut = ("--shard", f"{index}/{shards}") if shards > 1 else ()
                 its_out = shard_path(out, index, shards) if cut else out
                 total = job.num_completions(lines[slice(*block(len(lines), index, shards))])
-                killed = Killed(job.generate(prompts, out, *cut), its_out, total, disk, self._cache)
+                killed = Killed(job.generate(prompts, out, *cut), its_out, total, disk, self._cache, self._pace)
                 killed.to_the_end(rng, max(1, self._kills // shards), self._options)
                 tallies.append(killed.tally)
             if shards > 1:
@@ -89,7 +90,7 @@ class JobTrials:
             alone = disk.folder / "alone.jsonl"
             self._run(*job.generate(prompts, alone, "--max-requests", "1", "--ordinary")).succeed()
             out = disk.folder / "out.jsonl"
-            killed = Killed(job.generate(prompts, out), out, job.num_completions(job.lines), disk, self._cache)
+            killed = Killed(job.generate(prompts, out), out, job.num_completions(job.lines), disk, self._cache, self._pace)
             killed.to_the_end(rng, 2, ORDINARY)
             facts = compared(out.read_bytes(), alone.read_bytes())
         tally = killed.tally

@@ -73,6 +73,13 @@ class Tally:
         entry[1] += 1
 
 
+@dataclasses.dataclass
+class Pace:
+    """How long starts take here: seconds to the first completion, as last seen."""
+
+    starting_s: float = 1.0
+
+
 class Killed:
     """A job on its way, with one shard of its lines.
 
@@ -80,11 +87,10 @@ class Killed:
         tally: what happened.
     """
 
-    starting_s = 1.0  # from a start to its first completion, as last seen
-
-    def __init__(self, command: tuple[str, ...], out: Path, total: int, disk: Disk, cache: Path) -> None:
-        """`command` is to write `total` completions to `out`; programs are in `cache`."""
+    def __init__(self, command: tuple[str, ...], out: Path, total: int, disk: Disk, cache: Path, pace: Pace) -> None:
+        """`command` is to write `total` completions to `out`; programs are in `cache`, `pace` is of all jobs."""
         self.tally = Tally()
+        self._pace = pace
         self._command = command
         self._out = out
         self._journal = journal_path(out)
@@ -167,16 +173,17 @@ class Killed:
         began = time.perf_counter()
         held = len(self._held())
         if moment == STARTING:
-            until = began + rng.uniform(0.0, self.starting_s)
+            until = began + rng.uniform(0.0, self._pace.starting_s)
             while process.code() is None and time.perf_counter() < until:
                 time.sleep(POLL_S)
             return
         missing = self._total - held
         wanted = held + (missing if moment == ENDING else min(missing, 1 + int(rng.expovariate(1.0) * missing / (kills + 1))))
-        first_s = 0.0
+        has_begun = False
         while process.code() is None and (now := len(self._held())) < wanted:
-            if now > held and not first_s:
-                first_s = Killed.starting_s = time.perf_counter() - began
+            if now > held and not has_begun:
+                has_begun = True
+                self._pace.starting_s = time.perf_counter() - began
             time.sleep(POLL_S)
         time.sleep(rng.uniform(0.0, 0.03))
 

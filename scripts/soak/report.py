@@ -32,6 +32,14 @@ AXES = {
     "weights": "weights",
     "programs": "programs",
 }
+# What trials call controls by the check that they belong to, and what the control is.
+CONTROLS = {
+    "scored": "ordinary answers, scored",
+    "read as prompts": "ordinary answers, read as prompts",
+    "audited": "altered answer in a replay",
+    "other weights": "answers with other weights",
+    "unaltered output is sound": "unaltered output in an audit: must be sound",
+}
 COUNTED = ("preemptions", "rollbacks", "ties", "checked_tokens")
 HAPPENED = ("starts", "full_disks", "wrong_clocks", "started_anew", "compiled_anew", "lost", "debris")
 
@@ -83,7 +91,8 @@ def controls_of(trials: Sequence[Entry]) -> dict[str, list[int]]:
     """How often each control found what it must find, and how often it ran."""
     total: dict[str, list[int]] = {}
     for entry in trials:
-        for name, (found, tried) in entry["controls"].items():
+        for key, (found, tried) in entry["controls"].items():
+            name = CONTROLS.get(key, key)
             before = total.get(name, [0, 0])
             total[name] = [before[0] + found, before[1] + tried]
     return dict(sorted(total.items()))
