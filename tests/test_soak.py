@@ -2,16 +2,21 @@
 
 import itertools
 import json
+import os
 import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
+from detspec.engine.compiled import _jax_hits
 from detspec.engine.request import ABORTED
 from scripts.soak.answers import Answer, num_different
+from scripts.soak.caches import empty_cache
 from scripts.soak.clocks import wrong_clocks
 from scripts.soak.disk import empty_folder
 from scripts.soak.drawing import draw_shapes, draw_way
@@ -38,6 +43,26 @@ def test_clocks_jump_back_and_forth_and_are_right_afterwards():
     assert time.monotonic is right
     with wrong_clocks(None):
         assert time.monotonic is right
+
+
+def test_in_an_empty_cache_all_is_compiled_anew_and_afterwards_the_usual_one_is_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "usual"))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "restored by monkeypatch")
+
+    def num_found() -> int:
+        before = _jax_hits()
+        jax.clear_caches()
+        jax.jit(lambda x: x * 3 + 1)(np.ones(7, np.float32))
+        return _jax_hits() - before
+
+    num_found()
+    assert num_found() > 0
+    with empty_cache(tmp_path / "empty", tmp_path / "usual"):
+        assert num_found() == 0
+        assert os.environ["XDG_CACHE_HOME"] == str(tmp_path / "empty")
+    assert num_found() > 0
+    assert os.environ["XDG_CACHE_HOME"] == str(tmp_path / "usual")
+    assert not (tmp_path / "empty").exists()
 
 
 def test_journal_loses_a_torn_line_when_it_is_appended_to_and_not_when_it_is_read(tmp_path):

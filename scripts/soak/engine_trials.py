@@ -9,15 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
-
 import detspec as ds
 from detspec.compile_cache import enable_jax_cache
 from scripts.soak.answers import Answer, Answers, num_different
-from scripts.soak.caches import FOLDER_OF_JAX, use_cache, use_jax_cache
+from scripts.soak.caches import empty_cache, use_cache
 from scripts.soak.checks import CHECKS, num_ties
 from scripts.soak.clocks import wrong_clocks
-from scripts.soak.disk import empty_folder
 from scripts.soak.drawing import Shape, Way, draw_shapes, draw_way, facts_of
 from scripts.soak.gathering import drawn_requests, gathering
 from scripts.soak.serving import serve
@@ -141,16 +138,12 @@ class EngineTrials:
     def _compiled_anew(self) -> Iterator[None]:
         """In this context there are no engines and no programs, and the cache is empty."""
         kept = self._engines
-        jax_folder = jax.config.read(FOLDER_OF_JAX)
-        with empty_folder(self._workdir / "empty_cache", mounts=False) as disk:
-            use_cache(disk.folder, alone=True)
+        with empty_cache(self._workdir / "empty_cache", self._workdir / "cache"):
             self._engines = {}
             forget()
             try:
                 yield
             finally:
-                use_cache(self._workdir / "cache")
-                use_jax_cache(jax_folder)
                 self._engines = kept
 
 

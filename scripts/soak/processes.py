@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from detspec.cli import commands
+from detspec.engine import engine_group  # noqa: F401  # forks find it imported
+from detspec.jobs import audit, dry_run, job, merge  # noqa: F401  # and these
 from scripts.soak.caches import use_cache
 from scripts.soak.clocks import wrong_clocks
 from scripts.soak.devices import be_patient
