@@ -40,7 +40,7 @@ def empty_folder(folder: Path, *, mounts: bool) -> Iterator[Disk]:
 
 def _remove(folder: Path) -> None:
     if folder.is_mount():
-        _run("umount", str(folder))
+        _run("umount", "--lazy", str(folder))  # also if a process that was left behind still uses it
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -159,7 +159,7 @@ class Killed:
         anew = rng.random() < START_ANEW
         clock_seed = rng.randrange(2**32) if not anew and rng.random() < CLOCKS_JUMP else None
         compiles = rng.random() < COMPILE_ANEW
-        cache = self._disk.folder / "cache" if compiles else self._cache
+        cache = self._disk.folder / f"cache{self.tally.starts}" if compiles else self._cache
         self.tally.starts += 1
         self.tally.options[" ".join(chosen)] += 1
         self.tally.wrong_clocks += clock_seed is not None
