@@ -20,7 +20,9 @@ from scripts.soak.tampering import one_record_altered
 IN_SHARDS = 0.2
 ON_OWN_DISK = 0.3
 AUDITED = 0.2
+ON_CHIPS = 0.25  # of the audits
 ARE_ORDINARY = 0.05
+AUDITED_ON = ("--chips", "4")
 SHARDS = 3
 
 
@@ -72,9 +74,10 @@ class JobTrials:
             debris = sum(1 for path in disk.folder.iterdir() if path.suffix == ".tmp")
             audited = rng.random() < AUDITED
             if audited:
-                tally.control("unaltered output is sound", found=self._run(*job.audit(out)).wait() == 0)
+                audit = (*job.audit(out), *(AUDITED_ON if rng.random() < ON_CHIPS else ()))
+                tally.control("unaltered output is sound", found=self._run(*audit).wait() == 0)
                 out.write_bytes(one_record_altered(found, rng))
-                tally.control("altered record in an audit", found=self._run(*job.audit(out)).wait() == 1)
+                tally.control("altered record in an audit", found=self._run(*audit).wait() == 1)
             disk_is_own = disk.is_mounted
         drawn = {"job": job.name, "order": order, "shards": shards, "own_disk": disk_is_own, "audited": audited}
         facts = compared(found, job.bytes_of(lines))
