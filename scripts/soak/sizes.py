@@ -23,4 +23,4 @@ class Size(NamedTuple):
     num_options: int | None
 
 
-SIZES = {"full": Size(True, 96, 16, 4, 240, None), "tiny": Size(False, 16, 1, 1, 24, 2)}
+SIZES = {"full": Size(True, 96, 16, 4, 240, None), "tiny": Size(False, 16, 1, 1, 12, 2)}
