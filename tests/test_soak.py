@@ -159,6 +159,7 @@ def test_report_counts_both_journals(tmp_path):
     assert (found["differ"], found["jobs"]["killed"], found["controls"]) == (0, 2, {"ordinary answers, scored": [1, 1]})
     assert found["axes"]["batch size"] == {"8": [1, 7]}
     text = tables(found)
+    assert text.startswith("This run is not at its end: 7 of 1,000,000 tokens in engines, 2 of 1,000 kills.")
     assert "| committed tokens compared, in engines | 7 |" in text
     assert "| tokens between looks of the host | the engine's choice: 7 |" in text
     assert "| ordinary answers, scored | 1 | 1 |" in text

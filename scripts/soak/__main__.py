@@ -19,7 +19,7 @@ from typing import Any
 from detspec.progress import Progress
 from scripts.soak.devices import be_patient, simulate
 from scripts.soak.record import Journal, num_kills, num_tokens
-from scripts.soak.report import report, tables, write
+from scripts.soak.report import KILLS, TOKENS, report, tables, write
 from scripts.soak.sizes import SIZES
 
 NUM_DEVICES = 4
@@ -31,10 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs both parts, or the one that is named, until there are enough tokens and kills; prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", type=Path, required=True, help="folder for journals and compiled programs; it is kept")
-    parser.add_argument(
-        "--tokens", type=int, default=1_000_000, help="committed tokens to compare in engines; jobs add to them"
-    )
-    parser.add_argument("--kills", type=int, default=1000, help="processes to kill")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="committed tokens to compare in engines; jobs add to them")
+    parser.add_argument("--kills", type=int, default=KILLS, help="processes to kill")
     parser.add_argument("--kills-per-job", type=int, default=12, help="most kills of one job")
     parser.add_argument("--seed", type=int, default=0, help="what all trials are drawn from")
     parser.add_argument("--size", choices=SIZES, default="full", help="how many models, requests and engines there are")

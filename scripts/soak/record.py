@@ -31,7 +31,8 @@ class Journal:
         self.entries: list[Entry] = [json.loads(line) for line in whole.splitlines()]
 
     def add(self, entry: Entry) -> None:
-        """Appends a line, which survives the end of the machine."""
+        """Appends a line and the time to it, which survives the end of the machine."""
+        entry = {**entry, "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
         with self.path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
             file.flush()
@@ -43,10 +44,7 @@ class Journal:
         seeds = {entry["seed"] for entry in self.starts} | {seed}
         if len(seeds) > 1:
             raise SystemExit(f"{self.path} was begun with --seed {(seeds - {seed}).pop()}, not {seed}: name another --workdir")
-        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        self.add(
-            {"kind": START, "seed": seed, "commit": commit(), "package": package(), "date": when, "fingerprint": fingerprint}
-        )
+        self.add({"kind": START, "seed": seed, "commit": commit(), "package": package(), "fingerprint": fingerprint})
 
     @property
     def trials(self) -> list[Entry]:

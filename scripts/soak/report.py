@@ -10,6 +10,7 @@ from scripts.soak.record import Entry, Journal, num_kills, num_tokens
 
 BEGIN = "<!-- written by scripts/soak --write-docs: begin -->"
 END = "<!-- end -->"
+TOKENS, KILLS = 1_000_000, 1000  # what the long one is to reach
 # Axes as the table names them, and the keys of trials that hold what was drawn.
 AXES = {
     "model": "model",
@@ -50,13 +51,14 @@ def report(folder: Path) -> Entry:
     jobs = Journal(folder / "jobs.jsonl")
     trials = [*engines.trials, *jobs.trials]
     starts = sorted([*engines.starts, *jobs.starts], key=lambda entry: str(entry["date"]))
+    dates = sorted(entry["date"] for entry in [*starts, *trials] if "date" in entry)
     return {
         "sound": bool(trials) and all(entry["as_expected"] for entry in trials),
         "fingerprint": starts[-1]["fingerprint"] if starts else {},
         "seed": starts[-1]["seed"] if starts else None,
         "commits": list(dict.fromkeys(entry["commit"] for entry in starts)),
         "packages": list(dict.fromkeys(entry.get("package", "?") for entry in starts)),
-        "dates": [starts[0]["date"], starts[-1]["date"]] if starts else [],
+        "dates": dates[:1] + dates[-1:],
         "hours": round(sum(entry["seconds"] for entry in trials) / 3600, 1),
         "tokens": {"engines": num_tokens(engines.trials), "jobs": num_tokens(jobs.trials)},
         "differ": sum(entry.get("differ", 0) for entry in trials),
@@ -149,7 +151,13 @@ def tables(found: Entry) -> str:
         "finished lines that were lost": jobs["lost"],
         "temporary files that were left over": jobs["debris"],
     }
-    lines = ["| | |", "|---|---|", *(f"| {name} | {counted(value)} |" for name, value in facts.items())]
+    missing = []
+    if found["tokens"]["engines"] < TOKENS:
+        missing.append(f"{found['tokens']['engines']:,} of {TOKENS:,} tokens in engines")
+    if jobs["killed"] < KILLS:
+        missing.append(f"{jobs['killed']:,} of {KILLS:,} kills")
+    lines = [f"This run is not at its end: {', '.join(missing)}.", ""] if missing else []
+    lines += ["| | |", "|---|---|", *(f"| {name} | {counted(value)} |" for name, value in facts.items())]
     lines += ["", "| axis | values: tokens compared |", "|---|---|"]
     for name, values in found["axes"].items():
         lines.append(f"| {name} | {', '.join(f'{value}: {tokens:,}' for value, (_, tokens) in values.items())} |")
