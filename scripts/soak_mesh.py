@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -30,12 +29,13 @@ from detspec.environment import default_schedule
 from detspec.mesh import make_mesh, param_specs, put
 from detspec.model import layers
 from detspec.progress import Progress
+from scripts.soak.devices import be_patient
+from scripts.soak.record import commit
 from tests.fakes import random_model
 from tests.mesh.shapes import FAMILIES, THINKER_CFG, mlp_added_across_chips
 
 Run = dict[str, Any]  # token ids, log-probability bits, and what happened
 NUM_DEVICES = 8
-PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=1200"  # chips that share two cores wait for each other
 PAGE = 16
 MAX_LEN = 400
 FEW_PAGES = 640  # for 64 requests of up to 25 pages
@@ -94,7 +94,7 @@ def main() -> int:
     args = parser.parse_args()
     args.workdir.mkdir(parents=True, exist_ok=True)
     os.environ["DETSPEC_COMPILE_CACHE"] = str(args.workdir.resolve() / "programs")
-    os.environ["XLA_FLAGS"] = f"{PATIENCE} {os.environ.get('XLA_FLAGS', '')}"
+    be_patient()
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
     found = run_all(args.models, args.requests, args.workdir / f"{args.requests}_requests")
     report = judged(found, args.models)
@@ -224,12 +224,6 @@ def table(report: dict[str, Any]) -> str:
         lines.append(f"| {way} | {len(rows)} | " + " | ".join(f"{number:,}" for number in sums) + " |")
     verdict = "as expected" if report["sound"] else "NOT AS EXPECTED"
     return "\n".join([*lines, f"{report['compared']:,} tokens compared, {report['differ']:,} differ: {verdict}"])
-
-
-def commit() -> str:
-    """The commit that is checked out, with a mark if files were changed since."""
-    described = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

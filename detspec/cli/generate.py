@@ -138,20 +138,20 @@ def run(args: argparse.Namespace) -> int:
     from detspec.jobs.job import Unfinished
     from detspec.jobs.signals import Stopped, StopSignals
 
-    with StopSignals() as signals:
-        try:
+    try:
+        with StopSignals() as signals:  # inside, so that a signal is caught that comes when all is done
             return generate(args, signals)
-        except (Unfinished, Stopped) as stopped:
-            say(str(stopped))
-            return stopped.exit_code
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            say(f"error: cannot write the copy of the input, or the output: {error.strerror}")
-            return NO_ROOM_CODE
-        except RuntimeError:  # of jax when another process has gone, or `DivergenceError`
-            leave_others()
+    except (Unfinished, Stopped) as stopped:
+        say(str(stopped))
+        return stopped.exit_code
+    except OSError as error:
+        if error.errno not in NO_ROOM:
             raise
+        say(f"error: cannot write the copy of the input, or the output: {error.strerror}")
+        return NO_ROOM_CODE
+    except RuntimeError:  # of jax when another process has gone, or `DivergenceError`
+        leave_others()
+        raise
 
 
 def leave_others() -> None:

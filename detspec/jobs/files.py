@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import re
@@ -97,6 +98,13 @@ def new_file_once(path: Path, content: bytes) -> bool:
     finally:
         temporary.unlink(missing_ok=True)
     return True
+
+
+def remove_leftovers(*paths: Path) -> None:
+    """Deletes temporary files of `new_files` for `paths` that killed processes left; none may be writing them now."""
+    for path in paths:
+        for left in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
+            left.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

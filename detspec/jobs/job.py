@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from detspec.engine.engine_group import AnyEngine
 from detspec.jobs.asked import Output
-from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, journal_path, new_files, sibling
+from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, journal_path, new_files, remove_leftovers, sibling
 from detspec.jobs.follow import check_same_job, follow, tell, tell_kept
 from detspec.jobs.generation import Work, generate
 from detspec.jobs.journal import Journal, open_journal
@@ -63,6 +63,7 @@ def run_job(
     try:
         with open_journal(journal_path(out), header, fresh=fresh) as journal:
             tell(engine, None)
+            remove_leftovers(out, *(sibling(out, what) for what in ("errors", "stats", "manifest", "rejects")))
             began = time.perf_counter()
             found = scan_into(engine, spec, out)
             journal.load(found.first, found.counts)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from detspec.cli import generate as cli_generate
 from detspec.cli.commands import main
+from detspec.jobs.signals import StopSignals
 from tests.engine.byte_model import broken_params, some_prompts, write_folder
 
 pytestmark = pytest.mark.unoptimised
@@ -143,6 +145,19 @@ def test_without_compile_cache_nothing_is_kept_and_the_bytes_are_the_same(genera
     assert generate(folder, prompts, tmp_path / "out.jsonl") == 0
     assert (tmp_path / "out.jsonl").read_bytes() == generated.read_bytes()
     assert not (tmp_path / "cache").exists()
+
+
+def test_sigterm_when_all_is_done_is_told_from_ctrl_c(folder, prompts, tmp_path, monkeypatch, capsys):
+    leave = StopSignals.__exit__
+
+    def terminated(*args) -> None:
+        signal.raise_signal(signal.SIGTERM)  # before the handlers are restored
+        leave(*args)
+
+    monkeypatch.setattr(StopSignals, "__exit__", terminated)
+    monkeypatch.setattr(cli_generate, "generate", lambda *_: 0)
+    assert generate(folder, prompts, tmp_path / "out.jsonl") == 143
+    assert capsys.readouterr().err == "detspec: stopped by SIGTERM\n"
 
 
 def test_broken_logits_exit_with_1_and_name_the_requests(tmp_path, capsys):

@@ -17,6 +17,7 @@ from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.jobs import job as jobs
+from detspec.jobs import output
 from detspec.jobs.dry_run import plan_job
 from detspec.jobs.files import journal_path, shard_path, sibling
 from detspec.jobs.job import JobResult, Unfinished, run_job, stream_job
@@ -376,6 +377,20 @@ def test_full_disk_ends_the_job_and_nothing_finished_is_lost(three_rows, referen
     monkeypatch.undo()
     assert start(three_rows, some_lines(), out).stats["num_resumed"] == 8
     assert out.read_bytes().splitlines() == reference
+
+
+def test_what_a_kill_left_of_new_files_is_gone_after_the_next_start(three_rows, reference, tmp_path, monkeypatch):
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "unlink", lambda *_, **__: None)  # a process that is killed deletes nothing
+        killed.setattr(output, "pretty_json", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start(three_rows, some_lines(), tmp_path / "out.jsonl")
+    theirs = tmp_path / ".other.jsonl.01234567.tmp"
+    theirs.touch()
+    assert len(names(tmp_path)) == len(["in.jsonl", "out.jsonl.journal", theirs.name]) + 3
+    start(three_rows, some_lines(), tmp_path / "out.jsonl")
+    assert names(tmp_path) == sorted([*WHOLE, theirs.name])
+    assert (tmp_path / "out.jsonl").read_bytes().splitlines() == reference
 
 
 # Lines that are rejected, shards, plans -------------------------------------------------------------------------------------
