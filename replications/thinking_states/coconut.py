@@ -10,7 +10,6 @@ Rows have prompts and numbers of latents of their own. What a row lacks is maske
 Gradients run through the loop (backpropagation through time).
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax

@@ -8,8 +8,8 @@ max_ops 3, latents 2, by stage:
     3    question BOT - - - - - -    EOT A: tails                            tested in this form
 
 Coconut (Hao et al., arXiv 2412.06769) has at least one latent for each step. Without latents this is iCoT (Deng et al., arXiv
-2405.14838), but whole steps are taken away, not tokens, in equal stages. Both papers begin each stage with a fresh optimiser; here
-one runs through.
+2405.14838), but whole steps are taken away, not tokens, in equal stages. Both papers begin each stage with a fresh optimiser;
+here one runs through.
 """
 
 import dataclasses
@@ -89,7 +89,7 @@ class CurriculumConfig:
         task = base.eval_task or base.task
         longest = [base.task.draw(np.random.default_rng(0), base.max_ops)]
         num_steps = len(longest[0].steps)
-        # One shape for all stages: a program takes longer to compile than the latents of early stages, which are masked, to run.
+        # One shape for all stages: compiling a program takes longer than the latents that early stages mask.
         widths = Widths(base.seq_len, self.latents * num_steps, rows.widths(longest, 0).rest)
 
         def draw(step: int, seed: tuple[int, ...]) -> LatentBatch:

@@ -168,5 +168,6 @@ def trained(name: str, workdir: Path, *, quick: bool) -> dict[str, Any]:
         "starts_from": starts_from(name),
         "latents": config.latents if isinstance(config, CurriculumConfig) else None,
         "loss": mean(line["loss"] for line in last),
+        "trained": mean(line["answers"] for line in last),
         "accuracy": {int(n): value for n, value in accuracy["accuracy"].items()},
     }

@@ -7,7 +7,7 @@ parity-icot-0           the same without continuous thoughts
 two_hop-facts-0         knows all facts and no question of two hops; the runs known-ARM-0 go on from it
 first-thinking-0        variables, with the question before the operations; last-thinking-0, trained alike, behind them
 parity-window-0         Thinking States with rotary positions and a sliding window of 16 tokens instead
-chunk-4, loop-2         arithmetic with other chunk lengths; other numbers of layers from where states go in to where thoughts
+chunk-8, loop-2         arithmetic with other chunk lengths; other numbers of layers from where states go in to where thoughts
                         are read off
 sparse                  up to nine of ten operations are fillers
 quick-NAME              the same run, so small that it learns nothing: a trial of the steps
@@ -17,7 +17,6 @@ import dataclasses
 from pathlib import Path
 
 from detspec.errors import InputError
-from detspec.train.optimizer import OptimizerConfig
 from detspec.train.reasoning import ReasoningConfig
 from replications.thinking_states.curriculum import CurriculumConfig
 from replications.thinking_states.tasks import TASKS, WINDOW, of_chunk, of_loop, sparse
@@ -40,7 +39,7 @@ SEEDS = {
     "arithmetic": {"thinking": 1, "cot": 1, "no_cot": 1, "coconut": 1, "icot": 1},
 }
 LATENTS = {"coconut": 1, "coconut2": 2, "coconut4": 4, "icot": 0}  # continuous thoughts in place of a step
-CHUNKS = (2, 4, 16, 32)  # arithmetic has 8
+CHUNKS = (2, 8, 16, 32)  # arithmetic has 4
 LOOPS = (1, 2, 3)  # arithmetic has 4
 
 

@@ -69,15 +69,15 @@ KNOWN = dataclasses.replace(
     optimizer=OptimizerConfig(peak_lr=1e-3, final_lr=1e-4, warmup_steps=50),
     num_steps=600,
 )
-# A chunk of eight tokens holds two operations; the model has a layer before the loop, one after it, and four inside.
+# A chunk holds one operation. The model has a layer before the loop, one after it, and four inside.
 ARITHMETIC = dataclasses.replace(
     PARITY,
     backbone=dataclasses.replace(BACKBONE, num_layers=6),
     task=Arithmetic(),
-    thinking=dataclasses.replace(THINKING, out_layer=5, max_thought=4),
+    thinking=dataclasses.replace(THINKING, chunk=4, out_layer=5, max_thought=3),
     max_ops=8,
-    seq_len=64,
-    num_steps=800,
+    seq_len=56,
+    num_steps=400,
     eval_ops=(2, 4, 6, 8, 12, 16),
 )
 # A chain is taken away in equal stages in the first half; the second half trains without it.
@@ -108,7 +108,7 @@ def longer(config: ReasoningConfig, max_ops: int, seq_len: int, batch_size: int)
 
 TASKS = {
     # A chain of thought adds a token for each operation, and needs more training steps to learn to count them.
-    "parity": arms_of(PARITY, (500, 1000, 400, 1200), 16),
+    "parity": arms_of(PARITY, (500, 1000, 400, 900), 16),
     "parity20": arms_of(longer(PARITY, 20, 104, 24), (400, 800, 400, 0), 26),
     "parity40": arms_of(longer(PARITY, 40, 184, 16), (400, 800, 400, 0), 46),
     # Three tokens for each operation.
@@ -119,18 +119,16 @@ TASKS = {
     "last": arms_of(FAST, (600, 600, 600, 0), 32),
     "two_hop": arms_of(TWO_HOP, (1000, 1000, 1000, 600), 0),
     "known": arms_of(KNOWN, (600, 600, 600, 600), 0),
-    "arithmetic": arms_of(ARITHMETIC, (800, 1000, 800, 1200), 16),
+    "arithmetic": arms_of(ARITHMETIC, (400, 800, 600, 800), 16),
 }
 # Memorises every fact, and is asked for nothing else.
-TASKS["two_hop"]["facts"] = dataclasses.replace(
-    TWO_HOP, arm="no_cot", eval_task=None, max_ops=1, eval_ops=(1,), num_steps=600
-)
+TASKS["two_hop"]["facts"] = dataclasses.replace(TWO_HOP, arm="no_cot", eval_task=None, max_ops=1, eval_ops=(1,), num_steps=600)
 
 
 def of_chunk(chunk: int) -> ReasoningConfig:
     """Arithmetic in chunks of `chunk` tokens; a thought holds the steps of all operations that end in its chunk."""
     thinking = dataclasses.replace(ARITHMETIC.thinking, chunk=chunk, max_thought=chunk // 4 + 2)
-    return dataclasses.replace(ARITHMETIC, thinking=thinking, seq_len=56 + max(chunk, 8))
+    return dataclasses.replace(ARITHMETIC, thinking=thinking, seq_len=48 + max(chunk, 8))
 
 
 def of_loop(layers: int) -> ReasoningConfig:

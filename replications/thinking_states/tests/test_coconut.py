@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(InputError, match=r"latents need two ids besides the \d+ words, but the model has 30 in all"):
         Rows(1, tokenizer_of(Parity()), vocab_size=30)
     rows = Rows(1, tokenizer_of(Parity()), vocab_size=64)
-    with pytest.raises(InputError, match="a row of 10 tokens does not fit 4: raise ReasoningConfig.seq_len"):
+    with pytest.raises(InputError, match=r"a row of 10 tokens does not fit 4: raise ReasoningConfig\.seq_len"):
         rows.make([PROBLEM], 0, [0], rows.widths([PROBLEM], 0)._replace(prompt=4))
 
 
