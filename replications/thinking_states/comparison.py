@@ -160,9 +160,10 @@ def runs_of(results: Results, task: str, arm: str) -> list[dict[str, Any]]:
     return [one for name, one in results.items() if name.rpartition("-")[0] == f"{task}-{arm}" and "accuracy" in one]
 
 
-def beyond(one: dict[str, Any], most: int) -> float:
-    """Mean accuracy over all tested numbers of operations from `most` on."""
-    return mean(share for n, share in one["accuracy"].items() if int(n) >= most)
+def beyond(one: dict[str, Any], most: int) -> float | None:
+    """Mean accuracy over all tested numbers of operations from `most` on; None if none is tested."""
+    shares = [share for n, share in one["accuracy"].items() if int(n) >= most]
+    return mean(shares) if shares else None
 
 
 def tested(one: dict[str, Any], task: str) -> float:
