@@ -1,6 +1,7 @@
 """Continuous thoughts: against whole passes that read one more latent each, and the rows that take a chain away."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -36,11 +37,12 @@ CFG = ModelConfig(
     position_encoding="alibi",
 )
 LENGTHS, LATENTS = (5, 3), (2, 3)
+forward = jax.jit(forward_latent, static_argnums=1)
 
 
 @pytest.fixture(scope="module")
 def params() -> Params:
-    return init_params(CFG, jax.random.key(0))
+    return jax.jit(init_params, static_argnums=0)(CFG, jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
@@ -52,35 +54,42 @@ def rows() -> LatentRows:
     return LatentRows(prompt, has_token, has_latent, rng.integers(2, 64, (2, 3)).astype(np.int32))
 
 
-def read_row(params: Params, rows: LatentRows, b: int, num_latents: int) -> np.ndarray:
-    """Logits of what follows the latents of row `b`: a whole pass for each latent, whose embedding is the output before it."""
+@partial(jax.jit, static_argnames="num_latents")
+def read_row(params: Params, tokens: jax.Array, length: jax.Array, num_latents: int) -> jax.Array:
+    """Logits of `tokens [1, T]` with latents from `length` on: a whole pass for each, embedded as the output before it."""
     # States of thoughts go in after no layer: they make up for the embedding of the token that stands there.
     reading = dataclasses.replace(
         CFG, thinking=ThinkingConfig(chunk=1, in_layer=0, out_layer=CFG.num_layers, max_thought=1, end_id=0)
     )
-    length = LENGTHS[b]
-    tokens = jnp.asarray([[*rows.prompt[b, :length], *[0] * num_latents, *rows.rest[b]]], jnp.int32)
     inject = jnp.zeros((1, tokens.shape[1], CFG.d_model), jnp.float32)
-    for place in range(length, length + num_latents):
+    for place in range(num_latents):
         _, tapped = forward_sequences(params, reading, tokens, inject=inject, tap_layer=CFG.num_layers)
-        output = training_ops(CFG).norm(tapped[:, place - 1], params["final_norm"])
-        inject = inject.at[:, place].set(output - params["embed"][:1])
-    logits, _ = forward_sequences(params, reading, tokens, inject=inject)
-    return np.asarray(logits[0, length + num_latents :])
+        output = training_ops(CFG).norm(tapped[:, length + place - 1], params["final_norm"])
+        inject = inject.at[:, length + place].set(output - params["embed"][:1])
+    return forward_sequences(params, reading, tokens, inject=inject)[0]
+
+
+def expected_logits(params: Params, rows: LatentRows, b: int, num_latents: int) -> np.ndarray:
+    """Logits of what follows the latents of row `b`, padded to one shape for all rows."""
+    length = LENGTHS[b]
+    tokens = [*rows.prompt[b, :length], *[0] * num_latents, *rows.rest[b]]
+    tokens = np.array([tokens + [0] * (12 - len(tokens))], np.int32)
+    logits = read_row(params, tokens, np.int32(length), num_latents)
+    return np.asarray(logits)[0, length + num_latents :][: rows.rest.shape[1]]
 
 
 def test_latents_are_the_outputs_before_them_in_rows_of_any_length(params: Params, rows: LatentRows):
-    found = np.asarray(jax.jit(forward_latent, static_argnums=1)(params, CFG, rows))
+    found = np.asarray(forward(params, CFG, rows))
     for b in range(2):
         # The same sums over other shapes: XLA may add them in another order.
-        assert np.abs(found[b] - read_row(params, rows, b, LATENTS[b])).max() < 1e-4
-        assert np.abs(found[b] - read_row(params, rows, b, LATENTS[b] - 1)).max() > 1e-2
+        assert np.abs(found[b] - expected_logits(params, rows, b, LATENTS[b])).max() < 1e-4
+        assert np.abs(found[b] - expected_logits(params, rows, b, LATENTS[b] - 1)).max() > 1e-2
 
 
 def test_without_latents_it_reads_the_text_alone(params: Params, rows: LatentRows):
-    found = np.asarray(forward_latent(params, CFG, rows._replace(has_latent=rows.has_latent[:, :0])))
+    found = np.asarray(forward(params, CFG, rows._replace(has_latent=rows.has_latent[:, :0])))
     for b in range(2):
-        assert np.abs(found[b] - read_row(params, rows, b, 0)).max() < 1e-4
+        assert np.abs(found[b] - expected_logits(params, rows, b, 0)).max() < 1e-4
 
 
 def test_gradients_run_through_the_latents(params: Params, rows: LatentRows):
@@ -90,13 +99,14 @@ def test_gradients_run_through_the_latents(params: Params, rows: LatentRows):
         return forward_latent({**params, "embed": embed}, CFG, rows)[0, 0, 7]
 
     value_and_grad = jax.jit(jax.value_and_grad(logit))
-    grad = value_and_grad(params["embed"], rows)[1]
-    step = 1e-3 * grad / jnp.linalg.norm(grad)
-    rise = float(value_and_grad(params["embed"] + step, rows)[0] - value_and_grad(params["embed"] - step, rows)[0]) / 2
-    expected = 1e-3 * float(jnp.linalg.norm(grad))
+    embed = np.asarray(params["embed"])
+    grad = np.asarray(value_and_grad(embed, rows)[1])
+    step = 1e-3 * grad / np.linalg.norm(grad)
+    rise = float(value_and_grad(embed + step, rows)[0] - value_and_grad(embed - step, rows)[0]) / 2
+    expected = 1e-3 * float(np.linalg.norm(grad))
     assert abs(rise - expected) < 0.05 * expected  # the rest is curvature, and rounding of the difference
-    without = value_and_grad(params["embed"], rows._replace(has_latent=np.zeros_like(rows.has_latent)))[1]
-    assert abs(float((without * step).sum()) - expected) > 0.05 * expected
+    without = value_and_grad(embed, rows._replace(has_latent=np.zeros_like(rows.has_latent)))[1]
+    assert abs(float((np.asarray(without) * step).sum()) - expected) > 0.05 * expected
 
 
 PROBLEM = Problem("Bob flips. What's the state?", ("heads", "tails", "tails"), (9, 9, 9), "tails")
@@ -145,9 +155,9 @@ def test_what_does_not_fit_is_refused():
 
 
 @pytest.fixture
-def chain(tmp_path: Path) -> Path:
+def chain(params: Params, tmp_path: Path) -> Path:
     """The folder of an untrained model that could write a chain of thought."""
-    save_native(tmp_path / "export", CFG, init_params(CFG, jax.random.key(0))).result()
+    save_native(tmp_path / "export", CFG, params).result()
     return tmp_path / "export"
 
 
