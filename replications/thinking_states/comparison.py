@@ -88,8 +88,8 @@ def latents(results: Results) -> str:
         runs = runs_of(results, "two_hop", arm)
         rows.append([f"{number}", spread(tested(one, "two_hop") for one in runs), effort(results, runs), losses(runs)])
     note = (
-        f"The paper raises Coconut's latents from {paper.LATENTS[0]} to {paper.LATENTS[1]} on GSM, which changes its accuracy "
-        "little. Here: two hops, held-out questions, one step each."
+        f"The paper raises Coconut's latents from {paper.LATENTS[0]} to {paper.LATENTS[1]} on GSM; its accuracies were not "
+        "at hand. Here: two hops, held-out questions, one step each, and latents in its place. None is iCoT."
     )
     return section("Number of latents (table 3)", note, ["latents", "here", "steps", "last loss"], rows)
 

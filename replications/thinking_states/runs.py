@@ -34,7 +34,7 @@ SEEDS = {
     "variables40": {"thinking": 1},
     "last": {"thinking": 1, "no_cot": 1},
     "first": {"thinking": 1, "no_cot": 1},
-    "two_hop": {"facts": 1, "thinking": 1, "cot": 1, "no_cot": 1, "coconut": 1, "coconut2": 1, "coconut4": 1, "icot": 1},
+    "two_hop": {"facts": 1, "thinking": 3, "cot": 3, "no_cot": 3, "coconut": 1, "coconut2": 1, "coconut4": 1, "icot": 1},
     "known": {"thinking": 1, "cot": 1, "no_cot": 1, "coconut": 1, "icot": 1},
     "arithmetic": {"thinking": 1, "cot": 1, "no_cot": 1, "coconut": 1, "icot": 1},
 }

@@ -107,10 +107,11 @@ def longer(config: ReasoningConfig, max_ops: int, seq_len: int, batch_size: int)
 
 
 TASKS = {
-    # A chain of thought adds a token for each operation, and needs more training steps to learn to count them.
-    "parity": arms_of(PARITY, (500, 1000, 400, 1200), 16),
-    "parity20": arms_of(longer(PARITY, 20, 104, 24), (400, 800, 400, 0), 26),
-    "parity40": arms_of(longer(PARITY, 40, 184, 16), (400, 800, 400, 0), 46),
+    # A chain of thought adds a token for each operation, and needs more training steps to learn to count them. No arm has
+    # fewer steps than the one with thoughts.
+    "parity": arms_of(PARITY, (500, 1000, 1000, 1200), 16),
+    "parity20": arms_of(longer(PARITY, 20, 104, 24), (400, 800, 800, 0), 26),
+    "parity40": arms_of(longer(PARITY, 40, 184, 16), (400, 800, 800, 0), 46),
     # Three tokens for each operation.
     "variables": arms_of(VARIABLES, (1600, 1600, 1600, 0), 32),
     "variables20": arms_of(longer(VARIABLES, 20, 152, 16), (800, 800, 800, 0), 64),
