@@ -145,5 +145,5 @@ def _accuracy_axes(axes: "Axes", x_label: str, marked: int | None = None) -> boo
         axes.axvline(marked, color="#bbbbbb", linewidth=1, linestyle="--")
     axes.set(ylim=(-3, 103), xlabel=x_label, ylabel="right answers, %")
     if axes.lines:
-        axes.legend(frameon=False, fontsize=7.5)
+        axes.legend(frameon=False, fontsize=7.5, loc="upper right", bbox_to_anchor=(1.0, 0.94))  # below the line of 100 %
     return len(axes.lines) > (marked is not None)

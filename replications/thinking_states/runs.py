@@ -1,7 +1,7 @@
 """What the replication trains; each run is a config: `detspec train --config replications/thinking_states/config.py:NAME`.
 
 parity-thinking-0       TASK-ARM-SEED: the arms of one backbone with linear biases; two_hop-no_cot-0, arithmetic-cot-0, ...
-parity40-cot-0          trained on up to 40 operations, not 10
+parity40-thinking-0     trained on up to 40 operations, not 10; a chain of thought goes on from that for 20, and that from 10
 parity-coconut-0        goes on from the model of parity-cot-0: its steps become continuous thoughts; coconut2 has two for each
 parity-icot-0           the same without continuous thoughts
 two_hop-facts-0         knows all facts and no question of two hops; the runs known-ARM-0 go on from it
@@ -29,16 +29,18 @@ SEEDS = {
     "parity": {"thinking": 3, "cot": 3, "no_cot": 3, "coconut": 1, "icot": 1},
     "parity20": {"thinking": 1, "cot": 1, "no_cot": 1},
     "parity40": {"thinking": 1, "cot": 1, "no_cot": 1},
+    "last": {"thinking": 1, "cot": 1, "no_cot": 1},
+    "first": {"thinking": 1, "no_cot": 1},
     "variables": {"thinking": 3, "cot": 1, "no_cot": 1},
     "variables20": {"thinking": 1},
     "variables40": {"thinking": 1},
-    "last": {"thinking": 1, "no_cot": 1},
-    "first": {"thinking": 1, "no_cot": 1},
     "two_hop": {"facts": 1, "thinking": 3, "cot": 3, "no_cot": 3, "coconut": 1, "coconut2": 1, "coconut4": 1, "icot": 1},
     "known": {"thinking": 1, "cot": 1, "no_cot": 1, "coconut": 1, "icot": 1},
     "arithmetic": {"thinking": 1, "cot": 1, "no_cot": 1, "coconut": 1, "icot": 1},
 }
 LATENTS = {"coconut": 1, "coconut2": 2, "coconut4": 4, "icot": 0}  # continuous thoughts in place of a step
+# Long chains are not learnt at once: they go on from shorter ones.
+SHORTER = {"parity20": "parity", "parity40": "parity20", "variables": "last"}
 CHUNKS = (2, 8, 16, 32)  # arithmetic has 4
 LOOPS = (1, 2, 3)  # arithmetic has 4
 
@@ -84,6 +86,8 @@ def starts_from(name: str) -> str | None:
     arm, _, seed = rest.partition("-")
     if arm in LATENTS:
         return f"{task}-cot-{seed}"
+    if arm == "cot" and task in SHORTER:
+        return f"{SHORTER[task]}-cot-{seed}"
     return "two_hop-facts-0" if task == "known" else None
 
 

@@ -117,7 +117,7 @@ TASKS = {
     "variables20": arms_of(longer(VARIABLES, 20, 152, 16), (800, 800, 800, 0), 64),
     "variables40": arms_of(longer(VARIABLES, 40, 272, 8), (800, 800, 800, 0), 128),
     "first": arms_of(dataclasses.replace(FAST, task=Variables(question="first")), (600, 600, 600, 0), 32),
-    "last": arms_of(FAST, (600, 600, 600, 0), 32),
+    "last": arms_of(FAST, (600, 1200, 600, 0), 18),
     "two_hop": arms_of(TWO_HOP, (1000, 1000, 1000, 600), 0),
     "known": arms_of(KNOWN, (600, 600, 600, 600), 0),
     "arithmetic": arms_of(ARITHMETIC, (400, 800, 600, 800), 16),

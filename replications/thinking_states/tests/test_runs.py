@@ -69,7 +69,8 @@ def test_runs_that_go_on_from_others_ask_for_their_models(tmp_path):
     assert starts_from("parity-coconut-0") == starts_from("parity-icot-0") == "parity-cot-0"
     assert starts_from("known-coconut2-1") == "known-cot-1"
     assert starts_from("known-cot-0") == "two_hop-facts-0"
-    assert starts_from("two_hop-cot-0") is starts_from("loop-2") is None
+    assert starts_from("parity40-cot-2") == "parity20-cot-2"
+    assert starts_from("two_hop-cot-0") is starts_from("parity40-thinking-0") is starts_from("loop-2") is None
     cfg = dataclasses.replace(base_of(trainings()["two_hop-facts-0"]).backbone_cfg, num_layers=1)
     save_native(tmp_path / "two_hop-facts-0" / "export", cfg, untrained(cfg)).result()
     config = get_config("known-cot-0", tmp_path)
