@@ -80,7 +80,7 @@ ARITHMETIC = dataclasses.replace(
     num_steps=400,
     eval_ops=(2, 4, 6, 8, 12, 16),
 )
-# A chain is taken away in equal stages in the first half; the second half trains without it.
+# For runs that go on from another one.
 GENTLE = OptimizerConfig(peak_lr=1e-3, final_lr=1e-4, warmup_steps=20)
 
 
@@ -108,10 +108,10 @@ def longer(config: ReasoningConfig, max_ops: int, seq_len: int, batch_size: int)
 
 TASKS = {
     # A chain of thought adds a token for each operation, and needs more training steps to learn to count them. No arm has
-    # fewer steps than the one with thoughts.
+    # fewer steps than the one with thoughts; those that go on from another run have its steps, too.
     "parity": arms_of(PARITY, (500, 1000, 1000, 1200), 16),
-    "parity20": arms_of(longer(PARITY, 20, 104, 24), (400, 800, 800, 0), 26),
-    "parity40": arms_of(longer(PARITY, 40, 184, 16), (400, 800, 800, 0), 46),
+    "parity20": arms_of(longer(PARITY, 20, 104, 24), (400, 400, 800, 0), 26),
+    "parity40": arms_of(longer(PARITY, 40, 184, 16), (400, 400, 800, 0), 46),
     # Three tokens for each operation.
     "variables": arms_of(VARIABLES, (1600, 1600, 1600, 0), 32),
     "variables20": arms_of(longer(VARIABLES, 20, 152, 16), (800, 800, 800, 0), 64),
@@ -122,6 +122,8 @@ TASKS = {
     "known": arms_of(KNOWN, (600, 600, 600, 600), 0),
     "arithmetic": arms_of(ARITHMETIC, (400, 800, 600, 800), 16),
 }
+for longer_task in ("parity20", "parity40"):  # whose chains go on from shorter ones
+    TASKS[longer_task]["cot"] = dataclasses.replace(TASKS[longer_task]["cot"], optimizer=GENTLE)
 # Memorises every fact, and is asked for nothing else.
 TASKS["two_hop"]["facts"] = dataclasses.replace(TWO_HOP, arm="no_cot", eval_task=None, max_ops=1, eval_ops=(1,), num_steps=600)
 
