@@ -46,15 +46,20 @@ def document(found: dict[str, Any]) -> str:
 
 def head(found: dict[str, Any]) -> str:
     """Title, command and machine."""
-    mark = next(iter(found["runs"].values()))["fingerprint"]
+    marks = [one["fingerprint"] for one in found["runs"].values()]
+    mark = marks[0]
+    devices = " and ".join(dict.fromkeys(one["device_kind"] for one in marks))
+    older = ""
+    if any("recorded" in one for one in found["runs"].values()):
+        older = " The last table marks runs that were recorded before, at an older commit and not on the same machine."
     return (
         "# Thinking States, replicated at small scale\n\n"
         "Made by `python -m replications.thinking_states`. Models are trained from scratch. Accuracy is exact match of the "
         "greedily generated answer. Models with plain rotary positions, trained from scratch, do not extrapolate, with or "
         "without thoughts. So all arms have linear biases (ALiBi), except where a window is named.\n\n"
-        f"{mark['device_kind']}, {found['cores']} cores, one for each training, with huge pages where glibc has them "
+        f"{devices}, {found['cores']} cores, one for each training, with huge pages where glibc has them "
         f"(`GLIBC_TUNABLES={HUGE_PAGES}`). jax {mark['jax']}, jaxlib {mark['jaxlib']}, detspec {mark['detspec']}. All runs "
-        f"together took {found['cpu_seconds'] / 60:.0f} minutes of processor time.\n\n"
+        f"together took {found['cpu_seconds'] / 60:.0f} minutes of processor time.{older}\n\n"
         "![Accuracies and times](results.png)"
     )
 
