@@ -116,7 +116,7 @@ def sweep(results: Results, kind: str, theirs: dict[int, Any], own: int) -> str:
     values = ", ".join(f"{value}: {accuracy}" for value, accuracy in theirs.items())
     why = {
         "chunk": "Longer chunks ask for several sums in one pass; shorter ones cost a pass and a thought for each.",
-        "loop": "Theirs has 28 layers, and each further one inside helps; six layers here saturate early.",
+        "loop": "Theirs has 28 layers, and each further one inside helps; these sums need no more than one.",
     }[kind]
     note = f"The paper's accuracy on GSM, {values}. Here arithmetic, one seed, accuracy in % by operations. {why}"
     lengths = list(results[next(iter(runs.values()))]["accuracy"])
@@ -138,8 +138,8 @@ def question(results: Results) -> str:
         return ""
     lengths = list(runs_of(results, "last", "thinking")[0]["accuracy"]) if runs_of(results, "last", "thinking") else []
     note = (
-        "Variables, trained on up to 5 operations for too few steps to learn them all. In the paper the order matters because "
-        "a thought must choose what to keep; here each thought holds all three variables, whatever is asked."
+        "Variables, trained on up to 5 operations for too few steps to learn them all. In the paper thoughts that know the "
+        "question do better. Here each thought holds all three variables, whatever is asked, so the question tells it nothing."
     )
     return section("Question first", note, ["", "paper, GSM", *lengths, "steps", "last loss"], rows)
 
@@ -147,7 +147,7 @@ def question(results: Results) -> str:
 def missing(results: Results) -> str:
     """What was not measured, and why."""
     rows = [list(row) for row in MISSING]
-    if lacking := [name for name in trainings() if name not in results]:
+    if lacking := [name for name in (*trainings(), "speeds") if name not in results]:
         rows.append([", ".join(lacking), "runs of this command that had not finished when this page was written"])
     return section("Not measured", "", ["row", "reason"], rows)
 
