@@ -13,7 +13,7 @@ from detspec.thinking.blocks import thinking_of
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.parity import Parity
 from detspec.train.problems.problem import Problem
-from detspec.train.problems.task import tokenizer_of
+from detspec.train.problems.task import Task, tokenizer_of
 from replications.thinking_states.prefill import reading_counters
 from replications.thinking_states.prompts import decode, draw_problems, prompts_of, read_prompts, ready_state
 from replications.turns import Prepare, time_by_turns
@@ -24,8 +24,8 @@ PREFILL_WINDOW = 16  # for a prompt that is read without thoughts
 class Setting(NamedTuple):
     """One way to an answer; all decode one canonical token per row and pass."""
 
-    arm: str  # "thinking" or "cot"
-    chunks: int  # chunks of a prompt in a reading pass, with trivial guesses from the second on; 0 for a chain of thought
+    arm: str  # "thinking", "cot" or "no_cot"
+    chunks: int  # chunks of a prompt in a reading pass, with trivial guesses from the second on; 0 without thoughts
     rows: int  # rows of a reading pass
 
     @property
@@ -65,9 +65,9 @@ def answer_times(
         settings = settings_of(batch, thinking_of(thinking.cfg).chunk)
         for setting in settings:
             prompts = prompts_of(Parity(), problems, setting.arm)
-            max_tokens = max(len(ids) for ids in continuations_of(problems, setting.arm))
+            max_tokens = max(len(ids) for ids in continuations_of(Parity(), problems, setting.arm))
             for until in ("answer", "reading"):
-                cases[f"{setting.label}: {until}"] = _prepare(models[setting.arm], prompts, setting, max_tokens, until)
+                cases[f"{setting.label}: {until}"] = prepare(models[setting.arm], prompts, setting, max_tokens, until)
         seconds = time_by_turns(cases, repeats)
         for setting in settings:
             whole, reading = (seconds[f"{setting.label}: {until}"] for until in ("answer", "reading"))
@@ -81,7 +81,7 @@ def answer_times(
                     "least_ms": 1e3 * min(whole),
                     "reading_ms": 1e3 * median(reading),
                     "decoding_ms": 1e3 * median(a - b for a, b in zip(whole, reading, strict=True)),
-                    **counters(state, [ids[-2] for ids in continuations_of(problems, setting.arm)]),
+                    **counters(state, [ids[-2] for ids in continuations_of(Parity(), problems, setting.arm)]),
                 }
             )
     return found
@@ -97,18 +97,19 @@ def counters(state: GenState, answers: Sequence[int]) -> dict[str, float]:
     return {"tokens": float(np.mean(committed - prompt_len)), "accuracy": float(np.mean(right)), **read}
 
 
-def continuations_of(problems: Sequence[Problem], arm: str) -> list[list[int]]:
+def continuations_of(task: Task, problems: Sequence[Problem], arm: str) -> list[list[int]]:
     """Token ids of the right continuations, which end with the answer and the end."""
-    return [one.continuation for one in encode(problems, tokenizer_of(Parity()), arm)]
+    return [one.continuation for one in encode(problems, tokenizer_of(task), arm)]
 
 
-def _prepare(model: Model, prompts: Sequence[Sequence[int]], setting: Setting, max_tokens: int, until: str) -> Prepare:
+def prepare(model: Model, prompts: Sequence[Sequence[int]], setting: Setting, max_tokens: int, until: str) -> Prepare:
+    """What makes a state of `prompts`, and the call that brings it to its "answer", or to the end of its "reading"."""
     schedule = chosen_schedule(None, model.cfg)
-    window = PREFILL_WINDOW if setting.arm == "cot" else thinking_of(model.cfg).chunk
+    window = thinking_of(model.cfg).chunk if setting.chunks else PREFILL_WINDOW
     reads = schedule.with_budget(setting.rows, window)
     decodes = schedule.with_budget(len(prompts), 1)
 
-    def prepare() -> Any:
+    def ready() -> Any:
         state = ready_state(model, prompts, max_tokens=max_tokens, schedule=reads)
 
         def call() -> GenState:
@@ -117,4 +118,4 @@ def _prepare(model: Model, prompts: Sequence[Sequence[int]], setting: Setting, m
 
         return call
 
-    return prepare
+    return ready

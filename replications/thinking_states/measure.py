@@ -5,21 +5,29 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from detspec.checkpoint.load import Model, load
 from detspec.errors import InputError
-from detspec.train.run import read_log, train
+from detspec.train.run import read_log, run_experiment
 from replications.pool import Run, keep_result
 from replications.thinking_states.answer_time import answer_times
+from replications.thinking_states.curriculum import CurriculumConfig
 from replications.thinking_states.forced import forced_flips
 from replications.thinking_states.prefill import prefill_times, rounds_by_sparsity
-from replications.thinking_states.runs import QUICK, get_config, trainings
+from replications.thinking_states.runs import CHUNKS, LOOPS, QUICK, get_config, starts_from, trainings
+from replications.thinking_states.speeds import answer_speeds
 from replications.thinking_states.step_time import step_times
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "replications/thinking_states/config.py"
-QUICK_TRAININGS = ("parity-thinking-0", "parity-cot-0")
+# A trial trains one run of each kind, and measures these instead of all others.
+QUICK_TRAININGS = (
+    *("parity-thinking-0", "parity-cot-0", "parity-coconut-0", "parity-icot-0", "two_hop-facts-0", "known-thinking-0"),
+    *("arithmetic-thinking-0", "arithmetic-cot-0"),
+)
+LAST_STEPS = 20  # whose mean loss is reported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +46,14 @@ def steps(model: Model, **settings: Any) -> list[dict[str, Any]]:
     return step_times(model.cfg, **settings)
 
 
+# Models of arithmetic whose speeds are compared, with their arms.
+COMPARED = {
+    "arithmetic-cot-0": "cot",
+    "arithmetic-no_cot-0": "no_cot",
+    "arithmetic-thinking-0": "thinking",
+    **{f"chunk-{chunk}": "thinking" for chunk in CHUNKS},
+    **{f"loop-{layers}": "thinking" for layers in LOOPS},
+}
 MEASUREMENTS = {
     "forced": Measurement(
         forced_flips,
@@ -67,6 +83,13 @@ MEASUREMENTS = {
         {"num_ops": 2, "batches": (1,), "repeats": 1},
         alone=True,
     ),
+    "speeds": Measurement(
+        answer_speeds,
+        tuple(COMPARED),
+        {"arms": list(COMPARED.values()), "num_ops": 8, "batch": 8, "repeats": 15, "seed": 5},
+        {"num_ops": 1, "batch": 1, "repeats": 1},
+        alone=True,
+    ),
     "step_time": Measurement(
         steps,
         ("parity-thinking-0",),
@@ -85,18 +108,27 @@ def all_runs(*, quick: bool, only: Sequence[str] = ()) -> list[Run]:
     """
     measured = [Run(name, models_of(one, quick=quick), one.alone) for name, one in MEASUREMENTS.items()]
     needed = {name for run in measured for name in run.needs}
-    trained = [Run(name) for name in (QUICK_TRAININGS if quick else trainings())]
+    starts = {name: starts_from(name) for name in (QUICK_TRAININGS if quick else trainings())}
+    trained = [Run(name, (start,) if start else ()) for name, start in starts.items()]
     runs = [run for run in trained if run.name in needed] + [run for run in measured if not run.alone]
     runs += [run for run in trained if run.name not in needed] + [run for run in measured if run.alone]
     if unknown := set(only) - {run.name for run in runs}:
         raise InputError(f"no run {', '.join(sorted(unknown))}; there are {', '.join(run.name for run in runs)}")
-    wanted = {*only, *(needed for run in runs if run.name in only for needed in run.needs)}
+    wanted = set(only)
+    for run in reversed(runs):
+        wanted |= set(run.needs) if run.name in wanted else set()
     return [run for run in runs if run.name in wanted or not only]
 
 
 def models_of(measurement: Measurement, *, quick: bool) -> tuple[str, ...]:
-    """The runs whose models are measured; a trial trains no sparse one."""
-    return tuple("parity-thinking-0" if quick and name == "sparse" else name for name in measurement.models)
+    """The runs whose models are measured. A trial trains few: it measures one that thinks in the place of others that do."""
+
+    def trial(name: str) -> str:
+        if name == "sparse":
+            return "parity-thinking-0"
+        return {"cot": "arithmetic-cot-0"}.get(COMPARED[name], "arithmetic-thinking-0") if name in COMPARED else name
+
+    return tuple(trial(name) if quick else name for name in measurement.models)
 
 
 def perform(name: str, *, workdir: Path, quick: bool) -> None:
@@ -105,7 +137,7 @@ def perform(name: str, *, workdir: Path, quick: bool) -> None:
     keep_result(
         folder,
         name,
-        lambda: measured(name, workdir, quick=quick) if name in MEASUREMENTS else trained(name, folder, quick=quick),
+        lambda: measured(name, workdir, quick=quick) if name in MEASUREMENTS else trained(name, workdir, quick=quick),
     )
 
 
@@ -117,19 +149,25 @@ def measured(name: str, workdir: Path, *, quick: bool) -> dict[str, Any]:
     return {"models": list(models_of(one, quick=quick)), "settings": settings, "found": one.function(*models, **settings)}
 
 
-def trained(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
-    """Trains the run called `name`, as `detspec train` does."""
+def trained(name: str, workdir: Path, *, quick: bool) -> dict[str, Any]:
+    """Trains the run called `name`, as `detspec train` does; a model that it goes on from is in `workdir`, too."""
     arm = f"{QUICK}{name}" if quick else name
-    config = get_config(arm)
+    config = get_config(arm, workdir)
+    folder = workdir / name
+    folder.mkdir(parents=True, exist_ok=True)
     began = time.process_time()
-    train(f"{ROOT / CONFIG}:{arm}", workdir=folder, progress=False)
+    run_experiment(config.experiment(folder), workdir=folder, progress=False)
     accuracy = json.loads((folder / "accuracy.json").read_text(encoding="utf-8"))
-    last = [line for line in read_log(folder / "log.jsonl") if "loss" in line][-1]
+    last = [line for line in read_log(folder / "log.jsonl") if "loss" in line][-LAST_STEPS:]
+    base = config.base if isinstance(config, CurriculumConfig) else config
     return {
         "command": f"detspec train --config {CONFIG}:{arm}",
         "training_cpu_seconds": time.process_time() - began,
-        "config": json.loads(json.dumps(dataclasses.asdict(config))),
-        "task": type(config.task).__name__,
-        "loss": last["loss"],
+        "config": json.loads(json.dumps(dataclasses.asdict(base))),
+        "task": type(base.task).__name__,
+        "starts_from": starts_from(name),
+        "latents": config.latents if isinstance(config, CurriculumConfig) else None,
+        "loss": mean(line["loss"] for line in last),
+        "trained": mean(line["answers"] for line in last),
         "accuracy": {int(n): value for n, value in accuracy["accuracy"].items()},
     }

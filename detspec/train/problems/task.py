@@ -13,7 +13,7 @@ from detspec.train.problems.words import word_tokenizer
 
 
 class Task(Protocol):
-    """`Parity`, `Variables`, `TwoHop`, `Traces`, or a class that a config defines."""
+    """`Parity`, `Variables`, `Arithmetic`, `TwoHop`, `Traces`, or a class that a config defines."""
 
     def words(self) -> tuple[str, ...]:
         """All words that the texts use, or none if the task names a tokenizer."""

@@ -15,6 +15,7 @@ from detspec.train.problems.words import words_in
 
 RELATIONS = ("friend", "boss", "teacher", "doctor", "neighbour", "rival", "coach", "tailor")
 SPLITS = ("train", "heldout")
+HELDOUT_BY = ("question", "person")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +28,17 @@ class TwoHop:
     The step follows from the words "Ann's friend" alone. Each person is the friend of exactly one person, so all answers are
     equally frequent. All questions are equally long. The two relations of a question differ: Ann's friend's friend could be
     Ann.
+
+    Held out are single questions of two hops, whose facts training asks for; or all questions that begin with some people, so
+    that training never asks for a fact about them. Then a model must know these facts before.
     """
 
     seed: int = 0  # decides the facts, such as which person is whose boss
     num_people: int = 40  # number of people, at most that of `NAMES`
     num_relations: int = 6  # number of relations, at most that of `RELATIONS`
-    heldout_one_in: int = 10  # two hops are held out when the SHA-256 of person and relations is a multiple of this
-    split: str = "train"  # which two hops are drawn, "train" or "heldout"; facts are the same in both
+    heldout_one_in: int = 10  # a question is held out when a SHA-256 of what it is held out by is a multiple of this
+    split: str = "train"  # which questions are drawn, "train" or "heldout"; facts are the same in both
+    heldout_by: str = "question"  # "question": two hops, by person and relations; "person": two hops and one, by person
 
     def __post_init__(self) -> None:
         accepted = {"num_people": (3, len(NAMES)), "num_relations": (2, len(RELATIONS)), "heldout_one_in": (2, 10**6)}
@@ -44,6 +49,8 @@ class TwoHop:
         require_seed(self)
         if self.split not in SPLITS:
             raise InputError(f"TwoHop.split must be one of {', '.join(map(repr, SPLITS))}, got {self.split!r}")
+        if self.heldout_by not in HELDOUT_BY:
+            raise InputError(f"TwoHop.heldout_by must be one of {', '.join(map(repr, HELDOUT_BY))}, got {self.heldout_by!r}")
 
     def words(self) -> tuple[str, ...]:
         """All words that the texts use; they depend on the numbers of people and relations alone."""
@@ -52,12 +59,13 @@ class TwoHop:
         return words_in("'s has a name. What's the name? Who's A:", *relations, *people)
 
     def draw(self, rng: np.random.Generator, n: int) -> Problem:
-        """A problem of `n` hops, 1 or 2, all equally likely; problems of two hops belong to the split."""
+        """A problem of `n` hops, 1 or 2, of those that belong to the split; all are equally likely."""
         if n not in (1, 2):
             raise InputError(f"TwoHop draws problems of 1 or 2 hops, got {n!r}")
         problems = self.one_hop if n == 1 else self.two_hop
         if not problems:
-            raise InputError(f"{self} has no two hops: take a smaller heldout_one_in or more people")
+            hops = "one hop" if n == 1 else "two hops"
+            raise InputError(f"{self} has no {hops}: take a smaller heldout_one_in or more people")
         return problems[int(rng.integers(len(problems)))]
 
     @functools.cached_property
@@ -72,11 +80,12 @@ class TwoHop:
 
     @functools.cached_property
     def one_hop(self) -> tuple[Problem, ...]:
-        """A problem for every fact."""
+        """A problem for every fact; held out by person, for every fact about the people of the split."""
         return tuple(
             problem(person, relation, bridge, "has a name. What's the name?", bridge)
             for relation, facts in self.world.items()
             for person, bridge in facts.items()
+            if self.heldout_by == "question" or self.is_heldout(person, relation, "") == (self.split == "heldout")
         )
 
     @functools.cached_property
@@ -92,7 +101,8 @@ class TwoHop:
 
     def is_heldout(self, person: str, first: str, second: str) -> bool:
         """Whether the two hops from `person` are held out of training; `split` does not change it."""
-        return is_heldout(f"{self.seed} {person} {first} {second}", self.heldout_one_in)
+        by = f"{self.seed} {person} {first} {second}" if self.heldout_by == "question" else f"{self.seed} {person}"
+        return is_heldout(by, self.heldout_one_in)
 
 
 def problem(person: str, relation: str, bridge: str, rest: str, answer: str) -> Problem:

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from detspec.errors import InputError
 from detspec.train.problems.fillers import Fillers, draw_fillers
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.words import words_in
@@ -11,6 +12,8 @@ from detspec.train.problems.words import words_in
 VARIABLES = ("a", "b", "c")
 UNASKED = "d"
 BASE = 10
+QUESTIONS = ("last", "first")
+CLOSING = "That's all."  # as many tokens as the question that stands here otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +24,21 @@ class Variables(Fillers):
     long. No variable is added to itself, so all values stay equally likely. (Doubling would favour even values.) With few
     operations the asked variable often keeps its first value; a model that copies the first value is right that often.
     Fillers assign to a fourth variable, which is never asked for.
+
+    With the question first it reads "What's c? a = 3; b = 7; c = 1; a = a + b; c = c + a; That's all.", with the same steps.
     """
+
+    question: str = "last"  # where the question stands, "last" or "first"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.question not in QUESTIONS:
+            raise InputError(f"Variables.question must be one of {', '.join(map(repr, QUESTIONS))}, got {self.question!r}")
 
     def words(self) -> tuple[str, ...]:
         """All words that the texts use."""
-        return words_in("What's = + ; ? A:", *VARIABLES, UNASKED, *map(str, range(BASE)))
+        words = words_in("What's = + ; ? A:", *VARIABLES, UNASKED, *map(str, range(BASE)))
+        return words if self.question == "last" else words_in(*words, CLOSING)
 
     def draw(self, rng: np.random.Generator, n: int) -> Problem:
         """A problem of `n` operations after the first three assignments."""
@@ -34,7 +47,9 @@ class Variables(Fillers):
         asked = int(rng.integers(len(VARIABLES)))
         targets = rng.integers(len(VARIABLES), size=n).tolist()
         shifts = rng.integers(1, len(VARIABLES), size=n).tolist()
-        question = "; ".join(f"{name} = {value}" for name, value in zip(VARIABLES, values, strict=True))
+        ask = f"What's {VARIABLES[asked]}?"
+        question = f"{ask} " if self.question == "first" else ""
+        question += "; ".join(f"{name} = {value}" for name, value in zip(VARIABLES, values, strict=True))
         steps = [state_text(values)]
         marks = [len(question)]
         for is_filler, target, shift in zip(fillers, targets, shifts, strict=True):
@@ -46,7 +61,8 @@ class Variables(Fillers):
                 values[target] = (values[target] + values[other]) % BASE
                 steps.append(state_text(values))
                 marks.append(len(question))
-        return Problem(f"{question}; What's {VARIABLES[asked]}?", tuple(steps), tuple(marks), str(values[asked]))
+        question += f"; {CLOSING if self.question == 'first' else ask}"
+        return Problem(question, tuple(steps), tuple(marks), str(values[asked]))
 
 
 def state_text(values: list[int]) -> str:

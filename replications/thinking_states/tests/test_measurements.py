@@ -20,6 +20,7 @@ from replications.thinking_states.answer_time import Setting, answer_times, sett
 from replications.thinking_states.forced import middle, read_forced
 from replications.thinking_states.prefill import SOURCES, read_by, reading_counters
 from replications.thinking_states.prompts import decode, draw_problems, prompts_of, read_prompts, ready_state
+from replications.thinking_states.speeds import answer_speeds
 from replications.thinking_states.step_time import cut_in, random_batch
 from replications.thinking_states.unrolled import forward_unrolled
 
@@ -119,6 +120,18 @@ def test_times_to_the_answer_are_of_both_arms_with_their_tokens_and_passes(model
     assert chain["tokens"] <= 6
     assert chain["passes"] == 0
     assert all(min(one["ms"], one["reading_ms"]) > 0 for one in found)
+
+
+@pytest.mark.slow
+def test_speeds_are_ratios_to_the_chain_and_count_passes_that_depend_on_each_other(model: Model):
+    backbone = dataclasses.replace(CFG, thinking=None)
+    chain = dataclasses.replace(model, cfg=backbone, params=init_params(backbone, jax.random.key(0)))
+    found = answer_speeds(model, chain, arms=("thinking", "cot"), num_ops=2, batch=1, repeats=1, seed=0)
+    thinking, cot = found
+    assert cot["speedup"] == 1
+    assert thinking["speedup"] == cot["ms"] / thinking["ms"]  # medians over one round
+    assert thinking["dependent"] == thinking["passes"] + thinking["tokens"] > 3  # 24 tokens of a prompt in chunks of 4
+    assert cot["dependent"] == 1 + cot["tokens"]
 
 
 def test_middle_is_the_middle_one_of_the_places_or_none():

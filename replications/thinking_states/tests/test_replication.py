@@ -26,17 +26,19 @@ def test_quick_replication_trains_reports_and_does_nothing_twice(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(ROOT)
-    only = ["--quick", "--only", "parity-cot-0", "--workdir", str(tmp_path / "runs")]
+    only = ["--quick", "--only", "parity-coconut-0", "--workdir", str(tmp_path / "runs")]
     assert main([*only, "--out", str(tmp_path / "docs")]) == 0
     paths = [tmp_path / "docs" / f"results.{suffix}" for suffix in ("json", "md", "png")]
     assert capfd.readouterr().out.split() == [str(path) for path in paths]
     found = json.loads(paths[0].read_text())
-    assert list(found["runs"]) == ["parity-cot-0"]
-    command = "detspec train --config replications/thinking_states/config.py:quick-parity-cot-0"
-    assert found["runs"]["parity-cot-0"]["command"] == command
-    assert "| parity-cot-0 | 2 |" in paths[1].read_text()
+    assert list(found["runs"]) == ["parity-cot-0", "parity-coconut-0"]
+    for name, latents, start in (("parity-cot-0", None, None), ("parity-coconut-0", 1, "parity-cot-0")):
+        command = f"detspec train --config replications/thinking_states/config.py:quick-{name}"
+        one = found["runs"][name]
+        assert (one["command"], one["latents"], one["starts_from"]) == (command, latents, start)
+        assert f"| {name} | 2 |" in paths[1].read_text()
     assert paths[2].stat().st_size > 1000
-    trained = (tmp_path / "runs" / "parity-cot-0" / "result.json").stat().st_mtime_ns
+    trained = (tmp_path / "runs" / "parity-coconut-0" / "result.json").stat().st_mtime_ns
     assert main(only) == 0  # the report of a trial stays away from the full one
     assert capfd.readouterr().out.split() == [str(tmp_path / "runs" / path.name) for path in paths]
-    assert (tmp_path / "runs" / "parity-cot-0" / "result.json").stat().st_mtime_ns == trained
+    assert (tmp_path / "runs" / "parity-coconut-0" / "result.json").stat().st_mtime_ns == trained

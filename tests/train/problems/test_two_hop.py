@@ -60,6 +60,18 @@ def test_each_hop_of_what_is_held_out_is_trained_on():
         assert (problem.steps[0], second) in second_hops
 
 
+def test_held_out_people_begin_no_question_of_training_and_all_of_the_tests():
+    train, heldout = (TwoHop(heldout_by="person", heldout_one_in=5, split=split) for split in ("train", "heldout"))
+    known, new = ({parse(problem)[0] for problem in task.one_hop + task.two_hop} for task in (train, heldout))
+    assert not known & new
+    assert len(known | new) == 40
+    assert 4 <= len(new) <= 12  # one in five
+    for people, task in ((known, train), (new, heldout)):
+        assert len(task.one_hop) == 6 * len(people)
+        assert len(task.two_hop) == 30 * len(people)
+    assert train.world == TRAIN.world  # the facts of those held out are those that another run may teach
+
+
 def test_split_does_not_change_with_the_number_of_people():
     fewer = {parse(problem) for problem in TwoHop(num_people=20, split="heldout").two_hop}
     assert fewer <= {parse(problem) for problem in HELDOUT.two_hop}
@@ -105,6 +117,7 @@ def test_derangements_keep_nobody_in_place():
         ({"num_relations": 2.0}, r"got 2\.0"),
         ({"heldout_one_in": 1}, r"TwoHop\.heldout_one_in must be an integer from 2 to 1000000, got 1"),
         ({"seed": -1}, r"TwoHop\.seed must be an integer of at least 0, got -1"),
+        ({"heldout_by": "fact"}, r"TwoHop\.heldout_by must be one of 'question', 'person', got 'fact'"),
         ({"split": "test"}, r"TwoHop\.split must be one of 'train', 'heldout', got 'test'"),
     ],
 )

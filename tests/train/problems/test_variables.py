@@ -7,7 +7,7 @@ import pytest
 
 from detspec.errors import InputError
 from detspec.train.problems.problem import ARMS, Problem, texts
-from detspec.train.problems.variables import Variables
+from detspec.train.problems.variables import CLOSING, Variables
 from detspec.train.problems.words import split
 from tests.train.problems.leaks import best_guess_accuracy
 
@@ -102,7 +102,21 @@ def test_doubling_is_caught():
     assert leaks(problems)["length"] > 0.18  # five of ten digits are left
 
 
+def test_question_first_has_the_same_steps_and_words_and_as_many_tokens():
+    for seed in range(20):
+        last, first = (Variables(question=place).draw(np.random.default_rng(seed), 6) for place in ("last", "first"))
+        assert (first.steps, first.answer) == (last.steps, last.answer)
+        ask = re.search(r"What's [abc]\?", last.question).group()
+        assert first.question == f"{ask} {last.question.replace(ask, CLOSING)}"
+        assert [first.question[len(ask) + 1 : mark] for mark in first.marks] == [last.question[:mark] for mark in last.marks]
+        assert len(split(CLOSING)) == len(split(ask)) == 5
+        assert set(split(first.question)) <= set(Variables(question="first").words())
+    assert Variables(question="first").words()[: len(Variables().words())] == Variables().words()
+
+
 def test_bad_parameters_are_refused():
+    with pytest.raises(InputError, match=r"Variables\.question must be one of 'last', 'first', got 'middle'"):
+        Variables(question="middle")
     with pytest.raises(InputError, match=r"Variables\.filler must be a number in \[0, 1\), got 1"):
         Variables(1)
     with pytest.raises(InputError, match="a positive number of operations, got 0"):
