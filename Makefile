@@ -125,7 +125,7 @@ $(VENV)/.installed-parity: $(VENV)/.installed
 
 $(VENV)/.installed-evals: $(VENV)/.installed
 	@echo "installing the lm-evaluation-harness"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[eval]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[eval]' 'lm_eval[api]'
 	@touch $@
 
 $(VENV)/.installed-notebooks: $(VENV)/.installed

@@ -67,15 +67,16 @@ def serving(engine: Engine, *, log: Path | None = None, **options) -> Iterator[R
     )
     server = uvicorn.Server(config)
     sock = config.bind_socket()
+    sock.listen(config.backlog)  # else clients that come before the server does are refused
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    with httpx2.Client(base_url=url, timeout=120) as http:
-        while http.get("/health").status_code == 503:
-            time.sleep(0.02)
-        try:
+    try:
+        with httpx2.Client(base_url=url, timeout=120) as http:
+            while http.get("/health").status_code == 503:
+                time.sleep(0.02)
             yield Running(service, url, http)
-        finally:
-            server.should_exit = True
-            thread.join(60)
-            assert not thread.is_alive()
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
