@@ -50,13 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1, help="runs of each kind, in turns; medians are reported")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of the capacity")
     parser.add_argument("--max-requests", type=int, default=32)
+    parser.add_argument("--method", default="auto", help="the server's draft source")
     parser.add_argument("--json", metavar="FILE", help="write the results here")
     parser.add_argument("--write-docs", action="store_true", help="write docs/data/serving.json and docs/serving.png")
     args = parser.parse_args(argv)
     bodies = mixed_bodies(args.num_prompts)
-    with server(args.max_requests) as port:
+    with server(args.max_requests, args.method) as port:
         found = measure(bodies, port, args)
-    found["overhead"] = overhead(args.max_requests)
+    found["overhead"] = overhead(args.max_requests, args.method)
     print(table(found))
     for path in [Path(args.json)] if args.json else []:
         path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
@@ -86,10 +87,11 @@ def mixed_bodies(number: int) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def server(max_requests: int) -> Iterator[int]:
+def server(max_requests: int, method: str) -> Iterator[int]:
     """The port of a server that is ready."""
     command = [sys.executable, "-m", "detspec", "serve", "--port", "0", "--max-requests", str(max_requests)]
-    process = subprocess.Popen([*command, "--max-len", str(MAX_LEN)], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    command += ["--max-len", str(MAX_LEN), "--method", method]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stderr is not None
         found = re.search(r":(\d+)$", process.stderr.readline().strip())
@@ -163,11 +165,11 @@ def differing(runs: Sequence[Sequence[str]]) -> int:
     return sum(a != b for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
 
 
-def overhead(max_requests: int, rounds: int = 5) -> dict[str, float]:
+def overhead(max_requests: int, method: str, rounds: int = 5) -> dict[str, float]:
     """Seconds of 8 times as many requests as there are places, in one process and over HTTP with 32 clients, in turns."""
     bodies = [{**body, "is_deterministic": True} for body in mixed_bodies(8 * max_requests)]
     model = ds.load()
-    config = ds.EngineConfig(max_requests=max_requests, max_len=MAX_LEN, max_prefill_passes=1, segment_steps=16)
+    config = ds.EngineConfig(max_requests=max_requests, max_len=MAX_LEN, method=method, max_prefill_passes=1, segment_steps=16)
     engine = ds.Engine(model, config)
     engine.prepare()
     sampling = [
@@ -175,7 +177,7 @@ def overhead(max_requests: int, rounds: int = 5) -> dict[str, float]:
         for b in bodies
     ]
     seconds: dict[str, list[float]] = {"engine": [], "http": []}
-    with server(max_requests) as port:
+    with server(max_requests, method) as port:
         for _ in range(rounds):
             began = time.perf_counter()
             engine.generate([body["prompt"] for body in bodies], sampling)
