@@ -90,7 +90,7 @@ async def generated(service: Service, kind: str, body: tuple[Any, int], request:
     if parsed.stream:
         return EventStream(events(service, parsed, call, CHUNKS[kind]))
     completions = await unless_gone(request.receive, collected(service, parsed, call))
-    if completions is None:  # nobody reads the answer
+    if completions is None:  # the client has left
         service.thread.abort(call)
         return Response(status_code=499)
     return answer(BODIES[kind](parsed, completions, service.answerer_now()))

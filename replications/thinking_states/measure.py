@@ -160,10 +160,13 @@ def trained(name: str, workdir: Path, *, quick: bool) -> dict[str, Any]:
     accuracy = json.loads((folder / "accuracy.json").read_text(encoding="utf-8"))
     last = [line for line in read_log(folder / "log.jsonl") if "loss" in line][-LAST_STEPS:]
     base = config.base if isinstance(config, CurriculumConfig) else config
+    recorded = json.loads(json.dumps(dataclasses.asdict(base)))
+    if isinstance(base.backbone, str):
+        recorded["backbone"] = str(Path(base.backbone).relative_to(workdir))
     return {
         "command": f"detspec train --config {CONFIG}:{arm}",
         "training_cpu_seconds": time.process_time() - began,
-        "config": json.loads(json.dumps(dataclasses.asdict(base))),
+        "config": recorded,
         "task": type(base.task).__name__,
         "starts_from": starts_from(name),
         "latents": config.latents if isinstance(config, CurriculumConfig) else None,
