@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1, help="runs of each kind, in turns; medians are reported")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of the capacity")
     parser.add_argument("--max-requests", type=int, default=32)
-    parser.add_argument("--method", default="auto", help="the server's draft source")
+    parser.add_argument("--method", nargs="+", default=["none", "ngram"], help="the server's draft sources")
     parser.add_argument("--json", metavar="FILE", help="write the results here")
     parser.add_argument("--write-docs", action="store_true", help="write docs/data/serving.json and docs/serving.png")
     args = parser.parse_args(argv)
@@ -87,10 +87,10 @@ def mixed_bodies(number: int) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def server(max_requests: int, method: str) -> Iterator[int]:
+def server(max_requests: int, method: Sequence[str]) -> Iterator[int]:
     """The port of a server that is ready."""
     command = [sys.executable, "-m", "detspec", "serve", "--port", "0", "--max-requests", str(max_requests)]
-    command += ["--max-len", str(MAX_LEN), "--method", method]
+    command += ["--max-len", str(MAX_LEN), "--method", *method]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stderr is not None
@@ -165,7 +165,7 @@ def differing(runs: Sequence[Sequence[str]]) -> int:
     return sum(a != b for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
 
 
-def overhead(max_requests: int, method: str, rounds: int = 5) -> dict[str, float]:
+def overhead(max_requests: int, method: Sequence[str], rounds: int = 5) -> dict[str, float]:
     """Seconds of 8 times as many requests as there are places, in one process and over HTTP with 32 clients, in turns."""
     bodies = [{**body, "is_deterministic": True} for body in mixed_bodies(8 * max_requests)]
     model = ds.load()

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +94,8 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     add("--ordinary", action="store_true", help="ordinary generation: nothing is verified, and bits depend on the batch")
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """How the engine runs: changes speed, never what a deterministic request gives."""
+def add_engine(parser: argparse.ArgumentParser, *, method: Sequence[str] = METHODS[:1]) -> None:
+    """How the engine runs: changes speed, never what a deterministic request gives; `method` is the default of `--method`."""
     add = parser.add_argument_group("engine", "changes speed, never the result").add_argument
     add("--max-requests", type=int, default=32, metavar="B", help="most requests in flight")
     add("--max-len", type=int, metavar="S", help=f"most tokens, prompt included (default: {MAX_LEN}, or the model's limit)")
@@ -104,9 +105,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=METHODS,
         nargs="+",
-        default=METHODS[:1],
+        default=method,
         help='the draft: "ngram" is prompt lookup, "int8" the model in int8, "self" the fast path itself; of several names '
-        'whichever is faster; "auto" is several that need no more memory (default: auto)',
+        f'whichever is faster; "auto" is several that need no more memory (default: {" ".join(method)})',
     )
     add("--draft-model", metavar="FOLDER", help="a smaller model with the same vocabulary, which drafts where it is faster")
     add("--draft-thoughts", choices=THOUGHTS, default=THOUGHTS[0], help="draft source for the thoughts of a model that thinks")

@@ -27,6 +27,7 @@ the exit code of the signal, 143. Needs the extra `serve`: pip install 'detspec[
 LOCALHOST = "127.0.0.1"
 KEY = "DETSPEC_API_KEY"
 FAILED = 1
+SHORT_STEPS = ("none", "ngram")  # drafts whose steps are short, because what arrives waits for the step that runs
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_weights(parser)
     add_cache_dtype(parser)
-    add_engine(parser)
+    add_engine(parser, method=SHORT_STEPS)
     parser.epilog = f"Clients must send the key in the environment variable {KEY} as their bearer token, if it is set."
 
 
