@@ -18,6 +18,7 @@ from pathlib import Path
 from detspec.cli import commands
 from detspec.engine import engine_group  # noqa: F401  # forks find it imported
 from detspec.jobs import audit, dry_run, job, merge  # noqa: F401  # and these
+from detspec.native.library import DTYPES, target
 from scripts.soak.caches import use_cache
 from scripts.soak.clocks import wrong_clocks
 from scripts.soak.devices import be_patient
@@ -131,6 +132,8 @@ def _detspec(start: Start) -> int:
     if "--chips" in start.arguments:
         be_patient()
     if start.file_bytes is not None:
+        for dtype in DTYPES:  # a C compiler that has no room for its files ends as if it were broken
+            target("attention", dtype)
         resource.setrlimit(resource.RLIMIT_FSIZE, (start.file_bytes, resource.RLIM_INFINITY))
     if not start.is_forked:
         os.execv(sys.executable, [sys.executable, "-m", "detspec", *start.arguments])

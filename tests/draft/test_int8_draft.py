@@ -6,12 +6,14 @@ import jax
 import pytest
 
 from detspec.draft.self_draft import INT8
+from detspec.engine.device import Device
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.generation.loop import generate_state
 from detspec.model.params import init_params, quantized
 from tests.engine.byte_model import BYTE_CFG, SCHEDULE, facts, some_prompts, some_sampling
+from tests.engine.fixed_times import FixedTimes
 from tests.fakes import Request, random_model, state_of
 from tests.generation.one_at_a_time import FIXED, one_at_a_time, results
 from tests.shelf import MANY
@@ -57,7 +59,7 @@ def test_of_several_draft_sources_an_engine_tries_each_and_the_bits_stay(model, 
     config = EngineConfig(
         max_requests=3, max_len=64, method=("none", "ngram", "int8"), num_speculative_tokens=3, schedule=SCHEDULE
     )
-    engine = Engine(model, config)
+    engine = Engine.over(Device(model, config), FixedTimes())  # the first start of a program may look like a slow one
     made = {
         certificate.plan.draft
         for certificate in engine.prepare(3)

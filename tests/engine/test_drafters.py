@@ -10,7 +10,6 @@ import pytest
 from detspec.checkpoint.load import Model
 from detspec.draft.ngram import ngram
 from detspec.draft.source import Drafter
-from detspec.engine.agreement import Alone
 from detspec.engine.certify import CERTIFIED, NOT_TRIED
 from detspec.engine.device import Device
 from detspec.engine.draft_model import draft_model
@@ -24,6 +23,7 @@ from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, some_prompts, some_sampling
 from tests.engine.fake_device import FakeDevice
+from tests.engine.fixed_times import FixedTimes
 from tests.fakes import TABLE_CFG
 
 CIRCLE = [*range(16), *range(16)]
@@ -39,18 +39,6 @@ def circling_model(size: int = 2048, circle: int = 16) -> Model:
     for norm in (params["final_norm"], params["layers"][0]["attn_norm"], params["layers"][0]["mlp_norm"]):
         norm[:] = 1
     return Model(cfg, jax.tree.map(jnp.asarray, params), None, (), "counts in circles")
-
-
-class FixedTimes(Alone):
-    """Whatever this machine's load is, a step takes 10 ms, and 12 ms if its pass reads guesses."""
-
-    def same(self, seconds):
-        """Instead of what was measured: step and wide step of one plan after the other."""
-        return [0.010, 0.012] * (len(seconds) // 2)
-
-    def observer(self, step_times):
-        """Takes no notice of what steps take."""
-        return lambda plan, seconds: None
 
 
 def engine_with(drafter: Drafter, model: Model) -> Engine:
