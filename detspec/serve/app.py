@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import msgspec
@@ -173,9 +173,6 @@ class KeyCheck:
                 await answer(refusal, status=401, headers={"www-authenticate": "Bearer"})(scope, receive, send)
                 return
         await self.app(scope, receive, send)
-
-
-Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 async def _refused(request: Request, failed: Exception) -> Response:

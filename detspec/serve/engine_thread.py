@@ -47,7 +47,6 @@ class Call:
         self.requests = requests
         self.streamed = streamed
         self.num_samples = sum(request.sampling.n for request in requests)
-        self.num_open = self.num_samples  # of which the event loop has not been told the end
         self.began = time.monotonic()
         self.last: dict[tuple[str, int], float] = {}  # when each sample last had news
         self._inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()

@@ -10,7 +10,7 @@ from typing import Any
 
 from detspec.checkpoint.load import Model, load
 from detspec.engine.engine_group import AnyEngine
-from detspec.engine.request import Completion, Request
+from detspec.engine.request import ABORTED, Completion, Request
 from detspec.errors import InputError
 from detspec.openai.bodies import Parsed, parse_chat, parse_completion, requests_of
 from detspec.openai.fields import BodyError
@@ -99,10 +99,10 @@ class Service:
         return self.thread.submit(requests, stream=parsed.stream and not in_one_piece(parsed))
 
     def ended(self, parsed: Parsed, place: int, completion: Completion) -> Completion:
-        """`completion` of prompt number `place` as answers show it; it is logged."""
+        """`completion` of prompt number `place` as answers show it; it is logged unless it was aborted."""
         if parsed.is_score:
             return _scored(completion, parsed.prompts[place])
-        if self._log is not None:
+        if self._log is not None and completion.finish_reason != ABORTED:
             self._log.write(response_of=parsed, place=place, completion=completion)
         return completion
 

@@ -294,7 +294,8 @@ def test_trainer_pauses_changes_weights_and_goes_on(model, tmp_path):
 
 def test_pause_can_keep_or_abort_what_is_in_flight(model, tmp_path):
     body = {"prompt": [5, 17, 9], "seed": 1, "max_tokens": 50, "logprobs": 0, "temperature": 0.9}
-    with serving(make_engine(model, segment_steps=1), weights_dir=tmp_path) as server:
+    log = tmp_path / "log.jsonl"
+    with serving(make_engine(model, segment_steps=1), weights_dir=tmp_path, log=log) as server:
         alone = choices(server, body)
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
             kept = threads.submit(choices, server, body)
@@ -313,6 +314,7 @@ def test_pause_can_keep_or_abort_what_is_in_flight(model, tmp_path):
             assert ends & {"abort"}
             server.ask("/resume")
         assert choices(server, body) == alone
+    assert run_audit_responses(chatting(model), log, max_requests=8).differences == []  # what was aborted is not in it
 
 
 def test_engine_that_fails_ends_calls_and_health(model, monkeypatch):
