@@ -18,7 +18,7 @@ ALL = ("local_choice", "local_rolling", "local_write", "local_sampled")
 
 @pytest.fixture(scope="module")
 def arguments(folder) -> dict[str, object]:
-    """Of the model; without drafts, for fewer programs."""
+    """Arguments of the model: no drafts, so that fewer programs are compiled."""
     return {"pretrained": str(folder), "max_len": 96, "method": "none"}
 
 

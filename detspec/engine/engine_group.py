@@ -118,11 +118,6 @@ class EngineGroup:
         return sum(engine.num_pages for engine in self.engines)
 
     @property
-    def num_pages_held(self) -> int:
-        """Cache pages that requests hold now."""
-        return sum(engine.num_pages_held for engine in self.engines)
-
-    @property
     def num_live(self) -> int:
         """Samples that have a place."""
         return sum(engine.num_live for engine in self.engines)

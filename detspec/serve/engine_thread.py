@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from detspec.engine.engine_group import AnyEngine
+from detspec.engine.engine import Engine
 from detspec.engine.request import Request, Update
 from detspec.errors import InputError
 from detspec.serve.metrics import Metrics
@@ -79,7 +79,7 @@ class EngineThread:
         on_failure: called once it has ended so.
     """
 
-    def __init__(self, engine: AnyEngine, *, max_waiting: int, metrics: Metrics, prepares: bool = True) -> None:
+    def __init__(self, engine: Engine, *, max_waiting: int, metrics: Metrics, prepares: bool = True) -> None:
         """Starts nothing; `start` does. Unless it `prepares`, programs are compiled when requests first need them."""
         self.engine = engine
         self.max_waiting = max_waiting

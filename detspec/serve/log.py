@@ -8,7 +8,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from detspec.engine.engine_group import AnyEngine
+from detspec.engine.engine import Engine
 from detspec.engine.request import Completion
 from detspec.errors import InputError
 from detspec.jobs.lines import completion_line
@@ -20,7 +20,7 @@ from detspec.openai.responses import response_id
 class ResponseLog:
     """A file that lines are appended to; each is whole on disk before the next begins, unless the machine fails."""
 
-    def __init__(self, path: Path, engine: AnyEngine) -> None:
+    def __init__(self, path: Path, engine: Engine) -> None:
         """Opens `path` and says what bits depend on; `InputError` if it cannot be written."""
         try:
             self._file = path.open("ab")
@@ -28,7 +28,7 @@ class ResponseLog:
         except OSError as error:
             raise InputError(f"--log {path}: {error.strerror}") from error
 
-    def begin(self, engine: AnyEngine) -> None:
+    def begin(self, engine: Engine) -> None:
         """Says what all bits from here on depend on."""
         config = {**dataclasses.asdict(engine.config), "schedule": engine.schedule.bits()}
         facts = {"fingerprint": engine.fingerprint(), "text": text_facts(engine.model), "engine": config}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from detspec.checkpoint.load import Model, load
-from detspec.engine.engine_group import AnyEngine
+from detspec.engine.engine import Engine
 from detspec.engine.request import ABORTED, Completion, Request
 from detspec.errors import InputError
 from detspec.openai.bodies import Parsed, parse_chat, parse_completion, requests_of
@@ -58,7 +58,7 @@ class Service:
         answerer: what bodies say besides the completions.
     """
 
-    def __init__(self, engine: AnyEngine, options: Options) -> None:
+    def __init__(self, engine: Engine, options: Options) -> None:
         """Starts nothing; `InputError` if the log cannot be opened."""
         self.options = options
         self.metrics = Metrics()
@@ -68,7 +68,7 @@ class Service:
         self._name_weights()
 
     @property
-    def engine(self) -> AnyEngine:
+    def engine(self) -> Engine:
         """What generates."""
         return self.thread.engine
 

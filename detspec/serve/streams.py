@@ -82,14 +82,11 @@ class Chunks:
         else:
             choice["text"] = update.text
         choice |= {"logprobs": self._logprobs(index, update), "finish_reason": None, "stop_reason": None}
-        if self.parsed.return_token_ids:
-            choice["token_ids"] = list(update.token_ids)
         if completion is not None:
             choice |= ending(self.parsed, index, completion, self.answerer)
-            choice |= {
-                **extras(self.parsed, completion, self.answerer),
-                **{k: choice[k] for k in ("token_ids",) if k in choice},
-            }
+            choice |= extras(self.parsed, completion, self.answerer)
+        if self.parsed.return_token_ids:
+            choice["token_ids"] = list(update.token_ids)  # those that are new, also in the last chunk
         yield self._chunk(choice)
 
     def last(self) -> dict[str, Any]:

@@ -155,7 +155,7 @@ class Rows:
         self.end = words + 1
 
     def ids(self, problems: Sequence[Problem], stage: int) -> tuple[list[list[int]], list[int], list[list[int]]]:
-        """Of `problems` without their first `stage` steps: prompts, numbers of latents, and what follows them."""
+        """Prompts, numbers of latents, and what follows them, of `problems` without their first `stage` steps."""
         kept = [dataclasses.replace(one, steps=one.steps[stage:], marks=one.marks[stage:]) for one in problems]
         encoded = encode(kept, self.tokenizer, "cot")
         prompts = [[*one.prompt, self.begin] for one in encoded]
