@@ -180,12 +180,13 @@ def throughput_table(result: Found) -> str:
     for one in result["found"]:
         theirs = paper.THROUGHPUT[one["workload"]]
         pairs = [f"{one['ratio'][name]:.3f} ({theirs[name]:.2f})" for name in names]
-        rows.append([one["workload"], f"{one['mean_prompt']:.0f} + {one['mean_new']:.0f}", *pairs])
-    header = ["workload", "mean tokens", *(name if name == "invariant" else f"{name} %" for name in names)]
+        rows.append([one["workload"], f"{one['mean_prompt']:.0f} + {one['mean_new']:.0f}", *pairs, f"{one['rounds']}"])
+    header = ["workload", "mean tokens", *(name if name == "invariant" else f"{name} %" for name in names), "rounds"]
     note = (
-        "Prompt and new tokens per second over ordinary generation, by the share of deterministic requests; the paper's in "
-        "brackets. Invariant: all deterministic, with products that the compiler makes batch-invariant. Theirs is SGLang with "
-        "DeepGEMM. Lengths for ShareGPT and ArXiv are drawn, and only resemble those data sets." + refused(result)
+        "Prompt and new tokens per second over ordinary generation, medians of rounds in turn, by the share of deterministic "
+        "requests; the paper's in brackets. Invariant: all deterministic, with products that the compiler makes "
+        "batch-invariant, in one round. Theirs is SGLang with DeepGEMM. Lengths for ShareGPT and ArXiv are drawn, and only "
+        "resemble those data sets." + refused(result)
     )
     return f"{note}\n\n{table(header, rows)}"
 
