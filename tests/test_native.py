@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from detspec.cache import Int8Pages
-from detspec.environment import cpu_facts
 from detspec.errors import InputError
 from detspec.native import library
+from detspec.native.processor import cpu_facts
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.int8 import linears_f32, quantize
@@ -51,8 +51,9 @@ def test_library_is_kept_for_the_next_process(monkeypatch, tmp_path):
 
 @functools.cache
 def compiled_for(march: str, dtype: str) -> ctypes.CDLL:
-    """The kernels for a processor, without instructions that multiply pairs."""
-    options = [option for option in library.options_for(dtype) if not option.startswith(("-DDOTS", "-march"))]
+    """The kernels for a processor, without instructions that multiply pairs or tiles."""
+    own = ("-DDOTS", "-DAMX", "-mamx", "-march")
+    options = [option for option in library.options_for(dtype) if not option.startswith(own)]
     return library._load(library._compile(SOURCE, (*options, f"-march={march}")))
 
 
@@ -108,8 +109,7 @@ def test_attention_over_a_cache_in_int8_has_the_same_bits_for_narrow_and_wide_re
     numerics = Numerics(page=32, implementation="cpu", cache_dtype="int8")
     expected = np.asarray(paged_attention(q, k, v, tables, positions, scores=Scores(0.2, cap=5.0), numerics=numerics))
     for march in ("haswell", "x86-64-v2"):
-        options = [option for option in library.options_for("F32") if not option.startswith("-march")]
-        compiled = library._load(library._compile(SOURCE, (*options, f"-march={march}")))
+        compiled = compiled_for(march, "F32")
         name = f"test_int8_attention_{march}"
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled.detspec_attention), platform="cpu")
         call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((12, 6, 48), jnp.float32))
