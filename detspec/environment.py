@@ -97,8 +97,8 @@ def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
 def fingerprint() -> dict[str, str]:
     """What committed bits may depend on besides model, request, schedule and mesh: device kind and compiler versions.
 
-    On a CPU the instruction sets belong to it, too: XLA compiles for them, and a virtual machine may hide some of them. A system
-    or a compiler may also keep the kernels from a processor's matrix tiles.
+    On a CPU the instruction sets belong to it, too: XLA compiles for them, and a virtual machine may hide some of them.
+    A system or a compiler may also keep the kernels from a processor's matrix tiles.
     """
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"

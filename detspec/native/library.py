@@ -74,7 +74,7 @@ def options_for(dtype: str) -> tuple[str, ...]:
 
 
 def multiply_adds_of_instruction(dtype: DTypeLike) -> int:
-    """Multiply-adds of one instruction of products: of each float32 of a vector, of pairs of bfloat16, or of two tiles of them."""
+    """Multiply-adds of one instruction of products: of a vector of float32, of pairs of bfloat16, or of two tiles of them."""
     if jnp.dtype(dtype) != jnp.bfloat16:
         return 16
     return 16 * 16 * 32 if has_tiles() else 32 if "-DDOTS" in options_for("BF16") else 16
