@@ -5,13 +5,13 @@ import hashlib
 import platform
 import warnings
 from importlib.metadata import version
-from pathlib import Path
 
 import jax
 
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.native.compiler import NO_COMPILER, find_compiler
+from detspec.native.processor import cpu_facts, has_tiles
 from detspec.schedule import Budget, FastPath, Numerics, Schedule
 
 # Canonical passes by platform.
@@ -98,11 +98,12 @@ def fingerprint() -> dict[str, str]:
     """What committed bits may depend on besides model, request, schedule and mesh: device kind and compiler versions.
 
     On a CPU the instruction sets belong to it, too: XLA compiles for them, and a virtual machine may hide some of them.
+    A system or a compiler may also keep the kernels from a processor's matrix tiles.
     """
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
     facts = cpu_facts() if on_cpu else {}
-    flags = facts.get("flags") or facts.get("Features", "")
+    flags = (facts.get("flags") or facts.get("Features", "")) + (" with matrix tiles" if on_cpu and has_tiles() else "")
     return {
         "detspec": version("detspec"),
         "jax": jax.__version__,
@@ -112,15 +113,6 @@ def fingerprint() -> dict[str, str]:
         "instruction_sets": hashlib.sha256(flags.encode()).hexdigest()[:16] if on_cpu else "",
         "compiler": device.client.platform_version.replace("\n", " "),
     }
-
-
-def cpu_facts() -> dict[str, str]:
-    """What Linux says of the first processor, by name: "vendor_id", "flags" and others; nothing on other systems."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return {}
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
 
 
 def _cpu_model(facts: dict[str, str]) -> str:

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from detspec import environment
 from detspec.cache import Int8Pages
-from detspec.environment import cpu_facts
+from detspec.environment import fingerprint
 from detspec.errors import InputError
-from detspec.native import library
+from detspec.native import library, processor
+from detspec.native.processor import cpu_facts, has_tiles
 from detspec.ops.attention.api import paged_attention
 from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.int8 import linears_f32, quantize
@@ -49,10 +51,35 @@ def test_library_is_kept_for_the_next_process(monkeypatch, tmp_path):
     assert len(compiled) == 3
 
 
+@pytest.mark.skipif(not has_tiles(), reason="needs AMX, and a system and a compiler that know it")
+def test_matrix_tiles_are_other_numerics_and_the_fingerprint_names_them(monkeypatch):
+    rng = np.random.default_rng(0)
+    x, weight = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((5, 300), (48, 300)))
+    result = [jax.ShapeDtypeStruct((5, 48), jnp.float32)]
+    with_tiles, named = fingerprint(), library.target("detspec_linear", jnp.bfloat16)
+    [tiled] = jax.jit(jax.ffi.ffi_call(named, result))(x, weight)
+    monkeypatch.setattr(environment, "has_tiles", lambda: False)
+    assert fingerprint()["instruction_sets"] != with_tiles["instruction_sets"]
+    assert fingerprint() | {"instruction_sets": ""} == with_tiles | {"instruction_sets": ""}
+    jax.ffi.register_ffi_target(
+        "test_widened", jax.ffi.pycapsule(compiled_for("native", "BF16").detspec_linear), platform="cpu"
+    )
+    [widened] = jax.jit(jax.ffi.ffi_call("test_widened", result))(x, weight)
+    assert (np.asarray(tiled) != np.asarray(widened)).any()
+    np.testing.assert_allclose(tiled, widened, rtol=0, atol=300 * 2.0**-24)  # another order of sums of numbers of size 1
+
+
+@pytest.mark.parametrize("lacks", ["_in_compiler", "_granted"])
+def test_tiles_that_the_compiler_or_the_system_lacks_are_not_used(monkeypatch, lacks):
+    monkeypatch.setattr(processor, lacks, lambda: False)
+    assert not processor.has_tiles.__wrapped__()
+
+
 @functools.cache
 def compiled_for(march: str, dtype: str) -> ctypes.CDLL:
-    """The kernels for a processor, without instructions that multiply pairs."""
-    options = [option for option in library.options_for(dtype) if not option.startswith(("-DDOTS", "-march"))]
+    """The kernels for a processor, without instructions that multiply pairs or tiles."""
+    own = ("-DDOTS", "-DAMX", "-mamx", "-march")
+    options = [option for option in library.options_for(dtype) if not option.startswith(own)]
     return library._load(library._compile(SOURCE, (*options, f"-march={march}")))
 
 
@@ -85,7 +112,7 @@ def test_products_with_int8_weights_have_the_bits_of_xla_for_narrow_and_wide_reg
     x, weight = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((37, 300), (211, 300)))
     rounded = quantize(weight)
     [expected] = linears_f32(x, [rounded])
-    for march in ("haswell", "x86-64-v2"):
+    for march in ("native", "haswell", "x86-64-v2"):
         name = f"test_int8_linear_{march}"
         kernel = jax.ffi.pycapsule(compiled_for(march, "BF16").detspec_int8_linear)
         jax.ffi.register_ffi_target(name, kernel, platform="cpu")
@@ -108,8 +135,7 @@ def test_attention_over_a_cache_in_int8_has_the_same_bits_for_narrow_and_wide_re
     numerics = Numerics(page=32, implementation="cpu", cache_dtype="int8")
     expected = np.asarray(paged_attention(q, k, v, tables, positions, scores=Scores(0.2, cap=5.0), numerics=numerics))
     for march in ("haswell", "x86-64-v2"):
-        options = [option for option in library.options_for("F32") if not option.startswith("-march")]
-        compiled = library._load(library._compile(SOURCE, (*options, f"-march={march}")))
+        compiled = compiled_for(march, "F32")
         name = f"test_int8_attention_{march}"
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled.detspec_attention), platform="cpu")
         call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((12, 6, 48), jnp.float32))

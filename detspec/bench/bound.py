@@ -13,12 +13,12 @@ import numpy as np
 from detspec.config import ModelConfig
 from detspec.environment import default_schedule
 from detspec.model.work import pass_work
-from detspec.native.library import multiply_adds_of_vector, target
+from detspec.native.library import multiply_adds_of_instruction, target
 
 CPU_BYTES = 512 << 20  # read to measure bandwidth: more than caches hold
 CEILING_ITEMS = 64  # of `native/kernels.c`
 CEILING_SUMS = 12  # and its PEAK_SUMS
-CEILING_REPEATS = 100_000
+CEILING_MULTIPLY_ADDS = 1_600_000  # of each of them
 
 
 def measure_machine(cfg: ModelConfig) -> dict[str, Any]:
@@ -52,9 +52,10 @@ def _ceilings_of_cpu(cfg: ModelConfig) -> tuple[float, float]:
     call = jax.ffi.ffi_call(target("detspec_ceiling", cfg.jax_dtype), jax.ShapeDtypeStruct((CEILING_ITEMS,), jnp.float32))
     big = jnp.ones(CPU_BYTES, jnp.uint8)
     read_s = _best_s(jax.jit(lambda x: call(x, repeats=np.int32(0))), big)
-    compute_s = _best_s(jax.jit(lambda x: call(x, repeats=np.int32(CEILING_REPEATS))), big[:CEILING_ITEMS])
-    vectors = CEILING_ITEMS * CEILING_REPEATS * CEILING_SUMS
-    return read_s, vectors * 2 * multiply_adds_of_vector(cfg.jax_dtype) / compute_s
+    of_instruction = multiply_adds_of_instruction(cfg.jax_dtype)
+    repeats = CEILING_MULTIPLY_ADDS // of_instruction
+    compute_s = _best_s(jax.jit(lambda x: call(x, repeats=np.int32(repeats))), big[:CEILING_ITEMS])
+    return read_s, CEILING_ITEMS * CEILING_SUMS * repeats * 2 * of_instruction / compute_s
 
 
 def bound(cfg: ModelConfig, machine: dict[str, Any], *, batch: int, context: float, step_ms: float) -> dict[str, Any]:

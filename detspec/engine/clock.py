@@ -23,8 +23,8 @@ class Clock:
         if self._busy:
             return
         now = time.perf_counter()
-        if self._since is not None:
-            waited = now - self._since
+        waited = 0.0 if self._since is None else now - self._since
+        if waited > 0:  # a clock that was set back says nothing
             self.idle_s += waited
             self.visit_s += 0.1 * (min(waited, 2 * self.visit_s) - self.visit_s)  # a compilation is no visit
         self._since = now

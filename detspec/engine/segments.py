@@ -139,7 +139,7 @@ class Segments:
             seconds = clock.lap()
             num_passes += int(progress.steps[0])
         clock.free()
-        if running.steps is not None and was_seen and progress.steps[0]:
+        if running.steps is not None and was_seen and progress.steps[0] and seconds > 0:  # or the clock was set back
             self._observed(running.plan, seconds / int(progress.steps[0]))
         return num_passes, self._update(running, progress)
 

@@ -126,6 +126,11 @@ INLINE void sums_of_8(const vf *x, float *sums) {
 #define S8 3 /* of a cache, with F32 */
 
 #define ITEM_BYTES ((int64_t)sizeof(Item))
+#if defined(AMX) && DTYPE == BF16
+#define FLOAT_TILES 1 /* weights of this dtype are multiplied by matrix tiles */
+#else
+#define FLOAT_TILES 0
+#endif
 #if DTYPE == F32
 typedef uint32_t Item;
 #else
@@ -316,6 +321,7 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
    y[r, o] = sum of x[r, i] * weight[o, i] over i. A step is 64 bytes of weights: 16 of float32, or 32 of two bytes. Lane l adds up
    the products of place l of all steps (of places 2 l and 2 l + 1), and `sum_lanes` the lanes. Inputs past the last are zeros.
 
+   AMX, for bfloat16 on processors that have it: see "products by matrix tiles".
    DOTS, for bfloat16 on processors where that is faster: one instruction multiplies pairs of bfloat16 and adds both to the sum.
    Otherwise weights are widened to float32, first those at even places and then those at odd ones. Widening takes time, so rows
    share it, and x is widened once for all outputs. */
@@ -323,7 +329,13 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
 #define MAX_PRODUCTS 4
 #define LINE 16 /* results */
 #define ROW_BLOCK 64           /* rows that weights meet while they lie in the cache of a core */
-#define BLOCK_BYTES (96 << 10) /* most bytes of weights that one item of work reads */
+#if defined(AMX)
+#define BLOCK_BYTES (512 << 10) /* most bytes of weights that one item of work reads */
+#define BLOCK_OUTS 32           /* outputs of an item are a multiple of it */
+#else
+#define BLOCK_BYTES (96 << 10)
+#define BLOCK_OUTS 16
+#endif
 #define ITEMS_OF_THREAD 6      /* at least, where there are so many outputs: the last ones end at about the same time */
 #define ALONE (1 << 18)        /* multiply-adds that one thread has done before another would have woken up */
 #define STEP_BYTES 64          /* of weights */
@@ -352,11 +364,11 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
 
 typedef struct {
   const char *weight;
-  const void *x; /* rows as the tiles take them: vf [rows, PARTS, steps, X_VECTORS], or Rounded */
+  const void *x; /* rows as they are multiplied: vf [rows, PARTS, steps, X_VECTORS], Rounded, or of matrix tiles */
   float *y;
-  int64_t rows, row_bytes, out, steps; /* bytes and steps of a row of the weight */
-  const float *scale;                  /* [out], of int8 weights */
-  int64_t outs_of_item, num_items;     /* outputs that one item computes, and how many items there are */
+  int64_t rows, row_bytes, out, steps;  /* bytes and steps of a row of the weight */
+  const float *scale, *row_scale;       /* [out] and [rows], of int8 weights */
+  int64_t outs_of_item, num_items;      /* outputs that one item computes, and how many items there are */
 } Product;
 
 /* Where results go: row r, output o to y[(r - row) * stride + o - out]. */
@@ -368,6 +380,9 @@ typedef struct {
 /* Computes `rows` x `outs` results from row `r` and output `o` on, both numbers constants where it is inlined. Each step fetches
    `lines` cache lines from `ahead` on. */
 typedef void Tile(int rows, int outs, int lines, const char *ahead, const Product *p, Results to, int64_t r, int64_t o);
+
+/* Bytes of whole steps. */
+INLINE size_t whole_steps(int64_t num_bytes) { return (size_t)(MAX(num_bytes, 1) + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES; }
 
 INLINE float *place_of(Results to, int64_t r, int64_t o) { return to.y + (r - to.row) * to.stride + o - to.out; }
 
@@ -401,6 +416,7 @@ INLINE vf add_products(vf sum, vf x, vf weights) {
 /* Registers from one row of x to the next: one more than a row takes, or rows would share places in the cache. */
 INLINE int64_t x_stride_of(int64_t steps) { return PARTS * steps * X_VECTORS + 1; }
 
+#if !FLOAT_TILES
 /* Rows of x as steps of vectors. */
 typedef struct {
   const char *from;
@@ -416,6 +432,7 @@ static void run_spread(const void *task, int64_t row) {
     for (int64_t at = 0; at < spread->in * ITEM_BYTES; at += STEP_BYTES)
       for (int v = 0; v < X_VECTORS; v++) *to++ = widen(load_bits(from + at, part, spread->in * ITEM_BYTES - at), v);
 }
+#endif
 
 #if defined(__AVX__) && !defined(__AVX512F__)
 #define KEEP(x) __asm__("" : "+x"(x)) /* in a register: with few of them, gcc would load it anew for each product */
@@ -519,11 +536,12 @@ INLINE void product_item(Tile tile, const Product *p, int64_t item) {
   }
 }
 
+#if !FLOAT_TILES
 static void run_float_product(const void *task, int64_t item) { product_item(float_tile, task, item); }
+#endif
 
-/* Cuts `num_products` products into items of work, and runs them after the `rows` items of `prepare`, which make x ready. */
-static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products, int64_t in, Run *prepare,
-                         const void *preparing, Run *run) {
+/* Cuts `num_products` products into items of work, and runs them. */
+static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t num_products, int64_t in, Run *run) {
   const int64_t rows = products->rows;
   int64_t multiply_adds = 0, num_items = 0;
   for (int i = 0; i < num_products; i++) multiply_adds += rows * in * products[i].out;
@@ -532,13 +550,209 @@ static void run_products(XLA_FFI_CallFrame *frame, Product *products, int64_t nu
   for (int i = 0; i < num_products; i++) {
     Product *p = products + i;
     const int64_t fits = BLOCK_BYTES / MAX(p->row_bytes, 1), fair = p->out / (ITEMS_OF_THREAD * threads);
-    p->outs_of_item = shared ? MAX(MIN(fits, fair) / 16 * 16, 16) : p->out;
+    p->outs_of_item = shared ? MAX(MIN(fits, fair) / BLOCK_OUTS * BLOCK_OUTS, BLOCK_OUTS) : p->out;
     p->num_items = (p->out + p->outs_of_item - 1) / p->outs_of_item;
     num_items += p->num_items;
   }
-  run_items(frame, rows * in >= ALONE, rows, prepare, preparing);
   run_items(frame, shared, num_items, run, products);
 }
+
+#if defined(AMX)
+/* ---- products by matrix tiles ----
+
+   AMX, for bfloat16 and int8 on processors that have it. A tile holds 16 rows of 64 bytes. One instruction multiplies a step of 16
+   outputs' weights by that step of 16 rows of x, and adds the products to 16 x 16 sums, group after group: of two bfloat16, or of
+   four int8. So a sum has one order here, too, and what else is in the tiles does not change it.
+
+       weights   [16 outputs, 64 bytes]                  as they lie in memory; zeros behind the last
+       x         [16 groups of 4 bytes, 16 rows]         gathered once for all outputs
+       sums      [16 outputs, 16 rows]                   */
+
+#define SIDE 16
+#define TILE_BYTES (SIDE * STEP_BYTES)
+
+/* The shapes of the eight tile registers, as the processor reads them. Libraries may rely on theirs, so they get them back. */
+typedef struct {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+} Shapes;
+
+INLINE void begin_tiles(Shapes *before) {
+  Shapes shapes = {.palette = 1};
+  for (int i = 0; i < 8; i++) shapes.row_bytes[i] = STEP_BYTES, shapes.rows[i] = SIDE;
+  _tile_storeconfig(before);
+  _tile_loadconfig(&shapes);
+}
+
+INLINE void end_tiles(const Shapes *before) {
+  if (before->palette) _tile_loadconfig(before);
+  else _tile_release();
+}
+
+/* Transposes 16 x 16 numbers of 4 bytes. */
+INLINE void transpose(__m512i *x) {
+  __m512i pairs[SIDE], fours[SIDE], eights[SIDE];
+#pragma GCC unroll 16
+  for (int i = 0; i < SIDE; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < SIDE; i += 4)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      fours[i + 2 * half] = _mm512_unpacklo_epi64(pairs[i + half], pairs[i + half + 2]);
+      fours[i + 2 * half + 1] = _mm512_unpackhi_epi64(pairs[i + half], pairs[i + half + 2]);
+    }
+    /* In part k of 128 bits, fours[4 j + c] now has column 4 k + c of rows 4 j to 4 j + 3. */
+#pragma GCC unroll 2
+  for (int i = 0; i < SIDE; i += 8)
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+      eights[i + c] = _mm512_shuffle_i32x4(fours[i + c], fours[i + c + 4], 0x88);
+      eights[i + c + 4] = _mm512_shuffle_i32x4(fours[i + c], fours[i + c + 4], 0xdd);
+    }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; c++)
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; odd++) {
+      x[4 * odd + c] = _mm512_shuffle_i32x4(eights[4 * odd + c], eights[4 * odd + c + 8], 0x88);
+      x[4 * odd + c + 8] = _mm512_shuffle_i32x4(eights[4 * odd + c], eights[4 * odd + c + 8], 0xdd);
+    }
+}
+
+/* Rows of x as tiles [rows / 16, steps, 16 groups, 16 rows]. */
+typedef struct {
+  const char *from;
+  char *to;
+  int64_t rows, row_bytes, stride, steps; /* bytes of a row, and from one to the next */
+} Gathering;
+
+INLINE int64_t gathered_bytes(int64_t rows, int64_t steps) { return (rows + SIDE - 1) / SIDE * steps * TILE_BYTES; }
+
+static void run_gathering(const void *task, int64_t item) {
+  const Gathering *g = task;
+  const char *from = g->from + item * SIDE * g->stride;
+  char *to = g->to + item * g->steps * TILE_BYTES;
+  const int64_t rows = MIN(g->rows - item * SIDE, SIDE);
+  for (int64_t at = 0; at < g->row_bytes; at += STEP_BYTES, to += TILE_BYTES) {
+    const int64_t there = MIN(g->row_bytes - at, STEP_BYTES);
+    const __mmask64 mask = ~0ull >> (STEP_BYTES - there);
+    __m512i x[SIDE];
+    for (int j = 0; j < SIDE; j++)
+      x[j] = j < rows ? _mm512_maskz_loadu_epi8(mask, from + j * g->stride + at) : _mm512_setzero_si512();
+    transpose(x);
+    for (int j = 0; j < SIDE; j++) _mm512_store_si512(to + j * STEP_BYTES, x[j]);
+  }
+}
+
+static void gather(XLA_FFI_CallFrame *frame, const Gathering *gathering) {
+  run_items(frame, gathering->rows * gathering->row_bytes >= ALONE, (gathering->rows + SIDE - 1) / SIDE, run_gathering, gathering);
+}
+
+/* Where the weights of 16 outputs of a step lie; what is no whole tile is copied. */
+INLINE const char *weights_at(const Product *p, int64_t o, int64_t step, char *copy, int64_t *stride) {
+  const char *from = p->weight + o * p->row_bytes + step * STEP_BYTES;
+  const int64_t there = MIN(p->row_bytes - step * STEP_BYTES, STEP_BYTES), outs = MIN(p->out - o, SIDE);
+  *stride = p->row_bytes;
+  if (there == STEP_BYTES && outs == SIDE) return from;
+  memset(copy, 0, TILE_BYTES);
+  for (int64_t i = 0; i < outs; i++) memcpy(copy + i * STEP_BYTES, from + i * p->row_bytes, (size_t)there);
+  *stride = STEP_BYTES;
+  return copy;
+}
+
+/* The results of a tile register, as rows of y. */
+INLINE void tile_results(int is_int8, const char *sums, const Product *p, int64_t r, int64_t o) {
+  const int64_t outs = MIN(p->out - o, SIDE), rows = MIN(p->rows - r, SIDE);
+  const __mmask16 mask = (__mmask16)(0xffff >> (SIDE - outs));
+  const __m512 scale = is_int8 ? _mm512_maskz_loadu_ps(mask, p->scale + o) : _mm512_setzero_ps();
+  __m512i x[SIDE];
+  for (int j = 0; j < SIDE; j++) x[j] = _mm512_load_si512(sums + j * STEP_BYTES);
+  transpose(x);
+  for (int64_t j = 0; j < rows; j++) {
+    __m512 y = _mm512_castsi512_ps(x[j]);
+    if (is_int8) y = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(x[j]), _mm512_set1_ps(p->row_scale[r + j])), scale);
+    _mm512_mask_storeu_ps(p->y + (r + j) * p->out + o, mask, y);
+  }
+}
+
+#define MULTIPLY(to, weights, x)                    \
+  do {                                              \
+    if (is_int8) _tile_dpbssd(to, weights, x);      \
+    else _tile_dpbf16ps(to, weights, x);            \
+  } while (0)
+
+/* `outs` x `rows` tiles, 1 or 2 of each, from output `o` and row `r` on. With `fetches`, the outputs that follow are fetched. */
+INLINE void tile_block(int is_int8, int outs, int rows, int fetches, const Product *p, int64_t r, int64_t o) {
+  char copies[2 * TILE_BYTES] __attribute__((aligned(STEP_BYTES)));
+  char sums[4 * TILE_BYTES] __attribute__((aligned(STEP_BYTES)));
+  const char *of_rows = (const char *)p->x + r / SIDE * p->steps * TILE_BYTES, *more_rows = of_rows + p->steps * TILE_BYTES;
+  const char *ahead = p->weight + (o + outs * SIDE) * p->row_bytes;
+  int64_t stride;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t step = 0; step < p->steps; step++, of_rows += TILE_BYTES, more_rows += TILE_BYTES) {
+    const char *weights = weights_at(p, o, step, copies, &stride);
+    _tile_loadd(4, weights, stride);
+    if (outs == 2) {
+      weights = weights_at(p, o + SIDE, step, copies + TILE_BYTES, &stride);
+      _tile_loadd(5, weights, stride);
+    }
+    _tile_loadd(6, of_rows, STEP_BYTES);
+    MULTIPLY(0, 4, 6);
+    if (outs == 2) MULTIPLY(1, 5, 6);
+    if (rows == 2) {
+      _tile_loadd(7, more_rows, STEP_BYTES);
+      MULTIPLY(2, 4, 7);
+      if (outs == 2) MULTIPLY(3, 5, 7);
+    }
+    if (fetches)
+#pragma GCC unroll 32
+      for (int i = 0; i < outs * SIDE; i++) __builtin_prefetch(ahead + (step * outs * SIDE + i) * STEP_BYTES, 0, 2);
+  }
+  _tile_stored(0, sums, STEP_BYTES);
+  tile_results(is_int8, sums, p, r, o);
+  if (outs == 2) {
+    _tile_stored(1, sums + TILE_BYTES, STEP_BYTES);
+    tile_results(is_int8, sums + TILE_BYTES, p, r, o + SIDE);
+  }
+  if (rows == 2) {
+    _tile_stored(2, sums + 2 * TILE_BYTES, STEP_BYTES);
+    tile_results(is_int8, sums + 2 * TILE_BYTES, p, r + SIDE, o);
+    if (outs == 2) {
+      _tile_stored(3, sums + 3 * TILE_BYTES, STEP_BYTES);
+      tile_results(is_int8, sums + 3 * TILE_BYTES, p, r + SIDE, o + SIDE);
+    }
+  }
+}
+
+INLINE void tile_item(int is_int8, const Product *p, int64_t item) {
+  for (; item >= p->num_items; p++) item -= p->num_items;
+  const int64_t first_out = item * p->outs_of_item, end_out = MIN(first_out + p->outs_of_item, p->out);
+  Shapes before;
+  begin_tiles(&before);
+  for (int64_t r = 0; r < p->rows; r += 2 * SIDE)
+    for (int64_t o = first_out; o < end_out; o += 2 * SIDE) {
+      const int two_outs = o + SIDE < end_out, two_rows = r + SIDE < p->rows, fetches = r == 0 && o + 2 * SIDE < end_out;
+#define BLOCK(OUTS, ROWS, FETCHES) tile_block(is_int8, OUTS, ROWS, FETCHES, p, r, o)
+      if (two_outs && two_rows) BLOCK(2, 2, fetches);
+      else if (two_outs) BLOCK(2, 1, fetches);
+      else if (two_rows) BLOCK(1, 2, 0);
+      else BLOCK(1, 1, 0);
+#undef BLOCK
+    }
+  end_tiles(&before);
+}
+
+static void run_int8_tiles(const void *task, int64_t item) { tile_item(1, task, item); }
+#if FLOAT_TILES
+static void run_float_tiles(const void *task, int64_t item) { tile_item(0, task, item); }
+#endif
+#endif
 
 /* (x [rows, in], weight [out, in], ...) -> (y [rows, out] float32, ...): products of the same rows with several weights. */
 XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) {
@@ -549,16 +763,26 @@ XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) {
   if (dtype_of(x->dtype) != DTYPE || num_products > MAX_PRODUCTS || frame->args.size != 1 + num_products)
     return fail(frame, "detspec_linear: unsupported arguments");
   const int64_t rows = x->dims[0], in = x->dims[1], steps = (in + STEP_ITEMS - 1) / STEP_ITEMS;
-  vf *vectors = aligned_alloc(STEP_BYTES, sizeof(vf) * (size_t)MAX(rows * x_stride_of(steps), 1));
-  if (!vectors) return fail(frame, "detspec_linear: out of memory");
+#if FLOAT_TILES
+  const int64_t x_bytes = gathered_bytes(rows, steps);
+#else
+  const int64_t x_bytes = rows * x_stride_of(steps) * (int64_t)sizeof(vf);
+#endif
+  void *prepared = aligned_alloc(STEP_BYTES, whole_steps(x_bytes));
+  if (!prepared) return fail(frame, "detspec_linear: out of memory");
   Product products[MAX_PRODUCTS];
   for (int i = 0; i < num_products; i++) {
     const XLA_FFI_Buffer *weight = args[1 + i];
-    products[i] = (Product){weight->data, vectors, rets[i]->data, rows, in * ITEM_BYTES, weight->dims[0], steps, NULL, 0, 0};
+    products[i] = (Product){weight->data, prepared, rets[i]->data, rows, in * ITEM_BYTES, weight->dims[0], steps, NULL, NULL, 0, 0};
   }
-  const Spread spread = {x->data, vectors, in, steps};
-  run_products(frame, products, num_products, in, run_spread, &spread, run_float_product);
-  free(vectors);
+#if FLOAT_TILES
+  gather(frame, &(Gathering){x->data, prepared, rows, in * ITEM_BYTES, in * ITEM_BYTES, steps});
+  run_products(frame, products, num_products, in, run_float_tiles);
+#else
+  run_items(frame, rows * in >= ALONE, rows, run_spread, &(Spread){x->data, prepared, in, steps});
+  run_products(frame, products, num_products, in, run_float_product);
+#endif
+  free(prepared);
   return NULL;
 }
 
@@ -741,11 +965,13 @@ INLINE void int8_tile(int rows, int outs, int lines, const char *ahead, const Pr
     for (int i = 0; i < outs; i++) of_row[i] -= 128 * rounded->sum[r + j];
 #endif
     float *y = place_of(to, r + j, o);
-    for (int i = 0; i < outs; i++) y[i] = (float)of_row[i] * rounded->scale[r + j] * p->scale[o + i];
+    for (int i = 0; i < outs; i++) y[i] = (float)of_row[i] * p->row_scale[r + j] * p->scale[o + i];
   }
 }
 
+#if !defined(AMX)
 static void run_int8_product(const void *task, int64_t item) { product_item(int8_tile, task, item); }
+#endif
 
 /* (x [rows, in], values [out, in] int8, scale [out] float32, ...) -> (y [rows, out] float32, ...): products of the same rows with
    several weights. */
@@ -758,19 +984,34 @@ XLA_FFI_Error *detspec_int8_linear(XLA_FFI_CallFrame *frame) {
     return fail(frame, "detspec_int8_linear: unsupported arguments");
   const int64_t rows = x->dims[0], in = x->dims[1], steps = (in + STEP_BYTES - 1) / STEP_BYTES;
   const int64_t stride = steps * STEP_BYTES + NUM_NARROW; /* one register more, as for floats */
-  const int64_t value_bytes = (rows * stride * (int64_t)sizeof(Narrow) + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES;
-  const int64_t scale_bytes = (rows * 8 + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES;
-  char *memory = aligned_alloc(STEP_BYTES, (size_t)MAX(value_bytes + scale_bytes, STEP_BYTES));
+  const size_t value_bytes = whole_steps(rows * stride * (int64_t)sizeof(Narrow)), scale_bytes = whole_steps(rows * 8);
+#if defined(AMX)
+  const size_t tile_bytes = whole_steps(gathered_bytes(rows, steps));
+#else
+  const size_t tile_bytes = 0;
+#endif
+  char *memory = aligned_alloc(STEP_BYTES, value_bytes + scale_bytes + tile_bytes);
   if (!memory) return fail(frame, "detspec_int8_linear: out of memory");
   float *scale = (float *)(memory + value_bytes);
   const Rounded rounded = {(Narrow *)memory, scale, (int32_t *)(scale + rows), stride};
+#if defined(AMX)
+  char *multiplied = memory + value_bytes + scale_bytes;
+#else
+  const Rounded *multiplied = &rounded;
+#endif
   Product products[MAX_PRODUCTS];
   for (int i = 0; i < num_products; i++) {
     const XLA_FFI_Buffer *values = args[1 + 2 * i];
-    products[i] = (Product){values->data, &rounded, rets[i]->data, rows, in, values->dims[0], steps, args[2 + 2 * i]->data, 0, 0};
+    const float *out_scale = args[2 + 2 * i]->data;
+    products[i] = (Product){values->data, multiplied, rets[i]->data, rows, in, values->dims[0], steps, out_scale, scale, 0, 0};
   }
-  const Rounding rounding = {x->data, rounded, in};
-  run_products(frame, products, num_products, in, run_rounding, &rounding, run_int8_product);
+  run_items(frame, rows * in >= ALONE, rows, run_rounding, &(Rounding){x->data, rounded, in});
+#if defined(AMX)
+  gather(frame, &(Gathering){(char *)rounded.values, multiplied, rows, in, stride, steps});
+  run_products(frame, products, num_products, in, run_int8_tiles);
+#else
+  run_products(frame, products, num_products, in, run_int8_product);
+#endif
   free(memory);
   return NULL;
 }
@@ -1186,6 +1427,30 @@ static void run_read(const void *task, int64_t item) {
   ceiling->to[item] = (float)mixed[0][0];
 }
 
+#if FLOAT_TILES
+static void run_multiply_adds(const void *task, int64_t item) {
+  const Ceiling *ceiling = task;
+  char numbers[TILE_BYTES] __attribute__((aligned(STEP_BYTES)));
+  for (int i = 0; i < TILE_BYTES; i++) numbers[i] = ceiling->from[item];
+  Shapes before;
+  begin_tiles(&before);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_loadd(4, numbers, STEP_BYTES);
+  _tile_loadd(5, numbers, STEP_BYTES);
+  for (int64_t n = 0; n < ceiling->repeats * PEAK_SUMS; n += 4) {
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 5);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_stored(0, numbers, STEP_BYTES);
+  end_tiles(&before);
+  memcpy(ceiling->to + item, numbers, sizeof(float));
+}
+#else
 static void run_multiply_adds(const void *task, int64_t item) {
   const Ceiling *ceiling = task;
   vf sums[PEAK_SUMS], x = all(ceiling->from[item]), weight = all(0.5f);
@@ -1199,9 +1464,10 @@ static void run_multiply_adds(const void *task, int64_t item) {
   for (int i = 0; i < PEAK_SUMS; i++) sum[0] += sums[i];
   ceiling->to[item] = sum_lanes(sum);
 }
+#endif
 
 /* (bytes; repeats) -> float32 [CEILING_ITEMS]: reads all bytes once if `repeats` is 0, a multiple of CEILING_ITEMS * STEP_BYTES; or
-   else makes CEILING_ITEMS * repeats * PEAK_SUMS times LANES multiply-adds in registers. All threads take part. */
+   else runs CEILING_ITEMS * repeats * PEAK_SUMS instructions of products, each of all LANES or of a tile. All threads take part. */
 XLA_FFI_Error *detspec_ceiling(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;

@@ -21,9 +21,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from detspec.compile_cache import kernel_cache
-from detspec.environment import cpu_facts, fingerprint
+from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.native.compiler import NO_COMPILER, find_compiler
+from detspec.native.processor import TILE_OPTIONS, cpu_facts, has_tiles
 
 NAMES = ("linear", "int8_linear", "attention", "append", "append_int8", "copy", "take", "sum", "ceiling")
 FUNCTIONS = tuple(f"detspec_{name}" for name in NAMES)
@@ -61,18 +62,22 @@ def _register(dtype: str) -> str:
 def options_for(dtype: str) -> tuple[str, ...]:
     """The compiler's options on this machine; part of what decides bits, and given by what the fingerprint names.
 
-    Intel's processors multiply pairs of bfloat16 at half of the speed of float32, so there weights are widened: measured 88 and
-    177 GFLOP/s on a core of an Emerald Rapids Xeon. AMD's should do it at twice that speed, which was not measured here.
+    Intel's processors multiply pairs of bfloat16 at half of the speed of float32, so those without matrix tiles widen weights:
+    measured 88 and 177 GFLOP/s on a core of an Emerald Rapids Xeon. AMD's should do it at twice that speed, which was not
+    measured here.
     """
     facts = cpu_facts()
     dots = facts.get("vendor_id") == "AuthenticAMD" and "avx512_bf16" in facts.get("flags", "").split()
     march = "-march=native" if platform.machine() == "x86_64" else "-mcpu=native"
-    return (*OPTIONS, march, f"-DDTYPE={dtype}", *(["-DDOTS"] if dots else []))
+    tiles = ["-DAMX", *TILE_OPTIONS] if has_tiles() else []
+    return (*OPTIONS, march, f"-DDTYPE={dtype}", *(["-DDOTS"] if dots else []), *tiles)
 
 
-def multiply_adds_of_vector(dtype: DTypeLike) -> int:
-    """Multiply-adds of one instruction of products: one for each float32 of a vector, or two where pairs are multiplied."""
-    return 32 if "-DDOTS" in options_for(DTYPES[jnp.dtype(dtype)]) and jnp.dtype(dtype) == jnp.bfloat16 else 16
+def multiply_adds_of_instruction(dtype: DTypeLike) -> int:
+    """Multiply-adds of one instruction of products: of a vector of float32, of pairs of bfloat16, or of two tiles of them."""
+    if jnp.dtype(dtype) != jnp.bfloat16:
+        return 16
+    return 16 * 16 * 32 if has_tiles() else 32 if "-DDOTS" in options_for("BF16") else 16
 
 
 def _machine_code(source: str, options: tuple[str, ...]) -> bytes:

@@ -126,8 +126,8 @@ PANELS = (
         "products",
         products,
         "A kernel that gives each row one order of sums by construction needs no tiles that waste rows, and is ahead where "
-        "memory is the bound. At many rows FLOPs are. There XLA's product is ahead on processors with AMX, whose matrix units "
-        "our kernels do not use.",
+        "memory is the bound. With many rows arithmetic is. There the kernel multiplies by the processor's matrix tiles, if it "
+        "has them, as the library does.",
     ),
     Panel(
         "One deterministic request among B + 1",
