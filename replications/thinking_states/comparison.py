@@ -11,7 +11,7 @@ from replications.thinking_states.runs import trainings
 Results = dict[str, dict[str, Any]]
 ARMS = {"cot": "chain of thought", "no_cot": "neither", "thinking": "Thinking States", "coconut": "Coconut", "icot": "iCoT"}
 NONE = "-"
-TIMED = ("speeds", "loop_speeds", "answer_time", "prefill_time", "step_time")
+MEASURED = ("forced", "rounds", "speeds", "loop_speeds", "answer_time", "prefill_time", "step_time")
 MISSING = (
     ("CoT and no CoT of variables, N = 20 and 40", "their steps take longest, and the command is to take 45 minutes"),
     ("seeds", "rows of one number are of one seed, for the same reason"),
@@ -169,9 +169,14 @@ def question(results: Results) -> str:
 def missing(results: Results) -> str:
     """What was not measured, and why."""
     rows = [list(row) for row in MISSING]
-    if lacking := [name for name in (*trainings(), "speeds") if name not in results]:
+    if lacking := unfinished(results):
         rows.append([", ".join(lacking), "runs of this command that had not finished when this page was written"])
     return section("Not measured", "", ["row", "reason"], rows)
+
+
+def unfinished(results: Results) -> list[str]:
+    """Runs of the whole command without a result."""
+    return [name for name in (*trainings(), *MEASURED) if name not in results]
 
 
 TASK_NAMES = {"arithmetic": "GSM / arithmetic", "two_hop": "two hops, facts in training", "known": "two hops, facts known"}

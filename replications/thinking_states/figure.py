@@ -84,7 +84,8 @@ def by_arm(axes: "Axes", results: Results) -> bool:
     axes.set_xticks([at for at, _ in ticks], [name for _, name in ticks], rotation=60, ha="right", fontsize=8)
     axes.set_ylabel("right answers, %")
     if ticks:
-        axes.legend(frameon=False, fontsize=8)
+        axes.set_ylim(0, 122)
+        axes.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
     return bool(ticks)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from replications.markdown import percent, table
 from replications.pool import HUGE_PAGES
-from replications.thinking_states.comparison import NONE, Results, comparison, losses
+from replications.thinking_states.comparison import NONE, Results, comparison, losses, unfinished
 
 TITLES = {
     "parity": "Coin flips",
@@ -49,14 +49,15 @@ def head(found: dict[str, Any]) -> str:
     marks = [one["fingerprint"] for one in found["runs"].values()]
     mark = marks[0]
     devices = " and ".join(dict.fromkeys(one["device_kind"] for one in marks))
+    ended = "The runs that had finished" if unfinished(found["runs"]) else "All runs"
     return (
         "# Thinking States, replicated at small scale\n\n"
         "Made by `python -m replications.thinking_states`. Models are trained from scratch. Accuracy is exact match of the "
         "greedily generated answer. Models with plain rotary positions, trained from scratch, do not extrapolate, with or "
         "without thoughts. So all arms have linear biases (ALiBi), except where a window is named.\n\n"
         f"{devices}, {found['cores']} cores, one for each training, with huge pages where glibc has them "
-        f"(`GLIBC_TUNABLES={HUGE_PAGES}`). jax {mark['jax']}, jaxlib {mark['jaxlib']}, detspec {mark['detspec']}. All runs "
-        f"together took {found['cpu_seconds'] / 60:.0f} minutes of processor time.\n\n"
+        f"(`GLIBC_TUNABLES={HUGE_PAGES}`). jax {mark['jax']}, jaxlib {mark['jaxlib']}, detspec {mark['detspec']}. {ended} "
+        f"took {found['cpu_seconds'] / 60:.0f} minutes of processor time.\n\n"
         "![Accuracies and times](results.png)"
     )
 
