@@ -14,7 +14,7 @@ NONE = "-"
 MEASURED = ("forced", "rounds", "speeds", "loop_speeds", "answer_time", "prefill_time", "step_time")
 MISSING = (
     ("CoT and no CoT of variables, N = 20 and 40", "their steps take longest, and the command is to take 45 minutes"),
-    ("seeds", "rows of one number are of one seed, for the same reason"),
+    ("two more seeds, where a row has one number", "the same reason"),
     ("chunks of 48 tokens", "`ThinkingConfig.chunk` is a power of two"),
     ("GSM8K", "it needs a pretrained model; templated arithmetic of 1 to 8 steps stands in its place"),
     ("6 to 21 latents", "problems have 1 step (two hops), so 1, 2 and 4 latents replace it"),
@@ -104,7 +104,8 @@ SWEPT = {  # what is changed -> its name, the paper's figure, the measurement of
         "tokens of a chunk",
         "figure 3b",
         "speeds",
-        "arithmetic, accuracy in % by operations. Longer chunks ask for longer thoughts; shorter ones take more passes.",
+        "arithmetic, accuracy in % by operations. A thought holds the steps of all operations in its chunk, so longer chunks "
+        "ask for longer thoughts.",
     ),
     "loop": (
         "layers in the loop",
