@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -90,7 +91,11 @@ def run_all(
 
 
 def run_shown(runs: Sequence[Run], command: Callable[[Run], Sequence[str]], *, workdir: Path, width: int) -> bool:
-    """`run_all` with a progress bar; prints what failed. Returns whether all runs have results."""
+    """`run_all` with a progress bar; prints what failed. Returns whether all runs have results.
+
+    Ctrl-C and SIGTERM end the processes that run.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tqdm(total=len(runs), unit="run") as bar:
 
         def show(done: int, running: Sequence[str]) -> None:
@@ -102,6 +107,10 @@ def run_shown(runs: Sequence[Run], command: Callable[[Run], Sequence[str]], *, w
         except RunFailed as error:
             bar.close()
             print(error)
+            return False
+        except KeyboardInterrupt:
+            bar.close()
+            print("stopped; the same command continues")
             return False
     return True
 

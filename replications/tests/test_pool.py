@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -84,6 +88,32 @@ def test_run_that_leaves_no_result_fails_the_pool_and_ends_the_others(tmp_path: 
         )
     assert started.exists()
     assert not ended.exists()
+
+
+POOL = """
+import sys
+from pathlib import Path
+from replications.pool import Run, run_shown
+long = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(300)"
+workdir = Path(sys.argv[1])
+ok = run_shown([Run("long")], lambda run: ["-c", long, str(workdir / "pid")], workdir=workdir, width=1)
+sys.exit(0 if ok else 1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_pool_that_is_stopped_ends_its_runs(tmp_path: Path, number: signal.Signals):
+    pool = subprocess.Popen([sys.executable, "-c", POOL, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    pid = tmp_path / "pid"
+    deadline = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    pool.send_signal(number)
+    output, _ = pool.communicate(timeout=60)
+    assert pool.returncode == 1
+    assert "the same command continues" in output
+    with pytest.raises(ProcessLookupError):  # its own child, which it has waited for
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_result_is_read_as_it_was_written(tmp_path: Path):
