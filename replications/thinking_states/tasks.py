@@ -45,7 +45,7 @@ PARITY = ReasoningConfig(
     checkpoint_every=200,
 )
 VARIABLES = dataclasses.replace(
-    PARITY, backbone=WIDER, task=Variables(), thinking=dataclasses.replace(THINKING, chunk=4), seq_len=96, num_steps=1600
+    PARITY, backbone=WIDER, task=Variables(), thinking=dataclasses.replace(THINKING, chunk=4), seq_len=96, num_steps=1200
 )
 # Too few steps for all to be learnt: it shows which order of the question is learnt faster.
 FAST = dataclasses.replace(VARIABLES, max_ops=5, seq_len=64, num_steps=600, eval_ops=(5, 10, 20, 40))
@@ -115,11 +115,11 @@ TASKS = {
     "parity20": arms_of(longer(PARITY, 20, 104, 24), (400, 400, 400, 0), 26),
     "parity40": arms_of(longer(PARITY, 40, 184, 16), (400, 400, 400, 0), 46),
     # Six tokens for each operation.
-    "variables": arms_of(VARIABLES, (1600, 800, 1600, 0), 64),
+    "variables": arms_of(VARIABLES, (1200, 800, 1200, 0), 64),
     "variables20": arms_of(longer(VARIABLES, 20, 152, 16), (1200, 0, 0, 0), 0),
     "variables40": arms_of(longer(VARIABLES, 40, 272, 8), (1200, 0, 0, 0), 0),
     "first": arms_of(dataclasses.replace(FAST, task=Variables(question="first")), (600, 600, 600, 0), 32),
-    "last": arms_of(FAST, (600, 1600, 600, 0), 36),
+    "last": arms_of(FAST, (600, 3000, 600, 0), 36),
     "two_hop": arms_of(TWO_HOP, (1000, 1000, 1000, 600), 0),
     "known": arms_of(KNOWN, (800, 800, 800, 600), 0),
     "arithmetic": arms_of(ARITHMETIC, (400, 900, 600, 800), 32),
