@@ -60,7 +60,7 @@ def job(three_rows, talking, tmp_path_factory) -> Path:
 
 
 def audit(model, folder: Path) -> AuditReport:
-    return run_audit(model, folder / "out.jsonl", prompts=folder / "in.jsonl", max_requests=3)
+    return run_audit(model, folder / "out.jsonl", prompts=folder / "in.jsonl", max_requests=1)
 
 
 def read(path: Path) -> Lines:
@@ -156,7 +156,7 @@ def test_altered_records_are_found_by_the_audit(talking, job, tmp_path):
 
 
 def test_what_ordinary_requests_got_does_not_pass_for_canonical(one_row, three_rows, talking, job, tmp_path):
-    """The inverse control: the same audit finds ordinary answers, in the place of deterministic ones, in one batch or another."""
+    """The inverse control: ordinary answers differ from the canonical ones somewhere, and are found in the place of those."""
     found = []
     for engine in (one_row, three_rows):
         folder = tmp_path / str(engine.config.max_requests)
@@ -164,12 +164,12 @@ def test_what_ordinary_requests_got_does_not_pass_for_canonical(one_row, three_r
         make_job(engine, talking, folder, deterministic=False)
         ordinary = audit(talking, folder)
         assert not ordinary.differences
-        assert ordinary.num_ordinary == len(SEEDS) + 6
+        assert ordinary.num_ordinary == len(SEEDS)
         found.append(ordinary.num_ordinary_reproduced)
         fake(folder, job)
         named = {difference.record for difference in audit(talking, folder).differences}
         assert named >= {f"drawn {seed}" for seed in SEEDS}  # digests say that they are ordinary
-    assert min(found) < len(SEEDS) + 6
+    assert min(found) < len(SEEDS)
 
 
 def fake(folder: Path, job: Path) -> None:
