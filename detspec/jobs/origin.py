@@ -44,8 +44,8 @@ def read_origin(records: Path) -> Origin:
         raise InputError(f"{path} is no manifest of a job: an audit needs the one that the job wrote next to its output")
     try:
         fingerprint = manifest["fingerprint"]
-        texts = (fingerprint["detspec"], fingerprint["model"], manifest["digest"])
-        texts += (manifest["prompts"]["source"], manifest["prompts"]["sha256"])
+        texts = [fingerprint["detspec"], fingerprint["model"], manifest["digest"]]
+        texts += [manifest["prompts"]["source"], manifest["prompts"]["sha256"]]
         if not isinstance(fingerprint, dict) or not all(isinstance(text, str) for text in texts):
             raise TypeError("fingerprint must be an object; its detspec and model, digest, source and sha256 must be texts")
         origin = Origin(
