@@ -15,10 +15,10 @@ EVENT = "/jax/core/compile/backend_compile_duration"
 ROOT = Path(__file__).parents[1]
 BUDGET = {  # a quarter more than were counted when it was written, at most: a process that met like shapes before has fewer
     "tests/engine": 600,  # 512, since programs are forgotten before unoptimised files, and caches are in int8, too
-    "tests/generation": 420,
+    "tests/generation": 500,  # 440 in two processes that had met few of its shapes before
     "tests/ops": 860,  # most are single operations, and fast; 737 since keys and values in int8 keep attention's contract
     "tests/train": 270,
-    "tests/checkpoint": 250,
+    "tests/checkpoint": 300,  # 252, for the same reason
     "tests/thinking": 220,
     "tests": 180,
     "tests/model": 130,

@@ -11,7 +11,9 @@ from detspec.native.compiler import find_compiler
 # Intel's AMX, and the instructions that bring numbers into tiles.
 TILE_FLAGS = {"amx_tile", "amx_bf16", "amx_int8", "avx512bw", "avx512_vnni"}
 TILE_OPTIONS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
-ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+ARCH_PRCTL = 158  # a call of Linux on x86-64
+REQUEST_PERMISSION = 0x1023
+TILE_DATA = 18  # the tile registers
 
 
 def cpu_facts() -> dict[str, str]:

@@ -9,7 +9,7 @@ from detspec.viz.colours import FAINT, INK
 from detspec.viz.curve import COLOURS
 from detspec.viz.saving import matplotlib_needed
 from replications.thinking_states import paper
-from replications.thinking_states.comparison import Results, runs_of, tested
+from replications.thinking_states.comparison import SWEPT, Results, runs_of, swept, tested
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def draw(path: Path, results: Results) -> None:
         "Coin flips, by training length N": by_training_length,
         "Two hops and arithmetic": by_arm,
         "Arithmetic, by tokens of a chunk": lambda axes, found: by_setting(axes, found, "chunk", paper.CHUNKS),
-        "Arithmetic, by layers in the loop": lambda axes, found: by_setting(axes, found, "loop", paper.LAYERS),
+        "Two hops, facts known, by layers in the loop": lambda axes, found: by_setting(axes, found, "loop", paper.LAYERS),
         "Time of a training step": step_times,
     }
     for axes, (title, draw_one) in zip(figure.subplots(2, 3).ravel(), drawn.items(), strict=True):
@@ -84,21 +84,18 @@ def by_arm(axes: "Axes", results: Results) -> bool:
     axes.set_xticks([at for at, _ in ticks], [name for _, name in ticks], rotation=60, ha="right", fontsize=8)
     axes.set_ylabel("right answers, %")
     if ticks:
-        axes.legend(frameon=False, fontsize=8)
+        axes.set_ylim(0, 122)
+        axes.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
     return bool(ticks)
 
 
 def by_setting(axes: "Axes", results: Results, kind: str, theirs: dict[int, Any]) -> bool:
     """Accuracy by a setting, and milliseconds on a second axis."""
-    runs = {int(name.split("-")[1]): name for name in results if name.startswith(f"{kind}-")}
-    if "arithmetic-thinking-0" in results:
-        runs[results["arithmetic-thinking-0"]["config"]["thinking"]["chunk"] if kind == "chunk" else 4] = (
-            "arithmetic-thinking-0"
-        )
+    runs = swept(results, kind)
     points = []
     for value, name in sorted(runs.items()):
         one = results[name]
-        points.append((value, mean(share for n, share in one["accuracy"].items() if int(n) <= one["config"]["max_ops"])))
+        points.append((value, tested(one, "arithmetic" if kind == "chunk" else "two_hop")))
     if not points:
         return False
     axes.plot(*zip(*((at, 100 * share) for at, share in points), strict=True), color=OURS, label="here, %", **LINE)
@@ -109,8 +106,8 @@ def by_setting(axes: "Axes", results: Results, kind: str, theirs: dict[int, Any]
     if kind == "chunk":
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({*theirs, *runs}), [f"{value}" for value in sorted({*theirs, *runs})])
-    if "speeds" in results:
-        ms = dict(zip(results["speeds"]["models"], (one["ms"] for one in results["speeds"]["found"]), strict=True))
+    if (measured := SWEPT[kind][2]) in results:
+        ms = dict(zip(results[measured]["models"], (one["ms"] for one in results[measured]["found"]), strict=True))
         other = axes.twinx()
         timed = [(value, ms[name]) for value, name in sorted(runs.items()) if name in ms]
         other.plot(*zip(*timed, strict=True), color=GREY, linestyle="--", label="here, ms", **LINE)

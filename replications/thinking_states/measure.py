@@ -25,7 +25,7 @@ CONFIG = "replications/thinking_states/config.py"
 # A trial trains one run of each kind, and measures these instead of all others.
 QUICK_TRAININGS = (
     *("parity-thinking-0", "parity-cot-0", "parity-coconut-0", "parity-icot-0", "two_hop-facts-0", "known-thinking-0"),
-    *("arithmetic-thinking-0", "arithmetic-cot-0"),
+    *("arithmetic-thinking-0", "arithmetic-cot-0", "known-cot-0", "loop-1"),
 )
 LAST_STEPS = 20  # whose mean loss is reported
 
@@ -52,8 +52,9 @@ COMPARED = {
     "arithmetic-no_cot-0": "no_cot",
     "arithmetic-thinking-0": "thinking",
     **{f"chunk-{chunk}": "thinking" for chunk in CHUNKS},
-    **{f"loop-{layers}": "thinking" for layers in LOOPS},
 }
+# And of two hops with known facts.
+LOOPED = {"known-cot-0": "cot", **{f"loop-{layers}": "thinking" for layers in LOOPS}}
 MEASUREMENTS = {
     "forced": Measurement(
         forced_flips,
@@ -86,7 +87,14 @@ MEASUREMENTS = {
     "speeds": Measurement(
         answer_speeds,
         tuple(COMPARED),
-        {"arms": list(COMPARED.values()), "num_ops": 8, "batch": 8, "repeats": 15, "seed": 5},
+        {"task": "arithmetic", "arms": list(COMPARED.values()), "num_ops": 8, "batch": 8, "repeats": 15, "seed": 5},
+        {"num_ops": 1, "batch": 1, "repeats": 1},
+        alone=True,
+    ),
+    "loop_speeds": Measurement(
+        answer_speeds,
+        tuple(LOOPED),
+        {"task": "two_hop", "arms": list(LOOPED.values()), "num_ops": 2, "batch": 8, "repeats": 15, "seed": 5},
         {"num_ops": 1, "batch": 1, "repeats": 1},
         alone=True,
     ),
@@ -107,9 +115,10 @@ def all_runs(*, quick: bool, only: Sequence[str] = ()) -> list[Run]:
     timed measurements. `only` selects runs and the trainings whose models they measure; `InputError` for an unknown name.
     """
     measured = [Run(name, models_of(one, quick=quick), one.alone) for name, one in MEASUREMENTS.items()]
-    needed = {name for run in measured for name in run.needs}
     starts = {name: starts_from(name) for name in (QUICK_TRAININGS if quick else trainings())}
     trained = [Run(name, (start,) if start else ()) for name, start in starts.items()]
+    needed = {name for run in measured for name in run.needs}
+    needed |= {start for name, start in starts.items() if name in needed and start}
     runs = [run for run in trained if run.name in needed] + [run for run in measured if not run.alone]
     runs += [run for run in trained if run.name not in needed] + [run for run in measured if run.alone]
     if unknown := set(only) - {run.name for run in runs}:
@@ -126,6 +135,8 @@ def models_of(measurement: Measurement, *, quick: bool) -> tuple[str, ...]:
     def trial(name: str) -> str:
         if name == "sparse":
             return "parity-thinking-0"
+        if name in LOOPED:
+            return {"cot": "known-cot-0"}.get(LOOPED[name], "loop-1")
         return {"cot": "arithmetic-cot-0"}.get(COMPARED[name], "arithmetic-thinking-0") if name in COMPARED else name
 
     return tuple(trial(name) if quick else name for name in measurement.models)

@@ -7,8 +7,8 @@ parity-icot-0           the same without continuous thoughts
 two_hop-facts-0         knows all facts and no question of two hops; the runs known-ARM-0 go on from it
 first-thinking-0        variables, with the question before the operations; last-thinking-0, trained alike, behind them
 parity-window-0         Thinking States with rotary positions and a sliding window of 16 tokens instead
-chunk-8, loop-2         arithmetic with other chunk lengths; other numbers of layers from where states go in to where thoughts
-                        are read off
+chunk-8                 arithmetic with other chunk lengths
+loop-2                  two hops with known facts, by the number of layers from where states go in to where thoughts are read
 sparse                  up to nine of ten operations are fillers
 quick-NAME              the same run, so small that it learns nothing: a trial of the steps
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from detspec.errors import InputError
 from detspec.train.reasoning import ReasoningConfig
 from replications.thinking_states.curriculum import CurriculumConfig
-from replications.thinking_states.tasks import TASKS, WINDOW, of_chunk, of_loop, sparse
+from replications.thinking_states.tasks import SHORTER, TASKS, WINDOW, of_chunk, of_loop, sparse
 
 Training = ReasoningConfig | CurriculumConfig
 
@@ -29,8 +29,8 @@ SEEDS = {
     "parity": {"thinking": 3, "cot": 3, "no_cot": 3, "coconut": 1, "icot": 1},
     "parity20": {"thinking": 1, "cot": 1, "no_cot": 1},
     "parity40": {"thinking": 1, "cot": 1, "no_cot": 1},
-    "last": {"thinking": 1, "cot": 1, "no_cot": 1},
-    "first": {"thinking": 1, "no_cot": 1},
+    "last": {"thinking": 1, "cot": 1},
+    "first": {"thinking": 1},
     "variables": {"thinking": 3, "cot": 1, "no_cot": 1},
     "variables20": {"thinking": 1},
     "variables40": {"thinking": 1},
@@ -39,10 +39,8 @@ SEEDS = {
     "arithmetic": {"thinking": 1, "cot": 1, "no_cot": 1, "coconut": 1, "icot": 1},
 }
 LATENTS = {"coconut": 1, "coconut2": 2, "coconut4": 4, "icot": 0}  # continuous thoughts in place of a step
-# Long chains are not learnt at once: they go on from shorter ones.
-SHORTER = {"parity20": "parity", "parity40": "parity20", "variables": "last"}
 CHUNKS = (2, 8, 16, 32)  # arithmetic has 4
-LOOPS = (1, 2, 3)  # arithmetic has 4
+LOOPS = (1, 2, 3)
 
 
 def get_config(name: str, folder: Path = FOLDER) -> Training:
@@ -83,6 +81,8 @@ def of_arm(task: str, arm: str, seed: int) -> Training:
 def starts_from(name: str) -> str | None:
     """The run whose model the run called `name` goes on from; None for one that begins with random weights."""
     task, _, rest = name.partition("-")
+    if task == "loop":
+        return "two_hop-facts-0"
     arm, _, seed = rest.partition("-")
     if arm in LATENTS:
         return f"{task}-cot-{seed}"

@@ -7,20 +7,23 @@ from typing import Any
 from detspec.checkpoint.load import Model
 from detspec.train.problems.arithmetic import Arithmetic
 from detspec.train.problems.task import Task
+from detspec.train.problems.two_hop import TwoHop
 from replications.thinking_states.answer_time import PREFILL_WINDOW, Setting, continuations_of, counters, prepare
 from replications.thinking_states.prompts import draw_problems, prompts_of
 from replications.turns import Prepare, time_by_turns
 
+ASKED: dict[str, Task] = {"arithmetic": Arithmetic(), "two_hop": TwoHop()}
 CHAIN = "cot"  # the arm that the others are compared with
 
 
 def answer_speeds(
-    *models: Model, arms: Sequence[str], num_ops: int, batch: int, repeats: int, seed: int
+    *models: Model, task: str, arms: Sequence[str], num_ops: int, batch: int, repeats: int, seed: int
 ) -> list[dict[str, Any]]:
-    """The time to the answers of `batch` problems of arithmetic, for each of `models`.
+    """The time to the answers of `batch` problems, for each of `models`.
 
     Args:
-        models: trained on `Arithmetic`.
+        models: trained on the problems of `task`.
+        task: "arithmetic" or "two_hop".
         arms: the arm of each model; one of them is "cot".
         num_ops: operations of a problem.
         batch: problems that are answered together.
@@ -31,18 +34,18 @@ def answer_speeds(
         For each model "ms", its share of right answers, the passes that depend on each other (reading chunk by chunk, then one
         for each new token) and the speed-up over the chain of thought, a median of ratios within a round.
     """
-    task = Arithmetic()
-    problems = draw_problems(task, num_ops=num_ops, number=batch, seed=seed)
+    asked = ASKED[task]
+    problems = draw_problems(asked, num_ops=num_ops, number=batch, seed=seed)
     cases: dict[str, Prepare] = {}
     for place, (model, arm) in enumerate(zip(models, arms, strict=True)):
-        room = max(map(len, continuations_of(task, problems, arm)))
-        setting = setting_of(model, task, arm, batch)
-        cases[f"{place}"] = prepare(model, prompts_of(task, problems, arm), setting, room, "answer")
+        room = max(map(len, continuations_of(asked, problems, arm)))
+        setting = setting_of(model, asked, arm, batch)
+        cases[f"{place}"] = prepare(model, prompts_of(asked, problems, arm), setting, room, "answer")
     seconds = time_by_turns(cases, repeats)
     chain = seconds[f"{list(arms).index(CHAIN)}"]
     found = []
     for (place, taken), arm in zip(seconds.items(), arms, strict=True):
-        counted = counters(cases[place]()(), [ids[-2] for ids in continuations_of(task, problems, arm)])
+        counted = counters(cases[place]()(), [ids[-2] for ids in continuations_of(asked, problems, arm)])
         found.append(
             {
                 "arm": arm,

@@ -4,7 +4,7 @@ from typing import Any
 
 from replications.markdown import percent, table
 from replications.pool import HUGE_PAGES
-from replications.thinking_states.comparison import NONE, Results, comparison, losses
+from replications.thinking_states.comparison import NONE, Results, comparison, losses, unfinished
 
 TITLES = {
     "parity": "Coin flips",
@@ -20,8 +20,8 @@ TITLES = {
 OPERATIONS = {
     "two_hop": "Operations are hops. A question of 1 hop asks for a fact of the world. One of 2 hops joins two facts; a tenth "
     "of these questions were held out, and only they are asked here.",
-    "known": "A model that has memorised all facts is trained on questions that begin with 33 of 40 people. Only questions "
-    "about the other seven are asked here, of one hop and of two: training never asks for their facts.",
+    "known": "A model that has memorised all facts is trained on them and on questions of two hops that begin with 33 of 40 "
+    "people. Only questions of two hops that begin with the other seven are asked here.",
 }
 
 
@@ -49,17 +49,15 @@ def head(found: dict[str, Any]) -> str:
     marks = [one["fingerprint"] for one in found["runs"].values()]
     mark = marks[0]
     devices = " and ".join(dict.fromkeys(one["device_kind"] for one in marks))
-    older = ""
-    if any("recorded" in one for one in found["runs"].values()):
-        older = " The last table marks runs that were recorded before, at an older commit and not on the same machine."
+    ended = "The runs that had finished" if unfinished(found["runs"]) else "All runs"
     return (
         "# Thinking States, replicated at small scale\n\n"
         "Made by `python -m replications.thinking_states`. Models are trained from scratch. Accuracy is exact match of the "
         "greedily generated answer. Models with plain rotary positions, trained from scratch, do not extrapolate, with or "
         "without thoughts. So all arms have linear biases (ALiBi), except where a window is named.\n\n"
         f"{devices}, {found['cores']} cores, one for each training, with huge pages where glibc has them "
-        f"(`GLIBC_TUNABLES={HUGE_PAGES}`). jax {mark['jax']}, jaxlib {mark['jaxlib']}, detspec {mark['detspec']}. All runs "
-        f"together took {found['cpu_seconds'] / 60:.0f} minutes of processor time.{older}\n\n"
+        f"(`GLIBC_TUNABLES={HUGE_PAGES}`). jax {mark['jax']}, jaxlib {mark['jaxlib']}, detspec {mark['detspec']}. {ended} "
+        f"took {found['cpu_seconds'] / 60:.0f} minutes of processor time.\n\n"
         "![Accuracies and times](results.png)"
     )
 
@@ -206,10 +204,9 @@ def answer_time(result: dict[str, Any]) -> str:
 def runs_table(results: Results) -> str:
     """Every run with its time."""
     rows = [
-        [name, f"{one['seconds']:.0f}", f"{one['cpu_seconds']:.0f}", one.get("recorded", ""), one.get("command", "")]
-        for name, one in results.items()
+        [name, f"{one['seconds']:.0f}", f"{one['cpu_seconds']:.0f}", one.get("command", "")] for name, one in results.items()
     ]
-    return "\n\n".join(["## Runs", table(["run", "seconds", "CPU s", "recorded before", "command"], rows)])
+    return "\n\n".join(["## Runs", table(["run", "seconds", "CPU s", "command"], rows)])
 
 
 def _bound(batch: int, thinking: dict[str, Any], cot: dict[str, Any]) -> str:

@@ -18,15 +18,15 @@ MOST = 9  # apples that a person can have
 
 @dataclasses.dataclass(frozen=True)
 class Arithmetic:
-    """ "Alice has 3 apples. Alice buys 4. Alice loses 2. How many has Alice?": steps 7, 5; answer 5.
+    """ "Alice has 3 apples. Alice buys 4. Alice loses 2. How many has Alice?": steps + 4 = 7, - 2 = 5; answer 5.
 
-    Numbers are single words from 0 to 9, and no operation leads out of them. All operations are equally long. The last one
-    bounds the answer: who buys 4 has at least 4.
+    Numbers are single words from 0 to 9, and no operation leads out of them. An operation and its step are equally long: so a
+    chain of thought finds each operation at one distance. The last one bounds the answer: who buys 4 has at least 4.
     """
 
     def words(self) -> tuple[str, ...]:
         """All words that the texts use."""
-        return words_in("has apples. How many ? A:", *GAINS, *LOSSES, *PEOPLE, *map(str, range(MOST + 1)))
+        return words_in("has apples. How many ? A: + - =", *GAINS, *LOSSES, *PEOPLE, *map(str, range(MOST + 1)))
 
     def draw(self, rng: np.random.Generator, n: int) -> Problem:
         """A problem of `n` operations."""
@@ -40,9 +40,10 @@ class Arithmetic:
         for _ in range(n):
             after = int(rng.integers(MOST))
             after += after >= held  # any other number, all equally likely
-            verbs = GAINS if after > held else LOSSES
-            question += f". {who} {verbs[int(rng.integers(len(verbs)))]} {abs(after - held)}"
+            verbs, sign = (GAINS, "+") if after > held else (LOSSES, "-")
+            amount = abs(after - held)
+            question += f". {who} {verbs[int(rng.integers(len(verbs)))]} {amount}"
             held = after
-            steps.append(str(held))
+            steps.append(f"{sign} {amount} = {held}")
             marks.append(len(question))
         return Problem(f"{question}. How many has {who}?", tuple(steps), tuple(marks), str(held))

@@ -15,7 +15,7 @@ from detspec.train.problems.words import words_in
 
 RELATIONS = ("friend", "boss", "teacher", "doctor", "neighbour", "rival", "coach", "tailor")
 SPLITS = ("train", "heldout")
-HELDOUT_BY = ("question", "person")
+HELDOUT_BY = ("question", "start", "person")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,8 @@ class TwoHop:
     equally frequent. All questions are equally long. The two relations of a question differ: Ann's friend's friend could be
     Ann.
 
-    Held out are single questions of two hops, whose facts training asks for; or all questions that begin with some people, so
-    that training never asks for a fact about them. Then a model must know these facts before.
+    Held out are single questions of two hops; or all of those that begin with some people, whose facts training still asks for
+    in one hop; or all questions that begin with them, so that a model must know their facts before.
     """
 
     seed: int = 0  # decides the facts, such as which person is whose boss
@@ -38,7 +38,8 @@ class TwoHop:
     num_relations: int = 6  # number of relations, at most that of `RELATIONS`
     heldout_one_in: int = 10  # a question is held out when a SHA-256 of what it is held out by is a multiple of this
     split: str = "train"  # which questions are drawn, "train" or "heldout"; facts are the same in both
-    heldout_by: str = "question"  # "question": two hops, by person and relations; "person": two hops and one, by person
+    # "question": two hops, by person and relations; "start": two hops, by person; "person": two hops and one, by person
+    heldout_by: str = "question"
 
     def __post_init__(self) -> None:
         accepted = {"num_people": (3, len(NAMES)), "num_relations": (2, len(RELATIONS)), "heldout_one_in": (2, 10**6)}
@@ -85,7 +86,7 @@ class TwoHop:
             problem(person, relation, bridge, "has a name. What's the name?", bridge)
             for relation, facts in self.world.items()
             for person, bridge in facts.items()
-            if self.heldout_by == "question" or self.is_heldout(person, relation, "") == (self.split == "heldout")
+            if self.heldout_by != "person" or self.is_heldout(person, relation, "") == (self.split == "heldout")
         )
 
     @functools.cached_property

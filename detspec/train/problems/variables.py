@@ -13,6 +13,7 @@ VARIABLES = ("a", "b", "c")
 UNASKED = "d"
 BASE = 10
 QUESTIONS = ("last", "first")
+STEPS = ("values", "named")
 CLOSING = "That's all."  # as many tokens as the question that stands here otherwise
 
 
@@ -25,15 +26,21 @@ class Variables(Fillers):
     operations the asked variable often keeps its first value; a model that copies the first value is right that often.
     Fillers assign to a fourth variable, which is never asked for.
 
+    Named steps say what was assigned, and are as long as an operation: "3 7 1;", "a = 0 7 1;". So a chain of thought finds each
+    operation at one distance.
+
     With the question first it reads "What's c? a = 3; b = 7; c = 1; a = a + b; c = c + a; That's all.", with the same steps.
     """
 
     question: str = "last"  # where the question stands, "last" or "first"
+    steps: str = "values"  # what a step says, "values" or "named"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.question not in QUESTIONS:
             raise InputError(f"Variables.question must be one of {', '.join(map(repr, QUESTIONS))}, got {self.question!r}")
+        if self.steps not in STEPS:
+            raise InputError(f"Variables.steps must be one of {', '.join(map(repr, STEPS))}, got {self.steps!r}")
 
     def words(self) -> tuple[str, ...]:
         """All words that the texts use."""
@@ -50,7 +57,7 @@ class Variables(Fillers):
         ask = f"What's {VARIABLES[asked]}?"
         question = f"{ask} " if self.question == "first" else ""
         question += "; ".join(f"{name} = {value}" for name, value in zip(VARIABLES, values, strict=True))
-        steps = [state_text(values)]
+        steps = [self.step_text("", values)]
         marks = [len(question)]
         for is_filler, target, shift in zip(fillers, targets, shifts, strict=True):
             other = (target + shift) % len(VARIABLES)  # never the target itself
@@ -59,12 +66,12 @@ class Variables(Fillers):
             question += f"; {UNASKED if is_filler else left} = {left} + {right}"
             if not is_filler:
                 values[target] = (values[target] + values[other]) % BASE
-                steps.append(state_text(values))
+                steps.append(self.step_text(f"{left} = ", values))
                 marks.append(len(question))
         question += f"; {CLOSING if self.question == 'first' else ask}"
         return Problem(question, tuple(steps), tuple(marks), str(values[asked]))
 
-
-def state_text(values: list[int]) -> str:
-    """The values as the text of a step: `0 7 1`."""
-    return " ".join(map(str, values))
+    def step_text(self, assigned: str, values: list[int]) -> str:
+        """The values as the text of a step: `0 7 1`, or `a = 0 7 1;` after `assigned`."""
+        text = " ".join(map(str, values))
+        return text if self.steps == "values" else f"{assigned}{text};"

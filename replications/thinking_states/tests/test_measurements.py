@@ -126,7 +126,7 @@ def test_times_to_the_answer_are_of_both_arms_with_their_tokens_and_passes(model
 def test_speeds_are_ratios_to_the_chain_and_count_passes_that_depend_on_each_other(model: Model):
     backbone = dataclasses.replace(CFG, thinking=None)
     chain = dataclasses.replace(model, cfg=backbone, params=init_params(backbone, jax.random.key(0)))
-    found = answer_speeds(model, chain, arms=("thinking", "cot"), num_ops=2, batch=1, repeats=1, seed=0)
+    found = answer_speeds(model, chain, task="arithmetic", arms=("thinking", "cot"), num_ops=2, batch=1, repeats=1, seed=0)
     thinking, cot = found
     assert cot["speedup"] == 1
     assert thinking["speedup"] == cot["ms"] / thinking["ms"]  # medians over one round

@@ -26,7 +26,7 @@ from replications.thinking_states.tables import document
 
 def test_config_file_is_found_by_the_installed_command(tmp_path):
     """Which does not search the current folder: `-P` leaves it out here too."""
-    code = f"from detspec.train.config import load_config; print(load_config({str(ROOT / CONFIG)!r} + ':loop-2').seed)"
+    code = f"from detspec.train.config import load_config; print(load_config({str(ROOT / CONFIG)!r} + ':chunk-2').seed)"
     path = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "")}
     (tmp_path / "detspec").symlink_to(ROOT / "detspec")
     done = subprocess.run(
@@ -70,7 +70,8 @@ def test_runs_that_go_on_from_others_ask_for_their_models(tmp_path):
     assert starts_from("known-coconut2-1") == "known-cot-1"
     assert starts_from("known-cot-0") == "two_hop-facts-0"
     assert starts_from("parity40-cot-2") == "parity20-cot-2"
-    assert starts_from("two_hop-cot-0") is starts_from("parity40-thinking-0") is starts_from("loop-2") is None
+    assert starts_from("two_hop-cot-0") is starts_from("parity40-thinking-0") is None
+    assert starts_from("loop-2") == "two_hop-facts-0"
     cfg = dataclasses.replace(base_of(trainings()["two_hop-facts-0"]).backbone_cfg, num_layers=1)
     save_native(tmp_path / "two_hop-facts-0" / "export", cfg, untrained(cfg)).result()
     config = get_config("known-cot-0", tmp_path)
@@ -88,7 +89,7 @@ def test_stages_end_half_way_through_a_run():
 
 def test_config_file_gives_the_same_runs_and_names_those_there_are(monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert load_config(f"{CONFIG}:loop-2") == trainings()["loop-2"]
+    assert load_config(f"{CONFIG}:chunk-2") == trainings()["chunk-2"]
     with pytest.raises(InputError, match="no run 'loop-9'; there are parity-thinking-0, "):
         get_config("loop-9")
 
@@ -171,5 +172,5 @@ def test_comparison_puts_the_papers_numbers_next_to_means_over_seeds_and_times()
     assert "| GSM / arithmetic, Thinking States | 42.2 | 2.66 | 100 | 2.00 | 75 | 7 | 0.250 |" in text
     assert "| 2 | 75 | 50 | 10.0 | 0.80 | 7 | 0.250 |" in text
     assert "| 4 | 100 | 25 | 4.0 | 2.00 | 7 | 0.250 |" in text
-    assert "| question first, Thinking States | 48.65 | 75 | 7 | 0.250 |" in text
+    assert "| question first | 48.65 | 75 | 7 | 0.250 |" in text
     assert "| chunks of 48 tokens | " in text

@@ -22,9 +22,10 @@ def test_draw_writes_a_sentence_for_each_operation_whose_steps_add_up():
         assert len(operations) == len(problem.steps) == n
         total = int(held)
         for operation, step, mark in zip(operations, problem.steps, problem.marks, strict=True):
-            total += int(operation[2]) if operation[1] in GAINS else -int(operation[2])
+            sign = "+" if operation[1] in GAINS else "-"
+            total += int(sign + operation[2])
             assert 0 <= total <= 9
-            assert step == f"{total}"
+            assert step == f"{sign} {operation[2]} = {total}"
             assert mark == operation.end() - 1
         assert problem.answer == f"{total}"
 
@@ -48,6 +49,7 @@ def test_operations_are_equally_long_and_only_the_last_one_bounds_the_answer():
     assert all(len(split(one.question)) == 10 + 4 * len(one.steps) for one in problems)
     # Chance is 0.1, and the best of ten in groups of 500 some 0.025 over it.
     assert best_guess_accuracy(problems, [len(one.steps) for one in problems]) < 0.14
+    assert all(len(split(step)) == 4 for one in problems for step in one.steps)  # as long as an operation
     last = [re.search(r"(\w+) (\d)\. How", one.question).groups() for one in problems]
     assert 0.2 < best_guess_accuracy(problems, last) < 0.35
 

@@ -72,6 +72,15 @@ def test_held_out_people_begin_no_question_of_training_and_all_of_the_tests():
     assert train.world == TRAIN.world  # the facts of those held out are those that another run may teach
 
 
+def test_facts_of_people_whose_two_hops_are_held_out_stay_in_training():
+    train, heldout = (TwoHop(heldout_by="start", heldout_one_in=5, split=split) for split in ("train", "heldout"))
+    by_person = TwoHop(heldout_by="person", heldout_one_in=5, split="heldout")
+    assert train.one_hop == heldout.one_hop == TRAIN.one_hop
+    assert heldout.two_hop == by_person.two_hop
+    assert len(by_person.one_hop) < len(TRAIN.one_hop)
+    assert len(train.two_hop) + len(heldout.two_hop) == 40 * 6 * 5
+
+
 def test_split_does_not_change_with_the_number_of_people():
     fewer = {parse(problem) for problem in TwoHop(num_people=20, split="heldout").two_hop}
     assert fewer <= {parse(problem) for problem in HELDOUT.two_hop}
@@ -117,7 +126,7 @@ def test_derangements_keep_nobody_in_place():
         ({"num_relations": 2.0}, r"got 2\.0"),
         ({"heldout_one_in": 1}, r"TwoHop\.heldout_one_in must be an integer from 2 to 1000000, got 1"),
         ({"seed": -1}, r"TwoHop\.seed must be an integer of at least 0, got -1"),
-        ({"heldout_by": "fact"}, r"TwoHop\.heldout_by must be one of 'question', 'person', got 'fact'"),
+        ({"heldout_by": "fact"}, r"TwoHop\.heldout_by must be one of 'question', 'start', 'person', got 'fact'"),
         ({"split": "test"}, r"TwoHop\.split must be one of 'train', 'heldout', got 'test'"),
     ],
 )

@@ -114,7 +114,21 @@ def test_question_first_has_the_same_steps_and_words_and_as_many_tokens():
     assert Variables(question="first").words()[: len(Variables().words())] == Variables().words()
 
 
+def test_named_steps_say_what_was_assigned_and_are_as_long_as_an_operation():
+    rng = np.random.default_rng(4)
+    for seed in range(20):
+        plain, named = (Variables(steps=steps).draw(np.random.default_rng(seed), 6) for steps in ("values", "named"))
+        assert (plain.question, plain.marks, plain.answer) == (named.question, named.marks, named.answer)
+        targets = re.findall(r"; ([abc]) = \S \+", named.question)
+        first, *others = plain.steps
+        assert named.steps == (f"{first};", *(f"{name} = {step};" for name, step in zip(targets, others, strict=True)))
+        assert {len(split(step)) for step in named.steps[1:]} == {6}
+    assert Variables(0.5, steps="named").draw(rng, 4).steps[0].endswith(";")
+
+
 def test_bad_parameters_are_refused():
+    with pytest.raises(InputError, match=r"Variables\.steps must be one of 'values', 'named', got 'long'"):
+        Variables(steps="long")
     with pytest.raises(InputError, match=r"Variables\.question must be one of 'last', 'first', got 'middle'"):
         Variables(question="middle")
     with pytest.raises(InputError, match=r"Variables\.filler must be a number in \[0, 1\), got 1"):
