@@ -22,11 +22,12 @@ DESCRIPTION = """Serves /v1/completions, /v1/chat/completions (whole or as strea
 /inference/v1/generate (token ids in and out), /health, /metrics and /fingerprint. Equal `system_fingerprint` and equal request
 mean equal choices, to the bit, at any load. `"is_deterministic": false` makes a request ordinary. The port opens at once, and
 /health answers 503 until all programs are compiled and certified. A client that leaves ends its requests; calls beyond
---max-waiting are answered with 429. SIGTERM stops admitting, finishes what is in flight within --grace seconds, and ends with
-the exit code of the signal, 143. Needs the extra `serve`: pip install 'detspec[serve]'."""
+--max-waiting are answered with 429. SIGTERM stops admitting, finishes what is in flight within --grace seconds, aborts
+the rest, and ends with the exit code of the signal, 143. Other exit codes: 1 the engine failed; 2 bad options; 3 the disk of
+--log is full. Needs the extra `serve`: pip install 'detspec[serve]'."""
 LOCALHOST = "127.0.0.1"
 KEY = "DETSPEC_API_KEY"
-FAILED = 1
+LAST_S = 10  # seconds after --grace until connections are cut whose clients do not read
 SHORT_STEPS = ("none", "ngram")  # drafts whose steps are short, because what arrives waits for the step that runs
 
 
@@ -62,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until a signal; returns 1 if the engine fails."""
+    """Serves until a signal; returns 1 if the engine fails, and 3 if the log's disk is full."""
     try:
         import uvicorn
 
@@ -86,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         api_key=os.environ.get(KEY),
         weights_dir=None if args.weights_dir is None else Path(args.weights_dir),
         log=None if args.log is None else Path(args.log),
+        grace_s=args.grace,
         prepares=not args.lazy,
     )
     service = Service(Engine(model, config, drafters=load_drafters(args, model)), options)
@@ -95,11 +97,12 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=args.grace,
+        timeout_graceful_shutdown=args.grace + LAST_S,
         lifespan="on",
     )
     server = uvicorn.Server(settings)
     service.thread.on_failure = lambda: setattr(server, "should_exit", True)
+    service.is_leaving = lambda: server.should_exit
     try:
         sock = settings.bind_socket()
         sock.listen(settings.backlog)
@@ -108,6 +111,6 @@ def run(args: argparse.Namespace) -> int:
     say(f"serving {options.name} at http://{args.host}:{sock.getsockname()[1]}")
     server.run(sockets=[sock])
     if service.thread.failure is not None:
-        say(f"error: the engine has ended: {service.thread.failure!r}")
-        return FAILED
+        say(f"error: {service.thread.failure}")
+        return service.thread.failure.exit_code
     return 0

@@ -42,7 +42,8 @@ Batch = Sequence[tuple[Request, Sequence[int]]]
 class Replay:
     """What the canonical pass says of one recorded completion of `n` tokens, and of the token that would follow them."""
 
-    # int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills `max_len`
+    # int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills `max_len`.
+    # Of a request whose new tokens are given, these
     targets: np.ndarray
     logprobs: np.ndarray  # float32, log-probabilities of the targets, raw or processed as the request asks
     # what is found of the whole text, as in `SequenceState.replayed`; None if the request does not ask for it
@@ -121,7 +122,7 @@ class Replayer:
         texts = [(*request.prompt_token_ids, *token_ids) for request, token_ids in batch]
         for (request, _), text in zip(batch, texts, strict=True):
             self._check(request, text)
-        likeliest = any(wants_replay(request) for request, _ in batch)
+        likeliest = any(wants_replay(request) or request.given_token_ids for request, _ in batch)
         thinking = [thinks(cfg, request.sampling) for request, _ in batch]
         prompts = [request.prompt_token_ids for request, _ in batch]
         # Prompts are read in the order of places, so what a place shares with the one before is there when it is needed.
@@ -223,4 +224,8 @@ def _unpack(
         thought: list[list[int]] = []
         if thinks(cfg, request.sampling):
             thought = thought_lists(np.asarray(thoughts)[place, : (prompt_len - 1) // thinking_of(cfg).chunk])
+        if request.given_token_ids:
+            given = slice(prompt_len, prompt_len + len(token_ids))
+            yield number, Replay(np.asarray(token_ids, np.int32), found.logprobs[place, given], wanted)
+            continue
         yield number, Replay(found.targets[place, new], found.target_logprobs[place, new], wanted, thought)

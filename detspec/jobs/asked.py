@@ -34,7 +34,7 @@ class Asked(Protocol):
 
     @property
     def requests(self) -> Sequence[Request]:
-        """What to generate."""
+        """What to generate or to score."""
 
     @property
     def num_outputs(self) -> int:

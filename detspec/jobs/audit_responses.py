@@ -1,7 +1,7 @@
 """Audit of a server's log: what it answered is replayed through the canonical pass, like the output of a job.
 
 A line of the log that has a fingerprint says what the bits of the lines after it depend on: the server began, or got other
-weights. Each other line holds what was asked and the record of one sample.
+weights. Each other line holds what was asked and the record of one sample, or of one text that was scored.
 """
 
 import dataclasses
@@ -13,16 +13,19 @@ from typing import Any
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Request, request_of
+from detspec.engine.request import Request, check_request
 from detspec.errors import InputError
-from detspec.jobs.audit import AuditReport, audit_records, check_model, sample_of
-from detspec.jobs.records import Origin, Record, parse_record
+from detspec.jobs.audit import audit_records, sample_of
+from detspec.jobs.audit_report import AuditReport
+from detspec.jobs.origin import Origin, check_model
+from detspec.jobs.records import Record, parse_record
 from detspec.progress import Progress
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
 HEADER_KEYS = {"fingerprint", "text", "engine"}
+GIVEN_KEY = "given_token_ids"  # of a line that holds a score: what was scored after the prompt
 LINE_KEYS = {"prompt_token_ids", "sampling", "record"}
 
 
@@ -73,7 +76,7 @@ def read_log(log: Path) -> list[Part]:
                 raise InputError("is no JSON object")
             if line.keys() == HEADER_KEYS:
                 parts.append(Part(_origin(line), []))
-            elif line.keys() == LINE_KEYS and parts:
+            elif line.keys() - {GIVEN_KEY} == LINE_KEYS and parts:
                 parts[-1].lines.append((number, line))
             else:
                 raise InputError(
@@ -90,8 +93,10 @@ def _records(part: Part, model: Model, log: Path) -> Iterator[tuple[Record, Requ
         try:
             record = parse_record(json.dumps(line["record"]).encode(), model.cfg.vocab_size)
             sampling = SamplingParams(**line["sampling"])
-            request = request_of(model, part.origin.engine, line["prompt_token_ids"], sampling, id=record.id)
-            yield record, sample_of(request, record)
+            prompt = tuple(line["prompt_token_ids"])
+            given = tuple(line.get(GIVEN_KEY, ()))
+            request = Request(record.id, prompt, sampling, given_token_ids=given)
+            yield record, sample_of(check_request(model, part.origin.engine, request), record)
         except (InputError, TypeError) as error:
             raise InputError(f"{log} line {number}: {error}") from error
 

@@ -24,6 +24,7 @@ from detspec.openai.bodies import DEFAULTS, Parsed, parse_chat, parse_completion
 from detspec.openai.bodies import requests_of as requests_of_body
 from detspec.openai.fields import UNKNOWN, UNSUPPORTED, BodyError
 from detspec.openai.responses import HEX, Answerer, chat_body, completion_body, error_body, make_answerer, response_id
+from detspec.openai.scores import scored
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 
@@ -42,8 +43,13 @@ BAD_REQUEST = 400
 class BatchReader:
     """Makes of each line of a job what it asks an engine for."""
 
-    def __init__(self, engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -> None:
-        """`repeated` are errors for lines whose id was used before; `InputError` for options that bodies would ignore."""
+    def __init__(
+        self, engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str], fingerprint: Mapping[str, Any] | None = None
+    ) -> None:
+        """`repeated` are errors for lines whose id was used before. Answers name `fingerprint`, by default the engine's.
+
+        Raises `InputError` for options that bodies would ignore.
+        """
         plain = dataclasses.asdict(SamplingParams())
         changed = [
             name for name, value in dataclasses.asdict(spec.defaults).items() if value != plain[name] and name not in TAKEN
@@ -60,7 +66,8 @@ class BatchReader:
         self._seed = spec.defaults.seed
         self._defaults = dataclasses.replace(DEFAULTS, **{name: getattr(spec.defaults, name) for name in TAKEN})
         self._now = None if spec.created is None else datetime.datetime.fromtimestamp(spec.created, datetime.UTC)
-        self._answerer = make_answerer(engine.model, engine.fingerprint(), name=MODEL_NAME, created=spec.created or 0)
+        fingerprint = engine.fingerprint() if fingerprint is None else fingerprint
+        self._answerer = make_answerer(engine.model, fingerprint, name=MODEL_NAME, created=spec.created or 0)
 
     def asked(self, number: int, raw: bytes) -> "AskedBody | AskedNothing":
         """Line `number` of the input; what is wrong with it becomes its answer."""
@@ -87,8 +94,6 @@ class BatchReader:
             parsed = parse_completion(line["body"], model, max_len=max_len, defaults=self._defaults)
         else:
             parsed = parse_chat(line["body"], model, max_len=max_len, defaults=self._defaults, now=self._now)
-        if parsed.is_score:
-            raise BodyError("max_tokens is 0, but batch jobs only generate: give at least 1", "max_tokens", UNSUPPORTED)
         if parsed.stream:
             raise BodyError("stream is true, but the lines of a batch are answered whole: omit it", "stream", UNSUPPORTED)
         return parsed if parsed.seed is not None else parsed.with_seed(seed_of(self._seed, line[KEY]))
@@ -113,7 +118,10 @@ class AskedBody:
 
     def take(self, completion: Completion) -> Sequence[Output]:
         """The line, with the last of the completions."""
-        self._there[self._place[completion.id] * self._parsed.n + completion.index] = completion
+        place = self._place[completion.id]
+        if self._parsed.is_score:
+            completion = scored(completion, self._parsed.prompts[place])
+        self._there[place * self._parsed.n + completion.index] = completion
         if len(self._there) < self._parsed.num_choices:
             return ()
         completions = [self._there[index] for index in range(self._parsed.num_choices)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from detspec.engine.engine_group import AnyEngine
 from detspec.engine.policy import Needs
-from detspec.engine.request import Stats, Update
+from detspec.engine.request import GIVEN, Stats, Update
 from detspec.jobs.asked import Asked, Output
 from detspec.jobs.signals import StopSignals
 from detspec.progress import Progress
@@ -116,7 +116,7 @@ class _Run:
             if not entry[1]:
                 del self._in_flight[completion.id]
             self._num_open -= 1
-            self.num_tokens += len(completion.token_ids)
+            self.num_tokens += 0 if completion.finish_reason == GIVEN else len(completion.token_ids)
             self.counters += completion.stats
             self._write(entry[0], entry[0].take(completion))
 

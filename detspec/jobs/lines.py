@@ -102,7 +102,7 @@ def completion_line(completion: Completion, num_samples: int) -> bytes:
         **({"index": completion.index} if num_samples > 1 else {}),
         "token_ids": completion.token_ids,
         "text": completion.text,
-        "logprobs": completion.logprobs,
+        "logprobs": as_json(completion.logprobs),
         "finish_reason": completion.finish_reason,
         "prompt_len": len(completion.prompt_token_ids),
         "digest": completion.digest,

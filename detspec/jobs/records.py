@@ -1,9 +1,7 @@
-"""The input of an audit: the lines and the manifest that a job wrote, and its prompts."""
+"""The input of an audit: the lines that a job wrote, and its prompts."""
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,12 @@ from detspec.config import is_number
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.errors import InputError
-from detspec.jobs.files import sibling
+from detspec.jobs.batch_lines import KEY, parse_id
 from detspec.jobs.lines import LOGPROB_KEYS, parse_line, parse_request, refuse_unknown
-from detspec.jobs.manifest import read_manifest
 from detspec.jobs.prompts import Mark
 from detspec.jobs.tables import open_prompts
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
-from detspec.schedule import Schedule
 
 NOWHERE = -1
 RECORD_KEYS = ("id", "token_ids", "text", "logprobs", "finish_reason", "prompt_len", "digest")
@@ -36,7 +32,7 @@ class Record:
     index: int | None  # number of the sample; None if the line has no index, as for requests of one sample
     token_ids: tuple[int, ...]
     text: str
-    logprobs: np.ndarray  # float64, as parsed from the decimals
+    logprobs: np.ndarray  # float64, as parsed from the decimals; nan for null
     finish_reason: str
     prompt_len: int
     digest: str
@@ -48,55 +44,6 @@ class Record:
     def name(self) -> str:
         """The name of the record in reports: `a`, or `a[2]` for one of several samples."""
         return self.id if self.index is None else f"{self.id}[{self.index}]"
-
-
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """Where the records came from, according to the manifest: the part that an audit needs."""
-
-    digest: str  # digest of the fingerprint; part of each completion's digest
-    fingerprint: dict[str, Any]  # device kind, versions, model, schedule
-    text: dict[str, Any]  # digests of tokenizer and chat template, and the model's end-of-sequence tokens
-    sampling: SamplingParams  # default sampling parameters of the job
-    engine: EngineConfig  # settings of the engine; its capacities decide which requests are valid
-    source: str  # name of the file of prompts
-    sha256: str  # SHA-256 of the file of prompts
-    column: str | None = None  # column of a table that prompts came from
-    id_column: str | None = None  # and of their ids
-
-
-def read_origin(records: Path) -> Origin:
-    """The origin of `records`, read from the manifest next to them.
-
-    Raises `InputError` if the manifest is missing or malformed, or its digest is not that of its fingerprint.
-    """
-    path = sibling(records, "manifest")
-    manifest = read_manifest(records)
-    if manifest is None:
-        raise InputError(f"{path} is no manifest of a job: an audit needs the one that the job wrote next to its output")
-    if "openai" in manifest:
-        raise InputError(f"{records} holds OpenAI's batch lines, which an audit cannot read: it replays our own format")
-    try:
-        fingerprint = manifest["fingerprint"]
-        texts = (fingerprint["model"], manifest["digest"], manifest["prompts"]["source"], manifest["prompts"]["sha256"])
-        if not isinstance(fingerprint, dict) or not all(isinstance(text, str) for text in texts):
-            raise TypeError("fingerprint must be an object; its model, digest, source and sha256 must be texts")
-        origin = Origin(
-            digest=manifest["digest"],
-            fingerprint=fingerprint,
-            text=dict(manifest["text"]),
-            sampling=SamplingParams(**manifest["sampling"]),
-            engine=EngineConfig(**{**manifest["engine"], "schedule": Schedule.from_bits(fingerprint["schedule"])}),
-            source=manifest["prompts"]["source"],
-            sha256=manifest["prompts"]["sha256"],
-            column=manifest["prompts"].get("column"),
-            id_column=manifest["prompts"].get("id_column"),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no manifest that this version can read: {error!r}") from error
-    if hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest() != origin.digest:
-        raise InputError(f"{path}: its digest {origin.digest} is not that of its fingerprint: the file was changed")
-    return origin
 
 
 def read_records(path: Path, vocab_size: int) -> Iterator[Record]:
@@ -133,24 +80,30 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
         if type(token) is not int or not 0 <= token < vocab_size:
             raise InputError(f'"token_ids" must hold integers in 0 .. {vocab_size - 1}, got {token!r} (id {line["id"]!r})')
     for logprob in line["logprobs"]:
-        if not is_number(logprob):
+        if logprob is not None and not is_number(logprob):
             raise InputError(f'"logprobs" must hold finite numbers, got {logprob!r} (id {line["id"]!r})')
-    logprobs = np.asarray(line["logprobs"], np.float64)
+    logprobs = np.asarray([np.nan if logprob is None else logprob for logprob in line["logprobs"]], np.float64)
     asked = {key: line.pop(key) for key in LOGPROB_KEYS if key in line}
     read = {"token_ids": tuple(line["token_ids"]), "logprobs": logprobs, "asked": asked}
     return Record(**{"index": None, "logprobs_mode": "raw", "thoughts": [], **line, **read})
 
 
 class PromptsById:
-    """The file of prompts by id; memory holds only ids and places. A context manager."""
+    """The file of prompts by id; memory holds only ids and places. A context manager.
 
-    def __init__(self, path: Path, sha256: str, *, column: str | None = None, id_column: str | None = None) -> None:
-        """Opens and hashes `path`, of a table these columns, and notes the place of each id.
+    Attributes:
+        file: all its lines.
+    """
+
+    def __init__(
+        self, path: Path, sha256: str, *, column: str | None = None, id_column: str | None = None, is_openai: bool = False
+    ) -> None:
+        """Opens and hashes `path`, of a table these columns, and notes the place of each id, `custom_id` of OpenAI's lines.
 
         Raises `InputError` if the file cannot be read, or its SHA-256 is not that of the job's prompts.
         """
         try:
-            self._prompts = open_prompts(str(path), column=column, id_column=id_column)
+            self.file = open_prompts(str(path), column=column, id_column=id_column)
         except InputError as error:
             raise InputError(f"{error}; name the file of prompts with --prompts") from error
         self._path = path
@@ -158,18 +111,18 @@ class PromptsById:
         self._last: Request | None = None
         self._following: Iterator[tuple[Mark, bytes]] = iter(())  # lines after the last that was read
         self._number = NOWHERE  # of the next one
-        if self._prompts.sha256 != sha256:
-            self._prompts.__exit__()
-            raise InputError(f"{path} has SHA-256 {self._prompts.sha256}, but the job read prompts of SHA-256 {sha256}")
-        for mark, raw in self._prompts.marked():
+        if self.file.sha256 != sha256:
+            self.__exit__()
+            raise InputError(f"{path} has SHA-256 {self.file.sha256}, but the job read prompts of SHA-256 {sha256}")
+        for mark, raw in self.file.marked():
             with contextlib.suppress(InputError):  # a malformed line matters only if a record needs it
-                self._place.setdefault(parse_line(raw)["id"], mark)
+                self._place.setdefault(parse_id(raw)[KEY] if is_openai else parse_line(raw)["id"], mark)
 
     def __enter__(self) -> "PromptsById":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._prompts.__exit__()
+        self.file.__exit__()
 
     def request(self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
         """The request with this id. Samples of one request follow each other, so the last request is cached.
@@ -178,15 +131,20 @@ class PromptsById:
         """
         if self._last is not None and self._last.id == id:
             return self._last
-        if id not in self._place:
-            raise InputError(f"{self._path} has no line with the id {id!r}, which is among the records")
-        mark = self._place[id]
-        if mark.number != self._number:
-            self._following = self._prompts.marked(mark)
-        _, raw = next(self._following)
-        self._number = mark.number + 1
+        _, raw = self.line(id)
         try:
             self._last = parse_request(raw, model, config, defaults)
         except InputError as error:
             raise InputError(f"{self._path}: {error}") from error
         return self._last
+
+    def line(self, id: str) -> tuple[int, bytes]:
+        """The first line with this id, and its number; `InputError` if there is none."""
+        if id not in self._place:
+            raise InputError(f"{self._path} has no line with the id {id!r}, which is among the records")
+        mark = self._place[id]
+        if mark.number != self._number:
+            self._following = self.file.marked(mark)
+        _, raw = next(self._following)
+        self._number = mark.number + 1
+        return mark.number, raw

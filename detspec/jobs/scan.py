@@ -94,8 +94,11 @@ def scan(engine: AnyEngine, spec: JobSpec, *, reject: Callable[[bytes], object] 
         counts.append(asked.num_outputs)
         num_bad += not asked.requests
         for request in asked.requests:
-            prompt_tokens += len(request.prompt_token_ids)
-            longest_prompt = max(longest_prompt, len(request.prompt_token_ids))
+            prompt_len = len(request.prompt_token_ids) + len(request.given_token_ids)
+            prompt_tokens += prompt_len
+            longest_prompt = max(longest_prompt, prompt_len)
+            if request.given_token_ids:
+                continue  # it is read, and no step runs for it
             new_tokens += request.sampling.n * request.sampling.max_tokens
             most_new_tokens = max(most_new_tokens, request.sampling.max_tokens)
             needs |= Needs.of([request.sampling])

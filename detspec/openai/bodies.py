@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.request import Request, request_of
+from detspec.engine.request import Request, check_request, request_of
 from detspec.errors import InputError
 from detspec.openai.fields import (
     CHAT,
@@ -31,6 +31,7 @@ from detspec.openai.fields import (
     stream_options,
 )
 from detspec.openai.prompts import Prompt, chat_prompt, prompt_list, token_ids
+from detspec.openai.scores import scoring
 from detspec.sampling_params import SamplingParams
 
 COMPLETION_TOKENS = 16  # `max_tokens` of a completion that does not say
@@ -150,14 +151,15 @@ def parse_chat(body: Any, model: Model, *, max_len: int, defaults: SamplingParam
 
 
 def requests_of(parsed: Parsed, model: Model, config: EngineConfig, *, id: str) -> list[Request]:
-    """One request of `n` samples for each prompt, with `id` and the prompt's number as its id, such as `a/0`.
+    """One request of `n` samples for each prompt, or one that scores it, with `id` and the prompt's number as its id, as `a/0`.
 
     They are checked for engines of `model` and `config`. Raises `BodyError` if one does not fit.
     """
     requests = []
     for place, (prompt, sampling) in enumerate(zip(parsed.prompts, parsed.sampling, strict=True)):
         try:
-            requests.append(request_of(model, config, prompt, sampling, id=f"{id}/{place}"))
+            request = request_of(model, config, prompt, sampling, id=f"{id}/{place}")
+            requests.append(check_request(model, config, scoring(request)) if parsed.is_score else request)
         except InputError as error:
             code = TOO_LONG if len(prompt) + sampling.max_tokens > config.max_len else INVALID
             raise BodyError(str(error), "prompt" if parsed.kind == "completion" else "messages", code) from error

@@ -6,7 +6,6 @@ A log-probability is written as the shortest decimal of its float32 value as a f
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -137,12 +136,12 @@ def response_id(parsed: Parsed) -> str:
 
 
 def system_fingerprint(fingerprint: Mapping[str, Any]) -> str:
-    """The name of an engine's `fingerprint()`, and of this version, in answers.
+    """The name of an engine's `fingerprint()`, and of its version, in answers.
 
     Equal names and equal requests mean equal choices, to the bit.
     """
     digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
-    return f"detspec-{importlib.metadata.version('detspec')}-{digest[:FINGERPRINT_HEX]}"
+    return f"detspec-{fingerprint['detspec']}-{digest[:FINGERPRINT_HEX]}"
 
 
 def error_body(error: BodyError) -> dict[str, Any]:

@@ -39,9 +39,11 @@ def make_app(service: Service) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         service.thread.start()
+        late = asyncio.create_task(service.abort_late())
         try:
             yield
         finally:
+            late.cancel()
             await service.thread.close()
             service.close()
 
@@ -103,7 +105,7 @@ async def collected(service: Service, parsed: Parsed, call: Call) -> list[Comple
         async for update in call.updates():
             if update.completion is not None:
                 place = place_of(update)
-                found[place, update.completion.index] = service.ended(parsed, place, update.completion)
+                found[place, update.completion.index] = service.ended(parsed, call, place, update.completion)
     finally:
         service.thread.abort(call)
     return [found[place] for place in sorted(found)]

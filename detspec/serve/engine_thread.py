@@ -13,7 +13,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,6 +25,7 @@ from detspec.serve.metrics import Metrics
 PAUSE_MODES = ("abort", "wait", "keep")
 IDLE_S = 0.05  # longest sleep of the thread when nothing wakes it
 POLL_S = 0.01  # between two looks of the event loop at something that ends soon
+CLOSE_S = 10.0  # longest wait for the thread at the end
 
 
 class QueueFull(Exception):
@@ -32,7 +33,13 @@ class QueueFull(Exception):
 
 
 class EngineStopped(Exception):
-    """The engine does not run any more."""
+    """Nothing is answered any more.
+
+    Attributes:
+        exit_code: that of the process.
+    """
+
+    exit_code = 1
 
 
 class Refused(Exception):
@@ -75,8 +82,8 @@ class EngineThread:
         num_open: samples in flight.
         is_ready: all programs are compiled and certified.
         is_paused: new calls wait.
-        failure: what ended the thread; None while it runs.
-        on_failure: called once it has ended so.
+        failure: why nothing is answered any more; None while all is well.
+        on_failure: called when it comes to that.
     """
 
     def __init__(self, engine: Engine, *, max_waiting: int, metrics: Metrics, prepares: bool = True) -> None:
@@ -85,7 +92,7 @@ class EngineThread:
         self.max_waiting = max_waiting
         self.num_open = 0
         self.is_ready = self.is_paused = False
-        self.failure: BaseException | None = None
+        self.failure: EngineStopped | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._metrics = metrics
         self._prepares = prepares
@@ -159,7 +166,7 @@ class EngineThread:
         self.is_paused = True
         self._holds = mode == "keep"
         if mode == "abort":
-            for call in {id(call): call for call in self._calls.values() if call not in self._backlog}.values():
+            for call in self._begun():
                 self.abort(call)
         while mode != "keep" and not self.is_quiet:
             self._check_runs()
@@ -180,11 +187,31 @@ class EngineThread:
         self._wake.set()
         return await asyncio.wrap_future(future)
 
+    def abort_all(self) -> None:
+        """Ends all that has begun with what it has, and all that has not with an error."""
+        self._holds = False  # else what is kept would not end
+        for call in self._begun():
+            self.abort(call)
+        self.end_calls(EngineStopped("the server ended before the call began"), self._backlog)
+
+    def end_calls(self, why: EngineStopped, calls: Iterable[Call] | None = None) -> None:
+        """Ends `calls`, by default all, with `why` in place of what is still to come."""
+        for call in {id(call): call for call in (self._calls.values() if calls is None else calls)}.values():
+            call.put(why)
+
+    def fail(self, failure: EngineStopped) -> None:
+        """Nothing is answered from now on."""
+        if self.failure is None:
+            self.failure = failure
+            self.on_failure()
+        self.end_calls(self.failure)
+
     async def close(self) -> None:
-        """Drops what is in flight, and waits for the thread to end."""
+        """Drops what is in flight, and waits for the thread to end; not for long, since it may be compiling."""
         self._is_closing = True
         self._wake.set()
-        while self._thread.is_alive():
+        deadline = time.monotonic() + CLOSE_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
 
     def _add(self, call: Call) -> None:
@@ -194,7 +221,11 @@ class EngineThread:
 
     def _check_runs(self) -> None:
         if self.failure is not None:
-            raise EngineStopped(f"the engine has ended: {self.failure!r}")
+            raise self.failure
+
+    def _begun(self) -> list[Call]:
+        """The calls that are in flight, but for those that came while it was paused."""
+        return list({id(call): call for call in self._calls.values() if call not in self._backlog}.values())
 
     def _forget(self, id: str) -> None:
         del self._calls[id], self._left[id]
@@ -221,7 +252,7 @@ class EngineThread:
                     self._later(self._deliver, updates)
             self.engine.stop()
         except BaseException as error:
-            self._later(self._fail, error)
+            self._later(self.fail, EngineStopped(f"the engine has ended: {error!r}"))
             raise
 
     def _run_tasks(self) -> None:
@@ -258,14 +289,7 @@ class EngineThread:
 
     def _refuse(self, why: str) -> None:
         """Ends deterministic requests that cannot run; in the event loop."""
-        for call in {id(call): call for call in self._calls.values() if call not in self._backlog}.values():
+        for call in self._begun():
             if any(request.sampling.deterministic for request in call.requests):
                 self.abort(call)
                 call.put(Refused(why))
-
-    def _fail(self, error: BaseException) -> None:
-        """The thread has ended; in the event loop."""
-        self.failure = error
-        self.on_failure()
-        for call in self._calls.values():
-            call.put(EngineStopped(f"the engine has ended: {error!r}"))

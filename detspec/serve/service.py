@@ -4,21 +4,24 @@ import asyncio
 import dataclasses
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from detspec.checkpoint.load import Model, load
 from detspec.engine.engine import Engine
-from detspec.engine.request import ABORTED, Completion, Request
+from detspec.engine.request import ABORTED, Completion
 from detspec.errors import InputError
 from detspec.openai.bodies import Parsed, parse_chat, parse_completion, requests_of
 from detspec.openai.fields import BodyError
-from detspec.openai.responses import Answerer, make_answerer
-from detspec.serve.engine_thread import Call, EngineThread
-from detspec.serve.log import ResponseLog
+from detspec.openai.responses import Answerer, make_answerer, response_id
+from detspec.openai.scores import scored
+from detspec.serve.engine_thread import Call, EngineStopped, EngineThread
+from detspec.serve.log import LogFailed, ResponseLog
 from detspec.serve.metrics import Metrics
 
+LOOK_S = 0.1  # between two looks whether the server is leaving
+ABORT_S = 5.0  # for samples that are aborted to be answered; they may wait for a program that is being compiled
 LONG_BODY = 1 << 16  # bytes of text from which on it is split into tokens in another thread
 PARSERS = {"completion": parse_completion, "chat": parse_chat, "token_ids": parse_completion}
 
@@ -35,6 +38,7 @@ class Options:
         api_key: what clients must send as their bearer token; None asks for none.
         weights_dir: folder whose subfolders may be loaded as new weights; None refuses that, and to pause.
         log: file that gets a line for each sample that has ended; None keeps none.
+        grace_s: seconds that what is in flight has to end by itself once the server is leaving.
         prepares: all programs are compiled and certified before `/health` says ready; else when requests first need them.
     """
 
@@ -45,6 +49,7 @@ class Options:
     api_key: str | None = None
     weights_dir: Path | None = None
     log: Path | None = None
+    grace_s: float = 60.0
     prepares: bool = True
 
 
@@ -56,6 +61,7 @@ class Service:
         thread: steps the engine.
         metrics: what it counted.
         answerer: what bodies say besides the completions.
+        is_leaving: whether the server takes no further calls, and ends when those that it has are answered.
     """
 
     def __init__(self, engine: Engine, options: Options) -> None:
@@ -64,6 +70,7 @@ class Service:
         self.metrics = Metrics()
         self.thread = EngineThread(engine, max_waiting=options.max_waiting, metrics=self.metrics, prepares=options.prepares)
         self._log = None if options.log is None else ResponseLog(options.log, engine)
+        self.is_leaving: Callable[[], bool] = lambda: False
         self._made = int(time.time())
         self._name_weights()
 
@@ -94,17 +101,17 @@ class Service:
     def begin(self, parsed: Parsed) -> Call:
         """Submits what `parsed` asks for; raises `BodyError` if it does not fit, and as `EngineThread.submit`."""
         requests = requests_of(parsed, self.model, self.engine.config, id=self.thread.next_id())
-        if parsed.is_score:
-            requests = [_scoring(request) for request in requests]
         return self.thread.submit(requests, stream=parsed.stream and not in_one_piece(parsed))
 
-    def ended(self, parsed: Parsed, place: int, completion: Completion) -> Completion:
-        """`completion` of prompt number `place` as answers show it; it is logged unless it was aborted."""
-        if parsed.is_score:
-            return _scored(completion, parsed.prompts[place])
+    def ended(self, parsed: Parsed, call: Call, place: int, completion: Completion) -> Completion:
+        """`completion` of prompt number `place` as answers show it; it is logged unless it was aborted.
+
+        Raises `LogFailed` if it cannot be logged: nothing is answered then, and the server ends.
+        """
         if self._log is not None and completion.finish_reason != ABORTED:
-            self._log.write(response_of=parsed, place=place, completion=completion)
-        return completion
+            named = dataclasses.replace(completion, id=f"{response_id(parsed)}/{place}")
+            self._logged(lambda log: log.write(call.requests[place], named))
+        return scored(completion, parsed.prompts[place]) if parsed.is_score else completion
 
     async def update_weights(self, name: str, weight_version: str | None) -> None:
         """Goes on with the weights in folder `name` of `weights_dir`.
@@ -119,13 +126,31 @@ class Service:
             raise InputError(f"the folder {name!r} holds a model of another shape or dtype than the one that is served")
         await self.thread.run_idle(lambda: self.engine.update_params(loaded.params, weight_version))
         self._name_weights()
-        if self._log is not None:
-            self._log.begin(self.engine)
+        self._logged(lambda log: log.begin(self.engine))
+
+    async def abort_late(self) -> None:
+        """Once the server is leaving, aborts what has not ended in time; ends calls with an error that are open even then."""
+        while not self.is_leaving():
+            await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(self.options.grace_s)
+        self.thread.abort_all()
+        await asyncio.sleep(ABORT_S)
+        self.thread.end_calls(EngineStopped("the server has ended"))
 
     def close(self) -> None:
         """Closes the log."""
         if self._log is not None:
             self._log.close()
+
+    def _logged(self, write: Callable[[ResponseLog], None]) -> None:
+        """Lets `write` add to the log, if there is one."""
+        if self._log is None:
+            return
+        try:
+            write(self._log)
+        except LogFailed as failed:
+            self.thread.fail(failed)
+            raise
 
     def _name_weights(self) -> None:
         fingerprint = self.engine.fingerprint()
@@ -146,30 +171,3 @@ def in_one_piece(parsed: Parsed) -> bool:
     """Whether a stream has to wait for its end: the likeliest tokens, and those of the prompt, are read after it."""
     of_prompt = parsed.prompt_logprobs is not None or (parsed.echo and parsed.logprobs is not None)
     return bool(parsed.logprobs) or of_prompt or parsed.is_score
-
-
-def _scoring(request: Request) -> Request:
-    """`request` for log-probabilities of its prompt as one that scores all tokens after the first."""
-    first, *rest = request.prompt_token_ids
-    if not rest:
-        return request  # there is nothing to score: one token is generated, and not shown
-    sampling = dataclasses.replace(
-        request.sampling, prompt_logprobs=None, logprobs=request.sampling.prompt_logprobs or 0, thinking=None
-    )
-    return dataclasses.replace(request, prompt_token_ids=(first,), sampling=sampling, given_token_ids=tuple(rest))
-
-
-def _scored(completion: Completion, prompt: Sequence[int]) -> Completion:
-    """What was found of a scored text as a completion without new tokens after the whole text as its prompt."""
-    given = completion.finish_reason == "given"
-    return dataclasses.replace(
-        completion,
-        prompt_token_ids=tuple(prompt),
-        token_ids=(),
-        logprobs=(),
-        text="",
-        top_logprobs=(),
-        finish_reason="length" if given or len(prompt) == 1 else completion.finish_reason,
-        prompt_logprobs=(None, *(completion.logprobs if given else ())),
-        prompt_top_logprobs=((), *(completion.top_logprobs if given else ())) if completion.top_logprobs or not given else (),
-    )

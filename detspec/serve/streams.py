@@ -26,7 +26,7 @@ async def events(service: Service, parsed: Parsed, call: Call, chunks_of: "type[
         async for update in call.updates():
             place = place_of(update)
             if update.completion is not None:
-                update = update._replace(completion=service.ended(parsed, place, update.completion))
+                update = update._replace(completion=service.ended(parsed, call, place, update.completion))
             for chunk in chunks.of(update, place):
                 yield event(chunk)
         if parsed.include_usage:

@@ -28,6 +28,31 @@ def audit(folder: Path, job: Path, *extra: object) -> int:
     return main(list(map(str, argv)))
 
 
+def test_audit_of_openai_lines_names_the_field_that_differs(folder, tmp_path, capsys):
+    bodies = [
+        {"prompt": [5, 17, 9], "max_tokens": 6},
+        {"prompt": [[1, 2, 3], [4, 5]], "max_tokens": 0, "echo": True, "logprobs": 1},
+    ]
+    lines = [{"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body} for i, body in enumerate(bodies)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "out.jsonl"
+    options = ("--no-compile-cache", "--max-len", "64", "--max-requests", "2", "--method", "none")
+    argv = ["generate", "--model", folder, "--prompts", tmp_path / "in.jsonl", "--out", out, *options]
+    assert main(list(map(str, argv))) == 0
+    assert audit(folder, tmp_path) == 0
+    assert "reproduced        2" in capsys.readouterr().out
+
+    first, second = map(json.loads, out.read_text().splitlines())
+    second["response"]["body"]["choices"][1]["logprobs"]["token_logprobs"][1] = -1.5
+    out.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    assert audit(folder, tmp_path) == 1
+    shown = capsys.readouterr().out
+    assert "r1                       record     choices[1].logprobs.token_logprobs[1]: recorded -1.5, canonical -" in shown
+    (tmp_path / "in.jsonl").unlink()
+    assert audit(folder, tmp_path) == 2
+    assert "name the file of prompts with --prompts" in capsys.readouterr().err
+
+
 def test_audit_reports_and_exits_with_0_then_1_then_2(folder, job, tmp_path, capsys):
     prompts = ("--prompts", job / "in.jsonl")
     assert audit(folder, job, *prompts, "--json", tmp_path / "report.json") == 0

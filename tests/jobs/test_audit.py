@@ -14,7 +14,8 @@ from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.replayer import Replayer
 from detspec.errors import InputError
-from detspec.jobs.audit import AuditReport, run_audit
+from detspec.jobs.audit import run_audit
+from detspec.jobs.audit_report import AuditReport
 from detspec.jobs.job import run_job
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.sampling_params import SamplingParams
@@ -310,7 +311,7 @@ def test_samples_that_were_not_asked_for_are_refused(model, rich, tmp_path, inde
 
 def test_another_machine_is_named_first(model, job, monkeypatch):
     here = {"detspec": "1", "jaxlib": "0.0.1"}
-    monkeypatch.setattr("detspec.jobs.audit.fingerprint", lambda: here)
+    monkeypatch.setattr("detspec.jobs.origin.fingerprint", lambda: here)
     report = audit(model, job)
     assert report.reproduced  # digests are those of the machine that the manifest names
     assert report.table().splitlines()[1].startswith("another machine: jaxlib is '0.0.1', the records' was '")

@@ -14,12 +14,12 @@ from detspec.errors import InputError
 from detspec.jobs.batch_lines import seed_of
 from detspec.jobs.chunk_folder import chunk_folder
 from detspec.jobs.files import shard_path, sibling
-from detspec.jobs.job import run_job, stream_job
+from detspec.jobs.job import Unfinished, run_job, stream_job
 from detspec.jobs.merge import merge
 from detspec.jobs.merge_chunks import merge_chunks
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
-from detspec.jobs.records import read_origin
 from detspec.jobs.scan import is_openai
+from detspec.jobs.signals import Stopped
 from detspec.jobs.worker import WorkerOptions, run_worker
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, broken_params, without_tokenizer
@@ -32,6 +32,9 @@ def line(custom_id: object, url: str = COMPLETIONS, **body: object) -> bytes:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body}).encode()
 
 
+SCORE = {"max_tokens": 0, "echo": True}
+
+
 def some_lines(*, deterministic: bool = True) -> list[bytes]:
     own = {"max_tokens": 6, "is_deterministic": deterministic}
     talk = [{"role": "user", "content": "def f"}]
@@ -42,6 +45,8 @@ def some_lines(*, deterministic: bool = True) -> list[bytes]:
         line("chat", CHAT, messages=talk, logprobs=True, top_logprobs=2, **own),
         line("echo", prompt="ab", echo=True, logprobs=1, **own),
         line("again", prompt="def f(x):", seed=3, **own),
+        line("score", prompt="def f(x):", logprobs=2, **{**own, **SCORE}),
+        line("scores", prompt=[[1, 2, 3], [4], list(range(40))], logprobs=0, temperature=0.5, **{**own, **SCORE}),
     ]
 
 
@@ -49,7 +54,7 @@ BAD_LINES = [
     (line("hot", prompt="a", temperature=-1), "hot", "temperature"),
     (line("odd", prompt="a", guided_json={}), "odd", "guided_json"),
     (line("long", prompt="a" * 60), "long", "prompt"),
-    (line("score", prompt="a", echo=True, max_tokens=0), "score", "max_tokens"),
+    (line("score of what", prompt="a", max_tokens=0), "score of what", "max_tokens"),
     (line("stream", prompt="a", stream=True), "stream", "stream"),
     (line("url", "/v1/embeddings", prompt="a"), "url", "url"),
     (b"{", None, None),
@@ -102,7 +107,11 @@ def test_answers_have_the_official_shape_and_the_bodies_choices(talking, tmp_pat
         body = entry["response"]["body"]
         if entry["custom_id"] == "chat":
             assert ChatCompletion.model_validate(body).choices[0].message.content == body["choices"][0]["message"]["content"]
-        elif entry["custom_id"] != "echo":  # whose first log-probability is null, which the official type does not say
+        elif entry["custom_id"] not in (
+            "echo",
+            "score",
+            "scores",
+        ):  # whose first log-probability is null, which the official type does not say
             Completion.model_validate(body)
         assert Completion.construct(**body).created == 86400
     several = found["several"]["response"]["body"]["choices"]
@@ -224,7 +233,54 @@ def test_format_is_that_of_the_first_line_with_an_id(tmp_path):
             assert is_openai(prompts) is expected
 
 
-def test_audit_refuses_them_by_name(talking, tmp_path):
-    job(talking[0], some_lines()[:1], tmp_path / "out.jsonl")
-    with pytest.raises(InputError, match="OpenAI's batch lines"):
-        read_origin(tmp_path / "out.jsonl")
+def test_scores_have_the_engines_bits_and_count_no_new_tokens(talking, tmp_path):
+    one_row, three_rows = talking
+    found = {entry["custom_id"]: entry["response"]["body"] for entry in job(three_rows, some_lines(), tmp_path / "out.jsonl")}
+    prompts = [one_row.model.tokenizer.encode("def f(x):"), [1, 2, 3], list(range(40))]
+    sampling = SamplingParams(logprobs=2, temperature=1.0, seed=seed_of(0, "score"))
+    (alone,) = one_row.score(prompts[:1], 1, sampling)
+    logprobs = found["score"]["choices"][0]["logprobs"]
+    assert logprobs["token_logprobs"] == [None, *alone.logprobs]
+    assert found["score"]["choices"][0]["digest"] == alone.digest
+    assert [len(top) for top in logprobs["top_logprobs"][1:]] == [
+        len({token, *dict(top)}) for token, top in zip(alone.token_ids, alone.top_logprobs, strict=True)
+    ]
+    assert found["score"]["choices"][0]["text"] == "def f(x):"
+    assert found["score"]["usage"] == {
+        "prompt_tokens": len(prompts[0]),
+        "completion_tokens": 0,
+        "total_tokens": len(prompts[0]),
+    }
+    several = [choice["logprobs"]["token_logprobs"] for choice in found["scores"]["choices"]]
+    assert several[1] == [None]
+    for values, prompt in zip(several[::2], prompts[1:], strict=True):
+        assert values == [None, *one_row.score([prompt], 1, SamplingParams())[0].logprobs]
+    stats = json.loads(sibling(tmp_path / "out.jsonl", "stats").read_text())
+    assert stats["num_tokens"] == sum(body["usage"]["completion_tokens"] for body in found.values())
+    assert stats["num_failed"] == 0
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_job_that_was_stopped_among_scores_goes_on_to_the_same_bytes(talking, tmp_path, monkeypatch, steps):
+    one_row, _ = talking
+    lines = [some_lines()[6], *some_lines()]
+    lines[0] = lines[0].replace(b'"score"', b'"first"')
+    job(one_row, lines, tmp_path / "whole.jsonl")
+    out = tmp_path / "out.jsonl"
+    step = one_row.step
+    left = iter([step] * steps)
+
+    def stops():
+        for each in left:
+            return each()
+        raise Stopped(15)
+
+    with Prompts(str(tmp_path / "in.jsonl")) as prompts:
+        with monkeypatch.context() as patch:
+            patch.setattr(one_row, "step", stops)
+            with pytest.raises(Unfinished):
+                run_job(one_row, spec_of(prompts), out)
+        assert not out.exists()
+        result = run_job(one_row, spec_of(prompts), out)
+    assert (result.stats["num_resumed"] > 0) == (steps > 1)
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

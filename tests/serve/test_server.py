@@ -16,8 +16,13 @@ import pytest
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import load
+from detspec.errors import InputError
 from detspec.jobs.audit_responses import run_audit_responses
+from detspec.jobs.job import run_job
+from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.model.params import init_params
+from detspec.sampling_params import SamplingParams
+from detspec.serve.log import ResponseLog
 from tests.engine.byte_model import BYTE_CFG, byte_params, write_folder
 from tests.serve.running import Running, chatting, make_engine, serving
 
@@ -317,28 +322,227 @@ def test_pause_can_keep_or_abort_what_is_in_flight(model, tmp_path):
     assert run_audit_responses(chatting(model), log, max_requests=8).differences == []  # what was aborted is not in it
 
 
-def test_engine_that_fails_ends_calls_and_health(model, monkeypatch):
-    engine = make_engine(model)
-    with serving(engine) as server:
-        monkeypatch.setattr(engine, "step", lambda: 1 / 0)
-        monkeypatch.setattr(threading, "excepthook", lambda args: None)
+def failing(model, monkeypatch, *, after: int):
+    """An engine whose step fails after so many that brought news."""
+    engine = make_engine(model, segment_steps=1)
+    step = engine.step
+    left = iter(range(after))
+
+    def fails():
+        updates = step()
+        if updates and next(left, None) is None:
+            raise ZeroDivisionError("no more")
+        return updates
+
+    monkeypatch.setattr(engine, "step", fails)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    return engine
+
+
+def test_engine_that_fails_ends_calls_streams_and_health(model, monkeypatch):
+    with serving(failing(model, monkeypatch, after=3)) as server:
+        ends = []
+        server.service.thread.on_failure = lambda: ends.append(server.service.thread.failure.exit_code)
+        assert server.http.get("/health").status_code == 200
+        with server.http.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 40, "stream": True}) as stream:
+            lines = [line for line in stream.iter_lines() if line]  # it ends, and is whole HTTP
+        assert len(lines) > 1
+        assert "ZeroDivisionError" in json.loads(lines[-1].removeprefix("data: "))["error"]["message"]
+        assert "data: [DONE]" not in lines
+        assert server.http.get("/health").status_code == 500
         answer = server.http.post("/v1/completions", json={"prompt": "a"})
         assert (answer.status_code, "ZeroDivisionError" in answer.text) == (500, True)
-        assert server.http.get("/health").status_code == 500
-        assert server.http.post("/v1/completions", json={"prompt": "a"}).status_code == 500
+        assert ends == [1]
 
 
-def test_log_of_a_server_is_audited_and_a_change_is_found(server, model, tmp_path):
+def test_calls_that_wait_for_their_whole_answer_are_told_that_the_engine_failed(model, monkeypatch):
+    with serving(failing(model, monkeypatch, after=0)) as server:
+        answer = server.http.post("/v1/completions", json={"prompt": "a"})
+        assert (answer.status_code, "the engine has ended: ZeroDivisionError" in answer.text) == (500, True)
+
+
+def leaving(server: Running) -> None:
+    server.service.is_leaving = lambda: True
+
+
+def test_what_is_in_flight_when_the_time_is_over_is_aborted_and_answered(model, tmp_path):
+    log = tmp_path / "log.jsonl"
+    body = {"prompt": [5, 17, 9], "seed": 1, "max_tokens": 60, "temperature": 0.9, "n": 8, "ignore_eos": True}
+    with serving(make_engine(model, segment_steps=1), log=log, grace_s=0.0) as server:
+        whole = {choice["index"]: choice["text"] for choice in server.ask(**body)["choices"]}
+        step = server.engine.step
+        server.engine.step = lambda: (time.sleep(0.05), step())[1]  # of the 60 steps few are over when the time is
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            plain = threads.submit(server.ask, **body)
+            stream = threads.submit(streamed, server, {**body, "n": 1, "logprobs": 0, "return_token_ids": True})
+            while server.engine.num_live < 8:
+                pass
+            leaving(server)
+            choices = plain.result()["choices"]
+            (last,) = json.loads(stream.result())
+    assert {choice["finish_reason"] for choice in choices} == {"abort"} == {last["finish_reason"]}
+    assert all(whole[choice["index"]].startswith(choice["text"]) for choice in choices)
+    assert whole[0].startswith(last["text"])
+    assert run_audit_responses(chatting(model), log, max_requests=8).num_records == 8  # those that were not aborted
+
+
+def test_calls_that_a_pause_keeps_end_when_the_time_is_over(model, tmp_path):
+    body = {"prompt": [5, 17, 9], "seed": 1, "max_tokens": 60, "ignore_eos": True}
+    with serving(make_engine(model, segment_steps=1), weights_dir=tmp_path, grace_s=0.0) as server:
+        server.ask("/pause?mode=keep")
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(server.http.post, "/v1/completions", json=body)
+            while not server.service.thread.num_open:
+                pass
+            leaving(server)
+            answer = waiting.result()
+        assert (answer.status_code, "ended before the call began" in answer.text) == (500, True)
+
+
+def test_engine_that_does_not_answer_holds_up_no_end(model, monkeypatch):
+    """As one that compiles for minutes."""
+    monkeypatch.setattr("detspec.serve.service.ABORT_S", 0.0)
+    monkeypatch.setattr("detspec.serve.engine_thread.CLOSE_S", 0.1)
+    compiled = threading.Event()
+    engine = make_engine(model)
+    step = engine.step
+    engine.step = lambda: (compiled.wait(), step())[1]
+    with serving(engine, grace_s=0.0) as server, concurrent.futures.ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(server.http.post, "/v1/completions", json={"prompt": "a"})
+        while not server.service.thread.num_open:
+            pass
+        leaving(server)
+        assert waiting.result().status_code == 500
+    compiled.set()  # the server has ended before
+
+
+SCORES = (
+    {"prompt": "a b", "logprobs": 1},
+    {"prompt": [[1, 2, 3], [4], list(range(30))], "logprobs": 0},
+    {"prompt": list(range(20)), "temperature": 0.5, "logprobs_mode": "tempered", "logprobs": 3},
+    {"prompt": list(range(20)), "top_k": 2, "logprobs_mode": "processed", "logprobs": 2},  # most are minus infinity
+)
+
+
+def test_log_of_a_server_is_audited_and_a_change_is_found(model, tmp_path):
     log = tmp_path / "log.jsonl"
     with serving(make_engine(model), log=log) as logged:
         for body in bodies()[:6]:
             logged.ask(**{**body, "n": 2, "logprobs": 1})
-        logged.ask(prompt="a b", max_tokens=0, echo=True)
+        answers = [logged.ask(**body, max_tokens=0, echo=True) for body in SCORES]
     whole = run_audit_responses(chatting(model), log, max_requests=8)
-    assert (whole.num_records, whole.differences) == (12, [])
+    assert (whole.num_records, whole.differences) == (18, [])
     lines = log.read_text().splitlines()
-    changed = json.loads(lines[5])
-    changed["record"]["logprobs"][1] = float(np.nextafter(np.float32(changed["record"]["logprobs"][1]), np.float32(0)))
-    log.write_text("\n".join([*lines[:5], json.dumps(changed), *lines[6:], '{"cut off']))
-    (found,) = run_audit_responses(chatting(model), log, max_requests=8).differences
+    records = [json.loads(line) for line in lines[1:]]
+    assert [record["record"]["digest"] for record in records[12:]] == [
+        choice["digest"] for answer in answers for choice in answer["choices"]
+    ]
+
+    def changed(number: int, change) -> list:
+        record = json.loads(lines[number])
+        change(record)
+        log.write_text("\n".join([*lines[:number], json.dumps(record), *lines[number + 1 :], '{"cut off']))
+        return run_audit_responses(chatting(model), log, max_requests=8).differences
+
+    def next_bit(line: dict, place: int = 1) -> None:
+        values = line["record"]["logprobs"]
+        values[place] = float(np.nextafter(np.float32(values[place]), np.float32(0)))
+
+    (found,) = changed(5, next_bit)
     assert found.position == 1
+    (score,) = (n for n, record in enumerate(records, start=1) if len(record.get("given_token_ids", ())) == 29)
+    (infinite,) = (n for n, record in enumerate(records, start=1) if None in record["record"]["logprobs"])
+    (found,) = changed(score, lambda line: next_bit(line, 7))
+    assert (found.position, "log-probability: recorded" in found.what) == (7, True)
+    (found,) = changed(score, lambda line: line["record"]["token_ids"].__setitem__(3, 0))
+    assert found.what.startswith("token: recorded 0")
+    (found,) = changed(score, lambda line: line["given_token_ids"].__setitem__(3, 0))  # then the answer was to something else
+    assert found.position in (2, 3)
+    (found,) = changed(score, lambda line: line["record"].update(finish_reason="length"))
+    assert found.what == "finish_reason: recorded 'length', canonical 'given'"
+    place = records[infinite - 1]["record"]["logprobs"].index(None)
+    (found,) = changed(infinite, lambda line: line["record"]["logprobs"].__setitem__(place, -1.0))
+    assert found.position == place
+
+
+def test_log_goes_on_after_its_last_whole_line_and_is_for_one_server(model, tmp_path):
+    log = tmp_path / "log.jsonl"
+    with serving(make_engine(model), log=log) as server:
+        server.ask(prompt="a", max_tokens=2)
+        with pytest.raises(InputError, match="in use"):
+            ResponseLog(log, server.engine)
+    kept = log.read_bytes()
+    log.write_bytes(kept + b'{"prompt_token_ids": [1')  # as a server leaves it that is killed
+    with serving(make_engine(model), log=log) as server:
+        server.ask(prompt="b", max_tokens=2)
+    assert log.read_bytes().startswith(kept + b'{"fingerprint"')
+    assert run_audit_responses(chatting(model), log, max_requests=8).num_records == 2
+    for other in (b"a letter", b'{"id": 1}\n', b"\n"):
+        (tmp_path / "other").write_bytes(other)
+        with pytest.raises(InputError, match="something else than a server's log"):
+            ResponseLog(tmp_path / "other", make_engine(model))
+        assert (tmp_path / "other").read_bytes() == other
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes: int):
+    """As a full disk, but for the number of the error."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_full_disk_ends_the_server_and_what_is_answered_is_in_the_log(model, tmp_path):
+    log = tmp_path / "log.jsonl"
+    with serving(make_engine(model), log=log) as server:
+        server.ask(prompt=[[1], [2]], max_tokens=2)
+        thread = server.service.thread
+        codes = []
+        thread.on_failure = lambda: codes.append(thread.failure.exit_code)
+        whole = log.read_bytes()
+        with files_of_at_most(len(whole) + 100):  # a part of a line fits
+            answer = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        assert answer.status_code == 500
+        assert f"cannot write --log {log}: " in answer.json()["error"]["message"]
+        assert log.read_bytes() == whole
+        assert codes == [3]
+        assert server.http.get("/health").status_code == 500
+        assert server.http.post("/v1/completions", json={"prompt": "a"}).status_code == 500  # though there is room again
+        body = {"prompt": "a", "stream": True}
+        assert server.http.post("/v1/completions", json=body).status_code == 500
+    assert log.read_bytes() == whole
+    assert run_audit_responses(chatting(model), log, max_requests=8).num_records == 2
+
+
+def test_stream_ends_with_an_error_when_its_end_cannot_be_logged(model, tmp_path):
+    log = tmp_path / "log.jsonl"
+    with serving(make_engine(model, segment_steps=1), log=log) as server:
+        with files_of_at_most(log.stat().st_size):
+            answer = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 9, "stream": True})
+        assert answer.status_code == 200
+        *_, last = answer.text.strip().splitlines()
+        assert "cannot write --log" in json.loads(last.removeprefix("data: "))["error"]["message"]
+    assert log.read_bytes().count(b"\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_log_that_is_full_from_the_start_is_one_error(model):
+    with pytest.raises(InputError, match="--log /dev/full: No space left on device"):
+        ResponseLog(Path("/dev/full"), make_engine(model))
+
+
+def test_batch_job_scores_with_the_bits_of_the_server(server, model, tmp_path):
+    asked = [{**body, "max_tokens": 0, "echo": True, "seed": 1} for body in SCORES]
+    lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body} for i, body in enumerate(asked)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with Prompts(str(tmp_path / "in.jsonl")) as prompts:
+        run_job(make_engine(model), JobSpec(prompts, SamplingParams(), is_openai=True), tmp_path / "out.jsonl")
+    found = [json.loads(line)["response"]["body"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    answers = at_once(lambda body: server.ask(**body), asked, 4, list(range(len(asked))))
+    for body, answer in zip(found, answers, strict=True):
+        same = {"model": "", "created": 0}
+        assert json.dumps(body | same) == json.dumps(answer | same)
+    assert found[0]["choices"] != server.ask(**{**asked[0], "prompt": "a c"})["choices"]
