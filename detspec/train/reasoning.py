@@ -40,7 +40,7 @@ class ReasoningConfig:
 
     # shape of a model trained from scratch, without thinking layers. `dtype` must be "float32" (master weights); `vocab_size`
     # is raised to the task's words. Or a folder, Hugging Face or native: the run starts from its weights in float32, and the
-    # task must use its tokenizer.
+    # task must use its tokenizer. A model that thinks must do so as `thinking` says; its thinker and compressor go on, too.
     backbone: ModelConfig | str
     thinking: ThinkingConfig  # settings of thinking in the arm "thinking"; the other arms train the backbone alone
     task: Task  # draws the problems
@@ -69,10 +69,15 @@ class ReasoningConfig:
         if not isinstance(self.thinking, ThinkingConfig):
             raise InputError(f"ReasoningConfig.thinking must be a ThinkingConfig in every arm, got {self.thinking!r}")
         shape = self.backbone_cfg
-        if shape.dtype != "float32" or shape.thinking is not None:
+        if shape.dtype != "float32" or (isinstance(backbone, ModelConfig) and shape.thinking is not None):
             raise InputError(
                 "ReasoningConfig.backbone must have dtype 'float32' (master weights) and no thinking of its own, got "
                 f"{shape.dtype!r} and {shape.thinking}"
+            )
+        if shape.thinking is not None and (self.arm != "thinking" or shape.thinking != self.thinking):
+            raise InputError(
+                f"the model in {backbone} thinks: it goes on only with arm='thinking' and thinking={shape.thinking}, got "
+                f"arm={self.arm!r} and {self.thinking}"
             )
         if not self.eval_ops or not all(map(is_count, self.eval_ops)):
             raise InputError(f"ReasoningConfig.eval_ops must be positive integers, got {self.eval_ops!r}")
@@ -100,11 +105,11 @@ class ReasoningConfig:
         return dataclasses.replace(shape, vocab_size=max(shape.vocab_size, words), thinking=thinking)
 
     def init_params(self, cfg: ModelConfig, weights: Params | None) -> Params:
-        """Random weights, or the backbone's `weights` in float32 with thinker and compressor copied from its layers."""
+        """Random weights, or the backbone's `weights` in float32. Where these have no thinker, its layers are copied."""
         if weights is None:
             return init_params(cfg, jax.random.key(self.seed))
         params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), weights)
-        if cfg.thinking is None:
+        if cfg.thinking is None or self.backbone_cfg.thinking is not None:
             return params
         return with_thinking(dataclasses.replace(cfg, thinking=None), params, cfg.thinking)[1]
 

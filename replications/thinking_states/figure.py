@@ -114,7 +114,7 @@ def by_setting(axes: "Axes", results: Results, kind: str, theirs: dict[int, Any]
         other.set_ylim(0, None)
         other.set_ylabel("ms to 8 answers", color=GREY)
         other.spines["top"].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper center")
     return True
 
 
@@ -142,5 +142,7 @@ def _accuracy_axes(axes: "Axes", x_label: str, marked: int | None = None) -> boo
         axes.axvline(marked, color="#bbbbbb", linewidth=1, linestyle="--")
     axes.set(ylim=(-3, 103), xlabel=x_label, ylabel="right answers, %")
     if axes.lines:
-        axes.legend(frameon=False, fontsize=7.5, loc="upper right", bbox_to_anchor=(1.0, 0.94))  # below the line of 100 %
+        axes.legend(
+            frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3
+        )  # curves are everywhere
     return len(axes.lines) > (marked is not None)

@@ -2,6 +2,7 @@
 
 parity-thinking-0       TASK-ARM-SEED: the arms of one backbone with linear biases; two_hop-no_cot-0, arithmetic-cot-0, ...
 parity40-thinking-0     trained on up to 40 operations, not 10; a chain of thought goes on from that for 20, and that from 10
+variables40-thinking-0  so does every arm of variables
 parity-coconut-0        goes on from the model of parity-cot-0: its steps become continuous thoughts; coconut2 has two for each
 parity-icot-0           the same without continuous thoughts
 two_hop-facts-0         knows all facts and no question of two hops; the runs known-ARM-0 go on from it
@@ -32,8 +33,8 @@ SEEDS = {
     "last": {"thinking": 1, "cot": 1},
     "first": {"thinking": 1},
     "variables": {"thinking": 3, "cot": 1, "no_cot": 1},
-    "variables20": {"thinking": 1},
-    "variables40": {"thinking": 1},
+    "variables20": {"thinking": 1, "cot": 1, "no_cot": 1},
+    "variables40": {"thinking": 1, "cot": 1, "no_cot": 1},
     "two_hop": {"facts": 1, "thinking": 3, "cot": 3, "no_cot": 3, "coconut": 1, "coconut2": 1, "coconut4": 1, "icot": 1},
     "known": {"thinking": 1, "cot": 1, "no_cot": 1, "coconut": 1, "icot": 1},
     "arithmetic": {"thinking": 1, "cot": 1, "no_cot": 1, "coconut": 1, "icot": 1},
@@ -86,8 +87,8 @@ def starts_from(name: str) -> str | None:
     arm, _, seed = rest.partition("-")
     if arm in LATENTS:
         return f"{task}-cot-{seed}"
-    if arm == "cot" and task in SHORTER:
-        return f"{SHORTER[task]}-cot-{seed}"
+    if (task, arm) in SHORTER:
+        return f"{SHORTER[task, arm]}-{arm}-{seed}"
     return "two_hop-facts-0" if task == "known" else None
 
 

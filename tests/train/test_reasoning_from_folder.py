@@ -10,6 +10,7 @@ import pytest
 
 import detspec as ds
 from detspec.checkpoint.hf import save_hf
+from detspec.checkpoint.native import save_native
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, param_shapes
@@ -17,6 +18,7 @@ from detspec.train import reasoning
 from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.chunks import Batch
+from detspec.train.problems.task import tokenizer_of
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import word_tokenizer, words_in
 from detspec.train.reasoning import ReasoningConfig
@@ -79,6 +81,19 @@ def test_chain_of_thought_from_a_folder_has_its_very_shape(folder: str, tmp_path
     config = config_of(folder, tmp_path / "traces.jsonl", arm="cot")
     experiment = config.experiment(tmp_path)
     assert jax.tree.structure(experiment.init_params()) == jax.tree.structure(ds.load(folder).params)
+
+
+def test_model_that_thinks_goes_on_with_its_own_thinker_and_is_refused_by_what_would_drop_it(folder: str, tmp_path: Path):
+    config = config_of(folder, tmp_path / "traces.jsonl")
+    experiment = config.experiment(tmp_path)
+    trained = jax.tree.map(lambda leaf: leaf + 1, experiment.init_params())
+    save_native(tmp_path / "thinks", config.model(tokenizer_of(config.task)), trained, side_files_from=folder).result()
+    further = dataclasses.replace(config, backbone=str(tmp_path / "thinks"))
+    jax.tree.map(np.testing.assert_array_equal, further.experiment(tmp_path / "further").init_params(), trained)
+    with pytest.raises(InputError, match=r"thinks: it goes on only with arm='thinking' and thinking=.*, got arm='cot'"):
+        dataclasses.replace(further, arm="cot")
+    with pytest.raises(InputError, match=r"got arm='thinking' and ThinkingConfig\(chunk=8"):
+        dataclasses.replace(further, thinking=dataclasses.replace(config.thinking, chunk=8))
 
 
 def test_tokenizer_with_more_words_than_the_model_is_refused(folder: str, tmp_path: Path):

@@ -70,6 +70,7 @@ def test_runs_that_go_on_from_others_ask_for_their_models(tmp_path):
     assert starts_from("known-coconut2-1") == "known-cot-1"
     assert starts_from("known-cot-0") == "two_hop-facts-0"
     assert starts_from("parity40-cot-2") == "parity20-cot-2"
+    assert starts_from("variables40-thinking-0") == "variables20-thinking-0"
     assert starts_from("two_hop-cot-0") is starts_from("parity40-thinking-0") is None
     assert starts_from("loop-2") == "two_hop-facts-0"
     cfg = dataclasses.replace(base_of(trainings()["two_hop-facts-0"]).backbone_cfg, num_layers=1)
