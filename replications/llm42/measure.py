@@ -104,7 +104,7 @@ MEASUREMENTS = {
     ),
     "repeats": Measurement(
         repeated,
-        {**SMALL, "in_flight": 16, "prompt_len": 24, "new": 16, "times": 1000, "control_times": 200},
+        {**SMALL, "in_flight": 16, "prompt_len": 24, "new": 48, "times": 1000, "control_times": 200},
         {**TINY, "in_flight": 2, "prompt_len": 15, "new": 8, "times": 8, "control_times": 4},
     ),
 }

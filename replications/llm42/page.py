@@ -237,9 +237,9 @@ def repeats(result: Found) -> str:
         "alone and "
         f"{result['times'] - 1:,} times among neighbours: {result['unique']} different result(s), log-probability bits "
         "included, and "
-        f"{result['unique_digests']} digest(s). The control, {result['control_times']} ordinary runs among the same "
-        "neighbours, "
-        f"gave {result['control_unique']} different result(s), of which {result['control_unique_texts']} text(s)."
+        f"{result['unique_digests']} digest(s). The control, ordinary generation once alone and "
+        f"{result['control_times'] - 1:,} times among the same neighbours, "
+        f"gave {result['control_unique']} different results, of which {result['control_unique_texts']} text(s)."
     )
 
 

@@ -11,7 +11,7 @@ from replications.llm42.traffic import BOTH, Shape, engine_of, mixed, model_of, 
 def repeated(*, shape: Shape, in_flight: int, prompt_len: int, new: int, times: int, control_times: int) -> dict[str, Any]:
     """How many different results one prompt gives, bit for bit, deterministic and ordinary; every other request is another one.
 
-    The deterministic one also runs once alone, which must give the same.
+    Both also run once alone, which must give the same for the deterministic one.
     """
     model = model_of(shape)
     engine = engine_of(model, max_requests=in_flight, max_len=prompt_len + 1 + 2 * new)
@@ -29,9 +29,8 @@ def repeated(*, shape: Shape, in_flight: int, prompt_len: int, new: int, times: 
     def results(request: Request, number: int) -> list[Completion]:
         return [one for one in engine.run(among(request, number)) if one.id.startswith("same")]
 
-    (alone,) = engine.run([deterministic])
-    found = [alone, *results(deterministic, times)]
-    control = results(ordinary, control_times)
+    found = [*engine.run([deterministic]), *results(deterministic, times)]
+    control = [*engine.run([ordinary]), *results(ordinary, control_times)]
     return {
         "times": len(found),
         "unique": len({(one.token_ids, one.logprobs) for one in found}),
