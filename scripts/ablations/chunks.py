@@ -26,9 +26,9 @@ import numpy as np
 
 import detspec as ds
 from detspec.train.problems.chunks import encode
-from detspec.train.problems.parity import Parity
 from detspec.train.problems.task import tokenizer_of
 from replications.thinking_states.prompts import draw_problems
+from replications.thinking_states.tasks import PARITY
 from scripts.ablations.models import thinker
 from scripts.ablations.table import Options, Plot, Promise, Row, carry_out
 from scripts.ablations.turns import ROUNDS, Run, Turns, asked, generation, in_turns
@@ -61,8 +61,8 @@ def measure(options: Options) -> list[Row]:
     """
     names = [Reading(*name) for name in itertools.product(CHUNKS[options.size], SEEDS[options.size])]
     models = {name: thinker(name.chunk, SHORT, options.seed + name.seed, options) for name in names}
-    problems = draw_problems(Parity(), num_ops=LONG, number=(ROUNDS[options.size] + 1) * REQUESTS, seed=options.seed)
-    encoded = encode(problems, tokenizer_of(Parity()), "thinking")
+    problems = draw_problems(PARITY.task, num_ops=LONG, number=(ROUNDS[options.size] + 1) * REQUESTS, seed=options.seed)
+    encoded = encode(problems, tokenizer_of(PARITY.task), "thinking")
     answers = np.array([one.continuation for one in encoded], np.uint32)[REQUESTS:]  # of counted rounds
 
     def run_of(name: Reading, step: int = 1) -> Run:

@@ -41,7 +41,8 @@ SETTINGS = {
     "tiny": [Setting("float32", "float32"), Setting("float32", "bfloat16"), Setting("int8", "float32")],
     "full": [Setting(w, c) for w in ("bfloat16", "float32", "int8") for c in ("float32", "bfloat16", "float16")],
 }
-ROUNDED = [("float32", "bfloat16"), ("float32", "float16")]  # caches that round keys and values, which need not keep bits
+# Caches that round keys and values, which need not keep bits: float16 has not the small numbers of bfloat16.
+ROUNDED = [("float32", "bfloat16"), *((weights, "float16") for weights in ("bfloat16", "float32", "int8"))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from detspec.model.params import quantized
 from detspec.train.batches import cut_rows, encode_documents
 from detspec.train.corpus import STDLIB, read_corpus
 from detspec.train.run import run_experiment
-from replications.thinking_states.runs import of_chunk
+from replications.thinking_states.tasks import PARITY
 from scripts.ablations.table import Options
 
 TINY = ds.ModelConfig(256, 64, 1, 4, 2, 16, 128, dtype="float32")
@@ -56,9 +56,18 @@ def thinker(chunk: int, max_ops: int, seed: int, options: Options) -> tuple[ds.M
     """
     if options.size == "tiny":
         return ds.load("thinking_parity"), math.nan
-    config = dataclasses.replace(of_chunk(chunk), max_ops=max_ops, eval_ops=(max_ops,), num_steps=NUM_STEPS, seed=seed)
-    optimizer = dataclasses.replace(config.optimizer, peak_lr=PEAK_LR)
-    config = dataclasses.replace(config, optimizer=optimizer, eval_every=NUM_STEPS, checkpoint_every=NUM_STEPS)
+    config = dataclasses.replace(
+        PARITY,  # a thought holds the steps of all operations that end in its chunk
+        thinking=dataclasses.replace(PARITY.thinking, chunk=chunk, max_thought=chunk // 4 + 2),
+        seq_len=56 + max(chunk, 8),
+        max_ops=max_ops,
+        eval_ops=(max_ops,),
+        num_steps=NUM_STEPS,
+        optimizer=dataclasses.replace(PARITY.optimizer, peak_lr=PEAK_LR),
+        eval_every=NUM_STEPS,
+        checkpoint_every=NUM_STEPS,
+        seed=seed,
+    )
     with tempfile.TemporaryDirectory() as folder:
         result = run_experiment(config.experiment(Path(folder)), workdir=Path(folder), progress=sys.stderr.isatty())
         return ds.load(result.export), 100 * result.metrics[f"accuracy at {max_ops}"]
