@@ -86,7 +86,7 @@ def test_chain_of_thought_from_a_folder_has_its_very_shape(folder: str, tmp_path
 def test_model_that_thinks_goes_on_with_its_own_thinker_and_is_refused_by_what_would_drop_it(folder: str, tmp_path: Path):
     config = config_of(folder, tmp_path / "traces.jsonl")
     experiment = config.experiment(tmp_path)
-    trained = jax.tree.map(lambda leaf: leaf + 1, experiment.init_params())
+    trained = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf) + 1), experiment.init_params())
     save_native(tmp_path / "thinks", config.model(tokenizer_of(config.task)), trained, side_files_from=folder).result()
     further = dataclasses.replace(config, backbone=str(tmp_path / "thinks"))
     jax.tree.map(np.testing.assert_array_equal, further.experiment(tmp_path / "further").init_params(), trained)
