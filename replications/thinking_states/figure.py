@@ -142,7 +142,6 @@ def _accuracy_axes(axes: "Axes", x_label: str, marked: int | None = None) -> boo
         axes.axvline(marked, color="#bbbbbb", linewidth=1, linestyle="--")
     axes.set(ylim=(-3, 103), xlabel=x_label, ylabel="right answers, %")
     if axes.lines:
-        axes.legend(
-            frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3
-        )  # curves are everywhere
+        # Below the axes, because curves are everywhere.
+        axes.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3)
     return len(axes.lines) > (marked is not None)
