@@ -91,9 +91,10 @@ def test_run_that_leaves_no_result_fails_the_pool_and_ends_the_others(tmp_path: 
 
 
 POOL = """
-import sys
+import signal, sys
 from pathlib import Path
 from replications.pool import Run, run_shown
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 long = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(300)"
 workdir = Path(sys.argv[1])
 ok = run_shown([Run("long")], lambda run: ["-c", long, str(workdir / "pid")], workdir=workdir, width=1)
@@ -103,13 +104,16 @@ sys.exit(0 if ok else 1)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_pool_that_is_stopped_ends_its_runs(tmp_path: Path, number: signal.Signals):
-    pool = subprocess.Popen([sys.executable, "-c", POOL, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     pid = tmp_path / "pid"
-    deadline = time.monotonic() + 60
-    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    pool.send_signal(number)
-    output, _ = pool.communicate(timeout=60)
+    with subprocess.Popen([sys.executable, "-c", POOL, str(tmp_path)], stdout=subprocess.PIPE, text=True) as pool:
+        try:
+            deadline = time.monotonic() + 60
+            while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            pool.send_signal(number)
+            output, _ = pool.communicate(timeout=60)
+        finally:
+            pool.kill()
     assert pool.returncode == 1
     assert "the same command continues" in output
     with pytest.raises(ProcessLookupError):  # its own child, which it has waited for
