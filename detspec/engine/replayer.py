@@ -43,7 +43,7 @@ class Replay:
     """What the canonical pass says of one recorded completion of `n` tokens, and of the token that would follow them."""
 
     # int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills `max_len`.
-    # Of a request whose new tokens are given, these
+    # A scored request has its given tokens here, `[n]`.
     targets: np.ndarray
     logprobs: np.ndarray  # float32, log-probabilities of the targets, raw or processed as the request asks
     # what is found of the whole text, as in `SequenceState.replayed`; None if the request does not ask for it
