@@ -155,7 +155,7 @@ def read(
             params, cfg, windows, cache, numerics=schedule.numerics, inject=inject, tap_layer=cfg.num_layers
         )
         assert stream is not None
-        logits = logits_fn(params, cfg, stream, numerics=schedule.numerics)
+        logits = logits_fn(params, cfg, windows, stream, numerics=schedule.numerics)
         sequence = jnp.maximum(windows.sequence, 0)
         position = windows.positions.reshape(-1) + 1
         place = jnp.where(windows.used.reshape(-1), position, T)

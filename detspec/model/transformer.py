@@ -30,7 +30,7 @@ from detspec.state import Windows
 
 
 class Pass(NamedTuple):
-    """What one pass over windows gives."""
+    """What one pass over windows gives; rows that pad it hold nothing of use."""
 
     logits_f32: jax.Array  # [R, V]; on chips this one's share of the rows, see `collectives.to_rows`
     cache: KVCache  # with the windows' keys and values
@@ -62,7 +62,7 @@ def forward(
     G, W = windows.tokens.shape
     places = place(windows, cache)
     rotations = rotations_of(cfg, windows.positions.reshape(-1))
-    ops = canonical_ops(cfg, numerics)
+    ops = canonical_ops(cfg, numerics, windows.used.reshape(-1))
 
     x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1), numerics=numerics))  # [R, D]
     k_pools = []
@@ -86,19 +86,21 @@ def forward(
     )
 
 
-def logits_fn(params: Params, cfg: ModelConfig, stream: jax.Array, *, numerics: Numerics) -> Callable[[], jax.Array]:
-    """What works out the logits `[R, V]` of a pass from the stream `[G, W, D]` after its last layer; on chips see `Pass`.
+def logits_fn(
+    params: Params, cfg: ModelConfig, windows: Windows, stream: jax.Array, *, numerics: Numerics
+) -> Callable[[], jax.Array]:
+    """What works out the logits `[R, V]` of a pass over `windows` from the stream `[G, W, D]` after its last layer; see `Pass`.
 
     The last norm is worked out at once, in the program of the pass: XLA does not round what it hands from one to the other.
     """
-    ops = canonical_ops(cfg, numerics)
+    ops = canonical_ops(cfg, numerics, windows.used.reshape(-1))
     normed = ops.norm(stream.reshape(-1, stream.shape[-1]), params["final_norm"])
     return lambda: head_f32(params, cfg, normed, ops)
 
 
-def canonical_ops(cfg: ModelConfig, numerics: Numerics) -> RowOps:
-    """Operations on single rows in the order of `numerics`."""
-    return row_ops(cfg, sum_fn(numerics), linears_fn(numerics))
+def canonical_ops(cfg: ModelConfig, numerics: Numerics, used: jax.Array | None = None) -> RowOps:
+    """Operations on single rows in the order of `numerics`; `used [R]` are the rows that matter, see `linears_fn`."""
+    return row_ops(cfg, sum_fn(numerics), linears_fn(numerics, used))
 
 
 def inject_at(depth: int, cfg: ModelConfig, x: jax.Array, inject: jax.Array | None) -> jax.Array:

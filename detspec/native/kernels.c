@@ -324,7 +324,12 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
    AMX, for bfloat16 on processors that have it: see "products by matrix tiles".
    DOTS, for bfloat16 on processors where that is faster: one instruction multiplies pairs of bfloat16 and adds both to the sum.
    Otherwise weights are widened to float32, first those at even places and then those at odd ones. Widening takes time, so rows
-   share it, and x is widened once for all outputs. */
+   share it, and x is widened once for all outputs.
+
+   A caller may say which rows it will use. Only these are multiplied, packed next to each other. Their results are moved to their
+   places afterwards, and those of the others are zeros:
+
+       used 1 0 0 1 1      at 0 3 4      x 0 3 4      y 0 3 4 . .  ->  0 . . 3 4 */
 
 #define MAX_PRODUCTS 4
 #define LINE 16 /* results */
@@ -386,6 +391,32 @@ INLINE size_t whole_steps(int64_t num_bytes) { return (size_t)(MAX(num_bytes, 1)
 
 INLINE float *place_of(Results to, int64_t r, int64_t o) { return to.y + (r - to.row) * to.stride + o - to.out; }
 
+/* The rows to be multiplied: `num` of them, where they are. */
+typedef struct {
+  int32_t *at; /* [num], ascending */
+  int64_t num;
+} Rows;
+
+/* Those of `rows` that are `used`, an array of bool, or all if it is NULL; `at` has room for all. */
+static Rows rows_used(const XLA_FFI_Buffer *used, int64_t rows, int32_t *at) {
+  Rows found = {at, 0};
+  for (int64_t r = 0; r < rows; r++)
+    if (!used || ((const uint8_t *)used->data)[r]) at[found.num++] = (int32_t)r;
+  return found;
+}
+
+/* Moves results that lie packed to their places, the last one first, and zeros those of the other rows. */
+static void spread_results(Rows used, XLA_FFI_Buffer **results, int64_t num_results) {
+  for (int64_t i = 0; i < num_results; i++) {
+    const int64_t rows = results[i]->dims[0], out = results[i]->dims[1];
+    const size_t bytes = sizeof(float) * (size_t)out;
+    float *y = results[i]->data;
+    for (int64_t r = rows - 1, next = used.num - 1; r > next; r--)
+      if (next >= 0 && used.at[next] == r) memcpy(y + r * out, y + next-- * out, bytes);
+      else memset(y + r * out, 0, bytes);
+  }
+}
+
 /* Register `part` of at most `num_bytes` bytes; what lies behind them is zero. */
 INLINE vu load_bits(const char *from, int part, int64_t num_bytes) {
   vu bits = {0};
@@ -421,12 +452,13 @@ INLINE int64_t x_stride_of(int64_t steps) { return PARTS * steps * X_VECTORS + 1
 typedef struct {
   const char *from;
   vf *to;
+  const int32_t *at;
   int64_t in, steps;
 } Spread;
 
 static void run_spread(const void *task, int64_t row) {
   const Spread *spread = task;
-  const char *from = spread->from + row * spread->in * ITEM_BYTES;
+  const char *from = spread->from + spread->at[row] * spread->in * ITEM_BYTES;
   vf *to = spread->to + row * x_stride_of(spread->steps);
   for (int part = 0; part < PARTS; part++)
     for (int64_t at = 0; at < spread->in * ITEM_BYTES; at += STEP_BYTES)
@@ -626,6 +658,7 @@ INLINE void transpose(__m512i *x) {
 typedef struct {
   const char *from;
   char *to;
+  const int32_t *at;                      /* which rows, or the first ones if NULL */
   int64_t rows, row_bytes, stride, steps; /* bytes of a row, and from one to the next */
 } Gathering;
 
@@ -633,15 +666,16 @@ INLINE int64_t gathered_bytes(int64_t rows, int64_t steps) { return (rows + SIDE
 
 static void run_gathering(const void *task, int64_t item) {
   const Gathering *g = task;
-  const char *from = g->from + item * SIDE * g->stride;
+  const char *from[SIDE];
   char *to = g->to + item * g->steps * TILE_BYTES;
-  const int64_t rows = MIN(g->rows - item * SIDE, SIDE);
+  const int64_t first = item * SIDE, rows = MIN(g->rows - first, SIDE);
+  for (int64_t j = 0; j < rows; j++) from[j] = g->from + (g->at ? g->at[first + j] : first + j) * g->stride;
   for (int64_t at = 0; at < g->row_bytes; at += STEP_BYTES, to += TILE_BYTES) {
     const int64_t there = MIN(g->row_bytes - at, STEP_BYTES);
     const __mmask64 mask = ~0ull >> (STEP_BYTES - there);
     __m512i x[SIDE];
     for (int j = 0; j < SIDE; j++)
-      x[j] = j < rows ? _mm512_maskz_loadu_epi8(mask, from + j * g->stride + at) : _mm512_setzero_si512();
+      x[j] = j < rows ? _mm512_maskz_loadu_epi8(mask, from[j] + at) : _mm512_setzero_si512();
     transpose(x);
     for (int j = 0; j < SIDE; j++) _mm512_store_si512(to + j * STEP_BYTES, x[j]);
   }
@@ -754,34 +788,48 @@ static void run_float_tiles(const void *task, int64_t item) { tile_item(0, task,
 #endif
 #endif
 
-/* (x [rows, in], weight [out, in], ...) -> (y [rows, out] float32, ...): products of the same rows with several weights. */
+/* Whether the last argument says which rows are used: a bool for each of `rows`. */
+INLINE int says_used(const XLA_FFI_Buffer *last, int64_t rows) {
+  return last->dtype == XLA_FFI_DataType_PRED && last->rank == 1 && last->dims[0] == rows;
+}
+
+/* (x [rows, in], weight [out, in], ...; used [rows] bool, if not all are) -> (y [rows, out] float32, ...): products of the same
+   rows with several weights. */
 XLA_FFI_Error *detspec_linear(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
-  const XLA_FFI_Buffer *x = args[0];
-  const int64_t num_products = frame->rets.size;
-  if (dtype_of(x->dtype) != DTYPE || num_products > MAX_PRODUCTS || frame->args.size != 1 + num_products)
+  const XLA_FFI_Buffer *x = args[0], *last = args[frame->args.size - 1];
+  const int64_t num_products = frame->rets.size, all_rows = x->dims[0], some = says_used(last, all_rows);
+  if (dtype_of(x->dtype) != DTYPE || num_products > MAX_PRODUCTS || frame->args.size != 1 + num_products + some)
     return fail(frame, "detspec_linear: unsupported arguments");
-  const int64_t rows = x->dims[0], in = x->dims[1], steps = (in + STEP_ITEMS - 1) / STEP_ITEMS;
+  const int64_t in = x->dims[1], steps = (in + STEP_ITEMS - 1) / STEP_ITEMS;
 #if FLOAT_TILES
-  const int64_t x_bytes = gathered_bytes(rows, steps);
+  const size_t x_bytes = whole_steps(gathered_bytes(all_rows, steps));
 #else
-  const int64_t x_bytes = rows * x_stride_of(steps) * (int64_t)sizeof(vf);
+  const size_t x_bytes = whole_steps(all_rows * x_stride_of(steps) * (int64_t)sizeof(vf));
 #endif
-  void *prepared = aligned_alloc(STEP_BYTES, whole_steps(x_bytes));
+  char *prepared = aligned_alloc(STEP_BYTES, x_bytes + whole_steps(all_rows * (int64_t)sizeof(int32_t)));
   if (!prepared) return fail(frame, "detspec_linear: out of memory");
+  const Rows rows = rows_used(some ? last : NULL, all_rows, (int32_t *)(prepared + x_bytes));
   Product products[MAX_PRODUCTS];
-  for (int i = 0; i < num_products; i++) {
-    const XLA_FFI_Buffer *weight = args[1 + i];
-    products[i] = (Product){weight->data, prepared, rets[i]->data, rows, in * ITEM_BYTES, weight->dims[0], steps, NULL, NULL, 0, 0};
-  }
+  for (int i = 0; i < num_products; i++)
+    products[i] = (Product){
+        .weight = args[1 + i]->data,
+        .x = prepared,
+        .y = rets[i]->data,
+        .rows = rows.num,
+        .row_bytes = in * ITEM_BYTES,
+        .out = args[1 + i]->dims[0],
+        .steps = steps,
+    };
 #if FLOAT_TILES
-  gather(frame, &(Gathering){x->data, prepared, rows, in * ITEM_BYTES, in * ITEM_BYTES, steps});
+  gather(frame, &(Gathering){x->data, prepared, rows.at, rows.num, in * ITEM_BYTES, in * ITEM_BYTES, steps});
   run_products(frame, products, num_products, in, run_float_tiles);
 #else
-  run_items(frame, rows * in >= ALONE, rows, run_spread, &(Spread){x->data, prepared, in, steps});
+  run_items(frame, rows.num * in >= ALONE, rows.num, run_spread, &(Spread){x->data, (vf *)prepared, rows.at, in, steps});
   run_products(frame, products, num_products, in, run_float_product);
 #endif
+  spread_results(rows, rets, num_products);
   free(prepared);
   return NULL;
 }
@@ -814,6 +862,7 @@ typedef struct {
 typedef struct {
   const char *from;
   Rounded to;
+  const int32_t *at; /* of x */
   int64_t in;
 } Rounding;
 
@@ -851,7 +900,7 @@ INLINE vi round_some(int dtype, const char *row, int64_t i, int64_t in, float fa
 static void run_rounding(const void *task, int64_t row) {
   const Rounding *rounding = task;
   const int64_t in = rounding->in;
-  const char *from = rounding->from + row * in * ITEM_BYTES;
+  const char *from = rounding->from + rounding->at[row] * in * ITEM_BYTES;
   Narrow *to = rounding->to.values + row * rounding->to.stride;
   const float factor = rounding_factor(DTYPE, from, in, rounding->to.scale + row);
   vi sums = {0};
@@ -973,45 +1022,54 @@ INLINE void int8_tile(int rows, int outs, int lines, const char *ahead, const Pr
 static void run_int8_product(const void *task, int64_t item) { product_item(int8_tile, task, item); }
 #endif
 
-/* (x [rows, in], values [out, in] int8, scale [out] float32, ...) -> (y [rows, out] float32, ...): products of the same rows with
-   several weights. */
+/* (x [rows, in], values [out, in] int8, scale [out] float32, ...; used [rows] bool, if not all are) -> (y [rows, out] float32, ...):
+   products of the same rows with several weights. */
 XLA_FFI_Error *detspec_int8_linear(XLA_FFI_CallFrame *frame) {
   if (answered(frame)) return NULL;
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
-  const XLA_FFI_Buffer *x = args[0];
-  const int64_t num_products = frame->rets.size;
-  if (dtype_of(x->dtype) != DTYPE || num_products > MAX_PRODUCTS || frame->args.size != 1 + 2 * num_products)
+  const XLA_FFI_Buffer *x = args[0], *last = args[frame->args.size - 1];
+  const int64_t num_products = frame->rets.size, all_rows = x->dims[0], some = says_used(last, all_rows);
+  if (dtype_of(x->dtype) != DTYPE || num_products > MAX_PRODUCTS || frame->args.size != 1 + 2 * num_products + some)
     return fail(frame, "detspec_int8_linear: unsupported arguments");
-  const int64_t rows = x->dims[0], in = x->dims[1], steps = (in + STEP_BYTES - 1) / STEP_BYTES;
+  const int64_t in = x->dims[1], steps = (in + STEP_BYTES - 1) / STEP_BYTES;
   const int64_t stride = steps * STEP_BYTES + NUM_NARROW; /* one register more, as for floats */
-  const size_t value_bytes = whole_steps(rows * stride * (int64_t)sizeof(Narrow)), scale_bytes = whole_steps(rows * 8);
+  const size_t value_bytes = whole_steps(all_rows * stride * (int64_t)sizeof(Narrow));
+  const size_t row_bytes = whole_steps(all_rows * 4); /* of a number of four bytes for each row */
 #if defined(AMX)
-  const size_t tile_bytes = whole_steps(gathered_bytes(rows, steps));
+  const size_t tile_bytes = whole_steps(gathered_bytes(all_rows, steps));
 #else
   const size_t tile_bytes = 0;
 #endif
-  char *memory = aligned_alloc(STEP_BYTES, value_bytes + scale_bytes + tile_bytes);
+  char *memory = aligned_alloc(STEP_BYTES, value_bytes + 3 * row_bytes + tile_bytes), *numbers = memory + value_bytes;
   if (!memory) return fail(frame, "detspec_int8_linear: out of memory");
-  float *scale = (float *)(memory + value_bytes);
-  const Rounded rounded = {(Narrow *)memory, scale, (int32_t *)(scale + rows), stride};
+  const Rounded rounded = {(Narrow *)memory, (float *)numbers, (int32_t *)(numbers + row_bytes), stride};
+  const Rows rows = rows_used(some ? last : NULL, all_rows, (int32_t *)(numbers + 2 * row_bytes));
 #if defined(AMX)
-  char *multiplied = memory + value_bytes + scale_bytes;
+  char *multiplied = numbers + 3 * row_bytes;
 #else
   const Rounded *multiplied = &rounded;
 #endif
   Product products[MAX_PRODUCTS];
-  for (int i = 0; i < num_products; i++) {
-    const XLA_FFI_Buffer *values = args[1 + 2 * i];
-    const float *out_scale = args[2 + 2 * i]->data;
-    products[i] = (Product){values->data, multiplied, rets[i]->data, rows, in, values->dims[0], steps, out_scale, scale, 0, 0};
-  }
-  run_items(frame, rows * in >= ALONE, rows, run_rounding, &(Rounding){x->data, rounded, in});
+  for (int i = 0; i < num_products; i++)
+    products[i] = (Product){
+        .weight = args[1 + 2 * i]->data,
+        .x = multiplied,
+        .y = rets[i]->data,
+        .rows = rows.num,
+        .row_bytes = in,
+        .out = args[1 + 2 * i]->dims[0],
+        .steps = steps,
+        .scale = args[2 + 2 * i]->data,
+        .row_scale = rounded.scale,
+    };
+  run_items(frame, rows.num * in >= ALONE, rows.num, run_rounding, &(Rounding){x->data, rounded, rows.at, in});
 #if defined(AMX)
-  gather(frame, &(Gathering){(char *)rounded.values, multiplied, rows, in, stride, steps});
+  gather(frame, &(Gathering){(char *)rounded.values, multiplied, NULL, rows.num, in, stride, steps});
   run_products(frame, products, num_products, in, run_int8_tiles);
 #else
   run_products(frame, products, num_products, in, run_int8_product);
 #endif
+  spread_results(rows, rets, num_products);
   free(memory);
   return NULL;
 }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detspec.errors import InputError
-from detspec.ops.linear.api import linear_fn
+from detspec.ops.linear.api import linear_fn, linears_fn
 from detspec.schedule import Numerics
 from tests.fakes import bits
 
@@ -89,6 +89,16 @@ class PinnedContract(LinearContract):
             got = bits(self.run(other, weight))
             assert (got[mine] == expected[mine]).all()
             assert (got[:65] != expected[:65]).any()
+
+    def test_bits_of_rows_that_are_used_stay_and_the_others_are_finite(self):
+        num_in, num_out, dtype = self.cases()[0]
+        x, weight = make_problem(num_in, num_out, dtype, rows=70)
+        whole = bits(self.run(x, weight))
+        for used in (np.arange(70) % 3 == 1, np.arange(70) == 69, np.zeros(70, bool), np.ones(70, bool)):
+            some = jax.jit(lambda used: linears_fn(self.numerics, used)(x, weight, weight[:7]))
+            for got, num in zip(some(used), (num_out, 7), strict=True):
+                assert (bits(got)[used] == whole[used, :num]).all()
+                assert np.isfinite(got).all()
 
     def test_bits_of_another_order_of_inputs_differ(self):
         """Inverse control: the same sums in two halves, or from the last input to the first, are other bits."""

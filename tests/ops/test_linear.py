@@ -42,6 +42,14 @@ class TestCpu(PinnedContract):
         together = jax.jit(linears_fn(self.numerics))(x, *weights)
         assert all((bits(y) == bits(self.run(x, w))).all() for y, w in zip(together, weights, strict=True))
 
+    def test_rows_that_are_not_used_are_zeros_and_not_read(self):
+        x, weight = make_problem(96, 211, "bfloat16", rows=9)
+        used = np.arange(9) != 4
+        x[4] = np.nan
+        got = np.asarray(linears_fn(self.numerics, used)(x, weight)[0])
+        assert (got[4] == 0).all()
+        assert (got[used] != 0).all()
+
     def test_numbers_of_float16_below_its_normal_ones_and_above_its_largest_are_kept(self):
         x = np.asarray([[2**-24, 2**-15, 65504, np.inf, -np.inf, np.nan, -(2**-20), 1]], np.float16)
         got = self.run(x.T, np.ones((1, 1), np.float16))

@@ -32,8 +32,12 @@ def linear_fn(numerics: Numerics) -> LinearFn:
     return lambda x, weight: linears_f32(x, weight)[0]
 
 
-def linears_fn(numerics: Numerics) -> LinearsFn:
-    """`linear_fn` for several weights that multiply the same `x`: the same bits, with less overhead where there is some."""
+def linears_fn(numerics: Numerics, used: jax.Array | None = None) -> LinearsFn:
+    """`linear_fn` for several weights that multiply the same `x`: the same bits, with less overhead where there is some.
+
+    `used`, bool `[R]` for an `x` of `R` rows, says whose results are used. Those of other rows may be anything finite; CPU kernels
+    leave these rows out, and give zeros. None says that all are used.
+    """
 
     def linears_f32(x: jax.Array, *weights: Matrix) -> tuple[jax.Array, ...]:
         rounded = [weight for weight in weights if isinstance(weight, QTensor)]
@@ -41,10 +45,10 @@ def linears_fn(numerics: Numerics) -> LinearsFn:
         if rounded and floats:
             raise InputError("weights that multiply the same x must be all in int8 or all in floats, got both")
         if rounded:
-            return _int8_f32(x, rounded, numerics)
+            return _int8_f32(x, rounded, numerics, used)
         if numerics.linear == "xla":
             return tuple(xla.linear_f32(x, weight) for weight in floats)
-        return _pinned_f32(x, floats, numerics)
+        return _pinned_f32(x, floats, numerics, used)
 
     return linears_f32
 
@@ -56,7 +60,9 @@ def biased(y_f32: jax.Array, bias: jax.Array | None, dtype: DTypeLike) -> jax.Ar
     return y_f32.astype(dtype)
 
 
-def _pinned_f32(x: jax.Array, weights: Sequence[jax.Array], numerics: Numerics) -> tuple[jax.Array, ...]:
+def _pinned_f32(
+    x: jax.Array, weights: Sequence[jax.Array], numerics: Numerics, used: jax.Array | None
+) -> tuple[jax.Array, ...]:
     """Checks the arguments and calls the implementation with all rows of `x` as one matrix."""
     for weight in weights:
         _check_shapes(x, weight)
@@ -74,13 +80,13 @@ def _pinned_f32(x: jax.Array, weights: Sequence[jax.Array], numerics: Numerics) 
     elif numerics.implementation == "cpu":
         from detspec.ops.linear import cpu
 
-        found = cpu.linears_f32(rows, weights)
+        found = cpu.linears_f32(rows, weights, used)
     else:
         found = [reference.linear_f32(rows, weight) for weight in weights]
     return tuple(y_f32.reshape(*x.shape[:-1], -1) for y_f32 in found)
 
 
-def _int8_f32(x: jax.Array, weights: Sequence[QTensor], numerics: Numerics) -> tuple[jax.Array, ...]:
+def _int8_f32(x: jax.Array, weights: Sequence[QTensor], numerics: Numerics, used: jax.Array | None) -> tuple[jax.Array, ...]:
     """The same for weights in int8: by a kernel on the CPU, where XLA's products of integers are slow, else as XLA does it."""
     for weight in weights:
         _check_shapes(x, weight.values)
@@ -90,7 +96,7 @@ def _int8_f32(x: jax.Array, weights: Sequence[QTensor], numerics: Numerics) -> t
     if numerics.implementation == "cpu":
         from detspec.ops.linear import cpu
 
-        found = cpu.int8_linears_f32(rows, weights)
+        found = cpu.int8_linears_f32(rows, weights, used)
     else:
         found = int8.linears_f32(rows, weights)
     return tuple(y_f32.reshape(*x.shape[:-1], -1) for y_f32 in found)

@@ -1,7 +1,7 @@
 """Pinned products on CPUs, by a kernel in C that reads each weight once for up to 64 rows (`native/kernels.c`).
 
 Lane l of 16 adds up every sixteenth product of a row, and a fixed tree adds the lanes. So a row's sum has one order, whatever
-the number of rows, the tiles or the threads are.
+the number of rows, the tiles or the threads are. Rows that are not used are left out, and cost no time.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,18 @@ from detspec.native.library import target
 from detspec.ops.linear.int8 import QTensor
 
 
-def linears_f32(x: jax.Array, weights: Sequence[jax.Array]) -> list[jax.Array]:
+def linears_f32(x: jax.Array, weights: Sequence[jax.Array], used: jax.Array | None = None) -> list[jax.Array]:
     """See `api.linears_fn`; `x [R, in]` -> `[R, out]` of each weight, any sizes; float32, bfloat16 or float16."""
     found = [jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32) for weight in weights]
-    return list(jax.ffi.ffi_call(target("detspec_linear", x.dtype), found)(x, *weights))
+    return list(jax.ffi.ffi_call(target("detspec_linear", x.dtype), found)(x, *weights, *_given(used)))
 
 
-def int8_linears_f32(x: jax.Array, weights: Sequence[QTensor]) -> list[jax.Array]:
+def int8_linears_f32(x: jax.Array, weights: Sequence[QTensor], used: jax.Array | None = None) -> list[jax.Array]:
     """See `int8.linears_f32`, with the same bits; `x [R, in]` -> `[R, out]` of each weight."""
     found = [jax.ShapeDtypeStruct((x.shape[0], weight.values.shape[0]), jnp.float32) for weight in weights]
     leaves = [leaf for weight in weights for leaf in (weight.values, weight.scale)]
-    return list(jax.ffi.ffi_call(target("detspec_int8_linear", x.dtype), found)(x, *leaves))
+    return list(jax.ffi.ffi_call(target("detspec_int8_linear", x.dtype), found)(x, *leaves, *_given(used)))
+
+
+def _given(used: jax.Array | None) -> tuple[jax.Array, ...]:
+    return () if used is None else (used,)
