@@ -35,8 +35,8 @@ def linear_fn(numerics: Numerics) -> LinearFn:
 def linears_fn(numerics: Numerics, used: jax.Array | None = None) -> LinearsFn:
     """`linear_fn` for several weights that multiply the same `x`: the same bits, with less overhead where there is some.
 
-    `used`, bool `[R]` for an `x` of `R` rows, says whose results are used. Those of other rows may be anything finite; CPU kernels
-    leave these rows out, and give zeros. None says that all are used.
+    `used`, bool `[R]` for an `x` of `R` rows, says whose results are used; None says that all are. The results of other rows
+    may be anything finite: CPU kernels leave these rows out and give zeros.
     """
 
     def linears_f32(x: jax.Array, *weights: Matrix) -> tuple[jax.Array, ...]:
