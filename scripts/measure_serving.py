@@ -7,7 +7,7 @@ Starts `detspec serve` with the shipped model, and measures its capacity for ord
 prompt, 10 % a long answer. Then the same requests arrive as a Poisson process at 50, 80 and 95 % of it, with none, 10 % and all
 of them deterministic, in turns. Printed are P50 and P99 of the latency and P99 of the time to the first token, over those with
 no deterministic request; at 10 % of the ordinary requests alone. The answers of all runs with only deterministic requests must
-be equal to the bit, those of ordinary ones must not. Last, 32 clients are compared with `Engine.generate` in one process.
+be equal to the bit, those of ordinary ones must not. Last, 32 clients are compared with `Engine.generate` on one engine.
 Exit code 1 if a bit moved, or none did in the control.
 """
 
@@ -32,6 +32,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import detspec as ds
+from detspec.serve.app import make_app
+from detspec.serve.service import Options, Service
 from scripts.serving.client import Answer
 from scripts.serving.draw import PAPER, draw
 from scripts.serving.load import marked, send_all, summary
@@ -41,6 +43,7 @@ LOADS = (0.5, 0.8, 0.95)
 RATIOS = (0.0, 0.1, 1.0)
 KINDS = ((0.45, (32, 24)), (0.45, (256, 24)), (0.1, (32, 160)))  # share, tokens of the prompt and of the answer
 MAX_LEN = 512
+OF_EACH_PLACE = 8  # requests that are compared with and without HTTP
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,16 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-prompts", type=int, default=1024, help="requests of a run")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each kind, in turns; medians are reported")
-    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of the capacity")
+    parser.add_argument("--http-rounds", type=int, default=9, help="rounds of the comparison with `Engine.generate`")
+    parser.add_argument(
+        "--loads", type=float, nargs="*", default=LOADS, help="shares of the capacity; none measures HTTP alone"
+    )
     parser.add_argument("--max-requests", type=int, default=32)
     parser.add_argument("--method", nargs="+", default=["none", "ngram"], help="the server's draft sources")
     parser.add_argument("--json", metavar="FILE", help="write the results here")
     parser.add_argument("--write-docs", action="store_true", help="write docs/data/serving.json and docs/serving.png")
     args = parser.parse_args(argv)
     bodies = mixed_bodies(args.num_prompts)
-    with server(args.max_requests, args.method) as port:
-        found = measure(bodies, port, args)
-    found["overhead"] = overhead(args.max_requests, args.method)
+    found: dict[str, Any] = {}
+    if args.loads:
+        with server(args.max_requests, args.method) as port:
+            found = measure(bodies, port, args)
+    found["overhead"] = overhead(args.max_requests, args.method, args.http_rounds)
     print(table(found))
     for path in [Path(args.json)] if args.json else []:
         path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
@@ -65,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (ROOT / "docs/data/serving.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         ratios = {(row.load, row.ratio): (row.p50, row.p99, row.p99_ttft) for row in rows(found)}
         draw(ratios, ROOT / "docs/serving.png")
-    return 0 if found["num_differing"] == 0 and found["num_differing_ordinary"] > 0 else 1
+    return 0 if not args.loads or (found["num_differing"] == 0 and found["num_differing_ordinary"] > 0) else 1
 
 
 def mixed_bodies(number: int) -> list[dict[str, Any]]:
@@ -165,44 +173,57 @@ def differing(runs: Sequence[Sequence[str]]) -> int:
     return sum(a != b for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
 
 
-def overhead(max_requests: int, method: Sequence[str], rounds: int = 5) -> dict[str, float]:
-    """Seconds of 8 times as many requests as there are places, in one process and over HTTP with 32 clients, in turns.
+def overhead(max_requests: int, method: Sequence[str], rounds: int) -> dict[str, list[float]]:
+    """Seconds of `OF_EACH_PLACE` requests for each place, by `Engine.generate` and over HTTP with 32 clients, in turns.
 
-    "client" is the processor time of these clients, which share the machine with the server.
+    One engine does both in one process, because two processes may differ by a tenth from start to end. The clients are a
+    process of their own. "client" is its processor time: it shares the machine with the server.
     """
-    bodies = [{**body, "is_deterministic": True} for body in mixed_bodies(8 * max_requests)]
+    import uvloop
+
     model = ds.load()
     config = ds.EngineConfig(max_requests=max_requests, max_len=MAX_LEN, method=method, max_prefill_passes=1, segment_steps=16)
-    engine = ds.Engine(model, config)
-    engine.prepare()
+    return uvloop.run(_overhead(Service(ds.Engine(model, config), Options("tiny_python")), rounds))
+
+
+async def _overhead(service: Service, rounds: int) -> dict[str, list[float]]:
+    import uvicorn
+
+    bodies = [{**body, "is_deterministic": True} for body in mixed_bodies(OF_EACH_PLACE * service.engine.num_places)]
+    prompts = [body["prompt"] for body in bodies]
     sampling = [
         ds.SamplingParams(max_tokens=b["max_tokens"], temperature=b["temperature"], seed=b["seed"], ignore_eos=True)
         for b in bodies
     ]
+    server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="warning", access_log=False))
+    serving = asyncio.create_task(server.serve())
+    while not service.thread.is_ready:
+        await asyncio.sleep(0.1)
+    port = server.servers[0].sockets[0].getsockname()[1]
     seconds: dict[str, list[float]] = {"engine": [], "http": [], "client": []}
-    with server(max_requests, method) as port:
-        for _ in range(rounds):
+    for number in range(rounds + 1):
+        for name in ("engine", "http") if number % 2 else ("http", "engine"):
             began = time.perf_counter()
-            engine.generate([body["prompt"] for body in bodies], sampling)
-            seconds["engine"].append(time.perf_counter() - began)
-            cpu_began = time.process_time()
-            seconds["http"].append(whole(bodies, port))
-            seconds["client"].append(time.process_time() - cpu_began)
-    return {name: median(values) for name, values in seconds.items()}
+            if name == "engine":
+                await service.thread.run_idle(lambda: service.engine.generate(prompts, sampling))
+                found = {"engine": time.perf_counter() - began}
+            else:
+                found = dict(zip(("http", "client"), await _clients(bodies, port), strict=True))
+            for key, value in found.items():
+                seconds[key] += [value] if number else []  # what runs for the first time does not count
+    server.should_exit = True
+    await serving
+    return seconds
 
 
-def whole(bodies: Sequence[dict[str, Any]], port: int) -> float:
-    """Seconds of `bodies` by 32 clients that ask for whole answers."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    def ask(body: dict[str, Any]) -> bytes:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode())
-        return urllib.request.urlopen(request).read()
-
-    with ThreadPoolExecutor(32) as threads:
-        began = time.perf_counter()
-        list(threads.map(ask, bodies))
-        return time.perf_counter() - began
+async def _clients(bodies: Sequence[dict[str, Any]], port: int) -> list[float]:
+    """Seconds of `bodies` by `scripts.serving.clients`, by the clock and of processor time."""
+    command = [sys.executable, "-m", "scripts.serving.clients", str(port)]
+    done = await asyncio.to_thread(
+        subprocess.run, command, input=json.dumps(bodies), stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
+    )
+    found: list[float] = json.loads(done.stdout)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,17 +254,24 @@ def rows(found: dict[str, Any]) -> list[Row]:
 
 def table(found: dict[str, Any]) -> str:
     """The ratios as text, the paper's next to them."""
-    lines = [f"capacity {found['capacity']:.1f} ordinary requests/s; ratios to the same load without deterministic requests"]
-    lines.append("load  deterministic    P50    P99  P99 TTFT   LLM-42's")
-    for row in rows(found):
-        paper = ", ".join(f"{low} to {high}" for low, high in PAPER[row.ratio])
-        lines.append(f"{row.load:4.0%}  {row.ratio:13.0%}  {row.p50:5.2f}  {row.p99:5.2f}  {row.p99_ttft:8.2f}   {paper}")
-    lines.append(f"{found['num_compared']} deterministic answers compared, {found['num_differing']} differ")
-    lines.append(f"control: {found['num_differing_ordinary']} ordinary ones differ")
-    engine, http, client = found["overhead"].values()
+    lines = []
+    if "runs" in found:
+        lines.append(
+            f"capacity {found['capacity']:.1f} ordinary requests/s; ratios to the same load without deterministic requests"
+        )
+        lines.append("load  deterministic    P50    P99  P99 TTFT   LLM-42's")
+        for row in rows(found):
+            paper = ", ".join(f"{low} to {high}" for low, high in PAPER[row.ratio])
+            lines.append(f"{row.load:4.0%}  {row.ratio:13.0%}  {row.p50:5.2f}  {row.p99:5.2f}  {row.p99_ttft:8.2f}   {paper}")
+        lines.append(f"{found['num_compared']} deterministic answers compared, {found['num_differing']} differ")
+        lines.append(f"control: {found['num_differing_ordinary']} ordinary ones differ")
+    ratios, own = (
+        [value / engine for value, engine in zip(found["overhead"][name], found["overhead"]["engine"], strict=True)]
+        for name in ("http", "client")
+    )
     lines.append(
-        f"32 clients over HTTP take {http / engine:.2f} of the time of Engine.generate, and {client / engine:.2f} of it as "
-        "processor time of their own"
+        f"32 clients over HTTP take {median(ratios):.3f} of the time of Engine.generate (rounds {min(ratios):.2f} to "
+        f"{max(ratios):.2f}), and {median(own):.3f} of it as processor time of their own"
     )
     return "\n".join(lines)
 

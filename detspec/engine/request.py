@@ -42,6 +42,9 @@ class Request:
 
     def samples(self) -> "Iterator[Request]":
         """The `n` samples that it asks for, as requests of one sample each: sample `i` has the seed `seed + i`."""
+        if self.sampling.n == 1:
+            yield self
+            return
         for index in range(self.sampling.n):
             seed = (self.sampling.seed + index) % 2**32
             sampling = dataclasses.replace(self.sampling, n=1, seed=seed)
@@ -167,9 +170,9 @@ def completion_digest(
     request: Request, token_ids: tuple[int, ...], logprobs: np.ndarray, thoughts: Sequence[Sequence[int]], context: str
 ) -> str:
     """Digest of a completion within `context`, the digest of everything else its bits depend on."""
-    sampling = dataclasses.asdict(request.sampling)
     bits = logprobs.astype(np.float32).view(np.uint32).tolist()
-    facts = [context, list(request.prompt_token_ids), sampling, list(token_ids), bits, list(map(list, thoughts))]
+    asked = list(request.prompt_token_ids), request.sampling.facts()
+    facts = [context, *asked, list(token_ids), bits, list(map(list, thoughts))]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

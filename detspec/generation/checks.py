@@ -30,6 +30,8 @@ def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConf
 
 def check_ids(ids: Sequence[int], cfg: ModelConfig, what: str) -> None:
     """Raises `InputError`, which calls them `what`, if `ids` are not all in the vocabulary."""
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < cfg.vocab_size:  # nearly always
+        return
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < cfg.vocab_size:
             raise InputError(f"{what} holds token id {token!r}; accepted are integers in 0 .. {cfg.vocab_size - 1}")

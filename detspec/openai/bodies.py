@@ -90,7 +90,7 @@ class Parsed:
     def digest(self) -> str:
         """SHA-256 in hex of everything that decides the answer, the seed included; equal requests have equal digests."""
         shape = (self.kind, self.is_score, self.echo, self.logprobs, self.prompt_logprobs, self.tokens_as_ids)
-        facts = [shape, self.return_token_ids, self.prompts, [dataclasses.asdict(sampling) for sampling in self.sampling]]
+        facts = [shape, self.return_token_ids, self.prompts, [sampling.facts() for sampling in self.sampling]]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def with_seed(self, seed: int) -> "Parsed":
@@ -174,7 +174,8 @@ def seeded(sampling: SamplingParams, seed: int, prompts: Sequence[Prompt]) -> tu
     before: Counter[Prompt] = Counter()
     each = []
     for prompt in prompts:
-        each.append(dataclasses.replace(sampling, seed=(seed + sampling.n * before[prompt]) % 2**32))
+        own_seed = (seed + sampling.n * before[prompt]) % 2**32
+        each.append(sampling if own_seed == sampling.seed else dataclasses.replace(sampling, seed=own_seed))
         before[prompt] += 1
     return tuple(each)
 

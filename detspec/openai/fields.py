@@ -203,12 +203,11 @@ def sampling_of(given: Mapping[str, Any], defaults: SamplingParams, names: Seque
 
     A `top_k` of -1 keeps all tokens, as in vLLM.
     """
-    sampling = defaults
-    for name in names:
-        if name in given:
-            value: Any = 0 if name == "top_k" and given[name] == -1 else given[name]
-            try:
-                sampling = dataclasses.replace(sampling, **{SAMPLING[name]: value})
-            except InputError as error:
-                raise BodyError(str(error).replace(f"parameter {SAMPLING[name]} ", f"parameter {name} ", 1), name) from error
-    return sampling
+    values: dict[str, Any] = {SAMPLING[name]: given[name] for name in names if name in given}
+    if values.get("top_k") == -1:
+        values["top_k"] = 0
+    try:
+        return dataclasses.replace(defaults, **values)
+    except InputError as error:
+        name = next(name for name in names if name in given and f"parameter {SAMPLING[name]} " in str(error))
+        raise BodyError(str(error).replace(f"parameter {SAMPLING[name]} ", f"parameter {name} ", 1), name) from error

@@ -65,7 +65,7 @@ class ResponseLog:
     def write(self, request: Request, completion: Completion) -> None:
         """Appends what came of one sample of `request`; raises `LogFailed`, and leaves no part of the line."""
         given = {GIVEN_KEY: request.given_token_ids} if request.given_token_ids else {}
-        asked = {"prompt_token_ids": request.prompt_token_ids, **given, "sampling": dataclasses.asdict(request.sampling)}
+        asked = {"prompt_token_ids": request.prompt_token_ids, **given, "sampling": request.sampling.facts()}
         record = completion_line(completion, request.sampling.n)
         self._write(json.dumps(asked).encode()[:-1] + b', "record": ' + record + b"}")
 
