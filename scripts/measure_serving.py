@@ -32,6 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import detspec as ds
+from detspec.cli.serve import SWITCH_S
 from detspec.serve.app import make_app
 from detspec.serve.service import Options, Service
 from scripts.serving.client import Answer
@@ -181,6 +182,7 @@ def overhead(max_requests: int, method: Sequence[str], rounds: int) -> dict[str,
     """
     import uvloop
 
+    sys.setswitchinterval(SWITCH_S)  # as the server does
     model = ds.load()
     config = ds.EngineConfig(max_requests=max_requests, max_len=MAX_LEN, method=method, max_prefill_passes=1, segment_steps=16)
     return uvloop.run(_overhead(Service(ds.Engine(model, config), Options("tiny_python")), rounds))
@@ -228,13 +230,19 @@ async def _clients(bodies: Sequence[dict[str, Any]], port: int) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Ratios of one load and share to the same load without deterministic requests; medians of the rounds."""
+    """Ratios of one load and share to the same load without deterministic requests; medians of the rounds.
+
+    `tpot_spread` is P99 over P50 of the time per token, of all requests of that load and share, and `plain_spread` that without
+    deterministic ones.
+    """
 
     load: float
     ratio: float
     p50: float
     p99: float
     p99_ttft: float
+    tpot_spread: float
+    plain_spread: float
 
 
 def rows(found: dict[str, Any]) -> list[Row]:
@@ -248,7 +256,11 @@ def rows(found: dict[str, Any]) -> list[Row]:
                 median(now[whose][key] / plain["all"][key] for now, plain in zip(rounds, by_kind[load, 0.0], strict=True))
                 for key in ("median_e2el_ms", "p99_e2el_ms", "p99_ttft_ms")
             ]
-            made.append(Row(load, ratio, *values))
+            spreads = [
+                median(each["all"]["p99_tpot_ms"] / each["all"]["median_tpot_ms"] for each in of_kind)
+                for of_kind in (rounds, by_kind[load, 0.0])
+            ]
+            made.append(Row(load, ratio, *values, *spreads))
     return made
 
 
@@ -259,10 +271,11 @@ def table(found: dict[str, Any]) -> str:
         lines.append(
             f"capacity {found['capacity']:.1f} ordinary requests/s; ratios to the same load without deterministic requests"
         )
-        lines.append("load  deterministic    P50    P99  P99 TTFT   LLM-42's")
+        lines.append("load  deterministic    P50    P99  P99 TTFT   LLM-42's, and P99 over P50 of the time per token")
         for row in rows(found):
             paper = ", ".join(f"{low} to {high}" for low, high in PAPER[row.ratio])
             lines.append(f"{row.load:4.0%}  {row.ratio:13.0%}  {row.p50:5.2f}  {row.p99:5.2f}  {row.p99_ttft:8.2f}   {paper}")
+            lines.append(f"      {row.tpot_spread:.2f}, without deterministic ones {row.plain_spread:.2f}")
         lines.append(f"{found['num_compared']} deterministic answers compared, {found['num_differing']} differ")
         lines.append(f"control: {found['num_differing_ordinary']} ordinary ones differ")
     ratios, own = (

@@ -344,9 +344,10 @@ def test_sampling_params_read_from_json_are_those_of_python_and_survive_the_way_
     assert hash(params) == hash(
         SamplingParams(logit_bias={12: 1.0, 3: -2.5}, stop=("end",), temperature=1.0, stop_token_ids=[4])
     )
-    facts = json.dumps(dataclasses.asdict(params), sort_keys=True)
+    assert params.facts() == dataclasses.asdict(params)
+    facts = json.dumps(params.facts(), sort_keys=True)
     same = SamplingParams(logit_bias={np.int64(12): np.float32(1), 3: -2.5}, stop="end", temperature=1.0, stop_token_ids=[4])
-    assert json.dumps(dataclasses.asdict(same), sort_keys=True) == facts  # what a digest is made of
+    assert json.dumps(same.facts(), sort_keys=True) == facts  # what a digest is made of
     assert SamplingParams(**json.loads(facts)) == params
     assert dataclasses.replace(params, seed=1).logit_bias == params.logit_bias
     assert dataclasses.replace(params, logit_bias={}) != params

@@ -10,7 +10,6 @@ Public methods belong to the event loop. The thread calls back by `call_soon_thr
 import asyncio
 import contextlib
 import itertools
-import sys
 import threading
 import time
 from collections import deque
@@ -27,8 +26,6 @@ PAUSE_MODES = ("abort", "wait", "keep")
 IDLE_S = 0.05  # longest sleep of the thread when nothing wakes it
 POLL_S = 0.01  # between two looks of the event loop at something that ends soon
 CLOSE_S = 10.0  # longest wait for the thread at the end
-# The device idles while the thread waits for Python's lock, which the event loop would keep for 5 ms at a time.
-SWITCH_S = 2e-4
 
 
 class QueueFull(Exception):
@@ -120,13 +117,8 @@ class EngineThread:
         return self.num_open == sum(call.num_samples for call in self._backlog)
 
     def start(self) -> None:
-        """Compiles and certifies in the thread, and steps; the event loop must run.
-
-        Until `close`, threads of the process take turns more often.
-        """
+        """Compiles and certifies in the thread, and steps; the event loop must run."""
         self._loop = asyncio.get_running_loop()
-        self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
         self._thread.start()
 
     def next_id(self) -> str:
@@ -221,7 +213,6 @@ class EngineThread:
         deadline = time.monotonic() + CLOSE_S
         while self._thread.is_alive() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
-        sys.setswitchinterval(self._switch_s)
 
     def _add(self, call: Call) -> None:
         for request in call.requests:
