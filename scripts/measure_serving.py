@@ -32,7 +32,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import detspec as ds
-from detspec.cli.serve import SWITCH_S
 from detspec.serve.app import make_app
 from detspec.serve.service import Options, Service
 from scripts.serving.client import Answer
@@ -182,7 +181,6 @@ def overhead(max_requests: int, method: Sequence[str], rounds: int) -> dict[str,
     """
     import uvloop
 
-    sys.setswitchinterval(SWITCH_S)  # as the server does
     model = ds.load()
     config = ds.EngineConfig(max_requests=max_requests, max_len=MAX_LEN, method=method, max_prefill_passes=1, segment_steps=16)
     return uvloop.run(_overhead(Service(ds.Engine(model, config), Options("tiny_python")), rounds))

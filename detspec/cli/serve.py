@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import os
-import sys
 from pathlib import Path
 
 from detspec.cli.options import (
@@ -29,7 +28,6 @@ the rest, and ends with the exit code of the signal, 143. Other exit codes: 1 th
 LOCALHOST = "127.0.0.1"
 KEY = "DETSPEC_API_KEY"
 LAST_S = 10  # seconds after --grace until connections are cut whose clients do not read
-SWITCH_S = 2e-4  # threads take turns so often: the device idles while its thread waits for Python's lock, else up to 5 ms
 SHORT_STEPS = ("none", "ngram")  # drafts whose steps are short, because what arrives waits for the step that runs
 
 
@@ -103,7 +101,6 @@ def run(args: argparse.Namespace) -> int:
         lifespan="on",
     )
     server = uvicorn.Server(settings)
-    sys.setswitchinterval(SWITCH_S)
     service.thread.on_failure = lambda: setattr(server, "should_exit", True)
     service.is_leaving = lambda: server.should_exit
     try:
