@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write the results here")
     parser.add_argument("--write-docs", action="store_true", help="write docs/data/serving.json and docs/serving.png")
     args = parser.parse_args(argv)
+    if args.write_docs and not args.loads:
+        parser.error("--write-docs writes the table of all loads: give --loads, or leave it out")
     bodies = mixed_bodies(args.num_prompts)
     found: dict[str, Any] = {}
     if args.loads:

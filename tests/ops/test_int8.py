@@ -63,6 +63,19 @@ def test_bits_are_those_of_numpy_for_1_to_256_rows_by_xla_and_by_the_kernel(dtyp
                 assert np.isnan(y[~finite[:rows]]).all()
 
 
+@pytest.mark.parametrize("numerics", [XLA, CPU], ids=["xla", "cpu"])
+def test_bits_of_rows_that_are_used_stay_and_the_kernel_leaves_the_others_out(numerics):
+    x, weight = made(*SIZES[0], "bfloat16", rows=70)
+    rounded = jax.jit(quantize)(weight)
+    whole = np.asarray(jax.jit(linear_fn(numerics))(x, rounded))
+    used = np.arange(70) % 3 == 1
+    got = np.asarray(jax.jit(lambda x, used: linears_fn(numerics, used)(x, rounded)[0])(x, used))
+    assert (bits(got)[used] == bits(whole)[used]).all()
+    if numerics is CPU:
+        assert (got[~used] == 0).all()
+        assert np.isnan(whole[NOT_FINITE]).all()  # one of those that are left out
+
+
 def test_one_scale_for_all_rows_changes_with_the_neighbours():
     """The control: what happens without a scale for each row."""
     x, weight = made(*SIZES[0], "float32")
