@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table and writes the results; returns 1 if a bit moved that must not, or none in the control."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-prompts", type=int, default=1024, help="requests of a run")
-    parser.add_argument("--rounds", type=int, default=1, help="runs of each kind, in turns; medians are reported")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="runs of each kind, in turns, each with other arrivals; medians are reported"
+    )
     parser.add_argument("--http-rounds", type=int, default=9, help="rounds of the comparison with `Engine.generate`")
     parser.add_argument(
         "--loads", type=float, nargs="*", default=LOADS, help="shares of the capacity; none measures HTTP alone"
@@ -124,11 +126,11 @@ def status(port: int) -> int:
 
 
 def send(
-    bodies: Sequence[dict[str, Any]], port: int, rate: float, *, most_at_once: int | None = None
+    bodies: Sequence[dict[str, Any]], port: int, rate: float, *, most_at_once: int | None = None, seed: int = 1
 ) -> tuple[list[Answer], float]:
-    """Sends `bodies`, and checks that all were answered."""
+    """Sends `bodies`, and checks that all were answered; `seed` is that of their arrivals."""
     address = "127.0.0.1", port, "/v1/completions"
-    answers, seconds = asyncio.run(send_all(bodies, address, rate=rate, burstiness=1.0, most_at_once=most_at_once, seed=1))
+    answers, seconds = asyncio.run(send_all(bodies, address, rate=rate, burstiness=1.0, most_at_once=most_at_once, seed=seed))
     if failed := [answer.error for answer in answers if answer.error]:
         raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
     return answers, seconds
@@ -146,7 +148,7 @@ def measure(bodies: Sequence[dict[str, Any]], port: int, args: argparse.Namespac
         for load in args.loads:
             for ratio in RATIOS if number % 2 == 0 else RATIOS[::-1]:
                 asked = marked(bodies, ratio, 42)
-                answers, seconds = send(asked, port, load * capacity)
+                answers, seconds = send(asked, port, load * capacity, seed=number)
                 ordinary = [a for a, body in zip(answers, asked, strict=True) if not body["is_deterministic"]]
                 found = {"all": summary(answers, seconds), "ordinary": summary(ordinary, seconds) if ordinary else None}
                 runs.setdefault((load, ratio), []).append(found)
