@@ -3,9 +3,9 @@
     nice python -m scripts.soak_workers --workdir out/soak_workers
 
 Each round runs `detspec generate --shard auto` eight times at once, in 1 to 8 places. About every two seconds one of them gets
-SIGKILL or SIGTERM, and is started again if the job is not done; two are frozen by SIGSTOP for up to 80 s, longer than others
-wait for a heartbeat. Then `detspec merge` joins what they did. The exit code is 0 if all rounds give the bytes of one process,
-all workers ended as they must, and merge refused the control: a record of a line that was done twice, altered by one bit.
+SIGKILL or SIGTERM, and is started again if the job is not done; two are frozen by SIGSTOP for 5 to 80 s, and after 60 others take
+their chunks. Then `detspec merge` joins what they did. The exit code is 0 if all rounds give the bytes of one process, all workers
+ended as they must, and merge refused the control: a record of a line that was done twice, altered by one bit.
 """
 
 import argparse
@@ -165,22 +165,42 @@ class Worker:
         self.is_done = code == 0
         return not self.is_done
 
+    def end(self) -> None:
+        """Kills it if it still runs, also if it stands still."""
+        self._process.kill()
+        self._process.wait()
+
     def _check(self, code: int, allowed: Sequence[int]) -> None:
         if code not in allowed:
             raise SystemExit(f"a worker ended with {code}:\n{self._log.read_text(encoding='utf-8', errors='replace')[-4000:]}")
 
 
 def one_round(prompts: Path, folder: Path, rng: random.Random, kills: int) -> Facts:
-    """Runs the job with eight workers and up to `kills` signals, and merges; then once more with a journal that is wrong."""
+    """Runs the job with eight workers and up to `kills` signals, merges, and merges a copy in which a journal is wrong."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     out = folder / "out.jsonl"
-    began = time.monotonic()
     workers = []
     for place in range(WORKERS):
         command = [*generate(prompts, out), "--shard", "auto", "--double-check", DOUBLE_CHECK, "--max-requests", str(1 + place)]
         workers.append(Worker(command, folder / f"worker{place}.log"))
+    try:
+        facts = disturbed(workers, rng, kills)
+    finally:
+        for worker in workers:
+            worker.end()
+    num_journals = len(journals(out))
+    found = control_found(out, folder / "control", rng)
+    run(merge(out))
+    sha256 = hashlib.sha256(out.read_bytes()).hexdigest()
+    return {**facts, "journals": num_journals, "sha256": sha256, "control_found": found}
+
+
+def disturbed(workers: Sequence[Worker], rng: random.Random, kills: int) -> Facts:
+    """Sends signals until all workers have ended by themselves; returns what was sent, and how long it took."""
+    began = time.monotonic()
     signals: Counter[str] = Counter()
+    frozen_s: list[float] = []
     freezes = sorted((began + rng.uniform(0, LATEST_S) for _ in range(FROZEN)), reverse=True)
     due = began + rng.expovariate(1 / BETWEEN_S)
     while running := [worker for worker in workers if worker.look()]:
@@ -188,7 +208,8 @@ def one_round(prompts: Path, folder: Path, rng: random.Random, kills: int) -> Fa
         awake = [worker for worker in running if not worker.is_frozen]
         if freezes and awake and time.monotonic() > freezes[-1]:
             freezes.pop()
-            rng.choice(awake).freeze(rng.uniform(5.0, MOST_FROZEN_S))
+            frozen_s.append(rng.uniform(5.0, MOST_FROZEN_S))
+            rng.choice(awake).freeze(frozen_s[-1])
             signals["SIGSTOP"] += 1
         elif kills and awake and time.monotonic() > due:
             due = time.monotonic() + rng.expovariate(1 / BETWEEN_S)
@@ -199,16 +220,7 @@ def one_round(prompts: Path, folder: Path, rng: random.Random, kills: int) -> Fa
                 signals[number.name] += 1
                 worker.start()
     seconds = time.monotonic() - began
-    num_journals = len(journals(out))
-    found = control_found(out, folder / "control", rng)
-    run(merge(out))
-    return {
-        "seconds": round(seconds, 1),
-        "signals": dict(signals),
-        "journals": num_journals,
-        "sha256": hashlib.sha256(out.read_bytes()).hexdigest(),
-        "control_found": found,
-    }
+    return {"seconds": round(seconds, 1), "signals": dict(signals), "frozen_s": [round(each, 1) for each in frozen_s]}
 
 
 def journals(out: Path) -> list[Path]:
@@ -228,6 +240,7 @@ def control_found(out: Path, folder: Path, rng: random.Random) -> bool:
                 continue
             number, output = found
             if (number, output.index) in seen and output.num_tokens:
+                assert json.dumps(json.loads(output.line)).encode() == output.line  # so nothing but the record differs
                 content = raw[: raw.index(output.line)] + one_record_altered(output.line, rng).rstrip(b"\n")
                 entries[place] = content + CHECKSUM % zlib.crc32(content)
                 path.write_bytes(b"".join(entries))
