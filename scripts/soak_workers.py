@@ -3,9 +3,9 @@
     nice python -m scripts.soak_workers --workdir out/soak_workers
 
 Each round runs `detspec generate --shard auto` eight times at once, in 1 to 8 places. About every two seconds one of them gets
-SIGKILL or SIGTERM, and is started again if the job is not done; two are frozen by SIGSTOP for 5 to 80 s, and after 60 others take
-their chunks. Then `detspec merge` joins what they did. The exit code is 0 if all rounds give the bytes of one process, all workers
-ended as they must, and merge refused the control: a record of a line that was done twice, altered by one bit.
+SIGKILL or SIGTERM, and is started again if the job is not done. Two are frozen by SIGSTOP for 5 to 80 s; after 60 others take
+their chunks. Then `detspec merge` joins what they did. The exit code is 0 if all rounds give the bytes of one process, all
+workers ended as they must, and merge refused the control: a record of a line that was done twice, altered by one bit.
 """
 
 import argparse
