@@ -2,10 +2,11 @@
 
     nice python -m scripts.soak_workers --workdir out/soak_workers
 
-Each round runs `detspec generate --shard auto` eight times at once, in 1 to 8 places. About every two seconds one of them gets
-SIGKILL or SIGTERM, and is started again if the job is not done. Two are frozen by SIGSTOP for 5 to 80 s; after 60 others take
-their chunks. Then `detspec merge` joins what they did. The exit code is 0 if all rounds give the bytes of one process, all
-workers ended as they must, and merge refused the control: a record of a line that was done twice, altered by one bit.
+Each round runs `detspec generate --shard auto` eight times at once, in 1 to 8 places. At random moments of the job one of them
+gets SIGKILL, SIGTERM or SIGINT, and is started again if the job is not done. Two are frozen by SIGSTOP for 5 to 80 s; after 60
+others take their chunks. Then `detspec merge` joins what they did. The exit code is 0 if all rounds give the bytes of one
+process, all workers ended as they must, and merge refused the control: a record of a line that was done twice, altered by one
+bit.
 """
 
 import argparse
@@ -28,13 +29,14 @@ from detspec.jobs.journal import CHECKSUM, line_of
 from detspec.progress import Progress
 from scripts.soak.tampering import one_record_altered
 
-WORKERS = 8
+DETSPEC = (sys.executable, "-m", "detspec")
 POLL_S = 0.05
-BETWEEN_S = 2.0  # mean time between two signals
-FROZEN = 2  # workers of a round
-MOST_FROZEN_S = 80.0
-LATEST_S = 30.0  # after the start of a round, for a worker to be frozen
-EXIT_CODES = {signal.SIGKILL: (-9,), signal.SIGTERM: (143, -15)}  # -15 before the handler is there
+LEAST_FROZEN_S = 5.0
+EXIT_CODES = {  # the negative ones before handlers are there
+    signal.SIGKILL: (-9,),
+    signal.SIGTERM: (143, -15),
+    signal.SIGINT: (130, -2),
+}
 DOUBLE_CHECK = "10%"
 BAD_INPUT = 2
 
@@ -48,17 +50,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--workdir", type=Path, required=True, help="folder for prompts and results; its rounds are written anew"
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--kills", type=int, default=12, help="signals of a round, at most")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=12, help="signals of a round, at most, besides those that freeze")
+    parser.add_argument("--frozen", type=int, default=2, help="workers of a round that are frozen")
+    parser.add_argument("--most-frozen-s", type=float, default=80.0, help="seconds that a worker is frozen, at most")
     parser.add_argument("--requests", type=int, default=600, help="lines of the job")
+    parser.add_argument("--model", default="", help="what `detspec generate` runs; the shipped model if empty")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     folder = args.workdir.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     prompts = folder / "in.jsonl"
+    command = [*DETSPEC, "generate", "--prompts", str(prompts), "--max-len", "128"]
+    command += ["--model", args.model] if args.model else []
     prompts.write_text("".join(json.dumps(line) + "\n" for line in some_lines(args.requests)), encoding="utf-8")
     began = time.perf_counter()
     alone = folder / "alone.jsonl"
-    run([*generate(prompts, alone), "--fresh", "--max-requests", "8"])
+    run([*command, "--out", str(alone), "--fresh", "--max-requests", "8"])
     seconds = time.perf_counter() - began
     digest = hashlib.sha256(alone.read_bytes()).hexdigest()
     rounds = []
@@ -66,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number in range(args.rounds):
             progress.stage(f"round {number}")
             rng = random.Random(f"{args.seed}/{number}")
-            rounds.append(one_round(prompts, folder / f"round{number}", rng, args.kills))
+            rounds.append(one_round(command, folder / f"round{number}", rng, args))
             progress.finished()
     report = {
         "fingerprint": ds.fingerprint(),
@@ -100,14 +108,9 @@ def some_lines(number: int) -> list[Facts]:
     ]
 
 
-def generate(prompts: Path, out: Path) -> list[str]:
-    """The command of the job."""
-    return [sys.executable, "-m", "detspec", "generate", "--prompts", str(prompts), "--out", str(out), "--max-len", "256"]
-
-
 def merge(out: Path) -> list[str]:
     """The command that joins what workers did."""
-    return [sys.executable, "-m", "detspec", "merge", "--out", str(out)]
+    return [*DETSPEC, "merge", "--out", str(out)]
 
 
 def run(command: Sequence[str]) -> str:
@@ -175,17 +178,17 @@ class Worker:
             raise SystemExit(f"a worker ended with {code}:\n{self._log.read_text(encoding='utf-8', errors='replace')[-4000:]}")
 
 
-def one_round(prompts: Path, folder: Path, rng: random.Random, kills: int) -> Facts:
-    """Runs the job with eight workers and up to `kills` signals, merges, and merges a copy in which a journal is wrong."""
+def one_round(command: Sequence[str], folder: Path, rng: random.Random, args: argparse.Namespace) -> Facts:
+    """Runs the job with several workers that are disturbed, merges, and merges a copy in which a journal is wrong."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     out = folder / "out.jsonl"
-    workers = []
-    for place in range(WORKERS):
-        command = [*generate(prompts, out), "--shard", "auto", "--double-check", DOUBLE_CHECK, "--max-requests", str(1 + place)]
-        workers.append(Worker(command, folder / f"worker{place}.log"))
+    shared = [*command, "--out", str(out), "--shard", "auto", "--double-check", DOUBLE_CHECK]
+    workers = [
+        Worker([*shared, "--max-requests", str(1 + place)], folder / f"worker{place}.log") for place in range(args.workers)
+    ]
     try:
-        facts = disturbed(workers, rng, kills)
+        facts = disturbed(workers, out, rng, args)
     finally:
         for worker in workers:
             worker.end()
@@ -196,36 +199,42 @@ def one_round(prompts: Path, folder: Path, rng: random.Random, kills: int) -> Fa
     return {**facts, "journals": num_journals, "sha256": sha256, "control_found": found}
 
 
-def disturbed(workers: Sequence[Worker], rng: random.Random, kills: int) -> Facts:
+def disturbed(workers: Sequence[Worker], out: Path, rng: random.Random, args: argparse.Namespace) -> Facts:
     """Sends signals until all workers have ended by themselves; returns what was sent, and how long it took."""
     began = time.monotonic()
-    signals: Counter[str] = Counter()
+    sent: Counter[str] = Counter()
     frozen_s: list[float] = []
-    freezes = sorted((began + rng.uniform(0, LATEST_S) for _ in range(FROZEN)), reverse=True)
-    due = began + rng.expovariate(1 / BETWEEN_S)
+    signals = [signal.SIGSTOP] * args.frozen + [rng.choice(list(EXIT_CODES)) for _ in range(args.kills)]
+    rng.shuffle(signals)
+    moments = sorted(rng.randrange(args.requests) for _ in signals)  # by how many lines are done
     while running := [worker for worker in workers if worker.look()]:
         time.sleep(POLL_S)
         awake = [worker for worker in running if not worker.is_frozen]
-        if freezes and awake and time.monotonic() > freezes[-1]:
-            freezes.pop()
-            frozen_s.append(rng.uniform(5.0, MOST_FROZEN_S))
-            rng.choice(awake).freeze(frozen_s[-1])
-            signals["SIGSTOP"] += 1
-        elif kills and awake and time.monotonic() > due:
-            due = time.monotonic() + rng.expovariate(1 / BETWEEN_S)
-            worker = rng.choice(awake)
-            number = rng.choice((signal.SIGKILL, signal.SIGTERM))
-            if worker.signal(number):
-                kills -= 1
-                signals[number.name] += 1
-                worker.start()
+        if not signals or not awake or num_done(out) < moments[-len(signals)]:
+            continue
+        worker = rng.choice(awake)
+        number = signals[0]
+        if number == signal.SIGSTOP:
+            frozen_s.append(rng.uniform(min(LEAST_FROZEN_S, args.most_frozen_s), args.most_frozen_s))
+            worker.freeze(frozen_s[-1])
+        elif worker.signal(number):
+            worker.start()
+        else:
+            continue  # it had just ended by itself
+        del signals[0]
+        sent[number.name] += 1
     seconds = time.monotonic() - began
-    return {"seconds": round(seconds, 1), "signals": dict(signals), "frozen_s": [round(each, 1) for each in frozen_s]}
+    return {"seconds": round(seconds, 1), "signals": dict(sent), "frozen_s": [round(each, 1) for each in frozen_s]}
 
 
 def journals(out: Path) -> list[Path]:
     """The journals of all starts of workers."""
     return sorted(Path(f"{out}.chunks").glob("*.journal"))
+
+
+def num_done(out: Path) -> int:
+    """Lines in all journals; one that was done twice counts twice."""
+    return sum(max(0, path.read_bytes().count(b"\n") - 1) for path in journals(out))
 
 
 def control_found(out: Path, folder: Path, rng: random.Random) -> bool:
@@ -253,11 +262,11 @@ def control_found(out: Path, folder: Path, rng: random.Random) -> bool:
 def table(report: Facts) -> str:
     """The rounds, a row each, and the verdicts."""
     lines = [
-        "| round | seconds | SIGKILL | SIGTERM | SIGSTOP | journals | bytes of one process |",
-        "|---|---|---|---|---|---|---|",
+        "| round | seconds | SIGKILL | SIGTERM | SIGINT | SIGSTOP | journals | bytes of one process |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for number, each in enumerate(report["rounds"]):
-        counts = [each["signals"].get(name, 0) for name in ("SIGKILL", "SIGTERM", "SIGSTOP")]
+        counts = [each["signals"].get(name, 0) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGSTOP")]
         facts = (number, each["seconds"], *counts, each["journals"], each["sha256"] == report["sha256"])
         lines.append("| " + " | ".join(map(str, facts)) + " |")
     lines.append(f"one process in 8 places: {report['alone_s']} s")

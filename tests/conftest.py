@@ -41,7 +41,6 @@ os.environ.pop("DETSPEC_COMPILE_CACHE", None)  # jax's own cache holds all progr
 os.environ["XDG_CACHE_HOME"] = str(COMPILED)  # and this folder the CPU kernels
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-OPTIMISES_NOTHING = jax.config.read("jax_disable_most_optimizations")  # JAX_DISABLE_MOST_OPTIMIZATIONS, for all tests
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -60,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deals the files of two halves by turns to several processes: the longest first, those without optimised programs last.
+    """Deals the files of two halves by turns to several processes, the longest first.
 
     Files of one folder need the same programs: side by side each process would compile them, one after the other the second
     finds them.
@@ -69,21 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = list(dict.fromkeys(item.path for item in items))
         half = -(-len(files) // 2)
         place = {path: (i % half, i >= half) for i, path in enumerate(files)}
-        items.sort(key=lambda item: (item.path not in LONGEST, is_unoptimised(item), place[item.path]))
-
-
-def is_unoptimised(item: pytest.Item) -> bool:
-    """Whether the programs of the test's file are compiled in half the time."""
-    return OPTIMISES_NOTHING or item.get_closest_marker("unoptimised") is not None
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Lets compilers optimise or not, those of processes that a test starts, too; programs of one kind never meet the other."""
-    if jax.config.read("jax_disable_most_optimizations") != is_unoptimised(item):
-        forget_programs()
-        jax.config.update("jax_disable_most_optimizations", is_unoptimised(item))
-        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(is_unoptimised(item)))
+        items.sort(key=lambda item: (item.path not in LONGEST, place[item.path]))
 
 
 def pytest_collection_finish() -> None:

@@ -7,8 +7,6 @@ import pytest
 import detspec as ds
 from scripts.bench_drafts import NEW, asks_of, main, table
 
-pytestmark = pytest.mark.unoptimised
-
 
 def row(workload: str, speed: float) -> dict:
     return {"requests": 8, "workload": workload, "speed": {"ngram": speed}, "tokens_a_step": {"ngram": 2.0}, "same_bits": True}

@@ -18,7 +18,7 @@ from detspec.environment import fingerprint
 from detspec.errors import InputError
 from tests.engine.byte_model import without_tokenizer, write_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.unoptimised]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_share.py"
 

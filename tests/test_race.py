@@ -17,7 +17,6 @@ from safetensors.numpy import save_file
 from detspec.errors import InputError
 from tests.engine.byte_model import write_folder
 
-pytestmark = pytest.mark.unoptimised
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 

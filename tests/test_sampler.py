@@ -12,6 +12,8 @@ from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.schedule import Numerics
 from tests.fakes import bits
 
+pytestmark = pytest.mark.optimised
+
 V, T, EOS = 37, 24, 5
 ASKS = (
     {"repetition_penalty": 1.7, "frequency_penalty": 0.3, "presence_penalty": -1.1},

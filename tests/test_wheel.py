@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.unoptimised
 ROOT = Path(__file__).parents[1]
 QUICKSTART = """
 import detspec as ds

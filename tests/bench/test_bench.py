@@ -16,7 +16,7 @@ from detspec.model.params import num_params
 from detspec.presets import preset
 from tests.fakes import RANDOM_CFG
 
-pytestmark = [pytest.mark.slow, pytest.mark.unoptimised]
+pytestmark = pytest.mark.slow
 
 REFUSED_WINDOW = 8
 CFG = dataclasses.replace(RANDOM_CFG, num_layers=1)

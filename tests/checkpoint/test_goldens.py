@@ -19,7 +19,6 @@ from detspec.model.transformer import forward, forward_sequences
 from detspec.schedule import Budget, Numerics, Schedule
 from detspec.state import NO_SEQUENCE, Windows
 
-pytestmark = pytest.mark.unoptimised
 GOLDENS = sorted(path.parent for path in (Path(__file__).parent / "goldens").glob("*/golden.npz"))
 ROWS = 16
 SCHEDULE = Schedule(Numerics(page=16), Budget(ROWS, 1))  # no draft: what guesses do is tested in tests/generation

@@ -20,7 +20,6 @@ from detspec.errors import InputError
 from detspec.model.params import Params, init_params
 from tests.fakes import FAMILY_CFGS
 
-pytestmark = pytest.mark.unoptimised
 TINY = ModelConfig(
     vocab_size=32,
     d_model=16,

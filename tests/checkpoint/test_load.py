@@ -18,7 +18,6 @@ from detspec.errors import InputError
 from detspec.model.params import init_params
 from detspec.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.unoptimised
 TINY = ModelConfig(
     vocab_size=12, d_model=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, max_position=64, dtype="float32"
 )

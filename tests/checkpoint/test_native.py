@@ -20,7 +20,6 @@ from detspec.errors import InputError
 from detspec.model.params import init_params
 from tests.fakes import FAMILY_CFGS, RANDOM_CFG, random_model
 
-pytestmark = pytest.mark.unoptimised
 CFG = FAMILY_CFGS["gemma3"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from detspec.cli.commands import main
 from tests.engine.byte_model import some_prompts
 
-pytestmark = [pytest.mark.slow, pytest.mark.unoptimised]
+pytestmark = pytest.mark.slow
 
 OPTIONS = ("--no-compile-cache", "--max-tokens", "6", "--max-len", "64", "--max-requests", "2", "--method", "none")
 

@@ -10,7 +10,7 @@ from detspec.demo import demo
 from detspec.demo.demo import Change, DemoReport, Run, compare, demo_prompts
 from detspec.engine.request import Completion, Stats
 
-pytestmark = [pytest.mark.slow, pytest.mark.unoptimised]
+pytestmark = pytest.mark.slow
 
 
 def completion(tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> Completion:

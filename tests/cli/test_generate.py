@@ -15,7 +15,6 @@ from detspec.cli.commands import main
 from detspec.jobs.signals import StopSignals
 from tests.engine.byte_model import broken_params, some_prompts, write_folder
 
-pytestmark = pytest.mark.unoptimised
 OPTIONS = ("--max-tokens", "12", "--max-len", "64", "--max-requests", "2", "--method", "none", "--temperature", "0.7")
 
 

@@ -14,7 +14,6 @@ from detspec.train.problems.parity import Parity
 from detspec.train.problems.words import split
 from tests.engine.byte_model import BYTE_CFG
 
-pytestmark = pytest.mark.unoptimised
 NOTHING, SAID = Thought(), Thought(("tails", " heads"), ended=False)
 TRACE = ThoughtTrace(
     chunks=(("A", "coin"), ("Al", " flips"), ("?",)),

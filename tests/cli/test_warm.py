@@ -10,7 +10,6 @@ from detspec.engine.compiled import Programs
 from detspec.native.library import target
 from tests.engine.byte_model import write_folder
 
-pytestmark = pytest.mark.unoptimised
 OPTIONS = ("--max-requests", "1", "--max-len", "64", "--ordinary")
 
 

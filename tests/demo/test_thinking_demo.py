@@ -14,7 +14,7 @@ from detspec.demo.thinking_demo import OTHERS, ThinkingReport, other_prompts, ru
 from detspec.errors import InputError
 from detspec.train.problems.words import word_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.unoptimised]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

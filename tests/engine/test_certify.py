@@ -16,6 +16,8 @@ from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
 from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, without_tokenizer
 
+pytestmark = pytest.mark.optimised
+
 
 def engine_of(model: Model, method: str) -> Engine:
     """An engine to spoil, its cache of a length that no other test uses: programs are kept by shape.

@@ -8,8 +8,6 @@ from detspec.engine.policy import Drafting, canonical_plans
 from detspec.ops.attention import reference
 from tests.engine.test_certify import FAR, engine_of_many_pages
 
-pytestmark = pytest.mark.unoptimised  # what is spoilt is off by a hundredth
-
 
 @pytest.mark.parametrize(("first_wrong_page", "max_requests"), [(2, 1), (4, 3)])
 def test_attention_that_goes_wrong_far_into_the_cache_is_caught_at_engine_start(first_wrong_page, max_requests, monkeypatch):

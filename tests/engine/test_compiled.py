@@ -21,8 +21,6 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, byte_params, facts, without_tokenizer
 
-pytestmark = pytest.mark.unoptimised
-
 
 @pytest.fixture(scope="module")
 def model():

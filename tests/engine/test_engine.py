@@ -32,6 +32,8 @@ from tests.engine.byte_model import (
     without_tokenizer,
 )
 
+pytestmark = pytest.mark.optimised
+
 PROMPTS, SAMPLING = some_prompts(), some_sampling()
 ORDER = [4, 0, 2, 6, 1, 7, 3, 5]
 

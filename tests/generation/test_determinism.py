@@ -19,6 +19,8 @@ from tests.fakes import ALIBI_CFG, FAMILY_CFGS, Request, recorded
 from tests.generation.one_at_a_time import MAX_NEW, PROCESSING, V, believed, generate_all, one_at_a_time, poisoned, results
 from tests.shelf import FEW, MANY, PAGE_WIDE, Shape
 
+pytestmark = pytest.mark.optimised
+
 MAX_PROMPT = 20
 
 # (shape, draft source): windows of some rows and of a page, more and fewer requests than windows in a pass. The list is fixed,

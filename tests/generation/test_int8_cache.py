@@ -1,12 +1,15 @@
 """Keys and values in int8 by the reference attention: scales are a row's own, so neighbours in a pass change no bit."""
 
 import numpy as np
+import pytest
 
 from detspec.generation.score import score
 from detspec.ops.attention import int8_pages
 from detspec.ops.linear.int8 import QTensor, quantize
 from tests.fakes import bits, random_model
 from tests.shelf import FEW
+
+pytestmark = pytest.mark.optimised
 
 CFG = FEW.cfg
 TEXT, *OTHERS = [np.random.default_rng(i).integers(0, CFG.vocab_size, 21 + i).tolist() for i in range(3)]

@@ -20,8 +20,6 @@ from detspec.state import LENGTH, STOP
 from tests.fakes import SOURCES, TABLE_CFG, Request, state_of, table_model
 from tests.shelf import FEW, LARGE, TABLE, Shape
 
-pytestmark = pytest.mark.unoptimised
-
 
 def random_requests(batch: int, seed: int) -> list[Request]:
     rng = np.random.default_rng(seed)

@@ -11,6 +11,8 @@ from tests.fakes import Request, recorded
 from tests.generation.one_at_a_time import FIXED, MAX_NEW, V, believed, generate_all, one_at_a_time, partly_right, results
 from tests.shelf import CROWD, MANY, Shape
 
+pytestmark = pytest.mark.optimised
+
 # Without logits processing, half of a program, which changes nothing here.
 CROWDED = [Request(r.prompt, dataclasses.replace(r.sampling, max_tokens=8, top_k=0, top_p=1.0, min_p=0.0)) for r in FIXED]
 

@@ -15,7 +15,6 @@ from detspec.state import LENGTH, STOP, GenState
 from tests.fakes import COUNT_UP, TABLE_LOGPROB, Request, generate_drafted, recorded, state_of, table_model
 from tests.shelf import TABLE
 
-pytestmark = pytest.mark.unoptimised
 ALIGNED = TABLE.with_numerics(alignment="window")
 LOOP = tuple(3 if t == 3 else up for t, up in enumerate(COUNT_UP))
 

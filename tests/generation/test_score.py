@@ -20,6 +20,8 @@ from detspec.state import GenState
 from tests.fakes import COUNT_UP, TABLE_CFG, TABLE_LOGPROB, Request, bits, random_model, state_of, table_model
 from tests.shelf import FEW, TABLE
 
+pytestmark = pytest.mark.optimised
+
 CFG = FEW.cfg
 PROMPTS = [np.random.default_rng(i).integers(0, CFG.vocab_size, 1 + 6 * i).tolist() for i in (0, 3, 2)]
 SAMPLING = [

@@ -17,7 +17,6 @@ from detspec.state import LENGTH, NOT_FINITE, PAD_ID, RUNNING, STOP, GenState
 from tests.fakes import COUNT_UP, TABLE_LOGPROB, Request, bits, generate_drafted, recorded, state_of, table_model
 from tests.shelf import TABLE
 
-pytestmark = pytest.mark.unoptimised
 MAX_LEN = TABLE.length
 ALIGNED = TABLE.with_numerics(alignment="window")
 PROMPT = (1, 2, 3)

@@ -15,8 +15,6 @@ from detspec.planning.exchanges import Exchange, Exchanges, added_floats, found_
 from detspec.planning.mesh_programs import PROGRAMS, expected, program_args
 from detspec.schedule import Budget, Schedule
 
-pytestmark = pytest.mark.unoptimised
-
 # Sizes all different, and no weight has as many elements as the values of 48 or 5 rows.
 CFG = ModelConfig(
     vocab_size=160,

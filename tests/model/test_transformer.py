@@ -18,6 +18,8 @@ from detspec.state import NO_SEQUENCE, Windows
 from tests.fakes import ALIBI_CFG, RANDOM_CFG, bits, random_model
 from tests.shelf import MANY
 
+pytestmark = pytest.mark.optimised
+
 F32 = dataclasses.replace(RANDOM_CFG, dtype="float32", tie_embeddings=True)
 # With six query heads per KV head, jax 0.12 multiplies windows of 8 positions in another way than those of 1.
 F32_ALIBI = dataclasses.replace(ALIBI_CFG, dtype="float32", num_kv_heads=4)

@@ -14,6 +14,8 @@ from detspec.schedule import Numerics
 from tests.fakes import bits
 from tests.ops.attention_contract import AttentionContract
 
+pytestmark = pytest.mark.optimised
+
 
 class TestReference(AttentionContract):
     implementation = "reference"

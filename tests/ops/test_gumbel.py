@@ -8,6 +8,8 @@ import pytest
 from detspec.ops.gumbel import gumbel, threefry2x32
 from tests.fakes import bits
 
+pytestmark = pytest.mark.optimised
+
 R, V = 6, 37
 SEEDS = np.array([0, 1, -1, 7, 2**31 - 1, -(2**31)], np.int32)
 POSITIONS = np.array([0, 5, 2**20, 5, 1, 2**31 - 1], np.int32)

@@ -12,6 +12,8 @@ from detspec.schedule import Numerics
 from tests.fakes import bits
 from tests.ops.linear_contract import make_problem
 
+pytestmark = pytest.mark.optimised
+
 XLA = Numerics()
 CPU = Numerics(implementation="cpu", linear="pinned")
 NOT_FINITE = 2  # the rows of `made` that are special

@@ -13,6 +13,8 @@ from tests.fakes import bits
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401
 from tests.ops.linear_contract import LinearContract, PinnedContract, make_problem
 
+pytestmark = pytest.mark.optimised
+
 product = jax.jit(linear_f32)
 unpadded = jax.jit(lambda x, weight: jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32))
 

@@ -12,6 +12,8 @@ from detspec.ops.rope import apply_rope, rope_frequencies, rope_rotation
 from detspec.ops.row_sum import fixed_sum, native_sum
 from tests.fakes import bits
 
+pytestmark = pytest.mark.optimised
+
 ROWS = (1, 2, 3, 8, 64, 256)
 EPS = 1e-5
 

@@ -10,6 +10,8 @@ from detspec.ops.row_sum import cpu_sum, fixed_sum, native_sum, sum_fn
 from detspec.schedule import Numerics, Schedule
 from tests.fakes import bits
 
+pytestmark = pytest.mark.optimised
+
 ROWS = (1, 2, 3, 8, 17, 64, 256)
 LENGTHS = (1, 5, 64, 97, 688, 2048)
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.engine.byte_model import write_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.unoptimised]
+pytestmark = pytest.mark.slow
 BODY = {"prompt": [5, 17, 9], "max_tokens": 50, "seed": 1}
 
 

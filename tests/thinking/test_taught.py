@@ -186,8 +186,8 @@ def test_gradients_of_the_parallel_pass_are_those_of_reading_chunk_by_chunk(name
         direction = rng.standard_normal(grad.shape)
         slope = slow_slope(params, cfg, thoughts, leaf, direction)
         assert slope != 0, jax.tree_util.keystr(path)
-        error = abs((grad * direction).sum() - slope) / np.linalg.norm(grad)
-        assert error <= 64 * EPS64, f"{jax.tree_util.keystr(path)}: {error / EPS64:.0f} eps"
+        off = abs((grad * direction).sum() - slope) / np.linalg.norm(grad)
+        assert off <= 64 * EPS64, f"{jax.tree_util.keystr(path)}: {off / EPS64:.0f} eps"
 
 
 @pytest.fixture(scope="module")
@@ -196,11 +196,15 @@ def gradients() -> Params:
     return gradients_of(trained_parts(PLAIN), PLAIN, TOKENS, THOUGHTS[3])
 
 
+def error(found: np.ndarray, expected: np.ndarray) -> float:
+    """How far `found` is from `expected`, as a share of its length."""
+    return float(np.linalg.norm(np.asarray(found, np.float64) - expected) / np.linalg.norm(expected))
+
+
 def test_gradients_as_trained_with_are_those_in_float64_rounded(gradients):
     for found, expected in zip(jax.tree.leaves(gradients), jax.tree.leaves(exact_gradients("plain")[1]), strict=True):
         assert found.dtype == np.float32
-        error = np.linalg.norm(np.asarray(found, np.float64) - expected)
-        assert error <= 64 * EPS32 * np.linalg.norm(expected)  # some hundred roundings in a row, of either sign
+        assert error(found, expected) <= 64 * EPS32  # some hundred roundings in a row, of either sign
 
 
 def test_gradients_without_the_path_through_the_states_are_far_from_them(gradients, monkeypatch):
@@ -212,12 +216,11 @@ def test_gradients_without_the_path_through_the_states_are_far_from_them(gradien
     without, gradients = jax.tree.map(np.asarray, (without, gradients))
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(without["thinking"]["compressor"]))
     assert all((leaf != 0).any() for leaf in jax.tree.leaves(gradients["thinking"]["compressor"]))
-    error = np.linalg.norm(without["embed"] - gradients["embed"]) / np.linalg.norm(gradients["embed"])
-    assert error > 1e-3, error  # rounding is 8e-6 at most
+    assert error(without["embed"], gradients["embed"]) > 1e-3  # rounding is 8e-6 at most
 
 
 def test_gradient_does_not_go_through_the_generation_of_a_thought(gradients):
-    """Thoughts that the model generates inside the differentiated function give the bits of the gradients of given ones."""
+    """Thoughts that the model generates inside the differentiated function give the gradients of given ones."""
     params = trained_parts(PLAIN)
     schedule = Schedule(Numerics(page=16), Budget(16, 4))
     state = start_state(PLAIN, TOKENS.tolist(), [SamplingParams(max_tokens=1)], eos_ids=(), max_len=16, schedule=schedule)
@@ -231,8 +234,9 @@ def test_gradient_does_not_go_through_the_generation_of_a_thought(gradients):
     through, thoughts = jax.tree.map(np.asarray, compiled(jax.grad(loss, has_aux=True))(params))
     assert len(set(thoughts[0, :, 0].tolist())) > 1
     fixed, other = jax.tree.map(np.asarray, (gradients_of(params, PLAIN, TOKENS, thoughts), gradients))
-    assert all((a == b).all() for a, b in zip(jax.tree.leaves(through), jax.tree.leaves(fixed), strict=True))
-    assert all((a != b).any() for a, b in zip(jax.tree.leaves(through), jax.tree.leaves(other), strict=True))
+    # Two programs, which the compiler may round differently: as far apart as a gradient and its exact value at most.
+    assert max(map(error, jax.tree.leaves(through), jax.tree.leaves(fixed))) <= 64 * EPS32
+    assert min(map(error, jax.tree.leaves(through), jax.tree.leaves(other))) > 1000 * EPS32
 
 
 def test_token_of_a_thought_alone_is_felt_where_the_thought_is_read_and_nowhere_else():

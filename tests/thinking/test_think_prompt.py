@@ -36,6 +36,8 @@ from tests.generation.test_loop import pool_copies
 from tests.shelf import ALIBI_THINKER, TABLE_THINKER, THINKER, Shape
 from tests.thinking.fakes import TABLE_THINKER_CFG, THINKER_CFG, random_thinker, table_thinker
 
+pytestmark = pytest.mark.optimised
+
 MAX_PROMPT, MAX_NEW = 34, 6
 # (shape, source): a fixed list, so that the number of compilations is bounded.
 # The second by the CPU's kernels: on some processors XLA's products in float32 attention depend on the length of windows.

@@ -17,7 +17,7 @@ from detspec.traces.record_thoughts import run_thought_trace
 from detspec.traces.thoughts import Thought, ThoughtTrace
 from tests.fakes import RANDOM_CFG
 
-pytestmark = [pytest.mark.slow, pytest.mark.unoptimised]
+pytestmark = pytest.mark.slow
 
 C, MAX_TOKENS = 8, 6
 # 11 chunks are thought about, more than a pass of 64 rows holds; 3 tokens are left to the last chunk.

@@ -16,7 +16,7 @@ from detspec.traces.record_windows import drafter_of, find_rollback, run_trace
 from detspec.traces.windows import Trace
 from tests.fakes import RANDOM_CFG
 
-pytestmark = [pytest.mark.slow, pytest.mark.unoptimised]
+pytestmark = pytest.mark.slow
 
 PROMPT = (5, 17, 9)
 OTHERS = ((1, 2), (3, 4, 5, 6))

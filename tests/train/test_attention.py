@@ -9,7 +9,6 @@ import pytest
 from detspec.config import ModelConfig
 from detspec.model.layers import attend_sequence
 
-pytestmark = pytest.mark.unoptimised
 ROPE = ModelConfig(vocab_size=16, d_model=32, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=16)
 ALIBI = dataclasses.replace(ROPE, position_encoding="alibi")
 attend = jax.jit(attend_sequence, static_argnums=0, static_argnames="query_block")

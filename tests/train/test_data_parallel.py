@@ -22,7 +22,6 @@ from detspec.train.run import train
 from detspec.train.slices import Slice, cut
 from detspec.train.step import divided
 
-pytestmark = pytest.mark.unoptimised
 CONFIG = """
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.train.batches import Phase

@@ -9,7 +9,6 @@ from detspec.checkpoint.store import Store
 from detspec.errors import InputError
 from detspec.train.run import read_log, train
 
-pytestmark = pytest.mark.unoptimised
 CONFIG = """
 import dataclasses
 import jax.numpy as jnp

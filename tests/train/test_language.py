@@ -14,7 +14,6 @@ from detspec.train.language import LanguageConfig, token_losses
 from detspec.train.optimizer import OptimizerConfig, make_optimizer
 from detspec.train.step import init_state, make_train_step
 
-pytestmark = pytest.mark.unoptimised
 MODEL = ModelConfig(
     vocab_size=16, d_model=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, max_position=64, dtype="float32"
 )

@@ -8,7 +8,6 @@ import pytest
 from detspec.errors import InputError
 from detspec.train.optimizer import OptimizerConfig, lr_schedule, make_optimizer
 
-pytestmark = pytest.mark.unoptimised
 CONFIG = OptimizerConfig(peak_lr=1e-2, final_lr=1e-3, warmup_steps=5, weight_decay=0.5)
 PARAMS = {"matrix": jnp.float32([[1.0, -2.0], [3.0, 0.5]]), "norm": jnp.float32([1.0, 1.0])}
 

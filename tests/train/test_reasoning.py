@@ -12,7 +12,6 @@ from detspec.train.config import load_config
 from detspec.train.run import read_log, train
 from tests.train.test_run import run_until_killed
 
-pytestmark = pytest.mark.unoptimised
 CONFIG = """
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.train.optimizer import OptimizerConfig

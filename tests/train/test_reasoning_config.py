@@ -14,7 +14,6 @@ from detspec.train.problems.parity import Parity
 from detspec.train.problems.two_hop import TwoHop
 from detspec.train.reasoning import ReasoningConfig
 
-pytestmark = pytest.mark.unoptimised
 THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=0)
 CONFIG = ReasoningConfig(
     backbone=ModelConfig(*(60, 16, 2, 2, 1, 8, 24), max_position=128, dtype="float32"),

@@ -24,7 +24,6 @@ from detspec.train.problems.words import word_tokenizer, words_in
 from detspec.train.reasoning import ReasoningConfig
 from detspec.train.run import differing_entries, run_experiment
 
-pytestmark = pytest.mark.unoptimised
 QUESTION = "Ann has 2. Bob has 3. How many?"
 CFG = ModelConfig(
     vocab_size=32, d_model=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24, max_position=64, dtype="bfloat16"

@@ -23,7 +23,6 @@ from detspec.train.optimizer import make_optimizer
 from detspec.train.run import read_log, train
 from detspec.train.step import TrainState, init_state
 
-pytestmark = pytest.mark.unoptimised
 CONFIG = """
 from detspec.config import ModelConfig
 from detspec.train.batches import Phase

@@ -8,7 +8,6 @@ import pytest
 from detspec.train.optimizer import OptimizerConfig, make_optimizer
 from detspec.train.step import init_state, make_train_step
 
-pytestmark = pytest.mark.unoptimised
 OPTIMIZER = make_optimizer(OptimizerConfig(peak_lr=1e-1, final_lr=1e-2, warmup_steps=5, weight_decay=0.0), 50)
 GOAL = {"goal": jnp.float32([3.0, 4.0])}
 

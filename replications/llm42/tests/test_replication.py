@@ -15,8 +15,6 @@ from replications.llm42.shares import MAX_LEN, WORKLOADS, lengths_of
 from replications.llm42.spans import agreements
 from replications.llm42.traffic import arrivals, mixed, requests_of
 
-pytestmark = pytest.mark.unoptimised
-
 
 def test_unknown_measurement_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     with pytest.raises(SystemExit, match="2"):

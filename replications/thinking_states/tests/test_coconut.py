@@ -23,7 +23,6 @@ from replications.thinking_states.coconut import LatentRows, forward_latent
 from replications.thinking_states.curriculum import CurriculumConfig, LatentBatch, Rows, latent_loss
 from replications.thinking_states.runs import QUICK, get_config
 
-pytestmark = pytest.mark.unoptimised
 CFG = ModelConfig(
     vocab_size=64,
     d_model=16,

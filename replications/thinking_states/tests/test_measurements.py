@@ -24,7 +24,6 @@ from replications.thinking_states.speeds import answer_speeds
 from replications.thinking_states.step_time import cut_in, random_batch
 from replications.thinking_states.unrolled import forward_unrolled
 
-pytestmark = pytest.mark.unoptimised
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
 CFG = ModelConfig(
     vocab_size=64,

@@ -8,8 +8,6 @@ import pytest
 from replications.thinking_states.__main__ import main
 from replications.thinking_states.measure import ROOT
 
-pytestmark = pytest.mark.unoptimised
-
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
