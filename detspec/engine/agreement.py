@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from detspec.distributed import exchange
 from detspec.engine.policy import Plan, Segment
 from detspec.engine.sequence import SequenceState
-from detspec.engine.step_times import StepTimes
+from detspec.engine.step_times import Observe, StepTimes
 from detspec.engine.watchdog import Watchdog
 from detspec.errors import DivergenceError, InputError
 
@@ -37,12 +37,12 @@ MESSAGE = np.dtype(
         ("decisions", "V32"),  # SHA-256
         ("visit_s", "f8"),
         ("step_s", "f8", SEGMENTS),  # 0 where it is not known
+        ("num_steps", "i4", SEGMENTS),
         ("signal", "i4"),  # 0 for none
         ("aborted", "V16", MOST_ABORTED),  # digests of ids
     ]
 )
 Exchange = Callable[[bytes], list[bytes]]  # as `detspec.distributed.exchange`
-Observe = Callable[[Plan, float], None]  # is told what seconds a step of a plan took
 
 
 class Alone:
@@ -99,6 +99,7 @@ class _Ran:
 
     plan: Plan
     step_s: float = 0.0  # what a step took here; 0 if that is not known
+    num_steps: int = 0  # so many steps took that
 
 
 class Processes:
@@ -145,8 +146,9 @@ class Processes:
         """Keeps what is observed here for the next message, which tells `step_times` what process 0 observed."""
         self._step_times = step_times
 
-        def observed(plan: Plan, seconds: float) -> None:
+        def observed(plan: Plan, seconds: float, num_steps: int) -> None:
             self._ran[-1].step_s = seconds
+            self._ran[-1].num_steps = num_steps
 
         return observed
 
@@ -200,16 +202,18 @@ class Processes:
         own["decisions"] = self._decisions.digest()
         own["visit_s"] = self._own_visit_s
         own["step_s"][: len(self._ran)] = [each.step_s for each in self._ran]
+        own["num_steps"][: len(self._ran)] = [each.num_steps for each in self._ran]
         own["signal"] = self._signal
         for place in range(min(MOST_ABORTED, len(self._to_abort))):
             own["aborted"][place] = _digest_of(self._to_abort.popleft())
         messages = [np.frombuffer(each, MESSAGE)[0] for each in self._meet(own.tobytes())]
         self._compare([bytes(message["decisions"]) for message in messages])
-        for each, step_s in zip(self._ran, messages[0]["step_s"].tolist(), strict=False):
+        first = messages[0]
+        for each, step_s, num_steps in zip(self._ran, first["step_s"].tolist(), first["num_steps"].tolist(), strict=False):
             if step_s and self._step_times is not None:
-                self._step_times.observed(each.plan, step_s)
+                self._step_times.observed(each.plan, step_s, num_steps)
         self._ran.clear()
-        self._visit_s = float(messages[0]["visit_s"])
+        self._visit_s = float(first["visit_s"])
         self._agreed_signal = max(int(message["signal"]) for message in messages)
         return {bytes(digest) for message in messages for digest in message["aborted"]}
 

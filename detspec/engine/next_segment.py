@@ -33,11 +33,13 @@ def next_segment(scheduler: Scheduler, planner: Planner, device: Device, agreeme
     gain = segment.most_gain(plan.most_tokens)
     if scheduler.affords(gain):
         scheduler.reserve(gain)
+        planner.starts(segment.num_steps)
         return plan, segment
     num_steps = scheduler.affordable(segment.num_steps // 2, plan.most_tokens)
     if not num_steps:
         return None
     scheduler.reserve(num_steps * plan.most_tokens)
+    planner.starts(num_steps)
     return plan, segment.shortened(num_steps)
 
 

@@ -44,6 +44,7 @@ class Planner:
         self._rows = device.schedule.budget.rows
         self._tried: set[tuple[int, bool, Drafting]] = set()  # batch, processing
         self._thoughts_certified = False
+        self._passed_over: list[Plan] = []  # when one was chosen last
 
     def lacks(self, num_requests: int, needs: Needs) -> bool:
         """Whether `num_requests` at once cannot run yet: there is no plan that was made for so many, and for what they need."""
@@ -108,6 +109,7 @@ class Planner:
 
         Raises `InputError` if a deterministic request is live, and this device certified no plan that is large enough.
         """
+        self._passed_over = []
         if load.num_deterministic == 0:
             return min(self._fitting(load, ordinary=True), key=_size), False
         fitting = self._fitting(load, ordinary=False)
@@ -123,8 +125,12 @@ class Planner:
         tokens = {plan: self._step_tokens(plan, load) for plan in plans}
         best = choose({plan: self.step_times.known(plan) for plan in plans}, tokens)
         chosen = choose({plan: self.step_times.hoped(plan) for plan in plans}, tokens)
-        self.step_times.passed_over(plan for plan in plans if plan != chosen)
+        self._passed_over = [plan for plan in plans if plan != chosen]
         return chosen, chosen != best
+
+    def starts(self, num_steps: int) -> None:
+        """The plan that was chosen last runs for `num_steps`, at most."""
+        self.step_times.passed_over(self._passed_over, num_steps)
 
     def smaller_batch(self, plan: Plan) -> int:
         """The next smaller batch that the live sequences of `plan` could move to; 0 if there is none."""

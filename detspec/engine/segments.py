@@ -1,6 +1,6 @@
 """Segments of steps on the device: the host starts one, goes on with its own work, and then reads what it brought."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from detspec.engine.programs import Placement, Progress, Report
 from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.engine.scheduler import Admitted
 from detspec.engine.sequence import Replayed, SequenceState
-from detspec.engine.step_times import Acceptance
+from detspec.engine.step_times import Acceptance, Observe
 from detspec.generation import score
 from detspec.generation.insert import Entry
 from detspec.generation.loop import Limits
@@ -50,8 +50,8 @@ class Scoring(NamedTuple):
 class Segments:
     """Starts one segment after another and waits for each; what they take and accept is told to the planner's estimates."""
 
-    def __init__(self, device: Device, observed: Callable[[Plan, float], None], acceptance: Acceptance) -> None:
-        """`observed` is told the seconds of a step of each segment, where they are known."""
+    def __init__(self, device: Device, observed: Observe, acceptance: Acceptance) -> None:
+        """`observed` is told the seconds of the steps of each segment, where they are known."""
         self._device = device
         self._observed = observed
         self._acceptance = acceptance
@@ -139,8 +139,9 @@ class Segments:
             seconds = clock.lap()
             num_passes += int(progress.steps[0])
         clock.free()
-        if running.steps is not None and was_seen and progress.steps[0] and seconds > 0:  # or the clock was set back
-            self._observed(running.plan, seconds / int(progress.steps[0]))
+        num_steps = int(progress.steps[0])
+        if running.steps is not None and was_seen and num_steps and seconds > 0:  # or the clock was set back
+            self._observed(running.plan, seconds / num_steps, num_steps)
         return num_passes, self._update(running, progress)
 
     def fetch(self, sequence: SequenceState) -> None:

@@ -1,6 +1,6 @@
 """What a step of each plan takes and brings, kept true while plans run."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from detspec.draft.source import Drafter
 from detspec.engine.policy import Plan
@@ -8,15 +8,19 @@ from detspec.engine.policy import Plan
 WEIGHT = 0.5  # of a segment that was slower than believed; one that was faster is believed, because noise only ever adds
 MOST_GROWTH = 2.0  # a process that was held up once says little about the plan
 OPTIMISM = 0.99  # a plan is hoped to be this much cheaper for each segment that another was chosen for
+FEW_STEPS = 8  # a segment of fewer counts for less, in streams one of a single step for an eighth
 PRIOR_WINDOWS = 4  # verified windows that the assumed acceptance counts as
 REMEMBERED_WINDOWS = 192  # older windows count less and less: texts change
+
+Observe = Callable[[Plan, float, int], None]  # is told the seconds of each of a number of steps of a plan
 
 
 class StepTimes:
     """Seconds of one step of each plan with its batch full.
 
     Times that were taken while other processes were busy may be wrong by any factor, so a plan is timed again as it runs. Each
-    time a plan is skipped its estimate drops by 1 %, so that it is eventually retried for a few steps.
+    time a plan is skipped its estimate drops by 1 %, so that it is eventually retried for a few steps. Segments of few steps
+    count for less: one step takes a random time, and a plan retried every few steps would cost a share of all steps.
     """
 
     def __init__(self) -> None:
@@ -28,17 +32,17 @@ class StepTimes:
         self._seconds.update(seconds)
         self._hope.update(dict.fromkeys(seconds, 1.0))
 
-    def observed(self, plan: Plan, seconds: float) -> None:
-        """What a step took in a segment; the mean counts if steps skip guesses, since fast ones bring fewer tokens."""
+    def observed(self, plan: Plan, seconds: float, num_steps: int) -> None:
+        """What each of `num_steps` took; the mean counts if steps skip guesses, since fast ones bring fewer tokens."""
         known = self._seconds.get(plan, seconds)
-        nearer = known + WEIGHT * (min(seconds, MOST_GROWTH * known) - known)
-        self._seconds[plan] = nearer if plan.skips else min(seconds, nearer)
+        weight = WEIGHT if plan.skips or seconds > known else 1.0
+        self._seconds[plan] = known + weight * _share(num_steps) * (min(seconds, MOST_GROWTH * known) - known)
         self._hope[plan] = 1.0
 
-    def passed_over(self, plans: Iterable[Plan]) -> None:
-        """Plans that might have run and did not."""
+    def passed_over(self, plans: Iterable[Plan], num_steps: int) -> None:
+        """Plans that might have run for `num_steps` and did not."""
         for plan in plans:
-            self._hope[plan] = OPTIMISM * self._hope.get(plan, 1.0)
+            self._hope[plan] = OPTIMISM ** _share(num_steps) * self._hope.get(plan, 1.0)
 
     def known(self, plan: Plan) -> float:
         """The estimate for `plan`; inf if it neither was timed nor ran yet."""
@@ -47,6 +51,11 @@ class StepTimes:
     def hoped(self, plan: Plan) -> float:
         """The estimate for `plan`, or less if it has not run for a while."""
         return self.known(plan) * self._hope.get(plan, 1.0)
+
+
+def _share(num_steps: int) -> float:
+    """What a segment of `num_steps` counts for."""
+    return min(1.0, num_steps / FEW_STEPS)
 
 
 class Acceptance:

@@ -12,4 +12,4 @@ class FixedTimes(Alone):
 
     def observer(self, step_times):
         """Takes no notice of what steps take."""
-        return lambda plan, seconds: None
+        return lambda plan, seconds, num_steps: None
