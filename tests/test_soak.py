@@ -28,8 +28,6 @@ from scripts.soak.requests import Material, random_texts, some_lines
 from scripts.soak.sizes import SIZES
 from scripts.soak.tampering import one_byte_flipped, one_record_altered
 
-pytestmark = pytest.mark.optimised
-
 ROOT = Path(__file__).parents[1]
 ANSWER = Answer([5, 6], [1, 2], "ab", "stop")
 LINES = [json.dumps({"id": str(i), "token_ids": [i, i + 1], "logprobs": [-0.5, -1.5]}).encode() + b"\n" for i in range(3)]

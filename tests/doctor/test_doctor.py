@@ -11,7 +11,7 @@ from detspec.engine.policy import canonical_plans
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import RANDOM_CFG
 
-pytestmark = [pytest.mark.slow, pytest.mark.optimised]
+pytestmark = pytest.mark.slow
 CFG = dataclasses.replace(RANDOM_CFG, max_position=128)  # the engine's programs are tried up to there
 ONE_LAYER = dataclasses.replace(CFG, num_layers=1)  # where all has to be equal; what differs is told by layer 1
 

@@ -13,9 +13,8 @@ from tests.fakes import random_model
 from tests.mesh.conftest import model_on
 from tests.mesh.shapes import CFG, FAMILIES, THINKER_CFG, Facts, engine_on, facts, job, plain_job, schedule_for
 
-pytestmark = pytest.mark.optimised
 
-
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", FAMILIES)
 def test_canonical_passes_of_every_family_have_the_bits_of_one_chip(name):
     cfg = FAMILIES[name]
