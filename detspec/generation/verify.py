@@ -69,14 +69,18 @@ def verify(
         taken_along=jnp.zeros(B, jnp.int32),
         cache=draft.cache,
     )
+    # Each step has a sequence that is wanted or catches up, so without `narrow` a pass need not be asked whether it is needed. A
+    # loop in the loop over steps would make these take a tenth longer: XLA:CPU hands its work to other threads.
+    always = narrow is None
     with jax.named_scope("verify"):
         if not D and schedule.budget == Budget(B, 1):  # `engine.policy.Plan.reads_one_each`
-            answered = _read_one_each(params, cfg, drafted, wanted, answered, schedule=schedule)
+            answered = _read_one_each(params, cfg, drafted, wanted, answered, schedule=schedule, always=always)
         else:
-            answered = _read(params, cfg, drafted, jnp.where(wanted & is_wide, count, -1), answered, schedule=schedule)
+            guesses = jnp.where(wanted & is_wide, count, -1)
+            answered = _read(params, cfg, drafted, guesses, answered, schedule=schedule, always=always)
         if narrow is not None:
             apart = schedule.with_budget(narrow.rows, narrow.window)
-            answered = _read_one_each(params, cfg, drafted, wanted & ~is_wide, answered, schedule=apart)
+            answered = _read_one_each(params, cfg, drafted, wanted & ~is_wide, answered, schedule=apart, always=False)
     cache = answered.cache.replace(length=jnp.maximum(answered.cache.length, answered.taken_along))
     agrees = (answered.targets[:, :D] == draft.tokens) & (jnp.arange(D, dtype=jnp.int32)[None, :] < count[:, None])
     return Verified(
@@ -90,9 +94,18 @@ def verify(
 
 
 def _read(
-    params: Params, cfg: ModelConfig, state: GenState, count: jax.Array, answered: _Answered, *, schedule: Schedule
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    count: jax.Array,
+    answered: _Answered,
+    *,
+    schedule: Schedule,
+    always: bool,
 ) -> _Answered:
     """Passes over the last committed token and `count [B]` guesses, of sequences whose count is not negative.
+
+    None if there are none of these; with `always` there may be one nevertheless.
 
     The guesses stand in `state.tokens`, after what is committed.
     """
@@ -126,15 +139,26 @@ def _read(
             cache=cache,
         )
 
-    done, answered = jax.lax.while_loop(lambda carry: carry[0] < num_own, run_pass, (jnp.int32(0), answered))
+    none_done = (jnp.int32(0), answered)
+    if always and G >= length.shape[0]:  # one pass is enough
+        done, answered = run_pass(none_done)
+    else:
+        done, answered = jax.lax.while_loop(lambda carry: carry[0] < num_own, run_pass, none_done)
     along = jnp.where(wanted[given.sequence], 0, reached(given, done, W))
     return answered._replace(taken_along=answered.taken_along.at[given.sequence].max(along, unique_indices=True))
 
 
 def _read_one_each(
-    params: Params, cfg: ModelConfig, state: GenState, wanted: jax.Array, answered: _Answered, *, schedule: Schedule
+    params: Params,
+    cfg: ModelConfig,
+    state: GenState,
+    wanted: jax.Array,
+    answered: _Answered,
+    *,
+    schedule: Schedule,
+    always: bool,
 ) -> _Answered:
-    """A pass over one token of each sequence, row by row, so that nothing is moved; none if no sequence is `wanted [B]`.
+    """A pass over one token of each sequence, row by row, so that nothing is moved; without `always` only if one is `wanted [B]`.
 
     It is the last committed token of those that are wanted, and the next one that others lack.
     """
@@ -148,19 +172,21 @@ def _read_one_each(
         count=used.astype(jnp.int32),
     )
 
-    def run_pass(carry: tuple[jax.Array, _Answered]) -> tuple[jax.Array, _Answered]:
-        answered = carry[1]
+    def run_pass(answered: _Answered) -> _Answered:
         logits_f32, cache = _logits_f32(params, cfg, state, windows, answered.cache, schedule.numerics)
         choose = partial(sample, numerics=schedule.numerics)
         chosen, logprob = share_rows(choose, logits_f32, length + 1, state.sampling, texts_fn=lambda: state.tokens)
-        return jnp.bool_(False), _Answered(
+        return _Answered(
             targets=answered.targets.at[:, 0].set(jnp.where(wanted, chosen, answered.targets[:, 0])),
             logprobs=answered.logprobs.at[:, 0].set(jnp.where(wanted, logprob, answered.logprobs[:, 0])),
             taken_along=jnp.where(used & ~wanted, length + 1, answered.taken_along),
             cache=cache,
         )
 
-    return jax.lax.while_loop(lambda carry: carry[0], run_pass, (wanted.any(), answered))[1]
+    if always:
+        return run_pass(answered)
+    once = (wanted.any(), answered)  # a loop, since `cond` may copy page pools
+    return jax.lax.while_loop(lambda carry: carry[0], lambda carry: (jnp.bool_(False), run_pass(carry[1])), once)[1]
 
 
 def _logits_f32(
