@@ -140,7 +140,7 @@ def _read(
         )
 
     none_done = (jnp.int32(0), answered)
-    if always and G >= length.shape[0]:  # one pass is enough
+    if always and length.shape[0] <= G:  # one pass is enough
         done, answered = run_pass(none_done)
     else:
         done, answered = jax.lax.while_loop(lambda carry: carry[0] < num_own, run_pass, none_done)
