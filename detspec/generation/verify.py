@@ -69,8 +69,8 @@ def verify(
         taken_along=jnp.zeros(B, jnp.int32),
         cache=draft.cache,
     )
-    # Each step has a sequence that is wanted or catches up, so without `narrow` a pass need not be asked whether it is needed. A
-    # loop in the loop over steps would make these take a tenth longer: XLA:CPU hands its work to other threads.
+    # Each step has a sequence that is wanted or catches up, so without `narrow` a pass is always needed. A loop in the loop
+    # over steps would make these take a tenth longer: XLA:CPU hands its work to other threads.
     always = narrow is None
     with jax.named_scope("verify"):
         if not D and schedule.budget == Budget(B, 1):  # `engine.policy.Plan.reads_one_each`
@@ -158,7 +158,9 @@ def _read_one_each(
     schedule: Schedule,
     always: bool,
 ) -> _Answered:
-    """A pass over one token of each sequence, row by row, so that nothing is moved; without `always` only if one is `wanted [B]`.
+    """A pass over one token of each sequence, row by row, so that nothing is moved.
+
+    Without `always` there is none if no sequence is `wanted [B]`.
 
     It is the last committed token of those that are wanted, and the next one that others lack.
     """
