@@ -141,6 +141,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="number of rounds; the median counts")
     parser.add_argument("--scale", type=float, default=1.0, metavar="F", help="factor for lengths of prompts and texts")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature; 0 is greedy")
+    parser.add_argument(
+        "--stream", action="store_true", help="each request streams its tokens, so the host looks at every step"
+    )
     parser.add_argument("--seed", type=int, default=0, help="decides lengths, and which requests are deterministic")
     parser.add_argument("--quick", action="store_true", help="4 requests in flight, few shares, short texts: a quick check")
     parser.add_argument("--json", metavar="FILE", help="write all samples to this file")
@@ -176,7 +179,7 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
 
     def run(cell: Cell) -> dict[str, float]:
         chosen = mixed(requests[cell.workload][: cell.num_requests], cell.num_deterministic, args.seed)
-        return run_once(engines[cell.rows, cell.ordinary_engine], chosen, variants[cell.workload])
+        return run_once(engines[cell.rows, cell.ordinary_engine], chosen, variants[cell.workload], stream=args.stream)
 
     for cell in cells:
         progress.next(f"{cell.label}: compiling and certifying")
@@ -222,7 +225,7 @@ def mixed(requests: list[Request], num_deterministic: int, seed: int) -> list[Re
     ]
 
 
-def run_once(engine: Engine, requests: list[Request], variants: Variants) -> dict[str, float]:
+def run_once(engine: Engine, requests: list[Request], variants: Variants, *, stream: bool) -> dict[str, float]:
     """One timed run, from the first request to the last completion."""
     completions = []
     live_seconds = 0.0
@@ -231,7 +234,7 @@ def run_once(engine: Engine, requests: list[Request], variants: Variants) -> dic
     preempted = engine.num_preemptions
     began = looked = time.perf_counter()
     for request in requests:
-        engine.add(request)
+        engine.add(request, stream=stream)
     while engine.has_work:
         in_use = engine.num_live  # as the segment began; below as it ended
         completions += [update.completion for update in engine.step() if update.completion is not None]
@@ -284,6 +287,7 @@ def table(result: dict[str, Any]) -> str:
     versions = result["fingerprint"]
     bits = result["bits"]
     how = f"temperature {settings['temperature']}" if settings["temperature"] else "greedy"
+    how += ", streamed" if settings["stream"] else ""
     lines = [
         f"{result['model']['num_params'] / 1e6:.1f} M parameters, {result['model']['dtype']}, {how}; lengths x "
         f"{settings['scale']}; median, lowest and highest of {settings['repeats']}; {versions['device_kind']}, "

@@ -42,15 +42,31 @@ def test_main_writes_table_json_and_plot(
     seen: list[tuple[Engine, int]] = []
     genuine = script.run_once
 
-    def run_once(engine: Engine, requests: list[Request], variants: Variants) -> dict[str, float]:
+    def run_once(engine: Engine, requests: list[Request], variants: Variants, *, stream: bool) -> dict[str, float]:
         seen.append((engine, sum(request.sampling.deterministic for request in requests)))
-        return genuine(engine, requests, variants)
+        assert stream
+        return genuine(engine, requests, variants, stream=stream)
 
     monkeypatch.setattr(script, "run_once", run_once)
     files = ("--json", str(tmp_path / "new" / "share.json"), "--plot", str(tmp_path / "new" / "share.png"))
     assert (
         script.main(
-            ["--model", str(folder), "--rows", "1", "--scale", "0.1", "--repeats", "2", "--shares", "10", "50", "100", *files]
+            [
+                "--model",
+                str(folder),
+                "--rows",
+                "1",
+                "--scale",
+                "0.1",
+                "--repeats",
+                "2",
+                "--shares",
+                "10",
+                "50",
+                "100",
+                "--stream",
+                *files,
+            ]
         )
         == 0
     )
