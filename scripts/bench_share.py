@@ -144,6 +144,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--stream", action="store_true", help="each request streams its tokens, so the host looks at every step"
     )
+    parser.add_argument("--processing", action="store_true", help="programs that could process logits, as those of servers")
     parser.add_argument("--seed", type=int, default=0, help="decides lengths, and which requests are deterministic")
     parser.add_argument("--quick", action="store_true", help="4 requests in flight, few shares, short texts: a quick check")
     parser.add_argument("--json", metavar="FILE", help="write all samples to this file")
@@ -184,7 +185,8 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
     for cell in cells:
         progress.next(f"{cell.label}: compiling and certifying")
         engine = engines[cell.rows, cell.ordinary_engine]
-        engine.prepare(needs=Needs(deterministic=not cell.ordinary_engine, processing=False))  # nothing is made in between
+        needs = Needs(deterministic=not cell.ordinary_engine, processing=args.processing)
+        engine.prepare(needs=needs)  # nothing is made in between
         run(cell)
     for number in range(args.repeats):
         for cell in cells if number % 2 == 0 else reversed(cells):
