@@ -69,8 +69,8 @@ def verify(
         taken_along=jnp.zeros(B, jnp.int32),
         cache=draft.cache,
     )
-    # Each step has a sequence that is wanted or catches up, so without `narrow` a pass is always needed. A loop in the loop
-    # over steps would make these take a tenth longer: XLA:CPU hands its work to other threads.
+    # Without `narrow` nearly every step has a sequence that is wanted or catches up, so a pass is run unasked. A loop in the
+    # loop over steps would make these take a tenth longer: XLA:CPU hands its work to other threads.
     always = narrow is None
     with jax.named_scope("verify"):
         if not D and schedule.budget == Budget(B, 1):  # `engine.policy.Plan.reads_one_each`
