@@ -122,7 +122,7 @@ class FakeEngine:
     def prepare(self, num_requests: int | None = None, needs: Needs | None = None) -> None:
         """Nothing is compiled here."""
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, stream: bool) -> None:
         self.requests.append(request)
 
     def step(self) -> list[Update]:
