@@ -57,8 +57,8 @@ test-sweeps: env ## run further cases of the slow tests; .ci/run does not
 test-kernels: env ## run the TPU and GPU kernels in Pallas's simulators
 	@$(unoptimised); $(PYTEST) tests -m kernels --dist worksteal $(ARGS)
 
-test-mesh: env ## run the tests on eight simulated devices
-	@$(unoptimised); $(MESH) $(PYTEST) tests/mesh --dist worksteal $(ARGS)
+test-mesh: env ## run the tests on eight simulated devices, but for those that test-optimised runs
+	@$(unoptimised); $(MESH) $(PYTEST) tests/mesh -m 'not optimised and not sweep' --dist worksteal $(ARGS)
 
 test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs without having one; ARGS='-k v6e' runs a part
 	$(VENV)/aot/bin/python -m pytest aot --numprocesses auto --dist worksteal $(ARGS)

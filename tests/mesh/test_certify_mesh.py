@@ -36,10 +36,12 @@ def test_sums_that_are_added_across_chips_are_found_and_named(monkeypatch):
     monkeypatch.setattr(layers, "mlp", mlp_added_across_chips)
     cfg = dataclasses.replace(CFG, dtype="float32")  # rounding to bfloat16 hides most differences
 
+    found = {}
     for num_chips, name in ((2, "kv=2,query=1"), (4, "kv=2,query=2")):
-        mesh, found = mesh_of_bits(device_on(num_chips, cfg))
+        mesh, found[num_chips] = mesh_of_bits(device_on(num_chips, cfg))
         assert mesh == name
-        assert "the mesh has token" in found
+        assert "the mesh has token" in found[num_chips]
+    assert found[2] != found[4]
     with pytest.warns(UserWarning, match="on these chips bits are not those of one chip"):
         engine = engine_on(model_on(cfg, 2), max_requests=3, max_len=64)
     assert engine.fingerprint()["mesh"] == "kv=2,query=1"
