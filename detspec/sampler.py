@@ -161,3 +161,15 @@ def logprobs_at(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax
     largest = logits_f32.max(-1)
     log_sum = jnp.log(sum_row(jnp.exp(logits_f32 - largest[:, None])))
     return jnp.take_along_axis(logits_f32, tokens[:, None], axis=1)[:, 0] - largest - log_sum
+
+
+def likeliest(logits: jax.Array, number: int) -> jax.Array:
+    """The `number` largest of each row of `logits [R, V]`, `[R, number]` int32, the lower one first among equals.
+
+    The first is the one that a greedy choice takes, whatever `number` is; XLA:CPU finds it much faster than `top_k` does.
+    """
+    first = first_largest(logits)[:, None]
+    if number < 2:
+        return first[:, :number]
+    _, ids = jax.lax.top_k(jnp.where(logits == 0, 0.0, logits), number)  # it would put -0.0 after 0.0
+    return jnp.concatenate([first, ids[:, 1:].astype(jnp.int32)], axis=1)

@@ -27,6 +27,7 @@ class Windows(Struct):
     sequence: jax.Array  # [G] int32, index of the sequence or NO_SEQUENCE
     start: jax.Array  # [G] int32, position of tokens[:, 0]
     count: jax.Array  # [G] int32, tokens in use; 0 for padding
+    wanted: jax.Array | None = None  # [G, W] bool, rows of which more is wanted than keys and values; None for all in use
 
     @property
     def positions(self) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from detspec.sampler import process_logits, sample
+from detspec.sampler import likeliest, process_logits, sample
 from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.schedule import Numerics
 from tests.fakes import bits
@@ -162,3 +162,19 @@ def test_programs_without_processing_give_the_same_bits_where_none_is_needed_and
     with_it, without = (choose(logits, position, rows.replace(processing=processing), texts) for processing in (True, False))
     same = (np.asarray(with_it[0]) == without[0]).all() & (bits(with_it[1]) == bits(without[1])).all()
     assert same == (not sampling.needs_processing)
+
+
+def test_likeliest_tokens_are_the_same_for_any_number_of_them_and_the_lower_of_equals_comes_first():
+    logits = np.random.default_rng(0).standard_normal((3, 300)).astype(np.float32)
+    logits[1] = -1
+    logits[1, [17, 4, 200, 9]] = 5, 0.0, -0.0, -0.0  # zeros are equals, whatever their signs are
+    logits[2] = -np.inf
+    logits[2, 40] = 0
+    find = jax.jit(likeliest, static_argnums=1)
+    found = np.asarray(find(logits, 6))
+    assert found.dtype == np.int32
+    assert found[0].tolist() == np.argsort(-logits[0])[:6].tolist()
+    assert found[1].tolist() == [17, 4, 9, 200, 0, 1]
+    assert found[2].tolist() == [40, 0, 1, 2, 3, 4]
+    for number in (0, 1, 2):
+        assert np.asarray(find(logits, number)).tolist() == found[:, :number].tolist()

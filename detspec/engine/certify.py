@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from detspec.engine.bits import first_difference, same_bits
-from detspec.engine.device import PLAIN, Device
+from detspec.engine.device import PLAIN, Device, GivenText
 from detspec.engine.policy import Plan
 from detspec.engine.probes import NUM_PROBES, Probes, most_far
 from detspec.engine.programs import Report
@@ -105,7 +105,10 @@ def _generated(probes: Probes, plan: Plan, *, wide_cost: float) -> _Generated:
 
 def _differs_from_anchor(probes: Probes, generated: _Generated) -> str:
     """The first place and new position where the anchor's tokens or log-probability bits differ, in words; "" if nowhere."""
-    texts = {b: (generated.tokens[b, : generated.committed[b]], start) for b, start in enumerate(probes.replay_from())}
+    texts = {
+        place: GivenText(generated.tokens[place, : generated.committed[place]], start, len(probe.tokens))
+        for place, (probe, start) in enumerate(zip(probes.each, probes.replay_from(), strict=True))
+    }
     anchor = probes.device.replay(probes.placement, texts, PLAIN)
     assert anchor.targets is not None
     assert anchor.target_logprobs is not None

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from detspec.checkpoint.load import Model
 from detspec.engine.bits import differing_copies, first_difference
-from detspec.engine.device import PLAIN, Device
+from detspec.engine.device import PLAIN, Device, GivenText
 from detspec.engine.probes import Probes
 from detspec.mesh import COPIES
 
@@ -78,7 +78,8 @@ def _read(device: Device) -> tuple[jax.Array, jax.Array, jax.Array]:
     probes.start()
     rng = np.random.default_rng(0)
     lengths = [max(1, device.config.max_len - 1 - place) for place in range(device.config.max_requests)]
-    texts = {place: (rng.integers(0, device.model.cfg.vocab_size, length), 0) for place, length in enumerate(lengths)}
+    vocab_size = device.model.cfg.vocab_size
+    texts = {place: GivenText(rng.integers(0, vocab_size, length), 0, 0) for place, length in enumerate(lengths)}
     found = device.replay(probes.placement, texts, PLAIN)
     assert found.targets is not None
     assert found.target_logprobs is not None

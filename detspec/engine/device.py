@@ -7,7 +7,7 @@ for the device; a `Report` does when it is read.
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,14 @@ from detspec.schedule import Schedule
 from detspec.state import NO_DRAFT_STATE, DraftState, Reading
 
 PLAIN = Asked(processing=False, choose=True, top_k=0)  # what certificates need; prefill takes the same program
-GivenText = tuple[Sequence[int] | np.ndarray, int]  # token ids, and the first position to feed
+
+
+class GivenText(NamedTuple):
+    """A text that is replayed."""
+
+    tokens: Sequence[int] | np.ndarray
+    start: int  # first position to feed
+    wanted_from: int  # first position that is asked about
 
 
 class Device:
@@ -54,7 +61,7 @@ class Device:
         cache: files of compiled programs; None if none are kept.
         wide_costs: for plans that skip, how long a step takes whose pass reads guesses, in steps whose pass reads none.
         prefills_apart: whether prefill has a program of its own. Else it takes that of the replays, which is one less to
-            compile, but works out the last layer, too.
+            compile, but works out the last layer, too, unless the schedule's products leave out rows.
     """
 
     def __init__(self, model: Model, config: EngineConfig, *, drafters: Mapping[str, Drafter] | None = None) -> None:
@@ -162,10 +169,11 @@ class Device:
     ) -> Replayed:
         """Starts canonical passes over `texts`, which all places in use have; `entries` say how those are read that are new."""
         packed = _no_texts(self.config)
-        for place, (tokens, start) in texts.items():
-            packed.tokens[place, : len(tokens)] = tokens
-            packed.length[place] = len(tokens)
-            packed.start[place] = start
+        for place, text in texts.items():
+            packed.tokens[place, : len(text.tokens)] = text.tokens
+            packed.length[place] = len(text.tokens)
+            packed.start[place] = text.start
+            packed.wanted_from[place] = text.wanted_from
         requests = pack_requests(self.state, entries, self.model.eos_ids) if entries else self._no_requests
         work = Work(requests, placement.of_all, np.int32(NEVER), packed)
         replayed, self.state = self._run(self._read(work, schedule, asked))
@@ -270,4 +278,4 @@ class Device:
 def _no_texts(config: EngineConfig) -> Texts:
     """Nothing to replay, in numpy."""
     B = config.max_requests
-    return Texts(np.zeros((B, config.max_len), np.int32), np.zeros(B, np.int32), np.zeros(B, np.int32))
+    return Texts(np.zeros((B, config.max_len), np.int32), *np.zeros((3, B), np.int32))

@@ -57,6 +57,7 @@ class Texts(NamedTuple):
     tokens: Array  # [B, max_len] int32
     length: Array  # [B] int32, tokens in use
     start: Array  # [B] int32, first position to feed; what the cache holds before it stays
+    wanted_from: Array  # [B] int32, first position that is asked about
 
 
 class Work(NamedTuple):
@@ -141,13 +142,14 @@ def read_sequences(
         return None, after.replace(cache=cache.replace(length=jnp.maximum(after.cache.length, lacking.end)))
     end = texts.length if asked.choose else jnp.maximum(texts.length - 1, 0)
     text = stretches(texts.start, jnp.where(jnp.asarray(work.placement.in_use), end, 0), schedule)
-    given, tokens, committed = jax.tree.map(
+    nothing = jnp.full_like(texts.length, texts.tokens.shape[1] + 1)  # no position is
+    given, tokens, committed, wanted_from = jax.tree.map(
         lambda of_text, own: jnp.where(is_replay, of_text, own),
-        (text, texts.tokens, texts.length),
-        (lacking, after.tokens, after.committed),
+        (text, texts.tokens, texts.length, texts.wanted_from),
+        (lacking, after.tokens, after.committed, nothing),
     )
     passed = after.replace(tokens=tokens, committed=committed)
-    replayed, cache = read(params, cfg, passed, given, schedule=schedule, asked=asked, wanted=is_replay)
+    replayed, cache = read(params, cfg, passed, given, schedule=schedule, asked=asked, wanted_from=wanted_from)
     cache = cache.replace(length=jnp.maximum(after.cache.length, lacking.end))
     return replayed, after.replace(cache=cache, live=jnp.where(is_replay, state.live, after.live))
 

@@ -17,12 +17,12 @@ from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
 from detspec.engine.bits import same_bits
 from detspec.engine.certify_mesh import mesh_of_bits
-from detspec.engine.device import Device
+from detspec.engine.device import Device, GivenText
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import NEVER
 from detspec.engine.programs import Placement
 from detspec.engine.request import Request
-from detspec.engine.sequence import wants_replay
+from detspec.engine.sequence import asked_from, wants_replay
 from detspec.errors import InputError
 from detspec.generation.checks import check_prompt, thinks
 from detspec.generation.insert import Entry
@@ -141,7 +141,9 @@ class Replayer:
         device.prefill(placement, 0 if likeliest and cfg.thinking is None else NEVER, schedule=schedule)
         processing = any(request.sampling.needs_processing for request, _ in batch)
         asked = Asked(processing, choose=True, top_k=min(MAX_LOGPROBS, cfg.vocab_size) if likeliest else 0)
-        replayed = device.replay(placement, dict(enumerate(zip(texts, start, strict=True))), asked, schedule=schedule)
+        wanted_from = [asked_from(request) for request, _ in batch]
+        given = {place: GivenText(*text) for place, text in enumerate(zip(texts, start, wanted_from, strict=True))}
+        replayed = device.replay(placement, given, asked, schedule=schedule)
         reading = device.thoughts()
         return replayed, None if reading is None else reading.thoughts
 

@@ -11,7 +11,7 @@ from detspec.engine.policy import Plan, Segment
 from detspec.engine.programs import Placement, Progress, Report
 from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.engine.scheduler import Admitted
-from detspec.engine.sequence import Replayed, SequenceState
+from detspec.engine.sequence import Replayed, SequenceState, asked_from
 from detspec.engine.step_times import Acceptance, Observe
 from detspec.generation import score
 from detspec.generation.insert import Entry
@@ -107,7 +107,8 @@ class Segments:
         entries: list[Entry] = []
         for sequence in sequences:
             assert sequence.place is not None
-            texts[sequence.place] = [*sequence.tokens, *sequence.request.given_token_ids], sequence.length
+            whole = [*sequence.tokens, *sequence.request.given_token_ids]
+            texts[sequence.place] = GivenText(whole, sequence.length, asked_from(sequence.request))
             entries.append(Entry(sequence.place, sequence.tokens, sequence.request.sampling))
         self._scoring = Scoring(tuple(sequences), self._replay(sequences, page_table, texts, entries))
         self._device.clock.work()
@@ -161,8 +162,8 @@ class Segments:
         texts: dict[int, GivenText] = {}
         for sequence in sequences:
             assert sequence.place is not None
-            with_prompt = sequence.request.sampling.prompt_logprobs is not None
-            texts[sequence.place] = sequence.tokens, 0 if with_prompt else sequence.prompt_len - 1
+            wanted_from = asked_from(sequence.request)
+            texts[sequence.place] = GivenText(sequence.tokens, max(0, wanted_from - 1), wanted_from)
         for sequence, replayed in _of_each(sequences, self._replay(sequences, page_table, texts)):
             sequence.replayed = replayed
         self._device.clock.free()

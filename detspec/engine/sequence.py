@@ -114,6 +114,11 @@ def wants_replay(request: Request) -> bool:
     return request.sampling.logprobs > 0 or request.sampling.prompt_logprobs is not None
 
 
+def asked_from(request: Request) -> int:
+    """The first position that a replay of `request` has to say something about."""
+    return len(request.prompt_token_ids) if request.sampling.prompt_logprobs is None else 0
+
+
 def asked_logprobs(
     request: Request, num_tokens: int, replayed: Replayed | None
 ) -> tuple[tuple[TopLogprobs, ...], tuple[float | None, ...], tuple[TopLogprobs, ...]]:

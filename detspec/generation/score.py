@@ -18,7 +18,7 @@ from detspec.model.params import Params
 from detspec.model.transformer import forward, logits_fn
 from detspec.ops.collectives import share_rows
 from detspec.ops.row_sum import sum_fn
-from detspec.sampler import TextsFn, logprobs_at, reported_logits, sample
+from detspec.sampler import TextsFn, likeliest, logprobs_at, reported_logits, sample
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState, Windows
@@ -36,7 +36,7 @@ class Asked(NamedTuple):
 class Replayed(Struct):
     """What the canonical pass says of given text. Entry `p` is about the token at position `p`, read at position `p - 1`.
 
-    Entries that no pass has read are 0: position 0, and positions up to the start of the replay.
+    Entries that no pass has read, or that were not wanted, are 0: position 0 is, and positions up to the start of the replay.
     """
 
     logprobs: jax.Array  # [B, T] float32, of the given token: raw in the prompt, after it raw or as asked
@@ -102,7 +102,8 @@ def replay(
     given = stretches(state.cache.length, jnp.where(state.live, state.committed, 0), schedule)
     asked = Asked(state.sampling.processing, choose, top_k)
     with jax.named_scope("replay"):
-        replayed, cache = read(params, cfg, state, given, schedule=schedule, asked=asked)
+        of_all = jnp.zeros_like(state.committed)
+        replayed, cache = read(params, cfg, state, given, schedule=schedule, asked=asked, wanted_from=of_all)
     length = jnp.where(state.live, state.committed - 1, state.cache.length)
     return replayed, state.replace(cache=cache.replace(length=length))
 
@@ -115,12 +116,12 @@ def read(
     *,
     schedule: Schedule,
     asked: Asked,
-    wanted: jax.Array | None = None,
+    wanted_from: jax.Array,
 ) -> tuple[Replayed, KVCache]:
     """Canonical passes over the stretches `given` of the tokens of `state`, whose cache holds what stands before each of them.
 
-    Returns what they say of the tokens after those that they read, and the cache. Where `wanted`, a bool scalar, does not hold,
-    they only fill the cache, like `fill`, but work out the last layer, too.
+    Returns what they say of tokens at positions from `wanted_from [B]` int32 on, of those after the ones that they read, and
+    the cache. A pass over none of these only fills the cache, like `fill`.
     """
     B, T = state.tokens.shape
     W = schedule.budget.window
@@ -132,7 +133,7 @@ def read(
         sampling = jax.tree.map(lambda x: x[of_row], processed)
         reported = reported_logits(logits_f32, position, sampling, texts_fn)
         logprobs = logprobs_at(reported, tokens, sum_fn(schedule.numerics))
-        _, top_ids = jax.lax.top_k(reported, asked.top_k)
+        top_ids = likeliest(reported, asked.top_k)
         top_logprobs = jnp.zeros((of_row.shape[0], 0), jnp.float32)
         if asked.top_k:
             logprobs_of = partial(logprobs_at, reported, sum_row=sum_fn(schedule.numerics))
@@ -142,7 +143,7 @@ def read(
             targets, target_logprobs = sample(logits_f32, position, sampling, texts_fn, numerics=schedule.numerics)
         return Replayed(
             logprobs=jnp.where(position < state.committed[of_row], logprobs, 0.0),
-            top_ids=top_ids.astype(jnp.int32),
+            top_ids=top_ids,
             top_logprobs=top_logprobs,
             targets=targets,
             target_logprobs=target_logprobs,
@@ -151,23 +152,22 @@ def read(
     def run_pass(windows: Windows, carry: tuple[Replayed, KVCache]) -> tuple[Replayed, KVCache]:
         replayed, cache = carry
         inject = state.inject(windows)
+        sequence = jnp.maximum(windows.sequence, 0)
+        of_row = jnp.repeat(sequence, W)
+        position = windows.positions.reshape(-1) + 1
+        wanted = windows.used & (windows.positions + 1 >= wanted_from[sequence][:, None])
+        place = jnp.where(wanted.reshape(-1), position, T)
+        windows = windows.replace(wanted=wanted)
         _, cache, stream = forward(
             params, cfg, windows, cache, numerics=schedule.numerics, inject=inject, tap_layer=cfg.num_layers
         )
         assert stream is not None
         logits = logits_fn(params, cfg, windows, stream, numerics=schedule.numerics)
-        sequence = jnp.maximum(windows.sequence, 0)
-        position = windows.positions.reshape(-1) + 1
-        place = jnp.where(windows.used.reshape(-1), position, T)
-        of_row = jnp.repeat(sequence, W)
 
         def find() -> Replayed:
             return share_rows(say, logits(), of_row, position, texts_fn=lambda: state.tokens[sequence])
 
-        if wanted is None:
-            found = find()
-        else:
-            found = jax.lax.cond(wanted, find, lambda: jax.tree.map(jnp.zeros_like, jax.eval_shape(find)))
+        found = jax.lax.cond(wanted.any(), find, lambda: jax.tree.map(jnp.zeros_like, jax.eval_shape(find)))
         return jax.tree.map(lambda all, new: all.at[of_row, place].set(new, mode="drop"), replayed, found), cache
 
     empty = Replayed(

@@ -125,13 +125,14 @@ def _read(
         sequence = jnp.maximum(windows.sequence, 0)
         of_row = jnp.repeat(sequence, W)
         rows = jax.tree.map(lambda x: x[of_row], state.sampling)
-        logits_f32, cache = _logits_f32(params, cfg, state, windows, answered.cache, schedule.numerics)
         position = windows.positions.reshape(-1)
-        choose = partial(sample, numerics=schedule.numerics)
-        chosen, logprob = share_rows(choose, logits_f32, position + 1, rows, texts_fn=lambda: state.tokens[sequence])
         # Targets after the last committed token are kept; an aligned window holds tokens before it, too.
         guess = position - length[of_row]
         is_kept = windows.used.reshape(-1) & wanted[of_row] & (guess >= 0)
+        windows = windows.replace(wanted=is_kept.reshape(windows.tokens.shape))
+        logits_f32, cache = _logits_f32(params, cfg, state, windows, answered.cache, schedule.numerics)
+        choose = partial(sample, numerics=schedule.numerics)
+        chosen, logprob = share_rows(choose, logits_f32, position + 1, rows, texts_fn=lambda: state.tokens[sequence])
         place = jnp.where(is_kept, guess, answered.targets.shape[1])
         return done + G, answered._replace(
             targets=answered.targets.at[of_row, place].set(chosen, mode="drop"),
@@ -172,6 +173,7 @@ def _read_one_each(
         sequence=jnp.where(used, jnp.arange(used.shape[0], dtype=jnp.int32), NO_SEQUENCE),
         start=length,
         count=used.astype(jnp.int32),
+        wanted=wanted[:, None],
     )
 
     def run_pass(answered: _Answered) -> _Answered:

@@ -53,9 +53,18 @@ def rotations_of(cfg: ModelConfig, positions: jax.Array) -> tuple[Rotation | Non
 
 
 def attention(
-    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation | None, attend_fn: AttendFn, ops: RowOps
+    layer: dict[str, jax.Array],
+    cfg: ModelConfig,
+    x: jax.Array,
+    rotation: Rotation | None,
+    attend_fn: AttendFn,
+    ops: RowOps,
+    out_ops: RowOps,
 ) -> tuple[jax.Array, Any]:
-    """Projects `x [..., D]` to heads, rotates by `rotation` if any, attends, projects back; returns `([..., D], carry)`."""
+    """Projects `x [..., D]` to heads, rotates by `rotation` if any, attends, projects back; returns `([..., D], carry)`.
+
+    `out_ops` works out what is only for the result, `ops` keys and values too.
+    """
     heads = x.shape[:-1]
     q, k, v = (
         biased(y_f32, layer.get(f"{name}_bias"), x.dtype).reshape(*heads, -1, cfg.head_dim)
@@ -70,7 +79,7 @@ def attention(
     attended, carry = attend_fn(q, k, v)
     attended = collectives.gather(attended.reshape(*heads, -1).astype(x.dtype))
     bias = None if "o_bias" not in layer else collectives.own(layer["o_bias"])
-    return collectives.gather(biased(ops.linear_f32(attended, layer["o"]), bias, x.dtype)), carry
+    return collectives.gather(biased(out_ops.linear_f32(attended, layer["o"]), bias, x.dtype)), carry
 
 
 def mlp(layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, ops: RowOps) -> jax.Array:
@@ -81,14 +90,24 @@ def mlp(layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, ops: RowOps
 
 
 def block(
-    layer: dict[str, jax.Array], cfg: ModelConfig, x: jax.Array, rotation: Rotation | None, attend_fn: AttendFn, ops: RowOps
+    layer: dict[str, jax.Array],
+    cfg: ModelConfig,
+    x: jax.Array,
+    rotation: Rotation | None,
+    attend_fn: AttendFn,
+    ops: RowOps,
+    out_ops: RowOps | None = None,
 ) -> tuple[jax.Array, Any]:
-    """One pre-norm decoder block over `x [..., D]`, with norms after its two halves too if the config asks for them."""
+    """One pre-norm decoder block over `x [..., D]`, with norms after its two halves too if the config asks for them.
+
+    What comes after keys and values is done by `out_ops`, by `ops` too if None.
+    """
+    out_ops = out_ops or ops
     with jax.named_scope("attention"):
-        attended, carry = attention(layer, cfg, ops.norm(x, layer["attn_norm"]), rotation, attend_fn, ops)
+        attended, carry = attention(layer, cfg, ops.norm(x, layer["attn_norm"]), rotation, attend_fn, ops, out_ops)
         x = x + (ops.norm(attended, layer["attn_post_norm"]) if cfg.post_norms else attended)
     with jax.named_scope("mlp"):
-        transformed = mlp(layer, cfg, ops.norm(x, layer["mlp_norm"]), ops)
+        transformed = mlp(layer, cfg, ops.norm(x, layer["mlp_norm"]), out_ops)
         x = x + (ops.norm(transformed, layer["mlp_post_norm"]) if cfg.post_norms else transformed)
     return x, carry
 

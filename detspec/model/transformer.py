@@ -30,7 +30,7 @@ from detspec.state import Windows
 
 
 class Pass(NamedTuple):
-    """What one pass over windows gives; rows that pad it hold nothing of use."""
+    """What one pass over windows gives; rows that pad it or are not wanted hold nothing of use."""
 
     logits_f32: jax.Array  # [R, V]; on chips this one's share of the rows, see `collectives.to_rows`
     cache: KVCache  # with the windows' keys and values
@@ -53,7 +53,7 @@ def forward(
     Padding writes to the scratch page. `cache.length` is left as it is: the caller commits.
 
     Args:
-        windows: what to feed; `tokens [G, W]`.
+        windows: what to feed; `tokens [G, W]`. Rows that are not `wanted` leave keys and values, and give nothing of use.
         cache: pages, and the page table that the windows' sequences refer to.
         numerics: fixes the order of the floating-point operations.
         inject: `[G, W, D]`, added to the stream after `cfg.thinking.in_layer` layers.
@@ -62,7 +62,11 @@ def forward(
     G, W = windows.tokens.shape
     places = place(windows, cache)
     rotations = rotations_of(cfg, windows.positions.reshape(-1))
-    ops = canonical_ops(cfg, numerics, windows.used.reshape(-1))
+    ops = last_ops = canonical_ops(cfg, numerics, windows.used)
+    last_places = places
+    if windows.wanted is not None:  # the last layer may do no more for the others than their keys and values
+        last_ops = canonical_ops(cfg, numerics, windows.wanted)
+        last_places = places.for_windows(windows.wanted.any(1))
 
     x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1), numerics=numerics))  # [R, D]
     k_pools = []
@@ -73,14 +77,16 @@ def forward(
         streams.append(x)
         pages = cache.k[index], cache.v[index]
         window = cfg.sliding_window_of(index)
+        is_last = index == cfg.num_layers - 1
         with jax.named_scope(f"layer_{index}"):
-            attend_fn = paged_attend(cfg, pages, places, sliding_window=window, numerics=numerics)
-            x, pages = block(layer, cfg, x, rotations[index], attend_fn, ops)
+            seen_from = last_places if is_last else places
+            attend_fn = paged_attend(cfg, pages, seen_from, sliding_window=window, numerics=numerics)
+            x, pages = block(layer, cfg, x, rotations[index], attend_fn, ops, last_ops if is_last else ops)
         k_pools.append(pages[0])
         v_pools.append(pages[1])
     streams.append(x)
     return Pass(
-        logits_f32=logits_f32(params, cfg, x, ops),
+        logits_f32=logits_f32(params, cfg, x, last_ops),
         cache=cache.replace(k=tuple(k_pools), v=tuple(v_pools)),
         tapped=None if tap_layer is None else streams[tap_layer].reshape(G, W, -1),
     )
@@ -93,14 +99,14 @@ def logits_fn(
 
     The last norm is worked out at once, in the program of the pass: XLA does not round what it hands from one to the other.
     """
-    ops = canonical_ops(cfg, numerics, windows.used.reshape(-1))
+    ops = canonical_ops(cfg, numerics, windows.used if windows.wanted is None else windows.wanted)
     normed = ops.norm(stream.reshape(-1, stream.shape[-1]), params["final_norm"])
     return lambda: head_f32(params, cfg, normed, ops)
 
 
 def canonical_ops(cfg: ModelConfig, numerics: Numerics, used: jax.Array | None = None) -> RowOps:
-    """Operations on single rows in the order of `numerics`; `used [R]` are the rows that matter, see `linears_fn`."""
-    return row_ops(cfg, sum_fn(numerics), linears_fn(numerics, used))
+    """Operations on single rows in the order of `numerics`; `used [G, W]` are the rows that matter, see `linears_fn`."""
+    return row_ops(cfg, sum_fn(numerics), linears_fn(numerics, None if used is None else used.reshape(-1)))
 
 
 def inject_at(depth: int, cfg: ModelConfig, x: jax.Array, inject: jax.Array | None) -> jax.Array:
@@ -116,7 +122,11 @@ class Places(NamedTuple):
     tables: jax.Array  # [G, max_pages] int32, pages of each window's sequence
     page_ids: jax.Array  # [R] int32, page of each row, SCRATCH_PAGE for padding
     slots: jax.Array  # [R] int32, slot in it
-    looking_from: jax.Array  # [G, W] int32, positions, NO_POSITION in windows that pad the pass
+    looking_from: jax.Array  # [G, W] int32, positions, NO_POSITION in windows that need no attention
+
+    def for_windows(self, wanted: jax.Array) -> "Places":
+        """The same places, where only windows `wanted [G]` need attention."""
+        return self._replace(looking_from=jnp.where(wanted[:, None], self.looking_from, NO_POSITION))
 
 
 def place(windows: Windows, cache: KVCache) -> Places:

@@ -358,11 +358,13 @@ static void run_items(XLA_FFI_CallFrame *frame, int shared, int64_t num_items, R
 #define MANY_ROW_OUTS 4
 #define TWO_ROW_OUTS 8
 #define ONE_ROW_OUTS 8
+#define UNROLL_STEPS _Pragma("GCC unroll 4")
 #else
 #define MANY_ROWS 4
 #define MANY_ROW_OUTS 2
 #define TWO_ROW_OUTS 4
 #define ONE_ROW_OUTS 6
+#define UNROLL_STEPS
 #endif
 #define MOST_SUMS 24
 #define MOST_OUTS 8
@@ -420,8 +422,14 @@ static void spread_results(Rows used, XLA_FFI_Buffer **results, int64_t num_resu
 /* Register `part` of at most `num_bytes` bytes; what lies behind them is zero. */
 INLINE vu load_bits(const char *from, int part, int64_t num_bytes) {
   vu bits = {0};
-  const int64_t there = MIN(num_bytes - part * REGISTER_BYTES, REGISTER_BYTES);
-  if (there > 0) memcpy(&bits, from + part * REGISTER_BYTES, (size_t)there);
+  const int64_t there = num_bytes - part * REGISTER_BYTES;
+  from += part * REGISTER_BYTES;
+  if (there >= REGISTER_BYTES) memcpy(&bits, from, sizeof bits);
+#if defined(__AVX512BW__)
+  else if (there > 0) bits = (vu)_mm512_maskz_loadu_epi8(~0ull >> (64 - there), from);
+#else
+  else if (there > 0) memcpy(&bits, from, (size_t)there);
+#endif
   return bits;
 }
 
@@ -456,18 +464,27 @@ typedef struct {
   int64_t in, steps;
 } Spread;
 
+INLINE void spread_step(const char *from, int part, int64_t num_bytes, vf *to) {
+  const vu bits = load_bits(from, part, num_bytes);
+  for (int v = 0; v < X_VECTORS; v++) to[v] = widen(bits, v);
+}
+
 static void run_spread(const void *task, int64_t row) {
   const Spread *spread = task;
-  const char *from = spread->from + spread->at[row] * spread->in * ITEM_BYTES;
+  const int64_t row_bytes = spread->in * ITEM_BYTES, whole = row_bytes / STEP_BYTES;
+  const char *from = spread->from + spread->at[row] * row_bytes;
   vf *to = spread->to + row * x_stride_of(spread->steps);
-  for (int part = 0; part < PARTS; part++)
-    for (int64_t at = 0; at < spread->in * ITEM_BYTES; at += STEP_BYTES)
-      for (int v = 0; v < X_VECTORS; v++) *to++ = widen(load_bits(from + at, part, spread->in * ITEM_BYTES - at), v);
+  for (int part = 0; part < PARTS; part++) {
+    for (int64_t step = 0; step < whole; step++, to += X_VECTORS) spread_step(from + step * STEP_BYTES, part, STEP_BYTES, to);
+    if (whole == spread->steps) continue;
+    spread_step(from + whole * STEP_BYTES, part, row_bytes - whole * STEP_BYTES, to);
+    to += X_VECTORS;
+  }
 }
 #endif
 
-#if defined(__AVX__) && !defined(__AVX512F__)
-#define KEEP(x) __asm__("" : "+x"(x)) /* in a register: with few of them, gcc would load it anew for each product */
+#if defined(__AVX__)
+#define KEEP(x) __asm__("" : "+v"(x)) /* in a register: gcc would load it anew for each product */
 #else
 #define KEEP(x)
 #endif
@@ -479,7 +496,10 @@ INLINE void add_step(int rows, int outs, const vf *x, int64_t x_stride, const ch
   for (int v = 0; v < X_VECTORS; v++) {
     vf weights[MOST_OUTS];
 #pragma GCC unroll 8
-    for (int i = 0; i < outs; i++) weights[i] = widen(load_bits(weight + i * row_bytes, part, num_bytes), v);
+    for (int i = 0; i < outs; i++) {
+      weights[i] = widen(load_bits(weight + i * row_bytes, part, num_bytes), v);
+      if (rows > 1) KEEP(weights[i]);
+    }
 #pragma GCC unroll 8
     for (int j = 0; j < rows; j++) {
       vf of_row = x[j * x_stride + v];
@@ -500,13 +520,21 @@ INLINE void float_tile(int rows, int outs, int lines, const char *ahead, const P
     vf sums[MOST_SUMS];
 #pragma GCC unroll 24
     for (int i = 0; i < MOST_SUMS; i++) sums[i] = (vf){0};
-    for (int64_t step = 0; step < whole; step++, x += X_VECTORS, weight += STEP_BYTES) {
-      if (part == 0)
+#define ADD_STEP(STEP, NUM_BYTES) \
+  add_step(rows, outs, x + (STEP) * X_VECTORS, x_stride, weight + (STEP) * STEP_BYTES, row_bytes, part, NUM_BYTES, sums)
+    if (lines == 0) {
+      UNROLL_STEPS
+      for (int64_t step = 0; step < whole; step++) ADD_STEP(step, STEP_BYTES);
+    } else {
+      for (int64_t step = 0; step < whole; step++) {
+        if (part == 0)
 #pragma GCC unroll 8
-        for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES);
-      add_step(rows, outs, x, x_stride, weight, row_bytes, part, STEP_BYTES, sums);
+          for (int i = 0; i < lines; i++) __builtin_prefetch(ahead + (step * lines + i) * STEP_BYTES);
+        ADD_STEP(step, STEP_BYTES);
+      }
     }
-    if (whole < p->steps) add_step(rows, outs, x, x_stride, weight, row_bytes, part, row_bytes - whole * STEP_BYTES, sums);
+    if (whole < p->steps) ADD_STEP(whole, row_bytes - whole * STEP_BYTES);
+#undef ADD_STEP
 #pragma GCC unroll 24
     for (int i = 0; i < (rows * outs + 7) / 8 * 8; i++) lanes[i * PARTS + part] = sums[i];
   }
@@ -1281,17 +1309,21 @@ static void attend(const Attention *a, int rows, int64_t g, int64_t kv, int64_t 
     for (int64_t h = 0; h < H; h += WIDTH) store_f32(a->y + row[r].place + h, load_f32(o + r * H + h) / all(row[r].l));
 }
 
+/* Queries of window `g` that are not padding: those whose positions ascend, none in a window that needs no attention. */
+static int64_t queries_of(const Attention *a, int64_t g) {
+  const int32_t *position = a->positions + g * a->window;
+  int64_t num = position[0] >= 0;
+  while (num && num < a->window && position[num] > position[num - 1]) num++;
+  return num;
+}
+
 /* One window and one KV head. */
 static void run_attention(const void *task, int64_t item) {
   const Attention *a = task;
-  const int64_t g = item / a->kv_heads, kv = item % a->kv_heads, group = a->heads / a->kv_heads;
-  if (a->positions[g * a->window] < 0) { /* the window pads the pass */
-    for (int64_t w = 0; w < a->window; w++)
-      memset(a->y + ((g * a->window + w) * a->heads + kv * group) * a->head_dim, 0, sizeof(float) * group * a->head_dim);
-    return;
-  }
-  for (int64_t first = 0; first < a->window * group; first += TILE)
-    attend(a, (int)MIN(TILE, a->window * group - first), g, kv, first);
+  const int64_t g = item / a->kv_heads, kv = item % a->kv_heads, group = a->heads / a->kv_heads, num = queries_of(a, g);
+  for (int64_t first = 0; first < num * group; first += TILE) attend(a, (int)MIN(TILE, num * group - first), g, kv, first);
+  for (int64_t w = num; w < a->window; w++)
+    memset(a->y + ((g * a->window + w) * a->heads + kv * group) * a->head_dim, 0, sizeof(float) * group * a->head_dim);
 }
 
 /* (q [G, W, N, H], keys, values, page tables [G, max_pages], positions [G, W], slopes [N]; cap, scale, sliding_window)
@@ -1331,7 +1363,7 @@ XLA_FFI_Error *detspec_attention(XLA_FFI_CallFrame *frame) {
     return fail(frame, "detspec_attention: unsupported arguments");
   int64_t multiply_adds = 0;
   for (int64_t g = 0; g < a.windows; g++)
-    multiply_adds += 2 * (a.positions[(g + 1) * a.window - 1] + 1) * a.window * a.heads * a.head_dim;
+    multiply_adds += 2 * (a.positions[(g + 1) * a.window - 1] + 1) * queries_of(&a, g) * a.heads * a.head_dim;
   run_items(frame, multiply_adds >= ALONE, a.windows * a.kv_heads, run_attention, &a);
   return NULL;
 }

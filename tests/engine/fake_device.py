@@ -113,7 +113,7 @@ class FakeDevice:
         shape = (self.config.max_requests, self.config.max_len)
         targets, logprobs = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         for place in np.flatnonzero(placement.in_use).tolist():
-            tokens, start = texts[place]
+            tokens, start, _ = texts[place]
             for position in range(start, len(tokens)):
                 targets[place, position + 1 : position + 2] = (tokens[position] + 1) % self.model.cfg.vocab_size
             logprobs[place] = -np.arange(shape[1]) / 64

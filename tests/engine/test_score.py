@@ -79,16 +79,19 @@ def test_choices_of_one_question_read_what_they_share_once(model, monkeypatch):
     context = list(range(40))
     texts = [[*context, 50 + i, 60 + i] for i in range(4)]
     read: list[int] = []
+    asked_about: list[int] = []
     replay = engine.device.replay
 
     def counted(placement, given, asked, **how):
         if not asked.choose:  # else it is a certificate
-            read.extend(len(tokens) - 1 - start for tokens, start in given.values())
+            read.extend(len(text.tokens) - 1 - text.start for text in given.values())
+            asked_about.extend(len(text.tokens) - text.wanted_from for text in given.values())
         return replay(placement, given, asked, **how)
 
     monkeypatch.setattr(engine.device, "replay", counted)
     shared = engine.score(texts, 40)
     assert read == [41, 2, 2, 2]
+    assert asked_about == [2, 2, 2, 2]
     apart = make_engine(model, 4, "none", prefix_sharing=False)
     assert bits(apart.score(texts, 40)) == bits(shared)
 

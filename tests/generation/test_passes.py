@@ -67,7 +67,8 @@ def one_pass(params, state):
     """One more pass over what sequences lack."""
     lacking = limited(missing(state, FLOAT32.schedule), jnp.int32(1), FLOAT32.schedule)
     asked = Asked(processing=False, choose=False, top_k=0)
-    _, cache = read(params, FLOAT32.cfg, state, lacking, schedule=FLOAT32.schedule, asked=asked, wanted=jnp.bool_(False))
+    nothing = jnp.full_like(state.committed, state.tokens.shape[1] + 1)
+    _, cache = read(params, FLOAT32.cfg, state, lacking, schedule=FLOAT32.schedule, asked=asked, wanted_from=nothing)
     return state.replace(cache=cache.replace(length=jnp.maximum(cache.length, lacking.end)))
 
 

@@ -11,8 +11,9 @@ import pytest
 from detspec import score
 from detspec.errors import InputError
 from detspec.generation.loop import generate
+from detspec.generation.passes import stretches
 from detspec.generation.prefill import prefill
-from detspec.generation.score import replay
+from detspec.generation.score import Asked, read, replay
 from detspec.ops.row_sum import fixed_sum
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
@@ -146,6 +147,31 @@ def test_replay_of_a_changed_token_finds_it_and_nothing_before():
     differs = np.asarray(found.targets)[1] != texts[1]
     assert np.flatnonzero(differs[len(PROMPTS[1]) : length[1]])[0] == 5
     assert bits(found.logprobs)[1, at] != bits(found.target_logprobs)[1, at]
+
+
+def test_reading_says_nothing_of_what_is_not_wanted_and_the_same_of_the_rest():
+    """Of the second sequence from its fifth new token on, of the others all or nothing."""
+    state, texts, length = given()
+    state = state.replace(tokens=jnp.asarray(texts), committed=jnp.asarray(length))
+    asked = Asked(processing=True, choose=True, top_k=2)
+    wanted_from = np.asarray([0, len(PROMPTS[1]) + 4, MAX_LEN + 1], np.int32)
+
+    @jax.jit
+    def run(wanted_from):
+        all_given = stretches(state.cache.length, state.committed, schedule_of(4))
+        return read(random_model(CFG), CFG, state, all_given, schedule=schedule_of(4), asked=asked, wanted_from=wanted_from)
+
+    whole, filled = jax.device_get(run(np.zeros(3, np.int32)))
+    found, cache = jax.device_get(run(wanted_from))
+    position = np.arange(MAX_LEN)[None, :]
+    wanted = position >= wanted_from[:, None]
+    for name in ("logprobs", "top_ids", "top_logprobs", "targets", "target_logprobs"):
+        ours, theirs = (np.asarray(getattr(each, name)) for each in (found, whole))
+        assert bits(ours[wanted]).tolist() == bits(theirs[wanted]).tolist()
+        assert not ours[~wanted].any()
+        assert theirs[~wanted].any()
+    for ours, theirs in zip(cache.k + cache.v, filled.k + filled.v, strict=True):
+        assert (bits(ours)[1:] == bits(theirs)[1:]).all()  # all but the scratch page
 
 
 def test_replay_top_k_is_the_raw_distribution_in_order():

@@ -73,6 +73,29 @@ def test_forward_over_pages_equals_forward_over_sequences(cfg):
     np.testing.assert_allclose(logits_of(cfg, 8), whole_of(cfg), rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("implementation", ["cpu", "reference"])
+def test_rows_that_are_not_wanted_move_no_bit_of_the_others_and_leave_their_keys(implementation):
+    """None of the first window, the end of the second, all of the third."""
+    schedule = MANY.schedule.with_budget(ROWS, 8).with_numerics(implementation=implementation, linear="pinned")
+    windows = windows_of(8)
+    wanted = np.zeros(windows.tokens.shape, bool)
+    wanted[1, 5:] = wanted[2] = True
+    results = [
+        one_pass(random_model(F32), F32, each, empty_cache(F32, schedule), schedule=schedule)
+        for each in (windows, windows.replace(wanted=wanted))
+    ]
+    (whole, whole_cache, _), (some, some_cache, _) = jax.device_get(results)
+    rows = wanted.reshape(-1)
+    assert (bits(some)[rows] == bits(whole)[rows]).all()
+    for ours, theirs in zip(some_cache.k + some_cache.v, whole_cache.k + whole_cache.v, strict=True):
+        assert (bits(ours)[1:] == bits(theirs)[1:]).all()  # all but the scratch page
+    assert np.isfinite(some).all()
+    left_out = ~rows & np.asarray(windows.used).reshape(-1)
+    assert whole[left_out].any()
+    if implementation == "cpu":
+        assert not some[left_out].any()
+
+
 @pytest.mark.parametrize("cfg", [F32, F32_ALIBI], ids=["rope", "alibi"])
 def test_forward_in_any_split_and_sequence_gives_the_same_bits(cfg):
     """In float32, because rounding to bfloat16 hides most differences; by kernels, as XLA chooses products by rows."""

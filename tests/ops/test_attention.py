@@ -62,6 +62,19 @@ class TestCpu(AttentionContract):
         assert (bits(got) == bits(self.run(rounded, self.numerics(shape)))).all()
         assert (bits(got) != bits(self.run(problem, self.numerics(shape)))).any()
 
+    def test_positions_that_repeat_are_left_out(self):
+        """Queries that pad a window take no time, and give zeros; the others keep their bits."""
+        shape = self.shape(G=2, W=8, K=1, Q=3)
+        problem = self.problem(shape, ends=(20, 30))
+        positions = problem.positions.copy()
+        positions[1, 5:] = positions[1, 4]
+        expected = self.run(problem, self.numerics(shape))
+        got = self.run(problem.replace(positions=positions), self.numerics(shape))
+        assert (bits(got)[0] == bits(expected)[0]).all()
+        assert (bits(got)[1, :5] == bits(expected)[1, :5]).all()
+        assert not got[1, 5:].any()
+        assert expected[1, 5:].all()
+
     def test_keys_that_are_nan_reach_the_tokens_that_attend_to_them_and_no_others(self):
         shape = self.shape(G=1, W=8, K=1, Q=2)
         problem = self.problem(shape, ends=(20,))

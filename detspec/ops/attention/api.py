@@ -40,7 +40,7 @@ def paged_attention(
         v_pages: `[num_pages, K, page, H]`, in the cache's dtype. The `H` of pages is `numerics.cache_head_dim` of the queries'.
         page_tables: `[G, max_pages]` int32, each window's pages in order.
         positions: `[G, W]` int32. Within a window they ascend by one; a partial window repeats its last position. A window
-            that needs no attention holds NO_POSITION; its result is finite if scratch pages are.
+            that needs no attention holds NO_POSITION. What repeats and NO_POSITION give is finite if scratch pages are.
         scores: how scores are computed.
         numerics: gives `query_tile`, `block_pages`, `num_splits`, `reductions` and `implementation`.
 
