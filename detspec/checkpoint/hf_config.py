@@ -101,7 +101,8 @@ def read_rope(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[
         return {}
     nested = [setting for setting in settings if set(setting) & set(LAYER_TYPES)]
     flat = [setting for setting in settings if setting not in nested]
-    if not all(isinstance(setting[kind] or {}, dict) for setting in nested for kind in set(setting) & set(LAYER_TYPES)):
+    by_type = [setting[kind] for setting in nested for kind in set(setting) & set(LAYER_TYPES)]
+    if not all(setting is None or isinstance(setting, dict) for setting in by_type):
         problems.append(f"config.json: rope settings {json.dumps(nested)} hold a value that is not a JSON object")
         return {}
     full = [setting["full_attention"] for setting in nested if setting.get("full_attention") is not None]

@@ -161,6 +161,7 @@ def test_layer_types_that_do_not_fit_are_refused():
     ("model_type", "config", "culprit"),
     [
         ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "not a JSON object"),
+        ("gemma3_text", {"rope_parameters": {"sliding_attention": False}}, "not a JSON object"),
         (
             "gemma3_text",
             {"sliding_window_pattern": "six"},
