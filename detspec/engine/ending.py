@@ -18,7 +18,10 @@ def end_if_done(sequence: SequenceState, first: int, model: Model) -> None:
     sampling = sequence.request.sampling
     if sequence.finish != RUNNING:
         sequence.finish_reason = FINISH_REASONS[sequence.finish]
-    if not sampling.stop or len(sequence.new_tokens) < first:
+    if not sampling.stop or sequence.num_new < first:
+        return
+    text = sequence.growing.of(sequence.tokens, model.decode)
+    if not any(string in text for string in sampling.stop):
         return
     found = find_stop(model.decode, sequence.new_tokens, sampling.stop, first=first, begin=sampling.min_tokens)
     if found is not None:
@@ -29,14 +32,18 @@ def end_if_done(sequence: SequenceState, first: int, model: Model) -> None:
 
 def update_of(sequence: SequenceState, model: Model, context: str) -> Update:
     """What is new of `sequence` since its last update; `context` digests all that bits depend on besides the request."""
-    text = model.decode(sequence.new_tokens) if sequence.text is None else sequence.text
-    completion = complete(sequence, text, context, model) if sequence.finish_reason else None
-    shown = text if completion else showable(text, sequence.request.sampling.stop)
+    completion = None
+    if sequence.finish_reason:
+        shown = model.decode(sequence.new_tokens) if sequence.text is None else sequence.text
+        completion = complete(sequence, shown, context, model)
+    else:
+        shown = showable(sequence.growing.of(sequence.tokens, model.decode), sequence.request.sampling.stop)
     start = sequence.num_sent
+    tokens = tuple(sequence.tokens[sequence.prompt_len + start :])
     piece = shown[sequence.num_shown :]
-    sequence.num_sent = len(sequence.new_tokens)
+    sequence.num_sent = sequence.num_new
     sequence.num_shown = max(sequence.num_shown, len(shown))
-    return Update(sequence.request, sequence.new_tokens[start:], tuple(sequence.logprobs[start:]), piece, completion)
+    return Update(sequence.request, tokens, tuple(sequence.logprobs[start:]), piece, completion)
 
 
 def complete(sequence: SequenceState, text: str, context: str, model: Model) -> Completion:

@@ -480,7 +480,7 @@ class Engine:
                 ended.append(sequence)
                 continue
             if sequence.streamed or sequence.finish != RUNNING or sequence.request.sampling.stop:
-                first = len(sequence.new_tokens) + 1
+                first = sequence.num_new + 1
                 self._segments.fetch(sequence)
                 end_if_done(sequence, first, self.model)
             if sequence.finish_reason:

@@ -6,6 +6,7 @@ from collections import deque
 import numpy as np
 
 from detspec.engine.request import FINISH_REASONS, GIVEN, Request, Stats, TopLogprobs, Update
+from detspec.engine.text import GrowingText
 from detspec.state import LENGTH, NOT_FINITE, RUNNING
 
 # What the canonical pass says of a text, entry `p` about the token at position `p`: log-probability of the token [T], likeliest
@@ -41,12 +42,14 @@ class SequenceState:
     finish: int = RUNNING  # as in `GenState`, when the host last looked
     finish_reason: str = ""  # why it ended; "" while it goes on
     text: str | None = None  # its text, if a stop string cut it
+    growing: GrowingText = dataclasses.field(init=False)  # its text while it goes on
     num_sent: int = 0  # new tokens that earlier updates held
     num_shown: int = 0  # characters that they held
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_token_ids)
         self.committed = len(self.tokens)
+        self.growing = GrowingText(self.prompt_len)
 
     @property
     def prompt_len(self) -> int:
@@ -67,6 +70,11 @@ class SequenceState:
     def new_tokens(self) -> tuple[int, ...]:
         """Tokens after the prompt."""
         return tuple(self.tokens[self.prompt_len :])
+
+    @property
+    def num_new(self) -> int:
+        """How many they are."""
+        return len(self.tokens) - self.prompt_len
 
     @property
     def thinks(self) -> bool:

@@ -2,8 +2,41 @@
 
 from collections.abc import Callable, Sequence
 
+CONTEXT = 16  # tokens that are decoded again to see what comes after them
 UNFINISHED = "\ufffd"  # what a character decodes to of which not all bytes are there yet
 DecodeFn = Callable[[Sequence[int]], str]
+
+
+class GrowingText:
+    """The text of tokens that come bit by bit. Each time only the last ones are decoded, so `n` tokens take `n` times as long.
+
+    What a token reads as depends on the ones before it: bytes make a character, and a text's first space is left out. So the
+    last of those whose text is known are decoded again, and what they read as is cut off:
+
+        tokens   0 .. 15    16 .. 31 | 32 .. 40       decoded: 16 .. 40, new is what follows the text of 16 .. 31
+    """
+
+    def __init__(self, begin: int = 0) -> None:
+        """A text whose first token has the number `begin`."""
+        self._first = begin
+        self._begin = begin  # first token that is decoded again
+        self._known = ""  # text of all tokens up to some place
+        self._again = ""  # its end, the text of those from `_begin` on
+
+    def of(self, ids: Sequence[int], decode_fn: DecodeFn) -> str:
+        """The text of all of `ids` from the first one on; `ids` begin with those of the last call."""
+        tail = decode_fn(ids[self._begin :])
+        if not tail.startswith(self._again):  # a byte that spoils others before it, which made a character
+            self._begin, self._known, self._again = self._first, "", ""
+            tail = decode_fn(ids[self._first :])
+        text = self._known + tail[len(self._again) :]
+        if len(ids) - self._begin >= 2 * CONTEXT and not text.endswith(UNFINISHED):
+            begin = len(ids) - CONTEXT
+            again = decode_fn(ids[begin:])
+            # Special tokens read as nothing, after which the next one would be a text's first.
+            if again and text.endswith(again):
+                self._begin, self._known, self._again = begin, text, again
+        return text
 
 
 def find_stop(
