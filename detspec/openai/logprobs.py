@@ -86,9 +86,14 @@ def text_offsets(tokens: Iterable[int], texts: TokenTexts) -> list[int]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     offsets = []
     length = 0
+    is_whole = True  # no bytes wait for the rest of their character
     for token in tokens:
         offsets.append(length)
-        length += len(decoder.decode(texts.bytes_of(token)))
+        added = texts.length_of(token) if is_whole else None
+        if added is None:
+            added = len(decoder.decode(texts.bytes_of(token)))
+            is_whole = not decoder.getstate()[0]
+        length += added
     return offsets
 
 

@@ -29,15 +29,25 @@ class TokenTexts:
             self._added = {id: token.content for id, token in self._library.get_added_tokens_decoder().items()}
             decoder = self._library.decoder
             self._is_byte_level = decoder is not None and "ByteLevel" in _types(json.loads(decoder.__getstate__()))
-        self.bytes_of = functools.lru_cache(maxsize=1 << 16)(self._bytes_of)
+        keep = functools.lru_cache(maxsize=1 << 16)
+        self.bytes_of = keep(self._bytes_of)
+        self.text_of = keep(self._text_of)
+        self.length_of = keep(self._length_of)
 
-    def text_of(self, token: int) -> str:
+    def _text_of(self, token: int) -> str:
         r"""Its text; of bytes that are no whole characters `bytes:\xe2\x80`, so that no two such tokens look the same."""
         raw = self.bytes_of(token)
         try:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _length_of(self, token: int) -> int | None:
+        """Characters of its text; None of bytes that are no whole characters."""
+        try:
+            return len(self.bytes_of(token).decode())
+        except UnicodeDecodeError:
+            return None
 
     def _bytes_of(self, token: int) -> bytes:
         """The UTF-8 that it adds to a text."""

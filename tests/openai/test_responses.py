@@ -1,5 +1,6 @@
 """Response bodies: shapes worked out by hand, and read by the official client's types."""
 
+import codecs
 import dataclasses
 import json
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.engine.request import Completion, Stats, Thought
 from detspec.openai.bodies import parse_chat, parse_completion
 from detspec.openai.fields import BodyError
+from detspec.openai.logprobs import text_offsets
 from detspec.openai.responses import chat_body, completion_body, error_body, make_answerer, system_fingerprint
 from detspec.openai.token_texts import TokenTexts
 from tests.engine.byte_model import BYTE_CFG, byte_tokenizer
@@ -192,11 +194,23 @@ def test_tokens_that_are_halves_of_characters_keep_their_bytes(model, answerer):
     assert completion_body(plain, [ended(model, plain, ids)], answerer)["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1]
 
 
+def test_text_offsets_count_what_an_incremental_decoder_has_given(answerer):
+    """Bytes of characters next to whole words, in any order; looked up tokens must not skip the bytes that wait."""
+    texts = answerer.token_texts
+    whole = [token for token in range(256) if texts.length_of(token) is not None]
+    halves = [token for token in range(256) if texts.length_of(token) is None]
+    rng = np.random.default_rng(0)
+    for tokens in (rng.choice([*whole[:9], *halves[:9], *whole[-9:]], 40).tolist() for _ in range(50)):
+        before = [b"".join(map(texts.bytes_of, tokens[:number])) for number in range(len(tokens))]
+        decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in before]
+        lengths = [len(decoder.decode(given)) for decoder, given in zip(decoders, before, strict=True)]
+        assert text_offsets(tokens, texts) == lengths
+
+
 def test_two_tokens_of_one_text_keep_the_likelier(model, answerer):
     parsed = completion(model, logprobs=2)
-    other = dataclasses.replace(
-        answerer, token_texts=SimpleNamespace(text_of=lambda token: "same", bytes_of=lambda token: b"s")
-    )
+    same = SimpleNamespace(text_of=lambda token: "same", bytes_of=lambda token: b"s", length_of=lambda token: 1)
+    other = dataclasses.replace(answerer, token_texts=same)
     end = ended(model, parsed, [C], top_logprobs=(((A, -0.25), (B, -0.75)),))
     assert completion_body(parsed, [end], other)["choices"][0]["logprobs"]["top_logprobs"] == [{"same": -0.25}]
 
