@@ -16,10 +16,17 @@ import time
 from pathlib import Path
 from statistics import median, quantiles
 
-NEW_TOKENS = 64
-KINDS = {"ordinary": ("none", False), "canonical": ("none", True), "self draft": ("self", True)}
+MAX_LEN_MARGIN = 64  # positions besides the new tokens
+# method, deterministic, streamed
+KINDS = {
+    "ordinary": ("none", False, False),
+    "canonical": ("none", True, False),
+    "self draft": ("self", True, False),
+    "streams": ("none", True, True),
+}
 
 Seconds = tuple[float, float]  # on the clock, of the processor
+Turn = tuple[str, int, int]  # kind, requests, new tokens of each
 
 
 def main() -> int:
@@ -29,6 +36,8 @@ def main() -> int:
     parser.add_argument("--workdir", type=Path, help="folder for a worktree of each commit; it is kept")
     parser.add_argument("--rounds", type=int, default=31, help="rounds for each row")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32], help="numbers of requests at once")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--new-tokens", type=int, default=64, metavar="N", help="of each request")
     parser.add_argument("--turns", action="store_true", help=argparse.SUPPRESS)  # run by this script itself
     args = parser.parse_args()
     if args.turns:
@@ -37,9 +46,9 @@ def main() -> int:
         parser.error("give two commits and --workdir")
     workers = [start(commit, args.workdir.resolve()) for commit in args.commits]
     print(f"{'kind':10} {'requests':>8} {'wall':>7} {'quartiles':>15} {'processor':>10}")
-    for kind in KINDS:
+    for kind in args.kinds:
         for number in args.requests:
-            ratios = compare(workers, kind, number, args.rounds)
+            ratios = compare(workers, (kind, number, args.new_tokens), args.rounds)
             wall, processor = zip(*ratios, strict=True)
             low, _, high = quantiles(wall, n=4)
             print(f"{kind:10} {number:8} {median(wall):7.3f} {low:7.3f} {high:7.3f} {median(processor):10.3f}", flush=True)
@@ -63,20 +72,20 @@ def start(commit: str, workdir: Path) -> subprocess.Popen[str]:
     return worker
 
 
-def compare(workers: list[subprocess.Popen[str]], kind: str, number: int, num_rounds: int) -> list[Seconds]:
+def compare(workers: list[subprocess.Popen[str]], turn: Turn, num_rounds: int) -> list[Seconds]:
     """The first worker's seconds over the second's, for each round; the first round, which compiles, does not count."""
     ratios = []
     for index in range(num_rounds + 1):
         order = workers if index % 2 else workers[::-1]
-        took = {id(worker): ask(worker, kind, number) for worker in order}
+        took = {id(worker): ask(worker, turn) for worker in order}
         before, after = (took[id(worker)] for worker in workers)
         ratios.append((before[0] / after[0], before[1] / after[1]))
     return ratios[1:]
 
 
-def ask(worker: subprocess.Popen[str], kind: str, number: int) -> Seconds:
+def ask(worker: subprocess.Popen[str], turn: Turn) -> Seconds:
     """What one turn takes."""
-    worker.stdin.write(json.dumps([kind, number]) + "\n")
+    worker.stdin.write(json.dumps(turn) + "\n")
     worker.stdin.flush()
     return tuple(json.loads(worker.stdout.readline()))
 
@@ -87,18 +96,23 @@ def take_turns() -> int:
 
     print(json.dumps(ds.__file__), flush=True)
     model = ds.load()
-    engines: dict[tuple[str, int], ds.Engine] = {}
+    engines: dict[str, ds.Engine] = {}  # of the last line
     for line in sys.stdin:
-        kind, number = json.loads(line)
-        method, deterministic = KINDS[kind]
-        sampling = ds.SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, deterministic=deterministic)
-        if (kind, number) not in engines:
+        kind, number, new_tokens = json.loads(line)
+        method, deterministic, streamed = KINDS[kind]
+        sampling = ds.SamplingParams(max_tokens=new_tokens, ignore_eos=True, deterministic=deterministic)
+        if line not in engines:
             engines.clear()
-            config = ds.EngineConfig(max_requests=number, max_len=128, method=method, prefix_sharing=False)
-            engines[kind, number] = ds.Engine(model, config)
-            engines[kind, number].prepare(number, ds.Needs.of([sampling]), first_only=True)
+            max_len = new_tokens + MAX_LEN_MARGIN
+            config = ds.EngineConfig(max_requests=number, max_len=max_len, method=method, prefix_sharing=False)
+            engines[line] = ds.Engine(model, config)
+            engines[line].prepare(number, ds.Needs.of([sampling]), first_only=True)
+        engine = engines[line]
         began = time.perf_counter(), time.process_time()
-        engines[kind, number].generate([[1 + i] for i in range(number)], sampling)
+        for place in range(number):
+            engine.add(engine.request([1 + place], sampling, id=str(place)), stream=streamed)
+        while engine.has_work:
+            engine.step()
         print(json.dumps([time.perf_counter() - began[0], time.process_time() - began[1]]), flush=True)
     return 0
 
