@@ -27,7 +27,8 @@ class GrowingText:
         """The text of all of `ids` from the first one on; `ids` begin with those of the last call."""
         tail = decode_fn(ids[self._begin :])
         if not tail.startswith(self._again):  # a byte that spoils others before it, which made a character
-            self._begin, self._known, self._again = self._first, "", ""
+            self._begin = self._first
+            self._known = self._again = ""
             tail = decode_fn(ids[self._first :])
         text = self._known + tail[len(self._again) :]
         if len(ids) - self._begin >= 2 * CONTEXT and not text.endswith(UNFINISHED):
@@ -35,7 +36,9 @@ class GrowingText:
             again = decode_fn(ids[begin:])
             # Special tokens read as nothing, after which the next one would be a text's first.
             if again and text.endswith(again):
-                self._begin, self._known, self._again = begin, text, again
+                self._begin = begin
+                self._known = text
+                self._again = again
         return text
 
 
