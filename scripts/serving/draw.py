@@ -17,6 +17,7 @@ def draw(ratios: Mapping[tuple[float, float], Sequence[float]], path: Path) -> N
     figure = Figure(figsize=(11, 3.8), dpi=150, layout="constrained")
     panels = figure.subplots(1, len(TITLES), sharey=True)
     loads = sorted({load for load, _ in ratios})
+    lowest = min(0.75, *(height for heights in ratios.values() for height in heights))
     for place, (axes, title) in enumerate(zip(panels, TITLES, strict=True)):
         axes.axhline(1, color="0.4", linewidth=0.8)
         for number, (share, name) in enumerate(NAMES.items()):
@@ -26,9 +27,9 @@ def draw(ratios: Mapping[tuple[float, float], Sequence[float]], path: Path) -> N
             heights = [ratios[load, share][place] for load in loads]
             bars = axes.bar(xs, [height - 1 for height in heights], 0.32, bottom=1, color=COLOURS[share], label=name)
             axes.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize=8, padding=2)
-        axes.set(title=title, xlabel="load, share of capacity", yscale="log", ylim=(0.6, 30))
+        axes.set(title=title, xlabel="load, share of capacity", yscale="log", ylim=(0.8 * lowest, 30))
         axes.set_xticks(range(len(loads)), [f"{load:.0%}" for load in loads])
-        axes.set_yticks([0.7, 1, 2, 5, 10, 20], ["0.7", "1", "2", "5", "10", "20"])
+        axes.set_yticks([0.5, 1, 2, 5, 10, 20], ["0.5", "1", "2", "5", "10", "20"])
         axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("over the same load\nwithout deterministic requests")
