@@ -150,7 +150,7 @@ def test_replay_of_a_changed_token_finds_it_and_nothing_before():
 
 
 def test_reading_says_nothing_of_what_is_not_wanted_and_the_same_of_the_rest():
-    """Of the second sequence from its fifth new token on, of the others all or nothing."""
+    """All of the first sequence is wanted, the second from its fifth new token on, nothing of the third."""
     state, texts, length = given()
     state = state.replace(tokens=jnp.asarray(texts), committed=jnp.asarray(length))
     asked = Asked(processing=True, choose=True, top_k=2)
