@@ -30,7 +30,7 @@ endef
 OPTIMISED = -m 'optimised and not kernels and not sweep'
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow test-optimised test-sweeps test-kernels test-mesh test-aot kernels parity evals prove lint format notebooks pairs docs docs-serve dist clean
+.PHONY: help env demo test test-slow test-optimised test-sweeps test-kernels test-mesh test-aot kernels parity evals prove lint format notebooks always pairs docs docs-serve dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,15 +87,15 @@ format: env ## fix and format with ruff
 
 notebooks: $(VENV)/.installed-notebooks ## execute every notebook into out/notebooks
 	@mkdir -p out/notebooks
-	@set -e; for source in $(NOTEBOOKS); do \
-		name=$$(basename $$source .py); \
-		$(CELLS) $$source > out/notebooks/$$name.cells; \
-		$(CELLS) $${source%.py}.ipynb | cmp --quiet out/notebooks/$$name.cells - || { \
-			echo "$$source and its .ipynb differ; rewrite the .ipynb: make pairs" >&2; exit 1; }; \
-		echo "executing $$source"; \
-		$(BIN)/jupytext --quiet --to ipynb --output out/notebooks/$$name.ipynb $$source; \
-		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter nbconvert --log-level ERROR --to notebook --execute --inplace out/notebooks/$$name.ipynb; \
-	done
+	@$(MAKE) --no-print-directory --jobs 2 $(NOTEBOOKS:notebooks/%.py=out/notebooks/%.ipynb)
+
+out/notebooks/%.ipynb: notebooks/%.py always
+	@$(CELLS) $< > out/notebooks/$*.cells
+	@$(CELLS) notebooks/$*.ipynb | cmp --quiet out/notebooks/$*.cells - || { \
+		echo "$< and its .ipynb differ; rewrite the .ipynb: make pairs" >&2; exit 1; }
+	@echo "executing $<"
+	@$(BIN)/jupytext --quiet --to ipynb --output $@ $<
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter nbconvert --log-level ERROR --to notebook --execute --inplace $@
 
 pairs: $(VENV)/.installed-notebooks ## write each notebook's .ipynb from its .py, cells without outputs
 	@$(BIN)/jupytext --quiet --update --to ipynb $(NOTEBOOKS)
