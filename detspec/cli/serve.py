@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import gc
 import os
 from pathlib import Path
 
@@ -97,10 +98,12 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         log_level="warning",
         access_log=False,
+        proxy_headers=False,  # the client's address is not used
         timeout_graceful_shutdown=args.grace + LAST_S,
         lifespan="on",
     )
     server = uvicorn.Server(settings)
+    service.thread.on_ready = keep_out_of_collections
     service.thread.on_failure = lambda: setattr(server, "should_exit", True)
     service.is_leaving = lambda: server.should_exit
     try:
@@ -114,3 +117,9 @@ def run(args: argparse.Namespace) -> int:
         say(f"error: {service.thread.failure}")
         return service.thread.failure.exit_code
     return 0
+
+
+def keep_out_of_collections() -> None:
+    """Hides what was compiled from the garbage collector: a look at half a million objects holds up all answers for 0.3 s."""
+    gc.collect()
+    gc.freeze()

@@ -5,7 +5,7 @@ implemented, is refused, and so is an unknown one.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from detspec.errors import InputError
@@ -55,8 +55,13 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
+def all_are(kind: type, values: Iterable[Any]) -> bool:
+    """Whether each of `values` has the type `kind` itself: true is no integer."""
+    return set(map(type, values)) <= {kind}
+
+
 def _is_list_of(kind: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(type(part) is kind for part in value)
+    return lambda value: isinstance(value, list) and all_are(kind, value)
 
 
 INT = Kind(_is_int, "an integer")

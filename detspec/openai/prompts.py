@@ -5,7 +5,7 @@ from typing import Any
 
 from detspec.checkpoint.load import Model
 from detspec.errors import InputError
-from detspec.openai.fields import TOO_LONG, BodyError
+from detspec.openai.fields import TOO_LONG, BodyError, all_are
 
 MAX_CHARS_PER_TOKEN = 256  # no text has as many on average; a huge one would be split into tokens for minutes
 MAX_PROMPTS = 4096  # in one body
@@ -18,13 +18,13 @@ def prompt_list(prompt: Any) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
-        if all(type(token) is int for token in prompt):
+        if all_are(int, prompt):
             return [prompt]
         if len(prompt) > MAX_PROMPTS:
             raise BodyError(f"prompt has {len(prompt)} prompts, more than {MAX_PROMPTS}: send them in several bodies", "prompt")
         if all(isinstance(one, str) for one in prompt):
             return prompt
-        if all(isinstance(one, list) and one and all(type(token) is int for token in one) for one in prompt):
+        if all(isinstance(one, list) and one and all_are(int, one) for one in prompt):
             return prompt
     raise BodyError(
         "prompt must be a text, a list of texts, a list of token ids or a list of lists of them, none empty", "prompt"

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hmac
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from detspec.openai.bodies import Parsed
 from detspec.openai.fields import BodyError
 from detspec.openai.responses import chat_body, completion_body, error_body
 from detspec.serve.control import control_routes
-from detspec.serve.engine_thread import Call, EngineStopped, QueueFull, Refused
+from detspec.serve.engine_thread import Call, ClientLeft, EngineStopped, QueueFull, Refused
 from detspec.serve.http import answer, error, read_json
 from detspec.serve.service import Service
 from detspec.serve.streams import Chunks, events, place_of
@@ -90,44 +90,23 @@ async def generated(service: Service, kind: str, body: tuple[Any, int], request:
     parsed = await service.parse(kind, *body)
     call = service.begin(parsed)
     if parsed.stream:
-        return EventStream(events(service, parsed, call, CHUNKS[kind]))
-    completions = await unless_gone(request.receive, collected(service, parsed, call))
-    if completions is None:  # the client has left
-        service.thread.abort(call)
+        return EventStream(events(service, parsed, call, CHUNKS[kind], request.receive))
+    try:
+        completions = await collected(service, parsed, call, request.receive)
+    except ClientLeft:
         return Response(status_code=499)
     return answer(BODIES[kind](parsed, completions, service.answerer_now()))
 
 
-async def collected(service: Service, parsed: Parsed, call: Call) -> list[Completion]:
-    """The completions of all choices, in order; aborts the rest if one cannot be had."""
+async def collected(service: Service, parsed: Parsed, call: Call, receive: Receive) -> list[Completion]:
+    """The completions of all choices, in order; aborts the rest if one cannot be had, or the client leaves (`ClientLeft`)."""
     found: dict[tuple[int, int], Completion] = {}
-    try:
+    with service.thread.watching(call, receive):
         async for update in call.updates():
             if update.completion is not None:
                 place = place_of(update)
                 found[place, update.completion.index] = service.ended(parsed, call, place, update.completion)
-    finally:
-        service.thread.abort(call)
     return [found[place] for place in sorted(found)]
-
-
-async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
-    """What `work` gives, or None if the client disconnects before; `work` is then cancelled."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(disconnected(receive))
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        return await working if working.done() else None
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def disconnected(receive: Receive) -> None:
-    """Returns once the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class EventStream(Response):
@@ -144,19 +123,17 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends them; an error after the first is sent as an event."""
-
-        async def pump() -> None:
+        async with contextlib.aclosing(self._content):  # type: ignore[type-var]  # it is a generator
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
                 async for part in self._content:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
+            except ClientLeft:
+                return
             except (EngineStopped, Refused) as failed:
                 body = b"data: " + msgspec.json.encode(error(str(failed), "server_error")) + b"\n\n"
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-
-        async with contextlib.aclosing(self._content):  # type: ignore[type-var]  # it is a generator
-            await unless_gone(receive, pump())
 
 
 @dataclasses.dataclass(frozen=True)

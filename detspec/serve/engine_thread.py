@@ -13,9 +13,11 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
+
+from starlette.types import Receive
 
 from detspec.engine.engine import Engine
 from detspec.engine.request import Request, Update
@@ -44,6 +46,10 @@ class EngineStopped(Exception):
 
 class Refused(Exception):
     """The device certifies no program for a request that is to be deterministic."""
+
+
+class ClientLeft(Exception):
+    """The client of a call does not wait for its answer any more."""
 
 
 class Call:
@@ -83,7 +89,8 @@ class EngineThread:
         is_ready: all programs are compiled and certified.
         is_paused: new calls wait.
         failure: why nothing is answered any more; None while all is well.
-        on_failure: called when it comes to that.
+        on_ready: called once all programs are compiled and certified, before the first call is answered.
+        on_failure: called when nothing is answered any more.
     """
 
     def __init__(self, engine: Engine, *, max_waiting: int, metrics: Metrics, prepares: bool = True) -> None:
@@ -93,6 +100,7 @@ class EngineThread:
         self.num_open = 0
         self.is_ready = self.is_paused = False
         self.failure: EngineStopped | None = None
+        self.on_ready: Callable[[], None] = lambda: None
         self.on_failure: Callable[[], None] = lambda: None
         self._metrics = metrics
         self._prepares = prepares
@@ -161,6 +169,16 @@ class EngineThread:
                 self.engine.abort(request.id)
         self._wake.set()
 
+    @contextlib.contextmanager
+    def watching(self, call: Call, receive: Receive) -> Iterator[None]:
+        """Meanwhile, `call` ends with `ClientLeft` once its client disconnects; afterwards, what is open of it is aborted."""
+        watch = asyncio.ensure_future(self._end_with_client(call, receive))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            self.abort(call)
+
     async def pause(self, mode: str) -> None:
         """New calls wait from now on. What is in flight is aborted, waited for, or kept where it is, as `mode` says."""
         self.is_paused = True
@@ -213,6 +231,12 @@ class EngineThread:
         deadline = time.monotonic() + CLOSE_S
         while self._thread.is_alive() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
+
+    async def _end_with_client(self, call: Call, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.abort(call)  # it may have news to read until it finds that it has ended
+        call.put(ClientLeft())
 
     def _add(self, call: Call) -> None:
         for request in call.requests:
@@ -268,6 +292,7 @@ class EngineThread:
             self._loop.call_soon_threadsafe(fn, *args)
 
     def _prepared(self) -> None:
+        self.on_ready()
         self.is_ready = True
 
     def _deliver(self, updates: Sequence[Update]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
+from starlette.types import Receive
 
 from detspec.engine.request import Completion, Stats, Update
 from detspec.openai.bodies import Parsed
@@ -17,10 +18,15 @@ from detspec.serve.service import Service, in_one_piece
 DONE = b"data: [DONE]\n\n"
 
 
-async def events(service: Service, parsed: Parsed, call: Call, chunks_of: "type[Chunks]") -> AsyncIterator[bytes]:
-    """Yields the events of a stream; what is open of `call` is aborted if they are not wanted to the end."""
+async def events(
+    service: Service, parsed: Parsed, call: Call, chunks_of: "type[Chunks]", receive: Receive
+) -> AsyncIterator[bytes]:
+    """Yields the events of a stream; what is open of `call` is aborted if they are not wanted to the end.
+
+    Raises `ClientLeft` if the client disconnects.
+    """
     chunks = chunks_of(parsed, service.answerer_now())
-    try:
+    with service.thread.watching(call, receive):
         for chunk in chunks.first():
             yield event(chunk)
         async for update in call.updates():
@@ -32,8 +38,6 @@ async def events(service: Service, parsed: Parsed, call: Call, chunks_of: "type[
         if parsed.include_usage:
             yield event(chunks.last())
         yield DONE
-    finally:
-        service.thread.abort(call)
 
 
 def event(content: dict[str, Any]) -> bytes:

@@ -45,9 +45,19 @@ def started(folder: Path, *args: str, first: str = "") -> Iterator[tuple[subproc
             process.kill()
 
 
+# Says how many objects are hidden from the garbage collector once it is done.
+TELLS_FROZEN = """
+import gc, sys
+freeze = gc.freeze
+gc.freeze = lambda: (freeze(), print("frozen", gc.get_freeze_count(), file=sys.stderr))
+"""
+
+
 def test_signal_lets_what_is_in_flight_finish_and_the_log_is_audited(folder, tmp_path):
     log = tmp_path / "log.jsonl"
-    with started(folder, "--log", str(log), "--grace", "60") as (process, url):
+    with started(folder, "--log", str(log), "--grace", "60", first=TELLS_FROZEN) as (process, url):
+        assert process.stderr is not None
+        assert int(process.stderr.readline().removeprefix("frozen ")) > 100_000  # jax alone brings more
         whole = httpx2.post(f"{url}/v1/completions", json=BODY, timeout=120).json()["choices"][0]["text"]
         with httpx2.stream("POST", f"{url}/v1/completions", json={**BODY, "stream": True}, timeout=120) as stream:
             lines = stream.iter_lines()
