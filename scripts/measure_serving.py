@@ -32,6 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import detspec as ds
+from detspec.cli.serve import keep_out_of_collections
 from detspec.serve.app import make_app
 from detspec.serve.service import Options, Service
 from scripts.serving.client import Answer
@@ -158,7 +159,8 @@ def measure(bodies: Sequence[dict[str, Any]], port: int, args: argparse.Namespac
     answers, _ = send(marked(bodies, 1.0, 42), port, float("inf"), most_at_once=1)  # one after the other
     facts[1.0].append([answer.facts for answer in answers])
     shuffled = np.random.default_rng(2).permutation(len(bodies)).tolist()
-    answers, _ = send([marked(bodies, 1.0, 42)[i] for i in shuffled], port, float("inf"), most_at_once=64)
+    whole = [{**marked(bodies, 1.0, 42)[i], "stream": False} for i in shuffled]
+    answers, _ = send(whole, port, float("inf"), most_at_once=64)
     facts[1.0].append([answers[shuffled.index(i)].facts for i in range(len(bodies))])
     return {
         "date": datetime.date.today().isoformat(),
@@ -199,7 +201,9 @@ async def _overhead(service: Service, rounds: int) -> dict[str, list[float]]:
         ds.SamplingParams(max_tokens=b["max_tokens"], temperature=b["temperature"], seed=b["seed"], ignore_eos=True)
         for b in bodies
     ]
-    server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="warning", access_log=False))
+    settings = uvicorn.Config(make_app(service), port=0, log_level="warning", access_log=False, proxy_headers=False)
+    server = uvicorn.Server(settings)
+    service.thread.on_ready = keep_out_of_collections
     serving = asyncio.create_task(server.serve())
     while not service.thread.is_ready:
         await asyncio.sleep(0.1)

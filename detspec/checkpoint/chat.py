@@ -16,6 +16,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 
 from detspec.checkpoint.template_sandbox import MAX_SOURCE, BoundedEnvironment
+from detspec.choices import NO_TIME
 from detspec.errors import InputError
 from detspec.read_json import read_bounded, read_json_object
 
@@ -69,8 +70,9 @@ class ChatTemplate:
             messages: `{"role": ..., "content": ...}` each, oldest first.
             add_generation_prompt: end with the opening of the assistant's answer.
             tools: JSON schemas of functions that the model may call.
-            now: the time that templates print; the clock's time if None. Then the text, and all that is generated from it,
-                changes from day to day.
+            now: the time that templates print. The clock's if None: the text, and all that is generated from it, then change
+                from day to day. `detspec.choices.NO_TIME` gives them none: they print
+                the date that they name themselves, if they name one.
             variables: what else the template reads.
 
         Raises:
@@ -82,20 +84,22 @@ class ChatTemplate:
             raise InputError(f"tools must be a list of JSON schemas, got {tools!r}")
         if not messages:
             raise InputError("the conversation is empty: give at least one message")
-        present = now or datetime.datetime.now()
-        given = {
+        present = datetime.datetime.now() if now is None else now
+        given: dict[str, Any] = {
             "messages": [dict(message) for message in messages],
             "tools": None if tools is None else list(tools),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
-            "strftime_now": lambda layout: present.strftime(layout[:MAX_LAYOUT]),
         }
+        if present != NO_TIME:
+            given["strftime_now"] = lambda layout: present.strftime(layout[:MAX_LAYOUT])
         try:
             with self._lock:
                 self._environment.budget.renew()
                 return self._template.render({**given, **self._special_tokens, **variables})
         except Exception as error:  # a template may raise anything
-            raise InputError(f"{self._path} does not take this conversation: {error}") from error
+            hint = "; it prints the date, and is given none" if "strftime_now" in str(error) and present == NO_TIME else ""
+            raise InputError(f"{self._path} does not take this conversation: {error}{hint}") from error
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:

@@ -54,6 +54,14 @@ class Model:
         """The text of `token_ids`, special tokens left out; "" without a tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)
 
+    def text_facts(self) -> dict[str, Any]:
+        """What decides how text becomes tokens and tokens become text, and which tokens end a text."""
+        return {
+            "tokenizer": None if self.tokenizer is None else self.tokenizer.digest,
+            "chat_template": None if self.chat_template is None else self.chat_template.digest,
+            "eos_token_ids": list(self.eos_ids),
+        }
+
     def chat_prompt(self, messages: list[dict[str, Any]], /, **variables: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer; `variables` as in `ChatTemplate.render`.
 

@@ -93,7 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--created",
         type=int,
         metavar="SECONDS",
-        help="time since 1970 in answers to OpenAI's batch lines, and date of chat templates (default: 0, and today's date)",
+        help="time since 1970 in answers to OpenAI's batch lines, and date of templates (default: 0, and the templates' own)",
     )
     add("--fresh", action="store_true", help="start again, ignoring any journal or output")
     add("--dry-run", action="store_true", help="check everything and print the plan; generate and write nothing")

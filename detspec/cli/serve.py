@@ -78,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--weights-dir {args.weights_dir}: there is no such folder")
     if args.default_seed is not None and not 0 <= args.default_seed < 2**32:
         raise InputError(f"--default-seed must be in 0 .. 2**32-1, got {args.default_seed}")
+    if os.environ.get(KEY) == "":
+        raise InputError(f"{KEY} is empty: unset it, or set it to the key that clients must send")
     model = load_model(args)
     config = dataclasses.replace(engine_config_of(args, model), max_prefill_passes=1, segment_steps=args.segment_steps)
     options = Options(

@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from detspec.choices import NO_TIME
 from detspec.engine.engine_group import AnyEngine
 from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
@@ -65,9 +66,11 @@ class BatchReader:
         self._repeated = repeated
         self._seed = spec.defaults.seed
         self._defaults = dataclasses.replace(DEFAULTS, **{name: getattr(spec.defaults, name) for name in TAKEN})
-        self._now = None if spec.created is None else datetime.datetime.fromtimestamp(spec.created, datetime.UTC)
+        self._now = NO_TIME if spec.created is None else datetime.datetime.fromtimestamp(spec.created, datetime.UTC)
         fingerprint = engine.fingerprint() if fingerprint is None else fingerprint
-        self._answerer = make_answerer(engine.model, fingerprint, name=MODEL_NAME, created=spec.created or 0)
+        self._answerer = make_answerer(
+            engine.model, fingerprint, max_len=engine.config.max_len, name=MODEL_NAME, created=spec.created or 0
+        )
 
     def asked(self, number: int, raw: bytes) -> "AskedBody | AskedNothing":
         """Line `number` of the input; what is wrong with it becomes its answer."""

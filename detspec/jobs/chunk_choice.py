@@ -2,15 +2,15 @@
 
 1. A chunk that has no claim.
 2. One whose workers were all killed or frozen.
-3. One to be checked that another worker did, or its own if it is alone.
+3. One to be checked, unless another live worker is farther from those who did it: best on another host, else another worker.
 4. With nothing else to do, one that others are about to do: stragglers get help.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from detspec.jobs.chunk_folder import Claim, View
+from detspec.jobs.chunk_folder import Claim, View, host_of
 
 MOST_LIVE = 3  # workers at one chunk
 
@@ -33,13 +33,18 @@ class Take:
 
 
 def choose(
-    view: View, worker: str, num_chunks: int, *, first: int, to_check: Sequence[int] = (), own: Container[int] = ()
+    view: View,
+    worker: str,
+    num_chunks: int,
+    *,
+    first: int,
+    to_check: Sequence[int] = (),
+    authors: Callable[[int], Collection[str]] = lambda chunk: (),
 ) -> Take | None:
     """What `worker` takes by choices 1 to 3; None for nothing.
 
-    All chunks before `first` have claims. `to_check` are the chunks that have to be done twice, `own` those that it finished.
+    All chunks before `first` have claims. `to_check` are the chunks that have to be done twice, `authors` those who did one.
     """
-    is_alone = view.live <= {worker}
     for chunk in range(first, num_chunks):
         if chunk not in view.done and chunk not in view.claims:
             return Take(chunk, 0)
@@ -47,7 +52,7 @@ def choose(
         if not any(claim.is_live or claim.worker == worker for claim in claims):
             return Take(chunk, len(claims), others=claims)
     for chunk in to_check:
-        if chunk in view.done and chunk not in view.checked and (is_alone or chunk not in own):
+        if chunk in view.done and chunk not in view.checked and may_check(worker, authors(chunk), view.live):
             claims = view.checks.get(chunk, ())
             if not any(claim.is_live or claim.worker == worker for claim in claims):
                 return Take(chunk, len(claims), check=True)
@@ -62,6 +67,16 @@ def choose_to_help(view: View, worker: str) -> Take | None:
         if num_live < MOST_LIVE and all(claim.worker != worker for claim in claims):
             candidates.append((num_live, -chunk, Take(chunk, len(claims), others=claims)))
     return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
+
+
+def may_check(worker: str, authors: Collection[str], live: Iterable[str]) -> bool:
+    """Whether no `live` worker would be a better one to do again what `authors` did."""
+    hosts = set(map(host_of, authors))
+
+    def distance(name: str) -> int:
+        return 0 if name in authors else 1 if host_of(name) in hosts else 2
+
+    return distance(worker) >= max(map(distance, live), default=0)
 
 
 def is_to_check(chunk: int, share: float, job: str) -> bool:

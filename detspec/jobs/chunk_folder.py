@@ -131,20 +131,28 @@ class ChunkFolder:
         temporary.write_text(json.dumps(sorted(workers)), encoding="utf-8")
         os.replace(temporary, self.path / f"{chunk:07}.{'checked' if check else 'done'}")
 
-    def authors(self, chunk: int) -> list[str]:
-        """The workers whose journals hold a chunk that is done."""
+    def authors(self, chunk: int, *, check: bool = False) -> list[str]:
+        """The workers whose journals hold a chunk that is done, or was done once more as a `check`."""
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.path / f"{chunk:07}.done").read_bytes())
+            found = json.loads((self.path / f"{chunk:07}.{'checked' if check else 'done'}").read_bytes())
             return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
         return []
 
     def forget_lost(self) -> None:
-        """Takes back that chunks are done whose journals were removed."""
+        """Takes back that chunks are done or checked whose journals were removed."""
         journals = {path.name.removesuffix(".journal") for path in self.path.glob("*.journal")}
-        for chunk in self.look().done:
-            if not (authors := self.authors(chunk)) or not set(authors) <= journals:
-                for name in ("done", "checked"):
-                    (self.path / f"{chunk:07}.{name}").unlink(missing_ok=True)
+
+        def is_lost(chunk: int, *, check: bool = False) -> bool:
+            authors = self.authors(chunk, check=check)
+            return not authors or not set(authors) <= journals
+
+        view = self.look()
+        lost = set(filter(is_lost, view.done))
+        for chunk in lost:
+            (self.path / f"{chunk:07}.done").unlink(missing_ok=True)
+        for chunk in view.checked:
+            if chunk in lost or is_lost(chunk, check=True):
+                (self.path / f"{chunk:07}.checked").unlink(missing_ok=True)
 
     def look(self) -> View:
         """What is in the folder now. Raises `InputError` if it is gone."""

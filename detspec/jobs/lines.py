@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from detspec.checkpoint.load import Model
+from detspec.choices import NO_TIME
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Request, Thought, request_of
 from detspec.errors import InputError
@@ -64,7 +65,7 @@ def check_size(raw: bytes) -> None:
 
 
 def read_chat(line: dict[str, Any], model: Model) -> list[int]:
-    """Token ids of the line's rendered conversation."""
+    """Token ids of the line's rendered conversation. A job that goes on another day asks the same, so templates get no date."""
     variables = line.get("chat_template_kwargs", {})
     if not isinstance(line["messages"], list) or not isinstance(variables, dict):
         raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
@@ -72,7 +73,7 @@ def read_chat(line: dict[str, Any], model: Model) -> list[int]:
         raise InputError(
             f'"chat_template_kwargs" must not hold {", ".join(reserved)}: give messages as a key of the line; now is not JSON'
         )
-    return model.chat_prompt(line["messages"], **variables)
+    return model.chat_prompt(line["messages"], now=NO_TIME, **variables)
 
 
 def merge_sampling(given: object, defaults: SamplingParams) -> SamplingParams:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from detspec.checkpoint.load import Model
 from detspec.engine.engine_group import AnyEngine
 from detspec.errors import InputError
 from detspec.jobs.files import sibling
@@ -22,23 +21,14 @@ def job_header(engine: AnyEngine, spec: JobSpec) -> dict[str, Any]:
     """Everything that the output's bytes depend on, as parsed JSON. Jobs with equal headers have equal outputs."""
     header = {
         "fingerprint": engine.fingerprint(),
-        "text": text_facts(engine.model),
+        "text": engine.model.text_facts(),
         "sampling": dataclasses.asdict(spec.defaults),
         "on_error": spec.on_error,
         "prompts": spec.prompts.sha256,
         "shard": spec.shard,
-        **({"openai": {"created": spec.created}} if spec.is_openai else {}),
+        **({"openai": {"created": spec.created, "max_len": engine.config.max_len}} if spec.is_openai else {}),
     }
     return json.loads(json.dumps(header))  # type: ignore[no-any-return]
-
-
-def text_facts(model: Model) -> dict[str, Any]:
-    """What decides how text becomes tokens and tokens become text, and which tokens end a text."""
-    return {
-        "tokenizer": model.tokenizer.digest if model.tokenizer else None,
-        "chat_template": model.chat_template.digest if model.chat_template else None,
-        "eos_token_ids": list(model.eos_ids),
-    }
 
 
 def job_manifest(header: Mapping[str, Any], engine: AnyEngine, prompts: PromptLines, scan: Scan) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.jobs.files import sibling
-from detspec.jobs.manifest import differences, read_manifest, text_facts
+from detspec.jobs.manifest import differences, read_manifest
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 
@@ -75,7 +75,7 @@ def check_model(origin: Origin, model: Model) -> None:
             f"the records come from the model with digest {origin.fingerprint['model']}, but this one's is {model.digest}: "
             "name the right folder with --model"
         )
-    if parts := differences(origin.text, text_facts(model), them="the records' model", us="this one"):
+    if parts := differences(origin.text, model.text_facts(), them="the records' model", us="this one"):
         raise InputError(f"this model maps text and tokens differently from the records' model: {'; '.join(parts)}")
 
 

@@ -60,7 +60,7 @@ class Share:
         sha256 = spec.prompts.sha256
         self._to_check = [chunk for chunk in numbers if double_check and is_to_check(chunk, double_check, sha256)]
         self._held: dict[tuple[int, bool], _Held] = {}  # by chunk, and whether it is a check
-        self._own: set[int] = set()
+        self._authors: dict[int, list[str]] = {}  # who did a chunk that is to be checked
         self._by_others: set[int] = set()  # chunks whose lines of output are counted on the bar though others wrote them
         self._first = 0  # chunks before have claims
         self._open: dict[int, list[int]] = {}  # lines of input in flight: lines of output to come, samples
@@ -117,7 +117,7 @@ class Share:
         tries = 0
         while True:
             self._skip_claimed()
-            take = choose(self._view, worker, num_chunks, first=self._first, to_check=self._to_check, own=self._own)
+            take = choose(self._view, worker, num_chunks, first=self._first, to_check=self._to_check, authors=self._who_did)
             if take is None and self._num_open < self._engine.num_places:
                 take = choose_to_help(self._view, worker)
             if take is None or not self._open.keys().isdisjoint(self._chunks.numbers(take.chunk)):
@@ -138,6 +138,12 @@ class Share:
             self._read_others(held)
         self._finish()
         return held
+
+    def _who_did(self, chunk: int) -> list[str]:
+        """The authors of a chunk that is done."""
+        if chunk not in self._authors:
+            self._authors[chunk] = self._folder.authors(chunk)
+        return self._authors[chunk]
 
     def _skip_claimed(self) -> None:
         while self._first < len(self._chunks.marks) and (
@@ -175,7 +181,6 @@ class Share:
             self._folder.finish(chunk, sorted(held.authors), check=check)
             (self._view.checked if check else self._view.done).add(chunk)
             (self._view.checks if check else self._view.claims).pop(chunk, None)
-            self._own.add(chunk)
             self.num_finished += 1
             del self._held[chunk, check]
         self._count_others()
@@ -187,6 +192,7 @@ class Share:
             return
         self._looked = now
         self._view = self._folder.look()
+        self._authors = {chunk: who for chunk, who in self._authors.items() if chunk in self._view.done}
         for (chunk, check), held in list(self._held.items()):
             if check:
                 continue

@@ -9,6 +9,7 @@ what a prompt gets does not depend on the others in its body, and a repeated pro
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections import Counter
@@ -86,7 +87,7 @@ class Parsed:
         """Choices of the whole answer."""
         return self.n * len(self.prompts)
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 in hex of everything that decides the answer, the seed included; equal requests have equal digests."""
         shape = (self.kind, self.is_score, self.echo, self.logprobs, self.prompt_logprobs, self.tokens_as_ids)

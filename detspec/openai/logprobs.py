@@ -15,8 +15,9 @@ EXCLUDED = -9999.0  # stands for -inf and nan, which JSON lacks
 def completion_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts) -> dict[str, Any]:
     """`tokens`, `token_logprobs`, `top_logprobs` and `text_offset`, of the prompt too if it is echoed.
 
-    The first token of a prompt has null. `top_logprobs` hold the chosen token, too; of two tokens of one text, they hold the
-    likelier. `text_offset` counts the characters that are complete before a token, from the first token on.
+    The first token of a prompt has null, and all have if the request was aborted before they were read. `top_logprobs` hold the
+    chosen token, too; of two tokens of one text, they hold the likelier. `text_offset` counts the characters that are complete
+    before a token, from the first token on.
     """
     number = parsed.logprobs or 0
     tokens: list[int] = []
@@ -24,7 +25,7 @@ def completion_logprobs(parsed: Parsed, completion: Completion, texts: TokenText
     top: list[TopLogprobs] = []
     if parsed.echo:
         tokens += completion.prompt_token_ids
-        logprobs += completion.prompt_logprobs
+        logprobs += of_prompt(completion)
         top += likeliest(completion.prompt_top_logprobs, number, len(completion.prompt_token_ids))
     tokens += completion.token_ids
     logprobs += completion.logprobs
@@ -56,9 +57,10 @@ def chat_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts) -> 
 def prompt_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts) -> list[dict[str, Any] | None]:
     """For each token of the prompt, it and the likeliest there, by token id; null for the first, as vLLM has them.
 
+    All are null if the request was aborted before they were read.
     `rank` counts from 1, and is null for a token of the prompt that is not among the likeliest.
     """
-    values = completion.prompt_logprobs
+    values = of_prompt(completion)
     tops = likeliest(completion.prompt_top_logprobs, parsed.prompt_logprobs or 0, len(values))
     found: list[dict[str, Any] | None] = []
     for token, value, top in zip(completion.prompt_token_ids, values, tops, strict=True):
@@ -74,6 +76,11 @@ def prompt_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts) -
             }
         )
     return found
+
+
+def of_prompt(completion: Completion) -> Sequence[float | None]:
+    """Log-probabilities of the prompt; None for each token if the request was aborted before they were read."""
+    return completion.prompt_logprobs or [None] * len(completion.prompt_token_ids)
 
 
 def likeliest(top: Sequence[TopLogprobs], number: int, length: int) -> list[TopLogprobs]:

@@ -28,21 +28,25 @@ class Answerer:
     Attributes:
         model: decodes tokens.
         name: the model's name, for requests that give none.
-        system_fingerprint: see `system_fingerprint`.
+        facts: what choices depend on besides the request: the engine's fingerprint, how text becomes tokens and back, and
+            `max_len`, which bounds the answer to a chat that does not say how long it may be.
+        system_fingerprint: a name of `facts`, see `system_fingerprint`.
         created: seconds since 1970.
         token_texts: texts of the model's tokens.
     """
 
     model: Model
     name: str
+    facts: Mapping[str, Any]
     system_fingerprint: str
     created: int
     token_texts: TokenTexts
 
 
-def make_answerer(model: Model, fingerprint: Mapping[str, Any], *, name: str, created: int) -> Answerer:
-    """What answers of an engine of `model` with this `fingerprint()` say."""
-    return Answerer(model, name, system_fingerprint(fingerprint), created, TokenTexts(model.tokenizer))
+def make_answerer(model: Model, fingerprint: Mapping[str, Any], *, max_len: int, name: str, created: int) -> Answerer:
+    """What answers of an engine of `model` with this `fingerprint()` and room for `max_len` tokens say."""
+    facts = {**fingerprint, "text": model.text_facts(), "max_len": max_len}
+    return Answerer(model, name, facts, system_fingerprint(facts), created, TokenTexts(model.tokenizer))
 
 
 def completion_body(parsed: Parsed, completions: Sequence[Completion], answerer: Answerer) -> dict[str, Any]:
@@ -135,13 +139,13 @@ def response_id(parsed: Parsed) -> str:
     return f"{'cmpl' if parsed.kind == 'completion' else 'chatcmpl'}-{parsed.digest[:HEX]}"
 
 
-def system_fingerprint(fingerprint: Mapping[str, Any]) -> str:
-    """The name of an engine's `fingerprint()`, and of its version, in answers.
+def system_fingerprint(facts: Mapping[str, Any]) -> str:
+    """The name of an answerer's `facts`, and of its version, in answers.
 
     Equal names and equal requests mean equal choices, to the bit.
     """
-    digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
-    return f"detspec-{fingerprint['detspec']}-{digest[:FINGERPRINT_HEX]}"
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return f"detspec-{facts['detspec']}-{digest[:FINGERPRINT_HEX]}"
 
 
 def error_body(error: BodyError) -> dict[str, Any]:

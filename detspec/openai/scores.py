@@ -20,6 +20,7 @@ def scoring(request: Request) -> Request:
 def scored(completion: Completion, prompt: Sequence[int]) -> Completion:
     """What was found of a scored text as a completion without new tokens after the whole text as its prompt."""
     given = completion.finish_reason == GIVEN
+    is_read = given or len(prompt) == 1  # else it was aborted
     return dataclasses.replace(
         completion,
         prompt_token_ids=tuple(prompt),
@@ -27,7 +28,7 @@ def scored(completion: Completion, prompt: Sequence[int]) -> Completion:
         logprobs=(),
         text="",
         top_logprobs=(),
-        finish_reason="length" if given or len(prompt) == 1 else completion.finish_reason,
-        prompt_logprobs=(None, *(completion.logprobs if given else ())),
-        prompt_top_logprobs=((), *(completion.top_logprobs if given else ())) if completion.top_logprobs or not given else (),
+        finish_reason="length" if is_read else completion.finish_reason,
+        prompt_logprobs=(None, *(completion.logprobs if given else ())) if is_read else (),
+        prompt_top_logprobs=((), *completion.top_logprobs) if given and completion.top_logprobs else (),
     )

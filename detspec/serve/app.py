@@ -31,6 +31,7 @@ from detspec.serve.tokens import token_routes
 BODIES = {"completion": completion_body, "chat": chat_body, "token_ids": ids_body}
 CHUNKS = {"completion": Chunks, "chat": Chunks, "token_ids": IdChunks}
 RETRY_AFTER_S = "1"
+UNEXPECTED = "something went wrong in the server; its log says more"
 
 
 def make_app(service: Service) -> Starlette:
@@ -130,9 +131,14 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             except ClientLeft:
                 return
-            except (EngineStopped, Refused) as failed:
-                body = b"data: " + msgspec.json.encode(error(str(failed), "server_error")) + b"\n\n"
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+            except Exception as failed:
+                is_expected = isinstance(failed, EngineStopped | Refused)
+                why = str(failed) if is_expected else UNEXPECTED
+                body = b"data: " + msgspec.json.encode(error(why, "server_error")) + b"\n\n"
+                await send({"type": "http.response.body", "body": body})
+                if not is_expected:
+                    raise
+                return
             await send({"type": "http.response.body", "body": b""})
 
 
@@ -174,4 +180,4 @@ async def _http_error(request: Request, failed: Exception) -> Response:
 
 
 async def _unexpected(request: Request, failed: Exception) -> Response:
-    return answer(error("something went wrong in the server; its log says more", "server_error"), status=500)
+    return answer(error(UNEXPECTED, "server_error"), status=500)

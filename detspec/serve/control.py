@@ -36,7 +36,7 @@ def control_routes(service: Service) -> list[BaseRoute]:
         return answer({"version": importlib.metadata.version("detspec")})
 
     async def fingerprint(request: Request) -> Response:
-        return answer({"system_fingerprint": service.answerer.system_fingerprint, "fingerprint": service.engine.fingerprint()})
+        return answer({"system_fingerprint": service.answerer.system_fingerprint, "fingerprint": service.answerer.facts})
 
     routes: list[BaseRoute] = [
         Route("/health", health),
@@ -56,7 +56,7 @@ def trainer_routes(service: Service) -> list[BaseRoute]:
         if mode not in PAUSE_MODES:
             raise BodyError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}", "mode")
         await thread.pause(mode)
-        return answer({"is_paused": True})
+        return answer({"is_paused": thread.is_paused})
 
     async def resume(request: Request) -> Response:
         thread.resume()
@@ -69,13 +69,17 @@ def trainer_routes(service: Service) -> list[BaseRoute]:
         body = given_fields((await read_json(request, service.options.max_body_bytes))[0], UPDATE)
         if "path" not in body:
             raise BodyError("the body needs a path: the name of a folder in that of --weights-dir", "path")
-        if thread.num_open and not (thread.is_paused and thread.is_quiet):
-            raise HTTPException(409, "requests are in flight: POST /pause?mode=abort or mode=wait first")
+        refuse_in_flight()
         try:
             await service.update_weights(body["path"], body.get("weight_version"))
         except InputError as failed:
+            refuse_in_flight()  # they came while weights were loaded
             return answer(error(str(failed), "invalid_request_error"), status=400)
         return answer(weights())
+
+    def refuse_in_flight() -> None:
+        if thread.num_open and not (thread.is_paused and thread.is_quiet):
+            raise HTTPException(409, "requests are in flight: POST /pause?mode=abort or mode=wait first")
 
     async def weight_info(request: Request) -> Response:
         return answer(weights())

@@ -136,15 +136,18 @@ class EngineThread:
     def submit(self, requests: Sequence[Request], *, stream: bool) -> Call:
         """Adds the requests of one call, whose ids all differ.
 
-        Raises `QueueFull` if more samples would wait than may, and `EngineStopped` if the thread has ended.
+        Raises `QueueFull` if more samples would wait than may, `InputError` if there is never room for so many, and
+        `EngineStopped` if the thread has ended.
         """
         self._check_runs()
         call = Call(requests, streamed=stream)
         room = self.engine.num_places + self.max_waiting
+        has = f"there is room for {self.engine.num_places} that run and {self.max_waiting} that wait"
+        if call.num_samples > room:
+            raise InputError(f"the call asks for {call.num_samples} samples, and {has}: ask for fewer")
         if self.num_open + call.num_samples > room:
             raise QueueFull(
-                f"{self.num_open} samples are in flight and this call asks for {call.num_samples}; there is room for "
-                f"{self.engine.num_places} that run and {self.max_waiting} that wait: come again, or ask for fewer"
+                f"{self.num_open} samples are in flight, the call asks for {call.num_samples}, and {has}: come again"
             )
         self.num_open += call.num_samples
         for request in requests:
@@ -180,13 +183,16 @@ class EngineThread:
             self.abort(call)
 
     async def pause(self, mode: str) -> None:
-        """New calls wait from now on. What is in flight is aborted, waited for, or kept where it is, as `mode` says."""
+        """New calls wait from now on. What is in flight is aborted, waited for, or kept where it is, as `mode` says.
+
+        Returns early if another call resumes meanwhile.
+        """
         self.is_paused = True
         self._holds = mode == "keep"
         if mode == "abort":
             for call in self._begun():
                 self.abort(call)
-        while mode != "keep" and not self.is_quiet:
+        while mode != "keep" and self.is_paused and not self.is_quiet:
             self._check_runs()
             await asyncio.sleep(POLL_S)
 

@@ -19,7 +19,6 @@ from detspec.errors import InputError
 from detspec.jobs.audit_responses import GIVEN_KEY, HEADER_KEYS
 from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE
 from detspec.jobs.lines import completion_line
-from detspec.jobs.manifest import text_facts
 from detspec.read_json import parse_json
 from detspec.serve.engine_thread import EngineStopped
 
@@ -59,7 +58,7 @@ class ResponseLog:
     def begin(self, engine: Engine) -> None:
         """Says what all bits from here on depend on. Raises `LogFailed`, as `write`."""
         config = {**dataclasses.asdict(engine.config), "schedule": engine.schedule.bits()}
-        facts = {"fingerprint": engine.fingerprint(), "text": text_facts(engine.model), "engine": config}
+        facts = {"fingerprint": engine.fingerprint(), "text": engine.model.text_facts(), "engine": config}
         self._write(json.dumps(facts).encode())
 
     def write(self, request: Request, completion: Completion) -> None:

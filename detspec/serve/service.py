@@ -12,6 +12,7 @@ from detspec.checkpoint.load import Model, load
 from detspec.engine.engine import Engine
 from detspec.engine.request import ABORTED, Completion
 from detspec.errors import InputError
+from detspec.model.params import Params
 from detspec.openai.bodies import Parsed, parse_chat, parse_completion, requests_of
 from detspec.openai.fields import BodyError
 from detspec.openai.responses import Answerer, make_answerer, response_id
@@ -88,10 +89,7 @@ class Service:
         """A body of that kind, checked and with its seed; `BodyError` if it is refused."""
         parser: Any = PARSERS[kind]
         max_len = self.engine.config.max_len
-        if num_bytes < LONG_BODY:
-            parsed = parser(body, self.model, max_len=max_len)
-        else:
-            parsed = await asyncio.to_thread(parser, body, self.model, max_len=max_len)
+        parsed = await off_loop(num_bytes, lambda: parser(body, self.model, max_len=max_len))
         if parsed.model is not None and parsed.model != self.options.name:
             raise BodyError(
                 f"the model {parsed.model!r} is not served here, but {self.options.name!r}", "model", "model_not_found"
@@ -119,13 +117,12 @@ class Service:
         Raises `InputError` if there is no such folder, if shapes differ, or if requests are in flight.
         """
         assert self.options.weights_dir is not None
-        if not name or name in (".", "..") or "/" in name or "\\" in name or not (self.options.weights_dir / name).is_dir():
+        if not name or name in (".", "..") or "/" in name or "\\" in name or not _is_folder(self.options.weights_dir / name):
             raise InputError(f"there is no folder of weights {name!r}; give the name of one in the folder of --weights-dir")
         loaded = await asyncio.to_thread(load, self.options.weights_dir / name)
-        if loaded.cfg != self.model.cfg:
+        if dataclasses.replace(loaded.cfg, weights=self.model.cfg.weights) != self.model.cfg:
             raise InputError(f"the folder {name!r} holds a model of another shape or dtype than the one that is served")
-        await self.thread.run_idle(lambda: self.engine.update_params(loaded.params, weight_version))
-        self._name_weights()
+        await self.thread.run_idle(lambda: self._use(loaded.params, weight_version))
         self._logged(lambda log: log.begin(self.engine))
 
     async def abort_late(self) -> None:
@@ -152,9 +149,17 @@ class Service:
             self.thread.fail(failed)
             raise
 
+    def _use(self, params: Params, weight_version: str | None) -> None:
+        """Goes on with `params`; in the engine's thread, so no answer of theirs can have another name."""
+        self.engine.update_params(params, weight_version)
+        self._name_weights()
+
     def _name_weights(self) -> None:
         fingerprint = self.engine.fingerprint()
-        self.answerer: Answerer = make_answerer(self.model, fingerprint, name=self.options.name, created=self._made)
+        max_len = self.engine.config.max_len
+        self.answerer: Answerer = make_answerer(
+            self.model, fingerprint, max_len=max_len, name=self.options.name, created=self._made
+        )
 
     def answerer_now(self) -> Answerer:
         """What bodies say that are made now."""
@@ -165,6 +170,18 @@ class Service:
         if parsed.sampling[0].temperature == 0:
             return 0
         return secrets.randbits(32) if self.options.default_seed is None else self.options.default_seed
+
+
+async def off_loop(num_bytes: int, work: Callable[[], Any]) -> Any:
+    """What `work` gives, which another thread does if a body of so many bytes could take it long."""
+    return work() if num_bytes < LONG_BODY else await asyncio.to_thread(work)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # no name that a file can have
+        return False
 
 
 def in_one_piece(parsed: Parsed) -> bool:

@@ -25,17 +25,19 @@ async def events(
 
     Raises `ClientLeft` if the client disconnects.
     """
-    chunks = chunks_of(parsed, service.answerer_now())
+    chunks: Chunks | None = None
     with service.thread.watching(call, receive):
-        for chunk in chunks.first():
-            yield event(chunk)
         async for update in call.updates():
+            if chunks is None:  # only now, since weights may change until the call has begun
+                chunks = chunks_of(parsed, service.answerer_now())
+                for chunk in chunks.first():
+                    yield event(chunk)
             place = place_of(update)
             if update.completion is not None:
                 update = update._replace(completion=service.ended(parsed, call, place, update.completion))
             for chunk in chunks.of(update, place):
                 yield event(chunk)
-        if parsed.include_usage:
+        if parsed.include_usage and chunks is not None:
             yield event(chunks.last())
         yield DONE
 

@@ -1,5 +1,6 @@
 """Routes of the tokenizer, and generation from token ids to token ids."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -10,7 +11,7 @@ from detspec.generation.checks import check_ids
 from detspec.openai.fields import BOOL, INTS, LIST, OBJECT, TEXT, BodyError, given_fields
 from detspec.openai.prompts import chat_prompt, token_ids
 from detspec.serve.http import answer, read_json
-from detspec.serve.service import Service
+from detspec.serve.service import Service, off_loop
 
 TOKENIZE = {
     "model": TEXT,
@@ -26,30 +27,36 @@ DETOKENIZE = {"model": TEXT, "tokens": INTS}
 def token_routes(service: Service) -> list[BaseRoute]:
     """`/tokenize`, `/detokenize` and `/tokenizer_info`."""
 
-    async def body_of(request: Request, accepted: dict[str, Any]) -> dict[str, Any]:
-        return given_fields((await read_json(request, service.options.max_body_bytes))[0], accepted)
+    async def body_of(request: Request, accepted: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        body, num_bytes = await read_json(request, service.options.max_body_bytes)
+        return given_fields(body, accepted), num_bytes
 
-    async def tokenize(request: Request) -> Response:
-        body = await body_of(request, TOKENIZE)
+    def ids_of(body: dict[str, Any]) -> Sequence[int]:
         max_len = service.engine.config.max_len
         if "messages" in body:
-            ids = chat_prompt(body, service.model, max_len=max_len, now=None)
-        elif "prompt" in body:
+            return chat_prompt(body, service.model, max_len=max_len, now=None)
+        if "prompt" in body:
             add_special = body.get("add_special_tokens", True)
-            ids = token_ids(body["prompt"], service.model, max_len=max_len, add_special=add_special)
-        else:
-            raise BodyError("the body needs a prompt, a text, or messages", "prompt")
+            return token_ids(body["prompt"], service.model, max_len=max_len, add_special=add_special)
+        raise BodyError("the body needs a prompt, a text, or messages", "prompt")
+
+    async def tokenize(request: Request) -> Response:
+        body, num_bytes = await body_of(request, TOKENIZE)
+        max_len = service.engine.config.max_len
+        ids = await off_loop(num_bytes, lambda: ids_of(body))
         found = {"count": len(ids), "max_model_len": max_len, "tokens": ids}
         if body.get("return_token_strs"):
             found["token_strs"] = [service.answerer.token_texts.text_of(token) for token in ids]
         return answer(found)
 
     async def detokenize(request: Request) -> Response:
-        body = await body_of(request, DETOKENIZE)
+        body, _ = await body_of(request, DETOKENIZE)
         if "tokens" not in body:
             raise BodyError("the body needs tokens, a list of token ids", "tokens")
         if service.model.tokenizer is None:
             raise BodyError("the model has no tokenizer.json, so there is no text", "tokens")
+        if len(body["tokens"]) > (most := service.engine.config.max_len):
+            raise BodyError(f"tokens holds {len(body['tokens'])} ids, more than max_len ({most}): send them in parts", "tokens")
         check_ids(body["tokens"], service.model.cfg, "tokens")
         return answer({"prompt": service.model.tokenizer.decode(body["tokens"], skip_special_tokens=False)})
 

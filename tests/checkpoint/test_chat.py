@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from detspec.checkpoint.chat import ChatTemplate, read_chat_template
+from detspec.choices import NO_TIME
 from detspec.errors import InputError
 
 TURNS = (
@@ -43,6 +44,10 @@ def test_generation_marks_and_loop_controls_are_understood():
 
 def test_date_is_the_callers_if_one_is_given():
     assert render("{{ strftime_now('%d %b %Y') }}", now=datetime.datetime(2024, 7, 26)) == "26 Jul 2024"
+    own = "{{ strftime_now('%d %b %Y') if strftime_now is defined else '26 Jul 2024' }}"
+    assert render(own) != render(own, now=NO_TIME) == "26 Jul 2024"
+    with pytest.raises(InputError, match="it prints the date, and is given none"):
+        render("{{ strftime_now('%d %b %Y') }}", now=NO_TIME)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """OpenAI's batch lines: read by the official client's types, the same bytes in any batch and shards, errors apart."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from detspec.jobs.batch_lines import seed_of
 from detspec.jobs.chunk_folder import chunk_folder
 from detspec.jobs.files import shard_path, sibling
 from detspec.jobs.job import Unfinished, run_job, stream_job
+from detspec.jobs.manifest import job_header
 from detspec.jobs.merge import merge
 from detspec.jobs.merge_chunks import merge_chunks
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
@@ -142,6 +144,25 @@ def test_bytes_are_the_same_in_any_batch_and_differ_for_ordinary_requests(talkin
             outputs.setdefault(deterministic, []).append((tmp_path / "out.jsonl").read_bytes())
     assert outputs[True][0] == outputs[True][1]
     assert outputs[False][0] != outputs[False][1]
+
+
+def test_without_a_time_templates_get_no_clock(talking, tmp_path):
+    one_row, _ = talking
+    chats = [raw for raw in some_lines() if b'"messages"' in raw]
+    out = tmp_path / "out.jsonl"
+    with Prompts(str(write(tmp_path, chats))) as prompts:
+        run_job(one_row, dataclasses.replace(spec_of(prompts), created=None), out)
+    assert out.read_bytes() == b""
+    (error,) = sibling(out, "errors").read_text().splitlines()
+    assert "it prints the date, and is given none" in error
+
+
+def test_outputs_of_another_max_len_belong_to_another_job(talking, tmp_path):
+    """A chat that does not say how long its answer may be gets as many tokens as there is room for."""
+    one_row, _ = talking
+    with Prompts(str(write(tmp_path, some_lines()))) as prompts:
+        header = job_header(one_row, spec_of(prompts))
+    assert header["openai"] == {"created": 86400, "max_len": one_row.config.max_len}
 
 
 def test_seed_of_the_job_decides_lines_without_their_own(talking, tmp_path):

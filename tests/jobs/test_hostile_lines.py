@@ -108,6 +108,14 @@ def test_variables_of_a_template_may_have_any_name(one_row, chatty):
     assert parse_request(as_bytes(line), chatty, one_row.config, DEFAULTS).id == "c"
 
 
+def test_template_that_prints_the_date_is_given_none(one_row, chatty):
+    """A job that goes on another day asks the same."""
+    date = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}ab{% endif %}"
+    dated = dataclasses.replace(chatty, chat_template=ChatTemplate(date, {}))
+    raw = as_bytes({"id": "a", "messages": [{"role": "user", "content": "x"}]})
+    assert dated.decode(parse_request(raw, dated, one_row.config, DEFAULTS).prompt_token_ids) == "ab"
+
+
 @FILES
 @given(raws=st.lists(st.sampled_from(LINES).flatmap(damaged), max_size=4), strict=st.booleans())
 def test_any_file_of_prompts_is_scanned_or_is_one_error(one_row, tmp_path, raws, strict):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from detspec.errors import InputError
-from detspec.jobs.chunk_choice import Take, choose, choose_to_help, is_to_check
+from detspec.jobs.chunk_choice import Take, choose, choose_to_help, is_to_check, may_check
 from detspec.jobs.chunk_folder import ChunkFolder, Claim, View, chunk_folder, host_of, worker_name
 from detspec.jobs.files import sibling
 from detspec.jobs.heartbeat import Heartbeat
@@ -395,13 +395,27 @@ def test_choice_takes_free_then_abandoned_then_checks_and_helps_the_least_helped
     held = dataclasses.replace(view, claims={1: claims("x"), 3: claims("me")})
     assert choose(held, "me", 4, first=4) is None
     assert choose(held, "me", 4, first=4, to_check=[0]) == Take(0, 0, check=True)
-    assert choose(held, "me", 4, first=4, to_check=[0], own={0}) is None
+    assert choose(held, "me", 4, first=4, to_check=[0], authors=lambda chunk: ["me"]) is None
     alone = dataclasses.replace(held, live=frozenset({"me"}))
-    assert choose(alone, "me", 4, first=4, to_check=[0], own={0}) == Take(0, 0, check=True)
+    assert choose(alone, "me", 4, first=4, to_check=[0], authors=lambda chunk: ["me"]) == Take(0, 0, check=True)
     busy = View(set(), {1: claims("x", "y"), 2: claims("x"), 5: claims("y"), 3: claims("me", "x")}, set(), {}, live)
     assert choose_to_help(busy, "me") == Take(5, 1, others=claims("y"))
     full = View(set(), {1: claims("a", "b", "c")}, set(), {}, live)
     assert choose_to_help(full, "me") is None
+
+
+@pytest.mark.parametrize(
+    ("authors", "live", "those"),
+    [
+        (["a-1-x"], ["a-1-x", "a-2-y", "b-1-z"], ["b-1-z"]),  # on another host
+        (["a-1-x"], ["a-1-x", "a-2-y"], ["a-2-y"]),  # else another worker
+        (["a-1-x", "a-2-y"], ["a-1-x", "a-2-y"], ["a-1-x", "a-2-y"]),  # else any
+        (["a-1-x", "b-1-z"], ["a-1-x", "a-2-y", "b-1-z"], ["a-2-y"]),  # both hosts did a part
+        (["gone-1-x"], ["a-1-x", "a-2-y"], ["a-1-x", "a-2-y"]),
+    ],
+)
+def test_those_check_who_are_farthest_from_the_authors(authors, live, those):
+    assert [name for name in live if may_check(name, authors, live)] == those
 
 
 def test_shares_to_check_grow_into_each_other():

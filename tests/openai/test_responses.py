@@ -18,6 +18,7 @@ from detspec.openai.bodies import parse_chat, parse_completion
 from detspec.openai.fields import BodyError
 from detspec.openai.logprobs import text_offsets
 from detspec.openai.responses import chat_body, completion_body, error_body, make_answerer, system_fingerprint
+from detspec.openai.scores import scored
 from detspec.openai.token_texts import TokenTexts
 from tests.engine.byte_model import BYTE_CFG, byte_tokenizer
 
@@ -36,14 +37,18 @@ def model(tmp_path_factory):
     def chat_prompt(messages, **variables):
         return tokenizer.encode(messages[0]["content"])
 
-    decode = tokenizer.decode
-    own = {"cfg": BYTE_CFG, "tokenizer": tokenizer, "chat_template": None, "chat_prompt": chat_prompt, "decode": decode}
+    own = {"cfg": BYTE_CFG, "tokenizer": tokenizer, "chat_template": None, "chat_prompt": chat_prompt}
+    own |= {"decode": tokenizer.decode, "text_facts": lambda: {"tokenizer": tokenizer.digest}}
     return SimpleNamespace(**own)
 
 
 @pytest.fixture(scope="module")
 def answerer(model):
-    return make_answerer(model, {"detspec": "1", "model": "w"}, name="bytes", created=1700000000)
+    return answerer_of(model)
+
+
+def answerer_of(model, *, weights="w", max_len=64):
+    return make_answerer(model, {"detspec": "1", "model": weights}, max_len=max_len, name="bytes", created=1700000000)
 
 
 def ended(model, parsed, token_ids, index=0, **changes) -> Completion:
@@ -136,6 +141,29 @@ def test_score_has_the_prompt_alone(model, answerer):
     assert body["choices"][0]["text"] == "ab"
     assert body["choices"][0]["logprobs"]["token_logprobs"] == [None, -3.0]
     assert body["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("logprobs", [0, 2])
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_prompt_of_an_aborted_request_has_nulls(model, answerer, max_tokens, logprobs):
+    """A score, or a text that is generated."""
+    parsed = completion(model, prompt=[A, B, C], logprobs=logprobs, echo=True, max_tokens=max_tokens, prompt_logprobs=1)
+    aborted = ended(model, parsed, [], finish_reason="abort")
+    if parsed.is_score:
+        aborted = scored(dataclasses.replace(aborted, prompt_token_ids=(A,)), parsed.prompts[0])
+    choice = completion_body(parsed, [aborted], answerer)["choices"][0]
+    assert choice["finish_reason"] == "abort"
+    assert choice["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert choice["logprobs"]["token_logprobs"] == [None] * 3
+    assert choice["logprobs"]["top_logprobs"] == ([None] * 3 if logprobs else None)
+    assert choice["prompt_logprobs"] == [None] * 3
+
+
+def test_fingerprint_names_all_that_choices_depend_on(model):
+    other = SimpleNamespace(**{**vars(model), "text_facts": lambda: {"tokenizer": "other"}})
+    answerers = [answerer_of(model), answerer_of(model, weights="v"), answerer_of(model, max_len=65), answerer_of(other)]
+    assert len({answerer.system_fingerprint for answerer in answerers}) == len(answerers)
+    assert answerer_of(model).system_fingerprint == answerers[0].system_fingerprint
 
 
 def test_prompt_logprobs_have_ranks(model, answerer):

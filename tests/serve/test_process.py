@@ -166,8 +166,10 @@ def test_key_comes_from_the_environment_and_bad_options_are_one_line(folder, mon
         for args, message in (
             (["--port", port], "cannot be listened at"),
             (["--weights-dir", "/none"], "there is no such folder"),
+            ([], "DETSPEC_API_KEY is empty"),
         ):
             command = [sys.executable, "-m", "detspec", "serve", "--model", str(folder), *args]
+            monkeypatch.setenv("DETSPEC_API_KEY", "" if "is empty" in message else "secret")
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 2
             assert message in done.stderr.splitlines()[-1]

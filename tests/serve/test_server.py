@@ -53,22 +53,27 @@ def choices(server: Running, body: dict) -> str:
     return json.dumps(server.ask(**body)["choices"])
 
 
+def chunks_of(server: Running, body: dict) -> list[dict]:
+    """The chunks of a stream."""
+    with server.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
+        lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
 def streamed(server: Running, body: dict) -> str:
     """What the chunks of a stream join to, as the choices of a whole answer."""
     joined: dict = {}
-    with server.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
-        for line in stream.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-            if not joined:
-                joined = choice
-                continue
-            joined["text"] += choice["text"]
-            joined["token_ids"] += choice["token_ids"]
-            for key, values in choice["logprobs"].items():
-                joined["logprobs"][key] = None if values is None else joined["logprobs"][key] + values
-            joined |= {key: value for key, value in choice.items() if key not in ("text", "logprobs", "token_ids")}
+    for chunk in chunks_of(server, body):
+        (choice,) = chunk["choices"]
+        if not joined:
+            joined = choice
+            continue
+        joined["text"] += choice["text"]
+        joined["token_ids"] += choice["token_ids"]
+        for key, values in choice["logprobs"].items():
+            joined["logprobs"][key] = None if values is None else joined["logprobs"][key] + values
+        joined |= {key: value for key, value in choice.items() if key not in ("text", "logprobs", "token_ids")}
     return json.dumps([joined])
 
 
@@ -253,11 +258,17 @@ def test_wrong_paths_and_methods_are_answered_in_json(server):
 
 
 def test_calls_beyond_the_queue_are_told_to_come_again(model):
-    with serving(make_engine(model), max_waiting=2) as server:
+    with serving(make_engine(model, segment_steps=1), max_waiting=2) as server:
         answer = server.http.post("/v1/completions", json={"prompt": "a", "n": 11})
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.status_code == 400  # there is never room
         assert "11" in answer.json()["error"]["message"]
-        assert len(server.ask(prompt="a", n=10, max_tokens=2)["choices"]) == 10
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            full = threads.submit(server.ask, prompt="a", n=10, max_tokens=50)
+            while server.service.thread.num_open < 10:
+                pass
+            answer = server.http.post("/v1/completions", json={"prompt": "a", "n": 2})
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+            assert len(full.result()["choices"]) == 10
         server.wait_until_empty()
 
 
@@ -276,16 +287,21 @@ def test_trainer_pauses_changes_weights_and_goes_on(model, tmp_path):
     body = {"prompt": [5, 17, 9], "seed": 1, "max_tokens": 8, "logprobs": 0}
     with serving(make_engine(model), weights_dir=tmp_path, log=tmp_path / "log.jsonl") as server:
         before = server.ask(**body)
-        for bad in ("../first", "/etc", "none", "first/", ".."):
+        for bad in ("../first", "/etc", "none", "first/", "..", "a" * 300):
             answer = server.http.post("/update_weights", json={"path": bad})
             assert (answer.status_code, "no folder of weights" in answer.text) == (400, True)
         assert server.ask("/pause?mode=wait") == {"is_paused": True}
-        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
             waiting = threads.submit(server.ask, **body)
+            stream = threads.submit(chunks_of, server, body)
+            while server.service.thread.num_open < 2:
+                pass
             assert server.ask("/update_weights", path="second", weight_version="step 2")["weight_version"] == "step 2"
             assert not waiting.done()
             server.ask("/resume")
             second = waiting.result()
+        assert {chunk["system_fingerprint"] for chunk in stream.result()} == {second["system_fingerprint"]}
+        assert "".join(chunk["choices"][0]["text"] for chunk in stream.result()) == second["choices"][0]["text"]
         assert second["choices"] != before["choices"]
         assert second["system_fingerprint"] != before["system_fingerprint"]
         server.ask("/update_weights", path="first")
@@ -293,8 +309,23 @@ def test_trainer_pauses_changes_weights_and_goes_on(model, tmp_path):
         assert {**after, "created": 0} == {**before, "created": 0}
         server.wait_until_empty()
     report = run_audit_responses(chatting(load(tmp_path / "first")), tmp_path / "log.jsonl", max_requests=8)
-    assert (report.num_records, report.differences, report.num_other_weights) == (2, [], 1)
+    assert (report.num_records, report.differences, report.num_other_weights) == (2, [], 2)
     assert digest_model(BYTE_CFG, byte_params()) == load(tmp_path / "first").digest
+
+
+def test_model_in_int8_takes_new_weights_in_its_own_dtype(tmp_path):
+    write_folder(tmp_path / "first")
+    write_folder(tmp_path / "second", init_params(BYTE_CFG, jax.random.key(2)))
+    body = {"prompt": [5, 17, 9], "seed": 1, "max_tokens": 8, "logprobs": 0}
+    rounded = {name: load(tmp_path / name, weights="int8") for name in ("first", "second")}
+    with serving(make_engine(rounded["second"])) as server:
+        expected = server.ask(**body)
+    with serving(make_engine(rounded["first"]), weights_dir=tmp_path) as server:
+        before = server.ask(**body)
+        server.ask("/update_weights", path="second")
+        after = server.ask(**body)
+    assert after["choices"] == expected["choices"] != before["choices"]
+    assert after["system_fingerprint"] == expected["system_fingerprint"]
 
 
 def test_pause_can_keep_or_abort_what_is_in_flight(model, tmp_path):
@@ -311,7 +342,8 @@ def test_pause_can_keep_or_abort_what_is_in_flight(model, tmp_path):
             assert answer.status_code == (409 if not kept.done() else 400)
             server.ask("/resume")
             assert kept.result() == alone
-            aborted = threads.submit(choices, server, {**body, "n": 8})
+            asked = {"n": 8, "echo": True, "logprobs": 1, "prompt_logprobs": 1}  # nothing that was asked can be had
+            aborted = threads.submit(choices, server, {**body, **asked})
             while not server.engine.num_live:
                 pass
             server.ask("/pause?mode=abort")
