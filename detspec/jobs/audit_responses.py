@@ -6,6 +6,7 @@ weights. Each other line holds what was asked and the record of one sample, or o
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,10 +32,12 @@ LINE_KEYS = {"prompt_token_ids", "sampling", "record"}
 
 @dataclasses.dataclass
 class Part:
-    """The lines of a log between two changes of what bits depend on."""
+    """The lines of a log between two changes of what bits depend on. Only where they are: a log may not fit into memory."""
 
     origin: Origin
-    lines: list[tuple[int, dict[str, Any]]]  # with their numbers in the file, from 1
+    byte: int  # where they begin in the file
+    place: int  # number of the first in the file, from 1
+    num_lines: int = 0
 
 
 def run_audit_responses(model: Model, log: Path, *, max_requests: int = 32) -> AuditReport:
@@ -44,10 +47,10 @@ def run_audit_responses(model: Model, log: Path, *, max_requests: int = 32) -> A
     """
     parts = read_log(log)
     report = AuditReport()
-    with Progress(sum(len(part.lines) for part in parts), "records") as progress:
+    with Progress(sum(part.num_lines for part in parts), "records") as progress:
         for part in parts:
             if part.origin.fingerprint["model"] != model.digest:
-                report.num_other_weights += len(part.lines)
+                report.num_other_weights += part.num_lines
                 continue
             check_model(part.origin, model)
             found = audit_records(model, part.origin, _records(part, model, log), max_requests=max_requests, progress=progress)
@@ -64,41 +67,49 @@ def run_audit_responses(model: Model, log: Path, *, max_requests: int = 32) -> A
 
 def read_log(log: Path) -> list[Part]:
     """The parts of a log that hold records; the last line may be cut off. `InputError` names a line that is no log's."""
+    parts: list[Part] = []
+    byte = 0
     try:
-        *whole, _ = log.read_bytes().split(b"\n")
+        with log.open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                byte += len(raw)
+                if not raw.endswith(b"\n"):
+                    break
+                try:
+                    line = parse_json(raw)
+                    if not isinstance(line, dict):
+                        raise InputError("is no JSON object")
+                    if line.keys() == HEADER_KEYS:
+                        parts.append(Part(_origin(line), byte, number + 1))
+                    elif line.keys() - {GIVEN_KEY} == LINE_KEYS and parts:
+                        parts[-1].num_lines += 1
+                    else:
+                        raise InputError(
+                            f"has the keys {', '.join(line)}; a log has {sorted(HEADER_KEYS)} first, then {sorted(LINE_KEYS)}"
+                        )
+                except InputError as error:
+                    raise InputError(f"{log} line {number}: {error}") from error
     except OSError as error:
         raise InputError(f"--responses {log}: {error.strerror}") from error
-    parts: list[Part] = []
-    for number, raw in enumerate(whole, start=1):
-        try:
-            line = parse_json(raw)
-            if not isinstance(line, dict):
-                raise InputError("is no JSON object")
-            if line.keys() == HEADER_KEYS:
-                parts.append(Part(_origin(line), []))
-            elif line.keys() - {GIVEN_KEY} == LINE_KEYS and parts:
-                parts[-1].lines.append((number, line))
-            else:
-                raise InputError(
-                    f"has the keys {', '.join(line)}; a log has {sorted(HEADER_KEYS)} first, then {sorted(LINE_KEYS)}"
-                )
-        except InputError as error:
-            raise InputError(f"{log} line {number}: {error}") from error
-    return [part for part in parts if part.lines]
+    return [part for part in parts if part.num_lines]
 
 
 def _records(part: Part, model: Model, log: Path) -> Iterator[tuple[Record, Request]]:
     """The records of one part, each with the sample that it answers."""
-    for number, line in part.lines:
-        try:
-            record = parse_record(json.dumps(line["record"]).encode(), model.cfg.vocab_size)
-            sampling = SamplingParams(**line["sampling"])
-            prompt = tuple(line["prompt_token_ids"])
-            given = tuple(line.get(GIVEN_KEY, ()))
-            request = Request(record.id, prompt, sampling, given_token_ids=given)
-            yield record, sample_of(check_request(model, part.origin.engine, request), record)
-        except (InputError, TypeError) as error:
-            raise InputError(f"{log} line {number}: {error}") from error
+    with log.open("rb") as file:
+        file.seek(part.byte)
+        for number, raw in enumerate(itertools.islice(file, part.num_lines), start=part.place):
+            try:
+                line = parse_json(raw)
+                assert isinstance(line, dict)
+                record = parse_record(json.dumps(line["record"]).encode(), model.cfg.vocab_size)
+                sampling = SamplingParams(**line["sampling"])
+                prompt = tuple(line["prompt_token_ids"])
+                given = tuple(line.get(GIVEN_KEY, ()))
+                request = Request(record.id, prompt, sampling, given_token_ids=given)
+                yield record, sample_of(check_request(model, part.origin.engine, request), record)
+            except (InputError, TypeError) as error:
+                raise InputError(f"{log} line {number}: {error}") from error
 
 
 def _origin(header: dict[str, Any]) -> Origin:

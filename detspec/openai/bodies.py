@@ -55,6 +55,7 @@ class Parsed:
         logprobs: how many likeliest tokens to report at each position besides the chosen one; None for no log-probabilities.
         prompt_logprobs: the same for the prompt, under that name; None if it is not asked for.
         return_token_ids: answer with token ids, too.
+        return_weight_versions: say of each choice which weights its tokens come from.
         tokens_as_ids: tokens are named `token_id:5` in log-probabilities.
         stream, include_usage, continuous_usage: answer piece by piece; end with a chunk of usage; usage in each chunk.
         request_id: the client's own name for the request.
@@ -71,6 +72,7 @@ class Parsed:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
+    return_weight_versions: bool = False
     tokens_as_ids: bool = False
     stream: bool = False
     include_usage: bool = False
@@ -91,7 +93,8 @@ class Parsed:
     def digest(self) -> str:
         """SHA-256 in hex of everything that decides the answer, the seed included; equal requests have equal digests."""
         shape = (self.kind, self.is_score, self.echo, self.logprobs, self.prompt_logprobs, self.tokens_as_ids)
-        facts = [shape, self.return_token_ids, self.prompts, [sampling.facts() for sampling in self.sampling]]
+        returned = [self.return_token_ids, self.return_weight_versions]
+        facts = [shape, returned, self.prompts, [sampling.facts() for sampling in self.sampling]]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def with_seed(self, seed: int) -> "Parsed":
@@ -199,6 +202,7 @@ def _parsed(
         seed=given.get("seed"),
         prompt_logprobs=given.get("prompt_logprobs"),
         return_token_ids=given.get("return_token_ids", False),
+        return_weight_versions=given.get("return_weight_versions", False),
         tokens_as_ids=given.get("return_tokens_as_token_ids", False),
         stream=given.get("stream", False),
         include_usage=include_usage,

@@ -123,6 +123,7 @@ SHARED = {
     "add_special_tokens": BOOL,
     "return_token_ids": BOOL,
     "return_tokens_as_token_ids": BOOL,
+    "return_weight_versions": BOOL,
     "request_id": TEXT,
     "stream": BOOL,
     "stream_options": OBJECT,

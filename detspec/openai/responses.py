@@ -105,6 +105,8 @@ def extras(parsed: Parsed, completion: Completion, answerer: Answerer) -> dict[s
     found: dict[str, Any] = {"digest": completion.digest}
     if parsed.return_token_ids:
         found |= {"prompt_token_ids": list(completion.prompt_token_ids), "token_ids": list(completion.token_ids)}
+    if parsed.return_weight_versions:
+        found["weight_versions"] = weight_versions(completion, answerer)
     if parsed.prompt_logprobs is not None:
         found["prompt_logprobs"] = prompt_logprobs(parsed, completion, answerer.token_texts)
     if completion.thoughts:
@@ -113,6 +115,13 @@ def extras(parsed: Parsed, completion: Completion, answerer: Answerer) -> dict[s
             for thought in completion.thoughts
         ]
     return found
+
+
+def weight_versions(completion: Completion, answerer: Answerer) -> list[dict[str, Any]]:
+    """Which new tokens come from which weights, in vLLM's shape: all from the same, named by their version or their digest."""
+    version = answerer.facts.get("weight_version", answerer.facts["model"])
+    number = len(completion.token_ids)
+    return [{"start": 0, "end": number, "version": version}] if number else []
 
 
 def stop_reason(parsed: Parsed, index: int, completion: Completion, answerer: Answerer) -> str | int | None:

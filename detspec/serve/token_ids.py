@@ -7,7 +7,7 @@ from detspec.engine.request import Completion, Update
 from detspec.openai.bodies import Parsed
 from detspec.openai.fields import BOOL, INTS, OBJECT, TEXT, BodyError, given_fields
 from detspec.openai.logprobs import number_of
-from detspec.openai.responses import Answerer, ending, response_id, usage
+from detspec.openai.responses import Answerer, ending, response_id, usage, weight_versions
 from detspec.serve.streams import Chunks
 
 ACCEPTED = {"model": TEXT, "token_ids": INTS, "sampling_params": OBJECT, "stream": BOOL, "request_id": TEXT}
@@ -61,4 +61,8 @@ def _choice(index: int, token_ids: Sequence[int], logprobs: Sequence[float]) -> 
 
 
 def _end(parsed: Parsed, index: int, completion: Completion, answerer: Answerer) -> dict[str, Any]:
-    return {**ending(parsed, index, completion, answerer), "digest": completion.digest}
+    return {
+        **ending(parsed, index, completion, answerer),
+        "digest": completion.digest,
+        "weight_versions": weight_versions(completion, answerer),
+    }

@@ -159,6 +159,15 @@ def test_prompt_of_an_aborted_request_has_nulls(model, answerer, max_tokens, log
     assert choice["prompt_logprobs"] == [None] * 3
 
 
+@pytest.mark.parametrize("text", ["", "abc"])
+def test_weight_versions_are_one_span_at_most(model, answerer, text):
+    parsed = completion(model, return_weight_versions=True)
+    choice = completion_body(parsed, [ended(model, parsed, encode(model, text))], answerer)["choices"][0]
+    assert choice["weight_versions"] == ([{"start": 0, "end": 3, "version": "w"}] if text else [])
+    plain = completion(model)
+    assert "weight_versions" not in completion_body(plain, [ended(model, plain, [A])], answerer)["choices"][0]
+
+
 def test_fingerprint_names_all_that_choices_depend_on(model):
     other = SimpleNamespace(**{**vars(model), "text_facts": lambda: {"tokenizer": "other"}})
     answerers = [answerer_of(model), answerer_of(model, weights="v"), answerer_of(model, max_len=65), answerer_of(other)]

@@ -291,10 +291,14 @@ def test_trainer_pauses_changes_weights_and_goes_on(model, tmp_path):
             answer = server.http.post("/update_weights", json={"path": bad})
             assert (answer.status_code, "no folder of weights" in answer.text) == (400, True)
         assert server.ask("/pause?mode=wait") == {"is_paused": True}
-        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        with concurrent.futures.ThreadPoolExecutor(3) as threads:
             waiting = threads.submit(server.ask, **body)
             stream = threads.submit(chunks_of, server, body)
             while server.service.thread.num_open < 2:
+                pass
+            named = {"prompt": [5, 17, 9], "max_tokens": 8, "return_weight_versions": True, "stream": True}
+            spans = threads.submit(chunks_of, server, named)
+            while server.service.thread.num_open < 3:
                 pass
             assert server.ask("/update_weights", path="second", weight_version="step 2")["weight_version"] == "step 2"
             assert not waiting.done()
@@ -302,6 +306,7 @@ def test_trainer_pauses_changes_weights_and_goes_on(model, tmp_path):
             second = waiting.result()
         assert {chunk["system_fingerprint"] for chunk in stream.result()} == {second["system_fingerprint"]}
         assert "".join(chunk["choices"][0]["text"] for chunk in stream.result()) == second["choices"][0]["text"]
+        assert spans.result()[-1]["choices"][0]["weight_versions"] == [{"start": 0, "end": 8, "version": "step 2"}]
         assert second["choices"] != before["choices"]
         assert second["system_fingerprint"] != before["system_fingerprint"]
         server.ask("/update_weights", path="first")
@@ -309,7 +314,7 @@ def test_trainer_pauses_changes_weights_and_goes_on(model, tmp_path):
         assert {**after, "created": 0} == {**before, "created": 0}
         server.wait_until_empty()
     report = run_audit_responses(chatting(load(tmp_path / "first")), tmp_path / "log.jsonl", max_requests=8)
-    assert (report.num_records, report.differences, report.num_other_weights) == (2, [], 2)
+    assert (report.num_records, report.differences, report.num_other_weights) == (2, [], 3)
     assert digest_model(BYTE_CFG, byte_params()) == load(tmp_path / "first").digest
 
 
