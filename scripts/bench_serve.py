@@ -32,9 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--model", default="tiny_python", help="the model's name in the calls")
     add("--vocab-size", type=int, default=2048, help="made-up prompts hold ids below it")
     add("--num-prompts", type=int, default=1000)
-    add("--random-input-len", type=int, default=128, help="most tokens of a prompt")
-    add("--random-output-len", type=int, default=64, help="most new tokens")
-    add("--random-range-ratio", type=float, default=0.5, help="lengths are between this share of the most and the most")
+    add("--random-input-len", type=int, default=128, help="tokens of a prompt")
+    add("--random-output-len", type=int, default=64, help="new tokens")
+    add("--random-range-ratio", type=float, default=0.0, help="lengths differ from these by up to this share, 0 .. 1")
     add("--request-rate", type=float, default=float("inf"), help="requests a second; inf sends all at once")
     add("--burstiness", type=float, default=1.0, help="1 is a Poisson process, less comes in bursts")
     add("--max-concurrency", type=int, help="most calls in flight")
@@ -45,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--metric-percentiles", default="50,99")
     add("--deterministic-ratio", type=float, default=1.0, help="share of requests that are deterministic")
     add("--deterministic-seed", type=int, default=42)
-    add("--save-result", metavar="FILE", help="also write the results as JSON")
+    add("--save-result", action="store_true", help="also write the results as JSON")
+    add("--result-dir", default=".", help="where to")
+    add("--result-filename", default="bench_serve.json", help="and under which name")
     args = parser.parse_args(argv)
     bodies = marked(random_bodies(args), args.deterministic_ratio, args.deterministic_seed)
     answers, seconds = asyncio.run(
@@ -69,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for error in sorted({answer.error for answer in answers if answer.error}):
         print(f"failed: {error}", file=sys.stderr)
     if args.save_result:
-        Path(args.save_result).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        path = Path(args.result_dir, args.result_filename)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return 1 if found["failed"] else 0
 
 
@@ -77,8 +81,9 @@ def random_bodies(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Completions of made-up prompts."""
     rng = np.random.default_rng(args.seed)
 
-    def length(most: int) -> int:
-        return int(rng.integers(max(1, round(args.random_range_ratio * most)), most + 1))
+    def length(middle: int) -> int:
+        low, high = (round(middle * (1 + sign * args.random_range_ratio)) for sign in (-1, 1))
+        return int(rng.integers(max(1, low), high + 1))
 
     return [
         {
