@@ -98,7 +98,8 @@ class ChatTemplate:
                 self._environment.budget.renew()
                 return self._template.render({**given, **self._special_tokens, **variables})
         except Exception as error:  # a template may raise anything
-            hint = "; it prints the date, and is given none" if "strftime_now" in str(error) and present == NO_TIME else ""
+            has_none = present == NO_TIME and "strftime_now" in str(error)
+            hint = "; the template prints the date, and a job has none: give --created SECONDS" if has_none else ""
             raise InputError(f"{self._path} does not take this conversation: {error}{hint}") from error
 
 

@@ -79,8 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_share,
         default=0.0,
         metavar="SHARE",
-        help="with --shard auto, a share such as 1%% of the chunks is done twice, by another worker if there is one; merge "
-        "compares",
+        help="with --shard auto, a share such as 1%% of the chunks is done twice, best on another host; merge compares",
     )
     add("--chunk-lines", type=int, metavar="N", help="lines of a chunk of --shard auto (default: up to 16, more of long files)")
     add(
@@ -93,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--created",
         type=int,
         metavar="SECONDS",
-        help="time since 1970 in answers to OpenAI's batch lines, and date of templates (default: 0, and the templates' own)",
+        help="time since 1970 that chat templates print (default: none), and that answers to OpenAI's lines give (default: 0)",
     )
     add("--fresh", action="store_true", help="start again, ignoring any journal or output")
     add("--dry-run", action="store_true", help="check everything and print the plan; generate and write nothing")
@@ -206,8 +205,6 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
             config = engine_config_of(args, model)
             engine = EngineGroup(model, config, num_engines=args.engines, drafters=load_drafters(args, model))
         spec = JobSpec(prompts, sampling, shard, args.on_error, is_openai(prompts), args.created)
-        if args.created is not None and not spec.is_openai:
-            raise InputError(f"--created is for OpenAI's batch lines, which {prompts.name} does not hold: leave it out")
         if args.dry_run:
             journaled = None if out == STDIO or args.fresh else Path(out)
             plan = plan_job(engine, spec, journaled)

@@ -23,9 +23,10 @@ DESCRIPTION = """Serves /v1/completions, /v1/chat/completions (whole or as strea
 /inference/v1/generate (token ids in and out), /health, /metrics and /fingerprint. Equal `system_fingerprint` and equal request
 mean equal choices, to the bit, at any load. `"is_deterministic": false` makes a request ordinary. The port opens at once, and
 /health answers 503 until all programs are compiled and certified. A client that leaves ends its requests; calls beyond
---max-waiting are answered with 429. SIGTERM stops admitting, finishes what is in flight within --grace seconds, aborts
-the rest, and ends with the exit code of the signal, 143. Other exit codes: 1 the engine failed; 2 bad options; 3 the disk of
---log is full. Needs the extra `serve`: pip install 'detspec[serve]'."""
+--max-waiting are answered with 429, and those for which there is never room with 400. SIGTERM stops admitting, finishes what is
+in flight within --grace seconds, aborts the rest, and ends with the exit code of the signal, 143. Other exit codes: 1 the
+engine failed; 2 bad options; 3 the disk of --log is full.
+Needs the extra `serve`: pip install 'detspec[serve]'."""
 LOCALHOST = "127.0.0.1"
 KEY = "DETSPEC_API_KEY"
 LAST_S = 10  # seconds after --grace until connections are cut whose clients do not read
@@ -122,6 +123,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def keep_out_of_collections() -> None:
-    """Hides what was compiled from the garbage collector: a look at half a million objects holds up all answers for 0.3 s."""
+    """Hides all that there is from the garbage collector: a look at half a million objects holds up all answers for 0.3 s."""
     gc.collect()
     gc.freeze()

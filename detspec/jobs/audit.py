@@ -25,6 +25,7 @@ from detspec.jobs.audit_report import AuditReport
 from detspec.jobs.difference import difference_of
 from detspec.jobs.files import STDIO
 from detspec.jobs.origin import Origin, check_model, machine_differences, read_origin
+from detspec.jobs.prompts import template_time
 from detspec.jobs.records import PromptsById, Record, read_records
 from detspec.progress import Progress
 
@@ -43,7 +44,8 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
             raise InputError("the job read its prompts from the standard input: name their file with --prompts")
         prompts = Path(origin.source)
     columns = {"column": origin.column, "id_column": origin.id_column}
-    opened = PromptsById(prompts, origin.sha256, **columns, is_openai=origin.is_openai)
+    now = template_time(origin.created)
+    opened = PromptsById(prompts, origin.sha256, **columns, is_openai=origin.is_openai, now=now)
     with opened as asked, Progress(_count_lines(records), "records") as progress:
         if origin.is_openai:
             report = audit_lines(model, records, asked, origin, max_requests=max_requests, progress=progress)

@@ -4,13 +4,16 @@ A line of the log that has a fingerprint says what the bits of the lines after i
 weights. Each other line holds what was asked and the record of one sample, or of one text that was scored.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
@@ -45,7 +48,12 @@ def run_audit_responses(model: Model, log: Path, *, max_requests: int = 32) -> A
 
     Raises `InputError` if the log is missing or malformed, or holds nothing that `model` answered.
     """
-    parts = read_log(log)
+    with open_log(log) as file:
+        return _audit(model, log, file, max_requests)
+
+
+def _audit(model: Model, log: Path, file: BinaryIO, max_requests: int) -> AuditReport:
+    parts = read_log(log, file)
     report = AuditReport()
     with Progress(sum(part.num_lines for part in parts), "records") as progress:
         for part in parts:
@@ -53,7 +61,8 @@ def run_audit_responses(model: Model, log: Path, *, max_requests: int = 32) -> A
                 report.num_other_weights += part.num_lines
                 continue
             check_model(part.origin, model)
-            found = audit_records(model, part.origin, _records(part, model, log), max_requests=max_requests, progress=progress)
+            records = _records(part, model, log, file)
+            found = audit_records(model, part.origin, records, max_requests=max_requests, progress=progress)
             report.add(found)
     if not report.num_records + report.num_ordinary:
         other = (
@@ -65,51 +74,61 @@ def run_audit_responses(model: Model, log: Path, *, max_requests: int = 32) -> A
     return report
 
 
-def read_log(log: Path) -> list[Part]:
+@contextlib.contextmanager
+def open_log(log: Path) -> Iterator[BinaryIO]:
+    """The log, open for reading more than once: what cannot be, as a pipe, is copied. `InputError` if it cannot be read."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file: BinaryIO = stack.enter_context(log.open("rb"))
+            if not file.seekable():
+                copy = stack.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(file, copy)
+                copy.seek(0)
+                file = copy
+        except OSError as error:
+            raise InputError(f"--responses {log}: {error.strerror}") from error
+        yield file
+
+
+def read_log(log: Path, file: BinaryIO) -> list[Part]:
     """The parts of a log that hold records; the last line may be cut off. `InputError` names a line that is no log's."""
     parts: list[Part] = []
     byte = 0
-    try:
-        with log.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                byte += len(raw)
-                if not raw.endswith(b"\n"):
-                    break
-                try:
-                    line = parse_json(raw)
-                    if not isinstance(line, dict):
-                        raise InputError("is no JSON object")
-                    if line.keys() == HEADER_KEYS:
-                        parts.append(Part(_origin(line), byte, number + 1))
-                    elif line.keys() - {GIVEN_KEY} == LINE_KEYS and parts:
-                        parts[-1].num_lines += 1
-                    else:
-                        raise InputError(
-                            f"has the keys {', '.join(line)}; a log has {sorted(HEADER_KEYS)} first, then {sorted(LINE_KEYS)}"
-                        )
-                except InputError as error:
-                    raise InputError(f"{log} line {number}: {error}") from error
-    except OSError as error:
-        raise InputError(f"--responses {log}: {error.strerror}") from error
+    for number, raw in enumerate(file, start=1):
+        byte += len(raw)
+        if not raw.endswith(b"\n"):
+            break
+        try:
+            line = parse_json(raw)
+            if not isinstance(line, dict):
+                raise InputError("is no JSON object")
+            if line.keys() == HEADER_KEYS:
+                parts.append(Part(_origin(line), byte, number + 1))
+            elif line.keys() - {GIVEN_KEY} == LINE_KEYS and parts:
+                parts[-1].num_lines += 1
+            else:
+                raise InputError(
+                    f"has the keys {', '.join(line)}; a log has {sorted(HEADER_KEYS)} first, then {sorted(LINE_KEYS)}"
+                )
+        except InputError as error:
+            raise InputError(f"{log} line {number}: {error}") from error
     return [part for part in parts if part.num_lines]
 
 
-def _records(part: Part, model: Model, log: Path) -> Iterator[tuple[Record, Request]]:
+def _records(part: Part, model: Model, log: Path, file: BinaryIO) -> Iterator[tuple[Record, Request]]:
     """The records of one part, each with the sample that it answers."""
-    with log.open("rb") as file:
-        file.seek(part.byte)
-        for number, raw in enumerate(itertools.islice(file, part.num_lines), start=part.place):
-            try:
-                line = parse_json(raw)
-                assert isinstance(line, dict)
-                record = parse_record(json.dumps(line["record"]).encode(), model.cfg.vocab_size)
-                sampling = SamplingParams(**line["sampling"])
-                prompt = tuple(line["prompt_token_ids"])
-                given = tuple(line.get(GIVEN_KEY, ()))
-                request = Request(record.id, prompt, sampling, given_token_ids=given)
-                yield record, sample_of(check_request(model, part.origin.engine, request), record)
-            except (InputError, TypeError) as error:
-                raise InputError(f"{log} line {number}: {error}") from error
+    file.seek(part.byte)
+    for number, raw in enumerate(itertools.islice(file, part.num_lines), start=part.place):
+        try:
+            line: Any = parse_json(raw)
+            record = parse_record(json.dumps(line["record"]).encode(), model.cfg.vocab_size)
+            sampling = SamplingParams(**line["sampling"])
+            prompt = tuple(line["prompt_token_ids"])
+            given = tuple(line.get(GIVEN_KEY, ()))
+            request = Request(record.id, prompt, sampling, given_token_ids=given)
+            yield record, sample_of(check_request(model, part.origin.engine, request), record)
+        except (InputError, KeyError, TypeError) as error:
+            raise InputError(f"{log} line {number}: {error}") from error
 
 
 def _origin(header: dict[str, Any]) -> Origin:

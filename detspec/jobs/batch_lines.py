@@ -8,13 +8,11 @@ with the error, and the job goes on.
 """
 
 import dataclasses
-import datetime
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from detspec.choices import NO_TIME
 from detspec.engine.engine_group import AnyEngine
 from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
@@ -66,7 +64,7 @@ class BatchReader:
         self._repeated = repeated
         self._seed = spec.defaults.seed
         self._defaults = dataclasses.replace(DEFAULTS, **{name: getattr(spec.defaults, name) for name in TAKEN})
-        self._now = NO_TIME if spec.created is None else datetime.datetime.fromtimestamp(spec.created, datetime.UTC)
+        self._now = spec.now
         fingerprint = engine.fingerprint() if fingerprint is None else fingerprint
         self._answerer = make_answerer(
             engine.model, fingerprint, max_len=engine.config.max_len, name=MODEL_NAME, created=spec.created or 0

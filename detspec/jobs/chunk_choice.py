@@ -2,13 +2,13 @@
 
 1. A chunk that has no claim.
 2. One whose workers were all killed or frozen.
-3. One to be checked, unless another live worker is farther from those who did it: best on another host, else another worker.
+3. One to be checked, best on another host than those who did it, else by another worker; by one of them if no other lives.
 4. With nothing else to do, one that others are about to do: stragglers get help.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from detspec.jobs.chunk_folder import Claim, View, host_of
 
@@ -52,7 +52,7 @@ def choose(
         if not any(claim.is_live or claim.worker == worker for claim in claims):
             return Take(chunk, len(claims), others=claims)
     for chunk in to_check:
-        if chunk in view.done and chunk not in view.checked and may_check(worker, authors(chunk), view.live):
+        if chunk in view.done and chunk not in view.checked and may_check(worker, authors(chunk), view):
             claims = view.checks.get(chunk, ())
             if not any(claim.is_live or claim.worker == worker for claim in claims):
                 return Take(chunk, len(claims), check=True)
@@ -69,14 +69,16 @@ def choose_to_help(view: View, worker: str) -> Take | None:
     return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
 
 
-def may_check(worker: str, authors: Collection[str], live: Iterable[str]) -> bool:
-    """Whether no `live` worker would be a better one to do again what `authors` did."""
+def may_check(worker: str, authors: Collection[str], view: View) -> bool:
+    """Whether `worker` may do again what `authors` did: one of them only if no other worker lives, another one on their hosts
+    only if none on other hosts is free."""
+    if worker in authors:
+        return view.live <= {*authors, worker}
     hosts = set(map(host_of, authors))
-
-    def distance(name: str) -> int:
-        return 0 if name in authors else 1 if host_of(name) in hosts else 2
-
-    return distance(worker) >= max(map(distance, live), default=0)
+    if host_of(worker) not in hosts:
+        return True
+    busy = {claim.worker for claims in (*view.claims.values(), *view.checks.values()) for claim in claims}
+    return not any(host_of(name) not in hosts for name in view.live - busy)
 
 
 def is_to_check(chunk: int, share: float, job: str) -> bool:

@@ -1,6 +1,7 @@
 """Parses a line of input into a checked request, and formats a completion as a line of output."""
 
 import dataclasses
+import datetime
 import json
 import math
 from collections.abc import Sequence
@@ -22,8 +23,13 @@ MAX_CHARS_PER_TOKEN = 256  # no text has as many on average; a huge one would be
 LOGPROB_KEYS = ("top_logprobs", "prompt_logprobs", "prompt_top_logprobs")
 
 
-def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
-    """Parses a line into a request, checked for engines of `model` and `config`; `InputError` says what is wrong."""
+def parse_request(
+    raw: bytes, model: Model, config: EngineConfig, defaults: SamplingParams, now: datetime.datetime = NO_TIME
+) -> Request:
+    """Parses a line into a request, checked for engines of `model` and `config`; `InputError` says what is wrong.
+
+    `now` is the time that chat templates print.
+    """
     line = parse_line(raw)
     id = line["id"]
     refuse_unknown(line, LINE_KEYS, "key")
@@ -40,7 +46,7 @@ def parse_request(raw: bytes, model: Model, config: EngineConfig, defaults: Samp
     if "prompt_token_ids" in line and not isinstance(line["prompt_token_ids"], list):
         raise InputError(f'"prompt_token_ids" must be a list of token ids, got {line["prompt_token_ids"]!r}')
     try:
-        prompt = read_chat(line, model) if "messages" in line else line[given[0]]
+        prompt = read_chat(line, model, now) if "messages" in line else line[given[0]]
         return request_of(model, config, prompt, merge_sampling(line.get("sampling", {}), defaults), id=id)
     except InputError as error:
         raise InputError(f"{error} (id {id!r})") from error
@@ -64,8 +70,8 @@ def check_size(raw: bytes) -> None:
         raise InputError(f"has more than the {MAX_LINE_BYTES >> 20} MiB that are accepted")
 
 
-def read_chat(line: dict[str, Any], model: Model) -> list[int]:
-    """Token ids of the line's rendered conversation. A job that goes on another day asks the same, so templates get no date."""
+def read_chat(line: dict[str, Any], model: Model, now: datetime.datetime) -> list[int]:
+    """Token ids of the line's rendered conversation."""
     variables = line.get("chat_template_kwargs", {})
     if not isinstance(line["messages"], list) or not isinstance(variables, dict):
         raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
@@ -73,7 +79,7 @@ def read_chat(line: dict[str, Any], model: Model) -> list[int]:
         raise InputError(
             f'"chat_template_kwargs" must not hold {", ".join(reserved)}: give messages as a key of the line; now is not JSON'
         )
-    return model.chat_prompt(line["messages"], now=NO_TIME, **variables)
+    return model.chat_prompt(line["messages"], now=now, **variables)
 
 
 def merge_sampling(given: object, defaults: SamplingParams) -> SamplingParams:

@@ -14,7 +14,7 @@ from detspec.jobs.prompts import JobSpec, PromptLines, hash_file
 from detspec.jobs.scan import Scan
 from detspec.read_json import read_json_object
 
-HEADER_KEYS = ("fingerprint", "text", "sampling", "on_error", "prompts", "shard", "openai")
+HEADER_KEYS = ("fingerprint", "text", "sampling", "on_error", "prompts", "shard", "openai", "created")
 
 
 def job_header(engine: AnyEngine, spec: JobSpec) -> dict[str, Any]:
@@ -26,9 +26,16 @@ def job_header(engine: AnyEngine, spec: JobSpec) -> dict[str, Any]:
         "on_error": spec.on_error,
         "prompts": spec.prompts.sha256,
         "shard": spec.shard,
-        **({"openai": {"created": spec.created, "max_len": engine.config.max_len}} if spec.is_openai else {}),
+        **_clock(engine, spec),
     }
     return json.loads(json.dumps(header))  # type: ignore[no-any-return]
+
+
+def _clock(engine: AnyEngine, spec: JobSpec) -> dict[str, Any]:
+    """The time that the job says it is, and of OpenAI's lines, whose chats may be as long as there is room for, `max_len`."""
+    if spec.is_openai:
+        return {"openai": {"created": spec.created, "max_len": engine.config.max_len}}
+    return {} if spec.created is None else {"created": spec.created}
 
 
 def job_manifest(header: Mapping[str, Any], engine: AnyEngine, prompts: PromptLines, scan: Scan) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Origin:
     column: str | None = None  # column of a table that prompts came from
     id_column: str | None = None  # and of their ids
     is_openai: bool = False  # the records are OpenAI's batch lines
-    created: int | None = None  # seconds since 1970 that these say it is, as the job was told
+    created: int | None = None  # seconds since 1970 that the job said it is
 
 
 def read_origin(records: Path) -> Origin:
@@ -59,7 +59,7 @@ def read_origin(records: Path) -> Origin:
             column=manifest["prompts"].get("column"),
             id_column=manifest["prompts"].get("id_column"),
             is_openai="openai" in manifest,
-            created=_created(manifest.get("openai", {"created": None})["created"]),
+            created=_created(manifest["openai"]["created"] if "openai" in manifest else manifest.get("created")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no manifest that this version can read: {error!r}") from error

@@ -1,6 +1,7 @@
 """The input of a job: its file of prompts, opened and hashed once and read line by line, and how its lines are taken."""
 
 import dataclasses
+import datetime
 import hashlib
 import os
 import shutil
@@ -12,6 +13,7 @@ from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
+from detspec.choices import NO_TIME
 from detspec.errors import InputError
 from detspec.jobs.files import STDIO
 from detspec.sampling_params import SamplingParams
@@ -127,7 +129,17 @@ class JobSpec:
     shard: tuple[int, int] = UNSHARDED  # index and number of shards; a shard is a contiguous block of the lines
     on_error: str = "stop"  # "stop" raises at a malformed line; "reject" skips it and writes it to `*.rejects.jsonl`
     is_openai: bool = False  # lines are OpenAI's batch lines; a malformed one is answered in `*.errors.jsonl`
-    created: int | None = None  # seconds since 1970 that OpenAI's lines, and chat templates for them, say it is
+    created: int | None = None  # seconds since 1970 that answers to OpenAI's lines, and chat templates, say it is
+
+    @property
+    def now(self) -> datetime.datetime:
+        """The time that chat templates print."""
+        return template_time(self.created)
+
+
+def template_time(created: int | None) -> datetime.datetime:
+    """The time that chat templates print in a job that says it is `created`: the same whenever it goes on, or none."""
+    return NO_TIME if created is None else datetime.datetime.fromtimestamp(created, datetime.UTC)
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

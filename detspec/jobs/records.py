@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from detspec.checkpoint.load import Model
+from detspec.choices import NO_TIME
 from detspec.config import is_number
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
@@ -96,9 +98,18 @@ class PromptsById:
     """
 
     def __init__(
-        self, path: Path, sha256: str, *, column: str | None = None, id_column: str | None = None, is_openai: bool = False
+        self,
+        path: Path,
+        sha256: str,
+        *,
+        column: str | None = None,
+        id_column: str | None = None,
+        is_openai: bool = False,
+        now: datetime.datetime = NO_TIME,
     ) -> None:
         """Opens and hashes `path`, of a table these columns, and notes the place of each id, `custom_id` of OpenAI's lines.
+
+        `now` is the time that chat templates print.
 
         Raises `InputError` if the file cannot be read, or its SHA-256 is not that of the job's prompts.
         """
@@ -107,6 +118,7 @@ class PromptsById:
         except InputError as error:
             raise InputError(f"{error}; name the file of prompts with --prompts") from error
         self._path = path
+        self._now = now
         self._place: dict[str, Mark] = {}
         self._last: Request | None = None
         self._following: Iterator[tuple[Mark, bytes]] = iter(())  # lines after the last that was read
@@ -133,7 +145,7 @@ class PromptsById:
             return self._last
         _, raw = self.line(id)
         try:
-            self._last = parse_request(raw, model, config, defaults)
+            self._last = parse_request(raw, model, config, defaults, self._now)
         except InputError as error:
             raise InputError(f"{self._path}: {error}") from error
         return self._last

@@ -131,13 +131,14 @@ class RequestReader:
     def __init__(self, engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -> None:
         self._engine = engine
         self._defaults = spec.defaults
+        self._now = spec.now
         self._repeated = repeated
 
     def asked(self, number: int, raw: bytes) -> Asked:
         """Line `number`."""
         if number in self._repeated:
             raise InputError(self._repeated[number])
-        return AskedRequest(number, parse_request(raw, self._engine.model, self._engine.config, self._defaults))
+        return AskedRequest(number, parse_request(raw, self._engine.model, self._engine.config, self._defaults, self._now))
 
 
 def make_reader(engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -> Reader:

@@ -141,7 +141,7 @@ class Share:
 
     def _who_did(self, chunk: int) -> list[str]:
         """The authors of a chunk that is done."""
-        if chunk not in self._authors:
+        if not self._authors.get(chunk):
             self._authors[chunk] = self._folder.authors(chunk)
         return self._authors[chunk]
 

@@ -18,7 +18,7 @@ from detspec.jobs.generation import Work, generate
 from detspec.jobs.heartbeat import Heartbeat
 from detspec.jobs.job import Unfinished
 from detspec.jobs.journal import open_journal
-from detspec.jobs.manifest import complete_manifest, differences, job_header, job_manifest
+from detspec.jobs.manifest import HEADER_KEYS, complete_manifest, differences, job_header, job_manifest
 from detspec.jobs.output import JobResult
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import scan
@@ -130,8 +130,8 @@ def _obtain(engine: AnyEngine, spec: JobSpec, folder: ChunkFolder, header: dict[
             return chunks
         job = read_job(folder.path) or mine  # another worker was first
     chunks = load(folder.path, job["chunk_lines"])
-    theirs = {**{key: job.get(key) for key in header}, "room": {name: job["engine"].get(name) for name in ROOM}}
-    ours = {**header, "room": {name: getattr(engine.config, name) for name in ROOM}}
+    theirs = {**{key: job.get(key) for key in HEADER_KEYS}, "room": {name: job["engine"].get(name) for name in ROOM}}
+    ours = {**{key: header.get(key) for key in HEADER_KEYS}, "room": {name: getattr(engine.config, name) for name in ROOM}}
     theirs["prompts"] = job["prompts"]["sha256"]
     if size is not None and size != chunks.size:
         raise InputError(f"{folder.path} has chunks of {chunks.size} lines, this worker was told {size}: leave the option out")

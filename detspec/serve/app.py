@@ -17,14 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from detspec.engine.request import Completion
 from detspec.errors import InputError
-from detspec.openai.bodies import Parsed
 from detspec.openai.fields import BodyError
 from detspec.openai.responses import chat_body, completion_body, error_body
 from detspec.serve.control import control_routes
-from detspec.serve.engine_thread import Call, ClientLeft, EngineStopped, QueueFull, Refused
+from detspec.serve.engine_thread import Call, ClientLeft, EngineStopped, EngineThread, QueueFull, Refused
 from detspec.serve.http import answer, error, read_json
 from detspec.serve.service import Service
-from detspec.serve.streams import Chunks, events, place_of
+from detspec.serve.streams import Chunks, events
 from detspec.serve.token_ids import IdChunks, completion_of, ids_body
 from detspec.serve.tokens import token_routes
 
@@ -91,23 +90,16 @@ async def generated(service: Service, kind: str, body: tuple[Any, int], request:
     parsed = await service.parse(kind, *body)
     call = service.begin(parsed)
     if parsed.stream:
-        return EventStream(events(service, parsed, call, CHUNKS[kind], request.receive))
+        return EventStream(service.thread, call, events(parsed, call, CHUNKS[kind]))
+    found: dict[tuple[int, int], Completion] = {}
     try:
-        completions = await collected(service, parsed, call, request.receive)
+        with service.thread.watching(call, request.receive):
+            async for arrived in call.updates():
+                if arrived.update.completion is not None:
+                    found[arrived.place, arrived.update.completion.index] = arrived.update.completion
     except ClientLeft:
         return Response(status_code=499)
-    return answer(BODIES[kind](parsed, completions, service.answerer_now()))
-
-
-async def collected(service: Service, parsed: Parsed, call: Call, receive: Receive) -> list[Completion]:
-    """The completions of all choices, in order; aborts the rest if one cannot be had, or the client leaves (`ClientLeft`)."""
-    found: dict[tuple[int, int], Completion] = {}
-    with service.thread.watching(call, receive):
-        async for update in call.updates():
-            if update.completion is not None:
-                place = place_of(update)
-                found[place, update.completion.index] = service.ended(parsed, call, place, update.completion)
-    return [found[place] for place in sorted(found)]
+    return answer(BODIES[kind](parsed, [found[place] for place in sorted(found)], arrived.answerer))
 
 
 class EventStream(Response):
@@ -115,8 +107,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, content: AsyncIterator[bytes]) -> None:
-        """`content` yields whole events."""
+    def __init__(self, thread: EngineThread, call: Call, content: AsyncIterator[bytes]) -> None:
+        """`content` yields whole events of the `call`, of which nothing is left open at the end."""
+        self._thread = thread
+        self._call = call
         self._content = content
         self.status_code = 200
         self.background = None
@@ -124,11 +118,12 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends them; an error after the first is sent as an event."""
-        async with contextlib.aclosing(self._content):  # type: ignore[type-var]  # it is a generator
+        with self._thread.watching(self._call, receive):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
-                async for part in self._content:
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                async with contextlib.aclosing(self._content):  # type: ignore[type-var]  # it is a generator
+                    async for part in self._content:
+                        await send({"type": "http.response.body", "body": part, "more_body": True})
             except ClientLeft:
                 return
             except Exception as failed:

@@ -11,7 +11,7 @@ from detspec.errors import InputError
 from detspec.openai.fields import TEXT, BodyError, given_fields
 from detspec.serve.engine_thread import PAUSE_MODES
 from detspec.serve.http import answer, error, read_json
-from detspec.serve.service import Service
+from detspec.serve.service import InFlight, Service
 
 UPDATE = {"path": TEXT, "weight_version": TEXT}
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -69,28 +69,25 @@ def trainer_routes(service: Service) -> list[BaseRoute]:
         body = given_fields((await read_json(request, service.options.max_body_bytes))[0], UPDATE)
         if "path" not in body:
             raise BodyError("the body needs a path: the name of a folder in that of --weights-dir", "path")
-        refuse_in_flight()
         try:
+            if thread.num_open and not (thread.is_paused and thread.is_quiet):
+                raise InFlight
             await service.update_weights(body["path"], body.get("weight_version"))
+        except InFlight as failed:
+            raise HTTPException(409, "requests are in flight: POST /pause?mode=abort or mode=wait first") from failed
         except InputError as failed:
-            refuse_in_flight()  # they came while weights were loaded
             return answer(error(str(failed), "invalid_request_error"), status=400)
         return answer(weights())
-
-    def refuse_in_flight() -> None:
-        if thread.num_open and not (thread.is_paused and thread.is_quiet):
-            raise HTTPException(409, "requests are in flight: POST /pause?mode=abort or mode=wait first")
 
     async def weight_info(request: Request) -> Response:
         return answer(weights())
 
     def weights() -> dict[str, object]:
-        fingerprint = service.engine.fingerprint()
-        version = fingerprint.get("weight_version")
+        answerer = service.answerer
         return {
-            "weight_version": version,
-            "model": fingerprint["model"],
-            "system_fingerprint": service.answerer.system_fingerprint,
+            "weight_version": answerer.facts.get("weight_version"),
+            "model": answerer.facts["model"],
+            "system_fingerprint": answerer.system_fingerprint,
         }
 
     return [

@@ -4,7 +4,7 @@
 2. The thread steps while there is work. After each step it hands all updates to the event loop at once.
 3. `run_idle` runs a function in the thread between two steps, such as new weights.
 
-Public methods belong to the event loop. The thread calls back by `call_soon_threadsafe` alone.
+Public methods but `later` belong to the event loop. The thread calls back by `call_soon_threadsafe` alone.
 """
 
 import asyncio
@@ -55,28 +55,40 @@ class ClientLeft(Exception):
 class Call:
     """The requests of one HTTP call on their way."""
 
-    def __init__(self, requests: Sequence[Request], *, streamed: bool) -> None:
-        """One of `requests` for each prompt; `streamed` if updates are wanted before a sample ends."""
+    def __init__(self, requests: Sequence[Request], *, streamed: bool, arrive: Callable[[Update], Any]) -> None:
+        """One of `requests` for each prompt; `streamed` if updates are wanted before a sample ends.
+
+        `arrive` makes of an update what waits to be read. It is called before weights can change, readers may come late.
+        """
         self.requests = requests
         self.streamed = streamed
         self.num_samples = sum(request.sampling.n for request in requests)
         self.began = time.monotonic()
         self.last: dict[tuple[str, int], float] = {}  # when each sample last had news
-        self._inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
+        self._arrive = arrive
+        self._inbox: asyncio.Queue[tuple[Any, bool] | Exception] = asyncio.Queue()
 
-    def put(self, item: Update | Exception) -> None:
-        """Hands over an update, or what ends the call early."""
-        self._inbox.put_nowait(item)
+    def deliver(self, update: Update) -> None:
+        """Hands over an update, or the error that it met on its arrival."""
+        try:
+            self._inbox.put_nowait((self._arrive(update), update.completion is not None))
+        except EngineStopped as failed:
+            self.fail(failed)
 
-    async def updates(self) -> AsyncIterator[Update]:
-        """Yields updates until all samples have ended; raises what ends the call early."""
+    def fail(self, error: Exception) -> None:
+        """Ends the call early."""
+        self._inbox.put_nowait(error)
+
+    async def updates(self) -> AsyncIterator[Any]:
+        """Yields what arrived until all samples have ended; raises what ends the call early."""
         num_ended = 0
         while num_ended < self.num_samples:
             item = await self._inbox.get()
             if isinstance(item, Exception):
                 raise item
-            num_ended += item.completion is not None
-            yield item
+            arrived, is_last = item
+            num_ended += is_last
+            yield arrived
 
 
 class EngineThread:
@@ -86,10 +98,11 @@ class EngineThread:
         engine: what it steps; other threads may call its `add` and `abort`, and read its counts.
         max_waiting: most samples that may wait for a place.
         num_open: samples in flight.
+        loop: the event loop, once started.
         is_ready: all programs are compiled and certified.
         is_paused: new calls wait.
         failure: why nothing is answered any more; None while all is well.
-        on_ready: called once all programs are compiled and certified, before the first call is answered.
+        on_ready: called once all programs are compiled and certified, or at once if none are to be before they are needed.
         on_failure: called when nothing is answered any more.
     """
 
@@ -110,6 +123,7 @@ class EngineThread:
         self._numbers = itertools.count()
         self._wake = threading.Event()
         self._is_closing = False
+        self._num_resumes = 0
         self._holds = False  # nothing is stepped, though there may be work
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -126,21 +140,21 @@ class EngineThread:
 
     def start(self) -> None:
         """Compiles and certifies in the thread, and steps; the event loop must run."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._thread.start()
 
     def next_id(self) -> str:
         """An id that no other call has."""
         return str(next(self._numbers))
 
-    def submit(self, requests: Sequence[Request], *, stream: bool) -> Call:
-        """Adds the requests of one call, whose ids all differ.
+    def submit(self, requests: Sequence[Request], *, stream: bool, arrive: Callable[[Update], Any]) -> Call:
+        """Adds the requests of one call, whose ids all differ; see `Call`.
 
         Raises `QueueFull` if more samples would wait than may, `InputError` if there is never room for so many, and
         `EngineStopped` if the thread has ended.
         """
         self._check_runs()
-        call = Call(requests, streamed=stream)
+        call = Call(requests, streamed=stream, arrive=arrive)
         room = self.engine.num_places + self.max_waiting
         has = f"there is room for {self.engine.num_places} that run and {self.max_waiting} that wait"
         if call.num_samples > room:
@@ -188,17 +202,19 @@ class EngineThread:
         Returns early if another call resumes meanwhile.
         """
         self.is_paused = True
+        num_resumes = self._num_resumes
         self._holds = mode == "keep"
         if mode == "abort":
             for call in self._begun():
                 self.abort(call)
-        while mode != "keep" and self.is_paused and not self.is_quiet:
+        while mode != "keep" and num_resumes == self._num_resumes and not self.is_quiet:
             self._check_runs()
             await asyncio.sleep(POLL_S)
 
     def resume(self) -> None:
         """Goes on with what was kept, and with the calls that came in the meantime."""
         self.is_paused = self._holds = False
+        self._num_resumes += 1
         while self._backlog:
             self._add(self._backlog.popleft())
         self._wake.set()
@@ -221,7 +237,7 @@ class EngineThread:
     def end_calls(self, why: EngineStopped, calls: Iterable[Call] | None = None) -> None:
         """Ends `calls`, by default all, with `why` in place of what is still to come."""
         for call in {id(call): call for call in (self._calls.values() if calls is None else calls)}.values():
-            call.put(why)
+            call.fail(why)
 
     def fail(self, failure: EngineStopped) -> None:
         """Nothing is answered from now on."""
@@ -238,11 +254,16 @@ class EngineThread:
         while self._thread.is_alive() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
 
+    def later(self, fn: Callable[..., None], *args: object) -> None:
+        """Calls `fn` in the event loop, after what came before: updates, and the results of tasks. For the thread."""
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            self.loop.call_soon_threadsafe(fn, *args)
+
     async def _end_with_client(self, call: Call, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self.abort(call)  # it may have news to read until it finds that it has ended
-        call.put(ClientLeft())
+        call.fail(ClientLeft())
 
     def _add(self, call: Call) -> None:
         for request in call.requests:
@@ -265,7 +286,7 @@ class EngineThread:
         try:
             if self._prepares:
                 self.engine.prepare()
-            self._later(self._prepared)
+            self.later(self._prepared)
             while not self._is_closing:
                 self._run_tasks()
                 if self._holds or not self.engine.has_work:
@@ -275,14 +296,14 @@ class EngineThread:
                 try:
                     updates = self.engine.step()
                 except InputError as error:  # no program is certified for deterministic requests
-                    self._later(self._refuse, str(error))
+                    self.later(self._refuse, str(error))
                     time.sleep(IDLE_S)  # until they are aborted
                     continue
                 if updates:
-                    self._later(self._deliver, updates)
+                    self.later(self._deliver, updates)
             self.engine.stop()
         except BaseException as error:
-            self._later(self.fail, EngineStopped(f"the engine has ended: {error!r}"))
+            self.later(self.fail, EngineStopped(f"the engine has ended: {error!r}"))
             raise
 
     def _run_tasks(self) -> None:
@@ -292,10 +313,6 @@ class EngineThread:
                 future.set_result(task())
             except Exception as error:
                 future.set_exception(error)
-
-    def _later(self, fn: Callable[..., None], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(fn, *args)
 
     def _prepared(self) -> None:
         self.on_ready()
@@ -316,11 +333,11 @@ class EngineThread:
                 self._left[id] -= 1
                 if not self._left[id]:
                     self._forget(id)
-            call.put(update)
+            call.deliver(update)
 
     def _refuse(self, why: str) -> None:
         """Ends deterministic requests that cannot run; in the event loop."""
         for call in self._begun():
             if any(request.sampling.deterministic for request in call.requests):
                 self.abort(call)
-                call.put(Refused(why))
+                call.fail(Refused(why))

@@ -1,16 +1,17 @@
 """What the server serves: a model behind an engine thread, under a name, with what it answers and logs."""
 
 import asyncio
+import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from detspec.checkpoint.load import Model, load
 from detspec.engine.engine import Engine
-from detspec.engine.request import ABORTED, Completion
+from detspec.engine.request import ABORTED, Request, Update
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.openai.bodies import Parsed, parse_chat, parse_completion, requests_of
@@ -34,7 +35,7 @@ class Options:
     Attributes:
         name: the model's name in requests and answers.
         default_seed: seed of requests that give none; None draws one for each, and answers with it.
-        max_waiting: most samples that may wait for a place; further calls are answered with 429.
+        max_waiting: most samples that may wait for a place; calls beyond are answered with 429.
         max_body_bytes: largest body of a call.
         api_key: what clients must send as their bearer token; None asks for none.
         weights_dir: folder whose subfolders may be loaded as new weights; None refuses that, and to pause.
@@ -52,6 +53,24 @@ class Options:
     log: Path | None = None
     grace_s: float = 60.0
     prepares: bool = True
+
+
+class InFlight(Exception):
+    """Requests are in flight, so the weights cannot change."""
+
+
+class Arrived(NamedTuple):
+    """What is new of one sample.
+
+    Attributes:
+        place: the number of its prompt.
+        update: what is new; the completion as answers show it.
+        answerer: what bodies say besides: the name of the weights that it comes from.
+    """
+
+    place: int
+    update: Update
+    answerer: Answerer
 
 
 class Service:
@@ -73,7 +92,7 @@ class Service:
         self._log = None if options.log is None else ResponseLog(options.log, engine)
         self.is_leaving: Callable[[], bool] = lambda: False
         self._made = int(time.time())
-        self._name_weights()
+        self.answerer: Answerer = self._make_answerer()
 
     @property
     def engine(self) -> Engine:
@@ -99,22 +118,13 @@ class Service:
     def begin(self, parsed: Parsed) -> Call:
         """Submits what `parsed` asks for; raises `BodyError` if it does not fit, and as `EngineThread.submit`."""
         requests = requests_of(parsed, self.model, self.engine.config, id=self.thread.next_id())
-        return self.thread.submit(requests, stream=parsed.stream and not in_one_piece(parsed))
-
-    def ended(self, parsed: Parsed, call: Call, place: int, completion: Completion) -> Completion:
-        """`completion` of prompt number `place` as answers show it; it is logged unless it was aborted.
-
-        Raises `LogFailed` if it cannot be logged: nothing is answered then, and the server ends.
-        """
-        if self._log is not None and completion.finish_reason != ABORTED:
-            named = dataclasses.replace(completion, id=f"{response_id(parsed)}/{place}")
-            self._logged(lambda log: log.write(call.requests[place], named))
-        return scored(completion, parsed.prompts[place]) if parsed.is_score else completion
+        stream = parsed.stream and not in_one_piece(parsed)
+        return self.thread.submit(requests, stream=stream, arrive=lambda update: self._arrived(parsed, requests, update))
 
     async def update_weights(self, name: str, weight_version: str | None) -> None:
         """Goes on with the weights in folder `name` of `weights_dir`.
 
-        Raises `InputError` if there is no such folder, if shapes differ, or if requests are in flight.
+        Raises `InputError` if there is no such folder, or if shapes differ, and `InFlight` if requests are in flight.
         """
         assert self.options.weights_dir is not None
         if not name or name in (".", "..") or "/" in name or "\\" in name or not _is_folder(self.options.weights_dir / name):
@@ -123,7 +133,8 @@ class Service:
         if dataclasses.replace(loaded.cfg, weights=self.model.cfg.weights) != self.model.cfg:
             raise InputError(f"the folder {name!r} holds a model of another shape or dtype than the one that is served")
         await self.thread.run_idle(lambda: self._use(loaded.params, weight_version))
-        self._logged(lambda log: log.begin(self.engine))
+        if self.thread.failure is not None:  # the log could not be written
+            raise self.thread.failure
 
     async def abort_late(self) -> None:
         """Once the server is leaving, aborts what has not ended in time; ends calls with an error that are open even then."""
@@ -149,21 +160,36 @@ class Service:
             self.thread.fail(failed)
             raise
 
+    def _arrived(self, parsed: Parsed, requests: Sequence[Request], update: Update) -> Arrived:
+        """An update with what answers say of it; a completion is logged unless it was aborted.
+
+        Raises `LogFailed` if it cannot be logged: nothing is answered then, and the server ends.
+        """
+        place = int(update.request.id.rpartition("/")[2])
+        completion = update.completion
+        if completion is not None:
+            if self._log is not None and completion.finish_reason != ABORTED:
+                named = dataclasses.replace(completion, id=f"{response_id(parsed)}/{place}")
+                self._logged(lambda log: log.write(requests[place], named))
+            if parsed.is_score:
+                update = update._replace(completion=scored(completion, parsed.prompts[place]))
+        return Arrived(place, update, dataclasses.replace(self.answerer, created=int(time.time())))
+
     def _use(self, params: Params, weight_version: str | None) -> None:
-        """Goes on with `params`; in the engine's thread, so no answer of theirs can have another name."""
+        """Goes on with `params`; in the engine's thread. Updates before and after are named by their own weights."""
+        if self.engine.has_work:
+            raise InFlight
         self.engine.update_params(params, weight_version)
-        self._name_weights()
+        self.thread.later(self._name, self._make_answerer())
 
-    def _name_weights(self) -> None:
-        fingerprint = self.engine.fingerprint()
+    def _name(self, answerer: Answerer) -> None:
+        self.answerer = answerer
+        with contextlib.suppress(LogFailed):  # the thread has failed then
+            self._logged(lambda log: log.begin(self.engine))
+
+    def _make_answerer(self) -> Answerer:
         max_len = self.engine.config.max_len
-        self.answerer: Answerer = make_answerer(
-            self.model, fingerprint, max_len=max_len, name=self.options.name, created=self._made
-        )
-
-    def answerer_now(self) -> Answerer:
-        """What bodies say that are made now."""
-        return dataclasses.replace(self.answerer, created=int(time.time()))
+        return make_answerer(self.model, self.engine.fingerprint(), max_len=max_len, name=self.options.name, created=self._made)
 
     def _seed(self, parsed: Parsed) -> int:
         """The seed of a request that gives none; greedy ones need no noise."""

@@ -6,50 +6,35 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
-from starlette.types import Receive
 
 from detspec.engine.request import Completion, Stats, Update
 from detspec.openai.bodies import Parsed
 from detspec.openai.logprobs import chat_logprobs, completion_logprobs
 from detspec.openai.responses import Answerer, chat_body, completion_body, ending, extras, head, prompt_text, usage
 from detspec.serve.engine_thread import Call
-from detspec.serve.service import Service, in_one_piece
+from detspec.serve.service import in_one_piece
 
 DONE = b"data: [DONE]\n\n"
 
 
-async def events(
-    service: Service, parsed: Parsed, call: Call, chunks_of: "type[Chunks]", receive: Receive
-) -> AsyncIterator[bytes]:
-    """Yields the events of a stream; what is open of `call` is aborted if they are not wanted to the end.
-
-    Raises `ClientLeft` if the client disconnects.
-    """
+async def events(parsed: Parsed, call: Call, chunks_of: "type[Chunks]") -> AsyncIterator[bytes]:
+    """Yields the events of a stream."""
     chunks: Chunks | None = None
-    with service.thread.watching(call, receive):
-        async for update in call.updates():
-            if chunks is None:  # only now, since weights may change until the call has begun
-                chunks = chunks_of(parsed, service.answerer_now())
-                for chunk in chunks.first():
-                    yield event(chunk)
-            place = place_of(update)
-            if update.completion is not None:
-                update = update._replace(completion=service.ended(parsed, call, place, update.completion))
-            for chunk in chunks.of(update, place):
+    async for arrived in call.updates():
+        if chunks is None:  # only now, since weights may change until the call has begun
+            chunks = chunks_of(parsed, arrived.answerer)
+            for chunk in chunks.first():
                 yield event(chunk)
-        if parsed.include_usage and chunks is not None:
-            yield event(chunks.last())
-        yield DONE
+        for chunk in chunks.of(arrived.update, arrived.place):
+            yield event(chunk)
+    if parsed.include_usage and chunks is not None:
+        yield event(chunks.last())
+    yield DONE
 
 
 def event(content: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
-
-
-def place_of(update: Update) -> int:
-    """The number of the prompt that `update` is about."""
-    return int(update.request.id.rpartition("/")[2])
 
 
 class Chunks:

@@ -46,7 +46,7 @@ def test_date_is_the_callers_if_one_is_given():
     assert render("{{ strftime_now('%d %b %Y') }}", now=datetime.datetime(2024, 7, 26)) == "26 Jul 2024"
     own = "{{ strftime_now('%d %b %Y') if strftime_now is defined else '26 Jul 2024' }}"
     assert render(own) != render(own, now=NO_TIME) == "26 Jul 2024"
-    with pytest.raises(InputError, match="it prints the date, and is given none"):
+    with pytest.raises(InputError, match="the template prints the date, and a job has none: give --created"):
         render("{{ strftime_now('%d %b %Y') }}", now=NO_TIME)
 
 

@@ -228,9 +228,6 @@ def test_openai_lines_are_answered_and_what_failed_is_named(folder, tmp_path, ca
     assert {entry["response"]["body"]["created"] for entry in found} == {5}
     assert main([*command, "--temperature", "0.5"]) == 2
     assert "leave out the options for temperature" in capsys.readouterr().err
-    own = write_lines(tmp_path / "own.jsonl", some_lines(1))
-    assert generate(folder, own, tmp_path / "own.out", "--created", "5") == 2
-    assert "--created is for OpenAI's batch lines" in capsys.readouterr().err
 
 
 @pytest.mark.slow

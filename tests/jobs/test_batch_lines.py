@@ -154,7 +154,7 @@ def test_without_a_time_templates_get_no_clock(talking, tmp_path):
         run_job(one_row, dataclasses.replace(spec_of(prompts), created=None), out)
     assert out.read_bytes() == b""
     (error,) = sibling(out, "errors").read_text().splitlines()
-    assert "it prints the date, and is given none" in error
+    assert "the template prints the date, and a job has none: give --created" in error
 
 
 def test_outputs_of_another_max_len_belong_to_another_job(talking, tmp_path):

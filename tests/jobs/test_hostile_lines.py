@@ -21,7 +21,7 @@ from detspec.jobs.lines import parse_request
 from detspec.jobs.manifest import job_header, job_manifest
 from detspec.jobs.merge import merge
 from detspec.jobs.origin import machine_differences, read_origin
-from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec, Prompts
+from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec, Prompts, template_time
 from detspec.jobs.records import PromptsById, parse_record
 from detspec.jobs.scan import requests, scan
 from detspec.read_json import parse_json
@@ -114,6 +114,18 @@ def test_template_that_prints_the_date_is_given_none(one_row, chatty):
     dated = dataclasses.replace(chatty, chat_template=ChatTemplate(date, {}))
     raw = as_bytes({"id": "a", "messages": [{"role": "user", "content": "x"}]})
     assert dated.decode(parse_request(raw, dated, one_row.config, DEFAULTS).prompt_token_ids) == "ab"
+    told = parse_request(raw, dated, one_row.config, DEFAULTS, template_time(86400))
+    assert dated.decode(told.prompt_token_ids) == "1970"
+
+
+def test_header_names_the_time_that_a_job_is_told(one_row, tmp_path):
+    """Else outputs of before stay complete."""
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(as_bytes(LINES[0]))
+    with Prompts(str(path)) as prompts:
+        spec = JobSpec(prompts, DEFAULTS)
+        assert "created" not in job_header(one_row, spec)
+        assert job_header(one_row, dataclasses.replace(spec, created=5))["created"] == 5
 
 
 @FILES

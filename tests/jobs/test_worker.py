@@ -246,6 +246,29 @@ def test_double_check_does_a_share_of_the_chunks_at_another_worker(tmp_path):
     assert files_of(job.out) == whole(prompts)
 
 
+@pytest.mark.parametrize("lost", ["kill", "freeze", ""])
+def test_checks_are_done_whatever_becomes_of_the_other_host(lost, tmp_path):
+    """Three workers share a host; the other host is lost, or frozen for a while, or much slower."""
+    prompts, num_tokens = write_prompts(tmp_path, 200)
+    job = Job(prompts)
+    for name in ("a-1-x", "a-2-y", "a-3-z"):
+        job.worker(name, double_check=1.0, chunk_lines=4)
+    job.worker("b-1-x", 1.0 if lost else 0.1, double_check=1.0, chunk_lines=4)
+    middle = num_tokens / 6
+    if lost == "kill":
+        job.world.kill("b-1-x", middle)
+    elif lost == "freeze":
+        job.world.freeze("b-1-x", middle, middle + 200)
+    job.world.run()
+    if lost == "kill":
+        job.world.bury()
+    assert len(list(job.folder.glob("*.checked"))) == 50
+    for path in job.folder.glob("*.checked"):
+        assert set(json.loads(path.read_bytes())).isdisjoint(json.loads(path.with_suffix(".done").read_bytes()))
+    job.merged()
+    assert files_of(job.out) == whole(prompts)
+
+
 def test_worker_alone_checks_itself(tmp_path):
     prompts, _ = write_prompts(tmp_path, 50)
     job = Job(prompts)
@@ -405,17 +428,33 @@ def test_choice_takes_free_then_abandoned_then_checks_and_helps_the_least_helped
 
 
 @pytest.mark.parametrize(
-    ("authors", "live", "those"),
+    ("authors", "live", "busy", "those"),
     [
-        (["a-1-x"], ["a-1-x", "a-2-y", "b-1-z"], ["b-1-z"]),  # on another host
-        (["a-1-x"], ["a-1-x", "a-2-y"], ["a-2-y"]),  # else another worker
-        (["a-1-x", "a-2-y"], ["a-1-x", "a-2-y"], ["a-1-x", "a-2-y"]),  # else any
-        (["a-1-x", "b-1-z"], ["a-1-x", "a-2-y", "b-1-z"], ["a-2-y"]),  # both hosts did a part
-        (["gone-1-x"], ["a-1-x", "a-2-y"], ["a-1-x", "a-2-y"]),
+        (["a-1-x"], ["a-1-x", "a-2-y", "b-1-z"], [], ["b-1-z"]),  # on another host
+        (["a-1-x"], ["a-1-x", "a-2-y", "b-1-z"], ["b-1-z"], ["a-2-y", "b-1-z"]),  # else another worker
+        (["a-1-x"], ["a-1-x", "a-2-y"], [], ["a-2-y"]),
+        (["a-1-x"], ["a-1-x", "a-2-y"], ["a-2-y"], ["a-2-y"]),  # which may be busy for a while
+        (["a-1-x", "a-2-y"], ["a-1-x", "a-2-y"], [], ["a-1-x", "a-2-y"]),  # else any
+        (["a-1-x", "b-1-z"], ["a-1-x", "a-2-y", "b-1-z"], [], ["a-2-y"]),  # both hosts did a part
+        (["gone-1-x"], ["a-1-x", "a-2-y"], [], ["a-1-x", "a-2-y"]),
     ],
 )
-def test_those_check_who_are_farthest_from_the_authors(authors, live, those):
-    assert [name for name in live if may_check(name, authors, live)] == those
+def test_those_check_who_are_far_from_the_authors(authors, live, busy, those):
+    view = View(set(), {}, set(), {7: tuple(Claim(name, 0, True) for name in busy)}, frozenset(live))
+    assert [name for name in live if may_check(name, authors, view)] == those
+
+
+def test_check_whose_journal_is_gone_is_taken_back(tmp_path):
+    folder = ChunkFolder(tmp_path / "job", "new-1-x")
+    for worker in ("a-1-x", "b-1-z"):
+        folder.file("journal", worker).touch()
+    for chunk in (0, 1, 2):
+        folder.finish(chunk, ["a-1-x"])
+        folder.finish(chunk, ["b-1-z" if chunk else "lost-1-y"], check=True)
+    folder.finish(2, ["lost-1-y"])
+    folder.forget_lost()
+    view = folder.look()
+    assert (view.done, view.checked) == ({0, 1}, {1})
 
 
 def test_shares_to_check_grow_into_each_other():

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
@@ -43,10 +43,13 @@ class Running:
         return answer.json()
 
     def wait_until_empty(self) -> None:
+        self.wait_until(lambda: not self.service.thread.num_open and not self.engine.has_work)
+
+    def wait_until(self, holds: Callable[[], object]) -> None:
         deadline = time.monotonic() + 60
-        while self.service.thread.num_open or self.engine.has_work:
+        while not holds():
             assert time.monotonic() < deadline
-            time.sleep(0.01)
+            time.sleep(0.002)
 
 
 def chatting(model: Model) -> Model:

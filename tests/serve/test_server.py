@@ -1,5 +1,6 @@
 """The server under load, with clients that leave, bodies that make no sense, and a trainer: no bit moves, nothing leaks."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -8,6 +9,7 @@ import resource
 import socket
 import threading
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -22,7 +24,11 @@ from detspec.jobs.job import run_job
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.model.params import init_params
 from detspec.sampling_params import SamplingParams
+from detspec.serve.app import UNEXPECTED
+from detspec.serve.engine_thread import EngineThread
 from detspec.serve.log import ResponseLog
+from detspec.serve.metrics import Metrics
+from detspec.serve.streams import DONE, Chunks, events
 from tests.engine.byte_model import BYTE_CFG, byte_params, write_folder
 from tests.serve.running import Running, chatting, make_engine, serving
 
@@ -257,17 +263,18 @@ def test_wrong_paths_and_methods_are_answered_in_json(server):
         assert answer.json()["error"]["message"]
 
 
-def test_calls_beyond_the_queue_are_told_to_come_again(model):
-    with serving(make_engine(model, segment_steps=1), max_waiting=2) as server:
+def test_calls_beyond_the_queue_are_told_to_come_again(model, tmp_path):
+    with serving(make_engine(model), max_waiting=2, weights_dir=tmp_path) as server:
         answer = server.http.post("/v1/completions", json={"prompt": "a", "n": 11})
         assert answer.status_code == 400  # there is never room
         assert "11" in answer.json()["error"]["message"]
+        server.ask("/pause?mode=wait")
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            full = threads.submit(server.ask, prompt="a", n=10, max_tokens=50)
-            while server.service.thread.num_open < 10:
-                pass
+            full = threads.submit(server.ask, prompt="a", n=10, max_tokens=2)
+            server.wait_until(lambda: server.service.thread.num_open == 10)
             answer = server.http.post("/v1/completions", json={"prompt": "a", "n": 2})
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+            server.ask("/resume")
             assert len(full.result()["choices"]) == 10
         server.wait_until_empty()
 
@@ -294,12 +301,9 @@ def test_trainer_pauses_changes_weights_and_goes_on(model, tmp_path):
         with concurrent.futures.ThreadPoolExecutor(3) as threads:
             waiting = threads.submit(server.ask, **body)
             stream = threads.submit(chunks_of, server, body)
-            while server.service.thread.num_open < 2:
-                pass
             named = {"prompt": [5, 17, 9], "max_tokens": 8, "return_weight_versions": True, "stream": True}
             spans = threads.submit(chunks_of, server, named)
-            while server.service.thread.num_open < 3:
-                pass
+            server.wait_until(lambda: server.service.thread.num_open == 3)
             assert server.ask("/update_weights", path="second", weight_version="step 2")["weight_version"] == "step 2"
             assert not waiting.done()
             server.ask("/resume")
@@ -331,6 +335,79 @@ def test_model_in_int8_takes_new_weights_in_its_own_dtype(tmp_path):
         after = server.ask(**body)
     assert after["choices"] == expected["choices"] != before["choices"]
     assert after["system_fingerprint"] == expected["system_fingerprint"]
+
+
+def test_what_is_read_late_has_the_name_and_the_log_of_its_own_weights(model, tmp_path):
+    """A client that reads slowly may still be reading when weights change."""
+    write_folder(tmp_path / "first")
+    write_folder(tmp_path / "second", init_params(BYTE_CFG, jax.random.key(2)))
+    body = {"prompt": [5, 17, 9], "seed": 1, "max_tokens": 8, "logprobs": 0, "return_weight_versions": True}
+    with serving(make_engine(model), weights_dir=tmp_path, log=tmp_path / "log.jsonl") as server:
+        before = server.ask(**body)
+        thread = server.service.thread
+
+        async def read_late() -> list[bytes]:
+            parsed = await server.service.parse("completion", {**body, "stream": True}, 0)
+            call = server.service.begin(parsed)
+            while thread.num_open:
+                await asyncio.sleep(0.01)
+            await server.service.update_weights("second", "step 2")
+            return [part async for part in events(parsed, call, Chunks)]
+
+        *_, last, done = asyncio.run_coroutine_threadsafe(read_late(), thread.loop).result(60)
+        assert done == DONE
+        chunk = json.loads(last.removeprefix(b"data: "))
+        assert chunk["system_fingerprint"] == before["system_fingerprint"] != server.ask(**body)["system_fingerprint"]
+        assert chunk["choices"][0]["weight_versions"] == before["choices"][0]["weight_versions"]
+    report = run_audit_responses(chatting(load(tmp_path / "first")), tmp_path / "log.jsonl", max_requests=8)
+    assert (report.num_records, report.differences, report.num_other_weights) == (2, [], 1)
+
+
+def test_pause_ends_when_another_call_resumes(model, tmp_path):
+    with serving(make_engine(model, segment_steps=1), weights_dir=tmp_path) as server:
+        thread = server.service.thread
+
+        async def pause_and_resume() -> bool:
+            pausing = asyncio.ensure_future(thread.pause("wait"))
+            await asyncio.sleep(0)
+            thread.resume()
+            await thread.pause("keep")  # at once, before the first looks
+            await asyncio.wait_for(pausing, 60)
+            return thread.is_paused
+
+        thread.num_open += 1  # it is never quiet
+        assert asyncio.run_coroutine_threadsafe(pause_and_resume(), thread.loop).result(60)
+        thread.num_open -= 1
+        thread.loop.call_soon_threadsafe(thread.resume)
+        assert len(server.ask(prompt="a", max_tokens=2)["choices"]) == 1
+
+
+def test_any_error_in_a_stream_is_its_last_event(model, monkeypatch):
+    def fails(self, update, place):
+        raise ZeroDivisionError("of our own")
+
+    with serving(make_engine(model)) as server:
+        monkeypatch.setattr(Chunks, "of", fails)
+        with server.http.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 4, "stream": True}) as stream:
+            (line,) = [line for line in stream.iter_lines() if line]
+        assert json.loads(line.removeprefix("data: "))["error"]["message"] == UNEXPECTED
+        server.wait_until_empty()
+
+
+def test_ready_comes_after_programs_are_prepared():
+    events = []
+    engine = types.SimpleNamespace(prepare=lambda: events.append("prepared"), has_work=False, stop=lambda: None)
+
+    async def run() -> None:
+        thread = EngineThread(engine, max_waiting=1, metrics=Metrics())
+        thread.on_ready = lambda: events.append(f"ready: {thread.is_ready}")
+        thread.start()
+        while not thread.is_ready:
+            await asyncio.sleep(0.01)
+        await thread.close()
+
+    asyncio.run(run())
+    assert events == ["prepared", "ready: False"]
 
 
 def test_pause_can_keep_or_abort_what_is_in_flight(model, tmp_path):
