@@ -37,6 +37,7 @@ EXIT_CODES = {  # the negative ones before handlers are there
     signal.SIGTERM: (143, -15),
     signal.SIGINT: (130, -2),
 }
+INTERPRETER_STARTS = "Fatal Python error: init_import_site"  # SIGINT then ends it with 1, before any of our code
 DOUBLE_CHECK = "10%"
 BAD_INPUT = 2
 
@@ -174,8 +175,11 @@ class Worker:
         self._process.wait()
 
     def _check(self, code: int, allowed: Sequence[int]) -> None:
-        if code not in allowed:
-            raise SystemExit(f"a worker ended with {code}:\n{self._log.read_text(encoding='utf-8', errors='replace')[-4000:]}")
+        if code in allowed:
+            return
+        log = self._log.read_text(encoding="utf-8", errors="replace")
+        if not (code == 1 and -signal.SIGINT in allowed and INTERPRETER_STARTS in log):
+            raise SystemExit(f"a worker ended with {code}:\n{log[-4000:]}")
 
 
 def one_round(command: Sequence[str], folder: Path, rng: random.Random, args: argparse.Namespace) -> Facts:
