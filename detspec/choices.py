@@ -1,7 +1,5 @@
 """Names that both the library and the command line accept; imports nothing, so that `--help` is quick."""
 
-import datetime
-
 METHODS = ("auto", "ngram", "int8", "self", "none", "draft_model")  # `EngineConfig.method` is some of them
 THOUGHTS = ("none", "self")  # `EngineConfig.thoughts`
 LOGPROBS_MODES = ("raw", "processed", "tempered")  # `SamplingParams.logprobs_mode`
@@ -10,4 +8,3 @@ WEIGHTS = ("int8",)  # `ModelConfig.weights`, besides None
 CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8")  # `Numerics.cache_dtype`
 LINEARS = ("xla", "pinned")  # `Numerics.linear`
 BENCH_MODES = ("ordinary", "canonical", "batch_invariant", "ngram", "dvr", "auto")  # what `detspec bench` measures
-NO_TIME = datetime.datetime.min  # in place of the time that chat templates print: they are given none

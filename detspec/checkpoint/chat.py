@@ -16,7 +16,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 
 from detspec.checkpoint.template_sandbox import MAX_SOURCE, BoundedEnvironment
-from detspec.choices import NO_TIME
+from detspec.checkpoint.template_time import NO_TIME
 from detspec.errors import InputError
 from detspec.read_json import read_bounded, read_json_object
 
@@ -71,8 +71,7 @@ class ChatTemplate:
             add_generation_prompt: end with the opening of the assistant's answer.
             tools: JSON schemas of functions that the model may call.
             now: the time that templates print. The clock's if None: the text, and all that is generated from it, then change
-                from day to day. `detspec.choices.NO_TIME` gives them none: they print
-                the date that they name themselves, if they name one.
+                from day to day. `template_time.NO_TIME` gives them none: they print the date that they name themselves, if any.
             variables: what else the template reads.
 
         Raises:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from detspec.checkpoint.load import Model
+from detspec.checkpoint.template_time import template_time
 from detspec.engine.replayer import Replayer
 from detspec.engine.request import Request
 from detspec.errors import InputError
@@ -25,7 +26,6 @@ from detspec.jobs.audit_report import AuditReport
 from detspec.jobs.difference import difference_of
 from detspec.jobs.files import STDIO
 from detspec.jobs.origin import Origin, check_model, machine_differences, read_origin
-from detspec.jobs.prompts import template_time
 from detspec.jobs.records import PromptsById, Record, read_records
 from detspec.progress import Progress
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from detspec.checkpoint.load import Model
-from detspec.choices import NO_TIME
+from detspec.checkpoint.template_time import NO_TIME
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Request, Thought, request_of
 from detspec.errors import InputError

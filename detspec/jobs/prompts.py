@@ -13,7 +13,7 @@ from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-from detspec.choices import NO_TIME
+from detspec.checkpoint.template_time import template_time
 from detspec.errors import InputError
 from detspec.jobs.files import STDIO
 from detspec.sampling_params import SamplingParams
@@ -135,11 +135,6 @@ class JobSpec:
     def now(self) -> datetime.datetime:
         """The time that chat templates print."""
         return template_time(self.created)
-
-
-def template_time(created: int | None) -> datetime.datetime:
-    """The time that chat templates print in a job that says it is `created`: the same whenever it goes on, or none."""
-    return NO_TIME if created is None else datetime.datetime.fromtimestamp(created, datetime.UTC)
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

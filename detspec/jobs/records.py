@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.choices import NO_TIME
+from detspec.checkpoint.template_time import NO_TIME
 from detspec.config import is_number
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request

@@ -72,7 +72,7 @@ class Call:
         """Hands over an update, or the error that it met on its arrival."""
         try:
             self._inbox.put_nowait((self._arrive(update), update.completion is not None))
-        except EngineStopped as failed:
+        except Exception as failed:  # other calls get theirs all the same
             self.fail(failed)
 
     def fail(self, error: Exception) -> None:

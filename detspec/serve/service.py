@@ -90,6 +90,7 @@ class Service:
         self.metrics = Metrics()
         self.thread = EngineThread(engine, max_waiting=options.max_waiting, metrics=self.metrics, prepares=options.prepares)
         self._log = None if options.log is None else ResponseLog(options.log, engine)
+        self._one_update = asyncio.Lock()
         self.is_leaving: Callable[[], bool] = lambda: False
         self._made = int(time.time())
         self.answerer: Answerer = self._make_answerer()
@@ -132,7 +133,8 @@ class Service:
         loaded = await asyncio.to_thread(load, self.options.weights_dir / name)
         if dataclasses.replace(loaded.cfg, weights=self.model.cfg.weights) != self.model.cfg:
             raise InputError(f"the folder {name!r} holds a model of another shape or dtype than the one that is served")
-        await self.thread.run_idle(lambda: self._use(loaded.params, weight_version))
+        async with self._one_update:  # the log names one's weights before the next change them
+            await self.thread.run_idle(lambda: self._use(loaded.params, weight_version))
         if self.thread.failure is not None:  # the log could not be written
             raise self.thread.failure
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from detspec.checkpoint.chat import ChatTemplate
 from detspec.checkpoint.load import Model
+from detspec.checkpoint.template_time import template_time
 from detspec.errors import InputError
 from detspec.jobs import prompts as prompts_module
 from detspec.jobs.journal import open_journal, read_journal
@@ -21,7 +22,7 @@ from detspec.jobs.lines import parse_request
 from detspec.jobs.manifest import job_header, job_manifest
 from detspec.jobs.merge import merge
 from detspec.jobs.origin import machine_differences, read_origin
-from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec, Prompts, template_time
+from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec, Prompts
 from detspec.jobs.records import PromptsById, parse_record
 from detspec.jobs.scan import requests, scan
 from detspec.read_json import parse_json

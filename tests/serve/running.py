@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,19 @@ class Running:
         while not holds():
             assert time.monotonic() < deadline
             time.sleep(0.002)
+
+
+def choices(server: Running, body: dict) -> str:
+    """All choices of the answer, as text."""
+    return json.dumps(server.ask(**body)["choices"])
+
+
+def chunks_of(server: Running, body: dict) -> list[dict]:
+    """The chunks of a stream."""
+    with server.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
+        lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
 
 
 def chatting(model: Model) -> Model:
