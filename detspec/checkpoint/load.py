@@ -19,6 +19,7 @@ from detspec.model.params import Params, quantized
 
 if TYPE_CHECKING:
     from detspec.checkpoint.chat import ChatTemplate
+    from detspec.checkpoint.detokenizer import TokenBytes
     from detspec.checkpoint.tokenizer import Tokenizer
 
 # What comes with the package: a small model of Python source code, and one that thinks about coin flips.
@@ -49,6 +50,11 @@ class Model:
     chat_template: "ChatTemplate | None" = None
     sampling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
     special_tokens: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def token_bytes(self) -> "TokenBytes | None":
+        """The bytes that tokens add to a text; None without a tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.token_bytes
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens left out; "" without a tokenizer."""

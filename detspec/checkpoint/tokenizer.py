@@ -1,16 +1,16 @@
 """The tokenizer of a Hugging Face folder."""
 
-import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import models
 
+from detspec.checkpoint.detokenizer import Detokenizer, TokenBytes, panics
 from detspec.errors import InputError, shortened
 from detspec.read_json import read_bounded
 
@@ -22,12 +22,13 @@ MAX_QUOTED = 200  # characters of a text in an error
 class Tokenizer:
     """Text to token ids and back, as the folder's `tokenizer.json` says, its own beginning-of-text token included.
 
-    `digest` is the SHA-256 of the file, in hex.
+    `digest` is the SHA-256 of the file, in hex; `token_bytes` says what each token adds to a text.
     """
 
     def __init__(self, path: str | Path) -> None:
         """Reads a `tokenizer.json`; raises `InputError` as `read_tokenizer` does."""
         self._tokenizer = read_tokenizer(path)
+        self.token_bytes = TokenBytes(self._tokenizer)
         self.digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
     @property
@@ -53,13 +54,14 @@ class Tokenizer:
             raise unencodable(self._tokenizer, text, error) from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`, special tokens left out unless asked for; bytes that are not whole characters become U+FFFD.
+        """Text of `ids`, special tokens left out unless asked for; bytes that are no character become U+FFFD.
 
         Raises `InputError` if the tokenizer's decoder fails.
         """
         try:
             with panics():
-                return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+                detokenizer = Detokenizer(self.token_bytes, skip_special_tokens=skip_special_tokens)
+                return detokenizer.read(ids) + detokenizer.rest
         except Exception as error:  # the library raises bare Exception
             raise InputError(f"the tokenizer cannot decode {shortened(str(list(ids)), MAX_QUOTED)}: {error}") from error
 
@@ -87,17 +89,6 @@ def read_tokenizer(path: str | Path) -> tokenizers.Tokenizer:
     if growth > MAX_GROWTH:
         raise InputError(f"{path}: it makes texts {growth:.3g} times as long, accepted are up to {MAX_GROWTH}")
     return tokenizer
-
-
-@contextlib.contextmanager
-def panics() -> Iterator[None]:
-    """Makes a `RuntimeError` of a panic inside the library, which is written in Rust; it comes as a `BaseException`."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise RuntimeError(str(error)) from error
 
 
 def _growth(part: dict[str, Any]) -> float:

@@ -5,39 +5,33 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.engine.request import FINISH_REASONS, Completion, Thought, Update, completion_digest
 from detspec.engine.sequence import SequenceState, asked_logprobs
-from detspec.engine.text import find_stop, showable
 from detspec.state import RUNNING, STOP
 
 
-def end_if_done(sequence: SequenceState, first: int, model: Model) -> None:
+def end_if_done(sequence: SequenceState) -> None:
     """Sets `finish_reason` if the device ended `sequence`, or if its text holds a stop string.
 
-    New tokens must have been fetched if there are stop strings; `first` is the number of the first that the last segment
-    brought, and earlier ones end no text. Tokens after the one that completes a stop string are void and are dropped.
+    New tokens must have been fetched if there are stop strings. Those after the one that completes a stop string are void and
+    are dropped.
     """
-    sampling = sequence.request.sampling
     if sequence.finish != RUNNING:
         sequence.finish_reason = FINISH_REASONS[sequence.finish]
-    if not sampling.stop or sequence.num_new < first:
-        return
-    text = sequence.growing.of(sequence.tokens, model.decode)
-    if not any(string in text for string in sampling.stop):
-        return
-    found = find_stop(model.decode, sequence.new_tokens, sampling.stop, first=first, begin=sampling.min_tokens)
-    if found is not None:
-        num_tokens, sequence.text = found
-        sequence.cut(num_tokens)
-        sequence.finish_reason = FINISH_REASONS[STOP]
+    if sequence.request.sampling.stop:
+        sequence.read_text()
+        if sequence.text.is_stopped:
+            sequence.cut(sequence.text.num_tokens)
+            sequence.finish_reason = FINISH_REASONS[STOP]
 
 
 def update_of(sequence: SequenceState, model: Model, context: str) -> Update:
     """What is new of `sequence` since its last update; `context` digests all that bits depend on besides the request."""
     completion = None
+    sequence.read_text()
     if sequence.finish_reason:
-        shown = model.decode(sequence.new_tokens) if sequence.text is None else sequence.text
+        shown = sequence.text.whole
         completion = complete(sequence, shown, context, model)
     else:
-        shown = showable(sequence.growing.of(sequence.tokens, model.decode), sequence.request.sampling.stop)
+        shown = sequence.text.shown
     start = sequence.num_sent
     tokens = tuple(sequence.tokens[sequence.prompt_len + start :])
     piece = shown[sequence.num_shown :]

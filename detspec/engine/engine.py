@@ -363,7 +363,7 @@ class Engine:
     def _queue(self, request: Request, stream: bool, outbox: deque[Update]) -> int:
         """Checks `request` and puts its samples into the inbox; returns how many there are."""
         samples = list(check_request(self.model, self.config, request).samples())
-        self._inbox.extend(SequenceState(sample, outbox, stream) for sample in samples)
+        self._inbox.extend(SequenceState(sample, self.model.token_bytes, outbox, stream) for sample in samples)
         return len(samples)
 
     def _advance(self) -> None:
@@ -436,6 +436,7 @@ class Engine:
     def _abort(self, sequence: SequenceState) -> None:
         """Ends `sequence` with what it has committed."""
         self._segments.fetch(sequence)
+        end_if_done(sequence)  # tokens after a stop string are void here, too
         sequence.thoughts.clear()  # the prompt may not have been read to its end
         sequence.finish_reason = ABORTED
         self._end(sequence, keep=False)
@@ -480,9 +481,8 @@ class Engine:
                 ended.append(sequence)
                 continue
             if sequence.streamed or sequence.finish != RUNNING or sequence.request.sampling.stop:
-                first = sequence.num_new + 1
                 self._segments.fetch(sequence)
-                end_if_done(sequence, first, self.model)
+                end_if_done(sequence)
             if sequence.finish_reason:
                 ended.append(sequence)
             elif sequence.streamed:

@@ -5,6 +5,7 @@ from collections import deque
 
 import numpy as np
 
+from detspec.checkpoint.detokenizer import Detokenizer, TokenBytes
 from detspec.engine.request import FINISH_REASONS, GIVEN, Request, Stats, TopLogprobs, Update
 from detspec.engine.text import GrowingText
 from detspec.state import LENGTH, NOT_FINITE, RUNNING
@@ -19,6 +20,7 @@ class SequenceState:
     """The host's view of one sequence, in a place of the device or waiting for one."""
 
     request: Request  # one sample of what is asked for
+    token_bytes: dataclasses.InitVar[TokenBytes | None] = None  # of the model's tokenizer
     outbox: deque[Update] = dataclasses.field(default_factory=deque)  # where its updates go
     streamed: bool = False  # whether updates are wanted before it ends
     # prompt and new tokens, as far as the host has fetched them; all committed ones while it waits
@@ -41,15 +43,16 @@ class SequenceState:
     replayed: Replayed | None = None  # what the canonical pass says of its text; set once it has ended, if it was asked for
     finish: int = RUNNING  # as in `GenState`, when the host last looked
     finish_reason: str = ""  # why it ended; "" while it goes on
-    text: str | None = None  # its text, if a stop string cut it
-    growing: GrowingText = dataclasses.field(init=False)  # its text while it goes on
+    text: GrowingText = dataclasses.field(init=False)  # that of the new tokens, as far as it was read
     num_sent: int = 0  # new tokens that earlier updates held
     num_shown: int = 0  # characters that they held
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, token_bytes: TokenBytes | None) -> None:
         self.tokens = list(self.request.prompt_token_ids)
         self.committed = len(self.tokens)
-        self.growing = GrowingText(self.prompt_len)
+        detokenizer = Detokenizer(token_bytes, after=self.tokens)
+        sampling = self.request.sampling
+        self.text = GrowingText(detokenizer, sampling.stop, min_tokens=sampling.min_tokens)
 
     @property
     def prompt_len(self) -> int:
@@ -96,6 +99,10 @@ class SequenceState:
         new = slice(len(self.tokens), self.committed)
         self.tokens.extend(tokens[new].tolist())
         self.logprobs.extend(logprobs[new].tolist())
+
+    def read_text(self) -> None:
+        """Reads the text of the new tokens that `text` has not read yet."""
+        self.text.read(self.tokens[self.prompt_len + self.text.num_tokens :])
 
     def scored(self, replayed: Replayed) -> None:
         """Takes over its given tokens, of which the canonical pass says `replayed`."""

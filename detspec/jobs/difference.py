@@ -5,13 +5,14 @@ import json
 
 import numpy as np
 
+from detspec.checkpoint.detokenizer import Detokenizer
 from detspec.checkpoint.load import Model
 from detspec.engine.bits import first_difference
 from detspec.engine.ending import decode_thought
 from detspec.engine.replayer import Replay
 from detspec.engine.request import GIVEN, Request, completion_digest
 from detspec.engine.sequence import asked_logprobs
-from detspec.engine.text import find_stop
+from detspec.engine.text import GrowingText
 from detspec.jobs.audit_report import Difference
 from detspec.jobs.lines import LOGPROB_KEYS, as_json, thought_line
 from detspec.jobs.records import Record
@@ -74,10 +75,14 @@ def _ending(record: Record, request: Request, replay: Replay, model: Model) -> t
     """Number of recorded tokens that the canonical text may have, its finish reason (None if it goes on), and its text."""
     sampling = request.sampling
     n = len(record.token_ids)
+    text = GrowingText(
+        Detokenizer(model.token_bytes, after=request.prompt_token_ids), sampling.stop, min_tokens=sampling.min_tokens
+    )
     if request.given_token_ids:
         finish = "error" if np.isnan(replay.logprobs).any() else GIVEN
         n = min(n, sampling.max_tokens)
-        return n, finish if n == sampling.max_tokens else None, model.decode(record.token_ids)
+        text.read(record.token_ids)
+        return n, finish if n == sampling.max_tokens else None, text.whole
     stops = all_stop_ids(sampling, model.eos_ids)
     broken = ~np.isfinite(replay.logprobs[: sampling.max_tokens])  # also for the token after the last
     stopped = np.isin(replay.targets[: min(n, sampling.max_tokens)], stops)
@@ -88,13 +93,10 @@ def _ending(record: Record, request: Request, replay: Replay, model: Model) -> t
     elif stopped.any():
         length = int(np.argmax(stopped)) + 1
         finish_reason = "stop"
-    if model.tokenizer is None:
-        return length, finish_reason, ""
-    ids = record.token_ids[:length]
-    found = find_stop(model.tokenizer.decode, ids, sampling.stop, first=1, begin=sampling.min_tokens) if sampling.stop else None
-    if found is not None:
-        return found[0], "stop", found[1]
-    return length, finish_reason, model.tokenizer.decode(ids)
+    text.read(record.token_ids[:length])
+    if text.is_stopped:
+        return text.num_tokens, "stop", text.text
+    return length, finish_reason, text.whole
 
 
 def _first_asked_difference(record: Record, request: Request, replay: Replay) -> Difference | None:

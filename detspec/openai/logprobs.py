@@ -1,23 +1,26 @@
 """Log-probabilities in the shapes of completions, of chat, and of vLLM's `prompt_logprobs`."""
 
-import codecs
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from detspec.engine.request import Completion, TopLogprobs
 from detspec.openai.bodies import Parsed
-from detspec.openai.token_texts import TokenTexts
+from detspec.openai.token_texts import TokenPlaces, TokenTexts
 
 EXCLUDED = -9999.0  # stands for -inf and nan, which JSON lacks
 
 
-def completion_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts) -> dict[str, Any]:
+def completion_logprobs(
+    parsed: Parsed, completion: Completion, texts: TokenTexts, places: TokenPlaces | None = None
+) -> dict[str, Any]:
     """`tokens`, `token_logprobs`, `top_logprobs` and `text_offset`, of the prompt too if it is echoed.
+
+    `places` have seen the tokens before, if the completion is a part of a stream.
 
     The first token of a prompt has null, and all have if the request was aborted before they were read. `top_logprobs` hold the
     chosen token, too; of two tokens of one text, they hold the likelier. `text_offset` counts the characters that are complete
-    before a token, from the first token on.
+    before a token, from the first token on; special tokens have none.
     """
     number = parsed.logprobs or 0
     tokens: list[int] = []
@@ -30,27 +33,33 @@ def completion_logprobs(parsed: Parsed, completion: Completion, texts: TokenText
     tokens += completion.token_ids
     logprobs += completion.logprobs
     top += likeliest(completion.top_logprobs, number, len(completion.token_ids))
-    names = [name_of(token, parsed, texts) for token in tokens]
+    at = _placed(parsed, completion, tokens, texts, places)
     return {
-        "tokens": names,
+        "tokens": [name_of(token, parsed, texts, begins) for token, (_, begins) in zip(tokens, at, strict=True)],
         "token_logprobs": [None if value is None else number_of(value) for value in logprobs],
         "top_logprobs": [
-            None if value is None else _by_name([(token, value), *listed], parsed, texts)
-            for token, value, listed in zip(tokens, logprobs, top, strict=True)
+            None if value is None else _by_name([(token, value), *listed], parsed, texts, begins)
+            for token, value, listed, (_, begins) in zip(tokens, logprobs, top, at, strict=True)
         ]
         if number
         else None,
-        "text_offset": text_offsets(tokens, texts),
+        "text_offset": [offset for offset, _ in at],
     }
 
 
-def chat_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts) -> dict[str, Any]:
-    """`content`: `token`, `logprob`, `bytes` and `top_logprobs` of each new token, the likeliest first."""
+def chat_logprobs(
+    parsed: Parsed, completion: Completion, texts: TokenTexts, places: TokenPlaces | None = None
+) -> dict[str, Any]:
+    """`content`: `token`, `logprob`, `bytes` and `top_logprobs` of each new token, the likeliest first.
+
+    `places` as for `completion_logprobs`.
+    """
     tops = likeliest(completion.top_logprobs, parsed.logprobs or 0, len(completion.token_ids))
     content = []
-    for token, value, top in zip(completion.token_ids, completion.logprobs, tops, strict=True):
-        listed = [_chat_entry(other, number, parsed, texts) for other, number in top]
-        content.append({**_chat_entry(token, value, parsed, texts), "top_logprobs": listed})
+    at = _placed(parsed, completion, completion.token_ids, texts, places)
+    for token, value, top, (_, begins) in zip(completion.token_ids, completion.logprobs, tops, at, strict=True):
+        listed = [_chat_entry(other, number, parsed, texts, begins) for other, number in top]
+        content.append({**_chat_entry(token, value, parsed, texts, begins), "top_logprobs": listed})
     return {"content": content, "refusal": None}
 
 
@@ -88,39 +97,33 @@ def likeliest(top: Sequence[TopLogprobs], number: int, length: int) -> list[TopL
     return [entry[:number] for entry in top] if top else [()] * length
 
 
-def text_offsets(tokens: Iterable[int], texts: TokenTexts) -> list[int]:
-    """Characters that are complete before each token: `[" f", b"\\xc3", b"\\xa9", "x"]` -> `[0, 2, 2, 3]`."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    offsets = []
-    length = 0
-    is_whole = True  # no bytes wait for the rest of their character
-    for token in tokens:
-        offsets.append(length)
-        added = texts.length_of(token) if is_whole else None
-        if added is None:
-            added = len(decoder.decode(texts.bytes_of(token)))
-            is_whole = not decoder.getstate()[0]
-        length += added
-    return offsets
-
-
 def number_of(logprob: float) -> float:
     """A log-probability as JSON can have it. Every float32 is a float64, so its bits survive."""
     return float(logprob) if math.isfinite(logprob) else EXCLUDED
 
 
-def name_of(token: int, parsed: Parsed, texts: TokenTexts) -> str:
-    """What a token is called in an answer."""
-    return f"token_id:{token}" if parsed.tokens_as_ids else texts.text_of(token)
+def name_of(token: int, parsed: Parsed, texts: TokenTexts, begins: bool = False) -> str:
+    """The name of a token in an answer; a token that `begins` a text may read otherwise than it does later."""
+    return f"token_id:{token}" if parsed.tokens_as_ids else texts.text_of(token, begins)
 
 
-def _by_name(pairs: Sequence[tuple[int, float]], parsed: Parsed, texts: TokenTexts) -> dict[str, float]:
+def _placed(
+    parsed: Parsed, completion: Completion, tokens: Sequence[int], texts: TokenTexts, places: TokenPlaces | None
+) -> list[tuple[int, bool]]:
+    """For each of `tokens`, the characters before it, and whether it begins a text."""
+    if places is None:
+        places = TokenPlaces(texts.tokens, () if parsed.echo else completion.prompt_token_ids)
+    return list(map(places.next, tokens))
+
+
+def _by_name(pairs: Sequence[tuple[int, float]], parsed: Parsed, texts: TokenTexts, begins: bool) -> dict[str, float]:
     """Pairs of token and log-probability by name, the likeliest first, ties in the order given."""
     found: dict[str, float] = {}
     for token, value in sorted(pairs, key=lambda pair: -number_of(pair[1])):
-        found.setdefault(name_of(token, parsed, texts), number_of(value))
+        found.setdefault(name_of(token, parsed, texts, begins), number_of(value))
     return found
 
 
-def _chat_entry(token: int, value: float, parsed: Parsed, texts: TokenTexts) -> dict[str, Any]:
-    return {"token": name_of(token, parsed, texts), "logprob": number_of(value), "bytes": list(texts.bytes_of(token))}
+def _chat_entry(token: int, value: float, parsed: Parsed, texts: TokenTexts, begins: bool) -> dict[str, Any]:
+    name = name_of(token, parsed, texts, begins)
+    return {"token": name, "logprob": number_of(value), "bytes": list(texts.bytes_of(token, begins))}

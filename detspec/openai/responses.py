@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from detspec.checkpoint.detokenizer import Detokenizer
 from detspec.checkpoint.load import Model
 from detspec.engine.request import Completion
 from detspec.openai.bodies import Parsed
@@ -129,7 +130,10 @@ def stop_reason(parsed: Parsed, index: int, completion: Completion, answerer: An
     if completion.finish_reason != "stop":
         return None
     sampling = parsed.sampling[index // parsed.n]
-    after = answerer.model.decode(completion.token_ids)[len(completion.text) :] if sampling.stop else ""
+    after = ""
+    if sampling.stop:
+        detokenizer = Detokenizer(answerer.token_texts.tokens, after=completion.prompt_token_ids)
+        after = detokenizer.read(completion.token_ids)[len(completion.text) :]
     for string in sampling.stop:
         if after.startswith(string):
             return string
@@ -138,9 +142,12 @@ def stop_reason(parsed: Parsed, index: int, completion: Completion, answerer: An
 
 
 def prompt_text(parsed: Parsed, place: int, answerer: Answerer) -> str:
-    """Prompt number `place` as it was given, or the text of its token ids."""
+    """Prompt number `place` as it was given, or the text of its token ids: as far as it is settled if more tokens follow."""
     text = parsed.texts[place]
-    return answerer.model.decode(parsed.prompts[place]) if text is None else text
+    if text is None:
+        detokenizer = Detokenizer(answerer.token_texts.tokens)
+        text = detokenizer.read(parsed.prompts[place]) + (detokenizer.rest if parsed.is_score else "")
+    return text
 
 
 def response_id(parsed: Parsed) -> str:

@@ -1,6 +1,5 @@
 """An answer piece by piece: updates of the engine as server-sent events in OpenAI's shapes."""
 
-import codecs
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from detspec.engine.request import Completion, Stats, Update
 from detspec.openai.bodies import Parsed
 from detspec.openai.logprobs import chat_logprobs, completion_logprobs
 from detspec.openai.responses import Answerer, chat_body, completion_body, ending, extras, head, prompt_text, usage
+from detspec.openai.token_texts import TokenPlaces
 from detspec.serve.engine_thread import Call
 from detspec.serve.service import in_one_piece
 
@@ -47,7 +47,7 @@ class Chunks:
         self._is_chat = parsed.kind == "chat"
         self._head = head(parsed, answerer, "chat.completion.chunk" if self._is_chat else "text_completion")
         self._num_tokens = 0
-        self._offsets: dict[int, _Offset] = {}
+        self._places: dict[int, TokenPlaces] = {}  # by the index of the choice
 
     def first(self) -> Iterator[dict[str, Any]]:
         """What comes before anything is generated: roles of a chat, prompts that are echoed."""
@@ -110,23 +110,7 @@ class Chunks:
         if self.parsed.logprobs is None:
             return None
         new = Completion(update.request.id, (), update.token_ids, update.logprobs, update.text, "", "", Stats())
-        if self._is_chat:
-            return chat_logprobs(self.parsed, new, self.answerer.token_texts)
-        found = completion_logprobs(self.parsed, new, self.answerer.token_texts)
-        texts = map(self.answerer.token_texts.bytes_of, update.token_ids)
-        found["text_offset"] = [self._offsets.setdefault(index, _Offset()).before(text) for text in texts]
-        return found
-
-
-class _Offset:
-    """Counts the characters of a text whose tokens may end inside characters."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._length = 0
-
-    def before(self, token: bytes) -> int:
-        """Characters that are complete before `token`, which comes next."""
-        length = self._length
-        self._length += len(self._decoder.decode(token))
-        return length
+        if index not in self._places:
+            self._places[index] = TokenPlaces(self.answerer.token_texts.tokens, update.request.prompt_token_ids)
+        make = chat_logprobs if self._is_chat else completion_logprobs
+        return make(self.parsed, new, self.answerer.token_texts, self._places[index])

@@ -9,6 +9,7 @@ handed out twice or overwritten too early is found at once.
 import dataclasses
 import hashlib
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,8 +29,10 @@ FAKE_MODEL = Model(dataclasses.replace(TABLE_CFG, vocab_size=97, max_position=40
 class FakeDevice:
     """Takes the place of `detspec.engine.device.Device`."""
 
-    def __init__(self, schedule, config: EngineConfig, *, num_pages: int | None = None, drafters=None) -> None:
-        self.model, self.schedule, self.config = FAKE_MODEL, schedule, config
+    def __init__(
+        self, schedule, config: EngineConfig, *, num_pages: int | None = None, drafters=None, model=FAKE_MODEL
+    ) -> None:
+        self.model, self.schedule, self.config = model, schedule, config
         self.num_pages = num_pages or config.max_requests * self.max_pages
         self.drafters = drafters_of(drafters or {})
         self.clock, self.place = Clock(), None
@@ -102,6 +105,7 @@ class FakeDevice:
         return self._report(chosen, steps)
 
     prefills_apart = True
+    acceptance_by_match_length: ClassVar[dict[int, float]] = {}
 
     def use(self, model):
         self.model = model
@@ -115,7 +119,7 @@ class FakeDevice:
         for place in np.flatnonzero(placement.in_use).tolist():
             tokens, start, _ = texts[place]
             for position in range(start, len(tokens)):
-                targets[place, position + 1 : position + 2] = (tokens[position] + 1) % self.model.cfg.vocab_size
+                targets[place, position + 1 : position + 2] = self.next_token(tokens[: position + 1])
             logprobs[place] = -np.arange(shape[1]) / 64
         top = np.zeros((*shape, asked.top_k), np.int32)
         self.clock.work()
@@ -136,6 +140,10 @@ class FakeDevice:
     def thoughts(self) -> None:
         return None
 
+    def next_token(self, tokens: list[int]) -> int:
+        """The token after `tokens`."""
+        return (tokens[-1] + 1) % self.model.cfg.vocab_size
+
     def _gain(self, plan, placement, place: int) -> None:
         """One step of one sequence: it writes the slot of its last token, and commits a token, or a window of them."""
         held = self.places[place]
@@ -151,7 +159,7 @@ class FakeDevice:
             self._write(placement, place, held.length)
             held.length += 1
             position = len(held.tokens)
-            held.tokens.append((held.tokens[-1] + 1) % self.model.cfg.vocab_size)
+            held.tokens.append(self.next_token(held.tokens))
             held.logprobs.append(-position / 64 - (0.0 if deterministic else plan.batch / 1024))
             if held.tokens[-1] in held.stop_ids:
                 held.finish = STOP

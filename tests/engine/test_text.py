@@ -1,127 +1,69 @@
-"""Texts that grow; stop strings, on a decoder of which every step can be seen.
+"""Texts that grow, and stop strings, on tokens of which every step can be seen."""
 
-Token 1 is "a", 2 "b", 3 "ab", 4 half a character, 5 its end.
-"""
-
-import numpy as np
 import pytest
-import tokenizers
-from tokenizers import decoders, models
 
-from detspec.checkpoint.load import find_folder
-from detspec.checkpoint.tokenizer import Tokenizer
-from detspec.engine.text import DecodeFn, GrowingText, find_stop, showable
+from detspec.checkpoint.detokenizer import Detokenizer, TokenBytes
+from detspec.engine.text import GrowingText
+from tests.decoders import TOKENS, small_library
 
-LETTERS = {1: "a", 2: "b", 3: "ab", 6: "c"}
+NAMES = ["<s>", *(name for name, _, _ in TOKENS["byte_fallback"])]
+HALF, END = "<0xC3>", "<0xA9>"  # of "é"
+LINE, EURO = "<0x0A>", ("<0xE2>", "<0x82>", "<0xAC>")
 
 
-def decode(ids) -> str:
-    """4 alone is no character yet; 4 5 is "é"."""
-    text, ids = "", list(ids)
-    while ids:
-        token = ids.pop(0)
-        if token == 4:
-            text += "é" if ids[:1] == [5] else "\ufffd"
-            ids = ids[1:] if ids[:1] == [5] else ids
-        else:
-            text += LETTERS[token]
+def text_of(names, stop=(), *, min_tokens=0, looks=(99,)) -> GrowingText:
+    """The text of the tokens of these names, of which each look reads some."""
+    text = GrowingText(Detokenizer(TokenBytes(small_library("byte_fallback"))), stop, min_tokens=min_tokens)
+    ids = list(map(NAMES.index, names))
+    for number in looks:
+        text.read(ids[text.num_tokens : number])
     return text
 
 
 @pytest.mark.parametrize(
-    ("ids", "stop", "begin", "expected"),
+    ("names", "stop", "min_tokens", "expected"),
     [
-        ([1, 1, 2, 1], ["b"], 0, (3, "aa")),
-        ([1, 1, 2, 1], ["ab"], 0, (3, "a")),  # completed by the second of its tokens
-        ([1, 3, 6], ["b"], 0, (2, "aa")),  # the text ends inside of a token
-        ([1, 1, 1], ["b"], 0, None),
-        ([1, 2, 1, 2], ["ab"], 2, (4, "ab")),  # the first one lies within min_tokens
-        ([1, 2, 1, 2], ["ba"], 2, (3, "a")),  # ends behind them
-        ([6, 1, 2], ["b", "ca"], 0, (2, "")),  # whichever is complete first
-        ([1, 2], ["b", "ab"], 0, (2, "")),  # complete at once: the one that begins first
-        ([4, 5, 1], ["é"], 0, (2, "")),
-        ([4, 1], ["é"], 0, None),
+        (["a", "a", "▁b", "a"], [" b"], 0, (3, "aa")),
+        (["a", "▁", "a", "a"], ["a a"], 0, (3, "")),  # completed by the third of its tokens
+        (["a", "ab", "a"], ["b"], 0, (2, "aa")),  # the text ends inside of a token
+        (["a", "a", "a"], ["b"], 0, None),
+        (["a", "▁b", "a", "▁b"], ["a b"], 2, (4, "a b")),  # the first one lies within min_tokens
+        (["a", "▁b", "a", "▁b"], ["ba"], 2, (3, "a ")),  # ends behind them
+        (["▁the", "a", "▁b"], [" b", "ea"], 0, (2, " th")),  # the one that is complete first
+        (["a", "ab"], ["b", "ab"], 0, (2, "a")),  # complete at once: the one that begins first
+        ([HALF, END, "a"], ["é"], 0, (2, "")),
+        ([HALF, "a"], ["é"], 0, None),
+        ([HALF, "a"], ["\ufffd"], 0, (2, "")),  # "a" settles that the byte is no character
+        ([HALF], ["\ufffd"], 0, None),  # it may still become one
+        (["<0xFF>"], ["\ufffd"], 0, (1, "")),  # this one never
+        ([LINE, *EURO], ["\n"], 0, (1, "")),  # bytes that follow do not matter
+        (["a", LINE, *EURO[:2]], ["\n"], 0, (2, "a")),
+        (["a", *EURO, LINE], ["€\n"], 0, (5, "a")),
     ],
 )
-def test_find_stop_of_small_cases(ids, stop, begin, expected):
-    assert find_stop(decode, ids, stop, first=1, begin=begin) == expected
-
-
-@pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [3, 6], [6], [2, 5, 6]])
-def test_find_stop_does_not_depend_on_when_it_looked(cuts):
-    ids, known, found = [1, 6, 1, 3, 2, 6], 0, None
-    for seen in cuts:
-        found = find_stop(decode, ids[:seen], ["ab"], first=known + 1, begin=0)
-        known = seen
-        if found is not None:
-            break
-    assert found == (4, "aca")
+def test_stop_string_ends_the_text_at_the_first_token_whose_settled_text_holds_it(names, stop, min_tokens, expected):
+    for looks in ([99], range(1, 9), [3, 4, 99], [2, 5]):
+        text = text_of(names, stop, min_tokens=min_tokens, looks=looks)
+        assert ((text.num_tokens, text.text) if text.is_stopped else None) == expected
+        if expected is not None:
+            assert text.whole == text.text
 
 
 @pytest.mark.parametrize(
-    ("text", "stop", "expected"),
+    ("names", "stop", "shown", "whole"),
     [
-        ("abc", [], "abc"),
-        ("abc\ufffd", [], "abc"),
-        ("abc", ["cd"], "ab"),  # the c may be the beginning of cd
-        ("abc", ["bcd"], "a"),
-        ("abc", ["xyz", "c!"], "ab"),
-        ("abc", ["abd"], "abc"),
+        (["a", "ab"], [], "aab", "aab"),
+        (["a", HALF], [], "a", "a\ufffd"),
+        (["a", "<0xFF>"], [], "a\ufffd", "a\ufffd"),
+        (["a", "ab"], ["bc"], "aa", "aab"),  # the b may be the beginning of bc
+        (["a", "ab"], ["abc"], "a", "aab"),
+        (["a", "ab"], ["xyz", "b!"], "aa", "aab"),
+        (["a", "ab"], ["abx", "aa"], "", ""),
+        (["a", "ab"], ["aba"], "a", "aab"),
+        (["ab", "a"], ["abd"], "ab", "aba"),
     ],
 )
-def test_showable_holds_back_what_may_still_go(text, stop, expected):
-    assert showable(text, stop) == expected
-
-
-# Growing texts --------------------------------------------------------------------------------------------------------------
-
-
-def pieces_tokenizer() -> tokenizers.Tokenizer:
-    """As SentencePiece has them: words with their spaces, bytes, and a special token; a text's first space is left out."""
-    words = ["<s>", "▁a", "▁", "b", "▁the", *(f"<0x{byte:02X}>" for byte in "é".encode())]
-    library = tokenizers.Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<s>"))
-    library.add_special_tokens(["<s>"])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    library.decoder = decoders.Sequence(steps)
-    return library
-
-
-def decode_fns() -> dict[str, tuple[int, DecodeFn]]:
-    """Sizes of vocabularies, and what decodes them."""
-    shipped = Tokenizer(find_folder("tiny_python") / "tokenizer.json")
-    pieces = pieces_tokenizer()
-    return {
-        "letters": (5, lambda ids: decode([[1, 2, 3, 4, 6][token] for token in ids])),
-        "bytes": (shipped.vocab_size, shipped.decode),
-        "pieces": (7, lambda ids: pieces.decode(list(ids))),
-    }
-
-
-@pytest.mark.parametrize("name", ["letters", "bytes", "pieces"])
-@pytest.mark.parametrize("most", [1, 40])
-def test_growing_text_is_that_of_all_tokens_and_decodes_few_of_them_again(name, most):
-    size, decode_all = decode_fns()[name]
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        ids = rng.integers(0, size, 400).tolist()
-        ids[100:140] = [0] * 40  # special ones, which have no text
-        growing, seen, num_decoded = GrowingText(begin=3), 3, 0
-
-        def counted(some, decode_all=decode_all):
-            nonlocal num_decoded  # decoding everything takes 200 at each look
-            num_decoded += len(some)
-            return decode_all(some)
-
-        looks = 0
-        while seen < len(ids):
-            seen = min(len(ids), seen + int(rng.integers(1, most + 1)))
-            assert growing.of(ids[:seen], counted) == decode_all(ids[3:seen])
-            looks += 1
-        assert num_decoded < (80 + most) * looks
-
-
-def test_text_of_a_tokenizer_that_rewrites_what_it_wrote_is_decoded_whole():
-    """This one puts the number of tokens in front."""
-    growing = GrowingText()
-    for number in (1, 20, 21, 60):
-        assert growing.of([1] * number, lambda ids: f"{len(ids)} {decode(ids)}") == f"{number} {'a' * number}"
+def test_shown_holds_back_what_a_stop_string_may_begin_with(names, stop, shown, whole):
+    text = text_of(names, stop)
+    assert text.whole == whole
+    assert text.shown == (shown if not text.is_stopped else text.text)

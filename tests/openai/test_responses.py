@@ -16,10 +16,10 @@ from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.engine.request import Completion, Stats, Thought
 from detspec.openai.bodies import parse_chat, parse_completion
 from detspec.openai.fields import BodyError
-from detspec.openai.logprobs import text_offsets
 from detspec.openai.responses import chat_body, completion_body, error_body, make_answerer, system_fingerprint
 from detspec.openai.scores import scored
-from detspec.openai.token_texts import TokenTexts
+from detspec.openai.token_texts import TokenPlaces, TokenTexts
+from tests.decoders import TOKENS, small_tokenizer
 from tests.engine.byte_model import BYTE_CFG, byte_tokenizer
 
 A, B, C = 64, 65, 66  # tokens of "a", "b", "c": see `encode`
@@ -38,7 +38,11 @@ def model(tmp_path_factory):
         return tokenizer.encode(messages[0]["content"])
 
     own = {"cfg": BYTE_CFG, "tokenizer": tokenizer, "chat_template": None, "chat_prompt": chat_prompt}
-    own |= {"decode": tokenizer.decode, "text_facts": lambda: {"tokenizer": tokenizer.digest}}
+    own |= {
+        "decode": tokenizer.decode,
+        "token_bytes": tokenizer.token_bytes,
+        "text_facts": lambda: {"tokenizer": tokenizer.digest},
+    }
     return SimpleNamespace(**own)
 
 
@@ -234,19 +238,49 @@ def test_tokens_that_are_halves_of_characters_keep_their_bytes(model, answerer):
 def test_text_offsets_count_what_an_incremental_decoder_has_given(answerer):
     """Bytes of characters next to whole words, in any order; looked up tokens must not skip the bytes that wait."""
     texts = answerer.token_texts
-    whole = [token for token in range(256) if texts.length_of(token) is not None]
-    halves = [token for token in range(256) if texts.length_of(token) is None]
+    whole = [token for token in range(256) if not texts.text_of(token).startswith("bytes:")]
+    halves = [token for token in range(256) if token not in whole]
     rng = np.random.default_rng(0)
     for tokens in (rng.choice([*whole[:9], *halves[:9], *whole[-9:]], 40).tolist() for _ in range(50)):
         before = [b"".join(map(texts.bytes_of, tokens[:number])) for number in range(len(tokens))]
         decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in before]
         lengths = [len(decoder.decode(given)) for decoder, given in zip(decoders, before, strict=True)]
-        assert text_offsets(tokens, texts) == lengths
+        places = TokenPlaces(texts.tokens)
+        assert [places.next(token)[0] for token in tokens] == lengths
+
+
+def test_texts_tokens_and_offsets_agree_with_and_without_echo(tmp_path):
+    """The blank of a prompt's first token is left out, that of an answer's is not; a special token has no text."""
+    tokenizer = small_tokenizer("byte_fallback_strip", tmp_path)
+    names = {text: token for token, (text, _, _) in enumerate(TOKENS["byte_fallback_strip"], 1)}
+    own = {"cfg": BYTE_CFG, "tokenizer": tokenizer, "token_bytes": tokenizer.token_bytes, "decode": tokenizer.decode}
+    model = SimpleNamespace(**own, text_facts=dict)
+    answerer = answerer_of(model)
+    prompt, new = [0, names["▁the"], names["▁b"]], [names["▁b"], names["<0xC3>"], names["<0xA9>"], names["▁the"]]
+    for echo in (False, True):
+        parsed = completion(model, prompt=prompt, echo=echo, logprobs=0)
+        asked = {"text": " bé the", "prompt_logprobs": (None, -1.0, -2.0)}
+        choice = completion_body(parsed, [ended(model, parsed, new, **asked)], answerer)["choices"][0]
+        logprobs, number = choice["logprobs"], 3 if echo else 0
+        assert choice["text"] == ("the b" if echo else "") + " bé the"
+        assert logprobs["tokens"][:number] == ["<s>", "the", " b"][:number]
+        assert logprobs["tokens"][number:] == [" b", "bytes:\\xc3", "bytes:\\xa9", " the"]
+        for offset, text in zip(logprobs["text_offset"], logprobs["tokens"], strict=True):
+            assert text.startswith(("bytes", "<s>")) or choice["text"].startswith(text, offset)
+        assert logprobs["text_offset"][number:] == [len(choice["text"]) - 7 + place for place in (0, 2, 2, 3)]
+
+
+def test_echoed_prompt_that_ends_inside_a_character_leaves_it_to_the_answer(model, answerer):
+    parsed = completion(model, prompt=[A, HALVES[0]], echo=True)
+    body = completion_body(parsed, [ended(model, parsed, [HALVES[1]], text="é")], answerer)
+    assert body["choices"][0]["text"] == "aé"
+    score = completion(model, prompt=[A, HALVES[0]], echo=True, max_tokens=0)
+    assert completion_body(score, [ended(model, score, [])], answerer)["choices"][0]["text"] == "a\ufffd"
 
 
 def test_two_tokens_of_one_text_keep_the_likelier(model, answerer):
     parsed = completion(model, logprobs=2)
-    same = SimpleNamespace(text_of=lambda token: "same", bytes_of=lambda token: b"s", length_of=lambda token: 1)
+    same = SimpleNamespace(text_of=lambda token, begins: "same", tokens=model.token_bytes)
     other = dataclasses.replace(answerer, token_texts=same)
     end = ended(model, parsed, [C], top_logprobs=(((A, -0.25), (B, -0.75)),))
     assert completion_body(parsed, [end], other)["choices"][0]["logprobs"]["top_logprobs"] == [{"same": -0.25}]
