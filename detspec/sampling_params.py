@@ -66,8 +66,9 @@ class SamplingParams:
         logit_bias: maps token ids (also as strings of digits) to numbers in -100 .. 100 that are added to their logits; kept
             as sorted pairs.
         seed: sampling seed, 0 .. 2**32-1; noise depends only on the seed and the token position.
-        stop: one or several strings that end the request. The text ends before the string, the last token is the one that
-            completed it, and the finish reason is "stop". The first `min_tokens` new tokens are not searched.
+        stop: one or several strings that end the request, at the first token whose settled text holds one: a character is
+            settled with its last byte. The text ends before the string, the finish reason is "stop", and what ends within the
+            first `min_tokens` new tokens does not count.
         stop_token_ids: tokens that end the request, in addition to the model's end-of-sequence tokens. The stop token is kept.
         ignore_eos: do not stop at the model's end-of-sequence tokens.
         logprobs: number of likeliest tokens to report at each new position besides the chosen one, 0 .. 20.

@@ -119,7 +119,7 @@ class Completion:
         prompt_token_ids: the prompt.
         token_ids: new tokens, a stop token included; or those that were given.
         logprobs: float32 log-probability of each new token; from the canonical pass if the request was deterministic.
-        text: the new tokens as text, special tokens left out; "" without a tokenizer.
+        text: the new tokens as text that goes on after the prompt, special tokens left out; "" without a tokenizer.
         finish_reason: "stop", "length", "abort", "error" (a logit was not finite), or "given" (tokens were scored).
         logprobs_mode: whose `logprobs` and `top_logprobs` are, see `SamplingParams`.
         top_logprobs: the `logprobs` likeliest tokens at each new position with their log-probabilities in the canonical pass,
