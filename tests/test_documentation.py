@@ -89,6 +89,14 @@ def test_image_of_another_host_becomes_its_words():
     assert markdown.without_outside_images(text) == "[Open in Colab](https://c.d) ![x](y.png) `![z](https://a.b)`"
 
 
+def test_tests_that_pages_name_are_there():
+    """`README.md` and `docs/serving.md` say which tests hold their promises."""
+    defined = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert named <= defined
+    assert len(named) >= 14
+
+
 def test_list_after_a_paragraph_gets_a_blank_line():
     text = "so:\n* a\n  b\n* c\n\n* d\n```\nx\n* y\n```\n28. is no list"
     assert markdown.with_blank_before_lists(text) == "so:\n\n* a\n  b\n* c\n\n* d\n```\nx\n* y\n```\n28. is no list"
