@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from detspec.engine.request import Completion, Request
 from detspec.jobs.lines import completion_line
@@ -50,10 +50,12 @@ class Asked(Protocol):
 class AskedRequest:
     """A line of our own format: one request, and a line of output for each of its samples."""
 
-    def __init__(self, number: int, request: Request) -> None:
+    def __init__(self, number: int, request: Request, metadata: dict[str, Any] | None = None) -> None:
+        """`metadata` is what each line of output repeats."""
         self.number = number
         self.requests = (request,)
         self.num_outputs = request.sampling.n
+        self._metadata = metadata
 
     def ready(self) -> Sequence[Output]:
         """Nothing."""
@@ -61,5 +63,5 @@ class AskedRequest:
 
     def take(self, completion: Completion) -> Sequence[Output]:
         """The line of the completion."""
-        line = completion_line(completion, self.requests[0].sampling.n)
+        line = completion_line(completion, self.requests[0].sampling.n, self._metadata)
         return (Output(completion.index, len(completion.token_ids), completion.finish_reason, line),)

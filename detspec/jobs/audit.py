@@ -15,19 +15,28 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from detspec.checkpoint.load import Model
 from detspec.checkpoint.template_time import template_time
 from detspec.engine.replayer import Replayer
 from detspec.engine.request import Request
 from detspec.errors import InputError
-from detspec.jobs.audit_lines import audit_lines
-from detspec.jobs.audit_report import AuditReport
+from detspec.jobs.audit_lines import NOTHING, audit_lines, first_difference
+from detspec.jobs.audit_report import AuditReport, Difference
 from detspec.jobs.difference import difference_of
 from detspec.jobs.files import STDIO
 from detspec.jobs.origin import Origin, check_model, machine_differences, read_origin
 from detspec.jobs.records import PromptsById, Record, read_records
 from detspec.progress import Progress
+
+
+class Recorded(NamedTuple):
+    """A record, the request of one sample that it answers, and the metadata of the line of input."""
+
+    record: Record
+    request: Request
+    metadata: dict[str, Any] | None = None
 
 
 def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_requests: int = 32) -> AuditReport:
@@ -58,19 +67,19 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
 
 
 def audit_records(
-    model: Model, origin: Origin, records: Iterable[tuple[Record, Request]], *, max_requests: int, progress: Progress
+    model: Model, origin: Origin, records: Iterable[Recorded], *, max_requests: int, progress: Progress
 ) -> AuditReport:
-    """Replays `records` of `origin`, each with its request of one sample, and compares them; see `run_audit`."""
+    """Replays `records` of `origin`, and compares them; see `run_audit`."""
     replayer = Replayer(model, dataclasses.replace(origin.engine, max_requests=max_requests, num_pages=None))
     report = AuditReport(machine=machine_differences(origin, replayer.mesh))
-    waiting: deque[tuple[Record, Request]] = deque()
+    waiting: deque[Recorded] = deque()
     progress.stage("compiling and certifying")
     replayer.prepare()
     progress.stage("replaying")
     began = time.perf_counter()
     for replay in replayer.run(_to_replay(records, waiting)):
-        record, request = waiting.popleft()
-        found = difference_of(record, request, replay, model, origin.digest)
+        record, request, metadata = waiting.popleft()
+        found = difference_of(record, request, replay, model, origin.digest) or metadata_difference(record, metadata)
         report.num_tokens += len(record.token_ids)
         if not request.sampling.deterministic:
             report.num_ordinary += 1
@@ -84,23 +93,30 @@ def audit_records(
     return report
 
 
-def _to_replay(
-    records: Iterable[tuple[Record, Request]], waiting: deque[tuple[Record, Request]]
-) -> Iterator[tuple[Request, Sequence[int]]]:
+def metadata_difference(record: Record, metadata: dict[str, Any] | None) -> Difference | None:
+    """Where a record's metadata part from those of its line of input; None if they are equal."""
+    recorded, canonical = (NOTHING if value is None else value for value in (record.metadata, metadata))
+    what = first_difference(recorded, canonical, "metadata")
+    return None if what is None else Difference(record.name, None, what)
+
+
+def _to_replay(records: Iterable[Recorded], waiting: deque[Recorded]) -> Iterator[tuple[Request, Sequence[int]]]:
     """Yields requests and tokens for the replayer; appends `records` to `waiting`."""
-    for record, request in records:
-        waiting.append((record, request))
+    for asked in records:
+        waiting.append(asked)
+        record, request, _ = asked
         yield request, request.given_token_ids or record.token_ids[: request.sampling.max_tokens]
 
 
-def _asked(model: Model, records: Path, prompts: PromptsById, origin: Origin) -> Iterator[tuple[Record, Request]]:
+def _asked(model: Model, records: Path, prompts: PromptsById, origin: Origin) -> Iterator[Recorded]:
     """The records of a job, each with the sample that it answers."""
     seen: set[str] = set()
     for record in read_records(records, model.cfg.vocab_size):
         if record.name in seen:
             raise InputError(f"{records}: the record {record.name!r} occurs twice")
         seen.add(record.name)
-        yield record, sample_of(prompts.request(record.id, model, origin.engine, origin.sampling), record)
+        request, metadata = prompts.asked(record.id, model, origin.engine, origin.sampling)
+        yield Recorded(record, sample_of(request, record), metadata)
 
 
 def sample_of(request: Request, record: Record) -> Request:

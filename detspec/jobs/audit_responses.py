@@ -19,10 +19,10 @@ from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request, check_request
 from detspec.errors import InputError
-from detspec.jobs.audit import audit_records, sample_of
+from detspec.jobs.audit import Recorded, audit_records, sample_of
 from detspec.jobs.audit_report import AuditReport
 from detspec.jobs.origin import Origin, check_model
-from detspec.jobs.records import Record, parse_record
+from detspec.jobs.records import parse_record
 from detspec.progress import Progress
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
@@ -115,7 +115,7 @@ def read_log(log: Path, file: BinaryIO) -> list[Part]:
     return [part for part in parts if part.num_lines]
 
 
-def _records(part: Part, model: Model, log: Path, file: BinaryIO) -> Iterator[tuple[Record, Request]]:
+def _records(part: Part, model: Model, log: Path, file: BinaryIO) -> Iterator[Recorded]:
     """The records of one part, each with the sample that it answers."""
     file.seek(part.byte)
     for number, raw in enumerate(itertools.islice(file, part.num_lines), start=part.place):
@@ -126,7 +126,7 @@ def _records(part: Part, model: Model, log: Path, file: BinaryIO) -> Iterator[tu
             prompt = tuple(line["prompt_token_ids"])
             given = tuple(line.get(GIVEN_KEY, ()))
             request = Request(record.id, prompt, sampling, given_token_ids=given)
-            yield record, sample_of(check_request(model, part.origin.engine, request), record)
+            yield Recorded(record, sample_of(check_request(model, part.origin.engine, request), record))
         except (InputError, KeyError, TypeError) as error:
             raise InputError(f"{log} line {number}: {error}") from error
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from detspec.errors import InputError
-from detspec.jobs.prompts import bounded_lines
-from detspec.jobs.tables import INSTALL
+from detspec.jobs.prompts import INSTALL, bounded_lines
 from detspec.read_json import parse_json
 
 BATCH_ROWS = 1024  # lines in memory

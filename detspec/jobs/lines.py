@@ -17,8 +17,9 @@ from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
-LINE_KEYS = ("id", *PROMPT_KEYS, "chat_template_kwargs", "sampling")
+LINE_KEYS = ("id", *PROMPT_KEYS, "chat_template_kwargs", "sampling", "metadata")
 SAMPLING_KEYS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+MAX_METADATA_BYTES = 64 << 10  # as JSON; each sample's line of output repeats it
 MAX_CHARS_PER_TOKEN = 256  # no text has as many on average; a huge one would be split into tokens for minutes
 LOGPROB_KEYS = ("top_logprobs", "prompt_logprobs", "prompt_top_logprobs")
 
@@ -46,6 +47,7 @@ def parse_request(
     if "prompt_token_ids" in line and not isinstance(line["prompt_token_ids"], list):
         raise InputError(f'"prompt_token_ids" must be a list of token ids, got {line["prompt_token_ids"]!r}')
     try:
+        check_metadata(line.get("metadata"))
         prompt = read_chat(line, model, now) if "messages" in line else line[given[0]]
         return request_of(model, config, prompt, merge_sampling(line.get("sampling", {}), defaults), id=id)
     except InputError as error:
@@ -64,6 +66,28 @@ def parse_line(raw: bytes) -> dict[str, Any]:
     return line
 
 
+def metadata_of(raw: bytes) -> dict[str, Any] | None:
+    """What a line that `parse_request` took carries to its lines of output: an object of the user's; None if there is none."""
+    return parse_line(raw).get("metadata")
+
+
+def check_metadata(value: object) -> None:
+    """Raises `InputError` unless `value` is None or an object that JSON can hold, of at most `MAX_METADATA_BYTES`."""
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        raise InputError(f'"metadata" must be a JSON object, got {value!r}')
+    try:
+        num_bytes = len(json.dumps(value, allow_nan=False))
+    except ValueError as error:
+        raise InputError('"metadata" must hold finite numbers; give null, or leave the key out') from error
+    if num_bytes > MAX_METADATA_BYTES:
+        raise InputError(
+            f'"metadata" has {num_bytes} bytes as JSON, more than the {MAX_METADATA_BYTES} that are accepted, since each line '
+            "of output repeats it: give the name of a larger thing"
+        )
+
+
 def check_size(raw: bytes) -> None:
     """Raises `InputError` if a line is too long."""
     if len(raw) > MAX_LINE_BYTES + raw.endswith(b"\n"):
@@ -73,6 +97,11 @@ def check_size(raw: bytes) -> None:
 def read_chat(line: dict[str, Any], model: Model, now: datetime.datetime) -> list[int]:
     """Token ids of the line's rendered conversation."""
     variables = line.get("chat_template_kwargs", {})
+    if isinstance(line["messages"], str):
+        raise InputError(
+            '"messages" must be a list of messages, got a text. A column of texts holds the JSON of a conversation, such as '
+            '[{"role": "user", "content": "..."}], in each row or in none'
+        )
     if not isinstance(line["messages"], list) or not isinstance(variables, dict):
         raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
     if reserved := sorted({"messages", "now"} & variables.keys()):
@@ -98,9 +127,10 @@ def refuse_unknown(given: dict[str, object], accepted: Sequence[str], what: str)
         raise InputError(f"unknown {what} {', '.join(map(repr, unknown))}; accepted: {', '.join(accepted)}")
 
 
-def completion_line(completion: Completion, num_samples: int) -> bytes:
+def completion_line(completion: Completion, num_samples: int, metadata: dict[str, Any] | None = None) -> bytes:
     """One line of output without newline; it holds deterministic facts alone. `num_samples` is the `n` of the request.
 
+    `metadata` is what the line of input carries; no digest covers it.
     A log-probability is written as the shortest decimal that parses to the same float64. Every float32 is a float64, so
     its bits survive.
     """
@@ -118,7 +148,8 @@ def completion_line(completion: Completion, num_samples: int) -> bytes:
     line |= {"thoughts": thoughts} if thoughts else {}
     mode = {} if completion.logprobs_mode == "raw" else {"logprobs_mode": completion.logprobs_mode}
     asked = {key: as_json(getattr(completion, key)) for key in LOGPROB_KEYS if getattr(completion, key)}
-    return json.dumps({**line, **mode, **asked}, allow_nan=False).encode()
+    carried = {} if metadata is None else {"metadata": metadata}
+    return json.dumps({**line, **mode, **asked, **carried}, allow_nan=False).encode()
 
 
 def thought_line(thought: Thought) -> dict[str, Any]:

@@ -1,24 +1,32 @@
-"""The input of a job: its file of prompts, opened and hashed once and read line by line, and how its lines are taken."""
+"""The input of a job: its file of prompts, opened and hashed once and read line by line, and how its lines are taken.
 
+A file that cannot be read at any place (a pipe, or one packed by gzip or zstd) is copied into a temporary file first, unpacked.
+"""
+
+import contextlib
 import dataclasses
 import datetime
 import hashlib
+import io
 import os
-import shutil
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
-from io import BufferedRandom, BufferedReader
+from gzip import GzipFile
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 from detspec.checkpoint.template_time import template_time
 from detspec.errors import InputError
+from detspec.jobs.file_kinds import GZIP, HEAD_BYTES, PACKED, kind_of, refuse_foreign
 from detspec.jobs.files import STDIO
 from detspec.sampling_params import SamplingParams
 
 MAX_LINE_BYTES = 16 << 20  # about four million tokens of text
+BLOCK_BYTES = 1 << 20  # of a copy
+INSTALL = "pip install 'detspec[data]'"
 UNSHARDED = (0, 1)
 
 
@@ -66,17 +74,17 @@ class Prompts:
     Attributes:
         source: the name as given.
         name: the name used in messages.
-        sha256: SHA-256 of the whole file, in hex.
+        sha256: SHA-256 of all lines as they are unpacked, in hex: the same for `x.jsonl`, `x.jsonl.gz` and a pipe of them.
     """
 
     def __init__(self, source: str) -> None:
-        """Opens and hashes `source`. Input that cannot be read twice ("-", pipes) is copied to a temporary file.
+        """Opens and hashes `source`. Input that cannot be read at any place is unpacked and copied to a temporary file.
 
-        Raises `InputError` if the file is missing or cannot be read.
+        Raises `InputError` if the file is missing, cannot be read or unpacked, or is of a known kind that holds no lines.
         """
         self.source = source
         self.name = "stdin" if source == STDIO else source
-        self._file = _spool(sys.stdin.buffer) if source == STDIO else _open(source)
+        self._file = _open_lines(source, self.name)
         self._stamp = self._changed()
         self.sha256 = hash_file(self._file)
 
@@ -148,12 +156,27 @@ def bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             raw = file.readline(MAX_LINE_BYTES + 1)
 
 
-def hash_file(file: BufferedReader | BufferedRandom) -> str:
+def hash_file(file: BinaryIO) -> str:
     """SHA-256 of the rest of `file`, in hex."""
-    return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
-def _open(source: str) -> BufferedReader | BufferedRandom:
+def _open_lines(source: str, name: str) -> BinaryIO:
+    """The lines of `source`, which can be read at any place: the file itself, or a copy of its content."""
+    file = _copy(sys.stdin.buffer, name) if source == STDIO else _open(source)
+    kind = kind_of(_head(file))
+    if kind in PACKED:
+        with file, _unpacked(file, kind, name) as stream:
+            file = _copy(stream, name, kind)
+    try:
+        refuse_foreign(_head(file), name)
+    except InputError:
+        file.close()
+        raise
+    return file
+
+
+def _open(source: str) -> BinaryIO:
     """The file itself, or a copy of its content if it is a pipe."""
     try:
         file = Path(source).open("rb")  # noqa: SIM115
@@ -162,12 +185,46 @@ def _open(source: str) -> BufferedReader | BufferedRandom:
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     with file:
-        return _spool(file)
+        return _copy(file, source)
 
 
-def _spool(stream: BinaryIO) -> BufferedRandom:
-    """A temporary copy of `stream`, positioned at its start."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115
-    shutil.copyfileobj(stream, file)
+def _head(file: BinaryIO) -> bytes:
+    """The first bytes of `file`, which is left at its start."""
+    head = file.read(HEAD_BYTES)
     file.seek(0)
+    return head
+
+
+def _unpacked(file: BinaryIO, kind: str, name: str) -> BinaryIO:
+    """A stream of what `file` holds, packed as `kind` says."""
+    if kind == GZIP:
+        return GzipFile(fileobj=file)  # type: ignore[return-value]
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise InputError(
+            f"{name} is packed by zstd, which pyarrow unpacks: {INSTALL}; or unpack it, `unzstd {name}`"
+        ) from error
+    return io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
+
+
+def _copy(stream: BinaryIO, name: str, kind: str = "a pipe") -> BinaryIO:
+    """A temporary copy of `stream`, positioned at its start; memory holds one block of it.
+
+    Raises `InputError` if it ends early, or is damaged; an error of the copy, as of a full disk, is raised as it is.
+    """
+    with contextlib.ExitStack() as closed_on_error:
+        file = closed_on_error.enter_context(tempfile.TemporaryFile())
+        while block := _read(stream, name, kind):
+            file.write(block)
+        file.seek(0)
+        closed_on_error.pop_all()
     return file
+
+
+def _read(stream: BinaryIO, name: str, kind: str) -> bytes:
+    """The next bytes of `stream`, at most `BLOCK_BYTES`; none at its end."""
+    try:
+        return stream.read(BLOCK_BYTES)
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        raise InputError(f"{name} is {kind} that is damaged, or ends early ({error}): copy or write it again") from error

@@ -16,7 +16,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.jobs.batch_lines import KEY, parse_id
-from detspec.jobs.lines import LOGPROB_KEYS, parse_line, parse_request, refuse_unknown
+from detspec.jobs.lines import LOGPROB_KEYS, metadata_of, parse_line, parse_request, refuse_unknown
 from detspec.jobs.prompts import Mark
 from detspec.jobs.tables import open_prompts
 from detspec.read_json import parse_json
@@ -41,6 +41,7 @@ class Record:
     logprobs_mode: str  # "raw" if the line has no mode
     thoughts: list[dict[str, Any]]  # as in the line; [] if it has none
     asked: dict[str, Any]  # entries of the line under `LOGPROB_KEYS`
+    metadata: dict[str, Any] | None = None  # what the line carries from its line of input
 
     @property
     def name(self) -> str:
@@ -67,7 +68,7 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
     line = parse_json(raw)
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
-    refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", "thoughts", *LOGPROB_KEYS), "key")
+    refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", "thoughts", *LOGPROB_KEYS, "metadata"), "key")
     if missing := [key for key in RECORD_KEYS if key not in line]:
         raise InputError(f"lacks {', '.join(missing)}: records are lines that `detspec generate` wrote")
     for key in ("id", "text", "finish_reason", "digest"):
@@ -78,6 +79,8 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
     for key in ("token_ids", "logprobs", "thoughts", *LOGPROB_KEYS):
         if not isinstance(line.get(key, []), list):
             raise InputError(f'"{key}" must be a list, got {line[key]!r}')
+    if not isinstance(line.get("metadata", {}), dict):
+        raise InputError(f'"metadata" must be an object, got {line["metadata"]!r}')
     for token in line["token_ids"]:
         if type(token) is not int or not 0 <= token < vocab_size:
             raise InputError(f'"token_ids" must hold integers in 0 .. {vocab_size - 1}, got {token!r} (id {line["id"]!r})')
@@ -120,7 +123,7 @@ class PromptsById:
         self._path = path
         self._now = now
         self._place: dict[str, Mark] = {}
-        self._last: Request | None = None
+        self._last: tuple[Request, dict[str, Any] | None] | None = None
         self._following: Iterator[tuple[Mark, bytes]] = iter(())  # lines after the last that was read
         self._number = NOWHERE  # of the next one
         if self.file.sha256 != sha256:
@@ -137,15 +140,21 @@ class PromptsById:
         self.file.__exit__()
 
     def request(self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
-        """The request with this id. Samples of one request follow each other, so the last request is cached.
+        """The request with this id, see `asked`."""
+        return self.asked(id, model, config, defaults)[0]
+
+    def asked(
+        self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams
+    ) -> tuple[Request, dict[str, Any] | None]:
+        """The request with this id, and its metadata. Samples of one request follow each other, so the last one is cached.
 
         Raises `InputError` if no line has this id, or the line is not a valid request.
         """
-        if self._last is not None and self._last.id == id:
+        if self._last is not None and self._last[0].id == id:
             return self._last
         _, raw = self.line(id)
         try:
-            self._last = parse_request(raw, model, config, defaults, self._now)
+            self._last = parse_request(raw, model, config, defaults, self._now), metadata_of(raw)
         except InputError as error:
             raise InputError(f"{self._path}: {error}") from error
         return self._last

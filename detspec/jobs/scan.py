@@ -21,7 +21,7 @@ from detspec.errors import InputError
 from detspec.jobs.asked import Asked, AskedRequest
 from detspec.jobs.batch_lines import KEY as BATCH_KEY
 from detspec.jobs.batch_lines import BatchReader, parse_id
-from detspec.jobs.lines import parse_line, parse_request, reject_line
+from detspec.jobs.lines import metadata_of, parse_line, parse_request, reject_line
 from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec, PromptLines
 from detspec.read_json import parse_json
 
@@ -138,7 +138,8 @@ class RequestReader:
         """Line `number`."""
         if number in self._repeated:
             raise InputError(self._repeated[number])
-        return AskedRequest(number, parse_request(raw, self._engine.model, self._engine.config, self._defaults, self._now))
+        request = parse_request(raw, self._engine.model, self._engine.config, self._defaults, self._now)
+        return AskedRequest(number, request, metadata_of(raw))
 
 
 def make_reader(engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -> Reader:

@@ -1,24 +1,24 @@
-"""Prompts in parquet files and in folders of Hugging Face's `datasets` (`save_to_disk`), as lines of JSON.
+"""Prompts in tables as lines of JSON: parquet, Arrow's files and streams, shards, and folders of Hugging Face's `datasets`.
 
 Row 7 of a table with a column `prompt` is read as the line `{"id": "7", "prompt": "..."}`, so all that holds for lines holds
 for rows: checks, rejected ones, chunks, audits. Rows stream: memory holds one row group of a parquet file, or one batch.
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from detspec.errors import InputError
-from detspec.jobs.prompts import START, Mark, Prompts, hash_file
-from detspec.read_json import read_json_object
+from detspec.jobs.file_kinds import refuse_other_text
+from detspec.jobs.prompts import INSTALL, START, Mark, Prompts, hash_file
+from detspec.jobs.table_columns import CHAT, METADATA, as_json, choose_columns, json_or_text, line_key, means_chat, text_cell
+from detspec.jobs.table_files import is_table, table_files, table_kind
+from detspec.jobs.table_rows import read_rows, read_schema
 
-COLUMNS = ("prompt", "messages", "prompt_token_ids", "token_ids", "text")  # looked for in this order
-BATCH_ROWS = 256
-STATE = "state.json"
-SPLITS = "dataset_dict.json"
-INSTALL = "pip install 'detspec[data]'"
+MOST_GUESSED = 1000  # lines that may tell what a text is
 
 
 class TablePrompts:
@@ -28,27 +28,29 @@ class TablePrompts:
         """Opens and hashes the files of `source`.
 
         `column` holds texts, token ids or conversations, by default the first of `COLUMNS` that there is. `id_column` holds
-        texts or integers; the id is the number of the row if it is None.
+        texts or integers; the id is the number of the row if it is None. A column `metadata` travels with the lines.
 
         Raises `InputError` if a file is missing or no table, or a column is missing or holds something else.
         """
         self.source = source
         self.name = source
-        self._files = table_files(Path(source))
+        self._files = table_files(source)
+        self._kinds = [table_kind(path) for path in self._files]
         try:
             import pyarrow  # noqa: F401
         except ImportError as error:
             raise InputError(f"{source} is a table, which pyarrow reads: {INSTALL}") from error
-        self._is_parquet = self._files[0].suffix == ".parquet"
         try:
             self._stamp = self._changed()
             digests = [hash_table(path) for path in self._files]
         except OSError as error:
             raise InputError(f"--prompts {error.filename}: {error.strerror}") from error
-        schema = self._schema()
-        self.columns = choose_columns(schema, source, column, id_column)
-        self.sha256 = hashlib.sha256(json.dumps([digests, self.columns]).encode()).hexdigest()
-        self._key = line_key(schema.field(self.columns[0]).type, self.columns[0], source)
+        self._schema = self._read_schema()
+        self.columns = choose_columns(self._schema, source, column, id_column)
+        facts = [digests, [self.columns.prompt, self.columns.id, *([METADATA] if self.columns.metadata else [])]]
+        self.sha256 = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        self._key = line_key(self._schema.field(self.columns.prompt).type, self.columns.prompt, source)
+        self._is_chat = self._key == "prompt" and self._begins_as_chat()
 
     def __enter__(self) -> "TablePrompts":
         return self
@@ -58,8 +60,8 @@ class TablePrompts:
 
     @property
     def options(self) -> dict[str, str | None]:
-        """The columns that are read."""
-        return dict(zip(("column", "id_column"), self.columns, strict=True))
+        """The columns that are read, but for metadata."""
+        return {"column": self.columns.prompt, "id_column": self.columns.id}
 
     def lines(self, start: Mark = START) -> Iterator[tuple[int, int, bytes]]:
         """Yields number of the row from 0, from 1, and the row as a line; see `marked`."""
@@ -67,20 +69,13 @@ class TablePrompts:
 
     def marked(self, start: Mark = START) -> Iterator[tuple[Mark, bytes]]:
         """Yields rows as lines with their places; `InputError` if the files changed since they were opened."""
-        column, id_column = self.columns
         number = 0
         for skipped, rows in self._batches(start.number):
             if self._changed() != self._stamp:
                 raise InputError(f"{self.name} was changed while the job read it: start the job again, and do not change it")
             number += skipped
-            if rows is None:
-                continue
-            values = rows.column(rows.schema.get_field_index(column)).to_pylist()
-            ids = None if id_column is None else rows.column(rows.schema.get_field_index(id_column)).to_pylist()
-            for place, value in enumerate(values):
+            for line in () if rows is None else self._lines_of(rows, number):
                 if number >= start.number:
-                    id = number if ids is None else ids[place]
-                    line = {"id": str(id) if isinstance(id, int) else id, self._key: _plain(value)}
                     yield Mark(number, number + 1, 0), json.dumps(line, ensure_ascii=False).encode()
                 number += 1
 
@@ -89,52 +84,42 @@ class TablePrompts:
         total = sum(skipped for skipped, _ in self._batches(None))
         return (Mark(number, number + 1, 0) for number in range(0, total, size))
 
+    def _lines_of(self, rows: Any, number: int) -> Iterator[dict[str, Any]]:
+        """The lines of a batch whose first row has this number."""
+        prompts = self._cells(rows, self.columns.prompt)
+        ids = itertools.count(number) if self.columns.id is None else self._cells(rows, self.columns.id)
+        metadata = itertools.repeat(None) if self.columns.metadata is None else self._cells(rows, self.columns.metadata)
+        for prompt, id, extra in zip(prompts, ids, metadata, strict=False):
+            asked = text_cell(prompt, is_chat=self._is_chat) if self._key == "prompt" else {self._key: prompt}
+            known = {} if extra is None else {METADATA: json_or_text(extra) if isinstance(extra, str) else extra}
+            yield {"id": str(id) if isinstance(id, int) else id, **asked, **known}
+
+    def _cells(self, rows: Any, name: str) -> Iterator[Any]:
+        """The cells of a column in a batch as JSON has them."""
+        kind = self._schema.field(name).type
+        return (as_json(cell, kind) for cell in rows.column(rows.schema.get_field_index(name)).to_pylist())
+
+    def _begins_as_chat(self) -> bool:
+        """Whether a column of texts holds conversations: by its name, or by its first text."""
+        name = self.columns.prompt
+        cells = (cell for _, rows in self._batches(0) if rows is not None for cell in self._cells(rows, name))
+        return name == CHAT or means_chat(next((cell for cell in cells if cell is not None), ""))
+
     def _batches(self, first: int | None) -> Iterator[tuple[int, Any]]:
         """How many rows are passed over, and batches of rows. Row `first` and those after it are read, none if None."""
         number = 0
-        for path in self._files:
-            for skipped, rows in (self._parquet if self._is_parquet else self._arrow)(path, first, number):
+        for path, kind in zip(self._files, self._kinds, strict=True):
+            for skipped, rows in read_rows(path, kind, self.columns.names, None if first is None else first - number):
                 yield skipped, rows
                 number += skipped + (0 if rows is None else rows.num_rows)
 
-    def _parquet(self, path: Path, first: int | None, number: int) -> Iterator[tuple[int, Any]]:
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(path) as file:
-            names = [name for name in self.columns if name is not None]
-            for group in range(file.num_row_groups):
-                num_rows = file.metadata.row_group(group).num_rows
-                number += num_rows
-                if first is None or number <= first:
-                    yield num_rows, None
-                else:  # one group at a time: a batch would else be filled from several
-                    for rows in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=names):
-                        yield 0, rows
-
-    def _arrow(self, path: Path, first: int | None, number: int) -> Iterator[tuple[int, Any]]:
-        import pyarrow as pa
-
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-            for rows in reader:
-                number += rows.num_rows
-                if first is None or number <= first:
-                    yield rows.num_rows, None
-                else:
-                    for begin in range(0, rows.num_rows, BATCH_ROWS):
-                        yield 0, rows.slice(begin, BATCH_ROWS)
-
-    def _schema(self) -> Any:
-        """The schema of the first file, which the others share."""
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        try:
-            schemas = [parquet.read_schema(path) if self._is_parquet else _stream_schema(path) for path in self._files]
-        except (pa.ArrowInvalid, OSError) as error:
-            raise InputError(f"{self.source} is no table that can be read: {error}") from error
+    def _read_schema(self) -> Any:
+        """The schema that all files share; `InputError` names a column that another file has not, or has otherwise."""
+        schemas = [read_schema(path, kind) for path, kind in zip(self._files, self._kinds, strict=True)]
         for path, schema in zip(self._files, schemas, strict=True):
             if not schema.equals(schemas[0]):
-                raise InputError(f"{path} has other columns than {self._files[0]}")
+                here, there = (", ".join(f"{field.name}: {field.type}" for field in one) for one in (schema, schemas[0]))
+                raise InputError(f"{path} has other columns than {self._files[0]}: {here}, there {there}")
         return schemas[0]
 
     def _changed(self) -> list[tuple[int, int]]:
@@ -143,78 +128,24 @@ class TablePrompts:
 
 
 def open_prompts(source: str, *, column: str | None = None, id_column: str | None = None) -> Prompts | TablePrompts:
-    """The prompts in `source`: a parquet file, a folder, or else lines; `InputError` for columns of lines."""
-    if source.endswith(".parquet") or Path(source).is_dir():
+    """The prompts in `source`: a table, or else lines, as its first bytes say.
+
+    Raises `InputError` for a file of another kind, and for columns of lines.
+    """
+    if is_table(source):
         return TablePrompts(source, column=column, id_column=id_column)
-    if column is not None or id_column is not None:
-        raise InputError(f"--column and --id-column are for parquet files and folders of datasets, {source} holds lines")
-    return Prompts(source)
-
-
-def table_files(path: Path) -> list[Path]:
-    """The files of a table, in the order of their rows; `InputError` if `path` is none."""
-    if not path.is_dir():
-        return [path]
-    if (splits := read_json_object(path / SPLITS)) is not None:
-        names = ", ".join(str(path / str(name)) for name in splits.get("splits", []))
-        raise InputError(f"{path} has several splits: name one of {names}")
-    state = read_json_object(path / STATE)
-    if state is None:
-        raise InputError(f"{path} is a folder without {STATE}: accepted are those that `Dataset.save_to_disk` wrote")
-    if state.get("_indices_data_files"):
-        raise InputError(f"{path} holds rows and an order of them: write it again with `flatten_indices().save_to_disk`")
-    files = state.get("_data_files")
-    found = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    if not found or not all(isinstance(name, str) and Path(name).name == name for name in found):
-        raise InputError(f"{path / STATE} names no files: accepted are folders that `Dataset.save_to_disk` wrote")
-    return [path / str(name) for name in found]
+    prompts = Prompts(source)
+    try:
+        refuse_other_text((raw for _, _, raw in itertools.islice(prompts.lines(), MOST_GUESSED)), prompts.name)
+        if column is not None or id_column is not None:
+            raise InputError(f"--column and --id-column are for tables such as parquet files, {source} holds lines")
+    except InputError:
+        prompts.__exit__()
+        raise
+    return prompts
 
 
 def hash_table(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hash_file(file)
-
-
-def choose_columns(schema: Any, source: str, column: str | None, id_column: str | None) -> tuple[str, str | None]:
-    """Names of the columns of prompts and of ids; `InputError` if there are none such."""
-    if column is None:
-        column = next((name for name in COLUMNS if name in schema.names), None)
-    named = ", ".join(schema.names)
-    if column is None:
-        raise InputError(f"{source} has none of the columns {', '.join(COLUMNS)}: name one of {named} with --column")
-    for name, option in ((column, "--column"), (id_column, "--id-column")):
-        if name is not None and name not in schema.names:
-            raise InputError(f"{source} has no column {name!r}: name one of {named} with {option}")
-    return column, id_column
-
-
-def line_key(kind: Any, column: str, source: str) -> str:
-    """What a column of this type is in a line; `InputError` if it is nothing."""
-    import pyarrow as pa
-
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return "prompt"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        if pa.types.is_integer(kind.value_type):
-            return "prompt_token_ids"
-        if pa.types.is_struct(kind.value_type):
-            return "messages"
-    raise InputError(
-        f"{source}: column {column!r} holds {kind}; accepted are strings, lists of integers (token ids), and lists of objects "
-        "(conversations)"
-    )
-
-
-def _stream_schema(path: Path) -> Any:
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-        return reader.schema
-
-
-def _plain(value: Any) -> Any:
-    """A cell as JSON; fields of messages that are null, since other messages have them, are left out."""
-    if isinstance(value, Sequence) and value and isinstance(value[0], dict):
-        return [{name: part for name, part in message.items() if part is not None} for message in value]
-    return value

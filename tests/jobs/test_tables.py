@@ -144,7 +144,7 @@ def test_memory_holds_no_more_than_a_row_group(tmp_path):
     [
         ({"column": "nothing"}, "has no column 'nothing': name one of key, prompt, token_ids, messages with --column"),
         ({"id_column": "nothing"}, "with --id-column"),
-        ({"column": "key"}, "column 'key' holds int64; accepted are strings, lists of integers"),
+        ({"column": "key"}, "column 'key' holds int64; accepted are texts, lists of integers"),
     ],
 )
 def test_wrong_columns_are_named(source, options, said):
