@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 from detspec.checkpoint.template_time import template_time
 from detspec.errors import InputError
-from detspec.jobs.file_kinds import GZIP, HEAD_BYTES, PACKED, kind_of, refuse_foreign
+from detspec.jobs.file_kinds import GZIP, HEAD_BYTES, PACKED, kind_of
 from detspec.jobs.files import STDIO
 from detspec.sampling_params import SamplingParams
 
@@ -74,18 +74,20 @@ class Prompts:
     Attributes:
         source: the name as given.
         name: the name used in messages.
+        head: the first bytes, unpacked.
         sha256: SHA-256 of all lines as they are unpacked, in hex: the same for `x.jsonl`, `x.jsonl.gz` and a pipe of them.
     """
 
     def __init__(self, source: str) -> None:
         """Opens and hashes `source`. Input that cannot be read at any place is unpacked and copied to a temporary file.
 
-        Raises `InputError` if the file is missing, cannot be read or unpacked, or is of a known kind that holds no lines.
+        Raises `InputError` if the file is missing, or cannot be read or unpacked.
         """
         self.source = source
         self.name = "stdin" if source == STDIO else source
         self._file = _open_lines(source, self.name)
         self._stamp = self._changed()
+        self.head = _head(self._file)
         self.sha256 = hash_file(self._file)
 
     def __enter__(self) -> "Prompts":
@@ -168,11 +170,6 @@ def _open_lines(source: str, name: str) -> BinaryIO:
     if kind in PACKED:
         with file, _unpacked(file, kind, name) as stream:
             file = _copy(stream, name, kind)
-    try:
-        refuse_foreign(_head(file), name)
-    except InputError:
-        file.close()
-        raise
     return file
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from detspec.errors import InputError
-from detspec.jobs.file_kinds import refuse_other_text
+from detspec.jobs.file_kinds import refuse_foreign, refuse_other_text
 from detspec.jobs.prompts import INSTALL, START, Mark, Prompts, hash_file
 from detspec.jobs.table_columns import CHAT, METADATA, as_json, choose_columns, json_or_text, line_key, means_chat, text_cell
 from detspec.jobs.table_files import is_table, table_files, table_kind
@@ -97,7 +97,11 @@ class TablePrompts:
     def _cells(self, rows: Any, name: str) -> Iterator[Any]:
         """The cells of a column in a batch as JSON has them."""
         kind = self._schema.field(name).type
-        return (as_json(cell, kind) for cell in rows.column(rows.schema.get_field_index(name)).to_pylist())
+        try:
+            cells = rows.column(rows.schema.get_field_index(name)).to_pylist()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self.name}: column {name!r} holds a text that is not UTF-8 ({error})") from error
+        return (as_json(cell, kind) for cell in cells)
 
     def _begins_as_chat(self) -> bool:
         """Whether a column of texts holds conversations: by its name, or by its first text."""
@@ -136,6 +140,7 @@ def open_prompts(source: str, *, column: str | None = None, id_column: str | Non
         return TablePrompts(source, column=column, id_column=id_column)
     prompts = Prompts(source)
     try:
+        refuse_foreign(prompts.head, prompts.name)
         refuse_other_text((raw for _, _, raw in itertools.islice(prompts.lines(), MOST_GUESSED)), prompts.name)
         if column is not None or id_column is not None:
             raise InputError(f"--column and --id-column are for tables such as parquet files, {source} holds lines")

@@ -43,7 +43,7 @@ def prompt_lines(number: int = 6) -> Lines:
     lines: Lines = [{"id": "text", "prompt": "def f(x):\n    return 'é'"}]
     for i, (prompt, sampling) in enumerate(zip(some_prompts(number), some_sampling(number), strict=True)):
         chosen = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "top_p": sampling.top_p, "seed": i}
-        lines.append({"id": f"r{i}", "prompt_token_ids": prompt, "sampling": chosen})
+        lines.append({"id": f"r{i}", "prompt_token_ids": prompt, "sampling": chosen, "metadata": {"row": i}})
     return lines
 
 
@@ -139,6 +139,8 @@ TAMPERING = {
     "digest": (lambda line: line.update(digest="0" * 64), None, "digest: recorded '000"),
     "text": (lambda line: line.update(text=line["text"] + " "), None, "text: recorded"),
     "finish reason": (lambda line: line.update(finish_reason="error"), None, "finish_reason: recorded 'error', canonical"),
+    "metadata": (lambda line: line["metadata"].update(row=9), None, "metadata.row: recorded 9, canonical "),
+    "missing metadata": (lambda line: line.pop("metadata"), None, 'metadata: recorded nothing, canonical {"row": '),
     "prompt length": (lambda line: line.update(prompt_len=99), None, "prompt_len: recorded 99, canonical"),
 }
 

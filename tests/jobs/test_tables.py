@@ -1,16 +1,19 @@
 """Prompts in parquet files and folders of datasets: rows are lines, so what holds for lines holds for rows."""
 
+import dataclasses
+import gzip
 import json
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import feather, parquet
 
 from detspec.errors import InputError
 from detspec.jobs.chunk_folder import chunk_folder
-from detspec.jobs.files import sibling
+from detspec.jobs.files import shard_path, sibling
 from detspec.jobs.job import run_job
+from detspec.jobs.merge import merge
 from detspec.jobs.merge_chunks import merge_chunks
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.jobs.records import PromptsById
@@ -104,6 +107,91 @@ def test_columns_are_part_of_what_is_hashed(source):
     assert open_prompts(source).sha256 == open_prompts(source, column="prompt").sha256
 
 
+TRAVELLING = {"metadata": [{"label": i, "source": {"book": f"b{i}", "pages": [i, 7], "share": i / 4}} for i in range(NUM_ROWS)]}
+
+
+def write_lines(folder: Path) -> Path:
+    """All rows as lines, with metadata."""
+    path = lines_of(folder, "token_ids")
+    lines = [
+        {**json.loads(line), "metadata": TRAVELLING["metadata"][i]} for i, line in enumerate(path.read_text().splitlines())
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def write_shards(folder: Path, *, texts: bool = False) -> str:
+    """Four parquet files; `texts` has metadata as JSON."""
+    path = folder / f"shards{texts}"
+    path.mkdir()
+    metadata = [json.dumps(one) for one in TRAVELLING["metadata"]] if texts else TRAVELLING["metadata"]
+    table = pa.table({**ROWS, "metadata": metadata})
+    for i in range(4):
+        parquet.write_table(table.slice(i * 6, 6), path / f"train-{i:05}-of-00004.parquet", row_group_size=4)
+    return str(path)
+
+
+def all_sources(folder: Path) -> list[str]:
+    """The same prompts in every form."""
+    lines = write_lines(folder).read_bytes()
+    (folder / "in.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "in.jsonl.zst").write_bytes(pa.compress(lines, codec="zstd", asbytes=True))
+    rows = {**ROWS, **TRAVELLING}
+    feather.write_feather(pa.table(rows), folder / "in.feather", chunksize=5)
+    with pa.OSFile(str(folder / "in.arrow"), "wb") as file, pa.ipc.new_stream(file, pa.table(rows).schema) as writer:
+        writer.write_table(pa.table(rows), max_chunksize=5)
+    named = [str(folder / name) for name in ("lines.jsonl", "in.jsonl.gz", "in.jsonl.zst", "in.feather", "in.arrow")]
+    tables = [write_parquet(folder, rows), write_dataset(folder, rows), write_shards(folder), write_shards(folder, texts=True)]
+    return [*named, *tables]
+
+
+def opened(source: str):
+    is_table = ".jsonl" not in source
+    return open_prompts(source, **({"column": "token_ids", "id_column": "key"} if is_table else {}))
+
+
+def test_output_has_the_same_bytes_from_every_form_of_the_same_prompts(tmp_path):
+    two = dataclasses.replace(DEFAULTS, n=2)
+    outputs = set()
+    for number, source in enumerate(all_sources(tmp_path)):
+        with opened(source) as prompts:
+            run_job(engine(), JobSpec(prompts, two), tmp_path / f"{number}.out")
+        outputs.add((tmp_path / f"{number}.out").read_bytes())
+    assert number == 8
+    (whole,) = outputs
+    lines = [json.loads(line) for line in whole.splitlines()]
+    assert [line["metadata"] for line in lines] == [one for one in TRAVELLING["metadata"] for _ in range(2)]
+
+
+@pytest.mark.parametrize("form", [write_shards, lambda folder: str(all_sources(folder)[1])], ids=["shards", "gzip"])
+def test_resumed_jobs_fixed_shards_and_workers_give_the_bytes_of_one_job(form, tmp_path):
+    source = form(tmp_path)
+    outputs = [tmp_path / name for name in ("whole.jsonl", "resumed.jsonl", "merged.jsonl", "workers.jsonl")]
+    num_steps = 0
+
+    def die(seconds: float) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 9:
+            raise RuntimeError("killed")
+
+    with opened(source) as prompts:
+        spec = JobSpec(prompts, DEFAULTS)
+        run_job(engine(), spec, outputs[0])
+        with pytest.raises(RuntimeError, match="killed"):
+            run_job(PacedEngine(die), spec, outputs[1])
+    with opened(source) as prompts:
+        spec = JobSpec(prompts, DEFAULTS)
+        result = run_job(engine(), spec, outputs[1])
+        assert 0 < result.stats["num_resumed"] < NUM_ROWS
+        for index in range(3):
+            run_job(engine(), dataclasses.replace(spec, shard=(index, 3)), shard_path(outputs[2], index, 3))
+        merge(outputs[2])
+        run_worker(engine(), spec, outputs[3], WorkerOptions(chunk_lines=4))
+        merge_chunks(outputs[3], chunk_folder(outputs[3]))
+    assert len({path.read_bytes() for path in outputs}) == 1
+
+
 def test_jobs_and_workers_of_tables_give_the_bytes_of_those_of_lines(source, tmp_path):
     outputs = [tmp_path / name for name in ("lines.out", "job.out", "workers.out")]
     with Prompts(str(lines_of(tmp_path, "token_ids"))) as lines:
@@ -118,6 +206,16 @@ def test_jobs_and_workers_of_tables_give_the_bytes_of_those_of_lines(source, tmp
 
 
 def test_audit_finds_the_prompts_of_records_in_any_order(source):
+    check_order(source)
+
+
+def test_audit_finds_prompts_in_shards(tmp_path):
+    check_order(write_shards(tmp_path))
+    with pytest.raises(InputError, match="has SHA-256"):
+        PromptsById(Path(write_shards(tmp_path, texts=True)), opened(str(tmp_path / "shardsFalse")).sha256, column="token_ids")
+
+
+def check_order(source: str) -> None:
     sha256 = open_prompts(source, column="token_ids", id_column="key").sha256
     with PromptsById(Path(source), sha256, column="token_ids", id_column="key") as asked:
         for row in (3, 4, 5, 0, 22, 21):
