@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 SUMMARY = "complete a file of prompts"
 DESCRIPTION = """Completes every line of a JSONL file. A line in is {"id": "a", "prompt": "..."} or {"id": "a",
 "prompt_token_ids": [...]} or {"id": "a", "messages": [{"role": "user", "content": "..."}]}. Messages are rendered by the
-model's chat template; "chat_template_kwargs": {...} passes it further values. "sampling": {...} overrides the options below. A
-line out, in the order of the input, has id, token_ids, text, logprobs, finish_reason, prompt_len and digest. If the sampling
+model's chat template; "chat_template_kwargs": {...} passes it further values. "sampling": {...} overrides the options below.
+"metadata": {...}, an object of yours, is repeated in its lines out. A line out, in the order of the input, has id,
+token_ids, text, logprobs, finish_reason, prompt_len and digest. If the sampling
 asks for them, it also has index, logprobs_mode, top_logprobs, prompt_logprobs and prompt_top_logprobs; and thoughts, if the
 model thinks. OUT.stats.json holds timings and counters; those under last_start belong to the start that finished the job.
 OUT.manifest.json holds what the bits depend on. OpenAI's batch lines, known by their "custom_id", are answered in OpenAI's
@@ -55,10 +56,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         required=True,
         metavar="IN.jsonl",
-        help='"-" reads the standard input; a parquet file, or a folder that `Dataset.save_to_disk` wrote, is read row by row',
+        help='lines of JSON, also packed by gzip or zstd; "-" reads the standard input. Tables are read row by row: parquet, '
+        "Arrow's files and streams, and folders of shards or of `Dataset.save_to_disk`",
     )
     add(
-        "--column", metavar="NAME", help="column of prompts: texts, token ids or conversations (default: prompt, messages, ...)"
+        "--column",
+        metavar="NAME",
+        help="column of prompts: texts, token ids or conversations, also as JSON texts (default: prompt, messages, ...)",
     )
     add("--id-column", metavar="NAME", help="column of ids, texts or integers (default: the number of the row)")
     add(
