@@ -99,8 +99,8 @@ def read_chat(line: dict[str, Any], model: Model, now: datetime.datetime) -> lis
     variables = line.get("chat_template_kwargs", {})
     if isinstance(line["messages"], str):
         raise InputError(
-            '"messages" must be a list of messages, got a text. A column of texts holds the JSON of a conversation, such as '
-            '[{"role": "user", "content": "..."}], in each row or in none'
+            '"messages" must be a list of messages such as [{"role": "user", "content": "..."}], got a text; a column of texts '
+            "holds the JSON of such a list in each row, or in none"
         )
     if not isinstance(line["messages"], list) or not isinstance(variables, dict):
         raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
