@@ -5,6 +5,7 @@ Read are lines of JSON, gzip and zstd of them, parquet, and Arrow's files and st
 
 import codecs
 import contextlib
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -62,7 +63,7 @@ OTHERS = {
     rb"(?i)\s*<(!doctype|html|\?xml)": ("HTML or XML", "fetch the file itself, or write it as lines"),
 }
 FOREIGN = {re.compile(start): found for start, found in OTHERS.items()}
-WHOLE = re.compile(rb"\{$|\[\s*(\{|$)")  # how JSON begins that goes on for several lines, or is one array
+WHOLE = re.compile(rb'\[\s*\{|\[\n["\[]|\{\n"')  # the first two lines of JSON that goes on for several, or is one array
 TEXTS = {  # by a mark in the first line
     b"\t": ("TSV, or another text, and no lines of JSON", TO_PARQUET % 'csv("{name}", sep="\\t")'),
     b",": ("CSV, or another text, and no lines of JSON", TO_PARQUET % 'csv("{name}")'),
@@ -96,19 +97,16 @@ def refuse_other_text(lines: Iterable[bytes], name: str) -> None:
 
     They are taken for such lines if the first begins like an object, or any is one; what is wrong with a line is said later.
     """
-    first: bytes | None = None
-    for raw in lines:
-        start = raw.removeprefix(codecs.BOM_UTF8).strip()
-        first = start if first is None else first
-        if WHOLE.match(first):
-            raise InputError(
-                f"{name} is JSON, but not an object a line: `jq -c '.[]' {name}` writes the elements of an array so, and "
-                f"`jq -c . {name}` writes objects so"
-            )
-        if start.startswith(b"{") and (start is first or _is_object(raw)):
-            return
-    if first is None:
+    stripped = (raw.removeprefix(codecs.BOM_UTF8).strip() for raw in lines)
+    start = list(itertools.islice(stripped, 2))
+    if WHOLE.match(b"\n".join(start)):
+        raise InputError(
+            f"{name} is JSON, but not an object a line: `jq -c '.[]' {name}` writes the elements of an array so, and "
+            f"`jq -c . {name}` writes objects so"
+        )
+    if not start or start[0].startswith(b"{") or any(map(_is_object, itertools.chain(start, stripped))):
         return
+    first = start[0]
     if b"\0" in first:
         raise InputError(f"{name} is binary, of no known kind (it begins with {first[:8].hex(' ')}). {ACCEPTED}")
     what, remedy = next((found for mark, found in TEXTS.items() if mark in first), PLAIN)
@@ -118,5 +116,5 @@ def refuse_other_text(lines: Iterable[bytes], name: str) -> None:
 
 def _is_object(raw: bytes) -> bool:
     with contextlib.suppress(InputError):
-        return isinstance(parse_json(raw), dict)
+        return raw.startswith(b"{") and isinstance(parse_json(raw), dict)
     return False

@@ -139,10 +139,6 @@ class PromptsById:
     def __exit__(self, *_: object) -> None:
         self.file.__exit__()
 
-    def request(self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams) -> Request:
-        """The request with this id, see `asked`."""
-        return self.asked(id, model, config, defaults)[0]
-
     def asked(
         self, id: str, model: Model, config: EngineConfig, defaults: SamplingParams
     ) -> tuple[Request, dict[str, Any] | None]:

@@ -82,6 +82,7 @@ OTHERS = {
     'TSV.*sep="': b"id\tprompt\na\tb\n",
     r"jq -c '\.\[\]'": b'[{"id": "a", "prompt": "b"}]',
     "JSON, but not an object a line": b'[\n  {\n    "id": "a"\n  }\n]\n',
+    "JSON, but not an object a line: ": b'[\n  "def f",\n  "def g"\n]',
     "jq -c . ": b'{\n  "id": "a"\n}\n',
     "text, but no lines of JSON .*begins with 'def f'": b"def f\ndef g\n",
     "begins with '\"def f\"'": b'"def f"\n"def g"\n',
@@ -147,7 +148,9 @@ def test_what_is_packed_is_looked_at_too(said, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n \n", b"[INFO] start\n" + LINES, b'{"id":\n' + LINES, b"\xef\xbb\xbf" + LINES], ids=range(5)
+    "content",
+    [b"", b"\n \n", b"[INFO] start\n" + LINES, b'{"id":\n' + LINES, b"\xef\xbb\xbf" + LINES, b"{\n[\n", b"{"],
+    ids=range(7),
 )
 def test_lines_with_a_malformed_first_one_are_still_lines(content, tmp_path):
     """What is wrong with that is said of the line, which may be rejected alone."""

@@ -183,7 +183,7 @@ def test_prompts_of_an_audit_are_found_or_are_one_error(one_row, chatty, tmp_pat
     def read() -> None:
         with PromptsById(tmp_path / "in.jsonl", sha256) as asked:
             for id in ("a", "b", "c"):
-                asked.request(id, chatty, one_row.config, DEFAULTS)
+                asked.asked(id, chatty, one_row.config, DEFAULTS)
 
     outcome(read)
 

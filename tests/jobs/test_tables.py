@@ -219,7 +219,7 @@ def check_order(source: str) -> None:
     sha256 = open_prompts(source, column="token_ids", id_column="key").sha256
     with PromptsById(Path(source), sha256, column="token_ids", id_column="key") as asked:
         for row in (3, 4, 5, 0, 22, 21):
-            request = asked.request(str(100 + row), engine().model, engine().config, DEFAULTS)
+            request, _ = asked.asked(str(100 + row), engine().model, engine().config, DEFAULTS)
             assert request.prompt_token_ids == (row, row + 1)
 
 
