@@ -118,12 +118,13 @@ class TablePrompts:
                 number += skipped + (0 if rows is None else rows.num_rows)
 
     def _read_schema(self) -> Any:
-        """The schema that all files share; `InputError` names a column that another file has not, or has otherwise."""
+        """The schema of the first file; `InputError` names another one whose columns have other names, types or order."""
         schemas = [read_schema(path, kind) for path, kind in zip(self._files, self._kinds, strict=True)]
-        for path, schema in zip(self._files, schemas, strict=True):
-            if not schema.equals(schemas[0]):
-                here, there = (", ".join(f"{field.name}: {field.type}" for field in one) for one in (schema, schemas[0]))
-                raise InputError(f"{path} has other columns than {self._files[0]}: {here}, there {there}")
+        columns = [[(field.name, field.type) for field in schema] for schema in schemas]
+        for path, found in zip(self._files, columns, strict=True):
+            if found != columns[0]:
+                here, there = (", ".join(f"{name}: {kind}" for name, kind in one) for one in (found, columns[0]))
+                raise InputError(f"{path} has other columns than {self._files[0]}: {here}; there {there}")
         return schemas[0]
 
     def _changed(self) -> list[tuple[int, int]]:

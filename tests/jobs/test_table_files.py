@@ -76,7 +76,7 @@ def test_pattern_names_one_of_several_tables(tmp_path):
 def test_shards_with_other_columns_are_named(tmp_path):
     folder = write(tmp_path / "data", "a-0-of-2.parquet")
     write(folder, "a-1-of-2.parquet", extra=[1])
-    with pytest.raises(InputError, match=r"a-1-of-2.parquet has other columns than \S*a-0-of-2.parquet: .*extra: int64, there"):
+    with pytest.raises(InputError, match=r"a-1-of-2.parquet has other columns than \S*a-0-of-2.parquet: .*extra: int64; there"):
         open_prompts(str(folder))
 
 
