@@ -45,22 +45,15 @@ class SpecialTokens:
         """A conversation by the model's template; without a generation prompt it ends with the text of the last message."""
         if self.model.chat_template is None:
             raise InputError("the checkpoint has no chat template: leave --apply_chat_template out")
-        text = self.model.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
-        if add_generation_prompt:
-            return text
-        last = str(messages[-1]["content"])
-        place = text.rfind(last.strip())
-        if place < 0:
-            raise InputError(f"the chat template changes the last message, which the answer should go on from: {last!r}")
-        # A template may strip the blanks that a message ends with; what remains of the message is kept.
-        return text[: place + len(last.strip())] + (last[len(last.rstrip()) :] if last in text else "")
+        option = {"add_generation_prompt": True} if add_generation_prompt else {"continue_final_message": True}
+        return self.model.chat_template.render_parts(messages, **option)
 
-    def template_source(self, name: bool | str) -> str:
-        """The template, whole; `InputError` if there is none, or one of several is asked for."""
+    def template_source(self, name: bool | str) -> str | None:
+        """The default template, whole; `InputError` if there is none, or another one is asked for."""
         if self.model.chat_template is None:
             raise InputError("the checkpoint has no chat template: leave --apply_chat_template out")
         if isinstance(name, str) and name != "default":
-            raise InputError(f"one chat template is read of a folder, the default one, got the name {name!r}")
+            raise InputError(f"tasks are rendered by the folder's default chat template, got the name {name!r}")
         return self.model.chat_template.source
 
 

@@ -15,16 +15,25 @@ from typing import Any
 import jinja2
 from jinja2.ext import Extension, loopcontrols
 
-from detspec.checkpoint.template_sandbox import MAX_SOURCE, BoundedEnvironment
+from detspec.checkpoint.conversation import (
+    as_plain,
+    check_parts,
+    check_variables,
+    cut_open,
+    join_parts,
+    open_last,
+    plain_messages,
+    shows_parts,
+)
+from detspec.checkpoint.template_files import DEFAULT_NAME, read_special_tokens, read_templates
+from detspec.checkpoint.template_sandbox import BoundedEnvironment
 from detspec.checkpoint.template_time import NO_TIME
 from detspec.errors import InputError
-from detspec.read_json import read_bounded, read_json_object
 
-TEMPLATE_FILE = "chat_template.jinja"
-CONFIG_FILE = "tokenizer_config.json"
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-DEFAULT_NAME = "default"
+TOOLS_NAME = "tool_use"  # of the template for conversations with tools
 MAX_LAYOUT = 1000  # characters of a date's format
+# Variables that templates always see.
+GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 class _Generation(Extension):
@@ -33,116 +42,165 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class ChatTemplate:
-    """The template of one folder, compiled; `digest` is the SHA-256 of its source and the special tokens, in hex."""
+    """The templates of one folder, compiled.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], *, path: str | Path = "chat template") -> None:
-        """Compiles `source`; `path` names it in errors. Raises `InputError` if it is no jinja2 template."""
+    Attributes:
+        sources: each template's by its name; conversations take "default", or "tool_use" if there are tools.
+        digest: SHA-256 of the sources and the special tokens, in hex.
+    """
+
+    def __init__(
+        self, source: str | Mapping[str, str], special_tokens: Mapping[str, str], *, path: str | Path = "chat template"
+    ) -> None:
+        """Compiles `source`, one template or several by name; `path` names it in errors.
+
+        Raises `InputError` if one is no jinja2 template, or a special token has a name that conversations need.
+        """
         self._path = path
-        self.source = source
+        self.sources = {DEFAULT_NAME: source} if isinstance(source, str) else dict(source)
         self._special_tokens = dict(special_tokens)
-        self.digest = hashlib.sha256(json.dumps([source, self._special_tokens], sort_keys=True).encode()).hexdigest()
+        if taken := sorted(self._special_tokens.keys() & set(GIVEN)):
+            raise InputError(f"{path}: a special token must not be called {taken[0]!r}, which is what conversations consist of")
+        alone = self.sources.keys() == {DEFAULT_NAME}
+        facts = [self.source if alone else self.sources, self._special_tokens]
+        self.digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         self._lock = threading.Lock()  # one rendering at a time uses the budget
         self._environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self._environment.globals["raise_exception"] = _raise_exception
-        try:
-            self._template = self._environment.from_string(source)
-        except Exception as error:  # also of Python's compiler, which compiles what jinja2 makes of it
-            raise InputError(f"{path} is no template that can be read: {error}") from error
+        self._compiled = {name: self._compile(name) for name in self.sources}
+
+    @property
+    def source(self) -> str | None:
+        """The source of the default template; None if all have other names."""
+        return self.sources.get(DEFAULT_NAME)
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Any],
         /,
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | str = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         now: datetime.datetime | None = None,
         **variables: Any,
     ) -> str:
-        """The text of a conversation.
+        """The text of a conversation, byte for byte that of transformers 5.24.
 
         Args:
-            messages: `{"role": ..., "content": ...}` each, oldest first.
-            add_generation_prompt: end with the opening of the assistant's answer.
-            tools: JSON schemas of functions that the model may call.
+            messages: `{"role": ..., "content": ...}` each, oldest first. A field that is None counts as left out.
+            add_generation_prompt: end with the opening of the assistant's answer; None does so unless the last message goes on.
+            continue_final_message: end within the last message, the assistant's, so that an answer goes on from it. A name, as
+                "reasoning_content", says which field of the message; True is "content".
+            tools: JSON schemas of functions that the model may call. If the folder has a template "tool_use", it is taken then.
+            chat_template: the name of another one of the folder's templates.
             now: the time that templates print. The clock's if None: the text, and all that is generated from it, then change
                 from day to day. `template_time.NO_TIME` gives them none: they print the date that they name themselves, if any.
-            variables: what else the template reads.
+            variables: what else the template reads, such as `documents` or `enable_thinking`.
 
         Raises:
-            InputError: the template rejects the conversation, fails, or takes more work than `template_sandbox` allows.
+            InputError: the options exclude each other; the template rejects the conversation, fails, changes the message that
+                goes on, or takes more work than `template_sandbox` allows.
         """
-        if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in messages):
-            raise InputError("a conversation must be a list of messages, each an object with role and content")
-        if tools is not None and not (isinstance(tools, list | tuple) and all(isinstance(tool, Mapping) for tool in tools)):
+        field = _continued(continue_final_message)
+        opens = _opens(add_generation_prompt, field)
+        check_variables(variables)
+        if tools is not None and not _are_objects(tools):
             raise InputError(f"tools must be a list of JSON schemas, got {tools!r}")
-        if not messages:
-            raise InputError("the conversation is empty: give at least one message")
+        if (documents := variables.get("documents")) is not None and not _are_objects(documents):
+            raise InputError(f"documents must be a list of objects, got {documents!r}")
+        name = self._name(chat_template, tools)
         present = datetime.datetime.now() if now is None else now
-        given: dict[str, Any] = {
-            "messages": [dict(message) for message in messages],
-            "tools": None if tools is None else list(tools),
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        if present != NO_TIME:
-            given["strftime_now"] = lambda layout: present.strftime(layout[:MAX_LAYOUT])
         try:
+            plain = plain_messages(messages)
+            end = ""
+            if field is not None:
+                plain, end = open_last(plain, field, self.sources[name])
+            given: dict[str, Any] = {"messages": plain, "documents": None, "add_generation_prompt": opens}
+            given["tools"] = None if tools is None else as_plain(list(tools))
+            if present != NO_TIME:
+                given["strftime_now"] = lambda layout: present.strftime(layout[:MAX_LAYOUT])
             with self._lock:
                 self._environment.budget.renew()
-                return self._template.render({**given, **self._special_tokens, **variables})
+                text = self._compiled[name].render({**self._special_tokens, **given, **as_plain(variables)})
+        except InputError:
+            raise
         except Exception as error:  # a template may raise anything
             has_none = present == NO_TIME and "strftime_now" in str(error)
             hint = "; the template prints the date, and a job has none: give --created SECONDS" if has_none else ""
             raise InputError(f"{self._path} does not take this conversation: {error}{hint}") from error
+        return text if field is None else cut_open(text, end)
+
+    def render_parts(self, messages: Sequence[Any], /, **variables: Any) -> str:
+        """`render` for contents that may be lists of parts, `{"type": "text", "text": ...}`.
+
+        The template gets them as they are. If it fails at them, leaves texts out or prints a list as Python does, it gets their
+        texts joined by line ends, as from vLLM. Raises `InputError` for pictures, sounds and files, too.
+        """
+        plain = plain_messages(messages)
+        check_parts(plain)
+        joined = join_parts(plain)
+        if joined == plain:
+            return self.render(plain, **variables)
+        try:
+            text = self.render(plain, **variables)
+        except InputError:
+            return self.render(joined, **variables)
+        return text if shows_parts(text, plain) else self.render(joined, **variables)
+
+    def _compile(self, name: str) -> jinja2.Template:
+        try:
+            return self._environment.from_string(self.sources[name])
+        except Exception as error:  # also of Python's compiler, which compiles what jinja2 makes of it
+            of_name = "" if name == DEFAULT_NAME else f": the one called {name!r}"
+            raise InputError(f"{self._path}{of_name} is no template that can be read: {error}") from error
+
+    def _name(self, asked: str | None, tools: Any) -> str:
+        """Which template a conversation takes."""
+        name = TOOLS_NAME if tools is not None and TOOLS_NAME in self.sources else DEFAULT_NAME
+        name = name if asked is None else asked
+        if name not in self.sources:
+            names = ", ".join(map(repr, sorted(self.sources)))
+            given = "and there is no default one" if asked is None else f"got {asked!r}; other templates are not taken"
+            raise InputError(f"chat_template must be one of the folder's, {names}: {given}")
+        return name
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
-    """The template of a Hugging Face folder: `chat_template.jinja`, else the key in `tokenizer_config.json`, else None.
+    """The templates of a Hugging Face folder, see `read_templates`; None if it has none.
 
-    Raises `InputError` if one of these files cannot be read, or holds what is no template or no special token.
+    Raises `InputError` if one of its files cannot be read, or holds what is no template or no special token.
     """
-    config = read_json_object(folder / CONFIG_FILE) or {}
-    special_tokens = read_special_tokens(folder)
-    raw = read_bounded(folder / TEMPLATE_FILE, 4 * MAX_SOURCE)
-    if raw is not None:
-        try:
-            return ChatTemplate(
-                raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n"), special_tokens, path=folder / TEMPLATE_FILE
-            )
-        except UnicodeDecodeError as error:
-            raise InputError(f"{folder / TEMPLATE_FILE} is not UTF-8 (byte {error.start + 1})") from error
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several, by name
-        named = [entry for entry in source if isinstance(entry, dict)]
-        source = next((entry.get("template") for entry in named if entry.get("name") == DEFAULT_NAME), None)
-    if source is None:
-        return None
-    if not isinstance(source, str):
-        raise InputError(f"{folder / CONFIG_FILE}: chat_template must be a text or a list of named ones, got {source!r}")
-    return ChatTemplate(source, special_tokens, path=f"{folder / CONFIG_FILE}: chat_template")
+    sources, path = read_templates(folder)
+    return ChatTemplate(sources, read_special_tokens(folder), path=path) if sources else None
 
 
-def read_special_tokens(folder: Path) -> dict[str, str]:
-    """Texts of the special tokens that a folder's `tokenizer_config.json` names, by names such as "bos_token".
-
-    Raises `InputError` if the file cannot be read, or one of them is no text.
-    """
-    config = read_json_object(folder / CONFIG_FILE) or {}
-    special_tokens = {name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name))) is not None}
-    if wrong := [name for name, text in special_tokens.items() if not isinstance(text, str)]:
-        raise InputError(f"{folder / CONFIG_FILE}: {', '.join(wrong)} must be texts, or objects with a text as content")
-    return special_tokens
+def _continued(asked: Any) -> str | None:
+    """Which field of the last message goes on; None if none does."""
+    if not isinstance(asked, bool | str | None):
+        raise InputError(f"continue_final_message must be true, false or the name of a field, got {asked!r}")
+    return "content" if asked is True else asked or None
 
 
-def _token_text(token: Any) -> Any:
-    """The text of a special token, which is given as text or as an object with it."""
-    return token.get("content") if isinstance(token, dict) else token
+def _opens(asked: Any, field: str | None) -> bool:
+    """Whether the text ends with the opening of an answer."""
+    if not isinstance(asked, bool | None):
+        raise InputError(f"add_generation_prompt must be true or false, got {asked!r}")
+    if asked and field is not None:
+        raise InputError(
+            "add_generation_prompt opens a new message, and continue_final_message goes on with the last one: give one of them"
+        )
+    return field is None if asked is None else asked
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(entry, Mapping) for entry in value)
 
 
 def _raise_exception(message: str) -> None:

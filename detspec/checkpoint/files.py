@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from detspec.checkpoint.template_files import TEMPLATE_FOLDER
 from detspec.config import ModelConfig
 from detspec.errors import InputError, shortened
 from detspec.read_json import parse_json, read_json_object
@@ -161,10 +162,13 @@ def split_shards(tensors: dict[str, jax.Array | np.ndarray], max_shard_bytes: in
 
 
 def copy_side_files(source: Path, target: Path) -> None:
-    """Copies tokenizer, chat template and generation config, as far as there are any."""
+    """Copies tokenizer, chat templates and generation config, as far as there are any."""
     for name in SIDE_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
+    for path in sorted((source / TEMPLATE_FOLDER).glob("*.jinja")):
+        (target / TEMPLATE_FOLDER).mkdir(exist_ok=True)
+        shutil.copyfile(path, target / TEMPLATE_FOLDER / path.name)
 
 
 @contextlib.contextmanager

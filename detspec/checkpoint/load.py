@@ -39,7 +39,7 @@ class Model:
         chat_template: None if the folder has none; then conversations cannot be rendered.
         sampling_defaults: how the model's makers would sample: `SamplingParams(**model.sampling_defaults, max_tokens=64)`.
             Nothing uses it unasked; empty is greedy.
-        special_tokens: texts of special tokens by their names in the folder's `tokenizer_config.json`, such as "bos_token".
+        special_tokens: texts of special tokens by the names that the folder gives them, such as "bos_token".
     """
 
     cfg: ModelConfig
@@ -71,12 +71,13 @@ class Model:
     def chat_prompt(self, messages: list[dict[str, Any]], /, **variables: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer; `variables` as in `ChatTemplate.render`.
 
+        Contents may be lists of texts, see `ChatTemplate.render_parts`.
         Raises `InputError` if the folder has no chat template or no tokenizer, or the template does not take the conversation.
         """
         if self.chat_template is None or self.tokenizer is None:
             missing = "chat template" if self.chat_template is None else "tokenizer.json"
             raise InputError(f"the checkpoint has no {missing}, so prompts must be texts or token ids, not conversations")
-        return self.tokenizer.encode(self.chat_template.render(messages, **variables), add_special_tokens=False)
+        return self.tokenizer.encode(self.chat_template.render_parts(messages, **variables), add_special_tokens=False)
 
 
 def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None, weights: str | None = None) -> Model:
@@ -97,9 +98,10 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
         InputError: the folder is unsound (see `load_hf`, `load_native`), its tokenizer has ids beyond the embedding, or the
             model cannot be cut over so many chips.
     """
-    from detspec.checkpoint.chat import read_chat_template, read_special_tokens
+    from detspec.checkpoint.chat import read_chat_template
     from detspec.checkpoint.hf import load_hf
     from detspec.checkpoint.native import is_native, load_native
+    from detspec.checkpoint.template_files import read_special_tokens
     from detspec.checkpoint.tokenizer import Tokenizer
 
     if weights not in (None, *WEIGHTS):

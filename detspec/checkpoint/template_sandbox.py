@@ -20,8 +20,8 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from detspec.checkpoint.template_budget import Budget, Overrun, check_format, check_int, check_result, check_text, check_values
+from detspec.checkpoint.template_files import MAX_SOURCE
 
-MAX_SOURCE = 1 << 17  # characters of a template
 MAX_OPTION = 10_000  # widths, precisions and counts that filters take
 
 LEFT_OUT_FILTERS = {"filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr"}

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from detspec.checkpoint.conversation import check_variables
 from detspec.checkpoint.load import Model
 from detspec.checkpoint.template_time import NO_TIME
 from detspec.engine.engine_config import EngineConfig
@@ -104,10 +105,10 @@ def read_chat(line: dict[str, Any], model: Model, now: datetime.datetime) -> lis
         )
     if not isinstance(line["messages"], list) or not isinstance(variables, dict):
         raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
-    if reserved := sorted({"messages", "now"} & variables.keys()):
-        raise InputError(
-            f'"chat_template_kwargs" must not hold {", ".join(reserved)}: give messages as a key of the line; now is not JSON'
-        )
+    try:
+        check_variables(variables)
+    except InputError as error:
+        raise InputError(f'"chat_template_kwargs": {error}') from error
     return model.chat_prompt(line["messages"], now=now, **variables)
 
 

@@ -67,6 +67,7 @@ def _is_list_of(kind: type) -> Callable[[Any], bool]:
 INT = Kind(_is_int, "an integer")
 NUMBER = Kind(_is_number, "a number")
 BOOL = Kind(lambda value: type(value) is bool, "true or false")
+BOOL_OR_TEXT = Kind(lambda value: type(value) in (bool, str), "true, false or the name of a message's field")
 TEXT = Kind(lambda value: isinstance(value, str), "a string")
 OBJECT = Kind(lambda value: isinstance(value, dict), "an object")
 TEXTS = Kind(lambda value: isinstance(value, str) or _is_list_of(str)(value), "a string or a list of strings")
@@ -144,6 +145,8 @@ CHAT = {
     "top_logprobs": INT,
     "max_completion_tokens": INT,
     "chat_template_kwargs": OBJECT,
+    "add_generation_prompt": BOOL,
+    "continue_final_message": BOOL_OR_TEXT,
 }
 
 # OpenAI's fields that are not implemented, with the value that asks for nothing; None if there is none but null.

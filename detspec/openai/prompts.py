@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from detspec.checkpoint.conversation import check_variables
 from detspec.checkpoint.load import Model
 from detspec.errors import InputError
 from detspec.openai.fields import TOO_LONG, BodyError, all_are
 
 MAX_CHARS_PER_TOKEN = 256  # no text has as many on average; a huge one would be split into tokens for minutes
 MAX_PROMPTS = 4096  # in one body
-RESERVED = ("messages", "now")  # names that a body's variables for the chat template must not have
+OPTIONS = ("add_generation_prompt", "continue_final_message")  # fields that the chat template gets, too
 Prompt = tuple[int, ...]
 
 
@@ -46,36 +47,50 @@ def token_ids(prompt: str | list[int], model: Model, *, max_len: int, add_specia
 
 def chat_prompt(given: Mapping[str, Any], model: Model, *, max_len: int, now: Any) -> Prompt:
     """Token ids of the conversation in the fields `given`; `BodyError` if the model's template does not take it."""
-    variables = given.get("chat_template_kwargs", {})
-    if reserved := [name for name in RESERVED if name in variables]:
-        raise BodyError(f"chat_template_kwargs must not hold {reserved[0]!r}", "chat_template_kwargs")
-    messages = flat_messages(given["messages"])
-    _check_chars(sum(len(message.get("content") or "") for message in messages), max_len, "messages")
+    variables = _variables(given)
+    check_messages(given["messages"])
+    _check_chars(sum(map(_content_chars, given["messages"])), max_len, "messages")
     try:
         if given.get("add_special_tokens") and model.chat_template is not None and model.tokenizer is not None:
-            return tuple(model.tokenizer.encode(model.chat_template.render(messages, now=now, **variables)))
-        return tuple(model.chat_prompt(messages, now=now, **variables))
+            return tuple(model.tokenizer.encode(model.chat_template.render_parts(given["messages"], now=now, **variables)))
+        return tuple(model.chat_prompt(given["messages"], now=now, **variables))
     except InputError as error:
-        raise BodyError(str(error), "messages") from error
+        option = next((name for name in OPTIONS if str(error).startswith(name)), "messages")
+        in_kwargs = option != "messages" and option not in given
+        raise BodyError(str(error), "chat_template_kwargs" if in_kwargs else option) from error
 
 
-def flat_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Messages as templates take them: parts of text are joined by line ends. `BodyError` for parts of other kinds."""
-    flat = []
+def check_messages(messages: Sequence[Any]) -> None:
+    """Raises `BodyError` unless each message is an object with a role, its content a text or a list of parts of text."""
     for place, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BodyError(f"messages[{place}] must be an object with a role, got {message!r}", "messages")
         content = message.get("content")
-        if isinstance(content, list):
-            for part in content:
-                if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    accepted = 'accepted are {"type": "text", "text": ...}'
-                    raise BodyError(f"messages[{place}] has a part {part!r}; {accepted}", "messages")
-            content = "\n".join(part["text"] for part in content)
-        elif not isinstance(content, str | None):
+        for part in content if isinstance(content, list) else []:
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                accepted = 'accepted are {"type": "text", "text": ...}'
+                raise BodyError(f"messages[{place}] has a part {part!r}; {accepted}", "messages")
+        if not isinstance(content, str | list | None):
             raise BodyError(f"messages[{place}].content must be a string or a list of parts, got {content!r}", "messages")
-        flat.append({**message, **({"content": content} if "content" in message else {})})
-    return flat
+
+
+def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a body's fields hand to the chat template; `BodyError` if two of them disagree."""
+    variables = dict(given.get("chat_template_kwargs", {}))
+    try:
+        check_variables(variables)
+    except InputError as error:
+        raise BodyError(str(error), "chat_template_kwargs") from error
+    for name in OPTIONS:
+        if name in given and variables.get(name) not in (None, given[name]):
+            raise BodyError(f"{name} and chat_template_kwargs.{name} differ: give one of them", name)
+    return variables | {name: given[name] for name in OPTIONS if name in given}
+
+
+def _content_chars(message: Mapping[str, Any]) -> int:
+    """Characters of a message's content."""
+    content = message.get("content") or ""
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
 def _check_chars(number: int, max_len: int, param: str) -> None:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from detspec.generation.checks import check_ids
-from detspec.openai.fields import BOOL, INTS, LIST, OBJECT, TEXT, BodyError, given_fields
+from detspec.openai.fields import BOOL, BOOL_OR_TEXT, INTS, LIST, OBJECT, TEXT, BodyError, given_fields
 from detspec.openai.prompts import chat_prompt, token_ids
 from detspec.serve.http import answer, read_json
 from detspec.serve.service import Service, off_loop
@@ -20,6 +20,8 @@ TOKENIZE = {
     "add_special_tokens": BOOL,
     "return_token_strs": BOOL,
     "chat_template_kwargs": OBJECT,
+    "add_generation_prompt": BOOL,
+    "continue_final_message": BOOL_OR_TEXT,
 }
 DETOKENIZE = {"model": TEXT, "tokens": INTS}
 

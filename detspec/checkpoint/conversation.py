@@ -1,0 +1,171 @@
+"""Conversations as chat templates see them: plain values, no null fields, thoughts under every name, an open last message."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from detspec.errors import InputError
+
+Message = dict[str, Any]
+
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; the first that is there counts
+# It stands after the last message while that is rendered. The blank at its end tells whether the template strips messages.
+OPEN_END = "THE_ANSWER_GOES_ON_HERE "
+MEDIA = {"image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio", "input_file"}
+
+# Names that callers' variables must not have: our own, and options that transformers takes under the same names.
+RESERVED = (
+    *("messages", "now", "conversation", "max_length", "padding", "return_assistant_tokens_mask", "return_dict"),
+    *("return_tensors", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "truncation"),
+)
+
+
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Raises `InputError` if a variable that a caller gives the template has the name of something else."""
+    if taken := [name for name in RESERVED if name in variables]:
+        raise InputError(
+            f"variables of a chat template must not hold {', '.join(taken)}; accepted are its own, and tools, documents, "
+            "add_generation_prompt, continue_final_message and chat_template"
+        )
+
+
+def plain_messages(messages: Any) -> list[Message]:
+    """Copies of messages, changed as transformers changes them before it renders: null fields are left out, reasoning is named.
+
+    Null fields are those of a message itself; what lies inside its fields stays. Messages may be objects of a client's library.
+    Raises `InputError` if `messages` is no list of messages.
+    """
+    plain = None if isinstance(messages, Mapping) else as_plain(messages)
+    if not isinstance(plain, list | tuple) or not all(isinstance(message, dict) for message in plain):
+        raise InputError("a conversation must be a list of messages, each an object with role and content")
+    if not plain:
+        raise InputError("the conversation is empty: give at least one message")
+    return [_with_thoughts({name: value for name, value in message.items() if value is not None}) for message in plain]
+
+
+def as_plain(value: Any) -> Any:
+    """A copy of `value` in plain JSON types (and tuples), which have no methods that a template could misuse.
+
+    Arrays become lists; dataclasses and pydantic models become objects. Raises `InputError` for anything else.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {as_plain(name): as_plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [as_plain(part) for part in value]
+    if isinstance(value, tuple):
+        return tuple(as_plain(part) for part in value)
+    if isinstance(value, np.generic | np.ndarray):  # before numbers: a numpy float64 is a Python float, too
+        return as_plain(value.tolist())
+    if isinstance(value, str):  # an enum or another subclass, as below
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if callable(dump := getattr(value, "model_dump", None)):
+        return as_plain(dump())
+    raise InputError(f"a conversation and its variables are made of JSON values, got {type(value).__name__}: {value!r}")
+
+
+def open_last(messages: Sequence[Message], field: str, source: str) -> tuple[list[Message], str]:
+    """Messages of which the last one goes on: `OPEN_END` stands after its `field`. Also the text of that field.
+
+    Args:
+        messages: a conversation of `plain_messages`.
+        field: "content", or a name of reasoning. In a list of parts the last text goes on.
+        source: the template's.
+
+    Raises:
+        InputError: the last message is not the assistant's or has no such text, or the template reads no such field.
+    """
+    last = dict(messages[-1])
+    if last.get("role") != "assistant":
+        raise InputError(
+            f"continue_final_message goes on with an assistant's message, but the last one has the role {last.get('role')!r}: "
+            "put the beginning of the answer there, or leave the option out"
+        )
+    fields = [field]
+    if field in THOUGHTS:  # all copies of the thought
+        fields = [name for name in THOUGHTS if last.get(name) == last.get(field)]
+    if not any(name in source for name in fields):
+        raise InputError(f"continue_final_message is {field!r}, but the chat template reads no field of this name")
+    value = last.get(field)
+    text: Any = value
+    if isinstance(value, list | tuple):
+        places = [place for place, part in enumerate(value) if isinstance(part, dict) and "text" in part]
+        text = value[places[-1]]["text"] if places else None
+        if isinstance(text, str):
+            parts = list(value)
+            parts[places[-1]] = {**parts[places[-1]], "text": text + OPEN_END}
+            last[field] = type(value)(parts)
+    elif isinstance(value, str):
+        last |= dict.fromkeys(fields, value + OPEN_END)
+    if not isinstance(text, str):
+        raise InputError(f"continue_final_message: the last message has no text {field!r} that could go on, got {value!r}")
+    return [*messages[:-1], last], text
+
+
+def cut_open(rendered: str, text: str) -> str:
+    """`rendered` up to the end of `text`, which `open_last` marked.
+
+    Blanks at its end stay if the template keeps them. Raises `InputError` if the template changes the text.
+    """
+    place = rendered.rfind(OPEN_END.strip())
+    if place < 0 or text.strip() not in rendered:
+        raise InputError(
+            f"continue_final_message: the chat template changes the last message, which the answer should go on from: {text!r}"
+        )
+    kept = rendered[:place]
+    return kept if rendered[place:].startswith(OPEN_END) else kept.rstrip()
+
+
+def check_parts(messages: Sequence[Message]) -> None:
+    """Raises `InputError` for contents with pictures, sounds or files, and for parts of text without a text."""
+    for place, part in _parts(messages):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in MEDIA:
+            raise InputError(f"messages[{place}] has a part of the type {kind!r}: models read text alone")
+        if kind == "text" and not isinstance(part.get("text"), str):
+            raise InputError(f'messages[{place}] has a part {part!r}; accepted are {{"type": "text", "text": ...}}')
+
+
+def shows_parts(rendered: str, messages: Sequence[Message]) -> bool:
+    """Whether all parts of text are in `rendered`, as texts and not as Python prints a list."""
+    lists = [message["content"] for message in messages if isinstance(message.get("content"), list | tuple)]
+    texts = [part["text"] for _, part in _parts(messages) if _is_text(part)]
+    return not any(str(parts) in rendered for parts in lists) and all(text.strip() in rendered for text in texts)
+
+
+def join_parts(messages: Sequence[Message]) -> list[Message]:
+    """Messages in which lists of texts are one text, joined by line ends; other lists stay."""
+    joined = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list | tuple) and all(_is_text(part) for part in content):
+            message = {**message, "content": "\n".join(part["text"] for part in content)}
+        joined.append(message)
+    return joined
+
+
+def _with_thoughts(message: Message) -> Message:
+    """The message with its reasoning as `reasoning_content`, which most templates read, and as `thinking`, if it has any."""
+    thought = next((message[name] for name in THOUGHTS if name in message), None)
+    return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
+
+
+def _parts(messages: Sequence[Message]) -> Iterator[tuple[int, Any]]:
+    """Parts of contents that are lists, each with its message's place."""
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list | tuple):
+            yield from ((place, part) for part in content)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)

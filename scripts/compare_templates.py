@@ -1,0 +1,267 @@
+"""Renders a table of conversations with every chat template of a folder, here and with transformers, and compares all bytes.
+
+    python scripts/compare_templates.py FOLDER
+
+A template is a folder with a `tokenizer_config.json` or a `chat_template.jinja`, with what lies next to it, or else a file
+`*.jinja`, `*.jinja2` or `chat_template.json`. Equal ones are compared once. It needs the extra `parity`.
+
+A row is printed for each template with a difference, and with `--all` for the others, too: how many conversations gave equal texts,
+how many were refused by both, and how many differ for a reason in `KNOWN`. The exit code is 1 if any differs for no such reason.
+"""
+
+import argparse
+import datetime
+import hashlib
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import transformers
+from transformers.utils import chat_template_utils
+
+from detspec.checkpoint.chat import ChatTemplate, read_chat_template
+from detspec.errors import InputError
+
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "think_token": "<t>"}
+NOON = datetime.datetime(2024, 7, 26, 12)
+SHOWN = 60  # characters of a text around a difference
+
+# Differences that are meant: what our error says, and why.
+KNOWN = {
+    "it takes more than": "work of templates is bounded: loops inside loops",
+    "characters, accepted are up to": "work of templates is bounded: long texts",
+    "The last message is not the assistant's": "an answer goes on from an assistant's message alone",
+}
+
+Asked = tuple[list[dict[str, Any]], dict[str, Any]]  # messages, options
+
+USER = {"role": "user", "content": "What is 2 + 2?"}
+ANSWER = {"role": "assistant", "content": "It is 4."}
+SYSTEM = {"role": "system", "content": "You are brief."}
+AGAIN = {"role": "user", "content": "And 3 + 3?"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up: <b>, 'é', \"quoted\".",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "word": {"type": "string", "description": "which"},
+                "limit": {"type": ["integer", "null"], "default": None},
+                "kinds": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}},
+            },
+            "required": ["word"],
+        },
+    },
+}
+CALL = {"id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": {"word": "π", "limit": 3}}}
+TEXT_CALL = {**CALL, "function": {"name": "look_up", "arguments": '{"word": "π", "limit": 3}'}}
+RESULT = {"role": "tool", "tool_call_id": "call00001", "name": "look_up", "content": "3.14"}
+NULLS = {"content": None, "tool_calls": None, "refusal": None, "name": None, "reasoning_content": None, "audio": None}
+ODD_TEXTS = (
+    "",
+    " ",
+    "  \n two lines \n\n",
+    "漢字 👩‍👩‍👧 \u200b é",
+    "<b>&amp;\"'</b> {{ x }} {% y %}",
+    "</think>",
+    "<think>\na\n</think>\n\nb",
+)
+
+
+def text_parts(*texts: str) -> list[dict[str, str]]:
+    """A content that is a list of parts."""
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def conversations() -> dict[str, Asked]:
+    """Messages and options by what they show."""
+    calling = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    table: dict[str, Asked] = {
+        "one message": ([USER], {}),
+        "no opening of an answer": ([USER, ANSWER], {"add_generation_prompt": False}),
+        "system": ([SYSTEM, USER], {}),
+        "system alone": ([SYSTEM], {}),
+        "developer": ([{**SYSTEM, "role": "developer"}, USER], {}),
+        "turns": ([SYSTEM, USER, ANSWER, AGAIN, ANSWER, USER], {}),
+        "turns without system": ([USER, ANSWER, AGAIN], {}),
+        "two of the user": ([USER, AGAIN], {}),
+        "two of the assistant": ([USER, ANSWER, ANSWER, AGAIN], {}),
+        "assistant first": ([ANSWER, AGAIN], {}),
+        "late system": ([USER, ANSWER, SYSTEM, AGAIN], {}),
+        "unknown role": ([USER, {"role": "critic", "content": "no"}, AGAIN], {}),
+        "no role": ([{"content": "a"}], {}),
+        "no content": ([USER, {"role": "assistant"}, AGAIN], {}),
+        "nulls": ([{**NULLS, **USER}, {"role": "assistant", **NULLS}, {**NULLS, **AGAIN}], {}),
+        "nulls and an answer": ([USER, {**NULLS, **ANSWER}, AGAIN], {}),
+        "null content of a call": ([USER, {**NULLS, "role": "assistant", "tool_calls": [CALL]}, RESULT], {"tools": [TOOL]}),
+        "nulls inside": ([USER, {**calling, "tool_calls": [{**CALL, "index": None}]}, RESULT], {"tools": [TOOL]}),
+        "tools": ([USER], {"tools": [TOOL, TOOL]}),
+        "tools and system": ([SYSTEM, USER, ANSWER, AGAIN], {"tools": [TOOL]}),
+        "no tools": ([USER], {"tools": []}),
+        "bare tool": ([USER], {"tools": [TOOL["function"]]}),
+        "call and result": ([SYSTEM, USER, calling, RESULT], {"tools": [TOOL]}),
+        "call without tools": ([USER, calling, RESULT, ANSWER, AGAIN], {}),
+        "call as text": ([USER, {**calling, "tool_calls": [TEXT_CALL]}, RESULT, ANSWER, AGAIN], {"tools": [TOOL]}),
+        "two calls": ([USER, {**calling, "tool_calls": [CALL, CALL]}, RESULT, RESULT], {"tools": [TOOL]}),
+        "result that is an object": ([USER, calling, {**RESULT, "content": {"pi": 3.14, "ok": True}}], {"tools": [TOOL]}),
+        "parts": ([{**SYSTEM, "content": text_parts("a")}, {**USER, "content": text_parts("b", "c")}], {}),
+        "parts of an answer": ([USER, {**ANSWER, "content": text_parts("b", "c")}, AGAIN], {}),
+        "parts of a result": ([USER, calling, {**RESULT, "content": text_parts("3", "14")}], {"tools": [TOOL]}),
+        "no parts": ([{**USER, "content": []}], {}),
+        "enable_thinking": ([USER], {"enable_thinking": True}),
+        "no thinking": ([USER, ANSWER, AGAIN], {"enable_thinking": False, "thinking": False}),
+        "documents": ([USER], {"documents": [{"title": "t", "text": "d"}]}),
+        "a token of the caller's": ([USER], {"bos_token": "<begin>"}),
+    }
+    option: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        thought = {**ANSWER, name: "I add."}
+        table[name] = ([USER, thought, AGAIN], {})
+        table[f"{name} before a call"] = ([USER, {**calling, name: "I look."}, RESULT], {"tools": [TOOL]})
+        table[f"{name} goes on"] = ([USER, thought], {**option, "continue_final_message": name})
+        table[f"{name} and a prefill"] = ([USER, thought], option)
+    for number, text in enumerate(ODD_TEXTS):
+        table[f"odd text {number}"] = ([{**SYSTEM, "content": text}, {**USER, "content": text}], {})
+        table[f"odd answer {number}"] = ([USER, {**ANSWER, "content": text}, {**USER, "content": text}], {})
+        table[f"odd prefill {number}"] = ([USER, {**ANSWER, "content": text}], option)
+    for name, text in {"prefill": "The answer is", "prefill with a blank": " The answer is "}.items():
+        table[name] = ([SYSTEM, USER, {**ANSWER, "content": text}], option)
+        table[f"{name}, parts"] = ([USER, {**ANSWER, "content": text_parts("First.", text)}], option)
+    return table
+
+
+def main() -> int:
+    """Prints the table; 1 if a difference has no name."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--all", action="store_true", help="print a row for each template without differences, too")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="take each N-th template only")
+    args = parser.parse_args()
+    chat_template_utils.datetime = type("Noon", (datetime.datetime,), {"now": staticmethod(lambda: NOON)})
+    transformers.logging.set_verbosity_error()
+    table = conversations()
+    print(f"{'equal':>6} {'refused':>8} {'named':>6} {'differ':>7}  template")
+    totals: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    num_templates = 0
+    for path in itertools.islice(templates(args.folder), 0, None, args.every):
+        num_templates += 1
+        found = compare(path, table)
+        counts = Counter(kind for kind, _ in found.values())
+        totals += counts
+        reasons.update(said for kind, said in found.values() if kind == "named")
+        if args.all or counts["named"] or counts["differ"]:
+            print_row(counts, str(path.relative_to(args.folder)))
+        for case, (kind, said) in found.items():
+            if kind == "differ":
+                print(f"        {case}: {said}", flush=True)
+    print_row(totals, f"{num_templates} templates, {len(table)} conversations each")
+    for reason, count in reasons.items():
+        print(f"{count} named: {reason}")
+    return int(totals["differ"] > 0 or not num_templates)
+
+
+def print_row(counts: Counter[str], name: str) -> None:
+    """Prints a line of the table."""
+    print(f"{counts['equal']:6} {counts['refused']:8} {counts['named']:6} {counts['differ']:7}  {name}", flush=True)
+
+
+def templates(folder: Path) -> Iterator[Path]:
+    """Folders and files that hold templates, each content once."""
+    seen = set()
+    for path in sorted(folder.rglob("*")):
+        if path.name in ("tokenizer_config.json", "chat_template.jinja"):
+            path = path.parent
+        elif path.parent.name == "additional_chat_templates" or not is_template(path):
+            continue
+        parts = (
+            [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file() and is_side_file(file)]
+        )
+        digest = hashlib.sha256(b"\0".join(part.read_bytes() for part in parts)).digest()
+        if digest not in seen:
+            seen.add(digest)
+            yield path
+
+
+def is_template(path: Path) -> bool:
+    """Whether the file `path` is one template."""
+    return path.is_file() and (path.suffix in (".jinja", ".jinja2") or path.name == "chat_template.json")
+
+
+def is_side_file(path: Path) -> bool:
+    """Whether a file says something about its folder's templates."""
+    return path.name in SIDE_FILES or path.parent.name == "additional_chat_templates"
+
+
+def compare(path: Path, table: dict[str, Asked]) -> dict[str, tuple[str, str]]:
+    """For each conversation "equal", "refused", "named" or "differ", and what there is to say."""
+    with tempfile.TemporaryDirectory() as name:
+        lay_out(path, Path(name))
+        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(name)
+        try:
+            ours = read_chat_template(Path(name))
+        except InputError as error:
+            ours = error
+    return {case: judge(text_of(ours, *asked, {"now": NOON}), text_of(theirs, *asked, {})) for case, asked in table.items()}
+
+
+def lay_out(path: Path, folder: Path) -> None:
+    """Copies the template at `path` into a folder that both can read, with a tokenizer of no words."""
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, "<unk>")).save(str(folder / "tokenizer.json"))
+    if path.is_dir():
+        for name in (*SIDE_FILES, "additional_chat_templates"):
+            if (path / name).is_dir():
+                shutil.copytree(path / name, folder / name)
+            elif (path / name).is_file():
+                shutil.copyfile(path / name, folder / name)
+        return
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENS))
+    if path.suffix == ".json":
+        (folder / "chat_template.jinja").write_text(json.loads(path.read_text())["chat_template"], encoding="utf-8")
+    else:
+        shutil.copyfile(path, folder / "chat_template.jinja")
+
+
+def text_of(renderer: Any, messages: list[dict[str, Any]], options: dict[str, Any], further: dict[str, Any]) -> str | Exception:
+    """The rendered conversation, or the error; the messages stay as they are."""
+    if isinstance(renderer, Exception | None):
+        return renderer or InputError("no template")
+    options = {"add_generation_prompt": True, **options, **further}
+    try:
+        if isinstance(renderer, ChatTemplate):
+            return renderer.render(messages, **options)
+        return renderer.apply_chat_template(messages, tokenize=False, **options)
+    except Exception as error:  # templates raise anything
+        return error
+
+
+def judge(ours: str | Exception, theirs: str | Exception) -> tuple[str, str]:
+    """How two results compare."""
+    if isinstance(ours, Exception) and isinstance(theirs, Exception):
+        return "refused", ""
+    if ours == theirs:
+        return "equal", ""
+    if isinstance(ours, Exception):
+        reason = next((why for said, why in KNOWN.items() if said in str(ours)), None)
+        return ("named", reason) if reason else ("differ", f"refused here: {ours}"[:300])
+    if isinstance(theirs, Exception):
+        return "differ", f"refused by transformers: {theirs}"[:300]
+    place = next(
+        (i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), min(len(ours), len(theirs))
+    )
+    start = max(0, place - SHOWN // 2)
+    return "differ", f"at {place}: {ours[start : place + SHOWN]!r} here, {theirs[start : place + SHOWN]!r} with transformers"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
