@@ -5,8 +5,9 @@
 A template is a folder with a `tokenizer_config.json` or a `chat_template.jinja`, with what lies next to it, or else a file
 `*.jinja`, `*.jinja2` or `chat_template.json`. Equal ones are compared once. It needs the extra `parity`.
 
-A row is printed for each template with a difference, and with `--all` for the others, too: how many conversations gave equal texts,
-how many were refused by both, and how many differ for a reason in `KNOWN`. The exit code is 1 if any differs for no such reason.
+A row is printed for each template with a difference, and with `--all` for the others, too: how many conversations gave equal
+texts, how many were refused by both, and how many differ for a reason in `KNOWN`. The exit code is 1 if one differs otherwise,
+or if there is no template.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import transformers
 from transformers.utils import chat_template_utils
 
 from detspec.checkpoint.chat import ChatTemplate, read_chat_template
+from detspec.checkpoint.template_files import TEMPLATE_FOLDER
 from detspec.errors import InputError
 
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -34,11 +36,12 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_to
 NOON = datetime.datetime(2024, 7, 26, 12)
 SHOWN = 60  # characters of a text around a difference
 
-# Differences that are meant: what our error says, and why.
+# Differences that are meant: words of one side's error, and the reason.
 KNOWN = {
-    "it takes more than": "work of templates is bounded: loops inside loops",
-    "characters, accepted are up to": "work of templates is bounded: long texts",
-    "The last message is not the assistant's": "an answer goes on from an assistant's message alone",
+    "continue_final_message goes on with": "here an answer goes on from an assistant's message alone",
+    "it takes more than": "here the work of a template is bounded",
+    "accepted are up to": "here texts and lists that a template makes are bounded",
+    "type generator is not JSON": "here lazy filters give lists; transformers writes no generator as JSON",
 }
 
 Asked = tuple[list[dict[str, Any]], dict[str, Any]]  # messages, options
@@ -124,6 +127,7 @@ def conversations() -> dict[str, Asked]:
         "a token of the caller's": ([USER], {"bos_token": "<begin>"}),
     }
     option: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+    table["message of the user goes on"] = ([USER], option)
     for name in ("reasoning_content", "reasoning", "thinking"):
         thought = {**ANSWER, name: "I add."}
         table[name] = ([USER, thought, AGAIN], {})
@@ -155,12 +159,12 @@ def main() -> int:
     reasons: Counter[str] = Counter()
     num_templates = 0
     for path in itertools.islice(templates(args.folder), 0, None, args.every):
-        num_templates += 1
         found = compare(path, table)
+        num_templates += bool(found)
         counts = Counter(kind for kind, _ in found.values())
         totals += counts
         reasons.update(said for kind, said in found.values() if kind == "named")
-        if args.all or counts["named"] or counts["differ"]:
+        if found and (args.all or counts["differ"]):
             print_row(counts, str(path.relative_to(args.folder)))
         for case, (kind, said) in found.items():
             if kind == "differ":
@@ -182,12 +186,12 @@ def templates(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
         if path.name in ("tokenizer_config.json", "chat_template.jinja"):
             path = path.parent
-        elif path.parent.name == "additional_chat_templates" or not is_template(path):
+        elif path.parent.name == TEMPLATE_FOLDER or not is_template(path):
             continue
-        parts = (
-            [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file() and is_side_file(file)]
-        )
-        digest = hashlib.sha256(b"\0".join(part.read_bytes() for part in parts)).digest()
+        files = [path]
+        if path.is_dir():
+            files = [*(path / name for name in SIDE_FILES), *sorted((path / TEMPLATE_FOLDER).glob("*.jinja"))]
+        digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in files if file.is_file())).digest()
         if digest not in seen:
             seen.add(digest)
             yield path
@@ -198,67 +202,66 @@ def is_template(path: Path) -> bool:
     return path.is_file() and (path.suffix in (".jinja", ".jinja2") or path.name == "chat_template.json")
 
 
-def is_side_file(path: Path) -> bool:
-    """Whether a file says something about its folder's templates."""
-    return path.name in SIDE_FILES or path.parent.name == "additional_chat_templates"
-
-
 def compare(path: Path, table: dict[str, Asked]) -> dict[str, tuple[str, str]]:
-    """For each conversation "equal", "refused", "named" or "differ", and what there is to say."""
+    """For each conversation "equal", "refused", "named" or "differ", and what there is to say; {} if there is no template."""
     with tempfile.TemporaryDirectory() as name:
         lay_out(path, Path(name))
-        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(name)
-        try:
-            ours = read_chat_template(Path(name))
-        except InputError as error:
-            ours = error
-    return {case: judge(text_of(ours, *asked, {"now": NOON}), text_of(theirs, *asked, {})) for case, asked in table.items()}
+        ours = attempt(lambda: read_chat_template(Path(name)))
+        theirs = attempt(lambda: transformers.PreTrainedTokenizerFast.from_pretrained(name))
+    if ours is None and getattr(theirs, "chat_template", None) is None:
+        return {}
+    return {case: judge(text_of(ours, *asked), text_of(theirs, *asked)) for case, asked in table.items()}
 
 
 def lay_out(path: Path, folder: Path) -> None:
     """Copies the template at `path` into a folder that both can read, with a tokenizer of no words."""
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, "<unk>")).save(str(folder / "tokenizer.json"))
     if path.is_dir():
-        for name in (*SIDE_FILES, "additional_chat_templates"):
+        for name in (*SIDE_FILES, TEMPLATE_FOLDER):
             if (path / name).is_dir():
                 shutil.copytree(path / name, folder / name)
             elif (path / name).is_file():
                 shutil.copyfile(path / name, folder / name)
         return
-    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENS))
+    config = dict(TOKENS)
     if path.suffix == ".json":
-        (folder / "chat_template.jinja").write_text(json.loads(path.read_text())["chat_template"], encoding="utf-8")
+        config["chat_template"] = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
     else:
         shutil.copyfile(path, folder / "chat_template.jinja")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def text_of(renderer: Any, messages: list[dict[str, Any]], options: dict[str, Any], further: dict[str, Any]) -> str | Exception:
-    """The rendered conversation, or the error; the messages stay as they are."""
+def text_of(renderer: Any, messages: list[dict[str, Any]], options: dict[str, Any]) -> Any:
+    """The rendered conversation, or the error."""
+    options = {"add_generation_prompt": True, **options}
+    if isinstance(renderer, ChatTemplate):
+        return attempt(lambda: renderer.render(messages, now=NOON, **options))
     if isinstance(renderer, Exception | None):
-        return renderer or InputError("no template")
-    options = {"add_generation_prompt": True, **options, **further}
+        return renderer or InputError("there is no template")
+    return attempt(lambda: renderer.apply_chat_template(messages, tokenize=False, **options))
+
+
+def attempt(action: Callable[[], Any]) -> Any:
+    """What `action` gives, or the error that it raises: templates raise anything."""
     try:
-        if isinstance(renderer, ChatTemplate):
-            return renderer.render(messages, **options)
-        return renderer.apply_chat_template(messages, tokenize=False, **options)
-    except Exception as error:  # templates raise anything
+        return action()
+    except Exception as error:
         return error
 
 
-def judge(ours: str | Exception, theirs: str | Exception) -> tuple[str, str]:
+def judge(ours: Any, theirs: Any) -> tuple[str, str]:
     """How two results compare."""
     if isinstance(ours, Exception) and isinstance(theirs, Exception):
         return "refused", ""
     if ours == theirs:
         return "equal", ""
-    if isinstance(ours, Exception):
-        reason = next((why for said, why in KNOWN.items() if said in str(ours)), None)
-        return ("named", reason) if reason else ("differ", f"refused here: {ours}"[:300])
-    if isinstance(theirs, Exception):
-        return "differ", f"refused by transformers: {theirs}"[:300]
-    place = next(
-        (i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), min(len(ours), len(theirs))
-    )
+    errors = {"here": ours, "by transformers": theirs}
+    for side, error in errors.items():
+        if isinstance(error, Exception):
+            reason = next((why for words, why in KNOWN.items() if words in str(error)), None)
+            return ("named", reason) if reason else ("differ", f"refused {side}: {error}"[:300])
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
+    place = sum(1 for _ in same)
     start = max(0, place - SHOWN // 2)
     return "differ", f"at {place}: {ours[start : place + SHOWN]!r} here, {theirs[start : place + SHOWN]!r} with transformers"
 

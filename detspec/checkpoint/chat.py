@@ -149,10 +149,10 @@ class ChatTemplate:
         if joined == plain:
             return self.render(plain, **variables)
         try:
-            text = self.render(plain, **variables)
+            shown = shows_parts(self.render(plain, **{**variables, "continue_final_message": False}), plain)
         except InputError:
-            return self.render(joined, **variables)
-        return text if shows_parts(text, plain) else self.render(joined, **variables)
+            shown = False
+        return self.render(plain if shown else joined, **variables)
 
     def _compile(self, name: str) -> jinja2.Template:
         try:

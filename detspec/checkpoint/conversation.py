@@ -17,8 +17,8 @@ MEDIA = {"image", "image_url", "input_image", "video", "video_url", "audio", "au
 
 # Names that callers' variables must not have: our own, and options that transformers takes under the same names.
 RESERVED = (
-    *("messages", "now", "conversation", "max_length", "padding", "return_assistant_tokens_mask", "return_dict"),
-    *("return_tensors", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "truncation"),
+    *("messages", "now", "add_special_tokens", "conversation", "max_length", "padding", "return_assistant_tokens_mask"),
+    *("return_dict", "return_tensors", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "truncation"),
 )
 
 

@@ -47,6 +47,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         tests: dict[str, Any] = self.tests
         self.tests = {name: self._bounded(name, fn, shallow=name not in COMPARING_TESTS) for name, fn in tests.items()}
         self.globals["namespace"] = _Namespace
+        self.globals["dict"] = _Dict()
         del self.globals["lipsum"]
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -154,6 +155,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _concat_values(self, values: list[Any]) -> str:
         return "".join(map(str, self.budget.weigh(values)))
+
+
+class _Dict:
+    """`dict(...)` and `dict.fromkeys(...)`. Python's own class has more: `dict["x"]` is a type, which can be called."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        """An object with `keys`, all of one value."""
+        return dict.fromkeys(keys, value)
+
+    def __repr__(self) -> str:
+        return "<dict>"
 
 
 class _Namespace(Namespace):

@@ -11,6 +11,7 @@ from detspec.openai.fields import TOO_LONG, BodyError, all_are
 MAX_CHARS_PER_TOKEN = 256  # no text has as many on average; a huge one would be split into tokens for minutes
 MAX_PROMPTS = 4096  # in one body
 OPTIONS = ("add_generation_prompt", "continue_final_message")  # fields that the chat template gets, too
+KWARGS = ("tools", "documents", "chat_template")  # options that chat_template_kwargs hold
 Prompt = tuple[int, ...]
 
 
@@ -55,9 +56,8 @@ def chat_prompt(given: Mapping[str, Any], model: Model, *, max_len: int, now: An
             return tuple(model.tokenizer.encode(model.chat_template.render_parts(given["messages"], now=now, **variables)))
         return tuple(model.chat_prompt(given["messages"], now=now, **variables))
     except InputError as error:
-        option = next((name for name in OPTIONS if str(error).startswith(name)), "messages")
-        in_kwargs = option != "messages" and option not in given
-        raise BodyError(str(error), "chat_template_kwargs" if in_kwargs else option) from error
+        option = next((name for name in (*OPTIONS, *KWARGS) if str(error).startswith(name)), "messages")
+        raise BodyError(str(error), option if option in given else "chat_template_kwargs") from error
 
 
 def check_messages(messages: Sequence[Any]) -> None:

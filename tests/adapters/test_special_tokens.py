@@ -88,5 +88,5 @@ def test_missing_and_named_templates_are_refused(tmp_path):
         with pytest.raises(InputError, match="no chat template: leave --apply_chat_template out"):
             ask()
     named = dataclasses.replace(special, model=dataclasses.replace(special.model, chat_template=ChatTemplate("", {})))
-    with pytest.raises(InputError, match="one chat template is read of a folder, the default one, got the name 'tools'"):
+    with pytest.raises(InputError, match="rendered by the folder's default chat template, got the name 'tools'"):
         named.template_source("tools")

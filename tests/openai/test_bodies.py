@@ -25,7 +25,7 @@ def model(tmp_path_factory):
     template = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}{{ mark }}", {})
 
     def chat_prompt(messages, **variables):
-        return tokenizer.encode(template.render(messages, **variables), add_special_tokens=False)
+        return tokenizer.encode(template.render_parts(messages, **variables), add_special_tokens=False)
 
     own = {"cfg": BYTE_CFG, "tokenizer": tokenizer, "chat_template": template, "chat_prompt": chat_prompt, "eos_ids": ()}
     return SimpleNamespace(**own, decode=tokenizer.decode)
@@ -137,6 +137,20 @@ def test_parts_of_text_are_joined_by_line_ends(model):
     assert chat(model, messages=[{"role": "user", "content": parts}]).prompts == (encode(model, "user:a\nb|"),)
 
 
+def test_null_fields_of_a_message_count_as_left_out(model):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": None, "refusal": None}]
+    assert chat(model, messages=messages).prompts == (encode(model, "user:a|assistant:|"),)
+
+
+@pytest.mark.parametrize("as_field", [True, False])
+def test_answer_goes_on_from_the_last_message_if_the_body_asks_for_it(model, as_field):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b "}]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    given = options if as_field else {"chat_template_kwargs": options}
+    assert chat(model, messages=messages, **given).prompts == (encode(model, "user:a|assistant:b "),)
+    assert chat(model, messages=messages).prompts == (encode(model, "user:a|assistant:b |"),)
+
+
 @pytest.mark.parametrize(
     ("body", "param", "code", "said"),
     [
@@ -171,7 +185,21 @@ def test_bad_field_is_named(model, body, param, code, said):
         ({"messages": [{"content": "a"}]}, "messages", r"messages\[0\] must be an object with a role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "image_url"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages", "content must be"),
-        ({"chat_template_kwargs": {"now": 0}}, "chat_template_kwargs", "now"),
+        ({"chat_template_kwargs": {"now": 0}}, "chat_template_kwargs", "must not hold now"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "must not hold messages"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "must not hold tokenize"),
+        ({"chat_template_kwargs": {"tools": 3}}, "chat_template_kwargs", "tools must be a list"),
+        ({"chat_template_kwargs": {"chat_template": "rag"}}, "chat_template_kwargs", "one of the folder's, 'default'"),
+        ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs", "has the role 'user'"),
+        ({"continue_final_message": True}, "continue_final_message", "has the role 'user'"),
+        ({"continue_final_message": 1}, "continue_final_message", "true, false or the name of a message's field"),
+        ({"add_generation_prompt": "yes"}, "add_generation_prompt", "true or false"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", "give one of them"),
+        (
+            {"add_generation_prompt": True, "chat_template_kwargs": {"add_generation_prompt": False}},
+            "add_generation_prompt",
+            "chat_template_kwargs.add_generation_prompt differ",
+        ),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
         ({"logprobs": True, "top_logprobs": 99}, "top_logprobs", "parameter top_logprobs must be an integer in 0 .. 20"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "differ"),
