@@ -11,6 +11,7 @@ or if there is no template.
 """
 
 import argparse
+import contextlib
 import datetime
 import hashlib
 import itertools
@@ -19,7 +20,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,14 +145,13 @@ def conversations() -> dict[str, Asked]:
     return table
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; 1 if a difference has no name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--all", action="store_true", help="print a row for each template without differences, too")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="take each N-th template only")
-    args = parser.parse_args()
-    chat_template_utils.datetime = type("Noon", (datetime.datetime,), {"now": staticmethod(lambda: NOON)})
+    args = parser.parse_args(arguments)
     transformers.logging.set_verbosity_error()
     table = conversations()
     print(f"{'equal':>6} {'refused':>8} {'named':>6} {'differ':>7}  template")
@@ -238,7 +238,19 @@ def text_of(renderer: Any, messages: list[dict[str, Any]], options: dict[str, An
         return attempt(lambda: renderer.render(messages, now=NOON, **options))
     if isinstance(renderer, Exception | None):
         return renderer or InputError("there is no template")
-    return attempt(lambda: renderer.apply_chat_template(messages, tokenize=False, **options))
+    with at_noon():
+        return attempt(lambda: renderer.apply_chat_template(messages, tokenize=False, **options))
+
+
+@contextlib.contextmanager
+def at_noon() -> Iterator[None]:
+    """Stops the clock of templates that transformers renders."""
+    clock = chat_template_utils.datetime
+    chat_template_utils.datetime = type("Noon", (datetime.datetime,), {"now": staticmethod(lambda: NOON)})
+    try:
+        yield
+    finally:
+        chat_template_utils.datetime = clock
 
 
 def attempt(action: Callable[[], Any]) -> Any:

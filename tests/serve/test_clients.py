@@ -158,6 +158,8 @@ def test_tokenizer_over_http(server):
     assert server.ask("/detokenize", tokens=ids["tokens"]) == {"prompt": "a é"}
     chat = server.ask("/tokenize", messages=MESSAGES)
     assert server.ask("/detokenize", tokens=chat["tokens"]) == {"prompt": "u:hello;"}
+    begun = server.ask("/tokenize", messages=[*MESSAGES, {"role": "assistant", "content": "so"}], continue_final_message=True)
+    assert server.ask("/detokenize", tokens=begun["tokens"]) == {"prompt": "u:hello;a:so"}
     too_many = [1] * (server.engine.config.max_len + 1)
     answer = server.http.post("/detokenize", json={"tokens": too_many})
     assert (answer.status_code, f"{len(too_many)} ids, more than max_len" in answer.text) == (400, True)
