@@ -42,6 +42,7 @@ KNOWN = {
     "continue_final_message goes on with": "here an answer goes on from an assistant's message alone",
     "it takes more than": "here the work of a template is bounded",
     "accepted are up to": "here texts and lists that a template makes are bounded",
+    "underscore-prefixed": "transformers refuses names in a namespace that begin with an underscore",
     "type generator is not JSON": "here lazy filters give lists; transformers writes no generator as JSON",
 }
 

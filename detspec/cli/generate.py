@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 SUMMARY = "complete a file of prompts"
 DESCRIPTION = """Completes every line of a JSONL file. A line in is {"id": "a", "prompt": "..."} or {"id": "a",
 "prompt_token_ids": [...]} or {"id": "a", "messages": [{"role": "user", "content": "..."}]}. Messages are rendered by the
-model's chat template; "chat_template_kwargs": {...} passes it further values. "sampling": {...} overrides the options below.
-"metadata": {...}, an object of yours, is repeated in its lines out. A line out, in the order of the input, has id,
-token_ids, text, logprobs, finish_reason, prompt_len and digest. If the sampling
+model's chat template; "chat_template_kwargs": {...} passes it further values, such as tools, and "continue_final_message": true
+lets an answer go on within the last message. "sampling": {...} overrides the options below. "metadata": {...}, an object of
+yours, is repeated in its lines out. A line out, in the order of the input, has id, token_ids, text, logprobs, finish_reason,
+prompt_len and digest. If the sampling
 asks for them, it also has index, logprobs_mode, top_logprobs, prompt_logprobs and prompt_top_logprobs; and thoughts, if the
 model thinks. OUT.stats.json holds timings and counters; those under last_start belong to the start that finished the job.
 OUT.manifest.json holds what the bits depend on. OpenAI's batch lines, known by their "custom_id", are answered in OpenAI's

@@ -97,12 +97,12 @@ def check_size(raw: bytes) -> None:
 
 def read_chat(line: dict[str, Any], model: Model, now: datetime.datetime) -> list[int]:
     """Token ids of the line's rendered conversation."""
-    variables = line.get("chat_template_kwargs", {})
     if isinstance(line["messages"], str):
         raise InputError(
             '"messages" must be a list of messages such as [{"role": "user", "content": "..."}], got a text; a column of texts '
             "holds the JSON of such a list in each row, or in none"
         )
+    variables = {} if line.get("chat_template_kwargs") is None else line["chat_template_kwargs"]
     if not isinstance(line["messages"], list) or not isinstance(variables, dict):
         raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
     try:
