@@ -165,7 +165,7 @@ class ChatTemplate:
         """Which template a conversation takes."""
         name = TOOLS_NAME if tools is not None and TOOLS_NAME in self.sources else DEFAULT_NAME
         name = name if asked is None else asked
-        if name not in self.sources:
+        if not isinstance(name, str) or name not in self.sources:
             names = ", ".join(map(repr, sorted(self.sources)))
             given = "and there is no default one" if asked is None else f"got {asked!r}; other templates are not taken"
             raise InputError(f"chat_template must be one of the folder's, {names}: {given}")

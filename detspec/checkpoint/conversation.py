@@ -37,7 +37,10 @@ def plain_messages(messages: Any) -> list[Message]:
     Null fields are those of a message itself; what lies inside its fields stays. Messages may be objects of a client's library.
     Raises `InputError` if `messages` is no list of messages.
     """
-    plain = None if isinstance(messages, Mapping) else as_plain(messages)
+    try:
+        plain = None if isinstance(messages, Mapping) else as_plain(messages)
+    except RecursionError as error:
+        raise InputError("a conversation must not be nested so deeply, or hold itself") from error
     if not isinstance(plain, list | tuple) or not all(isinstance(message, dict) for message in plain):
         raise InputError("a conversation must be a list of messages, each an object with role and content")
     if not plain:

@@ -1,5 +1,6 @@
 """Conversations on their way to a template: values, null fields, reasoning, parts, and messages that go on."""
 
+import contextlib
 import dataclasses
 import enum
 from types import SimpleNamespace
@@ -88,7 +89,7 @@ def test_value_that_is_no_json_is_refused_by_its_type():
         render(PRINTS, USER, helper=render)
     endless = []
     endless.append(endless)
-    with pytest.raises(InputError, match="does not take this conversation: maximum recursion"):
+    with pytest.raises(InputError, match="must not be nested so deeply, or hold itself"):
         render(PRINTS, {"role": "user", "content": endless})
 
 
@@ -176,6 +177,54 @@ def test_template_that_changes_the_message_that_goes_on_is_refused(filters):
 def test_variable_that_is_no_variable_is_refused(name):
     with pytest.raises(InputError, match=f"variables of a chat template must not hold {name}"):
         render(PRINTS, USER, **{name: []})
+
+
+ODD = (
+    None,
+    True,
+    0,
+    -1,
+    2**63,
+    0.5,
+    float("nan"),
+    "",
+    "content",
+    "x" * 1000,
+    [],
+    [[]],
+    [{}],
+    {},
+    {"a": None},
+    b"x",
+    object(),
+    {1},
+    np.zeros(2),
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template", "continue_final_message", "add_generation_prompt", "tools", "documents", "mood"]
+)
+def test_option_of_any_type_is_taken_or_is_one_error(name):
+    template = ChatTemplate(CLOSES, {})
+    taken = 0
+    for value in ODD:
+        try:
+            assert template.render_parts([USER, BEGUN], **{name: value}).startswith("<user>q</>")
+            taken += 1
+        except InputError:
+            pass
+    assert 0 < taken < len(ODD)
+
+
+def test_messages_of_any_type_are_taken_or_are_one_error():
+    template = ChatTemplate(CLOSES, {})
+    for value in ODD:
+        for messages in (value, [value], [{"role": value, "content": "x"}], [{"role": "user", "content": value}]):
+            for option in ({}, OPEN):
+                with contextlib.suppress(InputError):
+                    assert isinstance(template.render_parts(messages, **option), str)
+    assert template.render_parts([{"role": "user", "content": 0.5}]) == "<user>0.5</><assistant>"
 
 
 def test_documents_must_be_objects():
