@@ -42,6 +42,19 @@ def test_generation_marks_and_loop_controls_are_understood():
     assert render(source) == " Hi "
 
 
+def test_names_set_within_generation_marks_end_there():
+    source = "{% set x = 'a' %}{% generation %}{% set x = 'b' %}{{ x }}{% endgeneration %}{{ x }}"
+    assert render(source) == "ba"
+    assert render(source.replace("{% generation %}", "").replace("{% endgeneration %}", "")) == "bb"
+
+
+def test_dict_of_templates_makes_objects_and_has_nothing_else():
+    assert render("{{ dict(a=1) }}{{ dict.fromkeys([2], 3) }}{{ dict }}") == "{'a': 1}{2: 3}<dict>"
+    assert render("{{ dict['from_keys'] is defined }}{{ dict.from_keys is defined }}") == "FalseFalse"
+    with pytest.raises(InputError, match="has no attribute 'from_keys'"):
+        render("{{ dict.from_keys([('a', 1)]) }}")
+
+
 def test_date_is_the_callers_if_one_is_given():
     assert render("{{ strftime_now('%d %b %Y') }}", now=datetime.datetime(2024, 7, 26)) == "26 Jul 2024"
     own = "{{ strftime_now('%d %b %Y') if strftime_now is defined else '26 Jul 2024' }}"
