@@ -255,7 +255,7 @@ def at_noon() -> Iterator[None]:
 
 
 def attempt(action: Callable[[], Any]) -> Any:
-    """What `action` gives, or the error that it raises: templates raise anything."""
+    """The result of `action`, or the error that it raises: templates raise anything."""
     try:
         return action()
     except Exception as error:
@@ -263,7 +263,7 @@ def attempt(action: Callable[[], Any]) -> Any:
 
 
 def judge(ours: Any, theirs: Any) -> tuple[str, str]:
-    """How two results compare."""
+    """Compares two results: a kind as in `compare`, and what there is to say."""
     if isinstance(ours, Exception) and isinstance(theirs, Exception):
         return "refused", ""
     if ours == theirs:

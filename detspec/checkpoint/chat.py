@@ -162,7 +162,7 @@ class ChatTemplate:
             raise InputError(f"{self._path}{of_name} is no template that can be read: {error}") from error
 
     def _name(self, asked: str | None, tools: Any) -> str:
-        """Which template a conversation takes."""
+        """Name of the template that a conversation takes."""
         name = TOOLS_NAME if tools is not None and TOOLS_NAME in self.sources else DEFAULT_NAME
         name = name if asked is None else asked
         if not isinstance(name, str) or name not in self.sources:
@@ -182,7 +182,7 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def _continued(asked: Any) -> str | None:
-    """Which field of the last message goes on; None if none does."""
+    """Name of the last message's field that goes on; None if none does."""
     if not isinstance(asked, bool | str | None):
         raise InputError(f"continue_final_message must be true, false or the name of a field, got {asked!r}")
     return "content" if asked is True else asked or None

@@ -1,7 +1,7 @@
-"""What a folder says about its chat templates: their sources by name, and the special tokens that they print.
+"""Chat templates of a folder by name, and the special tokens that they print, as transformers reads them.
 
-Both as transformers reads them: `chat_template.jinja` and `additional_chat_templates/` come before `tokenizer_config.json`;
-`special_tokens_map.json` counts where the config has no `added_tokens_decoder`.
+Files of templates come before `tokenizer_config.json`, and `special_tokens_map.json` counts where that has no
+`added_tokens_decoder`. Tokens that only a class of transformers names, as Gemma's the mask token, are not known here.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which templates and special tokens a folder has, as transformers reads its files."""
+"""Templates and special tokens of folders, as transformers reads their files."""
 
 import json
 from pathlib import Path

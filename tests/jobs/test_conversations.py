@@ -1,4 +1,4 @@
-"""One conversation is the same prompt from Python, in a line of our own, in a batch line and in a body over HTTP."""
+"""Conversations are the same prompts from Python, in lines of our own, in batch lines and in bodies over HTTP."""
 
 import dataclasses
 import json
