@@ -15,13 +15,25 @@ BRACKET = re.compile(rb"[\[\]{}]")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
+class RepeatedKey(InputError):
+    """An object names a key twice.
+
+    Attributes:
+        key: the key, as valid text.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"names the key {key!r} twice in one object")
+        self.key = key.encode(errors="replace").decode()  # it may hold half a surrogate pair
+
+
 def parse_json(raw: bytes) -> Any:
     """The value that `raw` holds: UTF-8, with or without a byte order mark.
 
     NaN, Infinity and 1e400 become floats that are not finite; the caller checks its numbers.
 
-    Raises `InputError` for no UTF-8 or no JSON; more than 100 levels; an integer of more than 4300 digits; a key twice in one
-    object; half a surrogate pair.
+    Raises `RepeatedKey` for a key twice in one object, and `InputError` for no UTF-8 or no JSON; more than 100 levels; an
+    integer of more than 4300 digits; half a surrogate pair.
     """
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(raw):
         raise InputError(f"is JSON that cannot be read: it is nested more than {MAX_DEPTH} levels deep")
@@ -96,5 +108,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise InputError(f"names the key {twice!r} twice in one object")
+        raise RepeatedKey(twice)
     return found

@@ -1,14 +1,16 @@
 """The fields of a request body: which there are, what type each has, and which are refused by name.
 
 A field that is null counts as not given. A field that changes nothing that is generated is accepted; one that would, and is not
-implemented, is refused, and so is an unknown one.
+implemented, is refused unless its value asks for nothing (`NEUTRAL`), and so is an unknown one.
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from detspec.errors import InputError
+from detspec.openai.neutral import NEUTRAL, NEUTRAL_OPTIONS, asks_for_nothing
 from detspec.sampling_params import SamplingParams
 
 # Codes of `BodyError`, as OpenAI's errors have them.
@@ -149,24 +151,6 @@ CHAT = {
     "continue_final_message": BOOL_OR_TEXT,
 }
 
-# OpenAI's fields that are not implemented, with the value that asks for nothing; None if there is none but null.
-NEUTRAL: dict[str, Any] = {
-    "audio": None,
-    "best_of": 1,
-    "function_call": "none",
-    "functions": [],
-    "modalities": ["text"],
-    "moderation": None,
-    "parallel_tool_calls": None,
-    "prediction": None,
-    "reasoning_effort": None,
-    "response_format": {"type": "text"},
-    "suffix": None,
-    "tool_choice": "none",
-    "tools": [],
-    "verbosity": None,
-    "web_search_options": None,
-}
 STREAM_OPTIONS = {"include_usage": BOOL, "continuous_usage_stats": BOOL}
 
 
@@ -179,12 +163,19 @@ def given_fields(body: Any, accepted: Mapping[str, Kind]) -> dict[str, Any]:
         if name not in NEUTRAL:
             raise BodyError(f"unknown field {name!r}; accepted: {', '.join(sorted(accepted))}", name, UNKNOWN)
         value = given.pop(name)
-        if NEUTRAL[name] is None or value != NEUTRAL[name]:
-            accepts = "omit it" if NEUTRAL[name] is None else f"omit it or give {NEUTRAL[name]!r}"
-            raise BodyError(f"{name} is not supported, got {value!r}: {accepts}", name, UNSUPPORTED)
+        if name != "best_of" or not asks_for_nothing(value, (given.get("n"),)):  # the best 2 of 2 are both
+            check_neutral(name, value, NEUTRAL[name])
     for name, value in given.items():
         check_kind(name, value, accepted[name])
     return given
+
+
+def check_neutral(name: str, value: Any, neutral: Sequence[Any]) -> None:
+    """Raises `BodyError` unless the field `name`, which is not implemented, has a `value` that asks for nothing."""
+    if asks_for_nothing(value, neutral):
+        return
+    accepts = " or ".join(["omit it", *(f"give {json.dumps(one)}" for one in neutral)])
+    raise BodyError(f"{name} is not supported, got {value!r}: {accepts}", name, UNSUPPORTED)
 
 
 def check_kind(name: str, value: Any, kind: Kind) -> None:
@@ -196,14 +187,17 @@ def check_kind(name: str, value: Any, kind: Kind) -> None:
 def stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
     """Whether a stream ends with a chunk of usage, and whether each chunk has it; `BodyError` for anything else."""
     options = {name: value for name, value in given.get("stream_options", {}).items() if value is not None}
-    if options and not given.get("stream"):
-        raise BodyError("stream_options need stream: true", "stream_options")
     for name, value in options.items():
-        if name not in STREAM_OPTIONS:
+        if name in NEUTRAL_OPTIONS:
+            check_neutral(f"stream_options.{name}", value, NEUTRAL_OPTIONS[name])
+        elif name not in STREAM_OPTIONS:
             raise BodyError(
                 f"unknown field stream_options.{name}; accepted: {', '.join(STREAM_OPTIONS)}", "stream_options", UNKNOWN
             )
-        check_kind(f"stream_options.{name}", value, STREAM_OPTIONS[name])
+        else:
+            check_kind(f"stream_options.{name}", value, STREAM_OPTIONS[name])
+    if any(options.values()) and not given.get("stream"):
+        raise BodyError("stream_options need stream: true", "stream_options")
     return options.get("include_usage", False), options.get("continuous_usage_stats", False)
 
 

@@ -60,14 +60,18 @@ def make_app(service: Service) -> Starlette:
         return await generated(service, "token_ids", (completion_of(body), num_bytes), request)
 
     async def models(request: Request) -> Response:
-        created = service.answerer.created
-        card = {"id": service.options.name, "object": "model", "created": created, "owned_by": "detspec"}
-        return answer({"object": "list", "data": [{**card, "max_model_len": service.engine.config.max_len}]})
+        return answer({"object": "list", "data": [service.card]})
+
+    async def model(request: Request) -> Response:
+        service.check_name(request.path_params["name"])
+        return answer(service.card)
 
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/models", models),
+        Route("/v1/models/", models),
+        Route("/v1/models/{name:path}", model),  # names may have slashes
         Route("/inference/v1/generate", from_ids, methods=["POST"]),
         *token_routes(service),
         *control_routes(service),

@@ -8,13 +8,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from detspec.errors import InputError
 from detspec.openai.fields import BodyError
+from detspec.read_json import RepeatedKey, parse_json
 
 
 async def read_json(request: Request, most_bytes: int) -> tuple[Any, int]:
     """The JSON value in the body of `request`, and how many bytes it has.
 
-    Raises `BodyError` if it is no JSON, and `HTTPException` 413 if it has more than `most_bytes`.
+    Raises `BodyError` for what `parse_json` refuses, about the key if one comes twice, and `HTTPException` 413 for more than
+    `most_bytes`.
     """
     parts: list[bytes] = []
     num_bytes = 0
@@ -27,9 +30,9 @@ async def read_json(request: Request, most_bytes: int) -> tuple[Any, int]:
     except ClientDisconnect as error:
         raise HTTPException(400, "the client left before the body had come") from error
     try:
-        return msgspec.json.decode(b"".join(parts)), num_bytes
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise BodyError(f"the body is no JSON: {error}") from error
+        return parse_json(b"".join(parts)), num_bytes
+    except InputError as error:
+        raise BodyError(f"the body {error}", error.key if isinstance(error, RepeatedKey) else None) from error
 
 
 def answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

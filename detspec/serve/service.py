@@ -105,15 +105,24 @@ class Service:
         """What it runs."""
         return self.engine.model
 
+    @property
+    def card(self) -> dict[str, Any]:
+        """The model as `/v1/models` shows it."""
+        card = {"id": self.options.name, "object": "model", "created": self._made, "owned_by": "detspec"}
+        return {**card, "max_model_len": self.engine.config.max_len}
+
+    def check_name(self, name: str) -> None:
+        """Raises `BodyError` unless the model `name` is the one that is served."""
+        if name != self.options.name:
+            raise BodyError(f"the model {name!r} is not served here, but {self.options.name!r}", "model", "model_not_found")
+
     async def parse(self, kind: str, body: Any, num_bytes: int) -> Parsed:
         """A body of that kind, checked and with its seed; `BodyError` if it is refused."""
         parser: Any = PARSERS[kind]
         max_len = self.engine.config.max_len
         parsed = await off_loop(num_bytes, lambda: parser(body, self.model, max_len=max_len))
-        if parsed.model is not None and parsed.model != self.options.name:
-            raise BodyError(
-                f"the model {parsed.model!r} is not served here, but {self.options.name!r}", "model", "model_not_found"
-            )
+        if parsed.model is not None:
+            self.check_name(parsed.model)
         return parsed if parsed.seed is not None else parsed.with_seed(self._seed(parsed))
 
     def begin(self, parsed: Parsed) -> Call:

@@ -103,6 +103,8 @@ class Chunks:
         chunk = {**self._head, "choices": [] if choice is None else [choice]}
         if self.parsed.continuous_usage:
             chunk["usage"] = usage(self.parsed, self._num_tokens)
+        elif self.parsed.include_usage:
+            chunk["usage"] = None  # OpenAI's clients tell by it that the last chunk will have it
         return {**chunk, "seed": self.parsed.sampling[0].seed, "system_fingerprint": self.answerer.system_fingerprint}
 
     def _logprobs(self, index: int, update: Update) -> dict[str, Any] | None:

@@ -1,12 +1,13 @@
 """The official client against the server: what it asks for is what it gets, whole or as a stream."""
 
+import dataclasses
 import json
 
 import openai
 import pytest
 
 from detspec.sampling_params import SamplingParams
-from tests.serve.running import Running, make_engine, serving
+from tests.serve.running import Running, choices, chunks_of, make_engine, serving
 
 PROMPT = "def f(x):"
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -167,8 +168,60 @@ def test_tokenizer_over_http(server):
     assert server.http.get("/v1/models").json()["data"][0]["id"] == "bytes"
 
 
+@pytest.mark.parametrize("asked", [{}, {"logprobs": 2}], ids=["in pieces", "in one piece"])
+def test_chunks_have_null_usage_until_the_last_which_has_it(server, asked):
+    body = {"prompt": [PROMPT, "b"], "n": 2, "max_tokens": 3, "seed": 1, "echo": True, **asked}
+    usage = server.ask(**body)["usage"]
+    chunks = chunks_of(server, {**body, "stream_options": {"include_usage": True}})
+    assert [chunk["usage"] for chunk in chunks] == [None] * (len(chunks) - 1) + [usage]
+    assert chunks[-1]["choices"] == []
+    every = chunks_of(server, {**body, "stream_options": {"include_usage": True, "continuous_usage_stats": True}})
+    assert [chunk["usage"]["prompt_tokens"] for chunk in every] == [usage["prompt_tokens"]] * len(every)
+    assert all("usage" not in chunk for chunk in chunks_of(server, body))
+
+
+def test_chunks_of_a_chat_have_null_usage_until_the_last(client):
+    body = {"model": "bytes", "messages": MESSAGES, "seed": 2, "max_tokens": 4}
+    usage = client.chat.completions.create(**body).usage
+    chunks = list(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+    assert [chunk.usage for chunk in chunks] == [None] * (len(chunks) - 1) + [usage]
+    assert all("usage" in chunk.model_fields_set for chunk in chunks)
+
+
+def test_model_is_shown_by_its_name_alone(server, client, monkeypatch):
+    (card,) = server.http.get("/v1/models").json()["data"]
+    assert server.http.get("/v1/models/").json()["data"] == [card]
+    assert card.items() <= client.models.retrieve("bytes").model_dump().items()
+    assert server.http.head("/v1/models/bytes").status_code == 200
+    with pytest.raises(openai.NotFoundError, match="the model 'org/bytes' is not served here, but 'bytes'") as caught:
+        client.models.retrieve("org/bytes")
+    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+    monkeypatch.setattr(server.service, "options", dataclasses.replace(server.service.options, name="org/bytes"))
+    for path in ("org/bytes", "org%2Fbytes"):
+        assert server.http.get(f"/v1/models/{path}").json() == {**card, "id": "org/bytes"}
+    assert server.http.get("/v1/models/bytes").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        (b'{"prompt": "a", "temperature": 0, "temperature": 1}', "temperature"),
+        (b'{"prompt": "a", "stream_options": {"include_usage": true, "include_usage" : true}}', "include_usage"),
+        (b'{"prompt": "a", "logit_bias": {"5": 1, "\\u0035": 2}}', "5"),
+    ],
+)
+def test_doubled_key_of_a_body_is_named(server, body, key):
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+        answer = server.http.post(path, content=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, key)
+        assert error["message"] == f"the body names the key {key!r} twice in one object"
+
+
 def test_errors_are_the_clients_own(client):
-    with pytest.raises(openai.BadRequestError, match="unknown field 'guided_json'"):
+    with pytest.raises(openai.BadRequestError, match="unknown field 'guided'"):
+        client.completions.create(model="bytes", prompt=PROMPT, extra_body={"guided": {}})
+    with pytest.raises(openai.BadRequestError, match="guided_json is not supported"):
         client.completions.create(model="bytes", prompt=PROMPT, extra_body={"guided_json": {}})
     with pytest.raises(openai.NotFoundError, match="the model 'gpt' is not served here, but 'bytes'"):
         client.completions.create(model="gpt", prompt=PROMPT)
@@ -177,3 +230,16 @@ def test_errors_are_the_clients_own(client):
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match=r"messages\[0\] has a part"):
         client.chat.completions.create(model="bytes", messages=[{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+@pytest.mark.slow  # eight programs
+def test_more_biased_tokens_than_programs_had_room_for_are_taken(server):
+    bias = {token: (-100.0 if token % 2 else 2.0) for token in range(400)}
+    wide = {"prompt": PROMPT, "max_tokens": 9, "temperature": 0.9, "seed": -3, "stop_token_ids": list(range(1000, 1030))}
+    plain = {"prompt": PROMPT, "max_tokens": 6, "seed": 1}
+    before = choices(server, plain)
+    answer = server.ask(**wide, logit_bias=bias)
+    assert answer["seed"] == 2**32 - 3
+    assert choices(server, wide) != json.dumps(answer["choices"])
+    assert choices(server, {**wide, "logit_bias": bias}) == json.dumps(answer["choices"])
+    assert choices(server, plain) == before
