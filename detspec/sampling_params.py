@@ -38,7 +38,7 @@ ACCEPTED: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "repetition_penalty": (float, _between(1e-6, 1e6), "a number in 1e-6 .. 1e6 (1 is off)"),
     "frequency_penalty": PENALTY,
     "presence_penalty": PENALTY,
-    "seed": (int, _between(0, 2**32 - 1), "an integer in 0 .. 2**32-1"),
+    "seed": (int, _between(-(2**63), 2**63 - 1), "an integer in -2**63 .. 2**63-1"),
     "ignore_eos": (bool, _any, "true or false"),
     "logprobs": (int, _between(0, MAX_LOGPROBS), f"an integer in 0 .. {MAX_LOGPROBS}"),
     "prompt_logprobs": (int, _between(0, MAX_LOGPROBS), f"None or an integer in 0 .. {MAX_LOGPROBS}"),
@@ -65,7 +65,8 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of each token that occurs in the new text, -2 .. 2.
         logit_bias: maps token ids (also as strings of digits) to numbers in -100 .. 100 that are added to their logits; kept
             as sorted pairs.
-        seed: sampling seed, 0 .. 2**32-1; noise depends only on the seed and the token position.
+        seed: sampling seed, -2**63 .. 2**63-1; noise depends only on the seed and the token position. Kept modulo 2**32, as
+            `seed_of_noise` says: -1 is 2**32-1, and 2**32 is 0.
         stop: one or several strings that end the request, at the first token whose settled text holds one: a character is
             settled with its last byte. The text ends before the string, the finish reason is "stop", and what ends within the
             first `min_tokens` new tokens does not count.
@@ -112,6 +113,7 @@ class SamplingParams:
         if self.min_tokens > self.max_tokens:
             accepted = f"an integer in 0 .. max_tokens ({self.max_tokens})"
             raise InputError(f"sampling parameter min_tokens must be {accepted}, got {self.min_tokens!r}")
+        self._set("seed", seed_of_noise(self.seed))
         self._set("stop", _checked_stop(self.stop))
         self._set("stop_token_ids", _checked_ids(self.stop_token_ids))
         self._set("logit_bias", _checked_bias(self.logit_bias))
@@ -131,6 +133,15 @@ class SamplingParams:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def seed_of_noise(seed: int) -> int:
+    """The seed that noise is made of, 0 .. 2**32-1: `seed` modulo 2**32.
+
+    Seeds that differ by a multiple of 2**32 give equal samples, and are equal in digests and answers. Sums stay what they are:
+    sample `i` of the seed `s` is sample 0 of the seed `s + i`, for all of them.
+    """
+    return seed % 2**32
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.sampler import sample
 from detspec.sampling_params import SamplingParams, sampling_arrays
@@ -290,7 +291,7 @@ def test_logprob_of_a_row_with_a_broken_logit_is_nan_and_of_its_neighbour_not(ch
         ("top_k", [-1, 0.5, None]),
         ("top_p", [0, 1.01, -1, math.nan, "0.9"]),
         ("min_p", [-0.1, 1.1, math.nan]),
-        ("seed", [-1, 2**32, 0.0, None]),
+        ("seed", [-(2**63) - 1, 2**63, 0.0, None]),
         ("ignore_eos", [1, "yes", None]),
         ("deterministic", [0, None]),
         ("logprobs_mode", ["raw_logprobs", True, None, 1]),
@@ -351,6 +352,17 @@ def test_sampling_params_read_from_json_are_those_of_python_and_survive_the_way_
     assert SamplingParams(**json.loads(facts)) == params
     assert dataclasses.replace(params, seed=1).logit_bias == params.logit_bias
     assert dataclasses.replace(params, logit_bias={}) != params
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(0, 0), (2**32 - 1, 2**32 - 1), (2**32, 0), (-1, 2**32 - 1), (2**63 - 1, 2**32 - 1), (-(2**63), 0), (2**40 + 7, 7)],
+)
+def test_seed_of_64_bits_counts_modulo_2_to_the_32(given, kept):
+    assert SamplingParams(seed=given) == SamplingParams(seed=kept)
+    assert SamplingParams(seed=np.int64(given)).seed == kept
+    samples = [sample.sampling.seed for sample in Request("a", (1,), SamplingParams(seed=given, n=3)).samples()]
+    assert samples == [(kept + i) % 2**32 for i in range(3)]
 
 
 def test_sampling_arrays_fills_up_the_lists_of_each_row():

@@ -78,7 +78,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     add("--repetition-penalty", type=float, default=1.0, metavar="X", help="penalty on tokens in prompt or new text; 1 is off")
     add("--presence-penalty", type=float, default=0.0, metavar="X", help="penalty on tokens in new text; 0 is off")
     add("--frequency-penalty", type=float, default=0.0, metavar="X", help="penalty per occurrence in the new text; 0 is off")
-    add("--seed", type=int, default=0, help="sampling seed; noise depends only on the seed and the token position")
+    add("--seed", type=int, default=0, help="sampling seed, modulo 2**32; noise depends only on it and the token position")
     add("--ignore-eos", action="store_true", help="do not stop at the model's end-of-text tokens")
     add("--stop-token-ids", type=int, nargs="+", metavar="ID", help="further tokens that end a request")
     add("--stop", nargs="+", metavar="TEXT", help="strings that end a request")

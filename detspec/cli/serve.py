@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.weights_dir is not None and not Path(args.weights_dir).is_dir():
         raise InputError(f"--weights-dir {args.weights_dir}: there is no such folder")
-    if args.default_seed is not None and not 0 <= args.default_seed < 2**32:
-        raise InputError(f"--default-seed must be in 0 .. 2**32-1, got {args.default_seed}")
+    if args.default_seed is not None and not -(2**63) <= args.default_seed < 2**63:
+        raise InputError(f"--default-seed must be in -2**63 .. 2**63-1, got {args.default_seed}")
     if os.environ.get(KEY) == "":
         raise InputError(f"{KEY} is empty: unset it, or set it to the key that clients must send")
     model = load_model(args)

@@ -33,7 +33,7 @@ from detspec.openai.fields import (
 )
 from detspec.openai.prompts import Prompt, chat_prompt, prompt_list, token_ids
 from detspec.openai.scores import scoring
-from detspec.sampling_params import SamplingParams
+from detspec.sampling_params import SamplingParams, seed_of_noise
 
 COMPLETION_TOKENS = 16  # `max_tokens` of a completion that does not say
 DEFAULTS = SamplingParams(max_tokens=COMPLETION_TOKENS, temperature=1.0)
@@ -98,7 +98,7 @@ class Parsed:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def with_seed(self, seed: int) -> "Parsed":
-        """The same with `seed`, 0 .. 2**32-1, which the body does not give."""
+        """The same with `seed`, which the body does not give."""
         return dataclasses.replace(self, seed=seed, sampling=seeded(self.sampling[0], seed, self.prompts))
 
 
@@ -145,7 +145,7 @@ def parse_chat(body: Any, model: Model, *, max_len: int, defaults: SamplingParam
     if "max_tokens" in given and given.get("max_completion_tokens", given["max_tokens"]) != given["max_tokens"]:
         raise BodyError("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
     wants_logprobs = given.pop("logprobs", False)
-    if "top_logprobs" in given and not wants_logprobs:
+    if given.get("top_logprobs") and not wants_logprobs:
         raise BodyError("top_logprobs needs logprobs: true", "top_logprobs")
     prompt = chat_prompt(given, model, max_len=max_len, now=now)
     room = max(1, max_len - len(prompt))
@@ -178,7 +178,7 @@ def seeded(sampling: SamplingParams, seed: int, prompts: Sequence[Prompt]) -> tu
     before: Counter[Prompt] = Counter()
     each = []
     for prompt in prompts:
-        own_seed = (seed + sampling.n * before[prompt]) % 2**32
+        own_seed = seed_of_noise(seed + sampling.n * before[prompt])
         each.append(sampling if own_seed == sampling.seed else dataclasses.replace(sampling, seed=own_seed))
         before[prompt] += 1
     return tuple(each)

@@ -85,6 +85,14 @@ def test_repeated_prompt_gets_further_seeds_and_others_their_own(model):
     assert parsed.sampling[1] == alone.sampling[0]
 
 
+def test_seed_of_64_bits_is_answered_modulo_2_to_the_32(model):
+    for given, kept in ((-1, 2**32 - 1), (2**63 - 1, 2**32 - 1), (2**40 + 7, 7)):
+        parsed, same = (completion(model, prompt=["a", "a"], n=2, seed=seed) for seed in (given, kept))
+        assert parsed.sampling == same.sampling
+        assert parsed.digest == same.digest
+        assert completion(model, prompt=["a", "a"], n=2).with_seed(given).sampling == same.sampling
+
+
 def test_seed_of_the_caller_equals_one_in_the_body(model):
     drawn = completion(model, prompt=["a", "a"], n=3).with_seed(7)
     given = completion(model, prompt=["a", "a"], n=3, seed=7)
@@ -154,7 +162,7 @@ def test_answer_goes_on_from_the_last_message_if_the_body_asks_for_it(model, as_
 @pytest.mark.parametrize(
     ("body", "param", "code", "said"),
     [
-        ({"guided_json": {}}, "guided_json", "unknown_parameter", "accepted: "),
+        ({"guided": {}}, "guided", "unknown_parameter", "accepted: "),
         ({"suffix": "x"}, "suffix", "unsupported_parameter", "omit it"),
         ({"best_of": 3}, "best_of", "unsupported_parameter", "give 1"),
         ({"temperature": "hot"}, "temperature", "invalid_value", "a number, got 'hot'"),
@@ -165,7 +173,7 @@ def test_answer_goes_on_from_the_last_message_if_the_body_asks_for_it(model, as_
         ({"min_tokens": 99}, "min_tokens", "invalid_value", r"0 .. max_tokens \(16\)"),
         ({"is_deterministic": 1}, "is_deterministic", "invalid_value", "true or false"),
         ({"logprobs": 21}, "logprobs", "invalid_value", "0 .. 20"),
-        ({"seed": 2**32}, "seed", "invalid_value", "2[*][*]32-1"),
+        ({"seed": 2**63}, "seed", "invalid_value", "2[*][*]63-1"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value", "stream: true"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options", "unknown_parameter", "include_usage"),
         ({"prompt": None}, "prompt", "missing_required_parameter", "needs a prompt"),
