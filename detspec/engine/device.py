@@ -26,9 +26,10 @@ from detspec.engine.compiled import PROGRAMS, Call, Executable
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan
 from detspec.engine.programs import Decoding, Placement, Report, Texts, Weights, Work, copy_pages, read_sequences, run_segment
+from detspec.engine.room import Room
 from detspec.environment import chosen_schedule
 from detspec.errors import DivergenceError, InputError
-from detspec.generation.init import init_state
+from detspec.generation.init import idle_sampling, init_state
 from detspec.generation.insert import Entry, no_requests, pack_requests
 from detspec.generation.loop import NEVER, Limits
 from detspec.generation.score import Asked, Replayed
@@ -55,6 +56,7 @@ class Device:
         schedule: anchor of all canonical passes.
         config: capacities, and how thoughts are drafted.
         num_pages: cache pages that sequences share.
+        room: how many stop tokens and biased tokens a request may have, see `widen`.
         clock: how long the device worked, and waited for the host.
         state: all sequences; every program takes it and gives the next one.
         place: where the weights lie, and so the state: a mesh of chips, or one device.
@@ -93,13 +95,14 @@ class Device:
                 f"drafter {own[0]!r} has weights of its own, which are not cut over chips; on {self.place.size} chips use "
                 'the draft "ngram", "int8", "self" or "none"'
             )
+        self.room = Room(config.max_stop_ids, config.max_logit_bias)
         init = partial(
             init_state,
             model.cfg,
             max_requests=config.max_requests,
             max_len=config.max_len,
-            max_stop_ids=config.max_stop_ids,
-            max_logit_bias=config.max_logit_bias,
+            max_stop_ids=self.room.stop_ids,
+            max_logit_bias=self.room.logit_bias,
             schedule=self.schedule,
             num_pages=self.num_pages,
         )
@@ -121,6 +124,14 @@ class Device:
         self.model = model
         self._derived.clear()
         self._programs.clear()  # weights in another place need other programs
+
+    def widen(self, room: Room) -> None:
+        """Gives each request `room`: programs are others from now on. All places must be free."""
+        idle = idle_sampling(self.config.max_requests, max_stop_ids=room.stop_ids, max_logit_bias=room.logit_bias)
+        self.state = self.state.replace(sampling=put(idle, self.place))
+        self._no_requests = put(no_requests(self.state), self.place)
+        self._programs.clear()
+        self.room = room
 
     @property
     def max_pages(self) -> int:

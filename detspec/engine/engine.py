@@ -129,6 +129,7 @@ class Engine:
         )
         self._segments = Segments(device, agreement.observer(self.planner.step_times), self.planner.acceptance)
         self._improves = True
+        self._room = device.room  # that samples so far need
         self._batch = 0  # the smallest batch that holds the sequences of the segment on the device
         self._passes: Counter[int] = Counter()  # for each such batch, steps and passes over prompts since plans were made
         self._weight_version: str | None = None
@@ -372,6 +373,7 @@ class Engine:
         try:
             self._collect()
             self._take_in()
+            self._make_room()
             self._prepare_for(self.scheduler.all)
             if admitted := self.scheduler.admit():
                 self._segments.admit(admitted)
@@ -382,6 +384,17 @@ class Engine:
             self._hand_out()
         finally:
             self._is_stepping = False
+
+    def _make_room(self) -> None:
+        """Gives programs the room that samples need. Servers, which had prepared all, wait for that once."""
+        if self._room == self.device.room:
+            return
+        self._empty_device()
+        self.device.widen(self._room)
+        self.planner.forget_programs()
+        if not self._improves:
+            self._make_first(self.config.max_requests, Needs())
+            self._improves = True
 
     def _prepare_for(self, sequences: Sequence[SequenceState]) -> None:
         """Makes the programs that `sequences` need; where some run already, traffic grows, so those of the largest batch.
@@ -423,6 +436,7 @@ class Engine:
             item = self._inbox.popleft()
             if isinstance(item, SequenceState):
                 self.scheduler.queue.append(item)
+                self._room = self._room.with_room_for(item.request.sampling, self.model.eos_ids)
             elif isinstance(item, str):
                 for sequence in self.scheduler.all:
                     if sequence.request.id == item:

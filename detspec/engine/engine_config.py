@@ -28,8 +28,9 @@ class EngineConfig:
         num_speculative_tokens: most drafted tokens of a sequence in a step; one less than a power of two.
         prompt_lookup_min: fewest tokens that prompt lookup must find again.
         prompt_lookup_max: most tokens that it compares; of the longest matches it takes the latest.
-        max_stop_ids: room for stop tokens of one request.
-        max_logit_bias: room for tokens of one request's `logit_bias`.
+        max_stop_ids: stop tokens of one request, the model's own included, for which programs have room from the start. A
+            request with more makes the room grow to the next power of two: other programs are compiled and certified, once.
+        max_logit_bias: the same for the tokens of one request's `logit_bias`.
         segment_steps: most tokens that a sequence gains before the host looks; 1 while a request is streamed. None is 64, or up
             to 512 where steps are so short that looking would take more than 2 % of the time.
         max_prefill_passes: most canonical passes over prompts that decoding sequences wait for between two steps. 1 minimises

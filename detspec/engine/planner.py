@@ -102,6 +102,12 @@ class Planner:
                     self._try_draft(batch, needs.processing, drafting)
             self._time(batch, needs.processing)
 
+    def forget_programs(self) -> None:
+        """Forgets what is known of programs, which are others from now on; their times remain estimates."""
+        self.certificates.clear()
+        self._tried.clear()
+        self._thoughts_certified = False
+
     def choose(self, load: Load) -> tuple[Plan, bool]:
         """The plan for the next segment: the smallest batch that fits, filled the way that commits most tokens per second.
 

@@ -108,12 +108,23 @@ class Replayer:
         """Replays with the numbers of their records; the device has a batch to work on while one is handed out."""
         running: tuple[list[int], Batch, Replayed, jax.Array | None] | None = None
         for numbers, batch in _batches(records, self._device.config.max_requests):
+            self._make_room(batch)
             dispatched = numbers, batch, *self._dispatch(batch)
             if running is not None:
                 yield from _unpack(self._device.model.cfg, *running)
             running = dispatched
         if running is not None:
             yield from _unpack(self._device.model.cfg, *running)
+
+    def _make_room(self, batch: Batch) -> None:
+        """Gives programs the room that the requests of `batch` need."""
+        room = self._device.room
+        for request, _ in batch:
+            room = room.with_room_for(request.sampling, self._device.model.eos_ids)
+        if room != self._device.room:
+            self._device.widen(room)
+            self._prepared = False  # larger passes have to be tried again
+            self.prepare()
 
     def _dispatch(self, batch: Batch) -> tuple[Replayed, jax.Array | None]:
         """Starts the passes over one batch; returns what will be known of its texts and thoughts `[max_requests, X, M]`."""

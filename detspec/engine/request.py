@@ -13,7 +13,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.generation.checks import check_ids, check_prompt, thinks
-from detspec.sampling_params import SamplingParams, all_stop_ids
+from detspec.sampling_params import SamplingParams
 from detspec.state import LENGTH, NOT_FINITE, STOP
 
 FINISH_REASONS = {STOP: "stop", LENGTH: "length", NOT_FINITE: "error"}
@@ -46,8 +46,7 @@ class Request:
             yield self
             return
         for index in range(self.sampling.n):
-            seed = (self.sampling.seed + index) % 2**32
-            sampling = dataclasses.replace(self.sampling, n=1, seed=seed)
+            sampling = dataclasses.replace(self.sampling, n=1, seed=self.sampling.seed + index)
             yield dataclasses.replace(self, sampling=sampling, index=index)
 
 
@@ -196,8 +195,8 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
     """`request` as engines of `model` and `config` take it: where models think, `thinking` says whether this prompt is read so.
 
     Raises `InputError` if the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary;
-    for stop strings without a tokenizer; for more stop tokens or biased tokens than there is room for; for given tokens of a
-    request that asks for several samples, the prompt's log-probabilities, or thoughts.
+    for stop strings without a tokenizer; for given tokens of a request that asks for several samples, the prompt's
+    log-probabilities, or thoughts.
     """
     if request.given_token_ids:
         request = _check_given(model, request)
@@ -206,10 +205,6 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
     check_prompt(ids, sampling, model.cfg, max_len=config.max_len)
     if sampling.stop and model.tokenizer is None:
         raise InputError("the checkpoint has no tokenizer.json, so there is no text to look for stop strings in")
-    if len(all_stop_ids(sampling, model.eos_ids)) > config.max_stop_ids:
-        raise InputError(f"more stop tokens than EngineConfig.max_stop_ids ({config.max_stop_ids}) has room for")
-    if len(sampling.logit_bias) > config.max_logit_bias:
-        raise InputError(f"more biased tokens than EngineConfig.max_logit_bias ({config.max_logit_bias}) has room for")
     if config.num_pages is not None:  # else there are enough for any request of `max_len`
         numerics = (config.schedule or default_schedule(model.cfg)).numerics
         needed = numerics.num_pages(len(ids) + sampling.max_tokens)

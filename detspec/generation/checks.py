@@ -10,13 +10,13 @@ from detspec.sampling_params import SamplingParams
 
 
 def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConfig, *, max_len: int) -> None:
-    """Raises `InputError` if `prompt` is empty, it or the bias holds ids outside the vocabulary, or new tokens do not fit."""
+    """Raises `InputError` if `prompt` is empty, new tokens do not fit, or it, stop tokens or bias hold ids that are none."""
     if len(prompt) == 0:
         raise InputError("the prompt is empty: give at least one token")
     check_ids(prompt, cfg, "the prompt")
-    for token, _ in sampling.logit_bias:
-        if token >= cfg.vocab_size:
-            raise InputError(f"logit_bias names token id {token}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
+    for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", [token for token, _ in sampling.logit_bias])):
+        if ids and max(ids) >= cfg.vocab_size:
+            raise InputError(f"{name} names token id {max(ids)}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
     if sampling.thinking and cfg.thinking is None:
         raise InputError("sampling parameter thinking is true, but the model has no thinker and no compressor")
     if thinks(cfg, sampling) and sampling.prompt_logprobs is not None:

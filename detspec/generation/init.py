@@ -13,7 +13,7 @@ from detspec.generation.checks import check_prompt
 from detspec.generation.insert import Entry, insert, pack_requests
 from detspec.sampling_params import SamplingParams, all_stop_ids, sampling_arrays
 from detspec.schedule import Schedule
-from detspec.state import PAD_ID, RUNNING, GenState, init_counters
+from detspec.state import PAD_ID, RUNNING, GenState, SamplingArrays, init_counters
 from detspec.thinking.think_prompt import init_reading
 
 
@@ -38,7 +38,6 @@ def init_state(
     window = schedule.budget.window
     if window > max_len:
         raise InputError(f"Budget.window ({window}) is more than the cache's max_len ({max_len}): lower one, raise the other")
-    idle = sampling_arrays([SamplingParams()] * max_requests, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias)
     return GenState(
         tokens=filled((max_requests, max_len), PAD_ID, np.int32),
         logprobs=filled((max_requests, max_len), 0, np.float32),
@@ -47,11 +46,17 @@ def init_state(
         live=filled(max_requests, False, bool),
         finish=filled(max_requests, RUNNING, np.int32),
         deterministic=filled(max_requests, True, bool),
-        sampling=jax.tree.map(jnp.asarray, idle),
+        sampling=idle_sampling(max_requests, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias),
         counters=init_counters(max_requests),
         cache=init_cache(cfg, max_requests=max_requests, max_len=max_len, numerics=schedule.numerics, num_pages=num_pages),
         reading=init_reading(cfg, max_requests=max_requests, max_len=max_len, schedule=schedule) if cfg.thinking else None,
     )
+
+
+def idle_sampling(max_requests: int, *, max_stop_ids: int, max_logit_bias: int) -> SamplingArrays:
+    """Sampling parameters of `max_requests` sequences that are not live, on the device, with room for so many tokens."""
+    idle = sampling_arrays([SamplingParams()] * max_requests, max_stop_ids=max_stop_ids, max_logit_bias=max_logit_bias)
+    return jax.tree.map(jnp.asarray, idle)
 
 
 def start_state(

@@ -30,7 +30,6 @@ from detspec.read_json import read_json_object
 
 JOB = "job.json"
 REJECTS = "rejects.jsonl"
-ROOM = ("max_len", "max_stop_ids", "max_logit_bias")  # settings that decide which lines are sound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +129,8 @@ def _obtain(engine: AnyEngine, spec: JobSpec, folder: ChunkFolder, header: dict[
             return chunks
         job = read_job(folder.path) or mine  # another worker was first
     chunks = load(folder.path, job["chunk_lines"])
-    theirs = {**{key: job.get(key) for key in HEADER_KEYS}, "room": {name: job["engine"].get(name) for name in ROOM}}
-    ours = {**{key: header.get(key) for key in HEADER_KEYS}, "room": {name: getattr(engine.config, name) for name in ROOM}}
+    theirs = {**{key: job.get(key) for key in HEADER_KEYS}, "max_len": job["engine"].get("max_len")}  # it decides what is sound
+    ours = {**{key: header.get(key) for key in HEADER_KEYS}, "max_len": engine.config.max_len}
     theirs["prompts"] = job["prompts"]["sha256"]
     if size is not None and size != chunks.size:
         raise InputError(f"{folder.path} has chunks of {chunks.size} lines, this worker was told {size}: leave the option out")

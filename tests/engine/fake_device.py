@@ -19,6 +19,7 @@ from detspec.engine.clock import Clock
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan
 from detspec.engine.programs import Progress
+from detspec.engine.room import Room
 from detspec.sampling_params import all_stop_ids
 from detspec.state import COUNTED, LENGTH, RUNNING, STOP
 from tests.fakes import TABLE_CFG
@@ -36,6 +37,7 @@ class FakeDevice:
         self.num_pages = num_pages or config.max_requests * self.max_pages
         self.drafters = drafters_of(drafters or {})
         self.clock, self.place = Clock(), None
+        self.room = Room(config.max_stop_ids, config.max_logit_bias)
         self.slots = np.zeros((self.num_pages + 1, schedule.numerics.page), np.uint64)  # page 0 is scratch
         self.places: dict[int, SimpleNamespace] = {}
         self.waiting: dict[int, SimpleNamespace] = {}
@@ -106,6 +108,10 @@ class FakeDevice:
 
     prefills_apart = True
     acceptance_by_match_length: ClassVar[dict[int, float]] = {}
+
+    def widen(self, room):
+        self.clear()  # what is still in a place is lost, and missed
+        self.room = room
 
     def use(self, model):
         self.model = model

@@ -104,6 +104,27 @@ def test_sound_records_reproduce(model, job):
     assert report.num_tokens == sum(len(line["token_ids"]) for line in read_lines(job / "out.jsonl"))
 
 
+@pytest.mark.slow  # programs of two rooms, twice
+def test_records_of_many_biased_tokens_and_of_seeds_of_64_bits_reproduce(model, tmp_path):
+    """Seeds that are equal modulo 2**32 give equal records but for the id; the biased tokens are those of the line."""
+    bias = {str(token): (3.0, -50.0)[token % 2] for token in range(300)}
+    sampled = {"max_tokens": 8, "temperature": 1.0}
+    lines = [
+        {"id": "plain", "prompt": "ab", "sampling": {**sampled, "seed": 2**32 - 1}},
+        {"id": "negative", "prompt": "ab", "sampling": {**sampled, "seed": -1}},
+        {"id": "biased", "prompt": "ab", "sampling": {**sampled, "seed": 2**63 - 1, "logit_bias": bias}},
+    ]
+    config = EngineConfig(max_requests=1, max_len=64, method="none", num_speculative_tokens=3, schedule=SCHEDULE)
+    out = make_job(Engine(model, config), tmp_path, lines)
+    plain, negative, biased = ({**record, "id": ""} for record in read_lines(out))
+    assert plain == negative
+    assert biased["token_ids"] != plain["token_ids"]
+    assert audit(model, tmp_path).reproduced
+    write_lines(tmp_path / "in.jsonl", [*lines[:2], {**lines[2], "sampling": {**lines[2]["sampling"], "logit_bias": {}}}])
+    rename_prompts(tmp_path)
+    assert not audit(model, tmp_path).reproduced
+
+
 def set_token(line: dict[str, Any]) -> None:
     line["token_ids"][2] = (line["token_ids"][2] + 1) % 2048
 

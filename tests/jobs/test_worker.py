@@ -341,7 +341,7 @@ def test_worker_of_another_job_is_refused(tmp_path):
 
     with pytest.raises(InputError, match=r"another job: sampling\.seed: its job has 0, this worker has 1"):
         start(dataclasses.replace(DEFAULTS, seed=1))
-    with pytest.raises(InputError, match=r"another job: room\.max_len: its job has 64, this worker has 32"):
+    with pytest.raises(InputError, match=r"another job: max_len: its job has 64, this worker has 32"):
         start(max_len=32)
     with pytest.raises(InputError, match="has chunks of 1 lines, this worker was told 5"):
         start(chunk_lines=5)

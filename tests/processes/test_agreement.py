@@ -3,6 +3,7 @@
 Real devices would wait for each other for ever where their programs differ. Here each keeps a list of what it was told to run.
 """
 
+import dataclasses
 import random
 import threading
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from detspec.engine.agreement import SEGMENTS, Alone, Processes, agreement_of
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
+from detspec.engine.room import Room
 from detspec.engine.step_times import StepTimes
 from detspec.errors import DivergenceError
 from detspec.sampling_params import SamplingParams
@@ -135,6 +137,25 @@ def test_processes_with_skewed_clocks_run_the_same_programs(skewed, number: int)
     assert len(set(first.steps_of)) > 2  # plans of several kinds ran
     assert num_segments(first) > number / 4
     assert meeting.num_held < num_segments(first) / SEGMENTS + 50  # those of certificates and times come before
+
+
+def test_processes_give_wide_requests_room_at_the_same_moment(skewed):
+    """Every ninth request has more biased tokens than there is room for."""
+    meeting = Meeting()
+    wide = [
+        dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, logit_bias=dict.fromkeys(range(90), 0)))
+        if number % 9 == 8
+        else request
+        for number, request in enumerate(requests(80))
+    ]
+
+    def drive(index: int, engine: Engine) -> None:
+        engine.prepare()
+        assert sum(1 for _ in engine.run(iter(wide))) == len(wide)
+
+    first, second = run_two(drive, [Processes(index, meeting.exchange_fn(index)) for index in range(2)])
+    assert first.runs == second.runs
+    assert first.room == second.room == Room(16, 128)
 
 
 def test_processes_that_do_not_agree_run_other_programs(skewed):
