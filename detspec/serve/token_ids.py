@@ -23,6 +23,8 @@ def completion_of(body: Any) -> dict[str, Any]:
     sampling = given.pop("sampling_params", {})
     if unused := [name for name in OUR_OWN if name in sampling]:
         raise BodyError(f"sampling_params must not hold {unused[0]}", "sampling_params")
+    if sampling.get("detokenize") is False:  # an answer has no text
+        sampling = {name: value for name, value in sampling.items() if name != "detokenize"}
     return {**sampling, **given, "prompt": prompt}
 
 

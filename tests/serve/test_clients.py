@@ -137,7 +137,8 @@ def test_prompt_is_scored_with_the_bits_of_the_engine(client, one_row):
 
 
 def test_token_ids_in_and_out(server, one_row):
-    body = {"token_ids": [5, 17, 9], "sampling_params": {"max_tokens": 7, "seed": 4, "n": 2}}
+    own = {"max_tokens": 7, "seed": 4, "n": 2, "detokenize": False, "skip_special_tokens": True}
+    body = {"token_ids": [5, 17, 9], "sampling_params": own}
     answer = server.ask("/inference/v1/generate", **body)
     alone = expected(server, one_row, [5, 17, 9], max_tokens=7, seed=4, n=2)
     assert [(tuple(c["token_ids"]), tuple(c["logprobs"])) for c in answer["choices"]] == [
