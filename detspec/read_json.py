@@ -11,6 +11,9 @@ from detspec.errors import InputError
 MAX_DEPTH = 100  # objects and lists inside each other; JSON schemas of tools, the deepest that we know, have about 20
 MAX_FILE_BYTES = 64 << 20  # the largest index files have about 10 MB
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+# What git-lfs leaves in the place of a large file until that is fetched.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+LFS_ADVICE = "is a pointer of git-lfs, not the file itself: fetch that with `git lfs pull`"
 BRACKET = re.compile(rb"[\[\]{}]")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -77,7 +80,7 @@ def read_json_object(path: Path, *, name: str | None = None) -> dict[str, Any] |
 def read_bounded(path: Path, max_bytes: int, *, name: str | None = None) -> bytes | None:
     """The bytes of the file `path`, which errors call `name` (default: the path); None if there is no such file.
 
-    Raises `InputError` for no regular file, one of more than `max_bytes`, or one that cannot be read.
+    Raises `InputError` for no regular file, one of more than `max_bytes`, a pointer of git-lfs, or one that cannot be read.
     """
     name = name or str(path)
     try:
@@ -89,6 +92,8 @@ def read_bounded(path: Path, max_bytes: int, *, name: str | None = None) -> byte
             raw = file.read(max_bytes + 1)
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror}") from error
+    if raw.startswith(LFS_POINTER):
+        raise InputError(f"{name} {LFS_ADVICE}")
     if len(raw) > max_bytes:
         raise InputError(f"{name} has more than the {max_bytes >> 20} MiB that are accepted")
     return raw

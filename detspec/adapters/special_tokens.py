@@ -63,7 +63,7 @@ def special_tokens_of(model: Model, prefix: int | None) -> SpecialTokens:
     Raises `InputError` if the model has no tokenizer, or no token of its own could be the prefix.
     """
     if model.tokenizer is None:
-        raise InputError("the checkpoint has no tokenizer.json, and the harness asks with texts")
+        raise InputError(f"{model.no_tokenizer}, and the harness asks with texts")
     added = tuple(model.tokenizer.encode("", add_special_tokens=True))
     named = model.special_tokens.get("bos_token")
     begin = added[0] if added else None if named is None else model.tokenizer.library.token_to_id(named)

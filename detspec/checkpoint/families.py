@@ -57,11 +57,14 @@ FIXED = {
     "partial_rotary_factor": 1.0,
     "logit_scale": 1.0,
     "is_encoder_decoder": False,
+    "tie_encoder_decoder": False,
     "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "pruned_heads": {},
     "use_bidirectional_attention": False,
     "use_mrope": False,
 }
-NO_SLIDING = {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
+NO_SLIDING = {"sliding_window": None, "sliding_window_size": None, "use_sliding_window": False, "layer_types": None}
 PATTERN_KEYS = ("sliding_window_pattern", "_sliding_window_pattern")
 SOFTCAP_KEYS = ("final_logit_softcapping", "attn_logit_softcapping")
 # Keys for which null is a value; any other key that is null counts as left out.

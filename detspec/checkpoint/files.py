@@ -14,10 +14,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from detspec.checkpoint.folder_kind import OTHER_TOKENIZERS, no_config, no_weights
 from detspec.checkpoint.template_files import TEMPLATE_FOLDER
 from detspec.config import ModelConfig
 from detspec.errors import InputError, shortened
-from detspec.read_json import parse_json, read_json_object
+from detspec.read_json import LFS_ADVICE, LFS_POINTER, parse_json, read_json_object
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -30,11 +31,15 @@ SIDE_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
+    *OTHER_TOKENIZERS,  # other programs read them
+    "merges.txt",
     "chat_template.jinja",
     "generation_config.json",
 )
 MAX_PROBLEMS = 6
 MAX_PROBLEM = 300  # characters
+COMPARED_BYTES = 1 << 20  # at a time
 MAX_HEADER_BYTES = 16 << 20  # about 100,000 tensors in one file
 
 
@@ -46,6 +51,7 @@ class Header:
     shape: tuple[int, ...]
     dtype: str
     begin: int  # byte of the file at which its numbers start
+    size: int  # bytes of its numbers
 
 
 class Problems(list[str]):
@@ -71,17 +77,34 @@ def read_json(path: Path, problems: Problems) -> dict[str, Any] | None:
         problems.append(str(error))
         return None
     if value is None:
-        problems.append(f"{path.name} is missing")
+        problems.append(no_config(path.parent) if path.name == "config.json" else f"{path.name} is missing")
     return value
 
 
 def read_headers(path: Path, problems: Problems) -> dict[str, Header]:
-    """Headers of all tensors, from `model.safetensors` if there is one, else from the files that the index names."""
-    if (path / WEIGHTS_NAME).is_file():
-        return read_file_headers(path, WEIGHTS_NAME, problems)
-    if not (path / INDEX_NAME).is_file():
-        problems.append(f"neither {WEIGHTS_NAME} nor {INDEX_NAME} is there")
+    """Headers of all tensors, from `model.safetensors` if there is one, else from the files that the index names.
+
+    Where there are both, they must have the same tensors, which are compared to the last bit.
+    """
+    has_index = (path / INDEX_NAME).is_file()
+    if not (path / WEIGHTS_NAME).is_file():
+        if has_index:
+            return read_indexed_headers(path, problems)
+        problems.append(no_weights(path))
         return {}
+    headers = read_file_headers(path, WEIGHTS_NAME, problems)
+    if has_index and not problems:
+        indexed = read_indexed_headers(path, problems)
+        if problems or (name := other_tensor(path, headers, indexed)) is not None:
+            which = "whose files are not whole" if problems else f"and they differ in {name}"
+            problems.append(
+                f"there are both {WEIGHTS_NAME} and {INDEX_NAME}, {which}: remove the one that is not of this model"
+            )
+    return headers
+
+
+def read_indexed_headers(path: Path, problems: Problems) -> dict[str, Header]:
+    """Headers of all tensors in the files that the index names."""
     index = read_json(path / INDEX_NAME, problems)
     weight_map = (index or {}).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
@@ -111,16 +134,50 @@ def read_file_headers(path: Path, file: str, problems: Problems) -> dict[str, He
         if not (path / file).is_file():
             problems.append(f"{file} is missing")
             return {}
+        if is_pointer(path / file):
+            problems.append(f"{file} {LFS_ADVICE}")
+            return {}
         length, entries = read_entries(path / file)
         with safe_open(path / file, "numpy") as tensors:  # checks that the file is whole
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
         return {
-            name: Header(file, tuple(part.get_shape()), part.get_dtype(), 8 + length + entries[name]["data_offsets"][0])
+            name: Header(file, tuple(part.get_shape()), part.get_dtype(), 8 + length + begin, end - begin)
             for name, part in slices.items()
+            for begin, end in [entries[name]["data_offsets"]]
         }
     except (SafetensorError, OSError, InputError) as error:
         problems.append(f"{file} cannot be read, it is damaged or incomplete: {error}")
         return {}
+
+
+def other_tensor(path: Path, ones: dict[str, Header], others: dict[str, Header]) -> str | None:
+    """The name of a tensor that only one of both has, or that differs in shape, dtype or a bit; None if there is none."""
+    for name in sorted(ones.keys() | others.keys()):
+        one = ones.get(name)
+        other = others.get(name)
+        if one is None or other is None or (one.shape, one.dtype, one.size) != (other.shape, other.dtype, other.size):
+            return name
+        if one != other and not have_same_bytes(path, one, other):
+            return name
+    return None
+
+
+def have_same_bytes(path: Path, one: Header, other: Header) -> bool:
+    """Whether two tensors of the same size have the same bytes."""
+    with (path / one.file).open("rb") as first, (path / other.file).open("rb") as second:
+        first.seek(one.begin)
+        second.seek(other.begin)
+        for start in range(0, one.size, COMPARED_BYTES):
+            count = min(COMPARED_BYTES, one.size - start)
+            if first.read(count) != second.read(count):
+                return False
+    return True
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether git-lfs has not fetched the file yet."""
+    with path.open("rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def read_entries(path: Path) -> tuple[int, dict[str, Any]]:

@@ -30,12 +30,13 @@ from detspec.checkpoint.files import (
     write_json,
     write_tensors,
 )
+from detspec.checkpoint.folder_kind import ADAPTER_NAME, MERGE, no_folder
 from detspec.checkpoint.hf_config import describe, family_of, find_family, read_fields
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import Quantized, gather_quantized
 from detspec.checkpoint.quantized_formats import Format
 from detspec.checkpoint.shards import Source, Tensor, holds, is_stored_as, read_arrays
-from detspec.checkpoint.tensor_names import SKIPPED_SUFFIXES, TensorNames, leaf_at, tensor_places
+from detspec.checkpoint.tensor_names import CONSTANT, TensorNames, leaf_at, tensor_places
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, param_shapes
@@ -134,8 +135,10 @@ def _read_family(path: Path, problems: Problems) -> tuple[Family | None, dict[st
     Where it describes no family, or a format that is not supported, there is a problem.
     """
     if not path.is_dir():
-        raise InputError(f"{path}: no such folder")
+        raise InputError(no_folder(path))
     hf_config = read_json(path / "config.json", problems)
+    if hf_config is not None and (path / ADAPTER_NAME).exists():
+        problems.append(f"{ADAPTER_NAME} is there, too: it {MERGE}, or remove it if the weights are merged already")
     family = find_family(hf_config, problems) if hf_config is not None else None
     if hf_config is None or family is None:
         return None, {}, None
@@ -176,7 +179,7 @@ def check_tensors(names: TensorNames, shapes: Params, tensors: Tensors, problems
     for name, header in tensors.items():
         if name == head:
             check_dtype(name, header, problems)
-        elif name not in wanted and not name.endswith(SKIPPED_SUFFIXES):
+        elif name not in wanted and not CONSTANT.fullmatch(name):
             tensor = f"{header.file}: tensor {name} {list(header.shape)}"
             problems.append(f"{tensor} is not part of the model that the config describes")
 

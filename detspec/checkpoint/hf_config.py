@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from detspec.checkpoint.families import FAMILIES, NULLABLE, PATTERN_KEYS, SIZE_FIELDS, Family, HfConfig, past_max_window_layers
+from detspec.checkpoint.inert_keys import INERT_KEYS
 from detspec.config import DTYPES, MAX_LAYERS, ModelConfig, RopeScaling, is_count, is_number
 from detspec.errors import InputError
 
@@ -12,16 +13,11 @@ ACTIVATION_KEYS = ("hidden_act", "hidden_activation")
 # Name in config.json -> name in ModelConfig.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
-SLIDING_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", *PATTERN_KEYS)
-# Keys that do not change the logits at inference, in any family.
-HARMLESS_KEYS = {"model_type", "architectures", "transformers_version", "_name_or_path", "_attn_implementation_autoset"}
-HARMLESS_KEYS |= {"bos_token_id", "eos_token_id", "pad_token_id", "tokenizer_class", "use_cache", "cache_implementation"}
-HARMLESS_KEYS |= {"attention_dropout", "initializer_range", "chunk_size_feed_forward", "problem_type", "id2label", "label2id"}
-HARMLESS_KEYS |= {"output_attentions", "output_hidden_states", "return_dict", "torchscript", "is_llama_config"}
-HARMLESS_KEYS |= {"unsloth_fixed", "unsloth_version"}
+WINDOW_TWIN = "sliding_window_size"  # in the first configs of Gemma 2, next to the `sliding_window` that transformers reads
+SLIDING_KEYS = ("sliding_window", WINDOW_TWIN, "use_sliding_window", "max_window_layers", "layer_types", *PATTERN_KEYS)
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
 DTYPE_KEYS = ("dtype", "torch_dtype")
-QUANTIZATION_KEY = "quantization_config"  # `read_quantization` reads it
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")  # `read_quantization` reads them
 
 
 def find_family(hf_config: HfConfig, problems: list[str]) -> Family | None:
@@ -39,8 +35,8 @@ def find_family(hf_config: HfConfig, problems: list[str]) -> Family | None:
 
 def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dict[str, Any]:
     """The fields of `ModelConfig` that the config gives; what is wrong with it is appended to `problems`."""
-    known = {*family.fields, *family.fixed, *HARMLESS_KEYS, *ROPE_KEYS, *DTYPE_KEYS, *SLIDING_KEYS, QUANTIZATION_KEY}
-    if unknown := {key: value for key, value in hf_config.items() if key not in known}:
+    known = {*family.fields, *family.fixed, *INERT_KEYS, *ROPE_KEYS, *DTYPE_KEYS, *SLIDING_KEYS, *QUANTIZATION_KEYS}
+    if unknown := {key: value for key, value in hf_config.items() if key not in known and value is not None}:
         problems.append(f"config.json: unknown keys {json.dumps(unknown)}; they may change the computation")
     hf_config = {**family.defaults, **{k: v for k, v in hf_config.items() if v is not None or k in NULLABLE}}
     for key, allowed in family.fixed.items():
@@ -72,6 +68,9 @@ def read_sliding(hf_config: HfConfig, family: Family, num_layers: Any, problems:
     """Which layers slide, and their window: from `layer_types`, or by the rule of the family."""
     if not is_count(num_layers) or num_layers > MAX_LAYERS or "sliding_window" in family.fixed:
         return {}  # `ModelConfig` rejects such a number
+    if hf_config.get(WINDOW_TWIN, hf_config.get("sliding_window")) != hf_config.get("sliding_window"):
+        twins = {key: hf_config.get(key) for key in ("sliding_window", WINDOW_TWIN)}
+        problems.append(f"config.json: {json.dumps(twins)} contradict each other")
     for key in (*PATTERN_KEYS, "max_window_layers"):
         if key in hf_config and not (is_count(hf_config[key]) or hf_config[key] == 0):
             problems.append(f"config.json: {key} must be a whole number of at least 0, got {json.dumps(hf_config[key])}")

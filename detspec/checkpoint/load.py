@@ -40,6 +40,7 @@ class Model:
         sampling_defaults: how the model's makers would sample: `SamplingParams(**model.sampling_defaults, max_tokens=64)`.
             Nothing uses it unasked; empty is greedy.
         special_tokens: texts of special tokens by the names that the folder gives them, such as "bos_token".
+        no_tokenizer: what errors say of a model without a tokenizer.
     """
 
     cfg: ModelConfig
@@ -50,6 +51,7 @@ class Model:
     chat_template: "ChatTemplate | None" = None
     sampling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
     special_tokens: dict[str, str] = dataclasses.field(default_factory=dict)
+    no_tokenizer: str = "the checkpoint has no tokenizer.json"
 
     @property
     def token_bytes(self) -> "TokenBytes | None":
@@ -74,9 +76,10 @@ class Model:
         Contents may be lists of texts, see `ChatTemplate.render_parts`.
         Raises `InputError` if the folder has no chat template or no tokenizer, or the template does not take the conversation.
         """
-        if self.chat_template is None or self.tokenizer is None:
-            missing = "chat template" if self.chat_template is None else "tokenizer.json"
-            raise InputError(f"the checkpoint has no {missing}, so prompts must be texts or token ids, not conversations")
+        if self.tokenizer is None:
+            raise InputError(f"{self.no_tokenizer}, so prompts must be token ids, not conversations")
+        if self.chat_template is None:
+            raise InputError("the checkpoint has no chat template, so prompts must be texts or token ids, not conversations")
         return self.tokenizer.encode(self.chat_template.render_parts(messages, **variables), add_special_tokens=False)
 
 
@@ -95,10 +98,11 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
             Loading needs the memory of the model in its own dtype. None keeps that.
 
     Raises:
-        InputError: the folder is unsound (see `load_hf`, `load_native`), its tokenizer has ids beyond the embedding, or the
-            model cannot be cut over so many chips.
+        InputError: the folder is unsound (see `load_hf`, `load_native`, `Tokenizer`), a token that ends a text lies beyond the
+            embedding, or the model cannot be cut over so many chips. The tokenizer may have such tokens: Gemma 3's has one.
     """
     from detspec.checkpoint.chat import read_chat_template
+    from detspec.checkpoint.folder_kind import no_tokenizer
     from detspec.checkpoint.hf import load_hf
     from detspec.checkpoint.native import is_native, load_native
     from detspec.checkpoint.template_files import read_special_tokens
@@ -124,9 +128,7 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
     if digest is None:
         digest = digest_model(cfg, params)
     tokenizer_path = folder / "tokenizer.json"
-    tokenizer = Tokenizer(tokenizer_path) if tokenizer_path.exists() else None
-    if tokenizer is not None and tokenizer.vocab_size > cfg.vocab_size:
-        raise InputError(f"{tokenizer_path} has ids up to {tokenizer.vocab_size - 1}, the embedding only {cfg.vocab_size} rows")
+    tokenizer = Tokenizer(tokenizer_path, num_rows=cfg.vocab_size) if tokenizer_path.exists() else None
     eos_ids = read_eos_ids(folder)
     if any(token >= cfg.vocab_size for token in eos_ids):
         raise InputError(f"{folder}: eos_token_id {list(eos_ids)} lies beyond the embedding's {cfg.vocab_size} rows")
@@ -139,6 +141,7 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
         chat_template=read_chat_template(folder),
         sampling_defaults=read_sampling_defaults(folder),
         special_tokens=read_special_tokens(folder),
+        no_tokenizer=no_tokenizer(folder),
     )
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from detspec.checkpoint.hf_config import QUANTIZATION_KEY
+from detspec.checkpoint.hf_config import QUANTIZATION_KEYS
 from detspec.checkpoint.quantized_formats import MX_GROUP, Format, Group, awq, fp8, gptq, mxfp4, packed, whole_numbers
 from detspec.config import is_count
 from detspec.errors import InputError
@@ -38,10 +38,13 @@ MXFP4_OF_EXPERTS = "it stores the experts of gpt-oss, a family that is not suppo
 
 def read_quantization(hf_config: Settings, problems: list[str]) -> Format | None:
     """The format of the quantized matrices; None if the config names none, or one that is not supported, and a problem."""
-    settings = hf_config.get(QUANTIZATION_KEY)
-    if settings is None:
+    given = {key: hf_config[key] for key in QUANTIZATION_KEYS if hf_config.get(key) is not None}
+    if not given:
         return None
+    key, settings = next(iter(given.items()))
     try:
+        if any(other != settings for other in given.values()):
+            raise InputError(f"differs from {QUANTIZATION_KEYS[1]}, which is an older name of it")
         if not isinstance(settings, dict):
             raise InputError(f"must be a JSON object, got {json.dumps(settings)}")
         method = settings.get("quant_method")
@@ -50,7 +53,7 @@ def read_quantization(hf_config: Settings, problems: list[str]) -> Format | None
             raise InputError(f"quant_method {json.dumps(method)} is not supported{why}; accepted: {', '.join(METHODS)}")
         return METHODS[method](settings)
     except InputError as error:
-        problems.append(f"config.json: {QUANTIZATION_KEY}: {error}")
+        problems.append(f"config.json: {key}: {error}")
         return None
 
 
@@ -58,8 +61,11 @@ def _read_fp8(settings: Settings) -> Format:
     _check_keys(settings, FP8_KNOWN)
     _check(settings, "fmt", None, "e4m3", "float8_e4m3fn")
     _check(settings, "scale_fmt", None, "float", "ue8m0")
-    settings = {"weight_block_size": [128, 128], **settings}
-    return fp8((None, None) if settings["weight_block_size"] is None else _pair(settings, "weight_block_size"))
+    blocks: list[Group] = [(128, 128), (None, None)]  # of folders that name none, those of AutoFP8 have a scale for the tensor
+    if "weight_block_size" in settings:
+        blocks = [(None, None) if settings["weight_block_size"] is None else _pair(settings, "weight_block_size")]
+    first, *others = (fp8(block, scale) for block in blocks for scale in ("weight_scale_inv", "weight_scale"))
+    return first._replace(others=tuple(others))
 
 
 def _read_awq(settings: Settings) -> Format:
@@ -86,7 +92,7 @@ def _read_gptq(settings: Settings) -> Format:
 
 def _read_compressed(settings: Settings) -> Format:
     _check_keys(settings, COMPRESSED_KNOWN)
-    _check(settings, "quantization_status", None, "compressed")
+    _check(settings, "quantization_status", None, "compressed", "frozen")  # both have the tensors of `format`
     _check(settings, "kv_cache_scheme", None)  # such a model was made for rounded keys and values
     _check(settings, "transform_config", None, {})
     _check(settings, "moe_sparsity_config", None)

@@ -86,21 +86,33 @@ def gather_quantized(
         if layer == name or len(shape) != 2 or layer + main not in tensors or _is_plain(tensors[layer + main], first):
             continue
         outs, ins = shape
+        variant = _variant(format, layer, (outs, ins), tensors)
         parts = {}
-        for suffix, part in format.parts.items():
+        for suffix, part in variant.parts.items():
             header = rest.pop(layer + suffix, None)
             wanted = part.stored_shape((outs, ins))
             if header is None:
-                problems.append(f"tensor {layer}{suffix} {list(wanted)} of the format {format.name} is missing")
+                problems.append(f"tensor {layer}{suffix} {list(wanted)} of the format {variant.name} is missing")
             elif problem := _misfit(header, wanted, part.dtypes):
                 problems.append(f"tensor {layer}{suffix} {problem}")
             else:
                 parts[suffix] = dataclasses.replace(header, shape=wanted)
-        constants = {suffix: rest.pop(layer + suffix) for suffix in format.constants if layer + suffix in rest}
-        for suffix in format.unused:
+        constants = {suffix: rest.pop(layer + suffix) for suffix in variant.constants if layer + suffix in rest}
+        for suffix in variant.unused:
             rest.pop(layer + suffix, None)
-        matrices[name] = Quantized(format, (outs, ins), parts, constants)
+        matrices[name] = Quantized(variant, (outs, ins), parts, constants)
     return {**rest, **matrices}
+
+
+def _variant(format: Format, layer: str, shape: Shape, tensors: dict[str, Header]) -> Format:
+    """The variant of `format` whose tensors the layer has, and best in shapes that fit; `format` if it has those of none."""
+    there = [one for one in (format, *format.others) if all(layer + suffix in tensors for suffix in one.parts)]
+    fitting = [
+        one
+        for one in there
+        if not any(_misfit(tensors[layer + end], part.stored_shape(shape), part.dtypes) for end, part in one.parts.items())
+    ]
+    return next(iter([*fitting, *there, format]))
 
 
 def _is_plain(header: Header, part: Part) -> bool:

@@ -49,6 +49,7 @@ class Format(NamedTuple):
         dequantize: from tensors and the shape of the matrix, or of a block, to its numbers in float32.
         constants: tensors that say nothing new: end of the name -> what it must hold for a matrix of this shape.
         unused: ends of names of tensors about activations, which are not quantized here.
+        others: variants that a matrix may have instead, as its tensors show.
     """
 
     name: str
@@ -56,16 +57,20 @@ class Format(NamedTuple):
     dequantize: Callable[[Tensors, Shape], np.ndarray]
     constants: dict[str, Callable[[Shape], np.ndarray]]
     unused: tuple[str, ...]
+    others: "tuple[Format, ...]" = ()
 
 
-def fp8(block: Group) -> Format:
-    """Float8 numbers times a float32 scale for each block, as in DeepSeek's and Qwen's folders; rounded once, at the end."""
+def fp8(block: Group, scale: str = "weight_scale_inv") -> Format:
+    """Float8 numbers times a float32 scale for each block, as in DeepSeek's and Qwen's folders; rounded once, at the end.
+
+    AutoFP8 calls the scale `weight_scale`; that is the same number.
+    """
 
     def dequantize(tensors: Tensors, shape: Shape) -> np.ndarray:
-        return tensors["weight"].astype(np.float32) * _spread(tensors["weight_scale_inv"].astype(np.float32), block, shape)
+        return tensors["weight"].astype(np.float32) * _spread(tensors[scale].astype(np.float32), block, shape)
 
-    parts = {"weight": Part(("F8_E4M3",)), "weight_scale_inv": Part((*FLOATS, "F8_E8M0"), block)}
-    return Format("fp8", parts, dequantize, {}, ("activation_scale",))
+    parts = {"weight": Part(("F8_E4M3",)), scale: Part((*FLOATS, "F8_E8M0"), block)}
+    return Format("fp8", parts, dequantize, {}, ("activation_scale", "input_scale"))
 
 
 def whole_numbers(dtype: str, group: Group, symmetric: bool) -> Format:

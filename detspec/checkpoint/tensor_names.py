@@ -1,6 +1,7 @@
 """The tensors of Hugging Face checkpoints: their names, and the place of each in the parameters."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -48,7 +49,11 @@ GEMMA_NAMES: TensorNames = {
     "model.layers.{}.post_feedforward_layernorm.weight": ("layers", "{}", "mlp_post_norm"),
     **OUTPUT,
 }
-SKIPPED_SUFFIXES = (".self_attn.rotary_emb.inv_freq",)  # tensors of constants, which are not read
+# Buffers that the config decides: rotary frequencies and tables, of a layer or of the model (Gemma 3 has some for each kind of
+# layers), and Gemma's scale of embeddings. Some programs store them, and they are not read.
+CONSTANT = re.compile(
+    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb(_local)?\.(\w+_)?(inv_freq|cos_cached|sin_cached)|model\.embed_tokens\.embed_scale"
+)
 
 
 class TensorPlace(NamedTuple):

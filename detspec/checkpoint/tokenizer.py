@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
+from detspec.checkpoint.added_tokens import add_named_tokens
 from detspec.checkpoint.detokenizer import Detokenizer, TokenBytes, panics
 from detspec.errors import InputError, shortened
 from detspec.read_json import read_bounded
@@ -22,14 +23,32 @@ MAX_QUOTED = 200  # characters of a text in an error
 class Tokenizer:
     """Text to token ids and back, as the folder's `tokenizer.json` says, its own beginning-of-text token included.
 
-    `digest` is the SHA-256 of the file, in hex; `token_bytes` says what each token adds to a text.
+    Tokens that other files of the folder name are added, see `added_tokens`. `digest` is the SHA-256 of the file in hex, or one
+    over it and the tokens that were added or changed; `token_bytes` says what each token adds to a text.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """Reads a `tokenizer.json`; raises `InputError` as `read_tokenizer` does."""
+    def __init__(self, path: str | Path, *, num_rows: int | None = None) -> None:
+        """Reads a `tokenizer.json` and the files next to it; `num_rows` are those of the embedding, None for any number.
+
+        Raises `InputError` as `read_tokenizer` and `add_named_tokens` do.
+        """
+        path = Path(path)
         self._tokenizer = read_tokenizer(path)
+        try:
+            with panics():
+                added = add_named_tokens(self._tokenizer, path.parent)
+                self._tokenizer.no_padding()
+                self._tokenizer.no_truncation()
+        except InputError:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise InputError(f"{path.parent}: tokens cannot be added to those of {path.name}: {error}") from error
         self.token_bytes = TokenBytes(self._tokenizer)
-        self.digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if added:
+            self.digest = hashlib.sha256(json.dumps([self.digest, added], sort_keys=True).encode()).hexdigest()
+        self._num_rows = self.vocab_size if num_rows is None else num_rows
+        self._has_more = self.vocab_size > self._num_rows
 
     @property
     def library(self) -> tokenizers.Tokenizer:
@@ -45,13 +64,26 @@ class Tokenizer:
         """Token ids of `text`; without `add_special_tokens` a beginning-of-text token that the tokenizer would add is left out.
 
         The text of a special token becomes that token, wherever it stands. Raises `InputError` if the tokenizer has no tokens
-        for `text`: one of whole words does not know every word.
+        for `text`, as one of whole words does not know every word; or has one that the embedding has no row for.
         """
         try:
             with panics():
-                return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+                ids = list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         except Exception as error:  # the library raises bare Exception
             raise unencodable(self._tokenizer, text, error) from error
+        self.check_rows(ids, "the text")
+        return ids
+
+    def check_rows(self, ids: Sequence[int], what: str) -> None:
+        """Raises `InputError`, which calls them `what`, if one of `ids` is a token that the embedding has no row for.
+
+        Gemma 3 without vision has such a token, `<image_soft_token>`, and so have fine-tunes that added a token for padding.
+        """
+        if self._has_more and (beyond := [id for id in ids if self._num_rows <= id < self.vocab_size]):
+            raise InputError(
+                f"{what} holds the token {self._tokenizer.id_to_token(beyond[0])!r} with id {beyond[0]}, and the model has no "
+                f"embedding for it: accepted are ids in 0 .. {self._num_rows - 1}; leave the token out"
+            )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`, special tokens left out unless asked for; bytes that are no character become U+FFFD.
@@ -67,7 +99,7 @@ class Tokenizer:
 
 
 def read_tokenizer(path: str | Path) -> tokenizers.Tokenizer:
-    """The library's tokenizer of a `tokenizer.json`, which neither pads nor cuts texts, as in transformers.
+    """The library's tokenizer of a `tokenizer.json` alone.
 
     Raises `InputError` if the file is missing, damaged or larger than 256 MiB; if its tokens are random (dropout); or if it may
     turn a short text into a huge one.
@@ -78,8 +110,6 @@ def read_tokenizer(path: str | Path) -> tokenizers.Tokenizer:
     try:
         with panics():
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
-            tokenizer.no_padding()
-            tokenizer.no_truncation()
             parts = [tokenizer.normalizer, tokenizer.post_processor, tokenizer.decoder]
             growth = max(_growth(json.loads(part.__getstate__())) for part in parts if part is not None) if any(parts) else 1.0
     except Exception as error:  # the library raises bare Exception

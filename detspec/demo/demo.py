@@ -235,7 +235,7 @@ def demo_prompts() -> list[str]:
 def ready_engine(model: Model, batch: int, prompts: Sequence[str], max_tokens: int, method: str) -> Engine:
     """An engine that has compiled and certified what a run of `prompts` cannot do without."""
     if model.tokenizer is None:
-        raise InputError("the demonstration's prompts are text, and the checkpoint has no tokenizer.json")
+        raise InputError(f"the demonstration's prompts are text, and {model.no_tokenizer}")
     longest = max(len(model.tokenizer.encode(prompt)) for prompt in prompts)
     engine = Engine(model, EngineConfig(max_requests=batch, max_len=longest + max_tokens, method=method))
     engine.prepare(batch, Needs(processing=False), first_only=True)

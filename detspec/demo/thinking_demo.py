@@ -62,7 +62,7 @@ def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
     """
     thinking = thinking_of(model.cfg)
     if model.tokenizer is None:
-        raise InputError("the checkpoint has no tokenizer.json, so it cannot read a question")
+        raise InputError(f"{model.no_tokenizer}, so it cannot read a question")
     if not question.rstrip().endswith(ANSWER_SIGN):
         question = f"{question.rstrip()} {ANSWER_SIGN}"
     prompt = model.tokenizer.encode(question)

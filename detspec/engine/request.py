@@ -187,7 +187,7 @@ def tokens_of(model: Model, text: str | Sequence[int]) -> tuple[int, ...]:
     if not isinstance(text, str):
         return tuple(text)
     if model.tokenizer is None:
-        raise InputError("the checkpoint has no tokenizer.json, so prompts must be token ids, not text")
+        raise InputError(f"{model.no_tokenizer}, so prompts must be token ids, not text")
     return tuple(model.tokenizer.encode(text))
 
 
@@ -202,9 +202,11 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
         request = _check_given(model, request)
     ids = request.prompt_token_ids
     sampling = request.sampling
+    if model.tokenizer is not None:
+        model.tokenizer.check_rows((*ids, *request.given_token_ids), "the prompt")
     check_prompt(ids, sampling, model.cfg, max_len=config.max_len)
     if sampling.stop and model.tokenizer is None:
-        raise InputError("the checkpoint has no tokenizer.json, so there is no text to look for stop strings in")
+        raise InputError(f"{model.no_tokenizer}, so there is no text to look for stop strings in")
     if config.num_pages is not None:  # else there are enough for any request of `max_len`
         numerics = (config.schedule or default_schedule(model.cfg)).numerics
         needed = numerics.num_pages(len(ids) + sampling.max_tokens)

@@ -39,7 +39,7 @@ def token_ids(prompt: str | list[int], model: Model, *, max_len: int, add_specia
         return tuple(prompt)
     _check_chars(len(prompt), max_len, "prompt")
     if model.tokenizer is None:
-        raise BodyError("the checkpoint has no tokenizer.json, so prompts must be token ids, not text", "prompt")
+        raise BodyError(f"{model.no_tokenizer}, so prompts must be token ids, not text", "prompt")
     try:
         return tuple(model.tokenizer.encode(prompt, add_special_tokens=add_special))
     except InputError as error:

@@ -56,7 +56,7 @@ def token_routes(service: Service) -> list[BaseRoute]:
         if "tokens" not in body:
             raise BodyError("the body needs tokens, a list of token ids", "tokens")
         if service.model.tokenizer is None:
-            raise BodyError("the model has no tokenizer.json, so there is no text", "tokens")
+            raise BodyError(f"{service.model.no_tokenizer}, so there is no text", "tokens")
         if len(body["tokens"]) > (most := service.engine.config.max_len):
             raise BodyError(f"tokens holds {len(body['tokens'])} ids, more than max_len ({most}): send them in parts", "tokens")
         check_ids(body["tokens"], service.model.cfg, "tokens")

@@ -213,7 +213,7 @@ def encode_prompt(model: Model, prompt: Prompt) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         return tuple(prompt)
     if model.tokenizer is None:
-        raise InputError("the model has no tokenizer, so prompts must be token ids, not text")
+        raise InputError(f"{model.no_tokenizer}, so prompts must be token ids, not text")
     return tuple(model.tokenizer.encode(prompt))
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 import tokenizers
 
-from detspec.checkpoint.tokenizer import read_tokenizer
+from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import word_tokenizer
@@ -25,5 +25,5 @@ class Task(Protocol):
 def tokenizer_of(task: Task) -> tokenizers.Tokenizer:
     """The tokenizer for the texts of `task`: made of its words, or read from the folder that `Traces` names."""
     if isinstance(task, Traces):
-        return read_tokenizer(Path(task.tokenizer_from) / "tokenizer.json")
+        return Tokenizer(Path(task.tokenizer_from) / "tokenizer.json").library
     return word_tokenizer(task.words())

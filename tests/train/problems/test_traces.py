@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import detspec
-from detspec.checkpoint.tokenizer import read_tokenizer
+from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.errors import InputError
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.problem import Problem
@@ -80,7 +80,7 @@ def test_missing_and_empty_files_are_refused(tmp_path: Path):
 
 def test_marks_are_the_bytes_tokens_that_complete_what_steps_follow_from():
     """Every character of a text of one to four bytes a character: the tokens through the mark hold it, those before do not."""
-    tokenizer = read_tokenizer(TINY_PYTHON)
+    tokenizer = Tokenizer(TINY_PYTHON).library
     question = "Zoë pays 20 € for 3 🍎🍎: how much?"
     places = tuple(i + 1 for i, character in enumerate(question) if character != " ")
     problem = Problem(question, ("x",) * len(places), places, "7")

@@ -1,0 +1,169 @@
+"""Tokens that a folder's other files name, added to the tokenizer of its `tokenizer.json` as transformers adds them.
+
+1. Tokens with ids: `added_tokens_decoder` of `tokenizer_config.json`. Without one, those of `added_tokens.json`.
+2. Special tokens that are not among these: bos_token, eos_token ..., then other keys that end in `_token`, then
+   `extra_special_tokens`. `special_tokens_map.json` counts where there is no `added_tokens_decoder`.
+
+A token that is there already takes the flags that are given here. A new one gets the next free id; where its file says another
+one, transformers would go on with other ids than the file's, and here it is an error.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken
+
+from detspec.config import MAX_COUNT
+from detspec.errors import InputError
+from detspec.read_json import read_json_object
+
+CONFIG_FILE = "tokenizer_config.json"
+MAP_FILE = "special_tokens_map.json"
+ADDED_FILE = "added_tokens.json"
+DECODER_KEY = "added_tokens_decoder"
+EXTRA_KEY = "extra_special_tokens"
+OLD_EXTRA_KEY = "additional_special_tokens"
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+Token = str | AddedToken  # a text alone is that of a special token with no other flag
+Files = dict[str, Any]  # what a file holds
+
+
+class Special(NamedTuple):
+    """The special tokens of a folder."""
+
+    named: dict[str, Token]  # those of `NAMES` first
+    listed: list[Token]  # without a name
+    texts: set[str]  # those that make a token of `added_tokens.json` special
+
+
+def add_named_tokens(tokenizer: tokenizers.Tokenizer, folder: Path) -> list[Any]:
+    """Adds to `tokenizer` what the files of `folder` name; returns each token that is new or has other flags, as JSON.
+
+    Raises `InputError` if a file cannot be read, what it names is no token, or a token would not get the id that is named.
+    """
+    config = read_json_object(folder / CONFIG_FILE) or {}
+    has_decoder = config.get(DECODER_KEY) is not None
+    words = {} if has_decoder else read_json_object(folder / MAP_FILE) or {}
+    special = _special_tokens(config, words, folder)
+    if tokenizer.padding is not None and "pad_token" not in {**config, **words}:
+        special.named["pad_token"] = tokenizer.padding["pad_token"]
+    before = _states(tokenizer)
+    if has_decoder:
+        source = f"{folder / CONFIG_FILE}: {DECODER_KEY}"
+        given = _tokens_of_decoder(config[DECODER_KEY], source)
+        numbered = given
+    else:
+        source = str(folder / ADDED_FILE)
+        given = _tokens_of_added_file(folder / ADDED_FILE, special.texts)
+        numbered = {**given, **{id: AddedToken(**state) for id, state in before.items()}}
+    tokenizer.add_tokens(_in_order(numbered, special, {state["content"] for state in before.values()}))
+    for id, token in given.items():
+        if token.content and (found := tokenizer.token_to_id(token.content)) != id:
+            raise InputError(
+                f"{source} gives the token {token.content!r} the id {id}, with those of tokenizer.json it would have {found}: "
+                "mend the file, or save the tokenizer anew with the program that made it"
+            )
+    tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
+    changed = [[id, state] for id, state in sorted(_states(tokenizer).items()) if before.get(id) != state]
+    return [*changed, "split_special_tokens"] if tokenizer.encode_special_tokens else changed
+
+
+def _in_order(numbered: dict[int, AddedToken], special: Special, known: set[str]) -> list[AddedToken]:
+    """Tokens with ids, in their order, then the special ones that are not among them or `known`; named ones become special."""
+    tokens: list[Token] = [numbered[id] for id in sorted(numbered)]
+    known = known | set(map(_text, tokens))
+    order = {**dict.fromkeys(NAMES), **special.named}
+    for token in (*order.values(), *special.listed):
+        if token is not None and _text(token) not in known and token not in tokens:
+            tokens.append(token)
+    names = {_text(token) for token in special.named.values()}
+    added = [AddedToken(token, special=True) if isinstance(token, str) else token for token in tokens]
+    for token in added:
+        token.special = token.special or token.content in names
+    return added
+
+
+def _special_tokens(config: Files, words: Files, folder: Path) -> Special:
+    """Special tokens of `tokenizer_config.json` and of `words`, what `special_tokens_map.json` holds."""
+    given = {key: _token(value, folder / CONFIG_FILE, key) for key, value in config.items() if _is_token(key, value)}
+    mapped = {key: _token(value, folder / MAP_FILE, key, special=True) for key, value in words.items() if _is_token(key, value)}
+    texts_first = {key: token for key, token in given.items() if key not in NAMES and isinstance(token, str)}
+    both = {**{key: token for key, token in given.items() if key not in texts_first}, **mapped}
+    extra = config.get(EXTRA_KEY) or config.get(OLD_EXTRA_KEY)
+    extra_named, extra_listed = _extra_tokens(extra, folder / CONFIG_FILE, None)
+    more_named, more_listed = _extra_tokens(words.get(EXTRA_KEY), folder / MAP_FILE, True)
+    lists = [of[key] for key, of in ((EXTRA_KEY, config), (OLD_EXTRA_KEY, config), (EXTRA_KEY, words)) if key in of]
+    has_list = any(not isinstance(value, dict) for value in lists)
+    _, late = ({}, []) if has_list else _extra_tokens(words.get(OLD_EXTRA_KEY), folder / MAP_FILE, True)
+    named = {key: both[key] for key in NAMES if key in both}
+    texts = {_text(token) for key, token in named.items() if isinstance(token, str) or key in mapped}
+    texts |= {token for token in extra_listed if isinstance(token, str)} | set(map(_text, more_listed))
+    return Special({**named, **both, **texts_first, **extra_named, **more_named}, [*extra_listed, *more_listed, *late], texts)
+
+
+def _is_token(key: str, value: Any) -> bool:
+    """Whether a key of a file names a special token; other values of keys that are not standard are no tokens."""
+    return value is not None if key in NAMES else key.endswith("_token") and isinstance(value, str | dict)
+
+
+def _extra_tokens(value: Any, path: Path, special: bool | None) -> tuple[dict[str, Token], list[Token]]:
+    """Tokens by their names, and without names, of a list or an object of extra tokens."""
+    if not value:
+        return {}, []
+    if isinstance(value, dict):
+        return {key: _token(token, path, key, special=special) for key, token in value.items()}, []
+    if isinstance(value, list):
+        return {}, [_token(token, path, EXTRA_KEY, special=special) for token in value]
+    raise InputError(f"{path}: {EXTRA_KEY} must be a list or an object of tokens, got {json.dumps(value)}")
+
+
+def _tokens_of_decoder(decoder: Any, source: str) -> dict[int, AddedToken]:
+    """Tokens of `added_tokens_decoder` by their ids."""
+    if not isinstance(decoder, dict) or not all(isinstance(value, dict) for value in decoder.values()):
+        raise InputError(f"{source} must be a JSON object of ids and tokens, got {json.dumps(decoder)}")
+    tokens = {}
+    for key, value in decoder.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 11 and int(key) <= MAX_COUNT):
+            raise InputError(f"{source} has the id {key!r}; accepted are whole numbers in 0 .. {MAX_COUNT}")
+        tokens[int(key)] = _added(value, source, key)
+    return tokens
+
+
+def _tokens_of_added_file(path: Path, special: set[str]) -> dict[int, AddedToken]:
+    """Tokens of `added_tokens.json`, which has texts and ids alone, by their ids; `special` are texts of special tokens."""
+    tokens = {}
+    for text, id in (read_json_object(path) or {}).items():
+        if type(id) is not int or not 0 <= id <= MAX_COUNT:
+            raise InputError(f"{path}: {text!r} must have an id in 0 .. {MAX_COUNT}, got {json.dumps(id)}")
+        tokens[id] = AddedToken(text, normalized=text not in special, special=text in special)
+    return tokens
+
+
+def _token(value: Any, path: Path, key: str, *, special: bool | None = None) -> Token:
+    """A token that is given as a text, or as an object of a text and flags; `special` replaces that flag of an object."""
+    if isinstance(value, str):
+        return value
+    return _added(value if special is None or not isinstance(value, dict) else {**value, "special": special}, str(path), key)
+
+
+def _added(value: Any, source: str, key: str) -> AddedToken:
+    """A token of a text and flags."""
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+        raise InputError(f"{source}: {key} must be a text, or an object with a text as content, got {json.dumps(value)}")
+    flags = {flag: value[flag] for flag in FLAGS if flag in value}
+    if not all(isinstance(flag, bool) for flag in flags.values()):
+        raise InputError(f"{source}: {key}: {', '.join(FLAGS)} must be true or false, got {json.dumps(flags)}")
+    return AddedToken(value["content"], **flags)
+
+
+def _text(token: Token) -> str:
+    return token if isinstance(token, str) else token.content
+
+
+def _states(tokenizer: tokenizers.Tokenizer) -> dict[int, dict[str, Any]]:
+    """Text and flags of each added token, by id."""
+    return {id: token.__getstate__() for id, token in tokenizer.get_added_tokens_decoder().items()}
