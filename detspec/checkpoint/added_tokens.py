@@ -64,7 +64,8 @@ def add_named_tokens(tokenizer: tokenizers.Tokenizer, folder: Path) -> list[Any]
     for id, token in given.items():
         if token.content and (found := tokenizer.token_to_id(token.content)) != id:
             raise InputError(
-                f"{source} gives the token {token.content!r} the id {id}, with those of tokenizer.json it would have {found}: "
+                f"{source} gives the token {token.content!r} the id {id}, with those of tokenizer.json it would have "
+                f"{'none' if found is None else found}: "
                 "mend the file, or save the tokenizer anew with the program that made it"
             )
     tokenizer.encode_special_tokens = config.get("split_special_tokens") is True

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from detspec.checkpoint.folder_kind import OTHER_TOKENIZERS, no_config, no_weights
+from detspec.checkpoint.generation_config import GENERATION_CONFIG, read_eos_ids
 from detspec.checkpoint.template_files import TEMPLATE_FOLDER
 from detspec.config import ModelConfig
 from detspec.errors import InputError, shortened
@@ -35,7 +36,7 @@ SIDE_FILES = (
     *OTHER_TOKENIZERS,  # other programs read them
     "merges.txt",
     "chat_template.jinja",
-    "generation_config.json",
+    GENERATION_CONFIG,
 )
 MAX_PROBLEMS = 6
 MAX_PROBLEM = 300  # characters
@@ -219,13 +220,17 @@ def split_shards(tensors: dict[str, jax.Array | np.ndarray], max_shard_bytes: in
 
 
 def copy_side_files(source: Path, target: Path) -> None:
-    """Copies tokenizer, chat templates and generation config, as far as there are any."""
+    """Copies tokenizer, chat templates and generation config, as far as there are any, and which tokens end a text."""
     for name in SIDE_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
     for path in sorted((source / TEMPLATE_FOLDER).glob("*.jinja")):
         (target / TEMPLATE_FOLDER).mkdir(exist_ok=True)
         shutil.copyfile(path, target / TEMPLATE_FOLDER / path.name)
+    eos_ids = read_eos_ids(source)
+    if eos_ids and not read_eos_ids(target):  # they were in `config.json`, which folders of another kind have not
+        generation = read_json_object(target / GENERATION_CONFIG) or {}
+        write_json(target / GENERATION_CONFIG, {**generation, "eos_token_id": list(eos_ids)})
 
 
 @contextlib.contextmanager
