@@ -12,7 +12,6 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from detspec.checkpoint.added_tokens import ADDED_FILE, CONFIG_FILE, DECODER_KEY, EXTRA_KEY, MAP_FILE, NAMES, OLD_EXTRA_KEY
 from detspec.checkpoint.tokenizer import Tokenizer
-from detspec.errors import InputError
 from tests.checkpoint.added_token_folders import FLAGS, FOLDERS, TEXT, TYPED, described, tokenizer, write
 
 TOKENS = ("<A>", "<B>", "<C>", "<D>", "</s>", "<w>", "[PAD]", "<E f>")  # two of them are in the vocabulary
@@ -99,17 +98,12 @@ class RandomFolder:
 
 @pytest.mark.parametrize("block", range(4))
 def test_random_folders_have_equal_tokens_ids_and_texts(block, tmp_path):
-    num_equal = 0
     for seed in range(100 * block, 100 * block + 100):
         folder = tmp_path / str(seed)
         folder.mkdir()
         path = RandomFolder(seed).write(folder)
         theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-        try:
-            ours = Tokenizer(path)
-        except InputError as error:  # a padding token of tokenizer.json can take an id that a file names
-            assert "with those of tokenizer.json it would have" in str(error), seed
-            continue
+        ours = Tokenizer(path)
         expected = {id: token.__getstate__() for id, token in theirs.backend_tokenizer.get_added_tokens_decoder().items()}
         assert {id: token.__getstate__() for id, token in ours.library.get_added_tokens_decoder().items()} == expected, seed
         for text in TEXTS:
@@ -117,5 +111,3 @@ def test_random_folders_have_equal_tokens_ids_and_texts(block, tmp_path):
         for id in expected:
             for skip in (True, False):
                 assert ours.decode([id], skip_special_tokens=skip) == theirs.decode([id], skip_special_tokens=skip), (seed, id)
-        num_equal += 1
-    assert num_equal > 90

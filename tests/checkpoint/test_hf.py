@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from detspec.checkpoint.families import FAMILIES
+from detspec.checkpoint.files import write_tensors
 from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
-from detspec.checkpoint.hf_config import find_family, read_fields
+from detspec.checkpoint.hf_config import DTYPE_KEYS, find_family, read_fields
+from detspec.checkpoint.inert_keys import INERT_KEYS
 from detspec.checkpoint.tensor_names import LLAMA_NAMES
 from detspec.config import ModelConfig, RopeScaling, ThinkingConfig
 from detspec.errors import InputError
@@ -263,6 +266,50 @@ def test_config_of_transformers_4_is_read(tmp_path: Path):
     assert load_hf(folder)[0] == dataclasses.replace(TINY, rope_theta=700.0)
 
 
+def test_keys_that_change_nothing_are_passed_over(tmp_path: Path):
+    """Each with a value that is no default of anything; those of which some values matter have the one that does not."""
+    folder = make_folder(tmp_path / "model")
+    inert = dict.fromkeys(INERT_KEYS.keys() - {"model_type", "architectures"}, "something")
+    neutral = {
+        "pruned_heads": {},
+        "is_encoder_decoder": False,
+        "tie_encoder_decoder": False,
+        "cross_attention_hidden_size": None,
+    }
+    edit_config(folder, **inert, **neutral, key_of_the_future=None)
+    assert load_hf(folder)[0] == TINY
+    edit_config(folder, key_of_the_future=False)
+    assert 'unknown keys {"key_of_the_future": false}' in load_error(folder)
+
+
+def test_every_key_that_transformers_leaves_in_old_configs_is_known():
+    """Those of `PretrainedConfig` in 4.x, of its generation settings, and what published folders are known to have."""
+    published = "_commit_hash _model_name_or_path _name_or_path auto_map do_sample max_length max_sequence_length "
+    published += "temperature top_p transformers.js_config unk_token_id _attn_implementation unsloth_version"
+    settings = "min_length early_stopping num_beams num_beam_groups diversity_penalty top_k typical_p repetition_penalty "
+    settings += "length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences "
+    settings += "output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values "
+    settings += "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens"
+    common = "return_dict output_hidden_states output_attentions torchscript torch_dtype use_bfloat16 tf_legacy_loss "
+    common += "pruned_heads tie_word_embeddings chunk_size_feed_forward is_encoder_decoder is_decoder "
+    common += "cross_attention_hidden_size add_cross_attention tie_encoder_decoder architectures finetuning_task id2label "
+    common += "label2id tokenizer_class prefix bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id "
+    common += "task_specific_params problem_type transformers_version"
+    for family in FAMILIES:
+        known = {*INERT_KEYS, *family.fixed, *family.fields, *DTYPE_KEYS}
+        assert set(f"{published} {settings} {common}".split()) - known == set(), family.model_type
+        assert not set(INERT_KEYS) & {*family.fixed, *family.fields}
+
+
+def test_first_configs_of_gemma2_name_the_window_twice():
+    fields, problems = read("gemma2", sliding_window_size=4096)
+    assert problems == []
+    assert fields["sliding_window"] == 4096  # where there is no sliding_window, transformers takes that
+    assert read("gemma2", sliding_window=16, sliding_window_size=16)[1] == []
+    for config in ({"sliding_window_size": 2048}, {"sliding_window": 16, "sliding_window_size": 4096}):
+        assert "contradict each other" in "; ".join(read("gemma2", **config)[1])
+
+
 def test_config_of_transformers_5_is_read(tmp_path: Path):
     folder = make_folder(tmp_path / "model")
     edit_config(folder, "rope_theta", rope_parameters={"rope_theta": 900.0, "rope_type": "default"}, pad_token_id=None)
@@ -291,7 +338,6 @@ def test_stored_copy_of_a_tied_head_is_accepted_only_when_it_is_one(tmp_path: Pa
 
     def add_head(tensors: dict[str, np.ndarray]) -> None:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
-        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
 
     edit_tensors(folder, add_head)
     assert "head" not in load_hf(folder)[1]
@@ -312,6 +358,10 @@ def test_stored_copy_of_a_tied_head_is_accepted_only_when_it_is_one(tmp_path: Pa
         ({"rope_parameters": 5000.0}, "not JSON objects"),
         ({"rope_parameters": {"rope_theta": 6000.0, "rope_type": "default"}}, "5000.0 and 6000.0"),
         ({"attention_bias": True}, "self_attn.q_proj.bias [32] is missing"),
+        ({"pruned_heads": {"0": [1]}}, 'pruned_heads = {"0": [1]} is not supported'),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder = true"),
+        ({"cross_attention_hidden_size": 8}, "cross_attention_hidden_size = 8"),
+        ({"sliding_window_size": 8}, "sliding_window_size = 8"),
         ({"mlp_bias": True}, "mlp_bias = true"),
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
         ({"sliding_window": 4096}, "sliding_window = 4096"),
@@ -335,6 +385,31 @@ def test_config_that_would_change_the_computation_is_refused(tmp_path: Path, cha
     load_hf(folder)
     edit_config(folder, **changes)
     assert culprit in load_error(folder)
+
+
+BUFFERS = {
+    "model.layers.1.self_attn.rotary_emb.inv_freq": True,
+    "model.layers.0.self_attn.rotary_emb.cos_cached": True,
+    "model.rotary_emb.inv_freq": True,
+    "model.rotary_emb.original_inv_freq": True,
+    "model.rotary_emb_local.inv_freq": True,
+    "model.rotary_emb.sliding_attention_inv_freq": True,
+    "model.embed_tokens.embed_scale": True,
+    "model.layers.1.self_attn.rotary_emb.weight": False,
+    "model.inv_freq": False,
+    "model.layers.1.self_attn.q_proj.inv_freq": False,
+    "rotary_emb.inv_freq": False,
+}
+
+
+@pytest.mark.parametrize(("name", "is_constant"), BUFFERS.items())
+def test_buffers_that_the_config_decides_are_passed_over(tmp_path: Path, name: str, is_constant: bool):
+    folder = make_folder(tmp_path / "model")
+    edit_tensors(folder, lambda tensors: tensors.update({name: np.full(4, 7, np.float32)}))
+    if is_constant:
+        assert bits(load_hf(folder)[1]) == bits(init_params(TINY, jax.random.key(0)))
+    else:
+        assert f"tensor {name} [4] is not part of the model" in load_error(folder)
 
 
 def remove_tensor(tensors: dict[str, np.ndarray]) -> None:
@@ -458,6 +533,48 @@ def test_tensor_that_is_not_in_the_shard_of_the_index_is_named(tmp_path: Path):
     index = {"weight_map": {**weight_map, Q_NAME: wrong}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert f"places {Q_NAME} in {wrong}, which has no such tensor" in load_error(folder)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def make_both(path: Path) -> Path:
+    """Shards and their index, next to a single file of the same weights."""
+    folder, _ = make_shards(path)
+    write_tensors(folder, named_tensors(LLAMA_NAMES, init_params(TINY, jax.random.key(0))), None)
+    return folder
+
+
+def test_single_file_next_to_an_index_loads_where_both_have_the_same_weights(tmp_path: Path):
+    folder = make_both(tmp_path / "model")
+    assert bits(load_hf(folder)[1]) == bits(init_params(TINY, jax.random.key(0)))
+    (folder / "consolidated.safetensors").write_bytes(b"Mistral's folders have another copy under this name")
+    load_hf(folder)
+    names = load_file(folder / "model.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")}))
+    load_hf(folder)
+
+
+def flip_bit(tensors: dict[str, np.ndarray]) -> None:
+    tensors[Q_NAME].view(np.uint32)[31, 15] ^= 1
+
+
+@pytest.mark.parametrize("change", [remove_tensor, retype_tensor, flip_bit])
+def test_single_file_next_to_an_index_of_other_weights_is_refused(tmp_path: Path, change: Callable):
+    folder = make_both(tmp_path / "model")
+    edit_tensors(folder, change)
+    assert f"there are both model.safetensors and {INDEX}, and they differ in {Q_NAME}: remove" in load_error(folder)
+    (folder / "model.safetensors").unlink()
+    load_hf(folder)
+
+
+def test_single_file_next_to_the_index_of_files_that_are_gone_is_refused(tmp_path: Path):
+    folder = make_both(tmp_path / "model")
+    for shard in folder.glob("model-*.safetensors"):
+        shard.unlink()
+    assert f"there are both model.safetensors and {INDEX}, whose files are not whole" in load_error(folder)
+    (folder / INDEX).unlink()
+    load_hf(folder)
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path):

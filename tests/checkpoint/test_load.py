@@ -14,8 +14,11 @@ from detspec.checkpoint.hf import save_hf
 from detspec.checkpoint.load import find_folder, load, load_config
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.config import ModelConfig
+from detspec.engine.request import tokens_of
 from detspec.errors import InputError
 from detspec.model.params import init_params
+from detspec.openai.fields import BodyError
+from detspec.openai.prompts import token_ids
 from detspec.sampling_params import SamplingParams
 
 TINY = ModelConfig(
@@ -96,9 +99,50 @@ def test_damaged_generation_config_is_named(tmp_path: Path, content: str):
         load(folder)
 
 
-def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match="ids up to 12, the embedding only 12 rows"):
-        load(make_folder(tmp_path / "model", letters="abcdefghijklm"))
+def test_token_beyond_the_embedding_is_refused_with_the_text_that_holds_it(tmp_path: Path):
+    """As `<image_soft_token>` of Gemma 3, and the token for padding of fine-tunes of Llama 2."""
+    model = load(make_folder(tmp_path / "model", letters="abcdefghijklm"))
+    assert model.tokenizer is not None
+    assert model.tokenizer.vocab_size == 1 + model.cfg.vocab_size
+    assert model.tokenizer.encode("l a") == [11, 0]
+    with pytest.raises(InputError, match=r"the text holds the token 'm' with id 12.* accepted are ids in 0 \.\. 11"):
+        model.tokenizer.encode("a m")
+    assert Tokenizer(tmp_path / "model" / "tokenizer.json").encode("a m") == [0, 12]
+
+
+def test_added_token_beyond_the_embedding_is_refused_with_the_conversation(tmp_path: Path):
+    folder = make_folder(tmp_path / "model")
+    added = {"12": {"content": "<pad>", "special": True}, **{str(5 + i): {"content": f"<{i}>"} for i in range(7)}}
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    config = {"added_tokens_decoder": added, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    model = load(folder)
+    assert model.chat_prompt([{"role": "user", "content": "a <6>"}]) == [0, 11]
+    with pytest.raises(InputError, match="holds the token '<pad>' with id 12"):
+        model.chat_prompt([{"role": "user", "content": "a<pad>"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("tokenizer.model", r"no tokenizer\.json, and tokenizer\.model is not read \(transformers: AutoTokenizer"),
+        ("tekken.json", r"and tekken\.json is not read"),
+        (None, r"the checkpoint has no tokenizer\.json, so"),
+    ],
+)
+def test_folder_with_another_kind_of_tokenizer_loads_and_says_how_texts_can_be_read(tmp_path: Path, name, advice):
+    folder = make_folder(tmp_path / "model", letters=None)
+    if name is not None:
+        (folder / name).write_bytes(b"pieces")
+    model = load(folder)
+    assert model.tokenizer is None
+    with pytest.raises(InputError, match=advice):
+        tokens_of(model, "text")
+    assert tokens_of(model, [1, 2]) == (1, 2)
+    with pytest.raises(InputError, match=advice):
+        model.chat_prompt([{"role": "user", "content": "text"}])
+    with pytest.raises(BodyError, match=advice):
+        token_ids("text", model, max_len=8, add_special=True)
 
 
 def test_eos_id_beyond_the_embedding_is_refused(tmp_path: Path):
