@@ -96,11 +96,11 @@ def read_headers(path: Path, problems: Problems) -> dict[str, Header]:
     headers = read_file_headers(path, WEIGHTS_NAME, problems)
     if has_index and not problems:
         indexed = read_indexed_headers(path, problems)
-        if problems or (name := other_tensor(path, headers, indexed)) is not None:
+        name = other_tensor(path, headers, indexed)
+        if problems or name is not None:
             which = "whose files are not whole" if problems else f"and they differ in {name}"
-            problems.append(
-                f"there are both {WEIGHTS_NAME} and {INDEX_NAME}, {which}: remove the one that is not of this model"
-            )
+            both = f"there are both {WEIGHTS_NAME} and {INDEX_NAME}, {which}"
+            problems.insert(0, f"{both}: remove the one that is not of this model")
     return headers
 
 

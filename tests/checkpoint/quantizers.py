@@ -40,7 +40,7 @@ def each(values: np.ndarray, rows: int, columns: int, shape: tuple[int, int]) ->
 
 
 def scales(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    return rng.uniform(0.01, 0.03, shape).astype(dtype)
+    return np.asarray(rng.uniform(0.01, 0.03, shape)).astype(dtype)
 
 
 def rounded(exact: np.ndarray, dtype: Any) -> np.ndarray:
@@ -59,6 +59,18 @@ def fp8(rng: np.random.Generator, outs: int, ins: int) -> tuple[Stored, np.ndarr
     weight, numbers = e4m3(rng, (outs, ins))
     inverse = scales(rng, (-(-outs // 12), -(-ins // 10)))
     return {"weight": weight, "weight_scale_inv": inverse}, rounded(numbers * each(inverse, 12, 10, (outs, ins)), np.float32)
+
+
+def fp8_tensor(scale_name: str, scale_of: np.ndarray, activation_name: str) -> Encode:
+    """One scale a tensor, of the shape and dtype of `scale_of`, and one of activations, which changes nothing."""
+
+    def encode(rng: np.random.Generator, outs: int, ins: int) -> tuple[Stored, np.ndarray]:
+        weight, numbers = e4m3(rng, (outs, ins))
+        scale = scales(rng, scale_of.shape, scale_of.dtype)
+        stored = {"weight": weight, scale_name: np.asarray(scale), activation_name: np.full_like(scale_of, 3.5)}
+        return stored, rounded(numbers * scale.astype(np.float64), np.float32)
+
+    return encode
 
 
 def float8_tensor(rng: np.random.Generator, outs: int, ins: int) -> tuple[Stored, np.ndarray]:
@@ -134,6 +146,19 @@ def gptq_config(bits: int, **changes: Any) -> dict[str, Any]:
 
 FORMATS: dict[str, tuple[dict[str, Any], Encode]] = {
     "fp8": ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [12, 10], "activation_scheme": "dynamic"}, fp8),
+    # AutoFP8 names no size of blocks; Ministral 3 has a null.
+    "fp8_static": (
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+        fp8_tensor("weight_scale", np.zeros((), np.float32), "input_scale"),
+    ),
+    "fp8_null": (
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None, "dequantize": False},
+        fp8_tensor("weight_scale_inv", np.zeros(1, ml_dtypes.bfloat16), "activation_scale"),
+    ),
+    "float8_frozen": (
+        {**compressed("naive-quantized", num_bits=8, type="float", strategy="tensor"), "quantization_status": "frozen"},
+        float8_tensor,
+    ),
     "float8_tensor": (compressed("float-quantized", num_bits=8, type="float", strategy="tensor"), float8_tensor),
     "int8_channel": (compressed("int-quantized", num_bits=8, strategy="channel", symmetric=False), int8_channel),
     "packed": (compressed("pack-quantized", num_bits=4, strategy="group", group_size=GROUP, symmetric=False), packed),

@@ -114,6 +114,51 @@ def gather(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("scale", ["weight_scale_inv", "weight_scale"])
+@pytest.mark.parametrize(
+    ("settings", "shape", "is_read"),
+    [
+        ({}, (2, 3), True),
+        ({}, (), True),
+        ({}, (1,), True),
+        ({}, (256, 1), False),
+        ({"weight_block_size": None}, (), True),
+        ({"weight_block_size": None}, (2, 3), False),
+        ({"weight_block_size": [128, 128]}, (2, 3), True),
+        ({"weight_block_size": [128, 128]}, (), False),
+        ({"weight_block_size": [64, 128]}, (4, 3), True),
+    ],
+)
+def test_scales_of_fp8_are_those_that_the_tensors_show_and_the_config_allows(settings, shape, is_read, scale):
+    problems: list[str] = []
+    format = read_quantization({"quantization_config": {"quant_method": "fp8", **settings}}, problems)
+    assert format is not None
+    headers = {"a.weight": Header("", (256, 300), "F8_E4M3", 0, 76800), f"a.{scale}": Header("", shape, "F32", 76800, 4)}
+    found = gather_quantized(format, {"a.weight": (256, 300)}, headers, problems)
+    assert list(found) == ["a.weight"]
+    assert (problems == []) == is_read
+    if not is_read:
+        assert f"tensor a.{scale} has shape {list(shape)}, the format and the config ask for" in problems[0]
+
+
+def test_scales_of_keys_and_values_are_refused_by_name(tmp_path: Path):
+    scale = {"model.layers.0.self_attn.k_scale": np.ones(1, np.float32)}
+    make_quantized("fp8_static", tmp_path / "model", change=lambda tensors: tensors.update(scale))
+    with pytest.raises(InputError, match=r"tensor model\.layers\.0\.self_attn\.k_scale \[1\] is not part of the model"):
+        load_hf(tmp_path / "model")
+
+
+def test_older_name_of_the_settings_is_read():
+    settings, _ = FORMATS["float8_frozen"]
+    problems: list[str] = []
+    assert read_quantization({"compression_config": settings}, problems) is not None
+    assert read_quantization({"compression_config": settings, "quantization_config": settings}, problems) is not None
+    assert problems == []
+    other = {**settings, "format": "dense"}
+    assert read_quantization({"compression_config": other, "quantization_config": settings}, problems) is None
+    assert "quantization_config: differs from compression_config" in problems[0]
+
+
 def replaced(suffix: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[dict[str, np.ndarray]], object]:
     def change_tensors(tensors: dict[str, np.ndarray]) -> None:
         tensors[LAYER + suffix] = np.ascontiguousarray(change(tensors[LAYER + suffix]))
@@ -200,6 +245,7 @@ def weights_of(**changes: Any) -> dict[str, Any]:
         ({**weights_of(), "kv_cache_scheme": {"num_bits": 8}}, 'kv_cache_scheme = {"num_bits": 8} is not supported'),
         ({**weights_of(), "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config = "),
         ({**weights_of(), "format": "nvfp4-pack-quantized"}, "the format nvfp4-pack-quantized with weights"),
+        ({**weights_of(), "quantization_status": "initialized"}, 'quantization_status = "initialized" is not supported'),
         ({**weights_of(), "format": "marlin-24"}, "the format marlin-24 with weights"),
         ({**weights_of(), "config_groups": {"a": 1}}, "config_groups must be a JSON object of JSON objects"),
     ],
