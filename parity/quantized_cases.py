@@ -40,13 +40,24 @@ def of_fp8(**changes: Any) -> tuple[dict[str, Any], Quantize]:
     return config.to_dict(), quantize
 
 
-def of_compressed_tensors(name: str, dtype_of_scales: torch.dtype, **args: Any) -> tuple[dict[str, Any], Quantize]:
+def of_static_fp8() -> tuple[dict[str, Any], Quantize]:
+    """One scale a tensor without an axis, and one of activations, as Ministral 3 has them."""
+    config, quantize = of_fp8(weight_block_size=None, activation_scheme="static")
+
+    def with_activations(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        stored = quantize(weight)
+        return {**stored, "weight_scale_inv": stored["weight_scale_inv"].reshape(()), "activation_scale": torch.tensor(3.5)}
+
+    return config, with_activations
+
+
+def of_compressed_tensors(
+    name: str, dtype_of_scales: torch.dtype, status: str = "compressed", **args: Any
+) -> tuple[dict[str, Any], Quantize]:
     """The compressor `name` of compressed-tensors, with scales by its own rule from minimum and maximum."""
     weights = QuantizationArgs(**args)
     scheme = QuantizationScheme(targets=["Linear"], weights=weights, format=name)
-    config = QuantizationConfig(
-        config_groups={"group_0": scheme}, format=name, ignore=["lm_head"], quantization_status="compressed"
-    )
+    config = QuantizationConfig(config_groups={"group_0": scheme}, format=name, ignore=["lm_head"], quantization_status=status)
 
     def quantize(weight: torch.Tensor) -> dict[str, torch.Tensor]:
         outs, ins = weight.shape
@@ -70,11 +81,15 @@ F32, BF16 = torch.float32, torch.bfloat16
 CASES: dict[str, Callable[[], tuple[dict[str, Any], Quantize]]] = {
     "fp8_blocks": of_fp8,
     "fp8_powers_of_two": lambda: of_fp8(scale_fmt="ue8m0", weight_block_size=(64, 128)),
+    "fp8_static": of_static_fp8,
     "int8_channel": lambda: of_compressed_tensors("int-quantized", BF16, num_bits=8, strategy="channel"),
     "int8_channel_zeros": lambda: of_compressed_tensors("int-quantized", F32, num_bits=8, strategy="channel", symmetric=False),
     "int8_packed": lambda: of_compressed_tensors("pack-quantized", BF16, num_bits=8, strategy="channel"),
     "float8_channel": lambda: of_compressed_tensors("float-quantized", BF16, num_bits=8, type="float", strategy="channel"),
     "float8_tensor": lambda: of_compressed_tensors("float-quantized", F32, num_bits=8, type="float", strategy="tensor"),
+    "float8_frozen": lambda: of_compressed_tensors(
+        "naive-quantized", BF16, "frozen", num_bits=8, type="float", strategy="tensor"
+    ),
     "float8_blocks": lambda: of_compressed_tensors(
         "float-quantized", F32, num_bits=8, type="float", strategy="block", block_structure=[128, 128]
     ),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import build, logits, token_rows
 from quantized_cases import CASES, SIZES, read, write
+from safetensors.torch import load_file, save_file
 
 import detspec as ds
 from detspec.checkpoint.families import FAMILIES
@@ -38,6 +39,43 @@ def test_weights_have_the_bits_of_transformers(folder, dtype, tmp_path):
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert np.array_equal(np.asarray(ours[name]).astype(np.float32), tensor.float().numpy()), name
+
+
+@pytest.mark.parametrize("case", ["fp8_blocks", "fp8_static", "float8_frozen"])
+def test_folder_of_the_dequantized_model_has_the_same_digest(case, tmp_path):
+    write(case, tmp_path / "quantized")
+    theirs = read(tmp_path / "quantized", torch.float32)
+    theirs.to(torch.float32)
+    tensors = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
+    config = json.loads((tmp_path / "quantized" / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "plain").mkdir()
+    save_file(tensors, tmp_path / "plain" / "model.safetensors")
+    (tmp_path / "plain" / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    digest = ds.load(tmp_path / "quantized").digest
+    assert ds.load(tmp_path / "plain").digest == digest
+    name = next(name for name in tensors if name.endswith("q_proj.weight"))
+    tensors[name].view(torch.int32)[0, 0] ^= 1
+    save_file(tensors, tmp_path / "plain" / "model.safetensors")
+    assert ds.load(tmp_path / "plain").digest != digest
+
+
+def test_names_of_autofp8_have_the_same_digest(tmp_path):
+    """`weight_scale` and `input_scale` without a size of blocks, which transformers does not read."""
+    write("fp8_static", tmp_path / "static")
+    digest = ds.load(tmp_path / "static").digest
+    tensors = load_file(tmp_path / "static" / "model.safetensors")
+    names = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
+    renamed = {}
+    for name, tensor in tensors.items():
+        layer, _, end = name.rpartition(".")
+        renamed[f"{layer}.{names.get(end, end)}"] = tensor
+    assert renamed.keys() != tensors.keys()
+    save_file(renamed, tmp_path / "static" / "model.safetensors")
+    config = json.loads((tmp_path / "static" / "config.json").read_text())
+    del config["quantization_config"]["weight_block_size"]
+    (tmp_path / "static" / "config.json").write_text(json.dumps(config))
+    assert ds.load(tmp_path / "static").digest == digest
 
 
 def test_logits_of_whole_sequences(folder):
