@@ -79,7 +79,9 @@ class Tokenizer:
 
         Gemma 3 without vision has such a token, `<image_soft_token>`, and so have fine-tunes that added a token for padding.
         """
-        if self._has_more and (beyond := [id for id in ids if self._num_rows <= id < self.vocab_size]):
+        if not self._has_more:
+            return
+        if beyond := [id for id in ids if isinstance(id, int) and self._num_rows <= id < self.vocab_size]:
             raise InputError(
                 f"{what} holds the token {self._tokenizer.id_to_token(beyond[0])!r} with id {beyond[0]}, and the model has no "
                 f"embedding for it: accepted are ids in 0 .. {self._num_rows - 1}; leave the token out"

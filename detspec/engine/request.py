@@ -198,12 +198,13 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
     for stop strings without a tokenizer; for given tokens of a request that asks for several samples, the prompt's
     log-probabilities, or thoughts.
     """
+    if model.tokenizer is not None:
+        model.tokenizer.check_rows(request.prompt_token_ids, "the prompt")
+        model.tokenizer.check_rows(request.given_token_ids, "the given text")
     if request.given_token_ids:
         request = _check_given(model, request)
     ids = request.prompt_token_ids
     sampling = request.sampling
-    if model.tokenizer is not None:
-        model.tokenizer.check_rows((*ids, *request.given_token_ids), "the prompt")
     check_prompt(ids, sampling, model.cfg, max_len=config.max_len)
     if sampling.stop and model.tokenizer is None:
         raise InputError(f"{model.no_tokenizer}, so there is no text to look for stop strings in")

@@ -14,11 +14,12 @@ from detspec.checkpoint.hf import save_hf
 from detspec.checkpoint.load import find_folder, load, load_config
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.config import ModelConfig
-from detspec.engine.request import tokens_of
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.request import Request, check_request, request_of, tokens_of
 from detspec.errors import InputError
 from detspec.model.params import init_params
 from detspec.openai.fields import BodyError
-from detspec.openai.prompts import token_ids
+from detspec.openai.prompts import chat_prompt, token_ids
 from detspec.sampling_params import SamplingParams
 
 TINY = ModelConfig(
@@ -120,6 +121,30 @@ def test_added_token_beyond_the_embedding_is_refused_with_the_conversation(tmp_p
     assert model.chat_prompt([{"role": "user", "content": "a <6>"}]) == [0, 11]
     with pytest.raises(InputError, match="holds the token '<pad>' with id 12"):
         model.chat_prompt([{"role": "user", "content": "a<pad>"}])
+
+
+def test_token_beyond_the_embedding_is_refused_with_every_kind_of_prompt(tmp_path: Path):
+    folder = make_folder(tmp_path / "model", letters="abcdefghijklm")
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    model = load(folder)
+    config = EngineConfig(max_len=16)
+    sampling = SamplingParams(max_tokens=1)
+    body = {"messages": [{"role": "user", "content": "a m"}]}
+    named = r" holds the token 'm' with id 12, and the model has no embedding for it"
+    for refused in (
+        lambda: request_of(model, config, "a m", sampling),
+        lambda: request_of(model, config, [0, 12], sampling),
+        lambda: check_request(model, config, Request("0", (0,), sampling, given_token_ids=(1, 12))),
+        lambda: token_ids("a m", model, max_len=16, add_special=True),
+        lambda: chat_prompt(body, model, max_len=16, now=None),
+        lambda: chat_prompt({**body, "add_special_tokens": True}, model, max_len=16, now=None),
+    ):
+        with pytest.raises(InputError, match=named):
+            refused()
+    with pytest.raises(InputError, match=r"the prompt holds token id 13; accepted are integers in 0 \.\. 11"):
+        request_of(model, config, [0, 13], sampling)
+    assert request_of(model, config, "a l", sampling).prompt_token_ids == (0, 11)
 
 
 @pytest.mark.parametrize(
