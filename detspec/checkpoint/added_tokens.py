@@ -68,9 +68,12 @@ def add_named_tokens(tokenizer: tokenizers.Tokenizer, folder: Path) -> list[Any]
                 f"{'none' if found is None else found}: "
                 "mend the file, or save the tokenizer anew with the program that made it"
             )
+    changed = {id: state for id, state in sorted(_states(tokenizer).items()) if before.get(id) != state}
+    for id, state in changed.items():  # the library counts tokens to find a free id, so one may be taken where there are gaps
+        if (other := tokenizer.model.id_to_token(id)) not in (None, state["content"]):
+            raise InputError(f"{folder}: the token {state['content']!r} would get the id {id} of {other!r} in tokenizer.json")
     tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
-    changed = [[id, state] for id, state in sorted(_states(tokenizer).items()) if before.get(id) != state]
-    return [*changed, "split_special_tokens"] if tokenizer.encode_special_tokens else changed
+    return [*changed.items(), *(["split_special_tokens"] if tokenizer.encode_special_tokens else [])]
 
 
 def _in_order(numbered: dict[int, AddedToken], special: Special, known: set[str]) -> list[AddedToken]:
@@ -89,21 +92,23 @@ def _in_order(numbered: dict[int, AddedToken], special: Special, known: set[str]
 
 
 def _special_tokens(config: Files, words: Files, folder: Path) -> Special:
-    """Special tokens of `tokenizer_config.json` and of `words`, what `special_tokens_map.json` holds."""
+    """Special tokens of `tokenizer_config.json` and of `words`, what `special_tokens_map.json` holds.
+
+    In which order they come, which file wins and which texts make a token special are those of transformers 5.
+    """
     given = {key: _token(value, folder / CONFIG_FILE, key) for key, value in config.items() if _is_token(key, value)}
     mapped = {key: _token(value, folder / MAP_FILE, key, special=True) for key, value in words.items() if _is_token(key, value)}
-    texts_first = {key: token for key, token in given.items() if key not in NAMES and isinstance(token, str)}
-    both = {**{key: token for key, token in given.items() if key not in texts_first}, **mapped}
-    extra = config.get(EXTRA_KEY) or config.get(OLD_EXTRA_KEY)
-    extra_named, extra_listed = _extra_tokens(extra, folder / CONFIG_FILE, None)
-    more_named, more_listed = _extra_tokens(words.get(EXTRA_KEY), folder / MAP_FILE, True)
+    last = {key: token for key, token in given.items() if key not in NAMES and isinstance(token, str)}
+    both = {**{key: token for key, token in given.items() if key not in last}, **mapped}
+    first = {key: both[key] for key in NAMES if key in both}
+    extra_named, extra = _extra_tokens(config.get(EXTRA_KEY) or config.get(OLD_EXTRA_KEY), folder / CONFIG_FILE, None)
+    more_named, more = _extra_tokens(words.get(EXTRA_KEY), folder / MAP_FILE, True)
     lists = [of[key] for key, of in ((EXTRA_KEY, config), (OLD_EXTRA_KEY, config), (EXTRA_KEY, words)) if key in of]
     has_list = any(not isinstance(value, dict) for value in lists)
-    _, late = ({}, []) if has_list else _extra_tokens(words.get(OLD_EXTRA_KEY), folder / MAP_FILE, True)
-    named = {key: both[key] for key in NAMES if key in both}
-    texts = {_text(token) for key, token in named.items() if isinstance(token, str) or key in mapped}
-    texts |= {token for token in extra_listed if isinstance(token, str)} | set(map(_text, more_listed))
-    return Special({**named, **both, **texts_first, **extra_named, **more_named}, [*extra_listed, *more_listed, *late], texts)
+    _, old = ({}, []) if has_list else _extra_tokens(words.get(OLD_EXTRA_KEY), folder / MAP_FILE, True)
+    plain = [token for key, token in first.items() if isinstance(token, str) or key in mapped]
+    texts = set(map(_text, [*plain, *(token for token in extra if isinstance(token, str)), *more]))
+    return Special({**first, **both, **last, **extra_named, **more_named}, [*extra, *more, *old], texts)
 
 
 def _is_token(key: str, value: Any) -> bool:

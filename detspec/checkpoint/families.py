@@ -26,6 +26,7 @@ class Family:
     names: TensorNames  # the tensors of its checkpoints
     # fields of `ModelConfig` that are the same in every model of the family
     traits: dict[str, Any] = dataclasses.field(default_factory=dict)
+    inert: frozenset[str] = frozenset()  # keys that mean something in other families alone
     rope_theta: float = 10000.0  # rotary base where the config has none
     sliding_rope_theta: float | None = None  # that of sliding layers; None if they share `rope_theta`
 
@@ -50,9 +51,8 @@ GEMMA_FIELDS = {
     "final_logit_softcapping": ("logit_softcap",),
 }
 
-FIXED = {
+FIXED: dict[str, Any] = {
     "mlp_bias": False,
-    "pretraining_tp": 1,
     "rope_interleaved": False,
     "partial_rotary_factor": 1.0,
     "logit_scale": 1.0,
@@ -106,6 +106,7 @@ QWEN2 = Family(
     defaults={"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768},
     traits={"qkv_bias": True},
     fixed=FIXED,
+    inert=frozenset({"attention_bias"}),  # there are always biases, whatever it says
     slides=past_max_window_layers,
     names=LLAMA_NAMES,
 )
@@ -116,6 +117,7 @@ QWEN3 = dataclasses.replace(
     fields=LLAMA.fields,
     defaults={**QWEN2.defaults, "head_dim": 128},
     traits={"qk_norm": True},
+    inert=frozenset(),
 )
 GEMMA2 = Family(
     model_type="gemma2",

@@ -111,6 +111,7 @@ INERT_KEYS: dict[str, str] = {
             "_flash_attn_2_enabled",
             "use_flash_attention_2",
             "chunk_size_feed_forward",
+            "pretraining_tp",  # transformers 4 cut matrices in so many parts
             "torchscript",
             "use_bfloat16",
         ),

@@ -35,7 +35,7 @@ def save_native(
 ) -> Future[Path]:
     """Writes `params` to the folder `path` in the background; an existing folder of ours is replaced when all is on disk.
 
-    Arrays are immutable, so generation and training may go on. Tokenizer, chat template and generation config are taken along
+    Arrays are immutable, so generation and training may go on. Tokenizer, chat templates and generation config are taken along
     from the folder `side_files_from`. Returns a future of the path; its `result()` waits, and raises what went wrong. The
     interpreter waits for it at its end.
 

@@ -5,8 +5,8 @@ import argparse
 KINDS = ("hf", "native")
 SUMMARY = "convert a model folder"
 DESCRIPTION = """Reads a model folder, Hugging Face's or our own (orbax weights and a manifest), and writes the other kind. No
-weight changes a bit, unless --dtype asks for it. Tokenizer, chat template and generation config are copied. The folder appears
-only when all of it is on disk."""
+weight changes a bit, unless --dtype asks for it. Files of the tokenizer, chat templates and the generation config are copied.
+The folder appears only when all of it is on disk."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import models
 
 from detspec.checkpoint.added_tokens import ADDED_FILE, CONFIG_FILE, DECODER_KEY, EXTRA_KEY, MAP_FILE
 from detspec.checkpoint.tokenizer import Tokenizer
@@ -75,6 +77,15 @@ def test_token_that_would_get_another_id_or_is_none_is_refused(tmp_path: Path, f
         with_files(tmp_path, files)
     assert culprit in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_token_that_would_take_the_id_of_another_is_refused(tmp_path: Path):
+    """The library counts three tokens, so the next one would have the id 3."""
+    made = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 3}, unk_token="a"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / CONFIG_FILE).write_text(json.dumps({"pad_token": "<pad>"}))
+    with pytest.raises(InputError, match=r"the token '<pad>' would get the id 3 of 'c' in tokenizer\.json"):
+        Tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_digest_is_that_of_the_file_unless_tokens_are_added_or_change(tmp_path: Path):

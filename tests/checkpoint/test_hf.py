@@ -301,6 +301,14 @@ def test_every_key_that_transformers_leaves_in_old_configs_is_known():
         assert not set(INERT_KEYS) & {*family.fixed, *family.fields}
 
 
+def test_qwen2_has_biases_whatever_the_config_says():
+    for value in (True, False):
+        fields, problems = read("qwen2", attention_bias=value)
+        assert problems == []
+        assert (fields["qkv_bias"], fields.get("o_bias")) == (True, None)
+        assert read("qwen3", attention_bias=value)[0]["qkv_bias"] is value
+
+
 def test_first_configs_of_gemma2_name_the_window_twice():
     fields, problems = read("gemma2", sliding_window_size=4096)
     assert problems == []
@@ -365,7 +373,6 @@ def test_stored_copy_of_a_tied_head_is_accepted_only_when_it_is_one(tmp_path: Pa
         ({"mlp_bias": True}, "mlp_bias = true"),
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
         ({"sliding_window": 4096}, "sliding_window = 4096"),
-        ({"pretraining_tp": 2}, "pretraining_tp = 2"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: quant_method null is not supported"),
         ({"new_trick": [1]}, 'unknown keys {"new_trick": [1]}'),
         ({"model_type": "phi3"}, "'phi3'"),

@@ -152,7 +152,16 @@ def test_manifest_of_another_format_or_config_is_refused(folder):
 def test_convert_there_and_back_keeps_every_tensor_and_side_file(tmp_path, capsys):
     params = random_model(RANDOM_CFG)
     save_hf(tmp_path / "hf", RANDOM_CFG, params, eos_ids=(3, 4))
-    (tmp_path / "hf" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    side_files = {
+        "chat_template.jinja": "{{ messages[0].content }}",
+        "additional_chat_templates/tool_use.jinja": "{{ tools }}",
+        "special_tokens_map.json": '{"eos_token": "</s>"}',
+        "added_tokens.json": "{}",
+        "tokenizer.model": "pieces",
+    }
+    (tmp_path / "hf" / "additional_chat_templates").mkdir()
+    for name, content in side_files.items():
+        (tmp_path / "hf" / name).write_text(content)
     assert main(["convert", "--model", str(tmp_path / "hf"), "--out", str(tmp_path / "ours")]) == 0
     assert main(["convert", "--model", str(tmp_path / "ours"), "--out", str(tmp_path / "again")]) == 0
     first, ours, again = (load(tmp_path / name) for name in ("hf", "ours", "again"))
@@ -160,7 +169,22 @@ def test_convert_there_and_back_keeps_every_tensor_and_side_file(tmp_path, capsy
     assert first.digest in capsys.readouterr().out
     assert ours.eos_ids == again.eos_ids == (3, 4)
     assert again.chat_template is not None
+    for kind in ("ours", "again"):
+        assert {name: (tmp_path / kind / name).read_text() for name in side_files} == side_files
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (tmp_path / "hf" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("generation", [None, {"do_sample": True, "temperature": 0.5}])
+def test_convert_keeps_the_tokens_that_end_a_text_of_a_config_that_names_them_alone(tmp_path, generation):
+    """Our folders have no `config.json`, where older folders name them."""
+    save_hf(tmp_path / "hf", RANDOM_CFG, random_model(RANDOM_CFG), eos_ids=(3,))
+    (tmp_path / "hf" / "generation_config.json").unlink()
+    if generation is not None:
+        (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(generation))
+    assert main(["convert", "--model", str(tmp_path / "hf"), "--out", str(tmp_path / "ours")]) == 0
+    first, ours = (load(tmp_path / name) for name in ("hf", "ours"))
+    assert first.eos_ids == ours.eos_ids == (3,)
+    assert first.sampling_defaults == ours.sampling_defaults
 
 
 def test_convert_to_another_dtype_rounds_and_refuses_what_does_not_fit(tmp_path, capsys):
