@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from detspec import read_json
 from detspec.errors import InputError
-from detspec.read_json import MAX_DEPTH, parse_json, read_json_object
+from detspec.read_json import LFS_POINTER, MAX_DEPTH, parse_json, read_bounded, read_json_object
 from tests.hostile import MARK, RAW, as_bytes, damaged, outcome, refusal, values
 
 SOUND = {"a": [1, 2.5, True, None], "b": {"c": 'é " \\ [', "d": []}}
@@ -70,3 +70,10 @@ def test_file_is_read_if_it_is_a_bounded_regular_one(tmp_path, monkeypatch):
     path.write_text("[]")
     with pytest.raises(InputError, match=r"a\.json holds no JSON object but list"):
         read_json_object(path, name="a.json")
+
+
+def test_pointer_of_git_lfs_is_named(tmp_path):
+    (tmp_path / "a.json").write_bytes(LFS_POINTER + b"v1\noid sha256:4d7a\nsize 12\n")
+    for read in (read_json_object, lambda path: read_bounded(path, 1000)):
+        with pytest.raises(InputError, match=r"a\.json is a pointer of git-lfs, not the file itself"):
+            read(tmp_path / "a.json")

@@ -70,7 +70,7 @@ def add_named_tokens(tokenizer: tokenizers.Tokenizer, folder: Path) -> list[Any]
             )
     changed = {id: state for id, state in sorted(_states(tokenizer).items()) if before.get(id) != state}
     for id, state in changed.items():  # the library counts tokens to find a free id, so one may be taken where there are gaps
-        if (other := tokenizer.model.id_to_token(id)) not in (None, state["content"]):
+        if id not in before and (other := tokenizer.model.id_to_token(id)) not in (None, state["content"]):
             raise InputError(f"{folder}: the token {state['content']!r} would get the id {id} of {other!r} in tokenizer.json")
     tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
     return [*changed.items(), *(["split_special_tokens"] if tokenizer.encode_special_tokens else [])]

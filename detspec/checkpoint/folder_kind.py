@@ -57,6 +57,8 @@ def no_config(path: Path) -> str:
 
 def no_weights(path: Path) -> str:
     """Why the folder `path` has neither `model.safetensors` nor an index."""
+    if (path / "model.safetensors").is_symlink():
+        return "model.safetensors is a link to a file that is not there: fetch the model again"
     for pattern, advice in OTHER_WEIGHTS.items():
         if found := sorted(path.glob(pattern)):
             return f"its weights are {found[0].name}{' and others' * (len(found) > 1)}: {advice}"

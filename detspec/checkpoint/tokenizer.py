@@ -47,18 +47,14 @@ class Tokenizer:
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if added:
             self.digest = hashlib.sha256(json.dumps([self.digest, added], sort_keys=True).encode()).hexdigest()
-        self._num_rows = self.vocab_size if num_rows is None else num_rows
-        self._has_more = self.vocab_size > self._num_rows
+        # One more than the largest id, added tokens included.
+        self.vocab_size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._beyond = range(self.vocab_size if num_rows is None else num_rows, self.vocab_size)  # ids without a row
 
     @property
     def library(self) -> tokenizers.Tokenizer:
         """The library's tokenizer, for what is read of single tokens."""
         return self._tokenizer
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id, added tokens included."""
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; without `add_special_tokens` a beginning-of-text token that the tokenizer would add is left out.
@@ -79,12 +75,10 @@ class Tokenizer:
 
         Gemma 3 without vision has such a token, `<image_soft_token>`, and so have fine-tunes that added a token for padding.
         """
-        if not self._has_more:
-            return
-        if beyond := [id for id in ids if isinstance(id, int) and self._num_rows <= id < self.vocab_size]:
+        if self._beyond and (id := next((id for id in ids if id in self._beyond), None)) is not None:
             raise InputError(
-                f"{what} holds the token {self._tokenizer.id_to_token(beyond[0])!r} with id {beyond[0]}, and the model has no "
-                f"embedding for it: accepted are ids in 0 .. {self._num_rows - 1}; leave the token out"
+                f"{what} holds the token {self._tokenizer.id_to_token(id)!r} with id {id}, and the model has no embedding for "
+                f"it: accepted are ids in 0 .. {self._beyond.start - 1}; leave the token out"
             )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -88,6 +88,15 @@ def test_folder_with_other_weights_is_named_for_what_it_is(tmp_path: Path, files
     assert advice in error_of(folder)
 
 
+def test_link_to_weights_that_are_gone_is_named(tmp_path: Path):
+    folder = make_folder(tmp_path / "model")
+    (folder / "model.safetensors").rename(tmp_path / "blob")
+    (folder / "model.safetensors").symlink_to(tmp_path / "blob")
+    load_hf(folder)
+    (tmp_path / "blob").unlink()
+    assert "model.safetensors is a link to a file that is not there" in error_of(folder)
+
+
 def test_adapter_next_to_weights_is_refused(tmp_path: Path):
     """transformers would add it to another model, the one that its file names."""
     folder = make_folder(tmp_path / "model")
