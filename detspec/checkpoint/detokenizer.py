@@ -42,8 +42,9 @@ class TokenBytes:
         """Reads the added tokens and the kind of decoder of `library`."""
         self._library = library
         added = library.get_added_tokens_decoder()
-        self.added = {token: entry.content for token, entry in added.items()}
-        self.special = frozenset(token for token, entry in added.items() if entry.special)
+        # As the library shows them: those that are looked for in normalized texts are normalized, too.
+        self.added = {token: library.id_to_token(token) or entry.content for token, entry in added.items()}
+        self.special = frozenset(token for token, entry in added.items() if self._is_left_out(token, entry.special))
         parts = [] if library.decoder is None else list(_parts(json.loads(library.decoder.__getstate__())))
         types = [part["type"] for part in parts]
         self._is_byte_level = "ByteLevel" in types
@@ -51,6 +52,15 @@ class TokenBytes:
         fused = types.index("Fuse") if "Fuse" in types else len(types)
         self._is_per_token = all(_is_per_token(part, place > fused) for place, part in enumerate(parts))
         self._of = functools.lru_cache(maxsize=CACHED)(self._make)
+
+    def _is_left_out(self, token: int, is_special: bool) -> bool:
+        """Whether the library leaves an added token out of texts: it remembers special ones that another file made plain."""
+        try:
+            with panics():
+                shown = self._library.decode([token], skip_special_tokens=False)
+                return is_special if not shown else self._library.decode([token]) != shown
+        except Exception:  # a decoder that fails does so again when a text needs it
+            return is_special
 
     def after(self, previous: int | None, token: int) -> Piece | None:
         """What `token` adds after `previous`, or in front of a text after None; None if the vocabulary lacks it.

@@ -62,6 +62,7 @@ FOLDERS: dict[str, Folder] = {
         {4: "<s> lstrip rstrip", 5: "</s> special single_word"},
         [1, 3, 3, 1, 4, 2, 3, 3, 1],
     ),
+    "capitals": Folder({ADDED_FILE: {"<|IM_START|>": 6}}, {6: "<|IM_START|> normalized"}, [1, 3, 6, 3, 4, 2, 5, 3, 3, 1]),
     "special_in_the_decoder_alone": Folder(
         {CONFIG_FILE: {DECODER_KEY: {"6": token("<pad>", "special")}}}, {6: "<pad> special"}, [1, 3, 3, 1, 3, 4, 2, 5, 3, 3, 6]
     ),

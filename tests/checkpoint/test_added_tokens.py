@@ -48,6 +48,16 @@ def test_special_tokens_of_the_config_are_left_out_of_texts(tmp_path: Path):
     assert found.decode([6, 1], skip_special_tokens=False) == "<|im_start|>a"
 
 
+@pytest.mark.parametrize("name", FOLDERS)
+def test_texts_are_those_of_the_library(tmp_path: Path, name: str):
+    """Also of tokens that are looked for in small letters, and of special ones that the config makes plain."""
+    found = Tokenizer(write(tmp_path, FOLDERS[name]))
+    for id in range(found.vocab_size):
+        for skip in (True, False):
+            expected = found.library.decode([1, id, 2], skip_special_tokens=skip)
+            assert found.decode([1, id, 2], skip_special_tokens=skip) == expected
+
+
 def test_texts_of_single_tokens_know_those_that_were_added(tmp_path: Path):
     found = with_files(tmp_path, {ADDED_FILE: {"<|im_start|>": 6}})
     assert TokenTexts(found).text_of(6) == "<|im_start|>"
