@@ -16,11 +16,10 @@ class Progress:
         self.total = total
         self.unit = unit
         is_bar = shown and sys.stderr.isatty()
-        self._bar = tqdm(total=total, initial=done, unit=f" {unit}", desc="compiling", disable=not is_bar, leave=False)
+        self._bar = tqdm(total=total, initial=done, unit=f" {unit}", disable=not is_bar, leave=False)
         self._says = shown and not is_bar
         self._staged = False
         self._done = self._done_before = done
-        self._acceptance = ""
         self._tokens = 0
         self._began = self._said = self._started = time.perf_counter()
 
@@ -35,12 +34,17 @@ class Progress:
         tqdm.write(text, file=sys.stdout)
         sys.stdout.flush()
 
-    def stage(self, name: str) -> None:
-        """Shows `name` as the current work, and restarts the measurement of tok/s."""
+    def stage(self, name: str, *, at_once: bool = False) -> None:
+        """Shows `name` as the current work, and restarts the measurement of speed.
+
+        Without a bar, only some of many stages get a line; with `at_once` this one does, because it may take long.
+        """
         self._tokens = 0
+        self._done_before = self._done
         self._began = time.perf_counter()
         self._bar.set_description(name)
-        if self._says and (self._said == self._started or self._began - self._said >= SECONDS_BETWEEN_LINES):
+        is_due = self._said == self._started or self._began - self._said >= SECONDS_BETWEEN_LINES
+        if self._says and (at_once or is_due):
             self._say(name)
 
     def next_stage(self, name: str) -> None:
@@ -52,23 +56,26 @@ class Progress:
 
     def run_of(self, done: int, total: int, name: str) -> None:
         """Sets the counts to `done` of `total`, and starts the stage `name`."""
-        self.total = self._bar.total = total
-        self.finished(done - self._done)
+        self.count(done, total)
         self.stage(name)
 
-    def finished(self, number: int = 1, *, acceptance: float | None = None) -> None:
-        """Counts `number` more items as finished; `acceptance` is the share of drafted tokens accepted so far."""
+    def count(self, done: int, total: int) -> None:
+        """Sets the counts to `done` of `total`, when they become known."""
+        self.total = self._bar.total = total
+        self.finished(done - self._done)
+
+    def finished(self, number: int = 1) -> None:
+        """Counts `number` more items as finished; each item counts once, however often it is done."""
         self._done += number
-        if acceptance is not None:
-            self._acceptance = f", {acceptance:.1%} accepted"
         self._bar.update(number)
 
-    def segment(self, tokens: int, num_live: int) -> None:
-        """Counts `tokens` committed by `num_live` live sequences; meant as the engine's `on_segment`."""
+    def segment(self, tokens: int, num_live: int, *, acceptance: float | None = None) -> None:
+        """Counts `tokens` committed by `num_live` live sequences; `acceptance` is the share of drafted ones accepted so far."""
         self._tokens += tokens
         now = time.perf_counter()
         tok_per_s = self._tokens / max(now - self._began, 1e-9)
-        state = f"{tok_per_s:,.0f} tok/s, {num_live} live{self._acceptance}"
+        accepted = "" if acceptance is None else f", {acceptance:.1%} accepted"
+        state = f"{tok_per_s:,.0f} tok/s, {num_live} live{accepted}"
         self._bar.set_postfix_str(state)
         if self._says and now - self._said >= SECONDS_BETWEEN_LINES:
             self._say(f"{self._done} of {self.total} {self.unit}, {state}{self._left(now)}")

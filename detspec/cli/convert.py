@@ -17,6 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--to", choices=KINDS, help="kind to write (default: the other one)")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the weights (default: as they are)")
     add("--max-shard-gb", type=float, default=5.0, metavar="GB", help="largest weights file of a Hugging Face folder")
+    add("--fresh", action="store_true", help="delete a folder that is there already, once the new one is on disk")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--max-shard-gb must be a positive number, got {args.max_shard_gb:g}")
     source = Path(args.model)
     out = Path(args.out)
+    if not args.fresh and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(f"--out {out} is there already: name another folder, or let --fresh delete it")
     model = load(source)
     cfg, params = cast_params(model.cfg, model.params, args.dtype or model.cfg.dtype)
     kind = args.to or ("hf" if is_native(source) else "native")

@@ -16,7 +16,8 @@ is JSON text. Memory holds a thousand rows. It needs pyarrow (pip install 'detsp
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("source", type=Path, metavar="OUT.jsonl", help="the output of a job")
-    parser.add_argument("target", type=Path, metavar="OUT.parquet", help="the file to write; an old one is overwritten")
+    parser.add_argument("target", type=Path, metavar="OUT.parquet", help="the file to write")
+    parser.add_argument("--fresh", action="store_true", help="write over a file that is there already")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if args.target.suffix != ".parquet":
         raise InputError(f"{args.target} must end in .parquet")
     try:
-        num_rows = convert_output(args.source, args.target)
+        num_rows = convert_output(args.source, args.target, fresh=args.fresh)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

@@ -40,7 +40,8 @@ OUT.manifest.json holds what the bits depend on. OpenAI's batch lines, known by 
 format; bodies say how they are sampled, and lines that fail go to OUT.errors.jsonl. All other lines
 are checked before anything is generated. No output appears under its name until it is whole; until then, finished completions
 are kept in OUT.jsonl.journal. After a kill, a full disk or a failure, the same command resumes and gives the same bytes. A
-complete output is left as it is; the output of another job is overwritten. SIGTERM and SIGINT finish the running segment, keep
+complete output is left as it is. So are the output of another job, whose differences are named, and a file that no job wrote,
+unless --fresh says to write over them. SIGTERM and SIGINT finish the running segment, keep
 what is finished and exit; a second signal kills. Exit codes: 0 success; 1 requests failed or lines were rejected, and the rest
 is written; 2 bad input; 3 the disk is full; 130 and 143 after SIGINT and SIGTERM. Several processes, which Slurm or a TPU pod
 starts, or which JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID join, share one model; the first writes the
@@ -99,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time since 1970 that chat templates print (default: none), and that answers to OpenAI's lines give (default: 0)",
     )
-    add("--fresh", action="store_true", help="start again, ignoring any journal or output")
+    add("--fresh", action="store_true", help="start again, and write over any journal and output")
     add("--dry-run", action="store_true", help="check everything and print the plan; generate and write nothing")
     add_model(parser)
     add_weights(parser)

@@ -11,14 +11,15 @@ DESCRIPTION = """Joins the outputs of `detspec generate --shard I/N`, or what wo
 OUT.jsonl.chunks. The result has the bytes, the manifest and the rejected lines of one job without shards; statistics are added
 up. Every shard must be present, finished, unchanged and from the same job. Lines that two workers did are compared; if bytes
 differ, nothing is written, and the hosts, chunks and lines are named. No output appears under its name until it is whole. An
-old OUT.jsonl is overwritten; the shards stay. Exit codes: 0 success; 2 something is wrong with the shards; 3 the disk is
-full."""
+OUT.jsonl of another job is left as it is, unless --fresh says otherwise; the shards stay. Exit codes: 0 success; 2 something is
+wrong with the shards; 3 the disk is full."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     add = parser.add_argument
     add("--out", required=True, metavar="OUT.jsonl", help="the --out of the job")
+    add("--fresh", action="store_true", help="write over an OUT.jsonl that is there already, whatever it is")
     add("shards", nargs="*", type=Path, metavar="SHARD", help="default: OUT.*-of-*.jsonl, or OUT.jsonl.chunks")
 
 
@@ -35,7 +36,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.shards and chunks.is_dir() and find_shards(out):
         raise InputError(f"there are both {chunks} and shards of {out}: remove those of one job, or name the shards to merge")
     try:
-        stats = merge_chunks(out, chunks) if chunks.is_dir() and not args.shards else merge(out, args.shards)
+        stats = (
+            merge_chunks(out, chunks, fresh=args.fresh)
+            if chunks.is_dir() and not args.shards
+            else merge(out, args.shards, fresh=args.fresh)
+        )
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

@@ -73,9 +73,9 @@ def audit_records(
     replayer = Replayer(model, dataclasses.replace(origin.engine, max_requests=max_requests, num_pages=None))
     report = AuditReport(machine=machine_differences(origin, replayer.mesh))
     waiting: deque[Recorded] = deque()
-    progress.stage("compiling and certifying")
+    progress.stage("compiling and certifying", at_once=True)
     replayer.prepare()
-    progress.stage("replaying")
+    progress.stage("replaying", at_once=True)
     began = time.perf_counter()
     for replay in replayer.run(_to_replay(records, waiting)):
         record, request, metadata = waiting.popleft()

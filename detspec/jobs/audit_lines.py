@@ -56,6 +56,7 @@ def audit_lines(
             yield _Again(asked, origin.digest)
 
     def compare(number: int, output: Output) -> None:
+        progress.finished()
         record, is_deterministic = waiting.pop(number)
         what = first_difference(record, json.loads(output.line))
         report.num_tokens += output.num_tokens

@@ -54,12 +54,11 @@ def run_audit_responses(model: Model, log: Path, *, max_requests: int = 32) -> A
 
 def _audit(model: Model, log: Path, file: BinaryIO, max_requests: int) -> AuditReport:
     parts = read_log(log, file)
-    report = AuditReport()
-    with Progress(sum(part.num_lines for part in parts), "records") as progress:
-        for part in parts:
-            if part.origin.fingerprint["model"] != model.digest:
-                report.num_other_weights += part.num_lines
-                continue
+    ours = [part for part in parts if part.origin.fingerprint["model"] == model.digest]
+    num_lines = sum(part.num_lines for part in ours)
+    report = AuditReport(num_other_weights=sum(part.num_lines for part in parts) - num_lines)
+    with Progress(num_lines, "records") as progress:
+        for part in ours:
             check_model(part.origin, model)
             records = _records(part, model, log, file)
             found = audit_records(model, part.origin, records, max_requests=max_requests, progress=progress)

@@ -19,15 +19,17 @@ TEXTS = ("id", "custom_id", "text", "finish_reason", "digest", "logprobs_mode")
 NUMBERS = ("index", "prompt_len")
 
 
-def convert_output(source: Path, target: Path) -> int:
+def convert_output(source: Path, target: Path, *, fresh: bool = False) -> int:
     """Writes the lines of `source` as the parquet file `target`, which appears when it is whole; returns the number of rows.
 
-    Raises `InputError` if pyarrow is missing, or a line is no line of output.
+    Raises `InputError` if pyarrow is missing, a line is no line of output, or `target` is there already and not to be `fresh`.
     """
     try:
         from pyarrow import ArrowInvalid, ArrowTypeError, Table, parquet
     except ImportError as error:
         raise InputError(f"{target} is written by pyarrow: {INSTALL}") from error
+    if target.exists() and not fresh:
+        raise InputError(f"{target} is there already: name another file, or write over it with --fresh")
     schema = schema_of(source)
     temporary = target.with_name(f".{target.name}.tmp")
     lines = read_lines(source)

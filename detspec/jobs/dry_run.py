@@ -8,6 +8,7 @@ from detspec.engine.policy import needed_plans
 from detspec.jobs.files import journal_path
 from detspec.jobs.journal import read_journal
 from detspec.jobs.manifest import complete_manifest, job_header
+from detspec.jobs.overwrite import check_free
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import Scan, scan
 from detspec.model.params import num_params, params_bytes
@@ -16,12 +17,14 @@ from detspec.model.params import num_params, params_bytes
 def plan_job(engine: AnyEngine, spec: JobSpec, out: Path | None) -> str:
     """Checks the job `spec`, which `engine` would generate, and describes it as lines of text.
 
-    The journal of `out` is looked at, if it is not None. Raises `InputError` as `run_job` does.
+    `out`, its manifest and its journal are looked at, if it is not None. Raises `InputError` as `run_job` does.
     """
     found = scan(engine, spec, reject=None if spec.on_error == "stop" else lambda _: None)
     header = job_header(engine, spec)
     num_kept = 0
     num_todo = found.num_completions
+    if out is not None:
+        check_free(out, header)
     if out is not None and complete_manifest(out, header):
         num_kept = found.num_completions
         num_todo = 0

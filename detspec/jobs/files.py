@@ -47,12 +47,16 @@ def find_shards(out: Path) -> dict[tuple[int, int], Path]:
 
 
 def check_out(out: str, prompts: str) -> None:
-    """Raises `InputError` if `out` is a folder or the input itself, or its folder is missing or not writable."""
+    """Raises `InputError` if `out` is the input itself or no regular file, or its folder is missing or not writable."""
     if out == STDIO:
         return
     folder = Path(out).parent
     if Path(out).is_dir():
         raise InputError(f"--out {out} is a folder: name a file in it")
+    if Path(out).exists() and not Path(out).is_file():
+        raise InputError(
+            f'--out {out} is a device or a pipe, which no job resumes: name a file, or "-" for the standard output'
+        )
     if not folder.is_dir():
         raise InputError(f"--out {out}: there is no folder {folder}; make it first")
     if not os.access(folder, os.W_OK | os.X_OK):

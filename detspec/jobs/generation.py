@@ -38,24 +38,25 @@ class Work:
 
 
 def generate(engine: AnyEngine, work: Work, keep: KeepFn, progress: Progress, signals: StopSignals) -> dict[str, Any]:
-    """Calls `keep(number, output)` for each line of output as it is finished; returns statistics.
+    """Calls `keep(number, output)`, which counts it on `progress`, for each line of output as it is finished.
 
-    Raises `Stopped` if a signal arrived, here or at a process that shares the mesh, after the running segment and its
-    completions.
+    Returns statistics. Raises `Stopped` if a signal arrived, here or at a process that shares the mesh, after the running
+    segment and its completions.
     """
     began = time.perf_counter()
     if work.num_completions:
-        progress.stage("compiling and certifying")
+        progress.stage("compiling and certifying", at_once=True)
         engine.prepare(work.num_completions, work.needs, first_only=True)
     prepared = time.perf_counter()
-    progress.stage("generating")
-    run = _Run(engine, work.lines, keep, progress)
+    progress.stage("generating", at_once=True)
+    run = _Run(engine, work.lines, keep)
     with signals.deferred():
         try:
             while run.fill() and not work.is_over() and not engine.agreement.stops(signals.received):
                 num_tokens = engine.num_tokens
                 run.take(engine.step())
-                progress.segment(engine.num_tokens - num_tokens, engine.num_live)
+                acceptance = run.counters.draft_acceptance_rate if run.counters.num_draft_tokens else None
+                progress.segment(engine.num_tokens - num_tokens, engine.num_live, acceptance=acceptance)
         finally:
             updates = engine.stop()  # what is on the device ends, the rest is dropped
         run.take(updates)
@@ -81,13 +82,12 @@ def generate(engine: AnyEngine, work: Work, keep: KeepFn, progress: Progress, si
 class _Run:
     """What a job has in flight, and what came of it so far."""
 
-    def __init__(self, engine: AnyEngine, lines: Iterator[Asked | None], keep: KeepFn, progress: Progress) -> None:
+    def __init__(self, engine: AnyEngine, lines: Iterator[Asked | None], keep: KeepFn) -> None:
         self.num_tokens = 0
         self.counters = Stats()
         self._engine = engine
         self._lines: Iterator[Asked | None] | None = lines  # None after the last one
         self._keep = keep
-        self._progress = progress
         self._in_flight: dict[str, list[Any]] = {}  # id: line, completions to come
         self._num_open = 0
 
@@ -123,4 +123,3 @@ class _Run:
     def _write(self, asked: Asked, outputs: Sequence[Output]) -> None:
         for output in outputs:
             self._keep(asked.number, output)
-            self._progress.finished(acceptance=self.counters.draft_acceptance_rate)

@@ -21,6 +21,7 @@ from detspec.jobs.generation import Work, generate
 from detspec.jobs.journal import Journal, open_journal
 from detspec.jobs.manifest import complete_manifest, job_header, job_manifest
 from detspec.jobs.output import MOST_NAMED, JobResult, line_id, put_together
+from detspec.jobs.overwrite import check_free
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import Scan, requests, scan
 from detspec.jobs.signals import Stopped, StopSignals
@@ -43,8 +44,8 @@ def run_job(
     `fresh` ignores an existing journal or output, and starts over. `load_s`, the seconds that loading the model took, goes into
     the statistics. `signals` were entered by the caller. Of processes that share a mesh, the first alone writes files.
 
-    Raises `InputError` if a line is malformed, or the journal belongs to another job, is damaged or is in use, and `Unfinished`
-    if a signal arrived, or the disk is full.
+    Raises `InputError` if a line is malformed, `out` or its journal belongs to another job or was changed, or the journal is in
+    use, and `Unfinished` if a signal arrived, or the disk is full.
     """
     header = job_header(engine, spec)
     check_same_job(engine, header)
@@ -52,6 +53,8 @@ def run_job(
         num_failed, num_rejected = follow(engine, spec, signals or StopSignals())
         return JobResult({}, num_failed, (), num_rejected)
     done = None if fresh else complete_manifest(out, header)
+    if done is None and not fresh:
+        check_free(out, header)
     if done is not None:
         if journal_path(out).exists():  # the job was killed right before its last action
             with open_journal(journal_path(out), header) as journal:
@@ -61,20 +64,22 @@ def run_job(
         return JobResult({}, outcome[0], (), outcome[1])
     kept = "what was finished"
     try:
-        with open_journal(journal_path(out), header, fresh=fresh) as journal:
+        with open_journal(journal_path(out), header, fresh=fresh) as journal, Progress(0, "requests") as progress:
             tell(engine, None)
             remove_leftovers(out, *(sibling(out, what) for what in ("errors", "stats", "manifest", "rejects")))
             began = time.perf_counter()
+            progress.stage("reading the prompts", at_once=True)
             found = scan_into(engine, spec, out)
             journal.load(found.first, found.counts)
             tell_kept(engine, [journal.has(found.first + place) for place in range(len(found.counts))])
             num_resumed = journal.num_kept
             scan_s = time.perf_counter() - began
             try:
-                stats = fill(journal, engine, spec, found, signals or StopSignals())
+                stats = fill(journal, engine, spec, found, progress, signals or StopSignals())
             finally:
                 journal.sync()
                 kept = f"{journal.num_kept} of {found.num_completions} completions"
+            progress.stage("writing the output")
             last_start = {"load_s": round(load_s, 3), "scan_s": round(scan_s, 3), **stats}
             stats = {"num_resumed": num_resumed, "last_start": last_start}
             result = put_together(journal, out, job_manifest(header, engine, spec.prompts, found), found, stats)
@@ -98,7 +103,14 @@ def stream_job(engine: AnyEngine, spec: JobSpec, file: BinaryIO, *, signals: Sto
     Of processes that share a mesh, the first alone writes.
     """
     check_same_job(engine, job_header(engine, spec))
+    with Progress(0, "requests", shown=engine.agreement.is_first) as progress:
+        return _stream(engine, spec, file, progress, signals or StopSignals())
+
+
+def _stream(engine: AnyEngine, spec: JobSpec, file: BinaryIO, progress: Progress, signals: StopSignals) -> JobResult:
+    progress.stage("reading the prompts", at_once=True)
     found = scan(engine, spec)
+    progress.count(0, found.num_completions)
     waiting: dict[tuple[int, int], bytes] = {}
     following = found.first, 0
     failed: list[str] = []
@@ -106,6 +118,7 @@ def stream_job(engine: AnyEngine, spec: JobSpec, file: BinaryIO, *, signals: Sto
 
     def write(number: int, output: Output) -> None:
         nonlocal following, num_tokens
+        progress.finished()
         waiting[number, output.index] = output.line + b"\n"
         num_tokens += output.num_tokens
         if output.finish_reason == "error":
@@ -118,10 +131,8 @@ def stream_job(engine: AnyEngine, spec: JobSpec, file: BinaryIO, *, signals: Sto
             following = (number, index + 1) if index + 1 < found.counts[number - found.first] else (number + 1, 0)
         file.flush()
 
-    with Progress(found.num_completions, "requests", shown=engine.agreement.is_first) as progress:
-        signals = signals or StopSignals()
-        work = Work(requests(engine, spec, found), found.num_completions, found.needs)
-        stats = generate(engine, work, write, progress, signals)
+    work = Work(requests(engine, spec, found), found.num_completions, found.needs)
+    stats = generate(engine, work, write, progress, signals)
     stats = {"num_requests": found.num_requests, "num_tokens": num_tokens, "num_resumed": 0, "last_start": stats}
     return JobResult(stats, len(failed), tuple(failed[:MOST_NAMED]), 0)
 
@@ -134,14 +145,17 @@ def scan_into(engine: AnyEngine, spec: JobSpec, out: Path) -> Scan:
         return scan(engine, spec, reject=file.write)
 
 
-def fill(journal: Journal, engine: AnyEngine, spec: JobSpec, found: Scan, signals: StopSignals) -> dict[str, Any]:
+def fill(
+    journal: Journal, engine: AnyEngine, spec: JobSpec, found: Scan, progress: Progress, signals: StopSignals
+) -> dict[str, Any]:
     """Generates what is not in the journal, and appends it; returns statistics."""
 
     def keep(number: int, output: Output) -> None:
         journal.add(number, output)
         journal.flush()
+        progress.finished()
 
     num_todo = journal.num_todo
     work = Work(requests(engine, spec, found, is_done=journal.has), num_todo, found.needs)
-    with Progress(found.num_completions, "requests", done=found.num_completions - num_todo) as progress:
-        return generate(engine, work, keep, progress, signals)
+    progress.count(found.num_completions - num_todo, found.num_completions)
+    return generate(engine, work, keep, progress, signals)

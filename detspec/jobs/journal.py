@@ -30,6 +30,7 @@ from detspec.jobs.manifest import differences
 from detspec.read_json import parse_json
 
 SECONDS_BETWEEN_SYNCS = 1.0
+HEADER = b'{"header": '
 ENTRY = re.compile(
     rb'\{"number": (\d{1,18}), "index": (\d{1,18}), "num_tokens": (\d{1,18}), "finish_reason": "(\w+)", "line": '
 )
@@ -213,7 +214,7 @@ def open_journal(path: Path, header: Mapping[str, Any], *, fresh: bool = False) 
         end = 0 if fresh else _header_end(path, header)
         if not end:
             file.truncate(0)
-            _write(file, _checked(b'{"header": ' + json.dumps(header).encode()))
+            _write(file, _checked(HEADER + json.dumps(header).encode()))
             os.fsync(file)
             sync_folder(path.parent)
             end = file.tell()
@@ -256,6 +257,8 @@ def _header_end(path: Path, header: Mapping[str, Any]) -> int:
     with path.open("rb") as file:
         raw = file.readline()
         if not _is_sound(raw):
+            if not HEADER.startswith(raw.rstrip(b"\0")[: len(HEADER)]):
+                raise InputError(f"{path} is no journal of a job: name another --out, or write over it with --fresh")
             if file.read(1):
                 raise InputError(f"{path} is damaged in its first line: start over with --fresh")
             return 0

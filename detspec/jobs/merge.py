@@ -13,6 +13,7 @@ from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.errors import InputError
 from detspec.jobs.files import find_shards, journal_path, new_files, pretty_json, shard_path, sibling
 from detspec.jobs.manifest import differences, header_of, read_manifest
+from detspec.jobs.overwrite import check_free
 from detspec.jobs.scan import hash_id, repeated_hashes
 from detspec.read_json import parse_json, read_json_object
 
@@ -21,17 +22,20 @@ OUTPUT_COUNTS = ("bytes", "num_failed")
 MOST_NAMED = 10  # missing shards
 
 
-def merge(out: Path, shards: Sequence[Path] = ()) -> dict[str, Any]:
+def merge(out: Path, shards: Sequence[Path] = (), *, fresh: bool = False) -> dict[str, Any]:
     """Merges outputs, statistics, manifests and rejected lines of `shards` into those of `out`; returns the statistics.
 
     `out` is what a job without shards would write; `shards`, in any order, are by default those in its folder.
 
-    Raises `InputError` if a shard is missing, unfinished or was changed, or the shards belong to different jobs.
+    Raises `InputError` if a shard is missing, unfinished or was changed, or the shards belong to different jobs, or `out` to
+    another one and is not to be `fresh`.
     """
     paths = list(shards) or _shards_of(out)
     ordered = _in_order(paths, [_finished_manifest(path) for path in paths])
     manifests = list(ordered.values())
     merged = _merge_manifests(manifests)
+    if not fresh:
+        check_free(out, header_of(merged))
     rejects = [sibling(path, "rejects") for path, manifest in ordered.items() if manifest["prompts"]["num_rejected"]]
     each = [read_json_object(sibling(path, "stats")) or {} for path in ordered]
     try:

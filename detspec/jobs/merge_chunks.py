@@ -17,6 +17,7 @@ from detspec.jobs.journal import line_of, read_journal, sound_lines
 from detspec.jobs.manifest import header_of
 from detspec.jobs.merge import add_starts
 from detspec.jobs.output import line_id, put_together
+from detspec.jobs.overwrite import check_free
 from detspec.jobs.stored_scan import Chunks, load
 from detspec.jobs.worker import JOB, REJECTS, read_job
 from detspec.read_json import read_json_object
@@ -40,10 +41,11 @@ class Difference:
         return f"id {self.id!r} (line {self.number}, chunk {self.chunk}): {hosts}, see {' and '.join(self.workers)}"
 
 
-def merge_chunks(out: Path, folder: Path) -> dict[str, Any]:
+def merge_chunks(out: Path, folder: Path, *, fresh: bool = False) -> dict[str, Any]:
     """Writes output, statistics, manifest and rejected lines of the job in `folder` as `out`; returns the statistics.
 
-    Raises `InputError` if lines are missing, or workers gave different bytes for the same line.
+    Raises `InputError` if lines are missing, workers gave different bytes for the same line, or `out` belongs to another
+    job and is not to be `fresh`.
     """
     job = read_job(folder)
     if job is None:
@@ -53,6 +55,8 @@ def merge_chunks(out: Path, folder: Path) -> dict[str, Any]:
         chunks = load(folder, job.pop("chunk_lines"))
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder / JOB} was changed, or is none of this version: {error!r}") from error
+    if not fresh:
+        check_free(out, header)
     with Journals(chunks) as journals:
         for path in sorted(folder.glob("*.journal")):
             journals.add(path, header)

@@ -61,13 +61,15 @@ class Share:
         self._to_check = [chunk for chunk in numbers if double_check and is_to_check(chunk, double_check, sha256)]
         self._held: dict[tuple[int, bool], _Held] = {}  # by chunk, and whether it is a check
         self._authors: dict[int, list[str]] = {}  # who did a chunk that is to be checked
-        self._by_others: set[int] = set()  # chunks whose lines of output are counted on the bar though others wrote them
+        self._counted: dict[int, set[tuple[int, int]]] = {}  # by chunk that is not done: lines of output that are counted
+        self._counted_whole: set[int] = set()  # chunks of which all lines of output are counted
         self._first = 0  # chunks before have claims
         self._open: dict[int, list[int]] = {}  # lines of input in flight: lines of output to come, samples
         self._num_open = 0  # samples in flight
         self._looked = self._synced = folder.clock.now()
         self._view = folder.look()
-        self._count_others()
+        progress.count(0, chunks.found.num_completions)
+        self._count_done()
 
     def is_over(self) -> bool:
         """Whether all chunks are done, and checked if they are to be."""
@@ -104,6 +106,7 @@ class Share:
         chunk = number // self._chunks.size
         check = self._held.get((chunk, True))
         self._journal.add(number, output, again=check is not None)
+        self._count(number, output.index)
         held = check or self._held.get((chunk, False))
         if held is not None:  # else others have finished the chunk meanwhile
             self._arrived(held, number, output.index, self._folder.worker)
@@ -163,6 +166,7 @@ class Share:
 
     def _arrived(self, held: _Held, number: int, index: int, author: str) -> None:
         """A line of output of a chunk is in a journal."""
+        self._count(number, index)
         if index in (indices := held.missing.get(number, set())):
             held.authors.add(author)
             indices.discard(index)
@@ -183,7 +187,7 @@ class Share:
             (self._view.checks if check else self._view.claims).pop(chunk, None)
             self.num_finished += 1
             del self._held[chunk, check]
-        self._count_others()
+        self._count_done()
 
     def _look(self, *, at_once: bool = False) -> None:
         """Looks at the folder if the last look was a while ago, and reads what others wrote of this worker's chunks."""
@@ -205,7 +209,7 @@ class Share:
                 held.take = dataclasses.replace(held.take, others=others)
                 self._read_others(held)
         self._finish()
-        self._count_others()
+        self._count_done()
 
     def _read_others(self, held: _Held) -> None:
         """Takes note of the chunk's lines of output that are in journals of other workers."""
@@ -221,11 +225,15 @@ class Share:
                     self._arrived(held, found[0], found[1].index, claim.worker)
             held.tails[claim.worker] = start
 
-    def _count_others(self) -> None:
-        """Counts on the bar what others wrote of chunks that are done."""
-        for chunk in self._view.done - self._by_others:
-            self._by_others.add(chunk)
-            written = sum(
-                self._journal.has(number) * self._chunks.found.counts[number] for number in self._chunks.numbers(chunk)
-            )
-            self._progress.finished(self._chunks.num_outputs(chunk) - written)
+    def _count(self, number: int, index: int) -> None:
+        """Counts a line of output, unless it is counted: it may be done twice, by this worker and by others."""
+        chunk = number // self._chunks.size
+        if chunk not in self._counted_whole and (number, index) not in (counted := self._counted.setdefault(chunk, set())):
+            counted.add((number, index))
+            self._progress.finished()
+
+    def _count_done(self) -> None:
+        """Counts the other lines of output of chunks that are done."""
+        for chunk in self._view.done - self._counted_whole:
+            self._counted_whole.add(chunk)
+            self._progress.finished(self._chunks.num_outputs(chunk) - len(self._counted.pop(chunk, ())))

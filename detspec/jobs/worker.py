@@ -20,6 +20,7 @@ from detspec.jobs.job import Unfinished
 from detspec.jobs.journal import open_journal
 from detspec.jobs.manifest import HEADER_KEYS, complete_manifest, differences, job_header, job_manifest
 from detspec.jobs.output import JobResult
+from detspec.jobs.overwrite import check_free
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import scan
 from detspec.jobs.share import Share
@@ -64,13 +65,14 @@ def run_worker(
 ) -> JobResult:
     """Does chunks of the job whose output will be `out`, until all are done; `merge_chunks` then writes that.
 
-    Statistics are empty if there was nothing to do. Raises `InputError` if a line is malformed, or the folder belongs to
-    another job, and `Unfinished` if a signal arrived, or the disk is full.
+    Statistics are empty if there was nothing to do. Raises `InputError` if a line is malformed, or `out` or the folder belongs
+    to another job, and `Unfinished` if a signal arrived, or the disk is full.
     """
     header = job_header(engine, spec)
     done = complete_manifest(out, header)
     if done is not None:
         return JobResult({}, done["output"]["num_failed"], (), done["prompts"]["num_rejected"])
+    check_free(out, header, "name another --out, or remove it")
     name = options.name or worker_name()
     folder = ChunkFolder(chunk_folder(out), name, clock=options.clock, stale_s=options.stale_s)
     try:
@@ -79,19 +81,20 @@ def run_worker(
                 stack.enter_context(Heartbeat(folder))
             else:
                 folder.beat()
+            progress = stack.enter_context(Progress(0, "requests"))
             began = time.perf_counter()
+            progress.stage("reading the prompts", at_once=True)
             chunks = _obtain(engine, spec, folder, header, options.chunk_lines)
             folder.forget_lost()
             scan_s = round(time.perf_counter() - began, 3)
             journal = stack.enter_context(open_journal(folder.file("journal"), header))
             journal.load(0, chunks.found.counts)
-            with Progress(chunks.found.num_completions, "requests") as progress:
-                share = Share(engine, spec, folder, chunks, journal, options.double_check, progress)
-                if share.is_over():
-                    journal.remove()
-                    return JobResult({}, 0, (), chunks.found.num_rejected)
-                work = Work(share.lines(), chunks.found.num_completions, chunks.found.needs, share.is_over)
-                stats = generate(engine, work, share.keep, progress, signals or StopSignals())
+            share = Share(engine, spec, folder, chunks, journal, options.double_check, progress)
+            if share.is_over():
+                journal.remove()
+                return JobResult({}, 0, (), chunks.found.num_rejected)
+            work = Work(share.lines(), chunks.found.num_completions, chunks.found.needs, share.is_over)
+            stats = generate(engine, work, share.keep, progress, signals or StopSignals())
             stats = {"worker": name, "num_chunks": share.num_finished, "load_s": round(load_s, 3), "scan_s": scan_s, **stats}
             with new_files(folder.file("stats.json")) as (file,):
                 file.write(pretty_json(stats))

@@ -187,6 +187,17 @@ def test_convert_keeps_the_tokens_that_end_a_text_of_a_config_that_names_them_al
     assert first.sampling_defaults == ours.sampling_defaults
 
 
+def test_convert_leaves_a_folder_that_is_there_unless_it_is_to_be_fresh(tmp_path, capsys):
+    save_hf(tmp_path / "hf", RANDOM_CFG, random_model(RANDOM_CFG))
+    save_native(tmp_path / "kept", CFG, random_model(CFG)).result()
+    command = ["convert", "--model", str(tmp_path / "hf"), "--out", str(tmp_path / "kept")]
+    assert main(command) == 2
+    assert "kept is there already: name another folder, or let --fresh delete it" in capsys.readouterr().err
+    assert load(tmp_path / "kept").digest == digest_model(CFG, random_model(CFG))
+    assert main([*command, "--fresh"]) == 0
+    assert load(tmp_path / "kept").digest == load(tmp_path / "hf").digest
+
+
 def test_convert_to_another_dtype_rounds_and_refuses_what_does_not_fit(tmp_path, capsys):
     cfg = FAMILY_CFGS["qwen3"]
     params = random_model(cfg)

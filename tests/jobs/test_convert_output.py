@@ -53,6 +53,16 @@ def test_rows_hold_what_the_lines_hold(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.parquet"]
 
 
+def test_file_that_is_there_is_left_as_it_is_unless_it_is_to_be_fresh(tmp_path, capsys):
+    source, target = write(tmp_path / "out.jsonl", LINES[:2]), tmp_path / "labels.parquet"
+    target.write_text("mine")
+    assert main(["convert-output", str(source), str(target)]) == 2
+    assert f"{target} is there already: name another file, or write over it with --fresh" in capsys.readouterr().err
+    assert target.read_text() == "mine"
+    assert main(["convert-output", str(source), str(target), "--fresh"]) == 0
+    assert parquet.read_table(target).num_rows == 2
+
+
 def test_answers_in_openai_format_keep_their_bodies_as_text(tmp_path):
     line = {"id": "batch_req_0", "custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": None}
     convert_output(write(tmp_path / "out.jsonl", [line]), tmp_path / "out.parquet")

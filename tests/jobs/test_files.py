@@ -16,6 +16,7 @@ def test_output_that_cannot_be_written_is_refused(tmp_path):
         (tmp_path, "is a folder"),
         (tmp_path / "no" / "out.jsonl", "there is no folder"),
         (tmp_path / "in.jsonl", "is the file of prompts"),
+        (Path("/dev/null"), "is a device or a pipe"),
     ]:
         with pytest.raises(InputError, match=message):
             check_out(str(out), str(tmp_path / "in.jsonl"))

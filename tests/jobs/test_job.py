@@ -46,14 +46,22 @@ def some_lines(*, deterministic: bool = True) -> list[bytes]:
 
 
 def start(
-    engine: Engine, lines: list[bytes], out: Path, *, defaults=DEFAULTS, shard=UNSHARDED, on_error="stop", **keywords
+    engine: Engine,
+    lines: list[bytes],
+    out: Path,
+    *,
+    defaults=DEFAULTS,
+    shard=UNSHARDED,
+    on_error="stop",
+    created=None,
+    **keywords,
 ) -> JobResult:
     """One start of a job, which may end early."""
     source = out.parent / "in.jsonl"
     if not source.exists() or source.read_bytes() != b"\n".join(lines):
         source.write_bytes(b"\n".join(lines))
     with Prompts(str(source)) as prompts:
-        return run_job(engine, JobSpec(prompts, defaults, shard, on_error), out, **keywords)
+        return run_job(engine, JobSpec(prompts, defaults, shard, on_error, created=created), out, **keywords)
 
 
 def job(engine: Engine, lines: list[bytes], out: Path, **keywords) -> list[bytes]:
@@ -181,7 +189,7 @@ def test_request_with_logits_that_are_no_numbers_ends_in_error_and_spares_the_ot
     prompts = {"a": [1, 2], "broken": [1, 2, 200], "b": [7], "c": [3] * 20, "broken too": [200], "d": [9]}
 
     def run(ids: list[str]) -> tuple[dict[str, bytes], tuple[str, ...]]:
-        result = start(engine, [line(id=id, prompt_token_ids=prompts[id]) for id in ids], tmp_path / "out.jsonl")
+        result = start(engine, [line(id=id, prompt_token_ids=prompts[id]) for id in ids], tmp_path / "out.jsonl", fresh=True)
         return by_id((tmp_path / "out.jsonl").read_bytes().splitlines()), result.failed
 
     sound, failed = run([id for id in prompts if "broken" not in id])
@@ -219,18 +227,18 @@ def crash_after(monkeypatch, number: int) -> None:
     count = {"out": 0}
     stage, finished, shown = Progress.stage, Progress.finished, Progress.segment
 
-    def restart(self, name):
+    def restart(self, *args, **keywords):
         count["out"] = 0
-        stage(self, name)
+        stage(self, *args, **keywords)
 
-    def counted(self, **keywords):
+    def counted(self, *args):
         count["out"] += 1
-        finished(self, **keywords)
+        finished(self, *args)
 
-    def crash(self, tokens, num_live):
+    def crash(self, *args, **keywords):
         if count["out"] >= number:
             raise Crash
-        shown(self, tokens, num_live)
+        shown(self, *args, **keywords)
 
     monkeypatch.setattr(Progress, "stage", restart)
     monkeypatch.setattr(Progress, "finished", counted)
@@ -310,9 +318,82 @@ def test_job_that_is_complete_is_left_as_it_is(three_rows, tmp_path, monkeypatch
     assert start(three_rows, some_lines()[:2], out).stats == {}
     assert out.stat().st_mtime_ns == before
     monkeypatch.undo()
-    out.write_bytes(out.read_bytes()[:-2] + b"!\n")
-    assert start(three_rows, some_lines()[:2], out).stats["num_resumed"] == 0
+    changed = out.read_bytes()[:-2] + b"!\n"
+    out.write_bytes(changed)
+    with pytest.raises(InputError, match=r"out\.jsonl was changed since its job wrote it: .* --fresh"):
+        start(three_rows, some_lines()[:2], out)
+    assert out.read_bytes() == changed
+    assert start(three_rows, some_lines()[:2], out, fresh=True).stats["num_resumed"] == 0
     assert out.read_bytes().splitlines() == expected
+
+
+OTHER_JOBS = {
+    r"sampling\.seed: it has 0, this job has 1": {"defaults": dataclasses.replace(DEFAULTS, seed=1)},
+    "prompts: it has": {"lines": some_lines()[1:3]},
+    "on_error: it has": {"on_error": "reject"},
+    "created: it has null, this job has 5": {"created": 5},
+}
+
+
+@pytest.mark.parametrize("difference", OTHER_JOBS)
+def test_output_of_another_job_is_left_as_it_is_unless_all_is_to_be_fresh(difference, three_rows, tmp_path):
+    out = tmp_path / "out.jsonl"
+    expected = job(three_rows, some_lines()[:2], out)
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    other = {"lines": some_lines()[:2], "out": out, **OTHER_JOBS[difference]}
+    with pytest.raises(InputError, match=rf"is the output of another job: .*{difference}.* --fresh"):
+        start(three_rows, **other)
+    with pytest.raises(InputError, match="is the output of another job"):
+        planned(three_rows, other, out)
+    found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {**found, "in.jsonl": b""} == {**kept, "in.jsonl": b""}
+    start(three_rows, fresh=True, **other)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} != kept
+    assert job(three_rows, some_lines()[:2], out) == expected
+
+
+def planned(engine: Engine, job: dict, out: Path) -> str:
+    with Prompts(str(out.parent / "in.jsonl")) as prompts:
+        spec = JobSpec(
+            prompts, job.get("defaults", DEFAULTS), UNSHARDED, job.get("on_error", "stop"), False, job.get("created")
+        )
+        return plan_job(engine, spec, out)
+
+
+def test_start_that_may_write_over_another_output_is_resumed_without_saying_so_again(three_rows, tmp_path, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    other = dataclasses.replace(DEFAULTS, temperature=1.0, seed=1)
+    expected = job(three_rows, some_lines(), out, defaults=other)
+    job(three_rows, some_lines(), out)
+    crash_after(monkeypatch, 3)
+    with pytest.raises(Crash):
+        start(three_rows, some_lines(), out, defaults=other, fresh=True)
+    monkeypatch.undo()
+    assert start(three_rows, some_lines(), out, defaults=other).stats["num_resumed"] > 0
+    assert out.read_bytes().splitlines() == expected
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.manifest.json", "out.stats.json", "out.errors.jsonl", "out.rejects.jsonl"])
+def test_file_that_no_job_wrote_is_left_as_it_is_unless_all_is_to_be_fresh(name, three_rows, tmp_path):
+    path = tmp_path / name
+    path.write_text('{"id": "mine"}\n')
+    with pytest.raises(InputError, match=rf"{name} is there already, and no manifest says that a job wrote it: .* --fresh"):
+        start(three_rows, some_lines()[:2], tmp_path / "out.jsonl")
+    assert path.read_text() == '{"id": "mine"}\n'
+    assert start(three_rows, some_lines()[:2], tmp_path / "out.jsonl", fresh=True).stats["num_requests"] == 2
+    assert not path.exists() or path.read_text() != '{"id": "mine"}\n' or "errors" in name
+
+
+def test_empty_file_and_rejects_of_a_start_that_ended_early_hold_up_nothing(three_rows, tmp_path, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    out.touch()
+    with monkeypatch.context() as killed:
+        killed.setattr(jobs, "fill", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start(three_rows, some_lines_and_bad_ones(), out, on_error="reject")
+    assert sibling(out, "rejects").stat().st_size
+    assert not journal_path(out).exists()
+    assert start(three_rows, some_lines_and_bad_ones(), out, on_error="reject").num_rejected == 3
 
 
 def test_job_killed_before_its_last_act_removes_the_journal_when_started_again(three_rows, tmp_path, monkeypatch):
@@ -327,8 +408,8 @@ def test_job_killed_before_its_last_act_removes_the_journal_when_started_again(t
 def test_signal_ends_the_job_after_its_segment_and_the_same_command_resumes(three_rows, reference, tmp_path, monkeypatch):
     shown = Progress.segment
 
-    def send(self, tokens, num_live):
-        shown(self, tokens, num_live)
+    def send(self, *args, **keywords):
+        shown(self, *args, **keywords)
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(Progress, "segment", send)
@@ -438,6 +519,12 @@ def test_merged_shards_are_the_files_of_one_job(three_rows, tmp_path):
     assert stats == json.loads(sibling(out, "stats").read_text())
     for path in (*paths, *(sibling(path, "manifest") for path in paths)):
         assert path.exists()  # merging leaves the shards
+
+    out.write_text("mine")
+    with pytest.raises(InputError, match=r"out\.jsonl was changed since its job wrote it"):
+        merge(out)
+    merge(out, fresh=True)
+    assert out.read_bytes() == single.read_bytes()
 
     # What is wrong with shards: each of these is put right before the next.
     def refused(message: str, shards: tuple[Path, ...] = ()) -> None:

@@ -120,6 +120,14 @@ def test_header_that_is_torn_is_written_anew_and_a_damaged_one_refused(path):
         fill(path, [])
 
 
+def test_file_that_is_no_journal_is_refused_and_left_as_it_is(path):
+    for content in ("a diary\n", '{"id": "a"}'):
+        path.write_text(content)
+        with pytest.raises(InputError, match="is no journal of a job"):
+            fill(path, [])
+        assert path.read_text() == content
+
+
 def test_journal_of_another_job_is_refused_naming_what_differs(path):
     fill(path, [(10, 0)])
     other = {"fingerprint": {"model": "xyz", "jax": "1"}, "sampling": {"temperature": 0.8, "n": 2}, "shard": [1, 2]}

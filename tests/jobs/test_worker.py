@@ -5,6 +5,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -19,6 +20,7 @@ from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.jobs.signals import StopSignals
 from detspec.jobs.stored_scan import cut, load
 from detspec.jobs.worker import WorkerOptions, run_worker
+from detspec.progress import Progress
 from detspec.sampling_params import SamplingParams
 from tests.jobs.paced import PacedEngine, World, WorldClock, ideal_seconds
 
@@ -269,6 +271,35 @@ def test_checks_are_done_whatever_becomes_of_the_other_host(lost, tmp_path):
     assert files_of(job.out) == whole(prompts)
 
 
+class Counting(Progress):
+    """Notes how far each worker's bar came, and that it never shows more than there is."""
+
+    furthest: ClassVar[list[tuple[int, int]]] = []
+
+    def finished(self, number: int = 1) -> None:
+        super().finished(number)
+        assert 0 <= self._done <= self.total
+        assert number >= 0
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self.furthest.append((self._done, self.total))
+
+
+def test_lines_that_are_done_twice_are_counted_once(tmp_path, monkeypatch):
+    """Fast workers help a slow one with what it has in flight, and all chunks are checked."""
+    monkeypatch.setattr("detspec.jobs.worker.Progress", Counting)
+    monkeypatch.setattr(Counting, "furthest", [])
+    prompts, _ = write_prompts(tmp_path, 60)
+    job = Job(prompts)
+    for name, speed in (("a-1-a", 0.1), ("b-1-a", 4.0), ("c-1-a", 5.0)):
+        job.worker(name, speed, double_check=1.0, chunk_lines=6)
+    job.world.run()
+    num_outputs = job.merged()["num_requests"] + 2 * 2  # two lines have three samples
+    assert job.num_added > 2 * 60  # done and checked, and helped with
+    assert Counting.furthest == [(num_outputs, num_outputs)] * 3
+
+
 def test_worker_alone_checks_itself(tmp_path):
     prompts, _ = write_prompts(tmp_path, 50)
     job = Job(prompts)
@@ -347,6 +378,32 @@ def test_worker_of_another_job_is_refused(tmp_path):
         start(chunk_lines=5)
     start()
     assert len(list(job.folder.glob("*.journal"))) == 1  # nothing was left to do
+
+
+def test_output_of_another_job_is_left_as_it_is_by_workers_and_merge(tmp_path):
+    prompts, _ = write_prompts(tmp_path, 20)
+    job = Job(prompts)
+    with Prompts(str(prompts)) as opened:
+        other = JobSpec(opened, dataclasses.replace(DEFAULTS, seed=1))
+        run_job(PacedEngine(lambda seconds: None), other, job.out)
+    kept = files_of(job.out)
+    refusal = r"is the output of another job: sampling\.seed: it has 1, this job has 0: name another --out, or"
+    job.worker("a-1-a")
+    with pytest.raises(InputError, match=f"{refusal} remove it"):
+        job.world.run()
+    assert not job.folder.exists()
+    job.out.unlink()
+    again = Job(prompts)  # meanwhile its name is free
+    again.worker("b-1-a")
+    again.world.run()
+    for name, content in (("out.jsonl", kept["out"]), ("out.manifest.json", kept["manifest"])):
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"{refusal} write over it with --fresh"):
+        again.merged()
+    assert files_of(job.out) == kept
+    merge_chunks(job.out, job.folder, fresh=True)
+    assert files_of(job.out) == whole(prompts) != kept
+    assert again.merged()["num_requests"] == 20  # its own may be written again
 
 
 def test_malformed_line_stops_every_worker(tmp_path):
