@@ -5,6 +5,8 @@ import time
 
 from tqdm import tqdm
 
+from detspec.say import say
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -90,4 +92,4 @@ class Progress:
 
     def _say(self, line: str) -> None:
         self._said = time.perf_counter()
-        print(f"detspec: {line}", file=sys.stderr, flush=True)
+        say(line)

@@ -35,6 +35,7 @@ TRUNK = (
         "native",
         "struct",
         "read_json",
+        "say",
     ),
     ("cache", "state"),
     ("ops",),

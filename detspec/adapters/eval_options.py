@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from detspec.checkpoint.announce import say_loading
 from detspec.checkpoint.cast import cast_params
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model, load
@@ -74,6 +75,7 @@ def options_of(arguments: dict[str, Any], *, batch_size: int | str | None, max_b
 def load_engine(model: Model | str | Path | None, options: EvalOptions) -> Engine:
     """An engine for `model`, a loaded one, a folder, or a shipped model's name; raises `InputError` as `load` does."""
     if not isinstance(model, Model):
+        say_loading(model)
         model = load(model, chips=options.chips, weights=options.weights)
     if options.dtype != "auto":
         cfg, params = cast_params(model.cfg, model.params, options.dtype)

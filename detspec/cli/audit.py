@@ -4,8 +4,9 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from detspec.cli.options import add_chips, add_json, add_model, add_weights, load_model, say, write_json
+from detspec.cli.options import add_chips, add_json, add_model, add_weights, load_model, write_json
 from detspec.errors import InputError
+from detspec.say import say
 
 SUMMARY = "replay recorded completions bit for bit"
 DESCRIPTION = """Replays every line that `detspec generate` wrote through the canonical pass, teacher-forced, many lines at a

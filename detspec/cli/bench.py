@@ -5,6 +5,7 @@ import dataclasses
 
 from detspec.choices import BENCH_MODES
 from detspec.cli.options import add_json, add_model, add_weights, keep_compiled, load_model, write_json
+from detspec.say import say
 
 SUMMARY = "measure the price of determinism"
 DESCRIPTION = """Measures tokens per second of ordinary and deterministic generation, at several batch sizes and percentages of
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.preset is None:
         model = load_model(args)
     else:
+        say(f"random weights of the shape {args.preset}")
         keep_compiled(args)
         model = random_model(dataclasses.replace(preset(args.preset), weights=args.weights))
     settings = BenchSettings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(BenchSettings)})

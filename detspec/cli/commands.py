@@ -26,8 +26,8 @@ from detspec.cli import (
     train,
     warm,
 )
-from detspec.cli.options import say
 from detspec.errors import InputError
+from detspec.say import say
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell reports after Ctrl-C

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from detspec.cli.options import say
 from detspec.errors import InputError
+from detspec.say import say
 
 SUMMARY = "write the output of a job as a parquet file"
 DESCRIPTION = """Writes the lines of an output of `detspec generate` as rows of a parquet file, in the same order. Columns are

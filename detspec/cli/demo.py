@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from detspec.cli.options import add_chips, add_model, load_model, say
+from detspec.cli.options import add_chips, add_model, load_model
 from detspec.errors import InputError
+from detspec.say import say
 
 if TYPE_CHECKING:
     from detspec.checkpoint.load import Model

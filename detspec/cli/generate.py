@@ -19,9 +19,10 @@ from detspec.cli.options import (
     load_model,
     make_engine,
     sampling_of,
-    say,
+    say_model,
 )
 from detspec.errors import InputError
+from detspec.say import say
 
 if TYPE_CHECKING:
     from detspec.jobs.output import JobResult
@@ -201,9 +202,10 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
         check_out(out, args.prompts)
     if out == STDIO and args.on_error != "stop":
         raise InputError("--on-error reject needs --out FILE: rejected lines are written next to it")
+    say_model(args)
     with open_prompts(args.prompts, column=args.column, id_column=args.id_column) as prompts:
         began = time.perf_counter()
-        model = load_model(args)
+        model = load_model(args, is_said=True)
         engine: AnyEngine
         if args.engines == 1:
             engine = make_engine(args, model)

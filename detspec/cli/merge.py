@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from detspec.cli.options import say
 from detspec.errors import InputError
+from detspec.say import say
 
 SUMMARY = "join the outputs of shards"
 DESCRIPTION = """Joins the outputs of `detspec generate --shard I/N`, or what workers of `--shard auto` left in

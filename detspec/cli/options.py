@@ -4,13 +4,13 @@ import argparse
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from detspec.choices import CACHE_DTYPES, LOGPROBS_MODES, METHODS, THOUGHTS, WEIGHTS
 from detspec.errors import InputError
+from detspec.say import say
 
 if TYPE_CHECKING:
     from detspec.checkpoint.load import Model
@@ -123,15 +123,27 @@ def add_engine(parser: argparse.ArgumentParser, *, method: Sequence[str] = METHO
     add_chips(parser)
 
 
-def load_model(args: argparse.Namespace, *, shipped: str | None = None) -> "Model":
+def say_model(args: argparse.Namespace, *, shipped: str | None = None) -> None:
+    """Says that the model of `--model`, else the shipped one of that name, is being loaded; of several processes one does."""
+    import jax
+
+    from detspec.checkpoint.announce import say_loading
+
+    if jax.process_index() == 0:
+        say_loading(shipped if args.model is None else args.model)
+
+
+def load_model(args: argparse.Namespace, *, shipped: str | None = None, is_said: bool = False) -> "Model":
     """The model of `--model`, else the shipped one of that name, on `--chips`, with `--weights`.
 
-    Keeps compiled programs, as `keep_compiled`.
+    Says so first, unless it `is_said`. Keeps compiled programs, as `keep_compiled`.
     """
     import jax
 
     from detspec.checkpoint.load import load
 
+    if not is_said:
+        say_model(args, shipped=shipped)
     keep_compiled(args)
     chips = getattr(args, "chips", None)
     if jax.process_count() > 1 and chips not in (None, jax.device_count()):
@@ -156,9 +168,14 @@ def load_drafters(args: argparse.Namespace, model: "Model") -> "dict[str, Drafte
         if "draft_model" in args.method:
             raise InputError("--method draft_model needs --draft-model FOLDER, for example --draft-model Qwen3-0.6B")
         return {}
+    import jax
+
+    from detspec.checkpoint.announce import say_loading
     from detspec.checkpoint.load import load
     from detspec.engine.draft_model import draft_model
 
+    if jax.process_index() == 0:
+        say_loading(args.draft_model, what="draft model")
     return {"draft_model": draft_model(load(args.draft_model), target=model)}
 
 
@@ -180,11 +197,6 @@ def write_json(args: argparse.Namespace, result: dict[str, Any]) -> None:
     except OSError as error:
         raise InputError(f"--json {args.json}: {error.strerror}") from error
     say(f"wrote {args.json}")
-
-
-def say(line: str) -> None:
-    """Writes a line for people to the standard error."""
-    print(f"detspec: {line}", file=sys.stderr)
 
 
 def sampling_of(args: argparse.Namespace) -> "SamplingParams":

@@ -6,17 +6,9 @@ import gc
 import os
 from pathlib import Path
 
-from detspec.cli.options import (
-    add_cache_dtype,
-    add_engine,
-    add_model,
-    add_weights,
-    engine_config_of,
-    load_drafters,
-    load_model,
-    say,
-)
+from detspec.cli.options import add_cache_dtype, add_engine, add_model, add_weights, engine_config_of, load_drafters, load_model
 from detspec.errors import InputError
+from detspec.say import say
 
 SUMMARY = "an OpenAI-compatible server: equal requests, equal answers"
 DESCRIPTION = """Serves /v1/completions, /v1/chat/completions (whole or as streams), /v1/models, /tokenize, /detokenize,

@@ -12,6 +12,7 @@ import pytest
 
 from detspec.cli import generate as cli_generate
 from detspec.cli.commands import main
+from detspec.errors import InputError
 from detspec.jobs.signals import StopSignals
 from tests.engine.byte_model import broken_params, some_prompts, write_folder
 
@@ -243,8 +244,35 @@ def test_draft_model_gives_the_same_bytes(generated, folder, prompts, tmp_path):
 def test_generate_that_is_complete_already_says_so(generated, folder, prompts, capsys):
     before = {path: path.read_bytes() for path in generated.parent.iterdir()}
     assert generate(folder, prompts, generated) == 0
-    assert capsys.readouterr().err == f"detspec: {generated} is already complete; --fresh generates it again\n"
+    assert capsys.readouterr().err.splitlines() == [
+        f"detspec: loading the model {folder}",
+        f"detspec: {generated} is already complete; --fresh generates it again",
+    ]
     assert {path: path.read_bytes() for path in generated.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ((), "tiny_python, a small one that comes with detspec; --model names another"),
+        (("--model", "thinking_parity"), "thinking_parity, a small one that comes with detspec"),
+        (("--model", "no/such/folder"), "no/such/folder"),
+    ],
+)
+def test_first_line_names_the_model(named, said, prompts, tmp_path, capsys, monkeypatch):
+    def not_now(*_, **__):
+        raise InputError("not now")
+
+    monkeypatch.setattr("detspec.checkpoint.load.load", not_now)
+    for command in (
+        ["generate", "--prompts", str(prompts), "--out", str(tmp_path / "out.jsonl")],
+        ["audit", "--records", str(prompts)],
+        ["bench"],
+        ["serve"],
+        ["doctor"],
+    ):
+        assert main([*command, *named]) == 2
+        assert capsys.readouterr().err.splitlines() == [f"detspec: loading the model {said}", "detspec: error: not now"]
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(folder, prompts, tmp_path, capsys):
@@ -252,7 +280,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(folder, prompts, tmp_path, c
     shown = capsys.readouterr()
     assert "2 of 4 lines (shard 1/2)" in shown.out
     assert "0 of 2 completions" in shown.out
-    assert shown.err == ""
+    assert shown.err == f"detspec: loading the model {folder}\n"
     assert list(tmp_path.iterdir()) == []
 
 
