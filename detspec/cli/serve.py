@@ -4,23 +4,30 @@ import argparse
 import dataclasses
 import gc
 import os
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from detspec.cli.options import add_cache_dtype, add_engine, add_model, add_weights, engine_config_of, load_drafters, load_model
 from detspec.errors import InputError
 from detspec.say import say
 
+if TYPE_CHECKING:
+    from detspec.engine.engine import Engine
+
 SUMMARY = "an OpenAI-compatible server: equal requests, equal answers"
 DESCRIPTION = """Serves /v1/completions, /v1/chat/completions (whole or as streams), /v1/models, /tokenize, /detokenize,
 /inference/v1/generate (token ids in and out), /health, /metrics and /fingerprint. Equal `system_fingerprint` and equal request
 mean equal choices, to the bit, at any load. `"is_deterministic": false` makes a request ordinary. The port opens at once, and
-/health answers 503 until all programs are compiled and certified. A client that leaves ends its requests; calls beyond
---max-waiting are answered with 429, and those for which there is never room with 400. SIGTERM stops admitting, finishes what is
-in flight within --grace seconds, aborts the rest, and ends with the exit code of the signal, 143. Other exit codes: 1 the
-engine failed; 2 bad options; 3 the disk of --log is full.
+/health answers 503 until one program is compiled and certified that can run any request. The others, which make requests
+faster, are compiled while it answers; /health and the standard error name those that are left. A client that leaves ends
+its requests; calls beyond --max-waiting are answered with 429, and those for which there is never room with 400. SIGTERM stops
+admitting, finishes what is in flight within --grace seconds, aborts the rest, and ends with the exit code of the signal, 143.
+Other exit codes: 1 the engine failed; 2 bad options; 3 the disk of --log is full.
 Needs the extra `serve`: pip install 'detspec[serve]'."""
 LOCALHOST = "127.0.0.1"
 KEY = "DETSPEC_API_KEY"
+SECONDS_BETWEEN_LINES = 60.0
 LAST_S = 10  # seconds after --grace until connections are cut whose clients do not read
 SHORT_STEPS = ("none", "ngram")  # drafts whose steps are short, because what arrives waits for the step that runs
 
@@ -42,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens between two looks at new requests; 1 for streams",
     )
-    add("--lazy", action="store_true", help="compile programs when requests first need them, not before /health says ready")
+    add("--lazy", action="store_true", help="compile only programs that requests need, when they first need them")
     add("--log", metavar="FILE", help="append what was answered to FILE, for `detspec audit --responses`")
     add(
         "--weights-dir",
@@ -98,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
         lifespan="on",
     )
     server = uvicorn.Server(settings)
-    service.thread.on_ready = keep_out_of_collections
+    tells = Tells(service.engine)
+    service.thread.on_ready = tells.ready
+    service.thread.on_made = tells.made
     service.thread.on_failure = lambda: setattr(server, "should_exit", True)
     service.is_leaving = lambda: server.should_exit
     try:
@@ -107,11 +116,40 @@ def run(args: argparse.Namespace) -> int:
     except SystemExit as error:
         raise InputError(f"--host {args.host} --port {args.port}: the address cannot be listened at") from error
     say(f"serving {options.name} at http://{args.host}:{sock.getsockname()[1]}")
+    if options.prepares:
+        say("compiling and certifying the first program; /health answers 503 until then")
     server.run(sockets=[sock])
     if service.thread.failure is not None:
         say(f"error: {service.thread.failure}")
         return service.thread.failure.exit_code
     return 0
+
+
+class Tells:
+    """Says what is compiled while the server answers, and what is left from time to time."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._said = 0.0
+
+    def ready(self) -> None:
+        """Requests are answered from now on."""
+        keep_out_of_collections()
+        say("ready")
+        self._left()
+
+    def made(self) -> None:
+        """A program was made."""
+        if self._engine.is_prepared:
+            keep_out_of_collections()
+            say("all programs are compiled and certified")
+        elif time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
+            self._left()
+
+    def _left(self) -> None:
+        if labels := self._engine.compiling:
+            self._said = time.monotonic()
+            say(f"{len(labels)} programs are compiled behind, which make requests faster: {', '.join(labels)}")
 
 
 def keep_out_of_collections() -> None:

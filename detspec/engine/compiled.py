@@ -13,7 +13,7 @@ import os
 import pickle
 import threading
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -48,27 +48,40 @@ class Programs:
         self._begun: dict[Hashable, Future[Executable]] = {}
         self._lock = threading.RLock()
         self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile")
+        self._behind = ThreadPoolExecutor(1, thread_name_prefix="compile-behind")  # the other cores are for what runs
 
     def start(self, call: Call, cache: CompileCache | None) -> Future[Executable]:
         """Begins to load or to compile the program of `call`, unless that has begun before; `cache` has the files."""
-        leaves, structure = jax.tree.flatten(call.args)
-        shapes = tuple(map(_shape_of, leaves))
-        key = (call.fn, call.cfg, tuple(call.static.items()), structure, shapes)
+        return self._start(_wanted(call), cache)
+
+    def start_behind(self, calls: Sequence[Call], cache: CompileCache | None) -> Future[None]:
+        """As `start` of one call after the other, but traces in another thread, too; done when all programs are there."""
+        wanted = list(map(_wanted, calls))  # at once: when they are traced, their arrays may have been donated
+
+        def make() -> None:
+            for each in wanted:
+                self._start(each, cache).result()
+
+        return self._behind.submit(make)
+
+    def _start(self, wanted: "_Wanted", cache: CompileCache | None) -> Future[Executable]:
         with self._lock:
-            begun = self._begun.get(key)
-            if begun is None or (begun.done() and begun.exception() is not None):  # what has failed may work next time
-                mesh = mesh_of(call.args)
-                devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
-                in_order = list(devices if mesh is None else mesh.devices.flat)
-                is_shared = any(device.process_index != jax.process_index() for device in in_order)
-                lowered = _lower(call, mesh)
-                # Where processes share a mesh, jax's own cache alone keeps programs: there all must compile, or none.
-                if cache is None or is_shared or (mesh is None and len(devices) != 1):
-                    begun = self._threads.submit(lowered.compile)
-                else:
-                    begun = self._threads.submit(_load_or_compile, lowered, cache, in_order)
-                self._begun[key] = begun
-            return begun
+            begun = self._begun.get(wanted.key)
+            if begun is not None and not (begun.done() and begun.exception() is not None):  # what has failed may work next time
+                return begun
+            begun = self._begun[wanted.key] = Future()
+        try:
+            lowered = _lower(wanted.call, wanted.mesh)
+        except BaseException as error:
+            begun.set_exception(error)
+            raise
+        is_shared = any(device.process_index != jax.process_index() for device in wanted.devices)
+        # Where processes share a mesh, jax's own cache alone keeps programs: there all must compile, or none.
+        if cache is None or is_shared or (wanted.mesh is None and len(wanted.devices) != 1):
+            self._threads.submit(_fulfil, begun, lowered.compile)
+        else:
+            self._threads.submit(_fulfil, begun, lambda: _load_or_compile(lowered, cache, wanted.devices))
+        return begun
 
     def made_from(self, fn: Any) -> list[Any]:
         """The compiled programs of a jitted function, of whatever shapes."""
@@ -88,6 +101,46 @@ class Programs:
 
 
 PROGRAMS = Programs()
+
+
+class _Wanted(NamedTuple):
+    """A program that is to be made.
+
+    Attributes:
+        key: what it is looked up by.
+        call: its call, with shapes in the place of jax's arrays.
+        mesh: the chips that it runs on; None on one device.
+        devices: these chips, or that device.
+    """
+
+    key: Hashable
+    call: Call
+    mesh: Mesh | None
+    devices: list[jax.Device]
+
+
+def _wanted(call: Call) -> _Wanted:
+    leaves, structure = jax.tree.flatten(call.args)
+    key = (call.fn, call.cfg, tuple(call.static.items()), structure, tuple(map(_shape_of, leaves)))
+    mesh = mesh_of(call.args)
+    devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
+    shapes = call._replace(args=jax.tree.map(_without_content, call.args))
+    return _Wanted(key, shapes, mesh, list(devices if mesh is None else mesh.devices.flat))
+
+
+def _without_content(leaf: Any) -> Any:
+    """What tracing sees of an array."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding_of(leaf), weak_type=leaf.weak_type)
+
+
+def _fulfil(begun: Future[Executable], make: Callable[[], Executable]) -> None:
+    """Sets what `make` returns, or raises, as the result of `begun`."""
+    try:
+        begun.set_result(make())
+    except BaseException as error:
+        begun.set_exception(error)
 
 
 def _lower(call: Call, mesh: Mesh | None) -> Any:

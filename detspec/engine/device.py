@@ -6,6 +6,7 @@ for the device; a `Report` does when it is read.
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -195,13 +196,20 @@ class Device:
         """Copies pages `(source, target)`, at most one for each place."""
         self.state = self._run(self._copy(pairs))
 
-    def start_compiling(self, plans: Sequence[Plan]) -> None:
+    def start_compiling(self, plans: Sequence[Plan], *, apart: bool = False) -> None:
         """Begins to compile, all at the same time, the first of `plans`, what it needs to be certified, and the others."""
-        for call in self.calls(plans):
+        for call in self.calls(plans, apart=apart):
             PROGRAMS.start(call, self.cache)
 
-    def calls(self, plans: Sequence[Plan]) -> list[Call]:
-        """The programs that `plans` need, in the order in which they are needed; nothing without plans."""
+    def compile_behind(self, plans: Sequence[Plan]) -> Future[None]:
+        """Compiles what `plans` need while others run, with a program of its own for prefill; done when all are there."""
+        return PROGRAMS.start_behind(self.calls(plans, apart=True), self.cache)
+
+    def calls(self, plans: Sequence[Plan], *, apart: bool = False) -> list[Call]:
+        """The programs that `plans` need, in the order in which they are needed; nothing without plans.
+
+        Prefill's own is among them if it has one, or is to have one: `apart`.
+        """
         if not plans:
             return []
         B = self.config.max_requests
@@ -211,7 +219,7 @@ class Device:
         ]
         nothing = Work(self._no_requests, nowhere, np.int32(0), self._no_texts)
         reads = [] if all(plan.ordinary for plan in plans) else [self._read(nothing, None, PLAIN)]
-        if self.prefills_apart:
+        if apart or self.prefills_apart:
             reads.append(self._read(nothing, None, None))
         return [first, *reads, self._copy([]), *others]
 

@@ -24,6 +24,7 @@ from detspec.checkpoint.load import Model
 from detspec.draft.source import Drafter
 from detspec.engine.agreement import Agreement, Alone, agreement_of
 from detspec.engine.allocator import Allocator
+from detspec.engine.behind import Behind
 from detspec.engine.certify import Certificate
 from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.device import Device
@@ -67,6 +68,7 @@ class Engine:
     Any thread may call `add` and `abort`; all else belongs to one thread, the one that steps.
 
     Attributes:
+        compiles_behind: what makes requests faster is compiled while they run, for `go_on_preparing`; else in a step.
         config: how it runs.
         schedule: numerics and budget of the anchor, whose bits are committed.
         device: weights, state and programs.
@@ -105,6 +107,7 @@ class Engine:
             raise InputError(f"EngineConfig.method must be one of {names}, got {unknown[0]!r}")
         self.device = device
         self.agreement = agreement
+        self.compiles_behind = False
         self.config = device.config
         self.schedule = device.schedule
         self.stats = Stats()
@@ -130,6 +133,7 @@ class Engine:
         self._segments = Segments(device, agreement.observer(self.planner.step_times), self.planner.acceptance)
         self._improves = True
         self._room = device.room  # that samples so far need
+        self._behind: Behind | None = None
         self._batch = 0  # the smallest batch that holds the sequences of the segment on the device
         self._passes: Counter[int] = Counter()  # for each such batch, steps and passes over prompts since plans were made
         self._weight_version: str | None = None
@@ -309,6 +313,45 @@ class Engine:
             self._improves = False
         return tuple(self.certificates.values())
 
+    def prepare_behind(self) -> None:
+        """Makes a program with which any requests can run, and leaves all others of `prepare` to `go_on_preparing`.
+
+        Processes that share a mesh make all of them at once, because each must make the same at the same time. Raises
+        `InputError` if thoughts of this model depend on places or drafts on this device.
+        """
+        if not isinstance(self.agreement, Alone):
+            self.prepare()
+            return
+        self.compiles_behind = True
+        self._improves = False
+        everything = self.config.max_requests + 1
+        self._make_first(everything, Needs(ordinary=False))
+        self._make_behind(needed_batches(self.config, everything), Needs())
+
+    def go_on_preparing(self) -> bool:
+        """Tries a program that was compiled behind, if one is there and the time has come; returns whether it did.
+
+        Call it between two steps. Requests in flight stand still meanwhile, and go on to the same bits; see `Behind`.
+        """
+        if self._behind is None or not self._behind.is_due(is_idle=not self.has_work):
+            return False
+        self._empty_device()
+        self._behind.go_on()
+        self.planner.coming = self._behind.missing
+        if self._behind.is_over:
+            self._behind = None
+        return True
+
+    @property
+    def compiling(self) -> tuple[str, ...]:
+        """Labels of the plans that are being compiled behind, or will be."""
+        return tuple(plan.label for plan in self.planner.coming)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether nothing is being made behind."""
+        return self._behind is None
+
     def update_params(self, params: Params, weight_version: str | None = None) -> None:
         """Goes on with other weights of the same shapes; what pages hold is forgotten, nothing is compiled again.
 
@@ -386,13 +429,16 @@ class Engine:
             self._is_stepping = False
 
     def _make_room(self) -> None:
-        """Gives programs the room that samples need. Servers, which had prepared all, wait for that once."""
+        """Gives programs the room that samples need. Where all was prepared, requests wait for one program, once."""
         if self._room == self.device.room:
             return
         self._empty_device()
         self.device.widen(self._room)
         self.planner.forget_programs()
-        if not self._improves:
+        self._behind = None  # what is on its way has the room that there was
+        if self.compiles_behind and not self._improves:
+            self.prepare_behind()
+        elif not self._improves:
             self._make_first(self.config.max_requests, Needs())
             self._improves = True
 
@@ -409,7 +455,10 @@ class Engine:
         if self._improves and self._passes.total() >= IMPROVED_AFTER:
             batches = worth_making(self._passes)
             self._passes.clear()
-            self._make_all(batches, needs)
+            if not self.compiles_behind:
+                self._make_all(batches, needs)
+            elif self._behind is None and self.planner.lacks_any(batches, needs):
+                self._make_behind(batches, needs)
 
     def _make_first(self, num_requests: int, needs: Needs) -> None:
         """Makes what `num_requests` at once lack to run at all."""
@@ -422,6 +471,11 @@ class Engine:
         if self.planner.lacks_any(batches, needs):
             self._empty_device()
             self.planner.prepare(batches, needs)
+
+    def _make_behind(self, batches: Sequence[int], needs: Needs) -> None:
+        """Begins to make all plans of `batches` that are missing, while requests run."""
+        self._behind = Behind(self.device, self.planner, batches, needs)
+        self.planner.coming = self._behind.missing
 
     def _empty_device(self) -> None:
         """Takes all sequences out of their places, to go on to the same bits later: trial runs need all places and pages."""

@@ -6,7 +6,8 @@ and smaller batches, only make it faster, and are compiled once it has run for a
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from detspec.draft.table import SOURCES
@@ -45,18 +46,23 @@ class Planner:
         self._tried: set[tuple[int, bool, Drafting]] = set()  # batch, processing
         self._thoughts_certified = False
         self._passed_over: list[Plan] = []  # when one was chosen last
+        self.coming: tuple[Plan, ...] = ()  # plans that are being made behind what runs
 
     def lacks(self, num_requests: int, needs: Needs) -> bool:
-        """Whether `num_requests` at once cannot run yet: there is no plan that was made for so many, and for what they need."""
+        """Whether `num_requests` at once cannot run yet: there is no plan that was made for so many, and for what they need.
+
+        Ordinary ones also run by canonical plans while theirs are coming.
+        """
         num_requests = min(num_requests, self._device.config.max_requests)
 
         def is_made(plans: Iterable[Plan]) -> bool:
             return any(plan.batch >= num_requests and plan.processing >= needs.processing for plan in plans)
 
         lacks_canonical = needs.deterministic and not is_made(plan for plan in self.certificates if not plan.ordinary)
-        return num_requests > 0 and (
-            lacks_canonical or (needs.ordinary and not is_made(plan for plan in self.certificates if plan.ordinary))
-        )
+        lacks_ordinary = needs.ordinary and not is_made(plan for plan in self.certificates if plan.ordinary)
+        if lacks_ordinary and is_made(plan for plan in self.coming if plan.ordinary):
+            lacks_ordinary = not is_made(plan for plan, certificate in self.certificates.items() if certificate.is_certified)
+        return num_requests > 0 and (lacks_canonical or lacks_ordinary)
 
     def lacks_any(self, batches: Sequence[int], needs: Needs) -> bool:
         """Whether `prepare` has something to do."""
@@ -71,35 +77,45 @@ class Planner:
         if not self.certificates:  # nothing has been prefilled yet
             self._device.prefills_apart = not needs.deterministic
         for batch in needed_batches(self._device.config, num_requests)[-1:]:
-            self._start_compiling([batch], needs, ordinary=needs.ordinary)
+            self._device.start_compiling(self._surely_tried([batch], needs))
             self._certify_thoughts()
             for drafting in self._drafts if needs.deterministic else ():
                 if not self._usable(batch, needs.processing):
-                    self._try_draft(batch, needs.processing, drafting)
+                    deque(self._try_draft(batch, needs.processing, drafting), maxlen=0)
             if needs.ordinary:
                 self._make_ordinary(batch, needs.processing)
 
     def prepare(self, batches: Sequence[int], needs: Needs) -> None:
-        """Makes all plans of `batches` and times them in turns, canonical ones only if they are needed.
+        """Makes all plans of `batches` and times them in turns, canonical ones only if they are needed; see `making`."""
+        self._device.start_compiling(
+            self._surely_tried(self._incomplete(batches, needs), needs._replace(ordinary=True)), apart=True
+        )
+        deque(self.making(batches, needs), maxlen=0)
+
+    def making(self, batches: Sequence[int], needs: Needs) -> Iterator[tuple[Plan, ...]]:
+        """Does what `prepare` does in pieces; yields before each the plans whose programs it runs.
 
         If prefill shared its program so far, it gets one of its own, and plans that were certified with the other are certified
-        anew.
+        anew, all in the first piece.
 
-        All places must be free. Raises `InputError` if thoughts depend on places or drafts on this device.
+        All places must be free whenever it goes on. Raises `InputError` if thoughts depend on places or drafts on this device.
         """
         is_moved = not self._device.prefills_apart
+        again = tuple(plan for plan, certificate in self.certificates.items() if certificate.is_certified and is_moved)
+        yield again
         self._device.prefills_apart = True
         self._thoughts_certified &= not is_moved  # prompts are thought about by the program that prefills
-        incomplete = [batch for batch in batches if not self._is_complete(batch, needs)]
-        self._start_compiling(incomplete, needs, ordinary=True)
-        for plan in [plan for plan, certificate in self.certificates.items() if certificate.is_certified and is_moved]:
+        for plan in again:
             self._certify(plan)
-        for batch in incomplete:
-            self._make_ordinary(batch, needs.processing)
-            self._certify_thoughts()
+        self._certify_thoughts()
+        for batch in self._incomplete(batches, needs):
+            if ordinary_plan(batch, needs.processing) not in self.certificates:
+                yield (ordinary_plan(batch, needs.processing),)
+                self._make_ordinary(batch, needs.processing)
             for drafting in self._drafts if needs.deterministic else ():
                 if (batch, needs.processing, drafting) not in self._tried:
-                    self._try_draft(batch, needs.processing, drafting)
+                    yield from self._try_draft(batch, needs.processing, drafting)
+            yield ()
             self._time(batch, needs.processing)
 
     def forget_programs(self) -> None:
@@ -107,17 +123,32 @@ class Planner:
         self.certificates.clear()
         self._tried.clear()
         self._thoughts_certified = False
+        self.coming = ()
+
+    def missing(self, batches: Sequence[int], needs: Needs) -> tuple[Plan, ...]:
+        """The plans that `making` will try at least, in its order."""
+        return tuple(
+            plan
+            for batch in batches
+            for plan in (
+                ordinary_plan(batch, needs.processing),
+                *(self._first_of(batch, needs, drafting) for drafting in self._drafts if needs.deterministic),
+            )
+            if plan not in self.certificates
+        )
 
     def choose(self, load: Load) -> tuple[Plan, bool]:
         """The plan for the next segment: the smallest batch that fits, filled the way that commits most tokens per second.
+
+        Ordinary requests alone take an ordinary plan, or a canonical one while theirs is coming.
 
         Returns it, and whether it is merely to be tried for a few steps, because it has not run for long.
 
         Raises `InputError` if a deterministic request is live, and this device certified no plan that is large enough.
         """
         self._passed_over = []
-        if load.num_deterministic == 0:
-            return min(self._fitting(load, ordinary=True), key=_size), False
+        if load.num_deterministic == 0 and (ordinary := self._fitting(load, ordinary=True)):
+            return min(ordinary, key=_size), False
         fitting = self._fitting(load, ordinary=False)
         if not fitting:
             raise InputError(self._refusal(load))
@@ -181,28 +212,39 @@ class Planner:
         is_tried = all((batch, needs.processing, drafting) in self._tried for drafting in self._drafts)
         return ordinary is not None and math.isfinite(ordinary.step_s) and (is_tried or not needs.deterministic)
 
-    def _start_compiling(self, batches: Sequence[int], needs: Needs, *, ordinary: bool) -> None:
-        """Begins with the plans that will be tried for sure, those that take longest first."""
-        plans: list[Plan] = []
-        for batch in batches:
-            drafting = self._drafts[0]
-            if needs.deterministic and (batch, needs.processing, drafting) not in self._tried:
-                plans.append(canonical_plans(batch, self._rows, drafting, processing=needs.processing)[0])
-            if ordinary and ordinary_plan(batch, needs.processing) not in self.certificates:
-                plans.append(ordinary_plan(batch, needs.processing))
-        self._device.start_compiling(plans)
+    def _incomplete(self, batches: Sequence[int], needs: Needs) -> list[int]:
+        """Batches of which not all plans have been made and timed."""
+        return [batch for batch in batches if not self._is_complete(batch, needs)]
+
+    def _surely_tried(self, batches: Sequence[int], needs: Needs) -> list[Plan]:
+        """The plans that will be tried in any case, those that take longest to compile first."""
+        first = self._drafts[:1] if needs.deterministic else ()
+        return [
+            plan
+            for batch in batches
+            for plan in (
+                *(self._first_of(batch, needs, way) for way in first if (batch, needs.processing, way) not in self._tried),
+                *([ordinary_plan(batch, needs.processing)] if needs.ordinary else []),
+            )
+            if plan not in self.certificates
+        ]
+
+    def _first_of(self, batch: int, needs: Needs, drafting: Drafting) -> Plan:
+        """The plan of one way to draft that is tried first."""
+        return canonical_plans(batch, self._rows, drafting, processing=needs.processing)[0]
 
     def _make_ordinary(self, batch: int, processing: bool) -> None:
         plan = ordinary_plan(batch, processing)
         if plan not in self.certificates:
             self._certify(plan)
 
-    def _try_draft(self, batch: int, processing: bool, drafting: Drafting) -> None:
-        """Tries the plans of one way to draft until one is certified."""
+    def _try_draft(self, batch: int, processing: bool, drafting: Drafting) -> Iterator[tuple[Plan, ...]]:
+        """Tries the plans of one way to draft until one is certified; yields each before."""
         for plan in canonical_plans(batch, self._rows, drafting, processing=processing):
             if self._device.config.chooses and plan.num_drafts and not self._draft_can_win(plan):
                 self.certificates[plan] = Certificate(plan, NOT_TRIED, CANNOT_WIN)
                 break
+            yield (plan,)
             self._certify(plan)
             if self.certificates[plan].is_certified:
                 break

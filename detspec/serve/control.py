@@ -24,12 +24,17 @@ def control_routes(service: Service) -> list[BaseRoute]:
     async def health(request: Request) -> Response:
         if thread.failure is not None:
             return answer({"status": "failed"}, status=500)
-        return answer({"status": "ready"}) if thread.is_ready else answer({"status": "certifying"}, status=503)
+        if not thread.is_ready:
+            return answer({"status": "certifying"}, status=503)
+        return answer({"status": "ready", "compiling": service.engine.compiling})
 
     async def metrics(request: Request) -> Response:
         engine = service.engine
         usage = engine.num_pages_held / engine.num_pages
-        page = service.metrics.page(num_running=engine.num_live, num_waiting=thread.num_waiting, cache_usage=usage)
+        num_compiling = len(engine.compiling)
+        page = service.metrics.page(
+            num_running=engine.num_live, num_waiting=thread.num_waiting, cache_usage=usage, num_compiling=num_compiling
+        )
         return Response(page, media_type=METRICS_TYPE)
 
     async def version(request: Request) -> Response:

@@ -99,21 +99,26 @@ class EngineThread:
         max_waiting: most samples that may wait for a place.
         num_open: samples in flight.
         loop: the event loop, once started.
-        is_ready: all programs are compiled and certified.
+        is_ready: requests are answered: a program is certified that can run any of them, or they are to wait for theirs.
         is_paused: new calls wait.
         failure: why nothing is answered any more; None while all is well.
-        on_ready: called once all programs are compiled and certified, or at once if none are to be before they are needed.
+        on_ready: called once requests are answered.
+        on_made: called each time that a further program was made while requests run, and `engine.compiling` became shorter.
         on_failure: called when nothing is answered any more.
     """
 
     def __init__(self, engine: Engine, *, max_waiting: int, metrics: Metrics, prepares: bool = True) -> None:
-        """Starts nothing; `start` does. Unless it `prepares`, programs are compiled when requests first need them."""
+        """Starts nothing; `start` does.
+
+        If it `prepares`, one program is made first and all others while requests run; else those that requests need.
+        """
         self.engine = engine
         self.max_waiting = max_waiting
         self.num_open = 0
         self.is_ready = self.is_paused = False
         self.failure: EngineStopped | None = None
         self.on_ready: Callable[[], None] = lambda: None
+        self.on_made: Callable[[], None] = lambda: None
         self.on_failure: Callable[[], None] = lambda: None
         self._metrics = metrics
         self._prepares = prepares
@@ -285,10 +290,12 @@ class EngineThread:
         """What the thread does."""
         try:
             if self._prepares:
-                self.engine.prepare()
+                self.engine.prepare_behind()
             self.later(self._prepared)
             while not self._is_closing:
                 self._run_tasks()
+                if not self._holds and self.engine.go_on_preparing():
+                    self.later(lambda: self.on_made())
                 if self._holds or not self.engine.has_work:
                     self._wake.wait(IDLE_S)
                     self._wake.clear()

@@ -33,6 +33,7 @@ class Metrics:
         self._running = gauge("num_requests_running", "samples that have a place")
         self._waiting = gauge("num_requests_waiting", "samples that wait for a place")
         self._cache = gauge("kv_cache_usage_perc", "share of the cache pages that requests hold")
+        self._compiling = gauge("num_programs_compiling", "programs that are still to be made while requests run")
         self._prompt_tokens = counter("prompt_tokens", "tokens of prompts")
         self._new_tokens = counter("generation_tokens", "tokens that were generated or given to be scored")
         self._deterministic = counter("deterministic_generation_tokens", "those of them that a canonical pass decided")
@@ -59,11 +60,12 @@ class Metrics:
         self._deterministic.inc(len(completion.token_ids) if update.request.sampling.deterministic else 0)
         self._add(completion.stats)
 
-    def page(self, *, num_running: int, num_waiting: int, cache_usage: float) -> bytes:
+    def page(self, *, num_running: int, num_waiting: int, cache_usage: float, num_compiling: int) -> bytes:
         """The text that Prometheus reads; the arguments are what the gauges show."""
         self._running.set(num_running)
         self._waiting.set(num_waiting)
         self._cache.set(cache_usage)
+        self._compiling.set(num_compiling)
         return generate_latest(self.registry)
 
     def _add(self, stats: Stats) -> None:

@@ -41,7 +41,8 @@ class Options:
         weights_dir: folder whose subfolders may be loaded as new weights; None refuses that, and to pause.
         log: file that gets a line for each sample that has ended; None keeps none.
         grace_s: seconds that what is in flight has to end by itself once the server is leaving.
-        prepares: all programs are compiled and certified before `/health` says ready; else when requests first need them.
+        prepares: a program is made that can run any request before `/health` says ready, and all others while requests run;
+            else those that requests need are made when they first need them.
     """
 
     name: str

@@ -55,7 +55,7 @@ def test_help_names_every_command(capsys):
 
 @pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.name)
 def test_cli_module_imports_nothing_slow_before_it_runs(path):
-    """Only the standard library, `choices`, `errors`, `say` and the CLI itself; what a subcommand runs is imported in its function."""
+    """Only the standard library, `LIGHT` and the CLI itself; what a subcommand runs is imported in its function."""
     for node in ast.parse(path.read_text()).body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

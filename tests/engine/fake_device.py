@@ -8,6 +8,7 @@ handed out twice or overwritten too early is found at once.
 
 import dataclasses
 import hashlib
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -42,6 +43,7 @@ class FakeDevice:
         self.places: dict[int, SimpleNamespace] = {}
         self.waiting: dict[int, SimpleNamespace] = {}
         self.wide_costs: dict[Plan, float] = {}
+        self.behind: list[tuple[tuple[Plan, ...], Future]] = []  # plans that are compiled behind, and what is waited for
         self.steps_of: dict[str, int] = {}  # steps of each plan, by label
 
     @property
@@ -116,8 +118,20 @@ class FakeDevice:
     def use(self, model):
         self.model = model
 
-    def start_compiling(self, plans):
+    def start_compiling(self, plans, *, apart=False):
         """Nothing is compiled here."""
+
+    def compile_behind(self, plans):
+        """Plans are compiled once a test says so."""
+        self.behind.append((plans, Future()))
+        return self.behind[-1][1]
+
+    def compiled(self):
+        """Says that what is compiled behind is there; returns its plans."""
+        plans, future = self.behind[-1]
+        if not future.done():
+            future.set_result(None)
+        return [plan.label for plan in plans] or ["no plan"]
 
     def replay(self, placement, texts, asked, *, schedule=None):
         shape = (self.config.max_requests, self.config.max_len)

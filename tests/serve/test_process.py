@@ -34,6 +34,7 @@ def started(folder: Path, *args: str, first: str = "") -> Iterator[tuple[subproc
     command = [*python, "serve", "--model", str(folder), "--port", "0", "--lazy", "--max-len", "64"]
     with subprocess.Popen([*command, "--max-requests", "4", *args], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
+        assert process.stderr.readline() == f"detspec: loading the model {folder}\n"
         line = process.stderr.readline()
         found = re.search(r"serving bytes at (http://127\.0\.0\.1:\d+)", line)
         assert found is not None, line

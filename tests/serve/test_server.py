@@ -15,17 +15,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from detspec.engine.engine import Engine
+from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.jobs.audit_responses import run_audit_responses
 from detspec.jobs.job import run_job
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 from detspec.serve.app import UNEXPECTED
 from detspec.serve.engine_thread import EngineThread
 from detspec.serve.log import ResponseLog
 from detspec.serve.metrics import Metrics
 from detspec.serve.service import Service
 from detspec.serve.streams import Chunks
+from tests.engine.fake_device import FakeDevice
 from tests.serve.running import Running, chatting, choices, chunks_of, make_engine, serving
 
 NUM = 48
@@ -303,18 +307,50 @@ def test_error_on_arrival_ends_its_own_call_alone(model, monkeypatch):
 
 def test_ready_comes_after_programs_are_prepared():
     events = []
-    engine = types.SimpleNamespace(prepare=lambda: events.append("prepared"), has_work=False, stop=lambda: None)
+    made = iter([True, True])
+    engine = types.SimpleNamespace(prepare_behind=lambda: events.append("prepared"), has_work=False, stop=lambda: None)
+    engine.go_on_preparing = lambda: next(made, False)
 
     async def run() -> None:
         thread = EngineThread(engine, max_waiting=1, metrics=Metrics())
         thread.on_ready = lambda: events.append(f"ready: {thread.is_ready}")
+        thread.on_made = lambda: events.append("made")
         thread.start()
-        while not thread.is_ready:
+        while len(events) < 4:
             await asyncio.sleep(0.01)
         await thread.close()
 
     asyncio.run(run())
-    assert events == ["prepared", "ready: False"]
+    assert events == ["prepared", "ready: False", "made", "made"]
+
+
+def test_server_answers_while_further_programs_are_compiled_and_says_which():
+    """On a device that counts up and compiles when it is told to."""
+    device = FakeDevice(Schedule(), EngineConfig(max_requests=4, max_len=256, method="none"))
+    with serving(Engine.over(device)) as server:
+        labels = ["ordinary processing[1]", "1x1 processing[1]", "ordinary processing[4]"]
+        body = {"prompt": [1, 2], "max_tokens": 4, "return_token_ids": True}
+        for is_deterministic in (True, False):
+            answer = server.ask(**body, is_deterministic=is_deterministic)
+            assert answer["choices"][0]["token_ids"] == [3, 4, 5, 6]
+        assert server.http.get("/health").json() == {"status": "ready", "compiling": labels}
+        assert "detspec:num_programs_compiling 3.0" in server.http.get("/metrics").text
+        assert set(device.steps_of) == {"4x1 processing[4]"}
+        server.wait_until(lambda: device.compiled() and server.engine.is_prepared)
+        assert server.http.get("/health").json() == {"status": "ready", "compiling": []}
+        assert "detspec:num_programs_compiling 0.0" in server.http.get("/metrics").text
+        server.ask(**body)
+        assert device.steps_of["1x1 processing[1]"] > 0
+
+
+def test_lazy_server_compiles_nothing_ahead_or_behind():
+    device = FakeDevice(Schedule(), EngineConfig(max_requests=4, max_len=256, method="none"))
+    with serving(Engine.over(device), prepares=False) as server:
+        assert server.http.get("/health").json() == {"status": "ready", "compiling": []}
+        assert server.engine.certificates == {}
+        server.ask(prompt=[1, 2], max_tokens=4)
+        assert [plan.label for plan in server.engine.certificates] == ["1x1[1]"]
+        assert server.http.get("/health").json()["compiling"] == []
 
 
 def failing(model, monkeypatch, *, after: int):
