@@ -42,7 +42,7 @@ if importlib.util.find_spec("detspec") is None:  # on Colab, say
 # ## The server
 #
 # It is a process of its own, and the only one that touches the device. It opens its port at once; `/health` says "ready" when
-# all programs are compiled and certified. `--log` keeps what it answers.
+# a program is certified that can run any request. The others are compiled while it answers. `--log` keeps what it answers.
 
 # %%
 import re
@@ -62,7 +62,7 @@ DETSPEC = [sys.executable, "-m", "detspec"]
 
 
 def is_ready(url: str) -> bool:
-    """Whether the server has certified its programs."""
+    """Whether the server answers."""
     try:
         return urllib.request.urlopen(f"{url}/health").status == 200
     except urllib.error.HTTPError:
@@ -71,9 +71,9 @@ def is_ready(url: str) -> bool:
 
 command = [*DETSPEC, "serve", "--port", "0", "--max-requests", "16", "--max-len", "256", "--log", str(LOG)]
 server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-line = server.stderr.readline().strip()
-print(line)
-url = re.search(r"http://\S+", line)[0]
+lines = [server.stderr.readline().strip() for _ in range(2)]
+print(*lines, sep="\n")
+url = re.search(r"http://\S+", lines[1])[0]
 began = time.perf_counter()
 while not is_ready(url):
     assert server.poll() is None, server.stderr.read()

@@ -107,10 +107,12 @@ def server(max_requests: int, method: Sequence[str]) -> Iterator[int]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stderr is not None
-        found = re.search(r":(\d+)$", process.stderr.readline().strip())
-        assert found is not None
+        found = None
+        while found is None:  # the first line names the model
+            assert process.poll() is None
+            found = re.search(r"serving .*:(\d+)$", process.stderr.readline().strip())
         port = int(found[1])
-        while status(port) == 503:
+        while compiles(port):
             time.sleep(0.2)
         yield port
     finally:
@@ -118,12 +120,12 @@ def server(max_requests: int, method: Sequence[str]) -> Iterator[int]:
         process.wait(120)
 
 
-def status(port: int) -> int:
-    """The status of the server's health."""
+def compiles(port: int) -> bool:
+    """Whether the server is still compiling, before it answers or while it does."""
     try:
-        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status
+        return bool(json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/health"))["compiling"])
     except urllib.error.HTTPError as error:
-        return error.code
+        return error.code == 503
 
 
 def send(
@@ -205,7 +207,7 @@ async def _overhead(service: Service, rounds: int) -> dict[str, list[float]]:
     server = uvicorn.Server(settings)
     service.thread.on_ready = keep_out_of_collections
     serving = asyncio.create_task(server.serve())
-    while not service.thread.is_ready:
+    while not (service.thread.is_ready and service.engine.is_prepared):
         await asyncio.sleep(0.1)
     port = server.servers[0].sockets[0].getsockname()[1]
     seconds: dict[str, list[float]] = {"engine": [], "http": [], "client": []}

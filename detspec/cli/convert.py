@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """Converts, and prints what was written."""
     from pathlib import Path
 
+    from detspec.checkpoint.announce import say_loading
     from detspec.checkpoint.cast import cast_params
     from detspec.checkpoint.digest import digest_model
     from detspec.checkpoint.hf import save_hf
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if not args.fresh and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"--out {out} is there already: name another folder, or let --fresh delete it")
+    say_loading(source)
     model = load(source)
     cfg, params = cast_params(model.cfg, model.params, args.dtype or model.cfg.dtype)
     kind = args.to or ("hf" if is_native(source) else "native")

@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.target.suffix != ".parquet":
         raise InputError(f"{args.target} must end in .parquet")
+    say(f"reading {args.source}")
     try:
         num_rows = convert_output(args.source, args.target, fresh=args.fresh)
     except OSError as error:

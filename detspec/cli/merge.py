@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     chunks = chunk_folder(out)
     if not args.shards and chunks.is_dir() and find_shards(out):
         raise InputError(f"there are both {chunks} and shards of {out}: remove those of one job, or name the shards to merge")
+    say(f"joining the parts of {out}")
     try:
         stats = (
             merge_chunks(out, chunks, fresh=args.fresh)

@@ -62,7 +62,20 @@ def add_chips(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """`--json`; see `write_json`."""
-    parser.add_argument("--json", metavar="FILE", help=f"also write {what} to FILE")
+    parser.add_argument(
+        "--json", type=report_path, metavar="FILE", help=f"also write {what} to FILE, or over an old report there"
+    )
+
+
+def report_path(text: str) -> str:
+    """The path of a report. An old one is written over, as each run makes a new one; any other file is left as it is."""
+    try:
+        holds = json.loads(Path(text).read_bytes() or b"{}") if Path(text).is_file() else {}
+    except (OSError, ValueError):
+        holds = None
+    if not isinstance(holds, dict):
+        raise argparse.ArgumentTypeError(f"{text} is there already and holds no report: name another file")
+    return text
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from detspec.choices import THOUGHTS
 from detspec.cli.options import add_model, load_model
+from detspec.say import say
 
 if TYPE_CHECKING:
     from detspec.traces.thoughts import ThoughtTrace
@@ -62,6 +63,7 @@ def run_windows(args: argparse.Namespace) -> int:
     from detspec.traces.record_windows import drafter_of
 
     model = load_model(args)
+    say("compiling and generating")
     size = {"window": args.window, "max_tokens": args.max_tokens}
     if args.prompt is None:
         trace = find_rollback(model, demo_prompts(), **size)
@@ -86,6 +88,7 @@ def run_thoughts(args: argparse.Namespace) -> int:
     from detspec.traces import run_thought_trace, save_thoughts
 
     model = load_model(args, shipped="thinking_parity")
+    say("compiling and generating")
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
     prompt = THINKING_PROMPT if args.prompt is None else args.prompt
     trace = run_thought_trace(model, prompt, sampling, think=args.draft_thoughts)

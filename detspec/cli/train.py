@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from detspec.say import say
+
 SUMMARY = "train a small model"
 DESCRIPTION = """Trains what FILE describes. A run found in the work folder is continued, to the same bits as without a break.
 The weights have the same bits on 1, 2, 4 and 8 chips of a kind, and a run may be continued on another number of them.
@@ -40,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     file, arm = split_source(args.config)
     default = Path("runs") / (file.stem if arm is None else f"{file.stem}-{arm}")
     workdir = default if args.workdir is None else Path(args.workdir)
+    say(f"training {args.config} in {workdir}")
     result = train(args.config, workdir=workdir, chips=args.chips, resume=not args.no_resume, progress=sys.stderr.isatty())
     for name, value in result.metrics.items():
         print(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value:.4f}")

@@ -4,6 +4,7 @@ import argparse
 import time
 
 from detspec.cli.options import add_cache_dtype, add_engine, add_model, add_weights, load_model, make_engine
+from detspec.say import say
 
 SUMMARY = "compile programs ahead"
 DESCRIPTION = """Compiles and certifies the programs that jobs with the same options need, and keeps them in the compile cache:
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     model = load_model(args)
     engine = make_engine(args, model)
+    say("compiling and certifying")
     engine.prepare(needs=Needs(deterministic=not args.ordinary, processing=False))
     for certificate in engine.prepare(needs=Needs(deterministic=not args.ordinary)):
         print(f"{certificate.plan.label:20} {certificate.status}{f': {certificate.why}' if certificate.why else ''}")

@@ -18,13 +18,14 @@ class Behind:
     """Plans of some batches on their way.
 
     Attributes:
-        missing: plans that are not tried yet, at least.
+        missing: plans that are not tried yet, at least; at last those that are not timed yet.
         is_over: whether all have been tried and timed.
     """
 
     def __init__(self, device: Device, planner: Planner, batches: Sequence[int], needs: Needs) -> None:
         """Begins to compile the first."""
         self.is_over = False
+        self.missing: tuple[Plan, ...] = ()
         self._device = device
         self._planner = planner
         self._wanted = batches, needs
@@ -50,5 +51,8 @@ class Behind:
     def _begin_next(self) -> None:
         plans: tuple[Plan, ...] | None = next(self._making, None)
         self.is_over = plans is None
-        self.missing = () if plans is None else self._planner.missing(*self._wanted)
+        if plans is None:
+            self.missing = ()
+        elif left := self._planner.missing(*self._wanted):
+            self.missing = left  # else the last ones are yet to be timed
         self._compiled = self._device.compile_behind(plans or ())

@@ -158,6 +158,18 @@ def test_engine_options_reach_the_config():
     assert (config.max_len, config.num_pages, config.method) == (64, 9, "none")
 
 
+def test_report_is_written_over_an_old_one_and_over_nothing_else(tmp_path, capsys):
+    path = tmp_path / "report.json"
+    for content in (None, "", '{"old": 1}'):
+        if content is not None:
+            path.write_text(content)
+        assert parsed("bench", "--json", str(path)).json == str(path)
+    path.write_text('{"id": "a"}\n{"id": "b"}\n')
+    with pytest.raises(SystemExit):
+        parsed("bench", "--json", str(path))
+    assert "is there already and holds no report: name another file" in capsys.readouterr().err
+
+
 def test_help_shows_defaults_but_not_none(capsys):
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
