@@ -313,20 +313,21 @@ class Engine:
             self._improves = False
         return tuple(self.certificates.values())
 
-    def prepare_behind(self) -> None:
-        """Makes a program with which any requests can run, and leaves all others of `prepare` to `go_on_preparing`.
+    def prepare_behind(self, needs: Needs | None = None) -> None:
+        """Makes one program that can run all that `needs` say, any requests if None; leaves the others to `go_on_preparing`.
 
         Processes that share a mesh make all of them at once, because each must make the same at the same time. Raises
         `InputError` if thoughts of this model depend on places or drafts on this device.
         """
+        needs = needs or Needs()
         if not isinstance(self.agreement, Alone):
-            self.prepare()
+            self.prepare(needs=needs)
             return
         self.compiles_behind = True
         self._improves = False
         everything = self.config.max_requests + 1
-        self._make_first(everything, Needs(ordinary=False))
-        self._make_behind(needed_batches(self.config, everything), Needs())
+        self._make_first(everything, needs._replace(ordinary=not needs.deterministic))
+        self._make_behind(needed_batches(self.config, everything), needs)
 
     def go_on_preparing(self) -> bool:
         """Tries a program that was compiled behind, if one is there and the time has come; returns whether it did.

@@ -7,6 +7,7 @@ import pytest
 from detspec.engine import behind
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Needs
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from tests.engine.byte_model import facts, make_engine
@@ -122,10 +123,10 @@ def test_answers_are_the_same_bits_before_while_and_after_plans_are_made(model):
     prompts = [list(range(30)), [7]]
     sampling = SamplingParams(max_tokens=12, temperature=0.9, seed=4)
     prepared = make_engine(model, 1, "none")
-    prepared.prepare()
+    prepared.prepare(needs=Needs(processing=False))
     expected = [facts(completion) for completion in prepared.generate(prompts, sampling)]
     engine = make_engine(model, 1, "none")
-    engine.prepare_behind()
+    engine.prepare_behind(Needs(processing=False))
     found = []
     while not engine.is_prepared:
         found.append([facts(completion) for completion in engine.generate(prompts, sampling)])

@@ -77,7 +77,8 @@ def make_engine(model: Model, **changes) -> Engine:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine, *, log: Path | None = None, **options) -> Iterator[Running]:
+def serving(engine: Engine, *, log: Path | None = None, waits: bool = True, **options) -> Iterator[Running]:
+    """A server that answers; if it `waits`, all programs are there, so that ordinary requests run by plans of their own."""
     service = Service(engine, Options(name="bytes", log=log, **options))
     config = uvicorn.Config(
         make_app(service), port=0, log_level="critical", lifespan="on", ws="none", timeout_graceful_shutdown=1
@@ -90,7 +91,7 @@ def serving(engine: Engine, *, log: Path | None = None, **options) -> Iterator[R
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
         with httpx2.Client(base_url=url, timeout=120) as http:
-            while http.get("/health").status_code == 503:
+            while (health := http.get("/health")).status_code == 503 or (waits and health.json().get("compiling")):
                 time.sleep(0.02)
             yield Running(service, url, http)
     finally:

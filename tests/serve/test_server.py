@@ -327,7 +327,7 @@ def test_ready_comes_after_programs_are_prepared():
 def test_server_answers_while_further_programs_are_compiled_and_says_which():
     """On a device that counts up and compiles when it is told to."""
     device = FakeDevice(Schedule(), EngineConfig(max_requests=4, max_len=256, method="none"))
-    with serving(Engine.over(device)) as server:
+    with serving(Engine.over(device), waits=False) as server:
         labels = ["ordinary processing[1]", "1x1 processing[1]", "ordinary processing[4]"]
         body = {"prompt": [1, 2], "max_tokens": 4, "return_token_ids": True}
         for is_deterministic in (True, False):
