@@ -135,3 +135,22 @@ def test_answers_are_the_same_bits_before_while_and_after_plans_are_made(model):
     assert all(each == expected for each in found)
     assert len(found) > 2
     assert set(labels(engine)) == set(labels(prepared))
+
+
+def test_room_that_grows_makes_all_plans_anew_behind():
+    engine, device = fake_engine()
+    engine.prepare_behind()
+    device.compiled()
+    engine.go_on_preparing()
+    coming = engine.compiling
+    many = SamplingParams(max_tokens=4, stop_token_ids=tuple(range(60, 90)))
+    found = engine.generate([[1]], many)
+    assert found[0].token_ids == (2, 3, 4, 5)
+    assert labels(engine) == ["4x1 processing[4]"]
+    assert engine.compiling == coming
+    while not engine.is_prepared:
+        device.compiled()
+        engine.go_on_preparing()
+    other, _ = fake_engine()
+    other.prepare()
+    assert set(labels(engine)) == set(labels(other))
