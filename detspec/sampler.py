@@ -19,6 +19,8 @@ from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN, SamplingArrays
 
 RAW, PROCESSED, TEMPERED = range(len(LOGPROBS_MODES))
+CERTAIN = 1e30  # a quotient so large that noise does not change it
+NEAR_ZERO = 1e-20  # of temperatures: quotients of others are too large for float32 only if logits are above 1e18
 TextsFn = Callable[[], jax.Array]  # makes the texts [X, T] that `process_logits` reads
 
 
@@ -147,13 +149,26 @@ def _counts(texts: jax.Array, start: jax.Array, first: jax.Array, W: int, V: int
 
 
 def _scaled(logits: jax.Array, rows: SamplingArrays) -> jax.Array:
-    """`logits [R, V]` over the temperature, greedy rows' as they are."""
+    """`logits [R, V]` over the temperature, greedy rows' as they are.
+
+    A row near 0 gets the limit of low temperatures if one of its quotients is too large for float32: its largest logit is
+    certain, all others are as good as excluded. Subtracting the largest before dividing would leave the choice among equals to
+    noise, and round the quotients of all other temperatures differently.
+    """
     random = rows.temperature > 0
 
     def scale(logits: jax.Array) -> jax.Array:
         return logits / jnp.where(random, rows.temperature, 1.0)[:, None]
 
-    return jax.lax.cond(jnp.any(random), scale, lambda logits: logits, logits)
+    def bounded(quotients: jax.Array) -> jax.Array:
+        is_finite = jnp.isfinite(logits)
+        overflows = (is_finite & jnp.isinf(quotients)).any(-1, keepdims=True)
+        limit = jnp.where(logits == logits.max(-1, keepdims=True), CERTAIN, jnp.where(is_finite, -CERTAIN, logits))
+        return jnp.where(overflows, limit, quotients)
+
+    quotients = jax.lax.cond(jnp.any(random), scale, lambda logits: logits, logits)
+    is_near_zero = random & (rows.temperature < NEAR_ZERO)
+    return jax.lax.cond(jnp.any(is_near_zero), bounded, lambda quotients: quotients, quotients)
 
 
 def logprobs_at(logits_f32: jax.Array, tokens: jax.Array, sum_row: SumFn) -> jax.Array:

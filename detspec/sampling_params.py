@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from detspec.choices import LOGPROBS_MODES
-from detspec.errors import InputError
+from detspec.config import MAX_COUNT
+from detspec.errors import InputError, ParameterError, shown
+from detspec.plain import plain
 from detspec.state import NO_TOKEN, SCALARS, SamplingArrays
 
 MAX_N = 1024
 MAX_LOGPROBS = 20
-KINDS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)}  # what is taken for a number of either kind
-OPTIONAL = ("prompt_logprobs", "thinking")  # fields that may be None
+MAX_STOPS = 1024  # strings that each new token is looked through for
+SMALLEST = float(np.finfo(np.float32).tiny)  # devices may take what is nearer to 0 for 0
 
 
 def _between(low: float, high: float) -> Callable[[Any], bool]:
@@ -25,14 +27,15 @@ def _any(x: Any) -> bool:
     return True
 
 
+IS_ID = _between(0, MAX_COUNT)  # a vocabulary may be smaller, see `check_prompt`
 PENALTY = (float, _between(-2, 2), "a number in -2 .. 2 (0 is off)")
 # the type of each field, whether a value of it is accepted, and what is, in words; `min_tokens` depends on `max_tokens`, too
 ACCEPTED: dict[str, tuple[type, Callable[[Any], bool], str]] = {
-    "max_tokens": (int, lambda x: x >= 1, "an integer of at least 1"),
-    "min_tokens": (int, lambda x: x >= 0, "an integer in 0 .. max_tokens"),
+    "max_tokens": (int, _between(1, MAX_COUNT), "an integer in 1 .. 2**31-1"),
+    "min_tokens": (int, _between(0, MAX_COUNT), "an integer in 0 .. max_tokens"),
     "n": (int, _between(1, MAX_N), f"an integer in 1 .. {MAX_N}"),
     "temperature": (float, _between(0, 1e6), "a number in 0 .. 1e6 (0 is greedy)"),
-    "top_k": (int, _between(0, 2**31 - 1), "an integer in 0 .. 2**31-1 (0 keeps all tokens)"),
+    "top_k": (int, _between(-1, MAX_COUNT), "an integer in -1 .. 2**31-1 (0 and -1 keep all tokens)"),
     "top_p": (float, lambda x: 0 < x <= 1, "a number in (0, 1]"),
     "min_p": (float, _between(0, 1), "a number in [0, 1]"),
     "repetition_penalty": (float, _between(1e-6, 1e6), "a number in 1e-6 .. 1e6 (1 is off)"),
@@ -52,12 +55,15 @@ ACCEPTED: dict[str, tuple[type, Callable[[Any], bool], str]] = {
 class SamplingParams:
     """Sampling parameters of one request. Names and meanings are vLLM's; the default is greedy.
 
+    A field that is None has its default. Numbers and arrays of numpy, jax and their like become plain values at once.
+
     Attributes:
-        max_tokens: largest number of new tokens, at least 1.
+        max_tokens: largest number of new tokens, 1 .. 2**31-1.
         min_tokens: number of new tokens before which no stop token can be sampled, 0 .. `max_tokens`.
         n: number of samples, 1 .. 1024; sample `i` uses the seed `(seed + i) mod 2**32`.
-        temperature: divides the logits; 0 is greedy.
-        top_k: keep the `k` likeliest tokens; 0 keeps all.
+        temperature: divides the logits; 0 is greedy. One whose quotients are too large for float32 is greedy, too, and the
+            likeliest token has all of the probability.
+        top_k: keep the `k` likeliest tokens; 0 and -1, which becomes 0, keep all.
         top_p: keep the smallest set of likeliest tokens whose probability reaches `p`; 1 keeps all.
         min_p: keep tokens at least `min_p` times as likely as the likeliest; 0 keeps all.
         repetition_penalty: for tokens of the prompt or the new text, divides positive logits and multiplies others; 1 is off.
@@ -67,10 +73,11 @@ class SamplingParams:
             as sorted pairs.
         seed: sampling seed, -2**63 .. 2**63-1; noise depends only on the seed and the token position. Kept modulo 2**32, as
             `seed_of_noise` says: -1 is 2**32-1, and 2**32 is 0.
-        stop: one or several strings that end the request, at the first token whose settled text holds one: a character is
-            settled with its last byte. The text ends before the string, the finish reason is "stop", and what ends within the
-            first `min_tokens` new tokens does not count.
-        stop_token_ids: tokens that end the request, in addition to the model's end-of-sequence tokens. The stop token is kept.
+        stop: a string, or up to 1024 of them, that ends the request, at the first token whose settled text holds one: a
+            character is settled with its last byte. The text ends before the string, the finish reason is "stop", and what ends
+            within the first `min_tokens` new tokens does not count.
+        stop_token_ids: tokens of the vocabulary that end the request, in addition to the model's end-of-sequence tokens. The
+            stop token is kept.
         ignore_eos: do not stop at the model's end-of-sequence tokens.
         logprobs: number of likeliest tokens to report at each new position besides the chosen one, 0 .. 20.
         prompt_logprobs: the same for the positions of the prompt; None reports nothing for the prompt.
@@ -105,14 +112,19 @@ class SamplingParams:
     thinking: bool | None = None
 
     def __post_init__(self) -> None:
-        """Checks every field. Numbers become plain `int` and `float`, so that equal requests are equal as JSON."""
+        """Checks every field, and makes its value plain, so that equal requests are equal as JSON."""
+        for name in FIELDS:
+            if getattr(self, name) is None:
+                self._set(name, getattr(SamplingParams, name))
         for name, (kind, holds, sentence) in ACCEPTED.items():
             value = getattr(self, name)
-            if value is not None or name not in OPTIONAL:
+            if value is not None:
                 self._set(name, _checked(name, value, kind, holds, sentence))
         if self.min_tokens > self.max_tokens:
-            accepted = f"an integer in 0 .. max_tokens ({self.max_tokens})"
-            raise InputError(f"sampling parameter min_tokens must be {accepted}, got {self.min_tokens!r}")
+            raise ParameterError(
+                "min_tokens", f"must be an integer in 0 .. max_tokens ({self.max_tokens}), got {self.min_tokens!r}"
+            )
+        self._set("top_k", max(self.top_k, 0))
         self._set("seed", seed_of_noise(self.seed))
         self._set("stop", _checked_stop(self.stop))
         self._set("stop_token_ids", _checked_ids(self.stop_token_ids))
@@ -147,48 +159,51 @@ def seed_of_noise(seed: int) -> int:
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
 
-def _checked(name: str, value: Any, kind: type, holds: Callable[[Any], bool], sentence: str) -> Any:
-    """`value` as `kind`; a bool does not count as a number."""
-    if type(value) is kind and holds(value):  # nearly always
-        return value
-    if (isinstance(value, bool) and kind is not bool) or not isinstance(value, KINDS.get(kind, kind)) or not holds(value):
-        raise InputError(f"sampling parameter {name} must be {sentence}, got {value!r}")
-    return kind(value)
+def _checked(name: str, given: Any, kind: type, holds: Callable[[Any], bool], sentence: str) -> Any:
+    """`given` as `kind`, -0.0 as 0.0; a bool does not count as a number."""
+    if type(given) is kind and holds(given):  # nearly always
+        return given or kind()
+    value = plain(given)
+    kinds: Any = (int, float, np.floating) if kind is float else kind
+    if isinstance(value, bool) != (kind is bool) or not isinstance(value, kinds) or not holds(value):
+        raise ParameterError(name, f"must be {sentence}, got {shown(given)}")
+    return value[:] if kind is str else kind(value) or kind()  # `str` of an enum's member is its name
 
 
 def _checked_ids(given: Any) -> tuple[int, ...]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InputError(f"sampling parameter stop_token_ids must be a list of token ids, got {given!r}")
-    ids = tuple(given)
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or token < 0:
-            raise InputError(f"sampling parameter stop_token_ids must hold integers of at least 0, got {token!r}")
-    return tuple(int(token) for token in ids)
+    ids = plain(given)
+    if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
+        raise ParameterError("stop_token_ids", f"must be a list of token ids, got {shown(given)}")
+    return tuple(_checked("stop_token_ids", token, int, IS_ID, "a list of token ids in 0 .. 2**31-1") for token in ids)
 
 
 def _checked_stop(given: Any) -> tuple[str, ...]:
-    strings = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (list, tuple)) else None
-    if strings is None:
-        raise InputError(f"sampling parameter stop must be a string or a list of strings, got {given!r}")
+    strings = plain(given)
+    strings = (strings,) if isinstance(strings, str) else strings
+    if not isinstance(strings, (list, tuple)):
+        raise ParameterError("stop", f"must be a string or a list of strings, got {shown(given)}")
+    if len(strings) > MAX_STOPS:
+        raise ParameterError("stop", f"must hold at most {MAX_STOPS} strings, got {len(strings)}")
     for string in strings:
         if not isinstance(string, str) or not string or "\ufffd" in string:
-            raise InputError(f"sampling parameter stop must hold strings, not empty and without U+FFFD, got {string!r}")
-    return strings
+            raise ParameterError("stop", f"must hold strings, not empty and without U+FFFD, got {shown(string)}")
+    return tuple(string[:] for string in strings)
 
 
 def _checked_bias(given: Any) -> tuple[tuple[int, float], ...]:
     """A mapping or a list of pairs as pairs sorted by token."""
     sentence = "a mapping from token ids to numbers in -100 .. 100"
-    items = tuple(given.items()) if isinstance(given, Mapping) else tuple(given) if isinstance(given, (list, tuple)) else None
-    if items is None or not all(isinstance(item, (list, tuple)) and len(item) == 2 for item in items):
-        raise InputError(f"sampling parameter logit_bias must be {sentence}, got {given!r}")
+    values = plain(given)
+    items = tuple(values.items()) if isinstance(values, Mapping) else values
+    if not isinstance(items, (list, tuple)) or not all(isinstance(item, (list, tuple)) and len(item) == 2 for item in items):
+        raise ParameterError("logit_bias", f"must be {sentence}, got {shown(given)}")
     bias: dict[int, float] = {}
     for key, value in items:
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10 else key
-        token = _checked("logit_bias", token, int, lambda x: 0 <= x < 2**31, f"{sentence}, token ids in 0 .. 2**31-1")
+        token = _checked("logit_bias", token, int, IS_ID, f"{sentence}, token ids in 0 .. 2**31-1")
         if token in bias:
-            raise InputError(f"sampling parameter logit_bias names token {token} twice")
-        bias[token] = _checked("logit_bias", value, float, lambda x: -100 <= x <= 100, sentence)
+            raise ParameterError("logit_bias", f"names token {token} twice")
+        bias[token] = _checked("logit_bias", value, float, _between(-100, 100), sentence)
     return tuple(sorted(bias.items()))
 
 
@@ -217,6 +232,7 @@ def sampling_arrays(
     bias_values = [[value for _, value in p.logit_bias] for p in params]
     lens = np.zeros(len(params), np.int32) if prompt_lens is None else np.asarray(prompt_lens, np.int32)
     made = {
+        "temperature": [max(p.temperature, SMALLEST) if p.temperature else 0.0 for p in params],
         "prompt_len": lens,
         "min_len": lens + np.asarray([p.min_tokens for p in params], np.int32),
         "logprobs_mode": [LOGPROBS_MODES.index(p.logprobs_mode) for p in params],
@@ -224,10 +240,12 @@ def sampling_arrays(
     scalars = []
     for name, dtype in SCALARS.items():
         values: np.ndarray = np.asarray(made[name] if name in made else [getattr(p, name) for p in params], dtype)
+        if dtype is np.float32:
+            values = _normal(values)
         scalars.append(values.view(np.int32))
     stops = _stacked(stop_ids, max_stop_ids, NO_TOKEN, np.int32, "stop tokens")
     biased = _stacked(bias_ids, max_logit_bias, NO_TOKEN, np.int32, "biased tokens")
-    biases = _stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens")
+    biases = _normal(_stacked(bias_values, max_logit_bias, 0.0, np.float32, "biased tokens"))
     packed: Any = np.concatenate([np.stack(scalars, axis=1), stops, biased, biases.view(np.int32)], axis=1)
     return SamplingArrays(packed, max_stop_ids=stops.shape[1])
 
@@ -241,3 +259,8 @@ def _stacked(lists: Sequence[Sequence[Any]], room: int | None, fill: Any, dtype:
     for row, values in enumerate(lists):
         stacked[row, : len(values)] = values
     return stacked
+
+
+def _normal(values: np.ndarray) -> np.ndarray:
+    """`values`, float32, with 0 in place of subnormal numbers: some devices take them for 0, and some do not."""
+    return np.where(np.abs(values) < SMALLEST, np.float32(0), values)

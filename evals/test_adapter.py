@@ -193,5 +193,5 @@ def test_logits_that_are_not_finite_are_an_error(tmp_path):
     model = without_tokenizer(broken_params(ord("b") - 33))  # ids of printable bytes begin at "!"
     model = dataclasses.replace(model, tokenizer=Tokenizer(tmp_path / "tokenizer.json"))
     lm = DetspecLM.over(make_engine(model, 3, "none"), OPTIONS)
-    with pytest.raises(InputError, match="not finite for request 1"):
+    with pytest.raises(InputError, match="request 1 failed: the model gave logits that are not finite"):
         lm.loglikelihood([ask("loglikelihood", "a", choice) for choice in ("aa", "ba")], disable_tqdm=True)

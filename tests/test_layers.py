@@ -35,6 +35,7 @@ TRUNK = (
         "native",
         "struct",
         "read_json",
+        "plain",
         "say",
     ),
     ("cache", "state"),
@@ -62,7 +63,7 @@ BRANCHES = {
 }
 
 PURE = {"choices", "config", "schedule", "cache", "state", "ops", "model", "thinking", "sampling_params", "filters", "sampler"}
-PURE |= {"draft", "generation", "seeds"}
+PURE |= {"draft", "generation", "seeds", "plain"}
 IMPURE_MODULES = {"io", "json", "logging", "multiprocessing", "os", "pathlib", "random", "socket", "subprocess", "sys"}
 IMPURE_MODULES |= {"threading", "time", "tqdm"}
 OUTSIDE = {"aot", "configs", "evals", "notebooks", "parity", "replications", "scripts", "tests"}

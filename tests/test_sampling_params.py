@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from functools import partial
 
 import jax
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 from detspec.engine.request import Request
-from detspec.errors import InputError
-from detspec.sampler import sample
+from detspec.errors import InputError, ParameterError
+from detspec.sampler import CERTAIN, _scaled, sample
 from detspec.sampling_params import SamplingParams, sampling_arrays
 from detspec.schedule import Numerics
 from detspec.state import NO_TOKEN, SamplingArrays
@@ -280,38 +281,180 @@ def test_logprob_of_a_row_with_a_broken_logit_is_nan_and_of_its_neighbour_not(ch
     assert (bits(logprobs)[1:] == bits(clean)[1:]).all()
 
 
+# Temperatures near 0 --------------------------------------------------------------------------------------------------------
+
+TINY = [1e-33, 6e-38, 2e-38, 1.2e-38, float(np.finfo(np.float32).tiny), 1e-45, 1e-300]
+FILTERED = {"top_k": 5, "top_p": 0.9, "min_p": 0.01}
+
+
+def tempered_near_zero(temperature: float, **changes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits of size 60 with equal largest ones in every other row; the tokens, and their log-probabilities."""
+    logits = 20 * logits_of(R, V)
+    logits[::2, 900] = logits[::2].max(-1)
+    params = [SamplingParams(temperature=temperature, seed=s, **changes) for s in range(R)]
+    tokens, logprobs = choose(logits, positions(R), arrays_of(params))
+    return logits, np.asarray(tokens), np.asarray(logprobs)
+
+
+@pytest.mark.parametrize("changes", [{}, FILTERED], ids=["free", "filtered"])
+@pytest.mark.parametrize("temperature", TINY)
+def test_temperature_near_zero_is_greedy(temperature, changes):
+    logits, tokens, logprobs = tempered_near_zero(temperature, **changes)
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    greedy = choose(logits, positions(R), arrays_of([SamplingParams()] * R))
+    assert (bits(logprobs) == bits(greedy[1])).all()  # those of the model itself
+
+
+@pytest.mark.parametrize("mode", ["processed", "tempered"])
+@pytest.mark.parametrize("temperature", TINY)
+def test_likeliest_token_near_zero_has_all_of_the_probability(temperature, mode):
+    """Equal ones have equal parts of it."""
+    _, _, logprobs = tempered_near_zero(temperature, logprobs_mode=mode)
+    assert bits(logprobs[1::2]).tolist() == [0] * (R // 2)
+    # A sum of two ones, and the logarithm of 2 in float32.
+    np.testing.assert_allclose(logprobs[::2], -math.log(2), rtol=0, atol=1e-7)
+
+
+def test_token_that_is_not_the_likeliest_near_zero_has_a_finite_log_probability():
+    """A bias chooses it, which `tempered` does not count: it must not end with an error."""
+    params = [SamplingParams(temperature=2e-38, logprobs_mode="tempered", logit_bias={7: 100.0})] * R
+    tokens, logprobs = choose(logits_of(R, V), positions(R), arrays_of(params))
+    assert tokens.tolist() == [7] * R
+    assert np.isfinite(logprobs).all()
+    assert (np.asarray(logprobs) < -1e29).all()
+
+
+def test_log_probability_of_what_is_banned_near_zero_stays_minus_infinity():
+    rows = sampling_arrays([SamplingParams(temperature=2e-38)], max_stop_ids=1, max_logit_bias=1)
+    scaled = np.asarray(_scaled(np.float32([[9, 5, -np.inf]]), rows))
+    assert (bits(scaled) == bits([[CERTAIN, -CERTAIN, -np.inf]])).all()
+
+
+def test_temperatures_whose_quotients_fit_divide_and_do_nothing_else():
+    """As XLA divides, whose quotients have other bits than numpy's."""
+    logits = logits_of(R, V)
+    divide = jax.jit(lambda logits, temperatures: logits / temperatures[:, None])
+    same = []
+    for temperature in (1e-36, 1e-3, 0.7, 1.0, 5.0, 2e-38):
+        rows = arrays_of([SamplingParams(temperature=temperature)] * R)
+        quotients = divide(logits, np.full(R, temperature, np.float32))
+        same.append(bool((bits(jax.jit(_scaled)(logits, rows)) == bits(quotients)).all()))
+    assert same == [True] * 5 + [False]
+
+
+def test_devices_see_no_subnormal_numbers():
+    """Those of some devices are 0."""
+    params = SamplingParams(temperature=1e-40, top_p=1e-40, min_p=1e-45, presence_penalty=-1e-41, logit_bias={3: 1e-39})
+    rows = arrays_of([params])
+    numbers = [float(x[0]) for x in (rows.temperature, rows.top_p, rows.min_p, rows.presence_penalty)]
+    assert numbers == [float(np.finfo(np.float32).tiny), 0.0, 0.0, 0.0]
+    assert not np.asarray(rows.packed)[0, -1]
+
+
 # Parameters -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("max_tokens", [0, -1, 1.5, "4", None, True]),
-        ("temperature", [-0.1, math.inf, math.nan, "1", None, True]),
-        ("top_k", [-1, 0.5, None]),
+        ("max_tokens", [0, -1, 1.5, "4", True, 2**31, 10**400, [3]]),
+        ("temperature", [-0.1, math.inf, math.nan, "1", True, 1e39, 10**400, np.bool_(True)]),
+        ("top_k", [-2, 0.5, 2**31]),
         ("top_p", [0, 1.01, -1, math.nan, "0.9"]),
         ("min_p", [-0.1, 1.1, math.nan]),
-        ("seed", [-(2**63) - 1, 2**63, 0.0, None]),
-        ("ignore_eos", [1, "yes", None]),
-        ("deterministic", [0, None]),
-        ("logprobs_mode", ["raw_logprobs", True, None, 1]),
-        ("stop_token_ids", [(-1,), (1.0,), (True,), ("a",)]),
+        ("seed", [-(2**63) - 1, 2**63, 0.0]),
+        ("ignore_eos", [1, "yes"]),
+        ("deterministic", [0, np.int64(1)]),
+        ("logprobs_mode", ["raw_logprobs", True, 1]),
+        ("stop_token_ids", [(-1,), (1.0,), (True,), ("a",), (2**31,), (2**63,), (None,), 5, "5", b"5"]),
         ("n", [0, 1025, 1.0, True, "2"]),
-        ("min_tokens", [-1, 65, 1.0, True]),  # max_tokens is 64
-        ("logprobs", [-1, 21, None, True]),
+        ("min_tokens", [-1, 65, 1.0, True, 2**63]),  # max_tokens is 64
+        ("logprobs", [-1, 21, True]),
         ("prompt_logprobs", [-1, 21, 1.0, False]),
-        ("repetition_penalty", [0, -1.0, math.inf, math.nan, True, None]),
+        ("repetition_penalty", [0, -1.0, math.inf, math.nan, True, 1e-45]),
         ("frequency_penalty", [-2.1, 2.1, math.nan, "1"]),
         ("presence_penalty", [-2.1, 2.1, math.nan, True]),
-        ("stop", ["", 3, ("",), ("a\ufffd",), (3,), None, {"a": 1}]),
-        ("logit_bias", [3, "3", [1], [(1, 2, 3)], None]),
+        ("stop", ["", 3, ("",), ("a\ufffd",), (3,), {"a": 1}, (None,)]),
+        ("logit_bias", [3, "3", [1], [(1, 2, 3)]]),
     ],
 )
 def test_sampling_params_with_a_bad_value_name_the_parameter_and_the_value(name, values):
     for value in values:
         shown = value[0] if isinstance(value, tuple) else value
-        with pytest.raises(InputError, match=f"{name} .*{shown!r}"):
+        with pytest.raises(ParameterError, match=f"{name} .*{re.escape(repr(shown))}") as refused:
             SamplingParams(**{name: value})
+        assert refused.value.name == name
+
+
+def test_sampling_params_refuse_too_many_stop_strings():
+    assert len(SamplingParams(stop=["a"] * 1024).stop) == 1024
+    with pytest.raises(ParameterError, match="stop must hold at most 1024 strings, got 1025"):
+        SamplingParams(stop=["a"] * 1025)
+
+
+def test_sampling_params_refuse_an_integer_that_python_does_not_write():
+    for name in ("max_tokens", "temperature", "seed", "stop_token_ids"):
+        value = 10**5000
+        with pytest.raises(ParameterError, match=f"{name} .* a value of type (int|list) that cannot be shown"):
+            SamplingParams(**{name: [value] if name == "stop_token_ids" else value})
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SamplingParams)])
+def test_sampling_params_take_none_for_the_default(name):
+    assert SamplingParams(**{name: None}) == SamplingParams()
+
+
+def test_top_k_of_minus_one_is_off():
+    for off in (-1, np.int32(-1)):
+        params = SamplingParams(temperature=0.5, top_k=off)
+        assert params == SamplingParams(temperature=0.5)
+        assert not params.needs_processing
+    assert SamplingParams(temperature=0.5, top_k=1).needs_processing
+
+
+GIVEN = {
+    "max_tokens": 9,
+    "temperature": 0.5,
+    "top_k": 3,
+    "top_p": 0.75,
+    "min_p": 0.25,
+    "seed": 7,
+    "logprobs": 2,
+    "ignore_eos": True,
+    "stop_token_ids": [3, 4],
+    "stop": ["a", "b"],
+    "logit_bias": {5: 1.5, 6: -2.0},
+}
+ARRAYS = {name: np.asarray(value) for name, value in GIVEN.items() if name != "logit_bias"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**ARRAYS, "logit_bias": {np.int64(5): np.float32(1.5), np.int16(6): np.float64(-2)}},
+        {
+            "temperature": np.longdouble(0.5),
+            "seed": jnp.int32(7),
+            "top_p": jnp.bfloat16(0.75),
+            "stop_token_ids": jnp.asarray([3, 4]),
+            "logit_bias": [[np.int64(5), 1.5], (6, -2)],
+        },
+        {"stop_token_ids": (np.int64(3), jnp.int32(4)), "stop": (np.str_("a"), "b"), "ignore_eos": np.bool_(True)},
+    ],
+    ids=["numpy", "jax", "mixed"],
+)
+def test_sampling_params_of_arrays_are_those_of_plain_values(changes):
+    plain = SamplingParams(**GIVEN)
+    found = SamplingParams(**{**GIVEN, **changes})
+    assert found == plain
+    assert hash(found) == hash(plain)
+    assert json.dumps(found.facts()) == json.dumps(plain.facts())
+    assert {type(token) for token in found.stop_token_ids} == {int}
+    assert {type(string) for string in found.stop} == {str}
+
+
+def test_sampling_params_of_minus_zero_are_those_of_zero():
+    assert json.dumps(SamplingParams(temperature=-0.0).facts()) == json.dumps(SamplingParams().facts())
 
 
 def test_sampling_params_take_numpy_numbers_and_lists():

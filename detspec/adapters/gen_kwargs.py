@@ -45,7 +45,7 @@ def sampling_of(given: Mapping[str, Any], prompt: str, occurrence: int, *, seed:
     stops = [*_texts("until", given.get("until", [])), *_texts("stop", given.get("stop", []))]
     return SamplingParams(
         max_tokens=given["max_gen_toks"],
-        temperature=float(given.get("temperature", 1.0)) if given["do_sample"] else 0.0,
+        temperature=given.get("temperature", 1.0) if given["do_sample"] else 0.0,
         seed=seed_of(given.get("seed", seed), prompt, occurrence),
         stop=tuple(dict.fromkeys(stop for stop in stops if stop)),
         deterministic=deterministic,

@@ -235,7 +235,8 @@ class DetspecLM(TemplateLM):
         with tqdm(total=len(checked), desc=title, disable=disable_tqdm) as bar:
             for completion in self.engine.run(checked):
                 if completion.finish_reason == FAILED:
-                    raise InputError(f"the model gave logits that are not finite for request {completion.id}")
+                    why = completion.error or "the model gave logits that are not finite"
+                    raise InputError(f"request {completion.id} failed: {why}")
                 keep(int(completion.id), completion)
                 bar.update()
 

@@ -271,10 +271,10 @@ def report(result: "JobResult", out: str, done: str | None = None, *, is_openai:
         say(f"error: {result.num_rejected} lines were rejected, see {f'{out}.chunks/rejects.jsonl' if done else rejects}")
     if result.num_failed:
         more = result.num_failed - len(result.failed)
-        names = ", ".join([*result.failed, *([f"{more} more"] if result.failed and more else [])])
+        names = ", ".join([*result.failed, *([f"{more} more"] if more else [])])
         if is_openai:
             where = "merge writes their errors" if done else f"see {sibling(Path(out), 'errors')}"
-            say(f"error: {result.num_failed} lines failed, {where}: {names or f'{more} lines'}")
+            say(f"error: {result.num_failed} lines failed, {where}: {names}")
         else:
-            say(f"error: the model gave logits that are not finite for: {names or f'{more} requests'}")
+            say(f"error: {result.num_failed} requests failed, their logits are not finite or their lines say why: {names}")
     return FAILED if result.num_rejected or result.num_failed else 0

@@ -85,7 +85,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     add("--min-tokens", type=int, default=0, metavar="N", help="least new tokens before a stop token may come")
     add("--n", type=int, default=1, metavar="N", help="samples of each prompt, with seeds SEED, SEED + 1, ...")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
-    add("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
+    add("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 and -1 keep all")
     add("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens up to probability P")
     add("--min-p", type=float, default=0.0, metavar="P", help="keep tokens P times as likely as the likeliest")
     add("--repetition-penalty", type=float, default=1.0, metavar="X", help="penalty on tokens in prompt or new text; 1 is off")

@@ -112,7 +112,8 @@ class Device:
         self._derived: dict[str, DraftParams] = {}  # weights of draft sources that are made from the model's
         self._no_requests = put(no_requests(self.state), self.place)
         self._no_texts = put(jax.tree.map(jnp.asarray, _no_texts(config)), self.place)
-        self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in
+        self._entries: dict[int, Entry] = {}  # by place; the next prefill puts them in, as `_requests`
+        self._requests = self._no_requests
         self.cache = user_cache() if config.compile_cache else None
         self._programs: dict[Hashable, Executable] = {}
         self.wide_costs: dict[Plan, float] = {}
@@ -131,6 +132,7 @@ class Device:
         idle = idle_sampling(self.config.max_requests, max_stop_ids=room.stop_ids, max_logit_bias=room.logit_bias)
         self.state = self.state.replace(sampling=put(idle, self.place))
         self._no_requests = put(no_requests(self.state), self.place)
+        self._take_out()
         self._programs.clear()
         self.room = room
 
@@ -145,16 +147,16 @@ class Device:
         return bool(self._entries)
 
     def put(self, entries: Sequence[Entry]) -> None:
-        """Hands over requests; they enter their places with the next prefill."""
-        self._entries |= {entry.place: entry for entry in entries}
+        """Hands over requests; they enter their places with the next prefill. If one cannot be packed, none is handed over."""
+        if entries:
+            waiting = self._entries | {entry.place: entry for entry in entries}
+            self._requests = pack_requests(self.state, list(waiting.values()), self.model.eos_ids)
+            self._entries = waiting
 
     def prefill(self, placement: Placement, passes: int, *, schedule: Schedule | None = None) -> None:
         """Starts at most `passes` canonical passes over what places in use lack; `schedule` is the device's own if None."""
-        requests = self._no_requests
-        if self._entries:
-            requests = pack_requests(self.state, list(self._entries.values()), self.model.eos_ids)
-            self._entries.clear()
-        work = Work(requests, placement.of_all, np.int32(passes), self._no_texts)
+        work = Work(self._requests, placement.of_all, np.int32(passes), self._no_texts)
+        self._take_out()
         _, self.state = self._run(self._read(work, schedule, None if self.prefills_apart else PLAIN))
         self.clock.work()
 
@@ -235,8 +237,13 @@ class Device:
 
     def clear(self) -> None:
         """Takes all sequences out of their places."""
-        self._entries.clear()
+        self._take_out()
         self.state = self.state.replace(live=jnp.zeros_like(self.state.live))
+
+    def _take_out(self) -> None:
+        """Nothing waits to be put in."""
+        self._entries = {}
+        self._requests = self._no_requests
 
     def thoughts(self) -> Reading | None:
         """A copy of what the sequences think; None if the model does not."""

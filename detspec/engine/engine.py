@@ -8,16 +8,19 @@ The life of a request:
    last for, and the next segment starts.
 4. While it runs, `step` puts the updates of the one before together and returns them.
 
+What raises for one request, such as a tokenizer that cannot decode its tokens, ends that request alone, see `Completion.error`.
+
 `generate`, `run` and `stream` are drivers of `step`; a server is another one.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
@@ -30,6 +33,7 @@ from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.device import Device
 from detspec.engine.ending import end_if_done, update_of
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.failure import NOT_OF_ONE, failed
 from detspec.engine.next_segment import next_segment
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
@@ -239,24 +243,32 @@ class Engine:
         return updates
 
     def generate(
-        self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
+        self, prompts: str | Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
     ) -> list[Completion]:
-        """Completes all `prompts` (texts or token ids); `sampling` for all of them or one each.
+        """Completes all `prompts`; `sampling` for all of them or one each.
+
+        A prompt is a text, or token ids in a list, a tuple, a range or an array; the rows of an array are prompts. A text alone
+        is one prompt.
 
         Returns:
-            Completions in input order; the `n` samples of a prompt follow each other.
+            Completions in input order; the `n` samples of a prompt follow each other. One that failed has an `error`.
+
+        Raises `InputError` for anything else, such as the token ids of one prompt alone, and as `request` does.
         """
         return generate_all(self, prompts, sampling)
 
     def score(
-        self, texts: Sequence[str | Sequence[int]], starts: int | Sequence[int] = 1, sampling: SamplingParams | None = None
+        self,
+        texts: str | Sequence[str | Sequence[int]],
+        starts: int | Sequence[int] = 1,
+        sampling: SamplingParams | None = None,
     ) -> list[Completion]:
         """Log-probabilities of given texts, with the bits that generation reports for the tokens it commits.
 
         Texts that begin alike share the pages of what they have in common, as prompts do. They are read without thoughts.
 
         Args:
-            texts: texts or token ids.
+            texts: texts or token ids, as for `generate`.
             starts: number of leading tokens that are not scored, at least 1; for all texts or one each.
             sampling: what is reported: `logprobs`, how many of the likeliest tokens; `logprobs_mode`, with the parameters that
                 it takes into account. Greedy, and the likeliest token, if None.
@@ -284,10 +296,11 @@ class Engine:
 
         Raises `InputError` if the prompt is unsound, or more than one sample is asked for.
         """
+        request = self.request(prompt, sampling)
         if sampling.n != 1:
             raise InputError(f"a stream is of one sample, got n = {sampling.n}: stream each with its seed, or use generate")
-        for update in self._drive([self.request(prompt, sampling)], stream=True):
-            if update.token_ids or update.text:
+        for update in self._drive([request], stream=True):
+            if update.token_ids or update.text or update.completion is not None:
                 yield update
 
     def prepare(
@@ -419,8 +432,12 @@ class Engine:
             self._take_in()
             self._make_room()
             self._prepare_for(self.scheduler.all)
-            if admitted := self.scheduler.admit():
-                self._segments.admit(admitted)
+            if admitted := self.scheduler.admit(self._alone):
+
+                def put(some: Sequence[SequenceState]) -> None:
+                    self._segments.admit([each for each in admitted if each.sequence in some])
+
+                self._together(put, [each.sequence for each in admitted])
             if self.scheduler.sequences:
                 self._start()
             else:
@@ -495,7 +512,8 @@ class Engine:
             elif isinstance(item, str):
                 for sequence in self.scheduler.all:
                     if sequence.request.id == item:
-                        self._abort(sequence)
+                        with self._alone(sequence):
+                            self._abort(sequence)
             else:
                 self.scheduler.take_out(lambda sequence, outbox=item: sequence.outbox is outbox)  # type: ignore[misc]
         if self._is_running and not self.scheduler.sequences:
@@ -515,7 +533,7 @@ class Engine:
         page_table = self.scheduler.allocator.page_table
         next_segment = self._plan() if self.scheduler.decoding else None
         if given := self.scheduler.given:
-            self._segments.start_scoring(given, page_table)
+            self._together(lambda some: self._segments.start_scoring(some, page_table), given)
         if next_segment is not None:
             plan, segment = next_segment
             decoding = self.scheduler.decoding
@@ -532,8 +550,10 @@ class Engine:
 
     def _preempt(self) -> None:
         """Takes the youngest sequence out of its place, to go on later."""
-        self._segments.fetch(self.scheduler.sequences[-1])
-        self.scheduler.preempt()
+        youngest = self.scheduler.sequences[-1]
+        with self._alone(youngest):
+            self._segments.fetch(youngest)
+            self.scheduler.preempt()
 
     def _collect(self) -> None:
         """Waits for the segment on the device, if there is one; sequences that have ended give their places back."""
@@ -544,24 +564,28 @@ class Engine:
         self._passes[self._batch] += num_passes
         self.num_tokens += num_tokens
         ended: list[SequenceState] = []
-        for sequence in self.scheduler.sequences:
-            self.scheduler.allocator.register(sequence)
-            if sequence.is_given:
-                ended.append(sequence)
-                continue
-            if sequence.streamed or sequence.finish != RUNNING or sequence.request.sampling.stop:
-                self._segments.fetch(sequence)
-                end_if_done(sequence)
-            if sequence.finish_reason:
-                ended.append(sequence)
-            elif sequence.streamed:
-                self._news.append(sequence)
+        for sequence in tuple(self.scheduler.sequences):
+            with self._alone(sequence):
+                if sequence.is_given:
+                    sequence.take_scores()
+                self.scheduler.allocator.register(sequence)
+                is_done = sequence.finish != RUNNING
+                if not sequence.is_given and (sequence.streamed or is_done or sequence.request.sampling.stop):
+                    self._segments.fetch(sequence)
+                    end_if_done(sequence)
+                if sequence.finish_reason:
+                    ended.append(sequence)
+                elif sequence.streamed:
+                    self._news.append(sequence)
         self._inbox.extend(self.agreement.finished(self.scheduler.all))
         to_replay = [sequence for sequence in ended if wants_replay(sequence.request) and not sequence.is_given]
         if to_replay:
-            self._segments.replay(to_replay, self.scheduler.allocator.page_table)
+            page_table = self.scheduler.allocator.page_table
+            self._together(lambda some: self._segments.replay(some, page_table), to_replay)
         for sequence in ended:
-            self._end(sequence, keep=sequence.finish != NOT_FINITE)
+            if sequence.place is not None:  # else it has failed
+                with self._alone(sequence):
+                    self._end(sequence, keep=sequence.finish != NOT_FINITE)
 
     def _end(self, sequence: SequenceState, *, keep: bool) -> None:
         """Takes back the place and pages of a sequence that has ended; with `keep` its pages stay cached."""
@@ -572,8 +596,33 @@ class Engine:
     def _hand_out(self) -> None:
         """Puts the updates of all sequences that have news into their outboxes."""
         for sequence in dict.fromkeys(self._news):  # one that is streamed may have news, and be aborted then
-            sequence.outbox.append(update_of(sequence, self.model, self._digest))
+            with self._alone(sequence):
+                sequence.outbox.append(update_of(sequence, self.model, self._digest))
         self._news.clear()
+
+    @contextlib.contextmanager
+    def _alone(self, sequence: SequenceState) -> Iterator[None]:
+        """What raises inside ends `sequence` and nothing else, unless it is no fault of one request."""
+        try:
+            yield
+        except NOT_OF_ONE:
+            raise
+        except Exception as error:
+            if sequence in self.scheduler.all:
+                self.scheduler.remove(sequence, keep=False)
+            self._news = [other for other in self._news if other is not sequence]
+            sequence.outbox.append(failed(sequence, error))
+
+    def _together(self, act: Callable[[Sequence[SequenceState]], None], sequences: Sequence[SequenceState]) -> None:
+        """Calls `act` with all `sequences` or, if that raises, with each by itself: those fail for which it raises again."""
+        try:
+            act(sequences)
+        except NOT_OF_ONE:
+            raise
+        except Exception:
+            for sequence in sequences:
+                with self._alone(sequence):
+                    act([sequence])
 
     def _name_weights(self) -> None:
         """Digests of what the bits depend on: in hex for completions, as bytes for the contents of pages."""

@@ -197,13 +197,16 @@ class EngineGroup:
                 self.stop()
 
     def generate(
-        self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
+        self, prompts: str | Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
     ) -> list[Completion]:
         """See `Engine.generate`."""
         return generate_all(self, prompts, sampling)
 
     def score(
-        self, texts: Sequence[str | Sequence[int]], starts: int | Sequence[int] = 1, sampling: SamplingParams | None = None
+        self,
+        texts: str | Sequence[str | Sequence[int]],
+        starts: int | Sequence[int] = 1,
+        sampling: SamplingParams | None = None,
     ) -> list[Completion]:
         """See `Engine.score`."""
         return score_all(self, texts, starts, sampling)

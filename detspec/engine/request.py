@@ -11,20 +11,24 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule
-from detspec.errors import InputError
-from detspec.generation.checks import check_ids, check_prompt, thinks
+from detspec.errors import InputError, shown
+from detspec.generation.checks import check_ids, check_prompt, check_type, each_sampling, listed_prompts, thinks
+from detspec.plain import plain, plain_ids
 from detspec.sampling_params import SamplingParams
 from detspec.state import LENGTH, NOT_FINITE, STOP
 
 FINISH_REASONS = {STOP: "stop", LENGTH: "length", NOT_FINITE: "error"}
 ABORTED = "abort"
 GIVEN = "given"
+FAILED = FINISH_REASONS[NOT_FINITE]
 TopLogprobs = tuple[tuple[int, float], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
     """One prompt as token ids, and how to continue it.
+
+    Token ids may be in a list, a tuple, a range or an array of numpy, jax or their like; they become tuples of plain integers.
 
     Attributes:
         id: its name in outputs and errors.
@@ -39,6 +43,10 @@ class Request:
     sampling: SamplingParams
     index: int = 0
     given_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_token_ids", plain_ids(self.prompt_token_ids))
+        object.__setattr__(self, "given_token_ids", plain_ids(self.given_token_ids, "given_token_ids"))
 
     def samples(self) -> "Iterator[Request]":
         """The `n` samples that it asks for, as requests of one sample each: sample `i` has the seed `seed + i`."""
@@ -119,7 +127,8 @@ class Completion:
         token_ids: new tokens, a stop token included; or those that were given.
         logprobs: float32 log-probability of each new token; from the canonical pass if the request was deterministic.
         text: the new tokens as text that goes on after the prompt, special tokens left out; "" without a tokenizer.
-        finish_reason: "stop", "length", "abort", "error" (a logit was not finite), or "given" (tokens were scored).
+        finish_reason: "stop", "length", "abort", "error" (a logit was not finite, or see `error`), or "given" (tokens were
+            scored).
         logprobs_mode: whose `logprobs` and `top_logprobs` are, see `SamplingParams`.
         top_logprobs: the `logprobs` likeliest tokens at each new position with their log-probabilities in the canonical pass,
             the likeliest first, the lower id first among equals; () if none were asked for, or on "abort".
@@ -129,6 +138,8 @@ class Completion:
         stats: what speculation did.
         thoughts: what was thought after each chunk of the prompt but the last; () if it was read without thoughts, and on
             "abort".
+        error: what went wrong in the engine with this request alone, such as a tokenizer that cannot decode its tokens; the
+            traceback is in the log under its id. There are no tokens, text and digest then. "" if nothing did.
     """
 
     id: str
@@ -145,6 +156,7 @@ class Completion:
     prompt_logprobs: tuple[float | None, ...] = ()
     prompt_top_logprobs: tuple[TopLogprobs, ...] = ()
     thoughts: tuple[Thought, ...] = ()
+    error: str = ""
 
 
 class Update(NamedTuple):
@@ -183,9 +195,9 @@ def request_of(
 
 
 def tokens_of(model: Model, text: str | Sequence[int]) -> tuple[int, ...]:
-    """Token ids of `text`, which may be token ids; `InputError` for text without a tokenizer."""
+    """Token ids of `text`, which may be token ids; `InputError` for text without a tokenizer, and for other things."""
     if not isinstance(text, str):
-        return tuple(text)
+        return plain_ids(text, "a prompt that is no text")
     if model.tokenizer is None:
         raise InputError(f"{model.no_tokenizer}, so prompts must be token ids, not text")
     return tuple(model.tokenizer.encode(text))
@@ -195,9 +207,12 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
     """`request` as engines of `model` and `config` take it: where models think, `thinking` says whether this prompt is read so.
 
     Raises `InputError` if the prompt is empty, too long, needs more pages than there are, or holds ids outside the vocabulary;
-    for stop strings without a tokenizer; for given tokens of a request that asks for several samples, the prompt's
-    log-probabilities, or thoughts.
+    for stop tokens or biased tokens outside it; for stop strings without a tokenizer; for given tokens of a request that asks
+    for several samples, the prompt's log-probabilities, or thoughts; for an id that is no text.
     """
+    check_type(request.sampling)
+    if not isinstance(request.id, str):
+        raise InputError(f"the id of a request must be a text, got {shown(request.id)}")
     if model.tokenizer is not None:
         model.tokenizer.check_rows(request.prompt_token_ids, "the prompt")
         model.tokenizer.check_rows(request.given_token_ids, "the given text")
@@ -255,30 +270,31 @@ class Generates(Protocol):
 
 
 def generate_all(
-    engine: Generates, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
+    engine: Generates, prompts: str | Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
 ) -> list[Completion]:
     """Completes all `prompts`, see `Engine.generate`."""
-    each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
-    if len(each) != len(prompts):
-        raise InputError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one for all, or one each")
-    requests = [engine.request(p, s, id=str(i)) for i, (p, s) in enumerate(zip(prompts, each, strict=True))]
+    listed = listed_prompts(prompts)
+    each = each_sampling(sampling, len(listed))
+    requests = [engine.request(p, s, id=str(i)) for i, (p, s) in enumerate(zip(listed, each, strict=True))]
     return sorted(engine.run(requests), key=lambda completion: (int(completion.id), completion.index))
 
 
 def score_all(
-    engine: Generates, texts: Sequence[str | Sequence[int]], starts: int | Sequence[int], sampling: SamplingParams | None
+    engine: Generates, texts: str | Sequence[str | Sequence[int]], starts: int | Sequence[int], sampling: SamplingParams | None
 ) -> list[Completion]:
     """Scores all `texts`, see `Engine.score`."""
-    each = [starts] * len(texts) if isinstance(starts, int) else list(starts)
-    if len(each) != len(texts):
-        raise InputError(f"{len(texts)} texts but {len(each)} starts: give one for all, or one each")
+    listed = listed_prompts(texts, "texts")
+    first = plain(starts)
+    each = [first] * len(listed) if isinstance(first, int) else plain_ids(first, "starts")
+    if len(each) != len(listed):
+        raise InputError(f"{len(listed)} texts but {len(each)} starts: give one for all, or one each")
     sampling = SamplingParams(logprobs=1) if sampling is None else sampling
     requests = []
-    for number, (text, start) in enumerate(zip(texts, each, strict=True)):
+    for number, (text, start) in enumerate(zip(listed, each, strict=True)):
         ids = tokens_of(engine.model, text)
-        if not 1 <= start < len(ids):
+        if type(start) is not int or not 1 <= start < len(ids):
             raise InputError(
-                f"text {number} has {len(ids)} tokens and starts at {start}: accepted are starts in 1 .. {len(ids) - 1}"
+                f"text {number} has {len(ids)} tokens and starts at {shown(start)}: accepted are starts in 1 .. {len(ids) - 1}"
             )
         request = Request(str(number), ids[:start], sampling, given_token_ids=ids[start:])
         requests.append(check_request(engine.model, engine.config, request))

@@ -4,6 +4,7 @@ The request that has waited longest comes first. When pages run out, the younges
 at the front, with the tokens it has: it is caught up with later, to the same bits. The oldest is never preempted, so all end.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from typing import NamedTuple
 from detspec.engine.allocator import Allocator
 from detspec.engine.policy import Load
 from detspec.engine.sequence import SequenceState
+
+AloneFn = Callable[[SequenceState], contextlib.AbstractContextManager[object]]
 
 
 class Admitted(NamedTuple):
@@ -48,17 +51,21 @@ class Scheduler:
         """Sequences in places whose tokens are scored."""
         return [sequence for sequence in self.sequences if sequence.is_given]
 
-    def admit(self) -> list[Admitted]:
+    def admit(self, alone: AloneFn = contextlib.nullcontext) -> list[Admitted]:
         """Gives places and pages to sequences that wait, as far as there are any.
 
-        A sequence that begins like one that is just being prefilled waits until it can share its pages; others pass it.
+        A sequence that begins like one that is just being prefilled waits until it can share its pages; others pass it. What
+        raises for a sequence does so inside `alone(sequence)`, which passes it on or takes the sequence out.
         """
         admitted: list[Admitted] = []
         index = 0  # in the queue; those before it are to wait a little
         while self._free_places and index < min(len(self.queue), len(self.allocator.page_table)):
             sequence = self.queue[index]
-            if self.allocator.awaits(sequence):
-                index += 1
+            waits: list[bool] = []
+            with alone(sequence):
+                waits.append(self.allocator.awaits(sequence))
+            if waits != [False]:
+                index += len(waits)  # where that raised, the sequence has left the queue
                 continue
             copy = self.allocator.admit(
                 sequence, self._free_places[-1], num_positions=self._reach(sequence, self._window), headroom=len(self.sequences)
@@ -118,9 +125,10 @@ class Scheduler:
         if sequence.place is None:
             self.queue.remove(sequence)
             return
-        self.sequences.remove(sequence)
-        self._free_places.append(sequence.place)
+        place = sequence.place
         self.allocator.free(sequence, keep=keep)
+        self.sequences.remove(sequence)
+        self._free_places.append(place)
 
     def take_out(self, is_meant: Callable[[SequenceState], bool]) -> list[SequenceState]:
         """Removes all sequences that `is_meant` accepts, and returns them."""

@@ -57,14 +57,11 @@ class Segments:
         self._acceptance = acceptance
         self._running: Running | None = None
         self._is_started = False  # the segment `_running` is on the device
-        self._scoring: Scoring | None = None
+        self._scoring: list[Scoring] = []
         self._num_reports = 0
 
     def admit(self, admitted: Sequence[Admitted]) -> None:
         """Copies the pages that sequences begin with, and puts them into their places when the next segment starts."""
-        copies = [one.copy for one in admitted if one.copy[0] != SCRATCH_PAGE]
-        if copies:
-            self._device.copy(copies)
         entries = [
             Entry(
                 place=sequence.place,
@@ -79,6 +76,9 @@ class Segments:
             if sequence.place is not None and not sequence.is_given
         ]
         self._device.put(entries)
+        copies = [one.copy for one in admitted if one.copy[0] != SCRATCH_PAGE]
+        if copies:
+            self._device.copy(copies)
 
     def start(self, plan: Plan, segment: Segment, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
         """Starts a segment over `sequences`, all that have a place, and does not wait for it."""
@@ -110,7 +110,7 @@ class Segments:
             whole = [*sequence.tokens, *sequence.request.given_token_ids]
             texts[sequence.place] = GivenText(whole, sequence.length, asked_from(sequence.request))
             entries.append(Entry(sequence.place, sequence.tokens, sequence.request.sampling))
-        self._scoring = Scoring(tuple(sequences), self._replay(sequences, page_table, texts, entries))
+        self._scoring.append(Scoring(tuple(sequences), self._replay(sequences, page_table, texts, entries)))
         self._device.clock.work()
 
     def wait(self) -> tuple[int, int]:
@@ -119,11 +119,11 @@ class Segments:
         Returns how many steps and passes over prompts the segment took, at most, and how many tokens it committed.
         """
         clock = self._device.clock
-        if self._scoring is not None:
-            for sequence, replayed in _of_each(*self._scoring):
-                sequence.scored(replayed)
-            self._scoring = None
+        for scoring in self._scoring:
+            for sequence, replayed in _of_each(*scoring):
+                sequence.replayed = replayed
             clock.lap()
+        self._scoring.clear()
         running = self._running
         if running is None or not self._is_started:
             clock.free()

@@ -104,13 +104,14 @@ class SequenceState:
         """Reads the text of the new tokens that `text` has not read yet."""
         self.text.read(self.tokens[self.prompt_len + self.text.num_tokens :])
 
-    def scored(self, replayed: Replayed) -> None:
-        """Takes over its given tokens, of which the canonical pass says `replayed`."""
+    def take_scores(self) -> None:
+        """Takes over its given tokens, and what the canonical pass has `replayed` of them."""
+        assert self.replayed is not None
         self.tokens.extend(self.request.given_token_ids)
         self.committed = len(self.tokens)
         self.length = self.committed - 1
-        self.logprobs = replayed[0][self.prompt_len : self.committed].tolist()
-        self.replayed = replayed if wants_replay(self.request) else None
+        self.logprobs = self.replayed[0][self.prompt_len : self.committed].tolist()
+        self.replayed = self.replayed if wants_replay(self.request) else None
         self.finish = NOT_FINITE if np.isnan(self.logprobs).any() else LENGTH
         self.finish_reason = FINISH_REASONS[NOT_FINITE] if self.finish == NOT_FINITE else GIVEN
 

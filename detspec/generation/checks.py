@@ -1,12 +1,45 @@
 """What a prompt must be before it goes into a state."""
 
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any
 
 from detspec.config import ModelConfig
-from detspec.errors import InputError
+from detspec.errors import InputError, ParameterError, shown
+from detspec.plain import plain_list
 from detspec.sampling_params import SamplingParams
+
+
+def listed_prompts(given: Any, what: str = "prompts") -> list[Any]:
+    """The prompts in a list, a tuple or an array with a prompt in each row; a text alone is one of them.
+
+    Raises `InputError`, which calls them `what`, for anything else, such as the token ids of one prompt.
+    """
+    if isinstance(given, str):
+        return [given]
+    sentence = f"{what} must be a text, or a list of texts and of lists of token ids"
+    listed = plain_list(given, sentence)
+    for one in listed:
+        if isinstance(one, int | float) or (getattr(one, "ndim", 1) == 0 and not isinstance(one, str)):
+            raise InputError(f"{sentence}, got {shown(one)} among them: the token ids of one prompt are a list in that list")
+    return listed
+
+
+def each_sampling(given: Any, number: int) -> list[SamplingParams]:
+    """The sampling parameters of each of `number` prompts: `given` for all of them, or one each; `InputError` for others."""
+    if isinstance(given, SamplingParams):
+        return [given] * number
+    listed = plain_list(given, "sampling must be SamplingParams, for all or one each")
+    if len(listed) != number:
+        raise InputError(f"{number} prompts but {len(listed)} sampling parameters: give one for all, or one each")
+    for one in listed:
+        check_type(one)
+    return listed
+
+
+def check_type(sampling: Any) -> None:
+    """Raises `InputError` for anything but `SamplingParams`."""
+    if not isinstance(sampling, SamplingParams):
+        raise InputError(f"sampling must be SamplingParams, got {shown(sampling)}")
 
 
 def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConfig, *, max_len: int) -> None:
@@ -16,11 +49,12 @@ def check_prompt(prompt: Sequence[int], sampling: SamplingParams, cfg: ModelConf
     check_ids(prompt, cfg, "the prompt")
     for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", [token for token, _ in sampling.logit_bias])):
         if ids and max(ids) >= cfg.vocab_size:
-            raise InputError(f"{name} names token id {max(ids)}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
+            raise ParameterError(name, f"names token id {max(ids)}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
     if sampling.thinking and cfg.thinking is None:
-        raise InputError("sampling parameter thinking is true, but the model has no thinker and no compressor")
+        raise ParameterError("thinking", "is true, but the model has no thinker and no compressor")
     if thinks(cfg, sampling) and sampling.prompt_logprobs is not None:
-        raise InputError("prompt_logprobs are not reported of prompts that are read thinking: omit them, or set thinking false")
+        why = "is not reported of prompts that are read thinking: omit it, or set thinking false"
+        raise ParameterError("prompt_logprobs", why)
     if len(prompt) + sampling.max_tokens > max_len:
         raise InputError(
             f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, together more than the cache's "
@@ -33,8 +67,8 @@ def check_ids(ids: Sequence[int], cfg: ModelConfig, what: str) -> None:
     if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < cfg.vocab_size:  # nearly always
         return
     for token in ids:
-        if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < cfg.vocab_size:
-            raise InputError(f"{what} holds token id {token!r}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
+        if type(token) is not int or not 0 <= token < cfg.vocab_size:
+            raise InputError(f"{what} holds token id {shown(token)}; accepted are integers in 0 .. {cfg.vocab_size - 1}")
 
 
 def thinks(cfg: ModelConfig, sampling: SamplingParams) -> bool:

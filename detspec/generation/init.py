@@ -11,6 +11,7 @@ from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.generation.checks import check_prompt
 from detspec.generation.insert import Entry, insert, pack_requests
+from detspec.plain import plain_ids
 from detspec.sampling_params import SamplingParams, all_stop_ids, sampling_arrays
 from detspec.schedule import Schedule
 from detspec.state import PAD_ID, RUNNING, GenState, SamplingArrays, init_counters
@@ -72,6 +73,7 @@ def start_state(
 
     Raises `InputError` as `check_prompt` and `init_state` do.
     """
+    prompts = [plain_ids(prompt) for prompt in prompts]
     for prompt, params in zip(prompts, sampling, strict=True):
         check_prompt(prompt, params, cfg, max_len=max_len)
     state = init_state(

@@ -13,12 +13,14 @@ from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftFn, DraftParams, DraftSource, draft_fn
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
+from detspec.generation.checks import each_sampling, listed_prompts
 from detspec.generation.commit import commit
 from detspec.generation.init import start_state
 from detspec.generation.prefill import prefill
 from detspec.generation.verify import verify
 from detspec.mesh import check_one_chip
 from detspec.model.params import Params
+from detspec.plain import plain_ids
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
 from detspec.state import Draft, GenState, Verified
@@ -117,7 +119,7 @@ def generate(
     Args:
         params: weights, as `Model.params`.
         cfg: shape of the model, as `Model.cfg`.
-        prompts: token ids of `B` prompts.
+        prompts: token ids of `B` prompts, each in a list, a tuple, a range or an array; or in the rows of one array.
         sampling: sampling parameters for all prompts, or one each.
         eos_ids: tokens that end a sequence that does not ignore them.
         schedule: numerics and budget of the canonical pass; the device's default if None.
@@ -127,14 +129,15 @@ def generate(
         The final state: sequence `b` holds `committed[b]` tokens in `tokens[b]`, with their `logprobs[b]`.
 
     Raises:
-        InputError: a prompt is empty or holds an id outside the vocabulary; the device does not run what the schedule names;
-            the weights lie on several chips.
+        InputError: there is no prompt, or one is empty or holds an id outside the vocabulary; the device does not run what the
+            schedule names; the weights lie on several chips.
     """
     check_one_chip(params, "generate")
     schedule = chosen_schedule(schedule, cfg)
-    each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
-    if len(each) != len(prompts):
-        raise InputError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one for all, or one each")
+    prompts = [plain_ids(prompt) for prompt in listed_prompts(prompts)]
+    if not prompts:
+        raise InputError("there are no prompts: give at least one")
+    each = each_sampling(sampling, len(prompts))
     longest = max(len(p) + s.max_tokens for p, s in zip(prompts, each, strict=True))
     max_len = schedule.numerics.whole_pages(max(longest, schedule.budget.window))
     state = start_state(cfg, prompts, each, eos_ids=eos_ids, max_len=max_len, schedule=schedule)

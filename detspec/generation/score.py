@@ -11,6 +11,7 @@ import numpy as np
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
 from detspec.environment import chosen_schedule
+from detspec.generation.checks import listed_prompts
 from detspec.generation.init import start_state
 from detspec.generation.passes import Stretches, run_passes, stretches
 from detspec.mesh import check_one_chip
@@ -18,6 +19,7 @@ from detspec.model.params import Params
 from detspec.model.transformer import forward, logits_fn
 from detspec.ops.collectives import share_rows
 from detspec.ops.row_sum import sum_fn
+from detspec.plain import plain_ids
 from detspec.sampler import TextsFn, likeliest, logprobs_at, reported_logits, sample
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
@@ -74,6 +76,7 @@ def score(
             chips.
     """
     check_one_chip(params, "score")
+    sequences = [plain_ids(text, "a text") for text in listed_prompts(sequences, "texts")]
     if not sequences:
         return []
     schedule = chosen_schedule(schedule, cfg)

@@ -34,6 +34,7 @@ CHAT = "/v1/chat/completions"
 MODEL_NAME = "detspec"  # in answers to bodies that name no model
 TAKEN = ("seed", "deterministic", "thinking", "logprobs_mode")  # options that bodies have as defaults, too
 NOT_FINITE = "logits_not_finite"
+FAILED = "request_failed"
 BAD_LINE = "invalid_line"
 OK = 200
 BAD_REQUEST = 400
@@ -127,9 +128,10 @@ class AskedBody:
             return ()
         completions = [self._there[index] for index in range(self._parsed.num_choices)]
         num_tokens = sum(len(one.token_ids) for one in completions)
-        if any(one.finish_reason == "error" for one in completions):
-            why = "the model gave logits that are not finite"
-            line = failure_line(self._custom_id, NOT_FINITE, why, self._parsed.digest.encode())
+        if bad := [one for one in completions if one.finish_reason == "error"]:
+            code = FAILED if bad[0].error else NOT_FINITE
+            why = bad[0].error or "the model gave logits that are not finite"
+            line = failure_line(self._custom_id, code, why, self._parsed.digest.encode())
             return (Output(0, num_tokens, "error", line),)
         body = (completion_body if self._parsed.kind == "completion" else chat_body)(self._parsed, completions, self._answerer)
         facts = self._custom_id.encode() + self._parsed.digest.encode()

@@ -113,10 +113,11 @@ def read_chat(line: dict[str, Any], model: Model, now: datetime.datetime) -> lis
 
 
 def merge_sampling(given: object, defaults: SamplingParams) -> SamplingParams:
-    """`defaults` overridden by what the line gives."""
+    """`defaults` overridden by what the line gives; null gives nothing."""
     if not isinstance(given, dict):
         raise InputError(f'"sampling" must be a JSON object, got {given!r}')
     refuse_unknown(given, SAMPLING_KEYS, "sampling parameter")
+    given = {name: value for name, value in given.items() if value is not None}
     if not isinstance(given.get("stop_token_ids", []), list):
         raise InputError(f"sampling parameter stop_token_ids must be a list of token ids, got {given['stop_token_ids']!r}")
     return dataclasses.replace(defaults, **given)
@@ -149,8 +150,9 @@ def completion_line(completion: Completion, num_samples: int, metadata: dict[str
     line |= {"thoughts": thoughts} if thoughts else {}
     mode = {} if completion.logprobs_mode == "raw" else {"logprobs_mode": completion.logprobs_mode}
     asked = {key: as_json(getattr(completion, key)) for key in LOGPROB_KEYS if getattr(completion, key)}
+    error = {"error": completion.error} if completion.error else {}
     carried = {} if metadata is None else {"metadata": metadata}
-    return json.dumps({**line, **mode, **asked, **carried}, allow_nan=False).encode()
+    return json.dumps({**line, **mode, **asked, **error, **carried}, allow_nan=False).encode()
 
 
 def thought_line(thought: Thought) -> dict[str, Any]:

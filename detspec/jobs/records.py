@@ -68,7 +68,7 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
     line = parse_json(raw)
     if not isinstance(line, dict):
         raise InputError(f"must be a JSON object, got {type(line).__name__}")
-    refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", "thoughts", *LOGPROB_KEYS, "metadata"), "key")
+    refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", "thoughts", "error", *LOGPROB_KEYS, "metadata"), "key")
     if missing := [key for key in RECORD_KEYS if key not in line]:
         raise InputError(f"lacks {', '.join(missing)}: records are lines that `detspec generate` wrote")
     for key in ("id", "text", "finish_reason", "digest"):
@@ -88,6 +88,7 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
         if logprob is not None and not is_number(logprob):
             raise InputError(f'"logprobs" must hold finite numbers, got {logprob!r} (id {line["id"]!r})')
     logprobs = np.asarray([np.nan if logprob is None else logprob for logprob in line["logprobs"]], np.float64)
+    line.pop("error", None)  # of a request that failed; its finish reason says so
     asked = {key: line.pop(key) for key in LOGPROB_KEYS if key in line}
     read = {"token_ids": tuple(line["token_ids"]), "logprobs": logprobs, "asked": asked}
     return Record(**{"index": None, "logprobs_mode": "raw", "thoughts": [], **line, **read})

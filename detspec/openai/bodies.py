@@ -19,7 +19,7 @@ from typing import Any, Literal
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request, check_request, request_of
-from detspec.errors import InputError
+from detspec.errors import InputError, ParameterError
 from detspec.openai.fields import (
     CHAT,
     COMPLETION,
@@ -164,6 +164,8 @@ def requests_of(parsed: Parsed, model: Model, config: EngineConfig, *, id: str) 
         try:
             request = request_of(model, config, prompt, sampling, id=f"{id}/{place}")
             requests.append(check_request(model, config, scoring(request)) if parsed.is_score else request)
+        except ParameterError as error:
+            raise BodyError(str(error), error.name) from error
         except InputError as error:
             code = TOO_LONG if len(prompt) + sampling.max_tokens > config.max_len else INVALID
             raise BodyError(str(error), "prompt" if parsed.kind == "completion" else "messages", code) from error

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from detspec.errors import InputError
+from detspec.errors import InputError, ParameterError, shown
 from detspec.openai.neutral import NEUTRAL, NEUTRAL_OPTIONS, asks_for_nothing
 from detspec.sampling_params import SamplingParams
 
@@ -181,7 +181,7 @@ def check_neutral(name: str, value: Any, neutral: Sequence[Any]) -> None:
 def check_kind(name: str, value: Any, kind: Kind) -> None:
     """Raises `BodyError` unless the field `name` may have this `value`."""
     if not kind.holds(value):
-        raise BodyError(f"{name} must be {kind.sentence}, got {value!r}", name)
+        raise BodyError(f"{name} must be {kind.sentence}, got {shown(value)}", name)
 
 
 def stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
@@ -202,15 +202,10 @@ def stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def sampling_of(given: Mapping[str, Any], defaults: SamplingParams, names: Sequence[str] = tuple(SAMPLING)) -> SamplingParams:
-    """`defaults` with the sampling fields `names` of `given` over them; `BodyError` naming the field that is out of range.
-
-    A `top_k` of -1 keeps all tokens, as in vLLM.
-    """
+    """`defaults` with the sampling fields `names` of `given` over them; `BodyError` naming the field that is out of range."""
     values: dict[str, Any] = {SAMPLING[name]: given[name] for name in names if name in given}
-    if values.get("top_k") == -1:
-        values["top_k"] = 0
     try:
         return dataclasses.replace(defaults, **values)
-    except InputError as error:
-        name = next(name for name in names if name in given and f"parameter {SAMPLING[name]} " in str(error))
+    except ParameterError as error:
+        name = next(name for name in names if name in given and SAMPLING[name] == error.name)
         raise BodyError(str(error).replace(f"parameter {SAMPLING[name]} ", f"parameter {name} ", 1), name) from error

@@ -20,7 +20,7 @@ from detspec.errors import InputError
 from detspec.openai.fields import BodyError
 from detspec.openai.responses import chat_body, completion_body, error_body
 from detspec.serve.control import control_routes
-from detspec.serve.engine_thread import Call, ClientLeft, EngineStopped, EngineThread, QueueFull, Refused
+from detspec.serve.engine_thread import Call, ClientLeft, EngineStopped, EngineThread, QueueFull, Refused, RequestFailed
 from detspec.serve.http import answer, error, read_json
 from detspec.serve.service import Service
 from detspec.serve.streams import Chunks, events
@@ -81,6 +81,7 @@ def make_app(service: Service) -> Starlette:
         QueueFull: _full,
         EngineStopped: _broken,
         Refused: _broken,
+        RequestFailed: _broken,
         HTTPException: _http_error,
         Exception: _unexpected,
     }
@@ -131,7 +132,7 @@ class EventStream(Response):
             except ClientLeft:
                 return
             except Exception as failed:
-                is_expected = isinstance(failed, EngineStopped | Refused)
+                is_expected = isinstance(failed, EngineStopped | Refused | RequestFailed)
                 why = str(failed) if is_expected else UNEXPECTED
                 body = b"data: " + msgspec.json.encode(error(why, "server_error")) + b"\n\n"
                 await send({"type": "http.response.body", "body": body})

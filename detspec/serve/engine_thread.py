@@ -48,6 +48,13 @@ class Refused(Exception):
     """The device certifies no program for a request that is to be deterministic."""
 
 
+class RequestFailed(Exception):
+    """The engine could not go on with a request; the others were answered."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"request {id} failed in the server, whose log says more under this id")
+
+
 class ClientLeft(Exception):
     """The client of a call does not wait for its answer any more."""
 
@@ -272,7 +279,12 @@ class EngineThread:
 
     def _add(self, call: Call) -> None:
         for request in call.requests:
-            self.engine.add(request, stream=call.streamed)
+            try:
+                self.engine.add(request, stream=call.streamed)
+            except Exception as error:
+                self._forget(request.id)
+                self.num_open -= request.sampling.n
+                call.fail(error)
         self._wake.set()
 
     def _check_runs(self) -> None:

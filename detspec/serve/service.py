@@ -18,7 +18,7 @@ from detspec.openai.bodies import Parsed, parse_chat, parse_completion, requests
 from detspec.openai.fields import BodyError
 from detspec.openai.responses import Answerer, make_answerer, response_id
 from detspec.openai.scores import scored
-from detspec.serve.engine_thread import Call, EngineStopped, EngineThread
+from detspec.serve.engine_thread import Call, EngineStopped, EngineThread, RequestFailed
 from detspec.serve.log import LogFailed, ResponseLog
 from detspec.serve.metrics import Metrics
 
@@ -175,10 +175,13 @@ class Service:
     def _arrived(self, parsed: Parsed, requests: Sequence[Request], update: Update) -> Arrived:
         """An update with what answers say of it; a completion is logged unless it was aborted.
 
-        Raises `LogFailed` if it cannot be logged: nothing is answered then, and the server ends.
+        Raises `RequestFailed` if it failed, and `LogFailed` if it cannot be logged: nothing is answered then, and the server
+        ends.
         """
         place = int(update.request.id.rpartition("/")[2])
         completion = update.completion
+        if completion is not None and completion.error:
+            raise RequestFailed(completion.id)
         if completion is not None:
             if self._log is not None and completion.finish_reason != ABORTED:
                 named = dataclasses.replace(completion, id=f"{response_id(parsed)}/{place}")

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from detspec.errors import InputError
 from detspec.generation.checks import check_ids
 from detspec.openai.fields import BOOL, BOOL_OR_TEXT, INTS, LIST, OBJECT, TEXT, BodyError, given_fields
 from detspec.openai.prompts import chat_prompt, token_ids
@@ -59,7 +60,10 @@ def token_routes(service: Service) -> list[BaseRoute]:
             raise BodyError(f"{service.model.no_tokenizer}, so there is no text", "tokens")
         if len(body["tokens"]) > (most := service.engine.config.max_len):
             raise BodyError(f"tokens holds {len(body['tokens'])} ids, more than max_len ({most}): send them in parts", "tokens")
-        check_ids(body["tokens"], service.model.cfg, "tokens")
+        try:
+            check_ids(body["tokens"], service.model.cfg, "tokens")
+        except InputError as error:
+            raise BodyError(str(error), "tokens") from error
         return answer({"prompt": service.model.tokenizer.decode(body["tokens"], skip_special_tokens=False)})
 
     async def tokenizer_info(request: Request) -> Response:

@@ -168,7 +168,9 @@ def test_broken_logits_exit_with_1_and_name_the_requests(tmp_path, capsys):
     assert generate(folder, prompts, tmp_path / "out.jsonl") == 1
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [(line["id"], line["finish_reason"]) for line in found] == [("a", "length"), ("broken", "error")]
-    assert capsys.readouterr().err.splitlines()[-1] == ("detspec: error: the model gave logits that are not finite for: broken")
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "detspec: error: 1 requests failed, their logits are not finite or their lines say why: broken"
+    )
 
 
 @pytest.mark.parametrize(

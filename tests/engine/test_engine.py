@@ -45,7 +45,8 @@ def alone(one_row: Engine) -> list:
 
 
 def test_generate_equals_the_functional_core_bitwise(alone):
-    state = generate(byte_params(), BYTE_CFG, PROMPTS, SAMPLING, schedule=SCHEDULE, drafter=Drafter(NONE))
+    arrays = [np.asarray(prompt) for prompt in PROMPTS]
+    state = generate(byte_params(), BYTE_CFG, arrays, SAMPLING, schedule=SCHEDULE, drafter=Drafter(NONE))
     for b, prompt in enumerate(PROMPTS):
         new = slice(len(prompt), int(state.committed[b]))
         reason = "stop" if int(state.finish[b]) == STOP else "length"

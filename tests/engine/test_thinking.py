@@ -166,7 +166,7 @@ def test_job_writes_thoughts_and_its_audit_finds_a_changed_one(alone, tmp_path: 
 
 
 def test_prompt_logprobs_of_a_thinking_request_are_refused(alone):
-    with pytest.raises(InputError, match="prompt_logprobs are not reported of prompts that are read thinking"):
+    with pytest.raises(InputError, match="prompt_logprobs is not reported of prompts that are read thinking"):
         alone.request([1, 2], SamplingParams(prompt_logprobs=0))
     alone.request([1, 2], SamplingParams(prompt_logprobs=0, thinking=False))
 

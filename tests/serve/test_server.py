@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from detspec.engine import ending
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
@@ -286,6 +287,41 @@ def test_any_error_in_a_stream_is_its_last_event(model, monkeypatch):
             (line,) = [line for line in stream.iter_lines() if line]
         assert json.loads(line.removeprefix("data: "))["error"]["message"] == UNEXPECTED
         server.wait_until_empty()
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_request_that_fails_in_the_engine_is_500_with_an_id_of_the_log(server, monkeypatch, caplog, is_streamed):
+    digest = ending.completion_digest
+
+    def fails(request, *rest):
+        if request.sampling.seed == 4711:
+            raise ZeroDivisionError("planted")
+        return digest(request, *rest)
+
+    body = {"prompt": "a", "max_tokens": 4, "temperature": 1.0, "seed": 5}
+    before = choices(server, body)
+    monkeypatch.setattr(ending, "completion_digest", fails)
+    failing = {**body, "seed": 4711, "stream": is_streamed}
+    answer = server.http.post("/v1/completions", json=failing)
+    assert answer.status_code == (200 if is_streamed else 500)
+    last = answer.text.split("data: ")[-1] if is_streamed else answer.text
+    message = json.loads(last)["error"]["message"]
+    (record,) = [record for record in caplog.records if record.name == "detspec"]
+    request_id = record.getMessage().split()[1]
+    assert message == f"request {request_id} failed in the server, whose log says more under this id"
+    assert record.exc_info[0] is ZeroDivisionError
+    assert choices(server, body) == before
+    server.wait_until_empty()
+    assert server.engine.num_pages_held == 0
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63, 2048, -1])
+@pytest.mark.parametrize("name", ["stop_token_ids", "logit_bias"])
+def test_token_that_is_none_is_refused_by_the_fields_name(server, name, number):
+    value = {str(number): 1} if name == "logit_bias" else [number]
+    answer = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 4, name: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert len(server.ask(prompt="a", max_tokens=2)["choices"]) == 1
 
 
 def test_error_on_arrival_ends_its_own_call_alone(model, monkeypatch):
