@@ -91,7 +91,7 @@ def test_ids_of_one_prompt_in_place_of_prompts_are_refused(prompts):
         make().generate(prompts, SAMPLING)
 
 
-@pytest.mark.parametrize("prompts", NO_PROMPTS, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize("prompts", NO_PROMPTS, ids=lambda value: str(value).partition(" at 0x")[0][:30])
 def test_other_prompts_are_one_error_and_the_engine_goes_on(prompts):
     engine = make()
     if not isinstance(prompts, list) or prompts:  # no prompts have no completions
