@@ -175,7 +175,7 @@ def test_help_shows_defaults_but_not_none(capsys):
         main(["generate", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "most requests in flight (default: 32)" in shown
-    assert "sampling seed; noise depends only on the seed and the token position (default: 0)" in shown
+    assert "sampling seed, modulo 2**32; noise depends only on it and the token position (default: 0)" in shown
     assert "strings that end a request --" in shown  # the next option follows
     assert "default: None" not in shown
     assert "default: False" not in shown

@@ -79,7 +79,7 @@ SOUND = line(id="sound", prompt_token_ids=[1])
         (line(id="a", prompt="x", sampling={"seed": 1.5}), "line 2: sampling parameter seed .* got 1.5"),
         (line(id="a", prompt="x", sampling={"max_tokens": 0}), "line 2: sampling parameter max_tokens .* got 0"),
         (line(id="a", prompt="x", sampling={"stop_token_ids": 3}), "stop_token_ids must be a list of token ids, got 3"),
-        (line(id="a", prompt="x", sampling={"stop_token_ids": ["3"]}), "stop_token_ids must hold integers"),
+        (line(id="a", prompt="x", sampling={"stop_token_ids": ["3"]}), "stop_token_ids must be a list of token ids .* got '3'"),
         (b'{"id": "a", "prompt": "x", "sampling": {"temperature": NaN}}', "temperature .* got nan"),
         (b'{"id": "a", "prompt_token_ids": [' + b"9" * 5000 + b"]}", "line 2: is JSON that cannot be read"),
         (b'{"id": "a", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 2: is JSON that cannot be read"),
