@@ -37,10 +37,10 @@ DESCRIPTION = "Text generation whose tokens and log-probabilities are the same b
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except for flags and for options whose default is None."""
+    """Shows defaults, except for flags, for options whose default is None, and where the help names it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False:
+        if action.default is None or action.default is False or "(default: " in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
 

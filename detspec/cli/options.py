@@ -125,14 +125,8 @@ def add_engine(parser: argparse.ArgumentParser, *, method: Sequence[str] = METHO
     add("--draft-model", metavar="FOLDER", help="a smaller model with the same vocabulary, which drafts where it is faster")
     add("--draft-thoughts", choices=THOUGHTS, default=THOUGHTS[0], help="draft source for the thoughts of a model that thinks")
     add("--num-speculative-tokens", type=int, default=15, metavar="N", help="most drafted tokens of a step: 1, 3, 7, 15, ...")
-    add(
-        "--prompt-lookup-min",
-        type=int,
-        default=2,
-        metavar="N",
-        help="fewest tokens that prompt lookup finds again (default: 2)",
-    )
-    add("--prompt-lookup-max", type=int, default=4, metavar="N", help="most tokens that it compares (default: 4)")
+    add("--prompt-lookup-min", type=int, default=2, metavar="N", help="fewest tokens that prompt lookup finds again")
+    add("--prompt-lookup-max", type=int, default=4, metavar="N", help="most tokens that it compares")
     add_chips(parser)
 
 

@@ -177,6 +177,8 @@ def test_help_shows_defaults_but_not_none(capsys):
     assert "most requests in flight (default: 32)" in shown
     assert "sampling seed, modulo 2**32; noise depends only on it and the token position (default: 0)" in shown
     assert "strings that end a request --" in shown  # the next option follows
+    assert "prompt lookup finds again (default: 2) --" in shown
+    assert "(default: auto) --" in shown
     assert "default: None" not in shown
     assert "default: False" not in shown
 
