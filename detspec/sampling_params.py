@@ -15,7 +15,9 @@ from detspec.state import NO_TOKEN, SCALARS, SamplingArrays
 
 MAX_N = 1024
 MAX_LOGPROBS = 20
-MAX_STOPS = 1024  # strings that each new token is looked through for
+MAX_STOPS = 1024  # strings that the text is searched for with each new token
+MAX_STOP_CHARS = 1 << 14  # characters of all of them
+MAX_NAMED = 4096  # stop tokens, and biased tokens, of a request: programs have room for as many for all others, too
 SMALLEST = float(np.finfo(np.float32).tiny)  # devices may take what is nearer to 0 for 0
 
 
@@ -174,7 +176,8 @@ def _checked_ids(given: Any) -> tuple[int, ...]:
     ids = plain(given)
     if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
         raise ParameterError("stop_token_ids", f"must be a list of token ids, got {shown(given)}")
-    return tuple(_checked("stop_token_ids", token, int, IS_ID, "a list of token ids in 0 .. 2**31-1") for token in ids)
+    listed = tuple(_checked("stop_token_ids", token, int, IS_ID, "a list of token ids in 0 .. 2**31-1") for token in ids)
+    return _counted("stop_token_ids", tuple(dict.fromkeys(listed)))
 
 
 def _checked_stop(given: Any) -> tuple[str, ...]:
@@ -187,6 +190,8 @@ def _checked_stop(given: Any) -> tuple[str, ...]:
     for string in strings:
         if not isinstance(string, str) or not string or "\ufffd" in string:
             raise ParameterError("stop", f"must hold strings, not empty and without U+FFFD, got {shown(string)}")
+    if (length := sum(map(len, strings))) > MAX_STOP_CHARS:
+        raise ParameterError("stop", f"must hold at most {MAX_STOP_CHARS} characters in all, got {length}")
     return tuple(string[:] for string in strings)
 
 
@@ -204,7 +209,13 @@ def _checked_bias(given: Any) -> tuple[tuple[int, float], ...]:
         if token in bias:
             raise ParameterError("logit_bias", f"names token {token} twice")
         bias[token] = _checked("logit_bias", value, float, _between(-100, 100), sentence)
-    return tuple(sorted(bias.items()))
+    return _counted("logit_bias", tuple(sorted(bias.items())))
+
+
+def _counted(name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(given) > MAX_NAMED:
+        raise ParameterError(name, f"must name at most {MAX_NAMED} tokens, got {len(given)}")
+    return given
 
 
 def all_stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> tuple[int, ...]:

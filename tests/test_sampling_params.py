@@ -390,6 +390,12 @@ def test_sampling_params_refuse_too_many_stop_strings():
     assert len(SamplingParams(stop=["a"] * 1024).stop) == 1024
     with pytest.raises(ParameterError, match="stop must hold at most 1024 strings, got 1025"):
         SamplingParams(stop=["a"] * 1025)
+    with pytest.raises(ParameterError, match="stop must hold at most 16384 characters in all, got 16385"):
+        SamplingParams(stop=["a" * 16384, "b"])
+    for name, given in (("stop_token_ids", range(4097)), ("logit_bias", dict.fromkeys(range(4097), 1))):
+        with pytest.raises(ParameterError, match=f"{name} must name at most 4096 tokens, got 4097"):
+            SamplingParams(**{name: given})
+    assert len(SamplingParams(stop_token_ids=[*range(4096), 5, 5]).stop_token_ids) == 4096
 
 
 def test_sampling_params_refuse_an_integer_that_python_does_not_write():

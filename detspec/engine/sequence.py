@@ -1,13 +1,14 @@
 """One sample of a request on its way: what is committed, the pages that it holds, and how it ended."""
 
 import dataclasses
+import functools
 from collections import deque
 
 import numpy as np
 
-from detspec.checkpoint.detokenizer import Detokenizer, TokenBytes
+from detspec.checkpoint.detokenizer import TokenBytes
 from detspec.engine.request import FINISH_REASONS, GIVEN, Request, Stats, TopLogprobs, Update
-from detspec.engine.text import GrowingText
+from detspec.engine.text import GrowingText, text_of
 from detspec.state import LENGTH, NOT_FINITE, RUNNING
 
 # What the canonical pass says of a text, entry `p` about the token at position `p`: log-probability of the token [T], likeliest
@@ -20,7 +21,7 @@ class SequenceState:
     """The host's view of one sequence, in a place of the device or waiting for one."""
 
     request: Request  # one sample of what is asked for
-    token_bytes: dataclasses.InitVar[TokenBytes | None] = None  # of the model's tokenizer
+    token_bytes: TokenBytes | None = None  # of the model's tokenizer
     outbox: deque[Update] = dataclasses.field(default_factory=deque)  # where its updates go
     streamed: bool = False  # whether updates are wanted before it ends
     # prompt and new tokens, as far as the host has fetched them; all committed ones while it waits
@@ -43,16 +44,17 @@ class SequenceState:
     replayed: Replayed | None = None  # what the canonical pass says of its text; set once it has ended, if it was asked for
     finish: int = RUNNING  # as in `GenState`, when the host last looked
     finish_reason: str = ""  # why it ended; "" while it goes on
-    text: GrowingText = dataclasses.field(init=False)  # that of the new tokens, as far as it was read
     num_sent: int = 0  # new tokens that earlier updates held
     num_shown: int = 0  # characters that they held
 
-    def __post_init__(self, token_bytes: TokenBytes | None) -> None:
+    def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_token_ids)
         self.committed = len(self.tokens)
-        detokenizer = Detokenizer(token_bytes, after=self.tokens)
-        sampling = self.request.sampling
-        self.text = GrowingText(detokenizer, sampling.stop, min_tokens=sampling.min_tokens)
+
+    @functools.cached_property
+    def text(self) -> GrowingText:
+        """The text of the new tokens, as far as it was read."""
+        return text_of(self.request, self.token_bytes)
 
     @property
     def prompt_len(self) -> int:

@@ -2,7 +2,15 @@
 
 from collections.abc import Sequence
 
-from detspec.checkpoint.detokenizer import Detokenizer
+from detspec.checkpoint.detokenizer import Detokenizer, TokenBytes
+from detspec.engine.request import Request
+
+
+def text_of(request: Request, tokens: TokenBytes | None) -> "GrowingText":
+    """The text of the new tokens of `request`, none of which was read yet; no stop string ends that of given tokens."""
+    detokenizer = Detokenizer(tokens, after=request.prompt_token_ids)
+    stop = () if request.given_token_ids else request.sampling.stop
+    return GrowingText(detokenizer, stop, min_tokens=request.sampling.min_tokens)
 
 
 class GrowingText:

@@ -129,8 +129,8 @@ def generate(
         The final state: sequence `b` holds `committed[b]` tokens in `tokens[b]`, with their `logprobs[b]`.
 
     Raises:
-        InputError: there is no prompt, or one is empty or holds an id outside the vocabulary; the device does not run what the
-            schedule names; the weights lie on several chips.
+        InputError: there is no prompt, or one is empty or holds an id outside the vocabulary; one takes more positions than the
+            model was made for; the device does not run what the schedule names; the weights lie on several chips.
     """
     check_one_chip(params, "generate")
     schedule = chosen_schedule(schedule, cfg)
@@ -139,6 +139,8 @@ def generate(
         raise InputError("there are no prompts: give at least one")
     each = each_sampling(sampling, len(prompts))
     longest = max(len(p) + s.max_tokens for p, s in zip(prompts, each, strict=True))
+    if longest > cfg.max_position:
+        raise InputError(f"a prompt and its max_tokens take {longest} positions, the model was made for {cfg.max_position}")
     max_len = schedule.numerics.whole_pages(max(longest, schedule.budget.window))
     state = start_state(cfg, prompts, each, eos_ids=eos_ids, max_len=max_len, schedule=schedule)
     source, draft_params = drafter or Drafter(default_source(schedule))

@@ -5,14 +5,13 @@ import json
 
 import numpy as np
 
-from detspec.checkpoint.detokenizer import Detokenizer
 from detspec.checkpoint.load import Model
 from detspec.engine.bits import first_difference
 from detspec.engine.ending import decode_thought
 from detspec.engine.replayer import Replay
 from detspec.engine.request import GIVEN, Request, completion_digest
 from detspec.engine.sequence import asked_logprobs
-from detspec.engine.text import GrowingText
+from detspec.engine.text import text_of
 from detspec.jobs.audit_report import Difference
 from detspec.jobs.lines import LOGPROB_KEYS, as_json, thought_line
 from detspec.jobs.records import Record
@@ -75,9 +74,7 @@ def _ending(record: Record, request: Request, replay: Replay, model: Model) -> t
     """Number of recorded tokens that the canonical text may have, its finish reason (None if it goes on), and its text."""
     sampling = request.sampling
     n = len(record.token_ids)
-    text = GrowingText(
-        Detokenizer(model.token_bytes, after=request.prompt_token_ids), sampling.stop, min_tokens=sampling.min_tokens
-    )
+    text = text_of(request, model.token_bytes)
     if request.given_token_ids:
         finish = "error" if np.isnan(replay.logprobs).any() else GIVEN
         n = min(n, sampling.max_tokens)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from detspec.errors import InputError, ParameterError, shown
+from detspec.errors import InputError, ParameterError, shortened, shown
 from detspec.openai.neutral import NEUTRAL, NEUTRAL_OPTIONS, asks_for_nothing
 from detspec.sampling_params import SamplingParams
 
@@ -19,6 +19,7 @@ UNKNOWN = "unknown_parameter"
 UNSUPPORTED = "unsupported_parameter"
 INVALID = "invalid_value"
 TOO_LONG = "context_length_exceeded"
+MAX_NAME = 200  # characters of a field's name in an error
 
 
 class BodyError(InputError):
@@ -32,7 +33,7 @@ class BodyError(InputError):
 
     def __init__(self, message: str, param: str | None = None, code: str = INVALID) -> None:
         super().__init__(message)
-        self.param = param
+        self.param = None if param is None else shortened(param, MAX_NAME)
         self.code = code
 
     @property

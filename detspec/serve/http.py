@@ -1,6 +1,7 @@
 """Bodies in and out: JSON that is read within a limit, and written."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -11,6 +12,8 @@ from starlette.responses import Response
 from detspec.errors import InputError
 from detspec.openai.fields import BodyError
 from detspec.read_json import RepeatedKey, parse_json
+
+LONG_BODY = 1 << 16  # bytes of a body from which on another thread reads it, and splits its texts into tokens
 
 
 async def read_json(request: Request, most_bytes: int) -> tuple[Any, int]:
@@ -30,9 +33,14 @@ async def read_json(request: Request, most_bytes: int) -> tuple[Any, int]:
     except ClientDisconnect as error:
         raise HTTPException(400, "the client left before the body had come") from error
     try:
-        return parse_json(b"".join(parts)), num_bytes
+        return await off_loop(num_bytes, lambda: parse_json(b"".join(parts))), num_bytes
     except InputError as error:
         raise BodyError(f"the body {error}", error.key if isinstance(error, RepeatedKey) else None) from error
+
+
+async def off_loop(num_bytes: int, work: Callable[[], Any]) -> Any:
+    """What `work` gives, which another thread does if a body of so many bytes could take it long."""
+    return work() if num_bytes < LONG_BODY else await asyncio.to_thread(work)
 
 
 def answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -19,12 +19,12 @@ from detspec.openai.fields import BodyError
 from detspec.openai.responses import Answerer, make_answerer, response_id
 from detspec.openai.scores import scored
 from detspec.serve.engine_thread import Call, EngineStopped, EngineThread, RequestFailed
+from detspec.serve.http import off_loop
 from detspec.serve.log import LogFailed, ResponseLog
 from detspec.serve.metrics import Metrics
 
 LOOK_S = 0.1  # between two looks whether the server is leaving
 ABORT_S = 5.0  # for samples that are aborted to be answered; they may wait for a program that is being compiled
-LONG_BODY = 1 << 16  # bytes of text from which on it is split into tokens in another thread
 PARSERS = {"completion": parse_completion, "chat": parse_chat, "token_ids": parse_completion}
 
 
@@ -211,11 +211,6 @@ class Service:
         if parsed.sampling[0].temperature == 0:
             return 0
         return secrets.randbits(32) if self.options.default_seed is None else self.options.default_seed
-
-
-async def off_loop(num_bytes: int, work: Callable[[], Any]) -> Any:
-    """What `work` gives, which another thread does if a body of so many bytes could take it long."""
-    return work() if num_bytes < LONG_BODY else await asyncio.to_thread(work)
 
 
 def _is_folder(path: Path) -> bool:

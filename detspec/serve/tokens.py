@@ -11,8 +11,8 @@ from detspec.errors import InputError
 from detspec.generation.checks import check_ids
 from detspec.openai.fields import BOOL, BOOL_OR_TEXT, INTS, LIST, OBJECT, TEXT, BodyError, given_fields
 from detspec.openai.prompts import chat_prompt, token_ids
-from detspec.serve.http import answer, read_json
-from detspec.serve.service import Service, off_loop
+from detspec.serve.http import answer, off_loop, read_json
+from detspec.serve.service import Service
 
 TOKENIZE = {
     "model": TEXT,

@@ -74,4 +74,6 @@ def test_audit_reports_and_exits_with_0_then_1_then_2(folder, job, tmp_path, cap
     assert audit(folder, job, *prompts) == 2
     assert "out.jsonl line 1: lacks id" in capsys.readouterr().err
     assert audit(folder, tmp_path / "nothing") == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    loading, error = capsys.readouterr().err.splitlines()
+    assert loading.startswith("detspec: loading the model ")
+    assert error.startswith("detspec: error: ")

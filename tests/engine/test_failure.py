@@ -29,9 +29,18 @@ SITES = {
         lambda self, sequence, *, keep: keep and sequence.request.id == BAD,
     ),
     "the update": ("detspec.engine.engine.update_of", lambda sequence, model, context: sequence.request.id == BAD),
+    "the start of its text": ("detspec.engine.sequence.text_of", lambda request, tokens: request.id == BAD),
     "the digest": ("detspec.engine.ending.completion_digest", lambda request, *rest: request.id == BAD),
 }
-SCORING = {"packing", "keys of pages", "replaying", "giving its pages back", "the update", "the digest"}
+SCORING = {
+    "packing",
+    "keys of pages",
+    "replaying",
+    "giving its pages back",
+    "the update",
+    "the start of its text",
+    "the digest",
+}
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, site: str, error: Exception) -> list[bool]:

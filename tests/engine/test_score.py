@@ -45,6 +45,14 @@ def test_scores_have_the_bits_of_generation_in_any_batch_and_order(written, one_
         assert not engine.has_work
 
 
+def test_stop_string_does_not_end_a_text_that_is_given(three_rows):
+    texts = ["abcdefg", "xyz"]
+    plain = three_rows.score(texts, 2)
+    for given, expected in zip(three_rows.score(texts, 2, SamplingParams(logprobs=1, stop=["de", "z"])), plain, strict=True):
+        assert (given.text, given.finish_reason, given.token_ids) == (expected.text, "given", expected.token_ids)
+    assert [c.text for c in plain] == ["cdefg", "z"]
+
+
 def test_scores_differ_from_ordinary_generation_somewhere(one_row, eight_rows):
     """The inverse control: what no pass verified has other bits."""
     unverified = [ordinary(sampling) for sampling in SAMPLING]

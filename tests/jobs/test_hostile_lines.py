@@ -92,7 +92,7 @@ def test_any_line_is_a_request_or_one_error(one_row, chatty, raw):
         ({"id": "a", "prompt": "x", "sampling": {"stop": ["a"] * 10**6, "max_tokens": 10**30}}, "max_tokens"),
         (
             {"id": "a", "prompt": "x", "sampling": {"stop_token_ids": list(range(10**6))}},
-            "stop_token_ids names token id 999999",
+            "stop_token_ids must name at most 4096 tokens, got 1000000",
         ),
         ({"id": "a", "prompt": "x", "sampling": {"logit_bias": {str(i): 1 for i in range(10**5)}}}, "logit_bias"),
         ({"id": "a", "prompt": "x", "sampling": {"logit_bias": {"9" * 5000: 1}}}, "logit_bias"),

@@ -240,3 +240,10 @@ def test_digest_tells_requests_apart(model):
     assert len(digests) == len(bodies)
     assert completion(model, prompt="a", seed=1, user="me").digest in digests
     assert dataclasses.replace(chat(model, seed=1), request_id="r").digest == chat(model, seed=1).digest
+
+
+def test_long_name_is_shortened_in_the_error(model):
+    with pytest.raises(BodyError) as caught:
+        completion(model, prompt="a", **{"k" * 10**6: 1})
+    assert len(caught.value.message) < 3000
+    assert len(caught.value.param) < 300
