@@ -2,7 +2,8 @@
 
 1. Tokens with ids: `added_tokens_decoder` of `tokenizer_config.json`. Without one, those of `added_tokens.json`.
 2. Special tokens that are not among these: bos_token, eos_token ..., then other keys that end in `_token`, then
-   `extra_special_tokens`. `special_tokens_map.json` counts where there is no `added_tokens_decoder`.
+   `extra_special_tokens`. An object at such another key is a token if its `__type` is "AddedToken".
+   `special_tokens_map.json`, whose objects need no type, counts where there is no `added_tokens_decoder`.
 
 A token that is there already takes the flags that are given here. A new one gets the next free id; where its file says another
 one, transformers would go on with other ids than the file's, and here it is an error.
@@ -45,9 +46,8 @@ def add_named_tokens(tokenizer: tokenizers.Tokenizer, folder: Path) -> list[Any]
 
     Raises `InputError` if a file cannot be read, what it names is no token, or a token would not get the id that is named.
     """
-    config = read_json_object(folder / CONFIG_FILE) or {}
+    config, words = _read_files(folder)
     has_decoder = config.get(DECODER_KEY) is not None
-    words = {} if has_decoder else read_json_object(folder / MAP_FILE) or {}
     special = _special_tokens(config, words, folder)
     if tokenizer.padding is not None and "pad_token" not in {**config, **words}:
         special.named["pad_token"] = tokenizer.padding["pad_token"]
@@ -76,6 +76,17 @@ def add_named_tokens(tokenizer: tokenizers.Tokenizer, folder: Path) -> list[Any]
     return [*changed.items(), *(["split_special_tokens"] if tokenizer.encode_special_tokens else [])]
 
 
+def read_named_texts(folder: Path) -> dict[str, str]:
+    """Texts of the special tokens that have names in the files of `folder`; `InputError` as `add_named_tokens`."""
+    return {name: _text(token) for name, token in _special_tokens(*_read_files(folder), folder).named.items()}
+
+
+def _read_files(folder: Path) -> tuple[Files, Files]:
+    """What `tokenizer_config.json` holds, and `special_tokens_map.json` as far as it counts."""
+    config = read_json_object(folder / CONFIG_FILE) or {}
+    return config, {} if config.get(DECODER_KEY) is not None else read_json_object(folder / MAP_FILE) or {}
+
+
 def _in_order(numbered: dict[int, AddedToken], special: Special, known: set[str]) -> list[AddedToken]:
     """Tokens with ids, in their order, then the special ones that are not among them or `known`; named ones become special."""
     tokens: list[Token] = [numbered[id] for id in sorted(numbered)]
@@ -96,10 +107,12 @@ def _special_tokens(config: Files, words: Files, folder: Path) -> Special:
 
     In which order they come, which file wins and which texts make a token special are those of transformers 5.
     """
-    given = {key: _token(value, folder / CONFIG_FILE, key) for key, value in config.items() if _is_token(key, value)}
+    typed = {key: value for key, value in config.items() if key in NAMES or isinstance(value, str) or _is_marked(value)}
+    given = {key: _token(value, folder / CONFIG_FILE, key) for key, value in typed.items() if _is_token(key, value)}
     mapped = {key: _token(value, folder / MAP_FILE, key, special=True) for key, value in words.items() if _is_token(key, value)}
     last = {key: token for key, token in given.items() if key not in NAMES and isinstance(token, str)}
     both = {**{key: token for key, token in given.items() if key not in last}, **mapped}
+    both = {key: token for key, token in both.items() if key in mapped or key not in words}  # null there is no token
     first = {key: both[key] for key in NAMES if key in both}
     extra_named, extra = _extra_tokens(config.get(EXTRA_KEY) or config.get(OLD_EXTRA_KEY), folder / CONFIG_FILE, None)
     more_named, more = _extra_tokens(words.get(EXTRA_KEY), folder / MAP_FILE, True)
@@ -114,6 +127,11 @@ def _special_tokens(config: Files, words: Files, folder: Path) -> Special:
 def _is_token(key: str, value: Any) -> bool:
     """Whether a key of a file names a special token; other values of keys that are not standard are no tokens."""
     return value is not None if key in NAMES else key.endswith("_token") and isinstance(value, str | dict)
+
+
+def _is_marked(value: Any) -> bool:
+    """Whether an object of `tokenizer_config.json` says that it is a token."""
+    return isinstance(value, dict) and value.get("__type") == "AddedToken"
 
 
 def _extra_tokens(value: Any, path: Path, special: bool | None) -> tuple[dict[str, Token], list[Token]]:
@@ -131,20 +149,24 @@ def _tokens_of_decoder(decoder: Any, source: str) -> dict[int, AddedToken]:
     """Tokens of `added_tokens_decoder` by their ids."""
     if not isinstance(decoder, dict) or not all(isinstance(value, dict) for value in decoder.values()):
         raise InputError(f"{source} must be a JSON object of ids and tokens, got {json.dumps(decoder)}")
-    tokens = {}
+    tokens: dict[int, AddedToken] = {}
     for key, value in decoder.items():
         if not (key.isascii() and key.isdecimal() and len(key) < 11 and int(key) <= MAX_COUNT):
             raise InputError(f"{source} has the id {key!r}; accepted are whole numbers in 0 .. {MAX_COUNT}")
-        tokens[int(key)] = _added(value, source, key)
+        if int(key) in tokens:
+            raise InputError(f"{source} names the id {int(key)} twice, as {key!r} and with other zeros: keep one of them")
+        tokens[int(key)] = _added(value, source, key, may_be_empty=True)
     return tokens
 
 
 def _tokens_of_added_file(path: Path, special: set[str]) -> dict[int, AddedToken]:
     """Tokens of `added_tokens.json`, which has texts and ids alone, by their ids; `special` are texts of special tokens."""
-    tokens = {}
+    tokens: dict[int, AddedToken] = {}
     for text, id in (read_json_object(path) or {}).items():
         if type(id) is not int or not 0 <= id <= MAX_COUNT:
             raise InputError(f"{path}: {text!r} must have an id in 0 .. {MAX_COUNT}, got {json.dumps(id)}")
+        if id in tokens:
+            raise InputError(f"{path} gives the id {id} to both {tokens[id].content!r} and {text!r}: keep one of them")
         tokens[id] = AddedToken(text, normalized=text not in special, special=text in special)
     return tokens
 
@@ -153,11 +175,15 @@ def _token(value: Any, path: Path, key: str, *, special: bool | None = None) -> 
     """A token that is given as a text, or as an object of a text and flags; `special` replaces that flag of an object."""
     if isinstance(value, str):
         return value
-    return _added(value if special is None or not isinstance(value, dict) else {**value, "special": special}, str(path), key)
+    may_be_empty = special is not None or _is_marked(value)
+    value = {**value, "special": special} if special is not None and isinstance(value, dict) else value
+    return _added(value, str(path), key, may_be_empty=may_be_empty)
 
 
-def _added(value: Any, source: str, key: str) -> AddedToken:
-    """A token of a text and flags."""
+def _added(value: Any, source: str, key: str, *, may_be_empty: bool) -> AddedToken:
+    """A token of a text and flags; if it `may_be_empty`, no text is the empty one, which the library does not add."""
+    if may_be_empty and isinstance(value, dict) and value.get("content") is None:
+        value = {**value, "content": ""}
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
         raise InputError(f"{source}: {key} must be a text, or an object with a text as content, got {json.dumps(value)}")
     flags = {flag: value[flag] for flag in FLAGS if flag in value}

@@ -4,7 +4,6 @@ Files of templates come before `tokenizer_config.json`, and `special_tokens_map.
 `added_tokens_decoder`. Tokens that only a class of transformers names, as Gemma's the mask token, are not known here.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from detspec.read_json import read_bounded, read_json_object
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"
 CONFIG_FILE = "tokenizer_config.json"
-MAP_FILE = "special_tokens_map.json"
 DEFAULT_NAME = "default"
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MAX_SOURCE = 1 << 17  # characters of a template
 MAX_TEMPLATES = 64
 
@@ -54,22 +51,12 @@ def read_templates(folder: Path) -> tuple[dict[str, str], str]:
 def read_special_tokens(folder: Path) -> dict[str, str]:
     """Texts of the special tokens that a folder names, by names such as "bos_token" or "image_token".
 
-    These are all keys that end in `_token`, and the keys of `extra_special_tokens` if that is an object.
-    Raises `InputError` if a file cannot be read, or one of them is no text.
+    These are the keys that end in `_token`, and the keys of `extra_special_tokens` if that is an object.
+    Raises `InputError` if a file cannot be read, or one of them is no token.
     """
-    config = read_json_object(folder / CONFIG_FILE) or {}
-    mapped = {} if "added_tokens_decoder" in config else read_json_object(folder / MAP_FILE) or {}
-    usual = {name: (config | mapped).get(name) for name in SPECIAL_TOKENS}
-    typed = {name: token for name, token in config.items() if isinstance(token, dict) and token.get("__type") == "AddedToken"}
-    texts = {name: token for name, token in config.items() if isinstance(token, str)}
-    named = {name: token for name, token in (typed | mapped | texts).items() if name.endswith("_token") and name not in usual}
-    further = {name: token for name, token in named.items() if isinstance(_token_text(token), str)}
-    extra = _extra(config) | _extra(mapped)
-    found = {name: _token_text(token) for name, token in (usual | further | extra).items() if token is not None}
-    found = {name: text for name, text in found.items() if text is not None}
-    if wrong := [name for name, text in found.items() if not isinstance(text, str)]:
-        raise InputError(f"{folder / CONFIG_FILE}: {', '.join(wrong)} must be texts, or objects with a text as content")
-    return found
+    from detspec.checkpoint.added_tokens import read_named_texts  # the process that renders templates needs no tokenizers
+
+    return read_named_texts(folder)
 
 
 def _read_source(path: Path) -> str | None:
@@ -79,14 +66,3 @@ def _read_source(path: Path) -> str | None:
         return None if raw is None else raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 (byte {error.start + 1})") from error
-
-
-def _extra(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Special tokens that have names of the folder's own; a list of them has none."""
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
-    return extra if isinstance(extra, dict) else {}
-
-
-def _token_text(token: Any) -> Any:
-    """The text of a special token, which is given as text or as an object with it."""
-    return token.get("content") if isinstance(token, dict) else token

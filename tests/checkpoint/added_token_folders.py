@@ -113,6 +113,36 @@ FOLDERS: dict[str, Folder] = {
         {6: "<|im_end|> special", 7: "<pad> special", 8: "<|im_start|> special"},
         [1, 3, 8, 3, 4, 2, 5, 3, 3, 7],
     ),
+    "object_without_a_type_is_no_token": Folder(
+        {CONFIG_FILE: {"boi_token": START, "x_token": {"a": 1}, "image_token": "<pad>"}},
+        {6: "<pad> special"},
+        [1, 3, 3, 1, 3, 4, 2, 5, 3, 3, 6],
+    ),
+    "object_with_a_type_is_a_token": Folder(
+        {CONFIG_FILE: {"boi_token": {**TYPED, **START}, "image_token": "<pad>"}},
+        {6: "<|im_start|> special", 7: "<pad> special"},
+        [1, 3, 6, 3, 4, 2, 5, 3, 3, 7],
+    ),
+    "object_of_the_map_needs_no_type": Folder(
+        {MAP_FILE: {"boi_token": START, "x_token": {"a": 1}}, CONFIG_FILE: {"image_token": "<pad>"}},
+        {6: "<|im_start|> special", 7: "<pad> special"},
+        [1, 3, 6, 3, 4, 2, 5, 3, 3, 7],
+    ),
+    "null_text_adds_no_token": Folder(
+        {MAP_FILE: {"bos_token": {"content": None}}, CONFIG_FILE: {"eos_token": TYPED, "pad_token": "<pad>"}},
+        {6: "<pad> special"},
+        [1, 3, 3, 1, 3, 4, 2, 5, 3, 3, 6],
+    ),
+    "null_text_of_the_decoder_adds_no_token": Folder(
+        {CONFIG_FILE: {DECODER_KEY: {"7": {"content": None}, "8": {"special": True}, "6": token("<pad>", "special")}}},
+        {6: "<pad> special"},
+        [1, 3, 3, 1, 3, 4, 2, 5, 3, 3, 6],
+    ),
+    "null_of_the_map_hides_the_config": Folder(
+        {MAP_FILE: {"bos_token": None}, CONFIG_FILE: {"bos_token": "<|im_start|>", "pad_token": "<pad>"}},
+        {6: "<pad> special"},
+        [1, 3, 3, 1, 3, 4, 2, 5, 3, 3, 6],
+    ),
     "extra_list": Folder(
         {CONFIG_FILE: {"extra_special_tokens": ["<|im_end|>", {**TYPED, **token("<pad>", "rstrip")}]}},
         {6: "<|im_end|> special", 7: "<pad> rstrip"},

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models
 
-from detspec.checkpoint.added_tokens import ADDED_FILE, CONFIG_FILE, DECODER_KEY, EXTRA_KEY, MAP_FILE
+from detspec.checkpoint.added_tokens import ADDED_FILE, CONFIG_FILE, DECODER_KEY, EXTRA_KEY, MAP_FILE, OLD_EXTRA_KEY
+from detspec.checkpoint.template_files import read_special_tokens
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.errors import InputError
 from detspec.openai.token_texts import TokenTexts
@@ -79,6 +80,10 @@ def test_texts_of_single_tokens_know_those_that_were_added(tmp_path: Path):
         ({CONFIG_FILE: {DECODER_KEY: {"6": {"content": 1}}}}, "6 must be a text, or an object with a text as content"),
         ({CONFIG_FILE: {DECODER_KEY: {"6": {**START, "lstrip": 1}}}}, "must be true or false"),
         ({MAP_FILE: {"eos_token": 5}}, "special_tokens_map.json: eos_token must be a text"),
+        ({ADDED_FILE: {"<x>": 6, "<y>": 6}}, "added_tokens.json gives the id 6 to both '<x>' and '<y>'"),
+        ({CONFIG_FILE: {DECODER_KEY: {"06": START, "6": END}}}, "added_tokens_decoder names the id 6 twice, as '6' and with"),
+        ({CONFIG_FILE: {"bos_token": {"content": None}}}, "bos_token must be a text, or an object with a text as content"),
+        ({CONFIG_FILE: {OLD_EXTRA_KEY: [None]}}, "must be a text, or an object with a text as content, got null"),
         ({CONFIG_FILE: {EXTRA_KEY: "<x>"}}, "extra_special_tokens must be a list or an object of tokens"),
     ],
 )
@@ -96,6 +101,13 @@ def test_token_that_would_take_the_id_of_another_is_refused(tmp_path: Path):
     (tmp_path / CONFIG_FILE).write_text(json.dumps({"pad_token": "<pad>"}))
     with pytest.raises(InputError, match=r"the token '<pad>' would get the id 3 of 'c' in tokenizer\.json"):
         Tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_names_of_special_tokens_are_those_of_tokens(tmp_path: Path, name: str):
+    """Templates print what the tokenizer knows; the empty text is no token."""
+    found = Tokenizer(write(tmp_path, FOLDERS[name]))
+    assert all(text == "" or found.library.token_to_id(text) is not None for text in read_special_tokens(tmp_path).values())
 
 
 def test_digest_is_that_of_the_file_unless_tokens_are_added_or_change(tmp_path: Path):

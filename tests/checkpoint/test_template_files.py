@@ -157,6 +157,13 @@ def test_map_of_special_tokens_counts_where_the_config_lists_no_added_tokens(tmp
     }
 
 
+def test_object_of_the_config_is_a_special_token_by_its_type(tmp_path):
+    config = {"boi_token": {"content": "<b>"}, "x_token": {"a": 1}, "y_token": {"__type": "AddedToken", "content": "<y>"}}
+    assert read_special_tokens(write(tmp_path, tokenizer_config=config)) == {"y_token": "<y>"}
+    write(tmp_path, tokenizer_config={}, special_tokens_map=config | {"y_token": "<y>"})
+    assert read_special_tokens(tmp_path) == {"boi_token": "<b>", "x_token": "", "y_token": "<y>"}
+
+
 def test_map_alone_names_the_tokens(tmp_path):
     write(
         tmp_path, special_tokens_map={"bos_token": "<s>"}, tokenizer_config={"chat_template": "{{ bos_token }}|{{ eos_token }}"}
@@ -169,7 +176,7 @@ def test_map_alone_names_the_tokens(tmp_path):
     [({"bos_token": 3}, "bos_token"), ({"eos_token": {"content": []}}, "eos_token"), ({"extra_special_tokens": {"a": 3}}, "a")],
 )
 def test_special_token_that_is_no_text_is_named(tmp_path, config, culprit):
-    with pytest.raises(InputError, match=f"{culprit} must be texts, or objects with a text as content"):
+    with pytest.raises(InputError, match=f"{culprit} must be a text, or an object with a text as content"):
         read_special_tokens(write(tmp_path, tokenizer_config=config))
 
 
