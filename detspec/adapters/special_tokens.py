@@ -67,9 +67,11 @@ def special_tokens_of(model: Model, prefix: int | None) -> SpecialTokens:
     added = tuple(model.tokenizer.encode("", add_special_tokens=True))
     named = model.special_tokens.get("bos_token")
     begin = added[0] if added else None if named is None else model.tokenizer.library.token_to_id(named)
-    known = next((token for token in (prefix, begin, *model.eos_ids) if token is not None), None)
-    if known is None or not 0 <= known < model.cfg.vocab_size:
+    candidates = [token for token in (begin, *model.eos_ids) if token is not None] if prefix is None else [prefix]
+    known = next((token for token in candidates if 0 <= token < model.cfg.vocab_size), None)
+    if known is None:
+        got = candidates[0] if candidates else None
         raise InputError(
-            f"no token that texts could begin with is known, got {known}: give prefix_token_id, 0 .. {model.cfg.vocab_size - 1}"
+            f"no token that texts could begin with is known, got {got}: give prefix_token_id, 0 .. {model.cfg.vocab_size - 1}"
         )
     return SpecialTokens(model, model.tokenizer, added, known, model.eos_ids[0] if model.eos_ids else known)

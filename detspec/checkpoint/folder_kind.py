@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from detspec.errors import InputError, shortened
+
 ADAPTER_NAME = "adapter_config.json"
 HUB_NAME = re.compile(r"(?:https?:/+huggingface\.co/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/?")
 MERGE = (
@@ -24,6 +26,19 @@ OTHER_WEIGHTS = {
 }
 # Files of tokenizers that tokenizer.json is made from; the last needs the file next to it, too.
 OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json", "vocab.txt")
+
+MAX_PATH = 200  # characters that errors show
+
+
+def check_path(path: Path) -> None:
+    """Raises `InputError` if the file system takes no such path; one where there is nothing passes."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{shortened(ascii(str(path)), MAX_PATH)} is no path of a folder that can be read: {why}") from error
 
 
 def no_folder(path: Path) -> str:

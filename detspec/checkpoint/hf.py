@@ -30,7 +30,7 @@ from detspec.checkpoint.files import (
     write_json,
     write_tensors,
 )
-from detspec.checkpoint.folder_kind import ADAPTER_NAME, MERGE, no_folder
+from detspec.checkpoint.folder_kind import ADAPTER_NAME, MERGE, check_path, no_folder
 from detspec.checkpoint.hf_config import describe, family_of, find_family, read_fields
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import Quantized, gather_quantized
@@ -134,6 +134,7 @@ def _read_family(path: Path, problems: Problems) -> tuple[Family | None, dict[st
 
     Where it describes no family, or a format that is not supported, there is a problem.
     """
+    check_path(path)
     if not path.is_dir():
         raise InputError(no_folder(path))
     hf_config = read_json(path / "config.json", problems)

@@ -25,7 +25,7 @@ def find_family(hf_config: HfConfig, problems: list[str]) -> Family | None:
     model_type = hf_config.get("model_type")
     architectures = hf_config.get("architectures")
     for family in FAMILIES:
-        if model_type == family.model_type and architectures in (None, [family.architecture]):
+        if model_type == family.model_type and architectures in (None, [], [family.architecture]):
             return family
     accepted = ", ".join(f"model_type {family.model_type!r} ({family.architecture})" for family in FAMILIES)
     named = f"model_type {model_type!r} with architectures {architectures!r}"
@@ -41,8 +41,9 @@ def read_fields(hf_config: HfConfig, family: Family, problems: list[str]) -> dic
         problems.append(f"config.json: unknown keys {json.dumps(unknown)}; they may change the computation")
     hf_config = {**family.defaults, **{k: v for k, v in hf_config.items() if v is not None or k in NULLABLE}}
     for key, allowed in family.fixed.items():
-        if hf_config.get(key, allowed) != allowed:
-            problems.append(f"config.json: {key} = {json.dumps(hf_config[key])} is not supported, only {json.dumps(allowed)}")
+        value = hf_config.get(key, allowed)
+        if value != allowed and not (value == [] and allowed == {}):  # other programs write an empty object as a list
+            problems.append(f"config.json: {key} = {json.dumps(value)} is not supported, only {json.dumps(allowed)}")
 
     values = {key: hf_config[key] for key in family.fields if key in hf_config}
     if "num_attention_heads" in values:

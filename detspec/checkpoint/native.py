@@ -17,6 +17,7 @@ import jax
 from detspec.checkpoint.blocks import check_cuts
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.files import MAX_PROBLEMS, check_not_rounded, copy_side_files, new_folder, write_json
+from detspec.checkpoint.folder_kind import check_path
 from detspec.config import ModelConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
@@ -87,6 +88,7 @@ def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn
     """
     import orbax.checkpoint as ocp  # not with the package, because that takes long
 
+    check_path(Path(path))
     path = Path(path).resolve()
     manifest, cfg = _read_manifest(path)
     stored_bytes = _check_files(path / WEIGHTS_FOLDER, manifest.get("files"))
@@ -111,11 +113,13 @@ def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn
 
 def read_native_config(path: str | Path) -> ModelConfig:
     """The config of the folder at `path`; raises `InputError` for an unsound manifest, as `load_native` does."""
+    check_path(Path(path))
     return _read_manifest(Path(path).resolve())[1]
 
 
 def is_native(path: Path) -> bool:
-    """Whether `path` is a whole folder of ours."""
+    """Whether `path` is a whole folder of ours; `InputError` if the file system takes no such path."""
+    check_path(path)
     return (path / MANIFEST_NAME).is_file()
 
 

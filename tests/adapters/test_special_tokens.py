@@ -53,6 +53,20 @@ def test_prefix_is_what_is_given_then_the_beginning_then_the_end(tmp_path):
     assert special_tokens_of(dataclasses.replace(model, special_tokens=named), None).prefix == BEGIN
 
 
+def test_prefix_is_never_a_token_without_a_row(tmp_path):
+    """Tokenizers may have more tokens than the embedding has rows."""
+    model = model_with(tmp_path, eos=(9, 4))
+    rows = model.cfg.vocab_size
+    model.tokenizer.library.add_special_tokens([f"<{i}>" for i in range(rows)])
+    far = next(f"<{i}>" for i in range(rows) if model.tokenizer.library.token_to_id(f"<{i}>") >= rows)
+    beyond = dataclasses.replace(model, special_tokens={"bos_token": far})
+    assert special_tokens_of(beyond, None).prefix == 9
+    with pytest.raises(InputError, match=r"no token that texts could begin with is known, got \d{4}: give prefix_token_id"):
+        special_tokens_of(dataclasses.replace(beyond, eos_ids=()), None)
+    with pytest.raises(InputError, match=f"got {rows}: give prefix_token_id"):
+        special_tokens_of(beyond, rows)
+
+
 def test_model_without_any_such_token_or_tokenizer_is_refused(tmp_path):
     with pytest.raises(InputError, match="no token that texts could begin with is known, got None: give prefix_token_id"):
         tokens_with(tmp_path)

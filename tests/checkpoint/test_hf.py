@@ -278,6 +278,8 @@ def test_keys_that_change_nothing_are_passed_over(tmp_path: Path):
     }
     edit_config(folder, **inert, **neutral, key_of_the_future=None)
     assert load_hf(folder)[0] == TINY
+    edit_config(folder, pruned_heads=[], architectures=[])
+    assert load_hf(folder)[0] == TINY
     edit_config(folder, key_of_the_future=False)
     assert 'unknown keys {"key_of_the_future": false}' in load_error(folder)
 
@@ -367,6 +369,8 @@ def test_stored_copy_of_a_tied_head_is_accepted_only_when_it_is_one(tmp_path: Pa
         ({"rope_parameters": {"rope_theta": 6000.0, "rope_type": "default"}}, "5000.0 and 6000.0"),
         ({"attention_bias": True}, "self_attn.q_proj.bias [32] is missing"),
         ({"pruned_heads": {"0": [1]}}, 'pruned_heads = {"0": [1]} is not supported'),
+        ({"pruned_heads": [1]}, "pruned_heads = [1] is not supported"),
+        ({"is_encoder_decoder": []}, "is_encoder_decoder = [] is not supported"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder = true"),
         ({"cross_attention_hidden_size": 8}, "cross_attention_hidden_size = 8"),
         ({"sliding_window_size": 8}, "sliding_window_size = 8"),
