@@ -13,6 +13,7 @@ from detspec.errors import InputError
 from detspec.read_json import parse_json
 
 HEAD_BYTES = 512  # a tar archive says what it is at byte 257
+BINARY = rb"(?s:.)*?[\0-\x08\x0e-\x1f]"  # after a start of letters, which a text may have: a byte that texts do not hold
 
 GZIP = "gzip"
 ZSTD = "zstd"
@@ -25,7 +26,7 @@ TABLES = (PARQUET, ARROW_FILE, ARROW_STREAM)
 READ = {
     re.compile(rb"\x1f\x8b"): GZIP,
     re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"): ZSTD,  # a frame, or one that is to be skipped
-    re.compile(rb"PAR1"): PARQUET,
+    re.compile(rb"PAR1(\Z|%s)" % BINARY): PARQUET,
     re.compile(rb"ARROW1\0\0"): ARROW_FILE,
     re.compile(rb"\xff{4}[^\xff]"): ARROW_STREAM,
 }
@@ -42,28 +43,32 @@ OTHERS = {
         f"{UNPACK % 'unzip'}; of a workbook {TO_PARQUET % EXCEL}",
     ),
     rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an old workbook (.xls)", TO_PARQUET % EXCEL),
-    rb"BZh[1-9]": ("bzip2", UNPACK % "bunzip2"),
+    rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": ("bzip2", UNPACK % "bunzip2"),
     rb"\xfd7zXZ\0": ("xz", UNPACK % "unxz"),
     rb"\x04\x22\x4d\x18": ("lz4", UNPACK % "unlz4"),
     rb"7z\xbc\xaf\x27\x1c": ("a 7z archive", UNPACK % "7z x"),
     rb"Rar!\x1a\x07": ("a rar archive", UNPACK % "unrar x"),
     rb"\x1f\x9d": ("a file of compress (.Z)", UNPACK % "uncompress"),
     rb"\xff\x06\0\0sNaPpY": ("snappy", "unpack it"),
-    rb"(?s).{257}ustar": ("a tar archive", UNPACK % "tar -xf"),
-    rb"PARE": ("encrypted parquet", "write it without encryption"),
-    rb"FEA1": ("Feather of version 1", "write it with `pyarrow.feather.write_feather`, whose version is 2"),
-    rb"ORC": ("ORC", TO_PARQUET % 'orc("{name}")'),
+    rb"(?s).{257}ustar(\0|  \0)": ("a tar archive", UNPACK % "tar -xf"),
+    rb"PARE" + BINARY: ("encrypted parquet", "write it without encryption"),
+    rb"FEA1" + BINARY: ("Feather of version 1", "write it with `pyarrow.feather.write_feather`, whose version is 2"),
+    rb"ORC" + BINARY: ("ORC", TO_PARQUET % 'orc("{name}")'),
     rb"Obj\x01": ("Avro", "write it as parquet"),
     rb"\x89HDF": ("HDF5", TO_PARQUET % 'hdf("{name}")'),
     rb"SQLite format 3\0": ("a database of SQLite", "write the table as parquet"),
     rb"\x93NUMPY": ("a numpy array", "write it as parquet, or as lines"),
     rb"\x80[\x02-\x05]": ("a pickle, which may run any code when it is read", "write it as parquet"),
-    rb"%PDF": ("PDF", "write its text as lines"),
-    rb"version https://git-lfs": ("a git-lfs pointer in place of the file", "`git lfs pull` fetches it"),
-    rb"(?i)\s*<(!doctype|html|\?xml)": ("HTML or XML", "fetch the file itself, or write it as lines"),
+    rb"%PDF-\d\.\d": ("PDF", "write its text as lines"),
+    rb"version https://git-lfs\.github\.com/spec/": ("a git-lfs pointer in place of the file", "`git lfs pull` fetches it"),
+    rb"(?i)\s*<(!doctype\s|html[\s>]|\?xml\s)": ("HTML or XML", "fetch the file itself, or write it as lines"),
 }
 FOREIGN = {re.compile(start): found for start, found in OTHERS.items()}
-WHOLE = re.compile(rb'\[\s*\{|\[\n["\[]|\{\n"')  # the first two lines of JSON that goes on for several, or is one array
+# The first two lines of JSON that is no object a line.
+WHOLE = re.compile(rb'\[\s*\{|\{\n"')  # an array of objects, or objects over several lines
+ARRAY = re.compile(rb'\[\s*(["\[\]]|-?[\d.]+\s*[,\]])')  # an array of something else
+SPLIT = re.compile(rb'\[\n["\[]')  # such an array over several lines
+TO_LINES = "jq -c 'to_entries[] | {id: (.key | tostring), prompt: .value}'"
 TEXTS = {  # by a mark in the first line
     b"\t": ("TSV, or another text, and no lines of JSON", TO_PARQUET % 'csv("{name}", sep="\\t")'),
     b",": ("CSV, or another text, and no lines of JSON", TO_PARQUET % 'csv("{name}")'),
@@ -99,14 +104,23 @@ def refuse_other_text(lines: Iterable[bytes], name: str) -> None:
     """
     stripped = (raw.removeprefix(codecs.BOM_UTF8).strip() for raw in lines)
     start = list(itertools.islice(stripped, 2))
-    if WHOLE.match(b"\n".join(start)):
+    text = b"\n".join(start)
+    if WHOLE.match(text):
         raise InputError(
             f"{name} is JSON, but not an object a line: `jq -c '.[]' {name}` writes the elements of an array so, and "
             f"`jq -c . {name}` writes objects so"
         )
-    if not start or start[0].startswith(b"{") or any(map(_is_object, itertools.chain(start, stripped))):
+    if not start or start[0].startswith(b"{"):
+        return
+    if not SPLIT.match(text) and any(map(_is_object, itertools.chain(start, stripped))):
         return
     first = start[0]
+    if first == b"[]":
+        raise InputError(f"{name} is an empty JSON array, which holds no prompts. {ACCEPTED}")
+    if ARRAY.match(text):
+        raise InputError(
+            f"{name} is JSON, but not an object a line: it is a JSON array. `{TO_LINES} {name}` makes lines of texts"
+        )
     if b"\0" in first:
         raise InputError(f"{name} is binary, of no known kind (it begins with {first[:8].hex(' ')}). {ACCEPTED}")
     what, remedy = next((found for mark, found in TEXTS.items() if mark in first), PLAIN)

@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 from detspec.checkpoint.template_time import template_time
 from detspec.errors import InputError
 from detspec.jobs.file_kinds import GZIP, HEAD_BYTES, PACKED, kind_of
-from detspec.jobs.files import STDIO
+from detspec.jobs.files import NO_ROOM, STDIO
 from detspec.sampling_params import SamplingParams
 
 MAX_LINE_BYTES = 16 << 20  # about four million tokens of text
@@ -66,6 +66,9 @@ class PromptLines(Protocol):
 
     def marks(self, size: int) -> Iterator[Mark]:
         """Where each block of `size` lines begins."""
+
+    def advice(self, raw: bytes) -> str:
+        """An end for the error of a malformed line."""
 
 
 class Prompts:
@@ -112,6 +115,10 @@ class Prompts:
     def marks(self, size: int) -> Iterator[Mark]:
         """Yields where each block of `size` non-blank lines begins."""
         return (mark for mark, _ in self.marked() if mark.number % size == 0)
+
+    def advice(self, raw: bytes) -> str:
+        """Nothing: errors of lines say it all."""
+        return ""
 
     def marked(self, start: Mark = START) -> Iterator[tuple[Mark, bytes]]:
         """Yields the non-blank lines with their places, see `lines`."""
@@ -208,14 +215,23 @@ def _unpacked(file: BinaryIO, kind: str, name: str) -> BinaryIO:
 def _copy(stream: BinaryIO, name: str, kind: str = "a pipe") -> BinaryIO:
     """A temporary copy of `stream`, positioned at its start; memory holds one block of it.
 
-    Raises `InputError` if it ends early, or is damaged; an error of the copy, as of a full disk, is raised as it is.
+    Raises `InputError` if it ends early, or is damaged. `OSError` of a full disk names the folder of the copy.
     """
-    with contextlib.ExitStack() as closed_on_error:
-        file = closed_on_error.enter_context(tempfile.TemporaryFile())
-        while block := _read(stream, name, kind):
-            file.write(block)
-        file.seek(0)
-        closed_on_error.pop_all()
+    try:
+        with contextlib.ExitStack() as closed_on_error:
+            file = closed_on_error.enter_context(tempfile.TemporaryFile())
+            while block := _read(stream, name, kind):
+                file.write(block)
+            file.seek(0)
+            closed_on_error.pop_all()
+    except OSError as error:  # also of closing the file, which writes the rest
+        if error.errno not in NO_ROOM:
+            raise
+        raise OSError(
+            error.errno,
+            f"{error.strerror}: {name} is {kind}, whose content is copied into a temporary file in {tempfile.gettempdir()}: "
+            "make room there, or set TMPDIR to a folder with more",
+        ) from error
     return file
 
 

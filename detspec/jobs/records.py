@@ -16,6 +16,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.jobs.batch_lines import KEY, parse_id
+from detspec.jobs.files import NO_ROOM
 from detspec.jobs.lines import LOGPROB_KEYS, metadata_of, parse_line, parse_request, refuse_unknown
 from detspec.jobs.prompts import Mark
 from detspec.jobs.tables import open_prompts
@@ -121,6 +122,10 @@ class PromptsById:
             self.file = open_prompts(str(path), column=column, id_column=id_column)
         except InputError as error:
             raise InputError(f"{error}; name the file of prompts with --prompts") from error
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise InputError(str(error.strerror)) from error
         self._path = path
         self._now = now
         self._place: dict[str, Mark] = {}

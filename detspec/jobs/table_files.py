@@ -46,6 +46,7 @@ def table_files(source: str) -> list[Path]:
         files = sorted(found for name in glob.glob(source) if (found := Path(name)).is_file())
         if not files:
             raise InputError(f"--prompts {source}: no file has such a name")
+        _refuse_lines(files, source)
         return in_order(files, source)
     if not path.is_dir():
         return [path]
@@ -91,6 +92,20 @@ def _head(path: Path) -> bytes:
             return file.read(HEAD_BYTES)
     except OSError as error:
         raise InputError(f"--prompts {path}: {error.strerror}") from error
+
+
+def _refuse_lines(files: Sequence[Path], source: str) -> None:
+    """Raises `InputError` if none of the files that a pattern names is a table."""
+    heads = [_head(path) for path in files]
+    kinds = [kind_of(head) for head in heads]
+    if any(kind in TABLES for kind in kinds):
+        return
+    if kinds[0] not in PACKED:
+        refuse_foreign(heads[0], str(files[0]))
+    raise InputError(
+        f"--prompts {source}: patterns are for tables, and {files[0]} is none. Files of lines are joined by `cat`, also packed "
+        f"ones: cat {source} > FILE"
+    )
 
 
 def _is_pattern(source: str) -> bool:

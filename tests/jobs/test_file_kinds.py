@@ -1,6 +1,7 @@
 """Files of prompts by what they hold, whatever they are called: packed lines are lines, and what is neither is named."""
 
 import bz2
+import errno
 import gzip
 import io
 import json
@@ -9,6 +10,7 @@ import os
 import pickle
 import sys
 import tarfile
+import tempfile
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -21,10 +23,12 @@ from pyarrow import feather, parquet
 from detspec.errors import InputError
 from detspec.jobs import prompts as prompts_module
 from detspec.jobs.prompts import Prompts
+from detspec.jobs.records import PromptsById
 from detspec.jobs.scan import is_openai
 from detspec.jobs.tables import TablePrompts, open_prompts
 
 LINES = b"".join(json.dumps({"id": f"{i}", "prompt": f"é{i}"}).encode() + b"\n" for i in range(50))
+PACKED_LINES = gzip.compress(LINES)
 BATCH_LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}\n'
 
 
@@ -99,8 +103,66 @@ OTHERS = {
     "HTML": b"<!DOCTYPE html>\n<html>",
     "Feather of version 1": b"FEA1\0\0\0\0",
     "encrypted parquet": b"PARE\0\0\0\0",
+    "ORC": b"ORC\x08\x03\x10\0",
+    "PDF": b"%PDF-1.7\n",
+    "is a JSON array.*jq -c 'to_entries": b'["a", "b"]\n',
+    "is a JSON array": b"[1, 2]",
+    "an empty JSON array, which holds no prompts": b" []\n",
     "binary, of no known kind .*01 02 00 03": b"\x01\x02\0\x03",
 }
+
+
+@pytest.mark.parametrize(
+    "start", ["PAR1", "PARE", "FEA1", "ORC", "ORCID", "PARENT", "BZh9", "%PDF", "Obj", "Rar!", "7z", "PK", "[x]"]
+)
+def test_table_of_text_that_starts_with_the_letters_of_another_kind_is_called_csv(start, tmp_path):
+    rows = "".join(f"{i},é{i}\n" for i in range(100))
+    with pytest.raises(InputError, match="is CSV"):
+        open_prompts(file(tmp_path, f"{start},prompt\n{rows}".encode()))
+
+
+@pytest.mark.parametrize("word", ["ustar el texto", "ustar  y más"])
+def test_line_with_the_letters_of_a_tar_archive_at_their_place_is_a_line(word, tmp_path):
+    start = '{"id": "a", "prompt": "'
+    content = f'{start}{"x" * (257 - len(start))}{word}"}}\n'.encode()
+    assert content[257:262] == b"ustar"
+    with open_prompts(file(tmp_path, content)) as prompts:
+        assert [raw for _, _, raw in prompts.lines()] == [content[:-1]]
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tar_archive_of_any_kind_is_named(kind, tmp_path):
+    found = io.BytesIO()
+    with tarfile.open(fileobj=found, mode="w", format=kind) as archive:
+        archive.addfile(tarfile.TarInfo("x.jsonl"))
+    with pytest.raises(InputError, match="is a tar archive"):
+        open_prompts(file(tmp_path, found.getvalue()))
+
+
+def test_orc_that_pyarrow_wrote_is_named(tmp_path):
+    from pyarrow import orc
+
+    orc.write_table(pa.table({"prompt": ["a" * 600]}), tmp_path / "x")
+    with pytest.raises(InputError, match="is ORC"):
+        open_prompts(str(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("content", [PACKED_LINES, LINES], ids=["packed", "a pipe"])
+def test_copy_on_a_full_disk_is_one_error_that_names_file_and_folder(content, tmp_path, monkeypatch):
+    monkeypatch.setattr(prompts_module.tempfile, "TemporaryFile", lambda: Path("/dev/full").open("r+b"))  # noqa: SIM115
+    source = file(tmp_path, content)
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    source = source if content is PACKED_LINES else f"/dev/fd/{reading}"
+    with pytest.raises(OSError, match=f"{source} is (gzip|a pipe), .* in {tempfile.gettempdir()}: .*TMPDIR") as found:
+        open_prompts(source)
+    os.close(reading)
+    assert found.value.errno == errno.ENOSPC
+    if content is PACKED_LINES:
+        with pytest.raises(InputError, match="TMPDIR"):
+            PromptsById(Path(source), "")
+    assert (tmp_path / "in.jsonl").read_bytes() == content
 
 
 @pytest.mark.parametrize("name", ["in.jsonl.gz", "in.jsonl"])
