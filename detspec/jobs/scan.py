@@ -86,9 +86,10 @@ def scan(engine: AnyEngine, spec: JobSpec, *, reject: Callable[[bytes], object] 
         try:
             asked = reader.asked(number, raw)
         except InputError as error:
+            why = f"{error}{prompts.advice(raw)}"
             if reject is None:
-                raise InputError(f"{prompts.name} line {place}: {error}") from error
-            reject(reject_line(place, str(error), raw))
+                raise InputError(f"{prompts.name} line {place}: {why}") from error
+            reject(reject_line(place, why, raw))
             counts.append(0)
             continue
         counts.append(asked.num_outputs)

@@ -5,9 +5,14 @@ to be the JSON of a conversation. In other columns of texts none may be. So no c
 
 Arrow gives each object of a column the keys of all others, with null in place of what an object lacks. So keys of objects
 whose value is null are left out, at any depth. Nulls in lists and maps stay: there they were written.
+
+A column `metadata` holds objects, or their JSON texts if the first text that says anything is such. Any other is passed over.
 """
 
+import math
 import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from detspec.errors import InputError
@@ -38,8 +43,12 @@ class Columns(NamedTuple):
         return [name for name in self if name is not None]
 
 
-def choose_columns(schema: Any, source: str, column: str | None, id_column: str | None) -> Columns:
-    """The columns to read; `InputError` if there are none such, or one holds what it cannot."""
+def choose_columns(schemas: Mapping[Path, Any], source: str, column: str | None, id_column: str | None) -> Columns:
+    """The columns to read of files with these schemas, metadata if any has them.
+
+    Raises `InputError` if there are none such, or ids are of a type that they cannot have.
+    """
+    schema = next(iter(schemas.values()))
     if column is None:
         column = next((name for name in COLUMNS if name in schema.names), None)
     named = ", ".join(schema.names)
@@ -48,15 +57,33 @@ def choose_columns(schema: Any, source: str, column: str | None, id_column: str 
     for name, option in ((column, "--column"), (id_column, "--id-column")):
         if name is not None and name not in schema.names:
             raise InputError(f"{source} has no column {name!r}: name one of {named} with {option}")
-    chosen = Columns(column, id_column, METADATA if METADATA in schema.names and METADATA not in (column, id_column) else None)
-    for name in chosen.names:
-        if schema.names.count(name) > 1:
-            raise InputError(f"{source} has several columns {name!r}: give them names of their own")
-    if id_column is not None and not (_is_text(kind := stored(schema.field(id_column).type)) or _is_integer(kind)):
-        raise InputError(f"{source}: column {id_column!r} holds {kind}; accepted as ids are texts and integers")
-    if chosen.metadata is not None:
-        _check_metadata(stored(schema.field(METADATA).type), source)
-    return chosen
+    for kind in () if id_column is None else column_types(schemas, id_column):
+        if not _is_text(kind) and not _is_integer(kind):
+            raise InputError(f"{source}: column {id_column!r} holds {kind}; accepted as ids are texts and integers")
+    has_metadata = METADATA not in (column, id_column) and any(METADATA in each.names for each in schemas.values())
+    return Columns(column, id_column, METADATA if has_metadata else None)
+
+
+def column_types(schemas: Mapping[Path, Any], name: str) -> list[Any]:
+    """The types of a column in files with these schemas, but for files where all is null.
+
+    Raises `InputError` for a file that has no such column, or several, or holds other things in it than a file before it.
+    """
+    kinds = {}
+    whole = ""
+    for path, schema in schemas.items():
+        if (count := schema.names.count(name)) != 1:
+            there = (
+                f"several columns {name!r}: give them names of their own" if count else f"no column {name!r}, as others have"
+            )
+            raise InputError(f"{path} has {there}")
+        kinds[path] = stored(schema.field(name).type)
+        found = _content(kinds[path])
+        if not found.startswith(whole) and not whole.startswith(found):
+            other, kind = next((file, kind) for file, kind in kinds.items() if _content(kind) == whole)
+            raise InputError(f"{path} has other columns than {other}: {name}: {kinds[path]}; there {name}: {kind}")
+        whole = max(found, whole, key=len)
+    return [kind for kind in kinds.values() if _content(kind) == whole]
 
 
 def line_key(kind: Any, column: str, source: str) -> str:
@@ -118,6 +145,13 @@ def as_json(value: Any, kind: Any) -> Any:
     return [as_json(part, kind.value_type) for part in value] if pa.types.is_nested(stored(kind.value_type)) else value
 
 
+def metadata_cell(value: Any) -> dict[str, Any]:
+    """A cell of metadata as an entry of a line: none for null and blank texts; numbers that are not finite become null."""
+    if isinstance(value, str):
+        value = json_or_text(value) if value.strip() else None
+    return {} if value is None else {METADATA: _finite(value)}
+
+
 def text_cell(text: str | None, *, is_chat: bool) -> dict[str, Any]:
     """A cell of texts as an entry of a line. A text that may not be in its column becomes "messages", which no text can be."""
     if is_chat:
@@ -146,16 +180,38 @@ def means_chat(text: str) -> bool:
     return CHAT_START.match(text) is not None
 
 
-def _check_metadata(kind: Any, source: str) -> None:
+def check_metadata(kinds: Sequence[Any], source: str) -> None:
+    """Raises `InputError` if a column of one of these types cannot hold metadata."""
     import pyarrow as pa
 
+    for kind in kinds:
+        if pa.types.is_struct(kind) or pa.types.is_map(kind):
+            _check_json(kind, METADATA, source)
+        elif not _is_text(kind) and not pa.types.is_null(kind):
+            raise InputError(f"{source}: column {METADATA!r} holds {kind}; accepted are objects, or JSON texts of such")
+
+
+def _content(kind: Any) -> str:
+    """What values of a type are in a line. The text of a type that holds null alone begins those of all that it goes with."""
+    import pyarrow as pa
+
+    kind = stored(kind)
+    if pa.types.is_null(kind):
+        return ""
+    if is_list(kind):
+        return f"lists of {_content(kind.value_type)}"
     if pa.types.is_struct(kind) or pa.types.is_map(kind):
-        _check_json(kind, METADATA, source)
-    elif not _is_text(kind) and not pa.types.is_null(kind):
-        raise InputError(
-            f"{source}: column {METADATA!r} holds {kind}; accepted are objects, or JSON texts of such, since each travels to "
-            "its line of output: give the column another name if it is not meant to"
-        )
+        return "objects"
+    return "texts" if _is_text(kind) else "integers" if _is_integer(kind) else str(kind)
+
+
+def _finite(value: Any) -> Any:
+    """`value` with null for numbers that are not finite, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _check_json(kind: Any, path: str, source: str) -> None:

@@ -7,18 +7,31 @@ for rows: checks, rejected ones, chunks, audits. Rows stream: memory holds one r
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from detspec.errors import InputError
 from detspec.jobs.file_kinds import refuse_foreign, refuse_other_text
 from detspec.jobs.prompts import INSTALL, START, Mark, Prompts, hash_file
-from detspec.jobs.table_columns import CHAT, METADATA, as_json, choose_columns, json_or_text, line_key, means_chat, text_cell
+from detspec.jobs.table_columns import (
+    CHAT,
+    METADATA,
+    as_json,
+    check_metadata,
+    choose_columns,
+    column_types,
+    line_key,
+    means_chat,
+    metadata_cell,
+    text_cell,
+)
 from detspec.jobs.table_files import is_table, table_files, table_kind
 from detspec.jobs.table_rows import read_rows, read_schema
+from detspec.say import say
 
 MOST_GUESSED = 1000  # lines that may tell what a text is
+MOST_SHOWN = 40  # characters of a text that is named
 
 
 class TablePrompts:
@@ -28,7 +41,8 @@ class TablePrompts:
         """Opens and hashes the files of `source`.
 
         `column` holds texts, token ids or conversations, by default the first of `COLUMNS` that there is. `id_column` holds
-        texts or integers; the id is the number of the row if it is None. A column `metadata` travels with the lines.
+        texts or integers; the id is the number of the row if it is None. A column `metadata` of objects, or of JSON texts of
+        such, travels with the lines. Any other is passed over, and a line on stderr says so.
 
         Raises `InputError` if a file is missing or no table, or a column is missing or holds something else.
         """
@@ -45,11 +59,19 @@ class TablePrompts:
             digests = [hash_table(path) for path in self._files]
         except OSError as error:
             raise InputError(f"--prompts {error.filename}: {error.strerror}") from error
-        self._schema = self._read_schema()
-        self.columns = choose_columns(self._schema, source, column, id_column)
+        schemas = {path: read_schema(path, kind) for path, kind in zip(self._files, self._kinds, strict=True)}
+        self.columns = choose_columns(schemas, source, column, id_column)
+        kinds = column_types(schemas, self.columns.prompt)
+        (self._key,) = {line_key(kind, self.columns.prompt, source) for kind in kinds}
+        try:
+            if self.columns.metadata is not None:
+                check_metadata(column_types(schemas, METADATA), source)
+                self._check_first_metadata()
+        except InputError as error:
+            self.columns = self.columns._replace(metadata=None)
+            say(f"warning: the column {METADATA!r} is passed over: {error}")
         facts = [digests, [self.columns.prompt, self.columns.id, *([METADATA] if self.columns.metadata else [])]]
         self.sha256 = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        self._key = line_key(self._schema.field(self.columns.prompt).type, self.columns.prompt, source)
         self._is_chat = self._key == "prompt" and self._begins_as_chat()
 
     def __enter__(self) -> "TablePrompts":
@@ -84,6 +106,15 @@ class TablePrompts:
         total = sum(skipped for skipped, _ in self._batches(None))
         return (Mark(number, number + 1, 0) for number in range(0, total, size))
 
+    def advice(self, raw: bytes) -> str:
+        """What to do with a text that is not the conversation that it seems to be; nothing for other rows."""
+        if self._key != "prompt" or isinstance(json.loads(raw).get(CHAT, []), list):
+            return ""
+        return (
+            f'; if it is no conversation, write column {self.columns.prompt!r} as lines {{"id": ..., "prompt": ...}}, where '
+            "any text is completed as it is; if it is one message, put [ and ] around it, in each row"
+        )
+
     def _lines_of(self, rows: Any, number: int) -> Iterator[dict[str, Any]]:
         """The lines of a batch whose first row has this number."""
         prompts = self._cells(rows, self.columns.prompt)
@@ -91,12 +122,11 @@ class TablePrompts:
         metadata = itertools.repeat(None) if self.columns.metadata is None else self._cells(rows, self.columns.metadata)
         for prompt, id, extra in zip(prompts, ids, metadata, strict=False):
             asked = text_cell(prompt, is_chat=self._is_chat) if self._key == "prompt" else {self._key: prompt}
-            known = {} if extra is None else {METADATA: json_or_text(extra) if isinstance(extra, str) else extra}
-            yield {"id": str(id) if isinstance(id, int) else id, **asked, **known}
+            yield {"id": str(id) if isinstance(id, int) else id, **asked, **metadata_cell(extra)}
 
     def _cells(self, rows: Any, name: str) -> Iterator[Any]:
         """The cells of a column in a batch as JSON has them."""
-        kind = self._schema.field(name).type
+        kind = rows.schema.field(name).type
         try:
             cells = rows.column(rows.schema.get_field_index(name)).to_pylist()
         except UnicodeDecodeError as error:
@@ -106,26 +136,28 @@ class TablePrompts:
     def _begins_as_chat(self) -> bool:
         """Whether a column of texts holds conversations: by its name, or by its first text."""
         name = self.columns.prompt
-        cells = (cell for _, rows in self._batches(0) if rows is not None for cell in self._cells(rows, name))
-        return name == CHAT or means_chat(next((cell for cell in cells if cell is not None), ""))
+        return name == CHAT or means_chat(next((cell for cell in self._column(name) if cell is not None), ""))
 
-    def _batches(self, first: int | None) -> Iterator[tuple[int, Any]]:
-        """How many rows are passed over, and batches of rows. Row `first` and those after it are read, none if None."""
+    def _check_first_metadata(self) -> None:
+        """Raises `InputError` if metadata are texts, and the first that says anything is no JSON object."""
+        cell = next((cell for cell in self._column(METADATA) if metadata_cell(cell)), None)
+        if cell is not None and not isinstance(metadata_cell(cell)[METADATA], dict):
+            raise InputError(f"{self.name}: its first text, {cell[:MOST_SHOWN]!r}, is no JSON object")
+
+    def _column(self, name: str) -> Iterator[Any]:
+        """The cells of a column, as JSON has them."""
+        return (cell for _, rows in self._batches(0, [name]) if rows is not None for cell in self._cells(rows, name))
+
+    def _batches(self, first: int | None, names: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
+        """How many rows are passed over, and batches of rows with these columns, by default all that are read.
+
+        Row `first` and those after it are read, none if None.
+        """
         number = 0
         for path, kind in zip(self._files, self._kinds, strict=True):
-            for skipped, rows in read_rows(path, kind, self.columns.names, None if first is None else first - number):
+            for skipped, rows in read_rows(path, kind, names or self.columns.names, None if first is None else first - number):
                 yield skipped, rows
                 number += skipped + (0 if rows is None else rows.num_rows)
-
-    def _read_schema(self) -> Any:
-        """The schema of the first file; `InputError` names another one whose columns have other names, types or order."""
-        schemas = [read_schema(path, kind) for path, kind in zip(self._files, self._kinds, strict=True)]
-        columns = [[(field.name, field.type) for field in schema] for schema in schemas]
-        for path, found in zip(self._files, columns, strict=True):
-            if found != columns[0]:
-                here, there = (", ".join(f"{name}: {kind}" for name, kind in one) for one in (found, columns[0]))
-                raise InputError(f"{path} has other columns than {self._files[0]}: {here}; there {there}")
-        return schemas[0]
 
     def _changed(self) -> list[tuple[int, int]]:
         """Size and modification time of each file."""

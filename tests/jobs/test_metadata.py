@@ -1,6 +1,8 @@
 """Metadata of a line: carried to its lines of output as it is, a part of no digest, and checked by audits."""
 
+import datetime
 import json
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -103,22 +105,57 @@ MAPS = pa.array([[("a", None), ("b", 1)], None], pa.map_(pa.string(), pa.int32()
         (pa.array(['{"a": 1}', "{}"]).dictionary_encode(), [{"a": 1}, {}]),
         (MAPS, [{"a": None, "b": 1}, None]),
         (pa.array([None, None]), [None, None]),
+        (["", '{"a": 1}'], [None, {"a": 1}]),
+        ([" ", "null"], [None, None]),
+        ([{"a": math.nan, "b": [math.inf, 1.5]}, None], [{"a": None, "b": [None, 1.5]}, None]),
+        (['{"a": NaN}', None], [{"a": None}, None]),
     ],
 )
 def test_columns_of_metadata_travel(column, expected, tmp_path):
     assert [line.get("metadata") for line in table_lines(tmp_path, column)] == expected
 
 
-@pytest.mark.parametrize("column", [[1, 2], [["a"], ["b"]], [1.5, None]], ids=str)
-def test_columns_of_metadata_that_are_no_objects_are_named(column, tmp_path):
-    with pytest.raises(InputError, match=r"column 'metadata' holds .*; accepted are objects, or JSON texts of such"):
-        table_lines(tmp_path, column)
+MOMENT = datetime.datetime(2026, 1, 1)
 
 
-@pytest.mark.parametrize("text", ["plain", "[1]", '{"a": 1', '{"a": NaN}'])
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ([1, 2], "column 'metadata' holds int64; accepted are objects, or JSON texts of such"),
+        ([["a"], ["b"]], "column 'metadata' holds list<"),
+        ([1.5, None], "column 'metadata' holds double"),
+        ([b"a", None], "column 'metadata' holds binary"),
+        ([{"a": 1, "at": MOMENT}, None], "metadata.at holds timestamp[us], which JSON has no value for"),
+        ([{"a": [{"b": b"x"}]}, None], "metadata.a[].b holds binary"),
+        (["", "plain"], "its first text, 'plain', is no JSON object"),
+        ([None, "[1]"], "its first text, '[1]', is no JSON object"),
+        (['{"a": 1', "{}"], "its first text"),
+    ],
+)
+def test_column_of_metadata_that_are_no_objects_is_passed_over_with_a_line_that_says_so(column, said, tmp_path, capsys):
+    assert table_lines(tmp_path, column) == [{"id": "0", "prompt": "a"}, {"id": "1", "prompt": "b"}]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("detspec: warning: the column 'metadata' is passed over: ")
+    assert said in line
+    passed_over = open_prompts(str(tmp_path / "x.parquet"))
+    parquet.write_table(pa.table({"prompt": ["a", "b"], "metadata": [{"a": 1}, {"a": 2}]}), tmp_path / "x.parquet")
+    assert passed_over.columns.metadata is None
+    assert open_prompts(str(tmp_path / "x.parquet")).columns.metadata == "metadata"
+
+
+@pytest.mark.parametrize("second", [{"metadata": ["x"]}, {"metadata": [1]}, {"metadata": [[1]]}, {}], ids=str)
+def test_metadata_that_shards_disagree_on_are_passed_over(second, tmp_path, capsys):
+    parquet.write_table(pa.table({"prompt": ["a"], "metadata": [{"a": 1}]}), tmp_path / "x-0-of-2.parquet")
+    parquet.write_table(pa.table({"prompt": ["b"], **second}), tmp_path / "x-1-of-2.parquet")
+    found = [json.loads(raw) for _, _, raw in open_prompts(str(tmp_path)).lines()]
+    assert found == [{"id": "0", "prompt": "a"}, {"id": "1", "prompt": "b"}]
+    assert "x-1-of-2.parquet has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["plain", "[1]", '{"a": 1'])
 def test_text_of_metadata_that_is_no_object_is_an_error_of_its_row(text, tmp_path):
     engine = paced()
-    raw = json.dumps(table_lines(tmp_path, [text, "{}"])[0]).encode()
+    raw = json.dumps(table_lines(tmp_path, ["{}", text])[1]).encode()
     with pytest.raises(InputError, match='"metadata" must'):
         parse_request(raw, engine.model, engine.config, DEFAULTS)
 

@@ -12,6 +12,8 @@ from pyarrow import compute, parquet
 from detspec.checkpoint.chat import ChatTemplate
 from detspec.errors import InputError
 from detspec.jobs.lines import parse_request
+from detspec.jobs.prompts import JobSpec
+from detspec.jobs.scan import scan
 from detspec.jobs.tables import open_prompts
 from detspec.sampling_params import SamplingParams
 from tests.jobs.paced import PacedEngine
@@ -124,6 +126,26 @@ def test_what_is_half_a_conversation_is_an_error_of_its_row(half, tmp_path):
     raws = [raw for _, _, raw in open_prompts(stream(tmp_path, {column: pa.array(cells, pa.string())})).lines()]
     with pytest.raises(InputError, match='"messages" must be a list'):
         parse_request(raws[row], engine.model, engine.config, SamplingParams())
+
+
+MESSAGE = json.dumps(CHAT[0])
+
+
+@pytest.mark.parametrize("cells", [["plain", MESSAGE], [MESSAGE, MESSAGE]], ids=["after a text", "first"])
+def test_text_that_is_one_message_is_refused_with_ways_out_that_work(cells, one_row, tmp_path):
+    with pytest.raises(
+        InputError, match=r"if it is no conversation, write column 'prompt' as lines .*; if it is one message, put"
+    ):
+        scan(one_row, JobSpec(open_prompts(stream(tmp_path, {"prompt": cells})), SamplingParams(max_tokens=1)))
+    line = json.dumps({"id": "a", "prompt": MESSAGE}).encode()
+    request = parse_request(line, one_row.model, one_row.config, SamplingParams(max_tokens=1))
+    assert one_row.model.decode(request.prompt_token_ids) == MESSAGE
+    assert lines(tmp_path, {"prompt": [f"[{MESSAGE}]"]}) == [{"messages": [CHAT[0]]}]
+
+
+def test_error_of_a_row_that_is_no_text_has_no_advice_on_texts(tmp_path):
+    prompts = open_prompts(stream(tmp_path, {"prompt": ["plain"]}))
+    assert [prompts.advice(raw) for _, _, raw in prompts.lines()] == [""]
 
 
 def test_conversation_of_texts_is_rendered(one_row, tmp_path):

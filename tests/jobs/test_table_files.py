@@ -1,5 +1,7 @@
 """Which files are one table, and in which order: shards by the numbers in their names, none missing."""
 
+import datetime
+import gzip
 import json
 from pathlib import Path
 
@@ -73,11 +75,73 @@ def test_pattern_names_one_of_several_tables(tmp_path):
         open_prompts(str(tmp_path / "data" / "*"))
 
 
-def test_shards_with_other_columns_are_named(tmp_path):
-    folder = write(tmp_path / "data", "a-0-of-2.parquet")
-    write(folder, "a-1-of-2.parquet", extra=[1])
-    with pytest.raises(InputError, match=r"a-1-of-2.parquet has other columns than \S*a-0-of-2.parquet: .*extra: int64; there"):
-        open_prompts(str(folder))
+def shards(folder: Path, *tables: pa.Table) -> str:
+    folder.mkdir()
+    for i, table in enumerate(tables):
+        parquet.write_table(table, folder / f"a-{i}-of-{len(tables)}.parquet")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (
+            {"prompt": [[1]]},
+            r"a-1-of-2.parquet has other columns than \S*a-0-of-2.parquet: prompt: list<.*; there prompt: string",
+        ),
+        ({"text": ["b"]}, "a-1-of-2.parquet has no column 'prompt', as others have"),
+        ({"prompt": ["b"], "key": [1.5]}, "other columns than .*: key: double; there key: string"),
+    ],
+)
+def test_shards_whose_columns_hold_other_things_are_named(other, said, tmp_path):
+    options = {"id_column": "key"} if "key" in other else {}
+    with pytest.raises(InputError, match=said):
+        open_prompts(shards(tmp_path / "x", pa.table({"prompt": ["a"], "key": ["k"]}), pa.table(other)), **options)
+
+
+EMPTY = pa.table({"prompt": pa.array([], pa.null()), "key": pa.array([], pa.null())})
+ALIKE = {
+    "columns that are not read": [
+        pa.table({"prompt": [text], "key": [text], text: [text], "n": [n]}) for text, n in ("a1", "bx")
+    ],
+    "an order of columns": [pa.table({"prompt": ["a"], "key": ["a"]}), pa.table({"key": ["b"], "prompt": ["b"]})],
+    "nulls where others have values": [pa.table({"x": [x], "prompt": [p], "key": [p]}) for x, p in ((None, "a"), ([1], "b"))],
+    "large texts": [
+        pa.table({"prompt": pa.array([text], kind), "key": pa.array([text], kind)})
+        for text, kind in (("a", pa.string()), ("b", pa.large_string()))
+    ],
+    "dictionaries": [
+        pa.table({"prompt": pa.array([text], pa.dictionary(kind, pa.string())), "key": [text]})
+        for text, kind in (("a", pa.int8()), ("b", pa.int32()))
+    ],
+    "no rows first": [EMPTY, pa.table({"prompt": ["a", "b"], "key": ["a", "b"]})],
+    "no rows last": [pa.table({"prompt": ["a", "b"], "key": ["a", "b"]}), EMPTY],
+}
+
+
+@pytest.mark.parametrize("difference", ALIKE)
+def test_shards_may_differ_in(difference, tmp_path):
+    prompts = open_prompts(shards(tmp_path / "x", *ALIKE[difference]), id_column="key")
+    assert [json.loads(raw) for _, _, raw in prompts.lines()] == [{"id": text, "prompt": text} for text in "ab"]
+
+
+def test_shards_of_other_objects_are_read_by_types_of_their_own(tmp_path):
+    chats = [[{"role": "user", "content": "a"}], [{"content": "b", "role": "user", "name": "n"}]]
+    empty = pa.table({"messages": [[]]})
+    prompts = open_prompts(shards(tmp_path / "x", empty, *(pa.table({"messages": [chat]}) for chat in chats)))
+    assert [json.loads(raw)["messages"] for _, _, raw in prompts.lines()] == [[], *chats]
+    moment = pa.table({"messages": [[{"role": "user", "at": datetime.datetime(2026, 1, 1)}]]})
+    with pytest.raises(InputError, match=r"messages\[\].at holds timestamp"):
+        open_prompts(shards(tmp_path / "y", empty, pa.table({"messages": [chats[0]]}), moment))
+
+
+@pytest.mark.parametrize("names", [["a.jsonl"], ["a.jsonl", "b.jsonl"], ["a-0-of-2.jsonl.gz", "a-1-of-2.jsonl.gz"]])
+def test_pattern_of_lines_says_how_they_are_joined(names, tmp_path):
+    for name in names:
+        line = b'{"id": "a", "prompt": "b"}\n'
+        (tmp_path / name).write_bytes(gzip.compress(line) if name.endswith("gz") else line)
+    with pytest.raises(InputError, match=r"patterns are for tables, and \S*/a\S* is none.*: cat \S*/\*\.jsonl\* > FILE"):
+        open_prompts(str(tmp_path / "*.jsonl*"))
 
 
 def test_shard_that_is_no_table_is_named(tmp_path):
