@@ -188,10 +188,11 @@ class DetspecLM(TemplateLM):
         asked = []
         for request in requests:
             context, given = request.args
+            # The harness has its own defaults for what is not given, but takes None for a value.
+            given = {name: value for name, value in given.items() if value is not None}
             given = normalize_gen_kwargs(given, default_max_gen_toks=self.options.max_gen_toks)
-            sampling = sampling_of(
-                given, context, seen[id(request)], seed=self.options.seed, deterministic=self.options.deterministic
-            )
+            defaults = {name: getattr(self.options, name) for name in ("seed", "max_gen_toks", "deterministic")}
+            sampling = sampling_of(given, context, seen[id(request)], **defaults)
             seen[id(request)] += 1
             asked.append((self._prompt(context, sampling), sampling))
         texts: dict[int, str] = {}

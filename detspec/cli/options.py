@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib.metadata
 import json
 import os
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 JOB_PREFILL_PASSES = 16  # a job wants throughput, not low latency
 MAX_LEN = 1024
+REPORT_KEY = "detspec_report"  # names the version that wrote a report, and tells it from other files
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +72,11 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
 def report_path(text: str) -> str:
     """The path of a report. An old one is written over, as each run makes a new one; any other file is left as it is."""
     try:
-        holds = json.loads(Path(text).read_bytes() or b"{}") if Path(text).is_file() else {}
-    except (OSError, ValueError):
+        old = Path(text).read_bytes() if Path(text).is_file() else b""
+        holds = json.loads(old) if old else {REPORT_KEY: None}
+    except (OSError, ValueError, RecursionError):
         holds = None
-    if not isinstance(holds, dict):
+    if not isinstance(holds, dict) or REPORT_KEY not in holds:
         raise argparse.ArgumentTypeError(f"{text} is there already and holds no report: name another file")
     return text
 
@@ -196,11 +199,12 @@ def keep_compiled(args: argparse.Namespace) -> None:
 
 
 def write_json(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Writes `result` to the file of `--json`, if it is given; `InputError` if it cannot be written."""
+    """Writes `result` and our version to the file of `--json`, if it is given; `InputError` if it cannot be written."""
     if args.json is None:
         return
+    report = {REPORT_KEY: importlib.metadata.version("detspec"), **result}
     try:
-        Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"--json {args.json}: {error.strerror}") from error
     say(f"wrote {args.json}")

@@ -5,8 +5,8 @@
 3. `difference_of` derives the canonical completion, and names the first place where the record differs from it.
 
 Up to the first difference the record is the canonical text, so nothing has to be generated. An aborted record holds fewer
-tokens than the canonical completion, and differs where it ends. OpenAI's lines need not hold tokens: `audit_lines` answers them
-again.
+tokens than the canonical completion, and differs where it ends. A failed request has no tokens, and is counted apart. OpenAI's
+lines need not hold tokens: `audit_lines` answers them again.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
         else:
             requests = _asked(model, records, asked, origin)
             report = audit_records(model, origin, requests, max_requests=max_requests, progress=progress)
-    if not report.num_records + report.num_ordinary:
+    if not report.num_records + report.num_ordinary + report.num_failed:
         raise InputError(f"{records} holds no records")
     return report
 
@@ -77,7 +77,7 @@ def audit_records(
     replayer.prepare()
     progress.stage("replaying", at_once=True)
     began = time.perf_counter()
-    for replay in replayer.run(_to_replay(records, waiting)):
+    for replay in replayer.run(_to_replay(records, waiting, report, progress)):
         record, request, metadata = waiting.popleft()
         found = difference_of(record, request, replay, model, origin.digest) or metadata_difference(record, metadata)
         report.num_tokens += len(record.token_ids)
@@ -100,9 +100,15 @@ def metadata_difference(record: Record, metadata: dict[str, Any] | None) -> Diff
     return None if what is None else Difference(record.name, None, what)
 
 
-def _to_replay(records: Iterable[Recorded], waiting: deque[Recorded]) -> Iterator[tuple[Request, Sequence[int]]]:
-    """Yields requests and tokens for the replayer; appends `records` to `waiting`."""
+def _to_replay(
+    records: Iterable[Recorded], waiting: deque[Recorded], report: AuditReport, progress: Progress
+) -> Iterator[tuple[Request, Sequence[int]]]:
+    """Yields requests and tokens for the replayer; appends `records` to `waiting`, but counts failed ones in `report`."""
     for asked in records:
+        if asked.record.has_failed:
+            report.num_failed += 1
+            progress.finished()
+            continue
         waiting.append(asked)
         record, request, _ = asked
         yield request, request.given_token_ids or record.token_ids[: request.sampling.max_tokens]

@@ -20,6 +20,7 @@ class AuditReport:
     """What an audit found."""
 
     num_records: int = 0  # deterministic records
+    num_failed: int = 0  # records of requests that failed, which hold no tokens: nothing is replayed
     num_ordinary: int = 0  # records of ordinary requests, which promise nothing
     num_ordinary_reproduced: int = 0  # ordinary records that equal the canonical completion nevertheless
     num_tokens: int = 0  # new tokens of all records
@@ -37,6 +38,7 @@ class AuditReport:
     def add(self, other: "AuditReport") -> None:
         """Counts what another report found, too."""
         self.num_records += other.num_records
+        self.num_failed += other.num_failed
         self.num_ordinary += other.num_ordinary
         self.num_ordinary_reproduced += other.num_ordinary_reproduced
         self.num_tokens += other.num_tokens
@@ -52,6 +54,8 @@ class AuditReport:
             f"  reproduced {self.num_records - len(self.differences):8}",
             f"  differing  {len(self.differences):8}",
         ]
+        if self.num_failed:
+            lines.append(f"failed       {self.num_failed:8}   these requests hold no tokens, so there is nothing to replay")
         if self.num_ordinary:
             equal = f"{self.num_ordinary_reproduced} of them equal the canonical bits"
             lines.append(f"ordinary     {self.num_ordinary:8}   not promised; {equal}")

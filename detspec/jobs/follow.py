@@ -4,8 +4,9 @@ Both sides exchange, in this order: what the job is, whether its output is alrea
 and at the end the outcome.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,16 @@ def tell(engine: AnyEngine, outcome: Outcome | None) -> None:
     engine.agreement.exchange(json.dumps(outcome).encode())
 
 
+@contextlib.contextmanager
+def refusals_told(engine: AnyEngine) -> Iterator[None]:
+    """Tells the others if the first process refuses the job, in place of the outcome: they would wait for it."""
+    try:
+        yield
+    except InputError as error:
+        engine.agreement.exchange(json.dumps(str(error)).encode())
+        raise
+
+
 def tell_kept(engine: AnyEngine, kept: Sequence[bool]) -> None:
     """Tells the others which requests of the shard need not be generated, because all their completions are kept."""
     engine.agreement.exchange(np.packbits(np.asarray(kept, bool)).tobytes())
@@ -48,7 +59,8 @@ def tell_kept(engine: AnyEngine, kept: Sequence[bool]) -> None:
 def follow(engine: AnyEngine, spec: JobSpec, signals: StopSignals) -> Outcome:
     """Generates what the first process does not keep, and writes nothing; returns the outcome.
 
-    Raises `InputError` if a line is malformed, and `Stopped` if a signal arrived at any process.
+    Raises `InputError` if a line is malformed or the first process refuses the job, and `Stopped` if a signal arrived at any
+    process.
     """
     if (outcome := _told(engine)) is not None:
         return outcome
@@ -69,6 +81,8 @@ def follow(engine: AnyEngine, spec: JobSpec, signals: StopSignals) -> Outcome:
 
 
 def _told(engine: AnyEngine) -> Outcome | None:
-    """What the first process told."""
+    """What the first process told; `InputError` if it refuses the job."""
     outcome = json.loads(engine.agreement.exchange(b"")[0])
+    if isinstance(outcome, str):
+        raise InputError(outcome)
     return None if outcome is None else (outcome[0], outcome[1])

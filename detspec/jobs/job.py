@@ -9,6 +9,7 @@ The output holds deterministic facts alone, so it is byte-identical across batch
 Timings and counters go to `*.stats.json`; `*.manifest.json` lists what the bits depend on.
 """
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO
 from detspec.engine.engine_group import AnyEngine
 from detspec.jobs.asked import Output
 from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, journal_path, new_files, remove_leftovers, sibling
-from detspec.jobs.follow import check_same_job, follow, tell, tell_kept
+from detspec.jobs.follow import check_same_job, follow, refusals_told, tell, tell_kept
 from detspec.jobs.generation import Work, generate
 from detspec.jobs.journal import Journal, open_journal
 from detspec.jobs.manifest import complete_manifest, job_header, job_manifest
@@ -52,19 +53,22 @@ def run_job(
     if not engine.agreement.is_first:
         num_failed, num_rejected = follow(engine, spec, signals or StopSignals())
         return JobResult({}, num_failed, (), num_rejected)
-    done = None if fresh else complete_manifest(out, header)
-    if done is None and not fresh:
-        check_free(out, header)
-    if done is not None:
-        if journal_path(out).exists():  # the job was killed right before its last action
+    with refusals_told(engine):
+        done = None if fresh else complete_manifest(out, header)
+        if done is None and not fresh:
+            check_free(out, header)
+        if done is not None and journal_path(out).exists():  # the job was killed right before its last action
             with open_journal(journal_path(out), header) as journal:
                 journal.remove()
+    if done is not None:
         outcome = (done["output"]["num_failed"], done["prompts"]["num_rejected"])
         tell(engine, outcome)
         return JobResult({}, outcome[0], (), outcome[1])
     kept = "what was finished"
     try:
-        with open_journal(journal_path(out), header, fresh=fresh) as journal, Progress(0, "requests") as progress:
+        with contextlib.ExitStack() as stack, Progress(0, "requests") as progress:
+            with refusals_told(engine):
+                journal = stack.enter_context(open_journal(journal_path(out), header, fresh=fresh))
             tell(engine, None)
             remove_leftovers(out, *(sibling(out, what) for what in ("errors", "stats", "manifest", "rejects")))
             began = time.perf_counter()

@@ -35,9 +35,10 @@ def parse_request(
     line = parse_line(raw)
     id = line["id"]
     refuse_unknown(line, LINE_KEYS, "key")
+    line = {key: value for key, value in line.items() if value is not None}  # null gives nothing
     given = [key for key in PROMPT_KEYS if key in line]
     if len(given) != 1:
-        raise InputError(f'needs one of "prompt", "prompt_token_ids" and "messages" (id {id!r})')
+        raise InputError(f'needs one of "prompt", "prompt_token_ids" and "messages", one that is not null (id {id!r})')
     if "prompt" in line and not isinstance(line["prompt"], str):
         raise InputError(f'"prompt" must be a string, got {line["prompt"]!r}; token ids go into "prompt_token_ids"')
     if len(line.get("prompt", "")) > MAX_CHARS_PER_TOKEN * config.max_len:
@@ -102,7 +103,7 @@ def read_chat(line: dict[str, Any], model: Model, now: datetime.datetime) -> lis
             '"messages" must be a list of messages such as [{"role": "user", "content": "..."}], got a text; a column of texts '
             "holds the JSON of such a list in each row, or in none"
         )
-    variables = {} if line.get("chat_template_kwargs") is None else line["chat_template_kwargs"]
+    variables = line.get("chat_template_kwargs", {})
     if not isinstance(line["messages"], list) or not isinstance(variables, dict):
         raise InputError('"messages" must be a list of messages, and "chat_template_kwargs" a JSON object')
     try:

@@ -24,13 +24,17 @@ def check_free(out: Path, header: Mapping[str, Any], instead: str = FRESH) -> No
         return
     manifest = read_manifest(out)
     if manifest is None:
+        rejects = sibling(out, "rejects")
         for path in (out, *(sibling(out, what) for what in WRITTEN)):
-            if path.exists() and path.stat().st_size and not _holds_rejects(path):
+            if path.exists() and path.stat().st_size and not (path == rejects and _holds_rejects(path)):
                 raise InputError(f"{path} is there already, and no manifest says that a job wrote it: {instead}")
-    elif out.exists():
-        parts = differences(header_of(manifest), header, them="it")
-        why = f"is the output of another job: {'; '.join(parts)}" if parts else "was changed since its job wrote it"
-        raise InputError(f"{out} {why}: {instead}")
+        return
+    if parts := "; ".join(differences(header_of(manifest), header, them="it")):
+        manifest_of = f"{out} is gone, but {sibling(out, 'manifest')} is there, the manifest"
+        what = f"{out} is the output" if out.exists() else manifest_of
+        raise InputError(f"{what} of another job: {parts}: {instead}")
+    if out.exists():
+        raise InputError(f"{out} was changed since its job wrote it: {instead}")
 
 
 def _holds_rejects(path: Path) -> bool:

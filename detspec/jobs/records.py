@@ -43,11 +43,17 @@ class Record:
     thoughts: list[dict[str, Any]]  # as in the line; [] if it has none
     asked: dict[str, Any]  # entries of the line under `LOGPROB_KEYS`
     metadata: dict[str, Any] | None = None  # what the line carries from its line of input
+    error: str = ""  # what was raised for the request
 
     @property
     def name(self) -> str:
         """The name of the record in reports: `a`, or `a[2]` for one of several samples."""
         return self.id if self.index is None else f"{self.id}[{self.index}]"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something was raised for the request, so that there is nothing of it: no tokens, text and digest."""
+        return bool(self.error) and self.finish_reason == "error" and not (self.token_ids or self.text or self.digest)
 
 
 def read_records(path: Path, vocab_size: int) -> Iterator[Record]:
@@ -72,8 +78,8 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
     refuse_unknown(line, (*RECORD_KEYS, "index", "logprobs_mode", "thoughts", "error", *LOGPROB_KEYS, "metadata"), "key")
     if missing := [key for key in RECORD_KEYS if key not in line]:
         raise InputError(f"lacks {', '.join(missing)}: records are lines that `detspec generate` wrote")
-    for key in ("id", "text", "finish_reason", "digest"):
-        if not isinstance(line[key], str):
+    for key in ("id", "text", "finish_reason", "digest", "error"):
+        if not isinstance(line.get(key, ""), str):
             raise InputError(f'"{key}" must be a string, got {line[key]!r}')
     if "index" in line and type(line["index"]) is not int:
         raise InputError(f'"index" must be an integer, got {line["index"]!r}')
@@ -89,7 +95,6 @@ def parse_record(raw: bytes, vocab_size: int) -> Record:
         if logprob is not None and not is_number(logprob):
             raise InputError(f'"logprobs" must hold finite numbers, got {logprob!r} (id {line["id"]!r})')
     logprobs = np.asarray([np.nan if logprob is None else logprob for logprob in line["logprobs"]], np.float64)
-    line.pop("error", None)  # of a request that failed; its finish reason says so
     asked = {key: line.pop(key) for key in LOGPROB_KEYS if key in line}
     read = {"token_ids": tuple(line["token_ids"]), "logprobs": logprobs, "asked": asked}
     return Record(**{"index": None, "logprobs_mode": "raw", "thoughts": [], **line, **read})

@@ -20,7 +20,7 @@ def scoring(request: Request) -> Request:
 def scored(completion: Completion, prompt: Sequence[int]) -> Completion:
     """What was found of a scored text as a completion without new tokens after the whole text as its prompt."""
     given = completion.finish_reason == GIVEN
-    is_read = given or len(prompt) == 1  # else it was aborted
+    is_read = completion.finish_reason not in ("abort", "error")
     return dataclasses.replace(
         completion,
         prompt_token_ids=tuple(prompt),

@@ -1,8 +1,9 @@
 """Generation arguments of the harness: mapped, or refused by name."""
 
+import numpy as np
 import pytest
 
-from detspec.adapters.gen_kwargs import sampling_of
+from detspec.adapters.gen_kwargs import MAPPED, SAME, WITHOUT_EFFECT, sampling_of
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from detspec.seeds import seed_of
@@ -11,7 +12,7 @@ GREEDY = {"do_sample": False, "temperature": 0.0, "max_gen_toks": 9, "until": ["
 
 
 def mapped(given: dict, occurrence: int = 0) -> SamplingParams:
-    return sampling_of(given, "prompt", occurrence, seed=3, deterministic=True)
+    return sampling_of(given, "prompt", occurrence, seed=3, max_gen_toks=256, deterministic=True)
 
 
 def test_greedy_arguments_are_mapped():
@@ -38,6 +39,13 @@ def test_stop_strings_come_from_both_names_without_empty_ones():
 
 def test_arguments_that_are_none_are_not_given():
     assert mapped({**GREEDY, "beam_width": None, "top_p": None, "until": None}).stop == ()
+    nothing = dict.fromkeys((*MAPPED, *SAME, *WITHOUT_EFFECT))
+    assert mapped(nothing) == mapped({}) == SamplingParams(max_tokens=256, seed=seed_of(3, "prompt", 0))
+
+
+def test_temperature_alone_samples():
+    assert mapped({"temperature": 0.7}).temperature == 0.7
+    assert mapped({"temperature": 0.7, "do_sample": None}).temperature == 0.7
 
 
 @pytest.mark.parametrize(
@@ -53,3 +61,27 @@ def test_arguments_that_are_none_are_not_given():
 def test_other_arguments_are_refused_by_name(change, message):
     with pytest.raises(InputError, match=message):
         mapped({**GREEDY, **change})
+
+
+LISTS = ("until", "stop", "stop_token_ids", "logit_bias")
+BOOLS = ("do_sample", "ignore_eos", "thinking")
+WRONG = {
+    **{name: ("x", [1], {}, True) for name in (*MAPPED, *SAME, *WITHOUT_EFFECT)},
+    **dict.fromkeys(LISTS, (1, True, [{}], 1.5)),
+    **dict.fromkeys(BOOLS, ("x", [1], 1, 0.0)),
+    **dict.fromkeys(("seed", "max_gen_toks", "num_beams", "top_k", "min_tokens"), ("x", [1], {}, True, 1.5)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_values_of_another_kind_are_refused_by_name_whether_texts_are_sampled_or_not(name):
+    for value in WRONG[name]:
+        for do_sample in (True, False):
+            with pytest.raises(InputError, match=f"(argument|parameter) {name} must"):
+                mapped({**GREEDY, "do_sample": do_sample, name: value})
+
+
+def test_numbers_that_are_none_of_tokens_are_refused_and_those_of_numpy_taken():
+    with pytest.raises(InputError, match="max_gen_toks must be an integer of at least 1, got 0"):
+        mapped({**GREEDY, "max_gen_toks": 0})
+    assert mapped({**GREEDY, "max_gen_toks": np.int64(9), "seed": np.int32(5)}) == mapped({**GREEDY, "seed": 5})

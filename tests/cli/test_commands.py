@@ -1,6 +1,7 @@
 """Exit codes, one-line errors, help."""
 
 import ast
+import json
 import sys
 import tomllib
 from pathlib import Path
@@ -158,16 +159,35 @@ def test_engine_options_reach_the_config():
     assert (config.max_len, config.num_pages, config.method) == (64, 9, "none")
 
 
-def test_report_is_written_over_an_old_one_and_over_nothing_else(tmp_path, capsys):
+def test_report_is_written_over_an_old_one(tmp_path):
     path = tmp_path / "report.json"
-    for content in (None, "", '{"old": 1}'):
+    for content in (None, ""):
         if content is not None:
             path.write_text(content)
+        options.write_json(parsed("bench", "--json", str(path)), {"samples": []})
         assert parsed("bench", "--json", str(path)).json == str(path)
-    path.write_text('{"id": "a"}\n{"id": "b"}\n')
+    assert json.loads(path.read_text())["samples"] == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"id": "a"}\n{"id": "b"}\n',
+        '{"id": "a"}\n',
+        '{"model_type": "qwen3", "vocab_size": 9}',
+        "{}",
+        "[]",
+        '"detspec_report"',
+        "x",
+    ],
+)
+def test_report_is_not_written_over_another_file(content, tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(content)
     with pytest.raises(SystemExit):
         parsed("bench", "--json", str(path))
     assert "is there already and holds no report: name another file" in capsys.readouterr().err
+    assert path.read_text() == content
 
 
 def test_help_shows_defaults_but_not_none(capsys):

@@ -5,13 +5,19 @@ import json
 import pytest
 
 from detspec.engine.engine import Engine
+from detspec.engine.replayer import Replayer
+from detspec.engine.request import Request
+from detspec.errors import InputError
+from detspec.jobs.audit import run_audit
 from detspec.jobs.job import run_job
+from detspec.jobs.lines import LINE_KEYS, parse_request
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.jobs.records import read_records
 from detspec.sampling_params import FIELDS, SamplingParams
 
 NUMBERS = [2**31, 2**63, 2048, -1]  # the vocabulary has 2048 tokens
 PLAIN = SamplingParams()
+SHORT = SamplingParams(max_tokens=2)
 FAULT = "ZeroDivisionError: planted"
 
 
@@ -85,6 +91,56 @@ def test_batch_line_that_fails_is_answered_with_an_error(three_rows, tmp_path, p
     assert [line["custom_id"] for line in found] == ["x", "z"]
     (line,) = read(tmp_path, "out.errors")
     assert (line["custom_id"], line["response"], line["error"]) == ("y", None, {"code": "request_failed", "message": FAULT})
+
+
+def test_score_that_fails_is_answered_with_an_error_also_of_one_token(three_rows, tmp_path, planted):
+    score = {"max_tokens": 0, "echo": True, "seed": 4711}
+    lines = [
+        batch("x", prompt=[5], **{**score, "seed": 1}),
+        batch("y", prompt=[5], **score),
+        batch("z", prompt=[5, 6], **score),
+    ]
+    _, found = job(three_rows, tmp_path, lines, is_openai=True)
+    assert [line["custom_id"] for line in found] == ["x"]
+    errors = read(tmp_path, "out.errors")
+    assert [(line["custom_id"], line["response"], line["error"]["message"]) for line in errors] == [
+        ("y", None, FAULT),
+        ("z", None, FAULT),
+    ]
+
+
+def test_audit_counts_requests_that_failed_apart(three_rows, tmp_path, planted, monkeypatch):
+    monkeypatch.setattr(Replayer, "prepare", lambda self: None)  # larger programs
+    job(three_rows, tmp_path, [own("x"), own("y", seed=4711), own("z")])
+    report = run_audit(three_rows.model, tmp_path / "out.jsonl", max_requests=3)
+    assert (report.num_failed, report.num_records, report.differences) == (1, 2, [])
+    assert "failed              1   these requests hold no tokens, so there is nothing to replay" in report.table()
+    lines = read(tmp_path, "out")
+    lines[1]["text"] = "a text after all"
+    (tmp_path / "out.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    report = run_audit(three_rows.model, tmp_path / "out.jsonl", max_requests=3)
+    assert (report.num_failed, [found.record for found in report.differences]) == (0, ["y"])
+
+
+def test_key_of_a_line_that_is_null_is_not_given(three_rows, tmp_path):
+    plain = {"id": "x", "prompt": "def f"}
+    nulls = {**dict.fromkeys(LINE_KEYS), **plain}
+    assert job(three_rows, tmp_path, [nulls], defaults=SHORT)[1] == job(three_rows, tmp_path, [plain], defaults=SHORT)[1]
+    for key in set(LINE_KEYS) - set(plain):
+        assert parsed(three_rows, {**plain, key: None}) == parsed(three_rows, plain)
+    assert parsed(three_rows, {"id": "x", "prompt": None, "prompt_token_ids": [5]}).prompt_token_ids == (5,)
+    assert parsed(three_rows, {**plain, "sampling": {"seed": 1}}) != parsed(three_rows, plain)
+    for refused, message in (
+        ({"id": "x", "prompt": None}, "one that is not null"),
+        ({**plain, "id": None}, 'needs an "id"'),
+        ({**plain, "promt": None}, "unknown key 'promt'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            parsed(three_rows, refused)
+
+
+def parsed(engine: Engine, line: dict) -> Request:
+    return parse_request(json.dumps(line).encode(), engine.model, engine.config, SHORT)
 
 
 def test_null_in_a_line_leaves_the_jobs_parameter(three_rows, tmp_path):

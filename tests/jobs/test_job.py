@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from detspec.checkpoint.chat import ChatTemplate
+from detspec.engine.agreement import Alone
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
@@ -21,7 +22,9 @@ from detspec.jobs import output
 from detspec.jobs.dry_run import plan_job
 from detspec.jobs.files import journal_path, shard_path, sibling
 from detspec.jobs.job import JobResult, Unfinished, run_job, stream_job
-from detspec.jobs.lines import completion_line, parse_request
+from detspec.jobs.journal import open_journal
+from detspec.jobs.lines import completion_line, parse_request, reject_line
+from detspec.jobs.manifest import job_header
 from detspec.jobs.merge import merge
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
 from detspec.jobs.signals import StopSignals
@@ -382,6 +385,78 @@ def test_file_that_no_job_wrote_is_left_as_it_is_unless_all_is_to_be_fresh(name,
     assert path.read_text() == '{"id": "mine"}\n'
     assert start(three_rows, some_lines()[:2], tmp_path / "out.jsonl", fresh=True).stats["num_requests"] == 2
     assert not path.exists() or path.read_text() != '{"id": "mine"}\n' or "errors" in name
+
+
+def test_file_that_looks_like_rejects_is_left_as_it_is_in_the_place_of_the_output(three_rows, tmp_path):
+    out = tmp_path / "out.jsonl"
+    mine = reject_line(1, "is not JSON", b"{")
+    out.write_bytes(mine)
+    with pytest.raises(InputError, match=r"out\.jsonl is there already, and no manifest says that a job wrote it"):
+        start(three_rows, some_lines()[:2], out)
+    assert out.read_bytes() == mine
+
+
+def test_files_of_an_output_that_was_moved_away_are_left_as_they_are_but_by_its_own_job(three_rows, tmp_path):
+    out = tmp_path / "out.jsonl"
+    expected = job(three_rows, some_lines()[:2], out)
+    out.rename(tmp_path / "final.jsonl")
+    kept = {what: sibling(out, what).read_bytes() for what in ("manifest", "stats")}
+    with pytest.raises(InputError, match=r"out\.jsonl is gone, but .*manifest\.json is there, .*seed: it has 0, .* --fresh"):
+        start(three_rows, some_lines()[:2], out, defaults=dataclasses.replace(DEFAULTS, seed=1))
+    assert {what: sibling(out, what).read_bytes() for what in kept} == kept
+    assert job(three_rows, some_lines()[:2], out) == expected
+
+
+class First(Alone):
+    """The first of several processes, and what it says."""
+
+    def __init__(self) -> None:
+        self.said: list[bytes] = []
+
+    def exchange(self, content: bytes) -> list[bytes]:
+        self.said.append(content)
+        return [content]
+
+
+class Other(Alone):
+    """Another process, which hears what the first has said."""
+
+    is_first = False
+
+    def __init__(self, said: list[bytes]) -> None:
+        self._said = iter(said)
+
+    def exchange(self, content: bytes) -> list[bytes]:
+        return [next(self._said), content]
+
+
+@pytest.mark.parametrize("refusal", ["is there already", "is the journal of another job|is in use"])
+def test_refusal_of_the_first_process_ends_the_others_with_its_words(refusal, three_rows, tmp_path, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    lines = some_lines()[:2]
+    with contextlib.ExitStack() as stack:
+        if refusal == "is there already":
+            out.write_text("mine")
+        else:
+            stack.enter_context(journal_in_use(three_rows, lines, out))
+        first = First()
+        errors = []
+        for agreement in (first, Other(first.said)):
+            monkeypatch.setattr(three_rows, "agreement", agreement)
+            with pytest.raises(InputError, match=refusal) as caught:
+                start(three_rows, lines, out)
+            errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+    assert len(first.said) == 2
+
+
+@contextlib.contextmanager
+def journal_in_use(engine: Engine, lines: list[bytes], out: Path):
+    """The journal of the job of `lines`, held by another start of it."""
+    source = out.parent / "in.jsonl"
+    source.write_bytes(b"\n".join(lines))
+    with Prompts(str(source)) as prompts, open_journal(journal_path(out), job_header(engine, JobSpec(prompts, DEFAULTS))):
+        yield
 
 
 def test_empty_file_and_rejects_of_a_start_that_ended_early_hold_up_nothing(three_rows, tmp_path, monkeypatch):
