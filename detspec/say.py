@@ -2,6 +2,8 @@
 
 import sys
 
+INTERRUPTED = 130  # the exit code that a shell reports after Ctrl-C
+
 
 def say(line: str) -> None:
     """Writes `line` to the standard error at once."""

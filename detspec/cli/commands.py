@@ -27,10 +27,9 @@ from detspec.cli import (
     warm,
 )
 from detspec.errors import InputError
-from detspec.say import say
+from detspec.say import INTERRUPTED, say
 
 BAD_INPUT = 2
-INTERRUPTED = 130  # what a shell reports after Ctrl-C
 BROKEN_PIPE = 141  # and after the reader of a pipe has left
 
 DESCRIPTION = "Text generation whose tokens and log-probabilities are the same bits in every batch, at full speed."

@@ -4,13 +4,14 @@ import argparse
 import dataclasses
 import gc
 import os
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from detspec.cli.options import add_cache_dtype, add_engine, add_model, add_weights, engine_config_of, load_drafters, load_model
 from detspec.errors import InputError
-from detspec.say import say
+from detspec.say import INTERRUPTED, say
 
 if TYPE_CHECKING:
     from detspec.engine.engine import Engine
@@ -118,11 +119,20 @@ def run(args: argparse.Namespace) -> int:
     say(f"serving {options.name} at http://{args.host}:{sock.getsockname()[1]}")
     if options.prepares:
         say("compiling and certifying the first program; /health answers 503 until then")
-    server.run(sockets=[sock])
+    try:
+        server.run(sockets=[sock])
+    except KeyboardInterrupt:
+        end_now("interrupted", INTERRUPTED)
     if service.thread.failure is not None:
-        say(f"error: {service.thread.failure}")
-        return service.thread.failure.exit_code
+        end_now(f"error: {service.thread.failure}", service.thread.failure.exit_code)
     return 0
+
+
+def end_now(why: str, exit_code: int) -> NoReturn:
+    """Ends the process; an ordinary exit would wait for programs that are being compiled."""
+    say(why)
+    sys.stdout.flush()
+    os._exit(exit_code)
 
 
 class Tells:
@@ -131,6 +141,7 @@ class Tells:
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
         self._said = 0.0
+        self._not_made: tuple[str, ...] = ()  # of which it was said
 
     def ready(self) -> None:
         """Requests are answered from now on."""
@@ -139,10 +150,14 @@ class Tells:
         self._left()
 
     def made(self) -> None:
-        """A program was made."""
+        """A program was made, or put aside."""
+        not_made = self._engine.not_made
+        if new := [label for label in not_made if label not in self._not_made]:
+            say(f"cannot be compiled or certified, requests go on without: {', '.join(new)}")
+        self._not_made = not_made
         if self._engine.is_prepared:
             keep_out_of_collections()
-            say("all programs are compiled and certified")
+            say(f"all {'other ' if not_made else ''}programs are compiled and certified")
         elif time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
             self._left()
 

@@ -35,6 +35,7 @@ from detspec.generation.insert import Entry, no_requests, pack_requests
 from detspec.generation.loop import NEVER, Limits
 from detspec.generation.score import Asked, Replayed
 from detspec.mesh import COPIES, STATE, Place, made, param_specs, place_of, put
+from detspec.sampling_params import MAX_LOGPROBS
 from detspec.schedule import Schedule
 from detspec.state import NO_DRAFT_STATE, DraftState, Reading
 
@@ -203,9 +204,15 @@ class Device:
         for call in self.calls(plans, apart=apart):
             PROGRAMS.start(call, self.cache)
 
-    def compile_behind(self, plans: Sequence[Plan]) -> Future[None]:
-        """Compiles what `plans` need while others run, with a program of its own for prefill; done when all are there."""
-        return PROGRAMS.start_behind(self.calls(plans, apart=True), self.cache)
+    def compile_behind(self, plans: Sequence[Plan], *, apart: bool = False) -> Future[None]:
+        """Compiles what `plans` need while others run, see `calls`; done when all are there."""
+        return PROGRAMS.start_behind(self.calls(plans, apart=apart), self.cache)
+
+    def compile_replays(self) -> Future[None]:
+        """Compiles, while others run, the replays that say likeliest tokens and log-probabilities of given texts."""
+        vocab_size = self.model.cfg.vocab_size
+        each = [Asked.likeliest(processing, most, vocab_size) for processing in (True, False) for most in (1, MAX_LOGPROBS)]
+        return PROGRAMS.start_behind([self._read(self._nothing(), None, asked) for asked in each], self.cache)
 
     def calls(self, plans: Sequence[Plan], *, apart: bool = False) -> list[Call]:
         """The programs that `plans` need, in the order in which they are needed; nothing without plans.
@@ -214,16 +221,20 @@ class Device:
         """
         if not plans:
             return []
-        B = self.config.max_requests
-        nowhere = Placement(np.zeros((B, self.max_pages), np.int32), np.zeros(B, bool), np.zeros(0, np.int32))
+        nothing = self._nothing()
         first, *others = [
-            self._step(plan, nowhere._replace(chosen=np.zeros(plan.batch, np.int32)), Limits(0)) for plan in plans
+            self._step(plan, nothing.placement._replace(chosen=np.zeros(plan.batch, np.int32)), Limits(0)) for plan in plans
         ]
-        nothing = Work(self._no_requests, nowhere, np.int32(0), self._no_texts)
         reads = [] if all(plan.ordinary for plan in plans) else [self._read(nothing, None, PLAIN)]
         if apart or self.prefills_apart:
             reads.append(self._read(nothing, None, None))
         return [first, *reads, self._copy([]), *others]
+
+    def _nothing(self) -> Work:
+        """Work on no sequence, in the shapes of all work."""
+        B = self.config.max_requests
+        nowhere = Placement(np.zeros((B, self.max_pages), np.int32), np.zeros(B, bool), np.zeros(0, np.int32))
+        return Work(self._no_requests, nowhere, np.int32(0), self._no_texts)
 
     def check_copies(self, report: Report) -> None:
         """Raises `DivergenceError` if this process's chips hold other bits of a report, of which each has a copy."""

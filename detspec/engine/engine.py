@@ -72,7 +72,7 @@ class Engine:
     Any thread may call `add` and `abort`; all else belongs to one thread, the one that steps.
 
     Attributes:
-        compiles_behind: what makes requests faster is compiled while they run, for `go_on_preparing`; else in a step.
+        compiles_behind: what makes requests faster is compiled while they run, see `compile_behind`; else in a step.
         config: how it runs.
         schedule: numerics and budget of the anchor, whose bits are committed.
         device: weights, state and programs.
@@ -138,6 +138,7 @@ class Engine:
         self._improves = True
         self._room = device.room  # that samples so far need
         self._behind: Behind | None = None
+        self._needs = Needs()  # what was prepared for
         self._batch = 0  # the smallest batch that holds the sequences of the segment on the device
         self._passes: Counter[int] = Counter()  # for each such batch, steps and passes over prompts since plans were made
         self._weight_version: str | None = None
@@ -332,20 +333,27 @@ class Engine:
         Processes that share a mesh make all of them at once, because each must make the same at the same time. Raises
         `InputError` if thoughts of this model depend on places or drafts on this device.
         """
-        needs = needs or Needs()
-        if not isinstance(self.agreement, Alone):
-            self.prepare(needs=needs)
+        self._needs = needs or Needs()
+        self.compile_behind()
+        if not self.compiles_behind:
+            self.prepare(needs=self._needs)
             return
-        self.compiles_behind = True
         self._improves = False
         everything = self.config.max_requests + 1
-        self._make_first(everything, needs._replace(ordinary=not needs.deterministic))
-        self._make_behind(needed_batches(self.config, everything), needs)
+        batches = needed_batches(self.config, everything)
+        self.planner.coming = self.planner.missing(batches, self._needs)  # also while the first is made
+        self._make_first(everything, self._needs._replace(ordinary=not self._needs.deterministic))
+        self._make_behind(batches, self._needs, replays=True)
+
+    def compile_behind(self) -> None:
+        """From now on leaves what makes requests faster to `go_on_preparing`, but for processes that share a mesh."""
+        self.compiles_behind = isinstance(self.agreement, Alone)
 
     def go_on_preparing(self) -> bool:
         """Tries a program that was compiled behind, if one is there and the time has come; returns whether it did.
 
-        Call it between two steps. Requests in flight stand still meanwhile, and go on to the same bits; see `Behind`.
+        Call it between two steps. Requests in flight stand still meanwhile, and go on to the same bits; see `Behind`. A
+        program that cannot be compiled or tried is logged, and named by `not_made`; requests go on without it.
         """
         if self._behind is None or not self._behind.is_due(is_idle=not self.has_work):
             return False
@@ -358,8 +366,14 @@ class Engine:
 
     @property
     def compiling(self) -> tuple[str, ...]:
-        """Labels of the plans that are being compiled behind, or will be."""
-        return tuple(plan.label for plan in self.planner.coming)
+        """Labels of what is being compiled behind, or will be: plans, and replays that say likeliest tokens."""
+        behind = self._behind
+        return (*(plan.label for plan in self.planner.coming), *(() if behind is None else behind.others))
+
+    @property
+    def not_made(self) -> tuple[str, ...]:
+        """Labels of what could not be compiled or tried behind; the log has the tracebacks."""
+        return tuple(self.planner.failed)
 
     @property
     def is_prepared(self) -> bool:
@@ -455,7 +469,7 @@ class Engine:
         self.planner.forget_programs()
         self._behind = None  # what is on its way has the room that there was
         if self.compiles_behind and not self._improves:
-            self.prepare_behind()
+            self.prepare_behind(self._needs)
         elif not self._improves:
             self._make_first(self.config.max_requests, Needs())
             self._improves = True
@@ -490,9 +504,9 @@ class Engine:
             self._empty_device()
             self.planner.prepare(batches, needs)
 
-    def _make_behind(self, batches: Sequence[int], needs: Needs) -> None:
+    def _make_behind(self, batches: Sequence[int], needs: Needs, *, replays: bool = False) -> None:
         """Begins to make all plans of `batches` that are missing, while requests run."""
-        self._behind = Behind(self.device, self.planner, batches, needs)
+        self._behind = Behind(self.device, self.planner, batches, needs, replays=replays)
         self.planner.coming = self._behind.missing
 
     def _empty_device(self) -> None:

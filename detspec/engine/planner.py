@@ -4,7 +4,9 @@ What requests need first is one plan: canonical decoding of their batch, or ordi
 and smaller batches, only make it faster, and are compiled once it has run for a while.
 """
 
+import contextlib
 import dataclasses
+import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,10 +28,13 @@ from detspec.engine.policy import (
     ordinary_plan,
 )
 from detspec.engine.step_times import Acceptance, StepTimes
-from detspec.errors import InputError
+from detspec.errors import DivergenceError, InputError
 
+LOG = logging.getLogger("detspec")
 WORTH_DRAFTING = 0.8  # one of several drafts is tried if it costs less than this share of the canonical steps it may save
 CANNOT_WIN = "drafting a window costs as much as the canonical steps that it can save"
+PREFILL = "prefill"
+REPLAYS = "likeliest tokens"
 
 
 class Planner:
@@ -47,11 +52,12 @@ class Planner:
         self._thoughts_certified = False
         self._passed_over: list[Plan] = []  # when one was chosen last
         self.coming: tuple[Plan, ...] = ()  # plans that are being made behind what runs
+        self.failed: dict[str, Plan | None] = {}  # labels of what raised while it was made behind, with the plan that it is
 
     def lacks(self, num_requests: int, needs: Needs) -> bool:
         """Whether `num_requests` at once cannot run yet: there is no plan that was made for so many, and for what they need.
 
-        Ordinary ones also run by canonical plans while theirs are coming.
+        Ordinary ones also run by canonical plans while theirs are coming, and where they could not be made.
         """
         num_requests = min(num_requests, self._device.config.max_requests)
 
@@ -60,13 +66,13 @@ class Planner:
 
         lacks_canonical = needs.deterministic and not is_made(plan for plan in self.certificates if not plan.ordinary)
         lacks_ordinary = needs.ordinary and not is_made(plan for plan in self.certificates if plan.ordinary)
-        if lacks_ordinary and is_made(plan for plan in self.coming if plan.ordinary):
+        if lacks_ordinary and is_made(plan for plan in (*self.coming, *filter(None, self.failed.values())) if plan.ordinary):
             lacks_ordinary = not is_made(plan for plan, certificate in self.certificates.items() if certificate.is_certified)
         return num_requests > 0 and (lacks_canonical or lacks_ordinary)
 
     def lacks_any(self, batches: Sequence[int], needs: Needs) -> bool:
         """Whether `prepare` has something to do."""
-        return not self._device.prefills_apart or not all(self._is_complete(batch, needs) for batch in batches)
+        return self._moves_prefill() or not all(self._is_complete(batch, needs) for batch in batches)
 
     def prepare_first(self, num_requests: int, needs: Needs) -> None:
         """Makes one plan for `num_requests` at once, or one of each kind that they need; all places must be free.
@@ -92,31 +98,41 @@ class Planner:
         )
         deque(self.making(batches, needs), maxlen=0)
 
-    def making(self, batches: Sequence[int], needs: Needs) -> Iterator[tuple[Plan, ...]]:
+    def making(self, batches: Sequence[int], needs: Needs, *, optional: bool = False) -> Iterator[tuple[Plan, ...]]:
         """Does what `prepare` does in pieces; yields before each the plans whose programs it runs.
+
+        If they are `optional`, a piece that raises, or into which an error is thrown, is put aside: what it was to make is in
+        `failed`, and not tried again. All that was certified before stays so, and the next piece follows.
 
         If prefill shared its program so far, it gets one of its own, and plans that were certified with the other are certified
         anew, all in the first piece.
 
-        All places must be free whenever it goes on. Raises `InputError` if thoughts depend on places or drafts on this device.
+        All places must be free whenever it goes on. Raises `DivergenceError` and, unless they are optional, what certifying
+        raises: `InputError` if thoughts depend on places or drafts on this device.
         """
-        is_moved = not self._device.prefills_apart
-        again = tuple(plan for plan, certificate in self.certificates.items() if certificate.is_certified and is_moved)
-        yield again
-        self._device.prefills_apart = True
-        self._thoughts_certified &= not is_moved  # prompts are thought about by the program that prefills
-        for plan in again:
-            self._certify(plan)
-        self._certify_thoughts()
+        with self._attempt(PREFILL, optional=optional):
+            yield tuple(self._certified()) if self._moves_prefill() else ()
+            if self._moves_prefill():
+                self._move_prefill()
+            self._certify_thoughts()
         for batch in self._incomplete(batches, needs):
-            if ordinary_plan(batch, needs.processing) not in self.certificates:
-                yield (ordinary_plan(batch, needs.processing),)
-                self._make_ordinary(batch, needs.processing)
+            ordinary = ordinary_plan(batch, needs.processing)
+            if ordinary not in self.certificates and ordinary.label not in self.failed:
+                with self._attempt(ordinary.label, ordinary, optional=optional):
+                    yield (ordinary,)
+                    self._make_ordinary(batch, needs.processing)
             for drafting in self._drafts if needs.deterministic else ():
                 if (batch, needs.processing, drafting) not in self._tried:
-                    yield from self._try_draft(batch, needs.processing, drafting)
-            yield ()
-            self._time(batch, needs.processing)
+                    yield from self._try_draft(batch, needs.processing, drafting, optional=optional)
+            with self._attempt(_times_label(batch, needs.processing), optional=optional):
+                yield ()
+                self._time(batch, needs.processing)
+
+    def making_replays(self) -> Iterator[None]:
+        """Yields None once: then replays are compiled that say likeliest tokens. An error that is thrown in is put aside."""
+        if REPLAYS not in self.failed:
+            with self._attempt(REPLAYS, optional=True):
+                yield None
 
     def forget_programs(self) -> None:
         """Forgets what is known of programs, which are others from now on; their times remain estimates."""
@@ -124,6 +140,7 @@ class Planner:
         self._tried.clear()
         self._thoughts_certified = False
         self.coming = ()
+        self.failed.clear()
 
     def missing(self, batches: Sequence[int], needs: Needs) -> tuple[Plan, ...]:
         """The plans that `making` will try at least, in its order."""
@@ -134,7 +151,7 @@ class Planner:
                 ordinary_plan(batch, needs.processing),
                 *(self._first_of(batch, needs, drafting) for drafting in self._drafts if needs.deterministic),
             )
-            if plan not in self.certificates
+            if plan not in self.certificates and plan.label not in self.failed
         )
 
     def choose(self, load: Load) -> tuple[Plan, bool]:
@@ -208,9 +225,11 @@ class Planner:
 
     def _is_complete(self, batch: int, needs: Needs) -> bool:
         """Whether all plans of a batch have been made and timed."""
-        ordinary = self.certificates.get(ordinary_plan(batch, needs.processing))
+        plan = ordinary_plan(batch, needs.processing)
+        is_timed = plan in self.certificates and math.isfinite(self.certificates[plan].step_s)
+        is_given_up = not {plan.label, _times_label(batch, needs.processing)}.isdisjoint(self.failed)
         is_tried = all((batch, needs.processing, drafting) in self._tried for drafting in self._drafts)
-        return ordinary is not None and math.isfinite(ordinary.step_s) and (is_tried or not needs.deterministic)
+        return (is_timed or is_given_up) and (is_tried or not needs.deterministic)
 
     def _incomplete(self, batches: Sequence[int], needs: Needs) -> list[int]:
         """Batches of which not all plans have been made and timed."""
@@ -238,17 +257,59 @@ class Planner:
         if plan not in self.certificates:
             self._certify(plan)
 
-    def _try_draft(self, batch: int, processing: bool, drafting: Drafting) -> Iterator[tuple[Plan, ...]]:
+    def _try_draft(
+        self, batch: int, processing: bool, drafting: Drafting, *, optional: bool = False
+    ) -> Iterator[tuple[Plan, ...]]:
         """Tries the plans of one way to draft until one is certified; yields each before."""
         for plan in canonical_plans(batch, self._rows, drafting, processing=processing):
-            if self._device.config.chooses and plan.num_drafts and not self._draft_can_win(plan):
-                self.certificates[plan] = Certificate(plan, NOT_TRIED, CANNOT_WIN)
-                break
-            yield (plan,)
-            self._certify(plan)
-            if self.certificates[plan].is_certified:
-                break
+            with self._attempt(plan.label, plan, optional=optional):
+                if self._device.config.chooses and plan.num_drafts and not self._draft_can_win(plan):
+                    self.certificates[plan] = Certificate(plan, NOT_TRIED, CANNOT_WIN)
+                    break
+                yield (plan,)
+                self._certify(plan)
+                if self.certificates[plan].is_certified:
+                    break
         self._tried.add((batch, processing, drafting))
+
+    @contextlib.contextmanager
+    def _attempt(self, label: str, plan: Plan | None = None, *, optional: bool) -> Iterator[None]:
+        """What raises inside is logged and put aside under `label` if it is optional, and `plan`, which it was to make."""
+        try:
+            yield
+        except DivergenceError:
+            raise
+        except Exception as error:
+            if not optional:
+                raise
+            LOG.error("%s cannot be made, requests go on without it", label, exc_info=error)
+            self.failed[label] = plan
+            self._device.clear()
+            self._device.wait()  # raises if what failed has taken the state along, without which nothing runs
+
+    def _certified(self) -> list[Plan]:
+        """The plans that deterministic requests may use."""
+        return [plan for plan, certificate in self.certificates.items() if certificate.is_certified]
+
+    def _moves_prefill(self) -> bool:
+        """Whether prefill is yet to get a program of its own."""
+        return not self._device.prefills_apart and PREFILL not in self.failed
+
+    def _move_prefill(self) -> None:
+        """Gives prefill its own program, and certifies anew what was certified with the other, which stays if this raises."""
+        before = dict(self.certificates)
+        were_thoughts_certified = self._thoughts_certified
+        self._device.prefills_apart = True
+        self._thoughts_certified = False  # prompts are thought about by the program that prefills
+        try:
+            for plan in self._certified():  # what requests needed meanwhile, too
+                self._certify(plan)
+            self._certify_thoughts()
+        except Exception:
+            self._device.prefills_apart = False
+            self._thoughts_certified = were_thoughts_certified
+            self.certificates.update(before)
+            raise
 
     def _draft_can_win(self, plan: Plan) -> bool:
         """Whether a draft costs less than what it can save: a canonical step for each token, if all of it is accepted."""
@@ -276,11 +337,13 @@ class Planner:
         certificate = self._agreement.watched(partial(certify, self._device, plan))
         self._agreement.check(f"{plan.label}: {certificate.status} {certificate.why}")
         self.certificates[plan] = certificate
+        self.failed.pop(plan.label, None)
         self._device.clear()
 
     def _time(self, batch: int, processing: bool) -> None:
         """Times the plans of a batch, in turns, unless all of them have been timed."""
-        plans = [ordinary_plan(batch, processing), *self._usable(batch, processing)]
+        ordinary = ordinary_plan(batch, processing)
+        plans = [*([ordinary] if ordinary in self.certificates else []), *self._usable(batch, processing)]
         if all(math.isfinite(self.certificates[plan].step_s) for plan in plans):
             return
         measured = self._agreement.watched(partial(time_plans, self._device, plans))
@@ -305,6 +368,11 @@ class Planner:
             f'{found}. Run `detspec doctor`. If only window offsets fail there, use Schedule(Numerics(alignment="window")); if '
             'numbers of rows do, use Schedule(Numerics(linear="pinned"))'
         )
+
+
+def _times_label(batch: int, processing: bool) -> str:
+    """The name of a batch's times where plans have labels."""
+    return f"times{' processing' if processing else ''}[{batch}]"
 
 
 def _size(plan: Plan) -> tuple[int, bool]:

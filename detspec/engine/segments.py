@@ -16,7 +16,6 @@ from detspec.engine.step_times import Acceptance, Observe
 from detspec.generation import score
 from detspec.generation.insert import Entry
 from detspec.generation.loop import Limits
-from detspec.sampling_params import MAX_LOGPROBS
 from detspec.state import COUNTED
 from detspec.thinking.thoughts import thought_lists
 
@@ -183,10 +182,10 @@ class Segments:
         """Starts a replay that says as many of the likeliest tokens as any of `sequences` asks for, at least."""
         asked = [sequence.request.sampling for sequence in sequences]
         most = max(max(sampling.logprobs, sampling.prompt_logprobs or 0) for sampling in asked)
-        top_k = min(1 if most <= 1 else MAX_LOGPROBS, self._device.model.cfg.vocab_size)
         processing = any(sampling.needs_processing for sampling in asked)
         placement = _placement(sequences, page_table, len(sequences))
-        return self._device.replay(placement, texts, score.Asked(processing, choose=False, top_k=top_k), entries=entries)
+        wanted = score.Asked.likeliest(processing, most, self._device.model.cfg.vocab_size)
+        return self._device.replay(placement, texts, wanted, entries=entries)
 
     def _update(self, running: Running, progress: Progress) -> int:
         """Tells the sequences how far they are, and the planner what drafts brought."""

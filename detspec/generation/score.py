@@ -21,7 +21,7 @@ from detspec.ops.collectives import share_rows
 from detspec.ops.row_sum import sum_fn
 from detspec.plain import plain_ids
 from detspec.sampler import TextsFn, likeliest, logprobs_at, reported_logits, sample
-from detspec.sampling_params import SamplingParams
+from detspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from detspec.schedule import Schedule
 from detspec.state import GenState, Windows
 from detspec.struct import Struct
@@ -33,6 +33,11 @@ class Asked(NamedTuple):
     processing: bool  # some texts ask for logits processing
     choose: bool  # the token that each sequence's sampling parameters choose, at every position
     top_k: int  # how many of the likeliest tokens, at every position
+
+    @classmethod
+    def likeliest(cls, processing: bool, most: int, vocab_size: int) -> "Asked":
+        """At least the `most` likeliest tokens of texts that are given; few programs do for all numbers."""
+        return cls(processing, choose=False, top_k=min(1 if most <= 1 else MAX_LOGPROBS, vocab_size))
 
 
 class Replayed(Struct):

@@ -26,7 +26,8 @@ def control_routes(service: Service) -> list[BaseRoute]:
             return answer({"status": "failed"}, status=500)
         if not thread.is_ready:
             return answer({"status": "certifying"}, status=503)
-        return answer({"status": "ready", "compiling": service.engine.compiling})
+        failed = {"failed": service.engine.not_made} if service.engine.not_made else {}
+        return answer({"status": "ready", "compiling": service.engine.compiling, **failed})
 
     async def metrics(request: Request) -> Response:
         engine = service.engine

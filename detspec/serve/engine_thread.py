@@ -108,6 +108,7 @@ class EngineThread:
         loop: the event loop, once started.
         is_ready: requests are answered: a program is certified that can run any of them, or they are to wait for theirs.
         is_paused: new calls wait.
+        is_leaving: no further calls come, so nothing that would make them faster is tried.
         failure: why nothing is answered any more; None while all is well.
         on_ready: called once requests are answered.
         on_made: called each time that a further program was made while requests run, and `engine.compiling` became shorter.
@@ -117,12 +118,13 @@ class EngineThread:
     def __init__(self, engine: Engine, *, max_waiting: int, metrics: Metrics, prepares: bool = True) -> None:
         """Starts nothing; `start` does.
 
-        If it `prepares`, one program is made first and all others while requests run; else those that requests need.
+        If it `prepares`, one program is made first and all others while requests run; else those that requests need, and
+        while they run those that they have lacked for long.
         """
         self.engine = engine
         self.max_waiting = max_waiting
         self.num_open = 0
-        self.is_ready = self.is_paused = False
+        self.is_ready = self.is_paused = self.is_leaving = False
         self.failure: EngineStopped | None = None
         self.on_ready: Callable[[], None] = lambda: None
         self.on_made: Callable[[], None] = lambda: None
@@ -303,10 +305,12 @@ class EngineThread:
         try:
             if self._prepares:
                 self.engine.prepare_behind()
+            else:
+                self.engine.compile_behind()
             self.later(self._prepared)
             while not self._is_closing:
                 self._run_tasks()
-                if not self._holds and self.engine.go_on_preparing():
+                if not (self._holds or self.is_leaving) and self.engine.go_on_preparing():
                     self.later(lambda: self.on_made())
                 if self._holds or not self.engine.has_work:
                     self._wake.wait(IDLE_S)

@@ -42,7 +42,7 @@ class Options:
         log: file that gets a line for each sample that has ended; None keeps none.
         grace_s: seconds that what is in flight has to end by itself once the server is leaving.
         prepares: a program is made that can run any request before `/health` says ready, and all others while requests run;
-            else those that requests need are made when they first need them.
+            else those that requests need are made when they first need them, and what is faster for them while they run.
     """
 
     name: str
@@ -152,6 +152,7 @@ class Service:
         """Once the server is leaving, aborts what has not ended in time; ends calls with an error that are open even then."""
         while not self.is_leaving():
             await asyncio.sleep(LOOK_S)
+        self.thread.is_leaving = True
         await asyncio.sleep(self.options.grace_s)
         self.thread.abort_all()
         await asyncio.sleep(ABORT_S)

@@ -121,10 +121,14 @@ class FakeDevice:
     def start_compiling(self, plans, *, apart=False):
         """Nothing is compiled here."""
 
-    def compile_behind(self, plans):
+    def compile_behind(self, plans, *, apart=False):
         """Plans are compiled once a test says so."""
         self.behind.append((plans, Future()))
         return self.behind[-1][1]
+
+    def compile_replays(self):
+        """As plans."""
+        return self.compile_behind(())
 
     def compiled(self):
         """Says that what is compiled behind is there; returns its plans."""

@@ -81,6 +81,7 @@ def serving(engine: Engine, *, log: Path | None = None, waits: bool = True, **op
     """A server that answers; if it `waits`, all programs are there, so that ordinary requests run by plans of their own."""
     if waits and options.get("prepares", True):
         engine.prepare()  # several at a time, where a server compiles one after the other
+        engine.device.compile_replays = lambda: engine.device.compile_behind(())  # few tests need these
     service = Service(engine, Options(name="bytes", log=log, **options))
     config = uvicorn.Config(
         make_app(service), port=0, log_level="critical", lifespan="on", ws="none", timeout_graceful_shutdown=1

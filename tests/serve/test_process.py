@@ -139,6 +139,29 @@ def test_engine_that_fails_ends_streams_with_an_error_and_the_process_with_1(fol
             httpx2.get(f"{url}/health")
 
 
+# As a compiler that takes minutes: its threads are those that an ordinary exit waits for.
+COMPILING = """
+import threading
+from detspec.engine.compiled import PROGRAMS
+PROGRAMS._behind.submit(threading.Event().wait, 300)
+"""
+
+
+@pytest.mark.parametrize("ends", ["interrupted", "failed"])
+def test_process_that_is_interrupted_or_fails_does_not_wait_for_the_compiler(folder, ends):
+    first = COMPILING + (FAILING if ends == "failed" else "")
+    with started(folder, "--segment-steps", "1", first=first) as (process, url):
+        if ends == "failed":
+            assert "error" in events_of(url)[-1]
+        else:
+            os.kill(process.pid, signal.SIGINT)
+        assert process.wait(30) == (1 if ends == "failed" else 130)
+        assert process.stderr is not None
+        assert (
+            process.stderr.read().splitlines()[-1].startswith(f"detspec: {'error: the engine' if ends == 'failed' else ends}")
+        )
+
+
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes are Linux's")
 def test_full_disk_ends_the_process_with_3_and_leaves_a_log_that_is_audited(folder, tmp_path):
     log = tmp_path / "log.jsonl"

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from detspec.cli.serve import Tells
 from detspec.engine import ending
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
@@ -364,13 +365,13 @@ def test_server_answers_while_further_programs_are_compiled_and_says_which():
     """On a device that counts up and compiles when it is told to."""
     device = FakeDevice(Schedule(), EngineConfig(max_requests=4, max_len=256, method="none"))
     with serving(Engine.over(device), waits=False) as server:
-        labels = ["ordinary processing[1]", "1x1 processing[1]", "ordinary processing[4]"]
+        labels = ["ordinary processing[1]", "1x1 processing[1]", "ordinary processing[4]", "likeliest tokens"]
         body = {"prompt": [1, 2], "max_tokens": 4, "return_token_ids": True}
         for is_deterministic in (True, False):
             answer = server.ask(**body, is_deterministic=is_deterministic)
             assert answer["choices"][0]["token_ids"] == [3, 4, 5, 6]
         assert server.http.get("/health").json() == {"status": "ready", "compiling": labels}
-        assert "detspec:num_programs_compiling 3.0" in server.http.get("/metrics").text
+        assert "detspec:num_programs_compiling 4.0" in server.http.get("/metrics").text
         assert set(device.steps_of) == {"4x1 processing[4]"}
         server.wait_until(lambda: device.compiled() and server.engine.is_prepared)
         assert server.http.get("/health").json() == {"status": "ready", "compiling": []}
@@ -379,7 +380,41 @@ def test_server_answers_while_further_programs_are_compiled_and_says_which():
         assert device.steps_of["1x1 processing[1]"] > 0
 
 
-def test_lazy_server_compiles_nothing_ahead_or_behind():
+def test_server_goes_on_without_a_program_that_cannot_be_compiled_and_says_which(caplog, capsys):
+    device = FakeDevice(Schedule(), EngineConfig(max_requests=4, max_len=256, method="none"))
+    body = {"prompt": [1, 2], "max_tokens": 4, "return_token_ids": True}
+    with serving(Engine.over(device), waits=False) as server:
+        server.service.thread.on_made = Tells(server.engine).made
+        device.compiled()
+        server.wait_until(lambda: len(device.behind) == 2)
+        device.behind[-1][1].set_exception(MemoryError("no room"))
+        server.wait_until(lambda: device.compiled() and server.engine.is_prepared)
+        health = server.http.get("/health")
+        assert health.status_code == 200
+        assert health.json() == {"status": "ready", "compiling": [], "failed": ["ordinary processing[1]"]}
+        for is_deterministic in (True, False):
+            answer = server.ask(**body, is_deterministic=is_deterministic)
+            assert answer["choices"][0]["token_ids"] == [3, 4, 5, 6]
+    assert "MemoryError: no room" in caplog.text
+    said = capsys.readouterr().err.splitlines()
+    assert said[1:] == [
+        "detspec: cannot be compiled or certified, requests go on without: ordinary processing[1]",
+        "detspec: all other programs are compiled and certified",
+    ]
+
+
+def test_server_that_leaves_tries_nothing_more():
+    device = FakeDevice(Schedule(), EngineConfig(max_requests=4, max_len=256, method="none"))
+    with serving(Engine.over(device), waits=False, grace_s=0.5) as server:
+        leaving(server)
+        server.wait_until(lambda: server.service.thread.is_leaving)
+        device.compiled()
+        assert server.ask(prompt=[1, 2], max_tokens=4)["choices"]
+        assert len(device.behind) == 1
+
+
+def test_lazy_server_compiles_nothing_ahead_and_behind_what_was_lacked_for_long(monkeypatch):
+    monkeypatch.setattr("detspec.engine.engine.IMPROVED_AFTER", 20)
     device = FakeDevice(Schedule(), EngineConfig(max_requests=4, max_len=256, method="none"))
     with serving(Engine.over(device), prepares=False) as server:
         assert server.http.get("/health").json() == {"status": "ready", "compiling": []}
@@ -387,6 +422,12 @@ def test_lazy_server_compiles_nothing_ahead_or_behind():
         server.ask(prompt=[1, 2], max_tokens=4)
         assert [plan.label for plan in server.engine.certificates] == ["1x1[1]"]
         assert server.http.get("/health").json()["compiling"] == []
+        server.ask(prompt=[1, 2], max_tokens=40)
+        server.ask(prompt=[1, 2], max_tokens=4)
+        assert server.http.get("/health").json()["compiling"] == ["ordinary[1]"]
+        assert [plan.label for plan in server.engine.certificates] == ["1x1[1]"]  # nothing stood still for it
+        server.wait_until(lambda: device.compiled() and server.engine.is_prepared)
+        assert [plan.label for plan in server.engine.certificates] == ["1x1[1]", "ordinary[1]"]
 
 
 def failing(model, monkeypatch, *, after: int):
