@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens between two looks at new requests; 1 for streams",
     )
-    add("--lazy", action="store_true", help="compile only programs that requests need, when they first need them")
+    add("--lazy", action="store_true", help="compile nothing ahead, but what requests need when they first need it")
     add("--log", metavar="FILE", help="append what was answered to FILE, for `detspec audit --responses`")
     add(
         "--weights-dir",
