@@ -4,6 +4,7 @@ A template comes with a checkpoint and may be hostile. It runs in a sandbox with
 conversation, the special tokens and the caller's variables, nothing else.
 """
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -16,14 +17,19 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 
 from detspec.checkpoint.conversation import (
+    Message,
     as_plain,
     check_parts,
     check_variables,
     cut_open,
-    join_parts,
+    hidden_parts,
+    one_part,
+    one_text,
     open_last,
     plain_messages,
-    shows_parts,
+    probe_parts,
+    unused_word,
+    with_lists,
 )
 from detspec.checkpoint.template_files import DEFAULT_NAME, read_special_tokens, read_templates
 from detspec.checkpoint.template_sandbox import BoundedEnvironment
@@ -140,19 +146,27 @@ class ChatTemplate:
     def render_parts(self, messages: Sequence[Any], /, **variables: Any) -> str:
         """`render` for contents that may be lists of parts, `{"type": "text", "text": ...}`.
 
-        The template gets them as they are. If it fails at them, leaves texts out or prints a list as Python does, it gets their
-        texts joined by line ends, as from vLLM. Raises `InputError` for pictures, sounds and files, too.
+        A list reaches the template if it prints the texts in it and no more. Another template gets their texts joined by line
+        ends, as from vLLM: in a single part if it prints that one, else as one text. Which of the three is tried out with words
+        in place of the texts, so it depends on the template and on where parts are, and not on what they say. Raises
+        `InputError` for pictures, sounds and files, too.
         """
         plain = plain_messages(messages)
         check_parts(plain)
-        joined = join_parts(plain)
-        if joined == plain:
-            return self.render(plain, **variables)
-        try:
-            shown = shows_parts(self.render(plain, **{**variables, "continue_final_message": False}), plain)
-        except InputError:
-            shown = False
-        return self.render(plain if shown else joined, **variables)
+        hidden = self._hidden_parts(plain, variables)
+        merged = with_lists(plain, hidden, one_part)
+        if merged != plain:
+            hidden = self._hidden_parts(merged, variables)
+        return self.render(with_lists(merged, hidden, one_text), **variables)
+
+    def _hidden_parts(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> set[int]:
+        """Places of messages whose lists of texts the template does not print as texts; all of them if it fails."""
+        probe = probe_parts(messages, unused_word(f"{self.sources}{messages}{variables}"))
+        rendered = ""
+        if probe != messages:
+            with contextlib.suppress(InputError):  # of a template that takes no lists; other errors come again
+                rendered = self.render(probe, **{**variables, "continue_final_message": False})
+        return hidden_parts(rendered, probe)
 
     def _compile(self, name: str) -> jinja2.Template:
         try:

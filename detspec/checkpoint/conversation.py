@@ -1,7 +1,8 @@
 """Conversations as chat templates see them: plain values, no null fields, thoughts under every name, an open last message."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ Message = dict[str, Any]
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; the first that is there counts
 # It stands after the last message while that is rendered. The blank at its end tells whether the template strips messages.
 OPEN_END = "THE_ANSWER_GOES_ON_HERE "
+UNREAD = "unread"  # a field of parts that no template reads, but that is seen where one prints a part whole
 MEDIA = {"image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio", "input_file"}
 
 # Names that callers' variables must not have: our own, and options that transformers takes under the same names.
@@ -138,22 +140,50 @@ def check_parts(messages: Sequence[Message]) -> None:
             raise InputError(f'messages[{place}] has a part {part!r}; accepted are {{"type": "text", "text": ...}}')
 
 
-def shows_parts(rendered: str, messages: Sequence[Message]) -> bool:
-    """Whether all parts of text are in `rendered`, as texts and not as Python prints a list."""
-    lists = [message["content"] for message in messages if isinstance(message.get("content"), list | tuple)]
-    texts = [part["text"] for _, part in _parts(messages) if _is_text(part)]
-    return not any(str(parts) in rendered for parts in lists) and all(text.strip() in rendered for text in texts)
+def unused_word(text: str) -> str:
+    """A word of small letters and digits that is not in `text`."""
+    return next(word for number in itertools.count() if (word := f"probe{number}word") not in text.lower())
 
 
-def join_parts(messages: Sequence[Message]) -> list[Message]:
-    """Messages in which lists of texts are one text, joined by line ends; other lists stay."""
-    joined = []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list | tuple) and all(_is_text(part) for part in content):
-            message = {**message, "content": "\n".join(part["text"] for part in content)}
-        joined.append(message)
-    return joined
+def probe_parts(messages: Sequence[Message], word: str) -> list[Message]:
+    """Messages in whose lists of texts each text is a word of its own, made of `word`; so is a field that no template reads."""
+    probe = list(messages)
+    for place, parts in _text_lists(messages).items():
+        unread = f"{word}{place}unread"
+        content = [{**part, "text": f"{word}{place}text{number}end", UNREAD: unread} for number, part in enumerate(parts)]
+        probe[place] = {**messages[place], "content": content}
+    return probe
+
+
+def hidden_parts(rendered: str, probe: Sequence[Message]) -> set[int]:
+    """Places of messages of which `rendered`, the text of `probe_parts`, leaves a text out or prints more than texts.
+
+    An empty list counts as hidden: templates print it, or fail at its first part.
+    """
+    seen = rendered.lower()  # templates may change the case
+    return {
+        place
+        for place, parts in _text_lists(probe).items()
+        if not parts or any(part["text"] not in seen or part[UNREAD] in seen for part in parts)
+    }
+
+
+def with_lists(messages: Sequence[Message], places: Collection[int], form: Callable[[Sequence[Any]], Any]) -> list[Message]:
+    """Messages in which the lists at `places` have another `form`: that of `one_part` or `one_text`."""
+    return [
+        {**message, "content": form(message["content"])} if place in places else message
+        for place, message in enumerate(messages)
+    ]
+
+
+def one_part(parts: Sequence[Any]) -> list[Message]:
+    """The texts of `parts` in a single one."""
+    return [{"type": "text", "text": one_text(parts)}]
+
+
+def one_text(parts: Sequence[Any]) -> str:
+    """The texts of `parts`, joined by line ends."""
+    return "\n".join(part["text"] for part in parts)
 
 
 def _with_thoughts(message: Message) -> Message:
@@ -168,6 +198,16 @@ def _parts(messages: Sequence[Message]) -> Iterator[tuple[int, Any]]:
         content = message.get("content")
         if isinstance(content, list | tuple):
             yield from ((place, part) for part in content)
+
+
+def _text_lists(messages: Sequence[Message]) -> dict[int, Sequence[Any]]:
+    """Contents that are lists of texts alone, by their messages' places."""
+    contents = {place: message.get("content") for place, message in enumerate(messages)}
+    return {
+        place: content
+        for place, content in contents.items()
+        if isinstance(content, list | tuple) and all(_is_text(part) for part in content)
+    }
 
 
 def _is_text(part: Any) -> bool:

@@ -17,8 +17,26 @@ LISTS = (
     "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}"
 )
-STRINGS_ALONE = "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% endif %}{% endfor %}"
-ADDS = "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% endfor %}"
+TURNS = "{%% for m in messages %%}[{{ m.role }}]%s{%% endfor %%}"
+STRING = "{%% if m.content is string %%}{{ m.content }}{%% else %%}%s{%% endif %%}"
+WITHOUT_PARTS = {
+    "fails": "{{ '' + m.content }}",
+    "drops_lists": STRING % "",
+    "prints_the_list": "{{ m.content }}",
+    "prints_json": STRING % "{{ m.content | tojson }}",
+    "prints_indented_json": STRING % "{{ m.content | tojson(indent=2) }}",
+    "prints_parts": STRING % "{% for p in m.content %}{{ p }}{% endfor %}",
+    "prints_values": STRING % "{% for p in m.content %}{{ p.values() | join(' ') }}{% endfor %}",
+    "reads_the_first": STRING % "{{ m.content[0].text }}",
+    "reads_the_last": STRING % "{{ m.content[-1].text }}",
+}
+LOOPS = STRING % "{% for p in m.content %}<{{ p.text }}>{% endfor %}"
+WITH_PARTS = {
+    "loops": LOOPS,
+    "asks_the_type": LOOPS.replace("<{{", "{% if p['type'] == 'text' %}<{{").replace("}}>", "}}>{% endif %}"),
+    "shouts": LOOPS.replace("p.text", "p.text | upper"),
+    "strips": LOOPS.replace("p.text", "p['text'] | trim"),
+}
 CLOSES = (
     "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
     "{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -97,14 +115,47 @@ def test_template_that_handles_parts_gets_them():
     assert ChatTemplate(LISTS, {}).render_parts([{"role": "user", "content": parts("a", "b")}, USER]) == "[user]<a><b>[user]q"
 
 
-@pytest.mark.parametrize("source", [PRINTS, STRINGS_ALONE, ADDS], ids=["prints a list", "leaves lists out", "fails"])
-def test_template_that_does_not_handle_parts_gets_their_texts_joined(source):
-    template = ChatTemplate(source, {})
-    talk = [{"role": "user", "content": parts("a", "b")}, {"role": "assistant", "content": []}, USER]
-    assert template.render_parts(talk) == "[user]a\nb[assistant][user]q"
-    if source == PRINTS:
-        assert template.render(talk[2:]) == template.render_parts(talk[2:]) == "[user]q"
-        assert template.render(talk[:1]) == f"[user]{talk[0]['content']}"  # transformers prints the list, too
+@pytest.mark.parametrize("texts", [("so",), ("user", "is it"), ("", "q"), ("assistant",), ("[", "type", "text"), (), ("",)])
+@pytest.mark.parametrize("body", WITHOUT_PARTS.values(), ids=WITHOUT_PARTS)
+def test_template_that_does_not_handle_parts_gets_their_texts_joined(body, texts):
+    """Also texts that the prompt holds elsewhere: in a role, or in another message."""
+    template = ChatTemplate(TURNS % body, {})
+    asked = [{"role": "user", "content": "is it so?"}, {"role": "assistant", "content": parts("text")}]
+    talk = [*asked, {"role": "user", "content": parts(*texts)}]
+    expected = "[user]is it so?[assistant]text[user]" + "\n".join(texts)
+    assert template.render_parts(talk) == expected
+    assert template.render_parts(talk, mood=TURNS) == expected
+
+
+def test_template_shows_a_list_as_transformers_does_where_nothing_joins_it():
+    talk = [{"role": "user", "content": parts("a", "b")}]
+    assert render(PRINTS, *talk) == f"[user]{talk[0]['content']}"
+    assert render(PRINTS, USER) == ChatTemplate(PRINTS, {}).render_parts([USER]) == "[user]q"
+
+
+@pytest.mark.parametrize("body", WITH_PARTS.values(), ids=WITH_PARTS)
+def test_template_that_handles_parts_gets_them_whatever_they_say(body):
+    for texts in [("a", "b"), ("so",), ("user", "is it"), ("", "q"), ("probe0word", "PROBE1WORD0text0end")]:
+        talk = [{"role": "user", "content": "is it so?"}, {"role": "user", "content": parts(*texts)}]
+        shown = ChatTemplate(TURNS % body, {}).render_parts(talk)
+        assert shown.lower() == "[user]is it so?[user]" + "".join(f"<{text}>" for text in texts).lower()
+
+
+def test_template_that_reads_the_first_part_alone_gets_all_texts_in_it():
+    source = TURNS % "{{ m.content[0].text }}"
+    assert ChatTemplate(source, {}).render_parts([{"role": "user", "content": parts("a", "b")}]) == "[user]a\nb"
+    assert ChatTemplate(source, {}).render_parts([{"role": "user", "content": parts("a")}]) == "[user]a"
+    assert ChatTemplate(source, {}).render_parts([{"role": "user", "content": []}]) == "[user]"
+
+
+def test_each_message_is_tried_by_itself():
+    """A template may loop over the parts of some roles, and leave messages of another role out."""
+    source = (
+        "{% for m in messages if m.role != 'critic' %}[{{ m.role }}]{% if m.role == 'tool' %}{{ m.content | tojson }}"
+        "{% else %}{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}"
+    )
+    talk = [{"role": role, "content": parts("x", role)} for role in ("critic", "user", "tool")]
+    assert ChatTemplate(source, {}).render_parts(talk) == '[user]<x><user>[tool]"x\\ntool"'
 
 
 @pytest.mark.parametrize(
