@@ -15,8 +15,10 @@ MAX_TEXT = 1 << 22  # characters of one text, or of all texts in one value
 MAX_VALUES = 1 << 18  # entries of one list or object, those of its entries included
 MAX_BITS = 1 << 14  # of one integer
 
+REREADING = {"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"}
 ATOMS = (int, float, type(None))
 WIDE = re.compile(r"\d{5,}|\*")  # a width in a format: five digits, or given by an argument
+CHEAP = 16  # characters that are copied, or compared at one place more, for the price of one that is read
 NESTED = re.compile(r"\{[^{}]*\{")
 
 
@@ -47,8 +49,11 @@ class Budget:
         if self.chars < 0:
             raise Overrun(f"it makes texts of more than {MAX_CHARS} characters in all")
 
-    def weigh(self, value: Any) -> Any:
-        """Counts what is inside `value`, an object that is there twice counts twice; returns `value`."""
+    def weigh(self, value: Any, *, whole: bool = False) -> Any:
+        """Counts what is inside `value`, an object that is there twice counts twice; returns `value`.
+
+        Characters of a text count, and those of texts inside a list or an object if the `whole` of it is to be read.
+        """
         self.step()
         if isinstance(value, str):
             check_text(len(value))
@@ -56,7 +61,9 @@ class Budget:
         elif isinstance(value, int):
             check_int(value.bit_length())
         elif not isinstance(value, ATOMS):
-            self.step(size_of(value)[0])
+            num_values, num_chars = size_of(value)
+            self.step(num_values)
+            self.read(num_chars if whole else 0)
         return value
 
 
@@ -86,6 +93,15 @@ def size_of(value: Any) -> tuple[int, int]:
         check_values(num_values + len(todo))
     check_text(num_chars)
     return num_values, num_chars
+
+
+def method_cost(name: str, receiver: Any, args: tuple[Any, ...]) -> int:
+    """Characters that the method `name` of a text reads of it, without those of `args`."""
+    if name in ("endswith", "startswith"):
+        return 0
+    sought = max((len(arg) for arg in args if isinstance(arg, str)), default=0)
+    # Python looks for these from the end, and for each of many characters, in a number of steps that is a product.
+    return len(receiver) * (1 + sought // CHEAP if name in REREADING else 1)
 
 
 def check_values(num_values: int) -> None:

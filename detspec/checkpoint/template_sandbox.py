@@ -2,7 +2,8 @@
 
 1. Steps. A pass through the body of a loop, macro or block costs as many as it has nodes. A call, a filter, a test, a list, a
    comparison and a slice cost one more for each value that goes in or comes out.
-2. Characters of all texts that are made or read on the way.
+2. Characters of all texts that are made or read on the way. The text whose method is called counts, and so do all texts inside
+   arguments; a filter that hands values on (`WALKING_FILTERS`) does not read what is inside them.
 
 An operation that may make a huge value of small ones (`*`, `**`, `replace`, `join`, widths in formats) is rejected before it
 runs. Filters are left out that are slow or give another result each time; no chat template needs them.
@@ -17,16 +18,30 @@ from jinja2 import nodes
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
-from detspec.checkpoint.template_budget import Budget, Overrun, check_format, check_int, check_result, check_text, check_values
+from detspec.checkpoint.template_budget import (
+    CHEAP,
+    Budget,
+    Overrun,
+    check_format,
+    check_int,
+    check_result,
+    check_text,
+    check_values,
+    method_cost,
+)
 from detspec.checkpoint.template_files import MAX_SOURCE
+from detspec.checkpoint.template_tree import count_work
 
 MAX_OPTION = 10_000  # widths, precisions and counts that filters take
 
 LEFT_OUT_FILTERS = {"filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr"}
-LEFT_OUT_METHODS = {"encode", "expandtabs", "to_bytes", "translate"}
+LEFT_OUT_METHODS = {"encode", "expandtabs", "maketrans", "striptags", "to_bytes", "translate"}
 SHALLOW_FILTERS = {"count", "d", "default", "first", "last", "length"}  # look at no entry, or at one
+LISTING_FILTERS = {"batch", "list", "map", "reject", "rejectattr", "select", "selectattr", "slice"}  # of a text the characters
+WALKING_FILTERS = {*LISTING_FILTERS, "items", "reverse", "tojson"}  # the last one counts what it writes
+NUMERIC = {"divisibleby", "even", "odd", "round"}  # compute with their value, which would repeat or format another one
+READING_TESTS = {"lower", "upper", *NUMERIC}
 COMPARING_TESTS = {"!=", "<", "<=", "==", ">", ">=", "eq", "ge", "gt", "in", "le", "lt", "ne"}
 COMPARING_TESTS |= {"equalto", "greaterthan", "lessthan"}
 COUNTING_FILTERS = {"batch", "center", "indent", "round", "slice", "truncate"}
@@ -44,8 +59,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         kept["tojson"] = self._tojson
         self.filters = {name: self._bounded(name, fn, shallow=name in SHALLOW_FILTERS) for name, fn in kept.items()}
         self.filters |= {"_step": self._step, "_weigh": self.budget.weigh, "_concat": self._concat_values}
+        self.filters["_read"] = functools.partial(self.budget.weigh, whole=True)
         tests: dict[str, Any] = self.tests
-        self.tests = {name: self._bounded(name, fn, shallow=name not in COMPARING_TESTS) for name, fn in tests.items()}
+        self.tests = {
+            name: self._bounded(name, fn, shallow=name not in COMPARING_TESTS | READING_TESTS) for name, fn in tests.items()
+        }
         self.globals["namespace"] = _Namespace
         self.globals["dict"] = _Dict()
         del self.globals["lipsum"]
@@ -53,7 +71,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         if len(source) > MAX_SOURCE:
             raise Overrun(f"it has {len(source)} characters, accepted are up to {MAX_SOURCE}")
-        return _Counted().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
+        return count_work(super()._parse(source, name, filename))
 
     def concat(self, texts: Iterable[str]) -> str:  # type: ignore[override]
         """The parts of one output, joined."""
@@ -78,6 +96,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         @functools.wraps(formatted)
         def bounded(*args: Any, **kwargs: Any) -> str:
+            self.budget.weigh((value.__self__, args, kwargs), whole=True)
             check_format(value.__self__.replace("{{", "").replace("}}", ""), "{", (args, kwargs))
             return formatted(*args, **kwargs)
 
@@ -89,8 +108,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(receiver, str):
             args = tuple(_as_list(arg) for arg in args)
         if receiver is not None:  # a method
-            self.budget.weigh((args, kwargs))
+            self.budget.weigh((args, kwargs), whole=True)
+        if isinstance(receiver, list | tuple | range):  # it is searched
+            self.budget.weigh(receiver, whole=True)
         if isinstance(receiver, str):
+            self.budget.read(method_cost(obj.__name__, receiver, (*args, *kwargs.values())))
             check_result(obj.__name__, receiver, args)
         return self.budget.weigh(super().call(context, obj, *args, **kwargs))
 
@@ -104,12 +126,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 if isinstance(value, Collection) and isinstance(times, int):
                     (check_text if isinstance(value, str) else check_values)(len(value) * times)
         elif operator == "%" and isinstance(left, str):
+            self.budget.weigh((left, right), whole=True)
             check_format(left, "%", right)
         return self.budget.weigh(super().call_binop(context, operator, left, right))
 
     def _as_text(self, value: Any) -> str:
         """What is written of an expression."""
-        self.budget.weigh(value)
+        self.budget.weigh(value, whole=True)
         text = str(value)
         self.budget.read(len(text))
         return text
@@ -121,17 +144,27 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         @functools.wraps(fn)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             args = (*args[:first], *(_as_list(arg) for arg in args[first:]))
-            if not shallow:
-                self.budget.weigh((args[first:], kwargs))
             self.budget.step(2)
             value = args[first] if len(args) > first else None
             options = (*args[first + 1 :], *kwargs.values())
+            for arg in () if shallow else (value, *options):
+                self.budget.weigh(arg, whole=name not in WALKING_FILTERS)
+            if name in LISTING_FILTERS and isinstance(value, str):
+                self.budget.step(len(value))
+            if name in NUMERIC and not isinstance(value, int | float):
+                raise Overrun(f"{name} takes a number, got {type(value).__name__}")
+            if isinstance(value, Collection) and not isinstance(value, str):  # options may be paths of attributes
+                self.budget.step(
+                    len(value) * sum(option.count(".") + option.count(",") for option in options if isinstance(option, str))
+                )
             if name in COUNTING_FILTERS and any(isinstance(option, int) and abs(option) > MAX_OPTION for option in options):
                 raise Overrun(f"the filter {name} takes numbers up to {MAX_OPTION}")
             if name == "sum" and any(isinstance(option, Collection) and not isinstance(option, str) for option in options):
                 raise Overrun("the filter sum adds numbers")
             if name == "format":
                 check_format(str(value), "%", options)
+            if isinstance(value, str) and name == "trim":
+                self.budget.read(method_cost(name, value, options))
             if isinstance(value, str) and name in ("indent", "replace"):
                 check_result(name, value, options)
             if name == "join":
@@ -154,7 +187,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.budget.step(max(1, count))
 
     def _concat_values(self, values: list[Any]) -> str:
-        return "".join(map(str, self.budget.weigh(values)))
+        self.budget.weigh(values)
+        for value in values:
+            if not isinstance(value, str):
+                self.budget.weigh(value, whole=True)
+        text = "".join(map(str, values))
+        check_text(len(text))
+        self.budget.read(len(text) // CHEAP)  # templates make a text longer piece by piece, and each time all of it is copied
+        return text
 
 
 class _Dict:
@@ -176,57 +216,6 @@ class _Namespace(Namespace):
 
     def __repr__(self) -> str:
         return "<Namespace>"
-
-
-class _Counted(NodeTransformer):
-    """Puts the counting into a syntax tree, as filters of the environment above."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self._count_body(node)
-        if node.test is not None:
-            node.test = _filtered(node.test, "_weigh")
-        return node
-
-    def _count_body(self, node: Any) -> nodes.Node:
-        cost = sum(1 for _ in node.find_all(nodes.Node))
-        self.generic_visit(node)
-        step = nodes.ExprStmt(_filtered(nodes.Const(cost, lineno=node.lineno), "_step"), lineno=node.lineno)
-        node.body.insert(0, step)
-        return node  # type: ignore[no-any-return]
-
-    visit_Macro = visit_CallBlock = visit_Block = _count_body
-
-    def _weigh_whole(self, node: Any) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, "_weigh")
-
-    visit_List = visit_Dict = _weigh_whole
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        return self._weigh_whole(node) if node.ctx == "load" else self.generic_visit(node)
-
-    def visit_Const(self, node: nodes.Const) -> nodes.Node:
-        if isinstance(node.value, int):
-            check_int(node.value.bit_length())
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        return self._weigh_whole(node) if isinstance(node.arg, nodes.Slice) else self.generic_visit(node)
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_concat")
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        node.expr = _filtered(node.expr, "_weigh")
-        for operand in node.ops:
-            operand.expr = _filtered(operand.expr, "_weigh")
-        return node
-
-
-def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 def _as_list(value: Any) -> Any:

@@ -16,6 +16,11 @@ def many(body: str) -> str:
     return "{% for i in range(99999) %}" + body + "{% endfor %}"
 
 
+# Two texts that are equal and not the same, so that Python compares their characters.
+LONG = "{{% set x = 'a' * {} %}}{{% set y = x ~ '' %}}"
+# A path of attributes that comes back to where it begins.
+PATH = "{% set ns = namespace() %}{% set ns.s = ns %}{% set p = 's' ~ '.s' * 1900000 %}"
+
 # Rejected before anything of their size is made.
 TOO_LARGE = {
     "times": "{{ 'a' * 10**10 }}",
@@ -65,6 +70,19 @@ TOO_LARGE = {
     "objects_called": twice("{}", "{% set ns.s = dict(a=ns.s, b=ns.s) %}"),
     "views": twice("{'a': 1}", "{% set v = ns.s.values() %}{% set ns.s = {'a': v, 'b': v} %}"),
     "source": "x" * 1_000_000,
+    "odd_text": "{{ '%1000000000d' is odd }}",
+    "divisible_text": "{{ '%1000000000d' is divisibleby(3) }}",
+    "round_text": "{{ 'a' | round(9, 'ceil') }}",
+    "round_list": "{{ [1] | round(8, 'ceil') }}",
+    "tags": "{% set x = '<!---->' * 500000 %}{{ (x | safe).striptags() }}",
+    "maketrans": "{{ 'a'.maketrans('a', 'b') }}",
+    "search_from_the_end": "{% set x = 'a' * 2000000 %}{% set y = 'ab' ~ 'a' * 1000000 %}{{ x.rfind(y) }}",
+    "split_from_the_end": "{% set x = 'a' * 2000000 %}{% set y = 'ab' ~ 'a' * 1000000 %}{{ x.rsplit(sep=y) }}",
+    "strip_of_many": "{% set x = 'a' * 2000000 %}{% set y = 'b' * 1000000 ~ 'a' %}{{ x.strip(y) }}",
+    "trim_of_many": "{% set x = 'a' * 2000000 %}{% set y = 'b' * 1000000 ~ 'a' %}{{ x | trim(y) }}",
+    "path": PATH + "{{ ([ns] * 1000) | map(attribute=p) | list | length }}",
+    "path_of_values": PATH + "{{ dict(a=ns, b=ns).values() | selectattr(p) | list | length }}",
+    "paths": "{% set p = 'a,' * 1900000 %}{{ range(9999) | sort(attribute=p) | length }}",
 }
 # Rejected after so many steps or characters.
 TOO_LONG = {
@@ -94,7 +112,32 @@ TOO_LONG = {
     "maps": "{{ range(99999) | map('center', 9999) | list | length }}",
     "steps_given_back": many("{% set x = -1000 | _step %}" + many("")),
     "steps_not_a_number": "{% set x = 'nan' | float | _step %}" + many(many("")),
+    "characters": LONG.format(200_000) + many("{{ x | reject | list | length }}"),
+    "concatenations": LONG.format(4_000_000) + many("{% set d = {x ~ i: 1} %}"),
+    "searches_of_lists": "{% set a = [1] * 200000 %}" + many("{{ a.count(2) }}"),
+    "searches_of_ranges": many("{{ range(99999).count(0.5) }}"),
     "keys": many("{% set x = {}.fromkeys(range(99999), messages) %}"),
+}
+# Rejected after a few characters of many: what a pass of the loop reads counts, though it makes nothing of its size.
+READING = {
+    "receiver": "{{ x.count('b') }}",
+    "receiver_from_the_end": "{{ x.rfind('b') }}",
+    "receiver_asked": "{{ x.isalpha() }}",
+    "receiver_of_format": "{{ x.format(1) | length }}",
+    "argument": "{{ x.endswith(y) }}",
+    "argument_of_format": "{{ '{!r:.1}'.format(x) }}",
+    "argument_of_percent": "{{ '%.1r' % x }}",
+    "argument_of_format_filter": "{{ '%.1r' | format(x) }}",
+    "filter": "{{ x | trim | length }}",
+    "filter_of_words": "{{ x | wordcount }}",
+    "test": "{{ x is lower }}",
+    "key": "{% set d = {x: 1} %}{{ d[y] }}",
+    "key_asked": "{{ {x: 1}.get(y) }}",
+    "list_compared": "{{ [x] == [y] }}",
+    "list_searched": "{{ x in [y] }}",
+    "list_tested": "{{ x is in [y] }}",
+    "entries_tested": "{{ [x] | select('eq', y) | list | length }}",
+    "changes": "{{ loop.changed([x ~ '']) }}",
 }
 # Not within what Python or jinja2 can do.
 TOO_DEEP = {
@@ -131,6 +174,14 @@ def test_template_that_goes_on_too_long_is_one_error(source, monkeypatch):
     """With a twentieth of the steps; the next test has all of them."""
     monkeypatch.setattr(template_budget, "MAX_STEPS", template_budget.MAX_STEPS // 20)
     assert "it takes more than" in (message := refusal(lambda: render(source))) or "it makes" in message
+
+
+@pytest.mark.parametrize("body", READING.values(), ids=READING)
+def test_template_that_reads_a_long_text_again_and_again_is_one_error(body):
+    """Forty passes of two million characters are more than the budget, and of two thousand they are less."""
+    loop = "{% for i in range(40) %}" + body + "{% endfor %}"
+    assert "it makes texts of more than" in refusal(lambda: render(LONG.format(2_000_000) + loop))
+    assert isinstance(render(LONG.format(2_000) + loop), str)
 
 
 @pytest.mark.parametrize("source", ["loops", *(pytest.param(id, marks=pytest.mark.slow) for id in TOO_LONG if id != "loops")])
