@@ -22,6 +22,7 @@ BODIES = {
     "json": "{{ m | tojson }}",
     "keys": "{% for key, value in m.items() %}{{ key }}={{ value }};{% endfor %}",
     "parts": "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}",
+    "texts": "{% if m.content is string %}{{ m.content }}{% endif %}",
     "reasoning": "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}",
     "thinking": "{% if m.thinking %}[{{ m.thinking }}]{% endif %}{{ m.content }}",
     "cuts": "{{ (m.content or '').split('</think>')[-1].lstrip('\n') }}",
@@ -85,6 +86,7 @@ def test_templates_of_every_kind_render_as_in_transformers(templates, capsys):
     ("name", "replacement", "shown"),
     [
         ("plain_messages", lambda messages: [dict(message) for message in messages], ("nulls: ", "reasoning: ", "thinking: ")),
+        ("hidden_parts", lambda rendered, probe: set(), ("part in another message: ", "parts like roles: ")),
         ("cut_open", lambda rendered, text: rendered.rstrip(), ("prefill: ",)),
     ],
 )

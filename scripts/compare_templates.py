@@ -2,6 +2,9 @@
 
     python scripts/compare_templates.py FOLDER
 
+Prompts may have lists of texts, too. Where a content is a list of one text, the prompt must be the one of the text itself, both
+rendered here, unless the template prints the list's text in another way: that has a name.
+
 A template is a folder with a `tokenizer_config.json` or a `chat_template.jinja`, with what lies next to it, or else a file
 `*.jinja`, `*.jinja2` or `chat_template.json`. Equal ones are compared once. It needs the extra `parity`.
 
@@ -46,46 +49,42 @@ KNOWN = {
     "type generator is not JSON": "here lazy filters give lists; transformers writes no generator as JSON",
 }
 
+LOOPS = "the template prints texts of parts in another way than texts"
+
 Asked = tuple[list[dict[str, Any]], dict[str, Any]]  # messages, options
 
 USER = {"role": "user", "content": "What is 2 + 2?"}
 ANSWER = {"role": "assistant", "content": "It is 4."}
 SYSTEM = {"role": "system", "content": "You are brief."}
 AGAIN = {"role": "user", "content": "And 3 + 3?"}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks a word up: <b>, 'é', \"quoted\".",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "word": {"type": "string", "description": "which"},
-                "limit": {"type": ["integer", "null"], "default": None},
-                "kinds": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}},
-            },
-            "required": ["word"],
-        },
-    },
+FIELDS: dict[str, Any] = {"word": {"type": "string", "description": "which"}}
+FIELDS["limit"] = {"type": ["integer", "null"], "default": None}
+FIELDS["kinds"] = {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}
+LOOK_UP = {
+    "name": "look_up",
+    "description": "Looks a word up: <b>, 'é', \"quoted\".",
+    "parameters": {"type": "object", "properties": FIELDS, "required": ["word"]},
 }
+TOOL = {"type": "function", "function": LOOK_UP}
 CALL = {"id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": {"word": "π", "limit": 3}}}
 TEXT_CALL = {**CALL, "function": {"name": "look_up", "arguments": '{"word": "π", "limit": 3}'}}
 RESULT = {"role": "tool", "tool_call_id": "call00001", "name": "look_up", "content": "3.14"}
 NULLS = {"content": None, "tool_calls": None, "refusal": None, "name": None, "reasoning_content": None, "audio": None}
-ODD_TEXTS = (
-    "",
-    " ",
-    "  \n two lines \n\n",
-    "漢字 👩‍👩‍👧 \u200b é",
-    "<b>&amp;\"'</b> {{ x }} {% y %}",
-    "</think>",
-    "<think>\na\n</think>\n\nb",
-)
+ODD_TEXTS = ("", " ", "  \n two lines \n\n", "漢字 👩‍👩‍👧 \u200b é", "<b>&amp;\"'</b> {{ x }} {% y %}")
+ODD_TEXTS += ("</think>", "<think>\na\n</think>\n\nb")
 
 
 def text_parts(*texts: str) -> list[dict[str, str]]:
     """A content that is a list of parts."""
     return [{"type": "text", "text": text} for text in texts]
+
+
+# Lists of one text. The prompt holds it elsewhere, too, so that it may get lost unseen.
+IN_PARTS = {
+    "part in another message": [{**USER, "content": "is it so?"}, ANSWER, {**USER, "content": text_parts("so")}],
+    "parts like roles": [{**USER, "content": text_parts("assistant")}, {**ANSWER, "content": text_parts("user")}],
+    "part of a system": [{**SYSTEM, "content": text_parts("user")}, {**USER, "content": text_parts("system")}],
+}
 
 
 def conversations() -> dict[str, Asked]:
@@ -113,7 +112,7 @@ def conversations() -> dict[str, Asked]:
         "tools": ([USER], {"tools": [TOOL, TOOL]}),
         "tools and system": ([SYSTEM, USER, ANSWER, AGAIN], {"tools": [TOOL]}),
         "no tools": ([USER], {"tools": []}),
-        "bare tool": ([USER], {"tools": [TOOL["function"]]}),
+        "bare tool": ([USER], {"tools": [LOOK_UP]}),
         "call and result": ([SYSTEM, USER, calling, RESULT], {"tools": [TOOL]}),
         "call without tools": ([USER, calling, RESULT, ANSWER, AGAIN], {}),
         "call as text": ([USER, {**calling, "tool_calls": [TEXT_CALL]}, RESULT, ANSWER, AGAIN], {"tools": [TOOL]}),
@@ -170,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case, (kind, said) in found.items():
             if kind == "differ":
                 print(f"        {case}: {said}", flush=True)
-    print_row(totals, f"{num_templates} templates, {len(table)} conversations each")
+    print_row(totals, f"{num_templates} templates, {len(table) + len(IN_PARTS)} conversations each")
     for reason, count in reasons.items():
         print(f"{count} named: {reason}")
     return int(totals["differ"] > 0 or not num_templates)
@@ -211,7 +210,8 @@ def compare(path: Path, table: dict[str, Asked]) -> dict[str, tuple[str, str]]:
         theirs = attempt(lambda: transformers.PreTrainedTokenizerFast.from_pretrained(name))
     if ours is None and getattr(theirs, "chat_template", None) is None:
         return {}
-    return {case: judge(text_of(ours, *asked), text_of(theirs, *asked)) for case, asked in table.items()}
+    found = {case: judge(text_of(ours, *asked), text_of(theirs, *asked)) for case, asked in table.items()}
+    return found | {case: judge_parts(ours, messages) for case, messages in IN_PARTS.items() if isinstance(ours, ChatTemplate)}
 
 
 def lay_out(path: Path, folder: Path) -> None:
@@ -268,7 +268,7 @@ def judge(ours: Any, theirs: Any) -> tuple[str, str]:
         return "refused", ""
     if ours == theirs:
         return "equal", ""
-    errors = {"here": ours, "by transformers": theirs}
+    errors = {"here": ours, "there": theirs}
     for side, error in errors.items():
         if isinstance(error, Exception):
             reason = next((why for words, why in KNOWN.items() if words in str(error)), None)
@@ -276,7 +276,20 @@ def judge(ours: Any, theirs: Any) -> tuple[str, str]:
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
     place = sum(1 for _ in same)
     start = max(0, place - SHOWN // 2)
-    return "differ", f"at {place}: {ours[start : place + SHOWN]!r} here, {theirs[start : place + SHOWN]!r} with transformers"
+    return "differ", f"at {place}: {ours[start : place + SHOWN]!r} here, not {theirs[start : place + SHOWN]!r}"
+
+
+def judge_parts(template: ChatTemplate, messages: list[dict[str, Any]]) -> tuple[str, str]:
+    """Compares a prompt with lists of one text with the prompt of the texts, as `judge`."""
+    texts = ["".join(part if isinstance(part, str) else part["text"] for part in message["content"]) for message in messages]
+    alone = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
+    prompt, expected = (attempt(lambda talk=talk: template.render_parts(talk, now=NOON)) for talk in (messages, alone))
+    if isinstance(prompt, str) and prompt != expected:
+        least = expected if isinstance(expected, str) else "".join(texts)  # some templates take lists alone
+        is_printed = all(prompt.count(text) >= least.count(text) for text in texts)
+        if is_printed and all(prompt.count(name) <= least.count(name) for name in ("'type'", '"type"')):
+            return "named", LOOPS
+    return judge(prompt, expected)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ class _Counted(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        for operand in (node, *node.ops):
+        node.expr = _filtered(node.expr, "_read")
+        for operand in node.ops:
             operand.expr = _filtered(operand.expr, "_read")
         return node
 
