@@ -1,4 +1,4 @@
-"""What users hand over, as plain values of Python: integers of any kind, lists, tuples, ranges, arrays of any library."""
+"""Makes plain values of Python of what users hand over: integers of any kind, lists, tuples, ranges, arrays of any library."""
 
 from collections.abc import Sequence
 from typing import Any

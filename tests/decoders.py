@@ -73,7 +73,7 @@ def small_tokenizer(kind: str, folder) -> Tokenizer:
 
 
 def bytes_after(kind: str, before: list[int], ids: list[int]) -> bytes:
-    """What `ids` add to a text that holds `before`, worked out from the table."""
+    """Works out from the table what `ids` add to a text that holds `before`."""
     shown = [token for token in (*before, *ids) if token]
     of_ids = len([token for token in ids if token])
     added = [TOKENS[kind][token - 1][1 if place == 0 else 2] for place, token in enumerate(shown)]

@@ -82,7 +82,7 @@ def read_named_texts(folder: Path) -> dict[str, str]:
 
 
 def _read_files(folder: Path) -> tuple[Files, Files]:
-    """What `tokenizer_config.json` holds, and `special_tokens_map.json` as far as it counts."""
+    """Reads `tokenizer_config.json`, and `special_tokens_map.json` as far as it counts."""
     config = read_json_object(folder / CONFIG_FILE) or {}
     return config, {} if config.get(DECODER_KEY) is not None else read_json_object(folder / MAP_FILE) or {}
 

@@ -63,7 +63,7 @@ class TokenBytes:
             return is_special
 
     def after(self, previous: int | None, token: int) -> Piece | None:
-        """What `token` adds after `previous`, or in front of a text after None; None if the vocabulary lacks it.
+        """Returns what `token` adds after `previous`, or in front of a text after None; None if the vocabulary lacks it.
 
         Raises what the library raises if its decoder fails.
         """

@@ -1,4 +1,4 @@
-"""What a path holds that is no folder of a model as they are read here, and what to do about it."""
+"""Names what a path holds that is no folder of a model as they are read here, and says what to do about it."""
 
 import re
 from pathlib import Path

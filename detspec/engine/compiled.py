@@ -129,7 +129,7 @@ def _wanted(call: Call) -> _Wanted:
 
 
 def _without_content(leaf: Any) -> Any:
-    """What tracing sees of an array."""
+    """The shape and dtype of an array, which is all that tracing sees."""
     if not isinstance(leaf, jax.Array):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding_of(leaf), weak_type=leaf.weak_type)

@@ -252,7 +252,7 @@ class Device:
         self.state = self.state.replace(live=jnp.zeros_like(self.state.live))
 
     def _take_out(self) -> None:
-        """Nothing waits to be put in."""
+        """Forgets the requests that wait to be put in."""
         self._entries = {}
         self._requests = self._no_requests
 

@@ -616,7 +616,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _alone(self, sequence: SequenceState) -> Iterator[None]:
-        """What raises inside ends `sequence` and nothing else, unless it is no fault of one request."""
+        """Lets an error inside end `sequence` and nothing else, unless it is no fault of one request."""
         try:
             yield
         except NOT_OF_ONE:

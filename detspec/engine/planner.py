@@ -274,7 +274,7 @@ class Planner:
 
     @contextlib.contextmanager
     def _attempt(self, label: str, plan: Plan | None = None, *, optional: bool) -> Iterator[None]:
-        """What raises inside is logged and put aside under `label` if it is optional, and `plan`, which it was to make."""
+        """Logs an error inside and puts `label` and its `plan` aside, if they are optional."""
         try:
             yield
         except DivergenceError:

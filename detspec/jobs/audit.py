@@ -94,7 +94,7 @@ def audit_records(
 
 
 def metadata_difference(record: Record, metadata: dict[str, Any] | None) -> Difference | None:
-    """Where a record's metadata part from those of its line of input; None if they are equal."""
+    """Finds where a record's metadata part from those of its line of input; None if they are equal."""
     recorded, canonical = (NOTHING if value is None else value for value in (record.metadata, metadata))
     what = first_difference(recorded, canonical, "metadata")
     return None if what is None else Difference(record.name, None, what)

@@ -1,4 +1,4 @@
-"""What a file of prompts is: told by its first bytes, never by its name.
+"""Tells what a file of prompts is by its first bytes, never by its name.
 
 Read are lines of JSON, gzip and zstd of them, parquet, and Arrow's files and streams. Anything else is refused by what it is.
 """
@@ -82,7 +82,7 @@ ACCEPTED = (
 
 
 def kind_of(head: bytes) -> str:
-    """What `head`, the first `HEAD_BYTES` of a file, say that it is: one of `PACKED` and `TABLES`, or `LINES` for the rest."""
+    """Tells a file by `head`, its first `HEAD_BYTES`: one of `PACKED` and `TABLES`, or `LINES` for the rest."""
     return next((kind for start, kind in READ.items() if start.match(head)), LINES)
 
 

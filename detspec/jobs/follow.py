@@ -81,7 +81,7 @@ def follow(engine: AnyEngine, spec: JobSpec, signals: StopSignals) -> Outcome:
 
 
 def _told(engine: AnyEngine) -> Outcome | None:
-    """What the first process told; `InputError` if it refuses the job."""
+    """Returns what the first process told; raises `InputError` if it refuses the job."""
     outcome = json.loads(engine.agreement.exchange(b"")[0])
     if isinstance(outcome, str):
         raise InputError(outcome)

@@ -69,7 +69,7 @@ def parse_line(raw: bytes) -> dict[str, Any]:
 
 
 def metadata_of(raw: bytes) -> dict[str, Any] | None:
-    """What a line that `parse_request` took carries to its lines of output: an object of the user's; None if there is none."""
+    """Reads the object that a line, which `parse_request` took, carries to its lines of output; None if there is none."""
     return parse_line(raw).get("metadata")
 
 

@@ -117,7 +117,7 @@ class Prompts:
         return (mark for mark, _ in self.marked() if mark.number % size == 0)
 
     def advice(self, raw: bytes) -> str:
-        """Nothing: errors of lines say it all."""
+        """Returns "": errors of lines say it all."""
         return ""
 
     def marked(self, start: Mark = START) -> Iterator[tuple[Mark, bytes]]:

@@ -87,7 +87,7 @@ def column_types(schemas: Mapping[Path, Any], name: str) -> list[Any]:
 
 
 def line_key(kind: Any, column: str, source: str) -> str:
-    """What a column of this type is in a line, texts a "prompt"; `InputError` if it is nothing."""
+    """Names the key that a column of this type is in a line, texts a "prompt"; `InputError` if it is none."""
     import pyarrow as pa
 
     kind = stored(kind)
@@ -192,7 +192,7 @@ def check_metadata(kinds: Sequence[Any], source: str) -> None:
 
 
 def _content(kind: Any) -> str:
-    """What values of a type are in a line. The text of a type that holds null alone begins those of all that it goes with."""
+    """Names what values of a type are in a line. The name of a type that holds null alone begins those of all it goes with."""
     import pyarrow as pa
 
     kind = stored(kind)

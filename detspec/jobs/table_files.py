@@ -113,7 +113,7 @@ def _is_pattern(source: str) -> bool:
 
 
 def _pattern(path: Path) -> str:
-    """What the names of all shards of one table match: `x/train-00001-of-00002.parquet` -> `x/train-*-of-*.parquet`."""
+    """Returns the pattern that all shards of one table match: `x/train-00001-of-00002.parquet` -> `x/train-*-of-*.parquet`."""
     match = OF.fullmatch(path.stem)
     stem = f"{match[1]}*-of-*" if match else NUMBER.sub("*", path.stem)
     return str(path.with_name(stem + path.suffix.lower()))

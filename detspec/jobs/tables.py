@@ -107,7 +107,7 @@ class TablePrompts:
         return (Mark(number, number + 1, 0) for number in range(0, total, size))
 
     def advice(self, raw: bytes) -> str:
-        """What to do with a text that is not the conversation that it seems to be; nothing for other rows."""
+        """Says what to do with a text that is not the conversation that it seems to be; "" for other rows."""
         if self._key != "prompt" or isinstance(json.loads(raw).get(CHAT, []), list):
             return ""
         return (

@@ -98,7 +98,7 @@ class Parsed:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def with_seed(self, seed: int) -> "Parsed":
-        """The same with `seed`, which the body does not give."""
+        """Copies it with `seed`, which the body does not give."""
         return dataclasses.replace(self, seed=seed, sampling=seeded(self.sampling[0], seed, self.prompts))
 
 

@@ -75,7 +75,7 @@ def check_messages(messages: Sequence[Any]) -> None:
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a body's fields hand to the chat template; `BodyError` if two of them disagree."""
+    """Gathers what a body's fields hand to the chat template; `BodyError` if two of them disagree."""
     variables = dict(given.get("chat_template_kwargs", {}))
     try:
         check_variables(variables)

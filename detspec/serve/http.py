@@ -39,7 +39,7 @@ async def read_json(request: Request, most_bytes: int) -> tuple[Any, int]:
 
 
 async def off_loop(num_bytes: int, work: Callable[[], Any]) -> Any:
-    """What `work` gives, which another thread does if a body of so many bytes could take it long."""
+    """Does `work`, in another thread if a body of so many bytes could take it long."""
     return work() if num_bytes < LONG_BODY else await asyncio.to_thread(work)
 
 

@@ -1,4 +1,4 @@
-"""Where a text ends is a function of its tokens: whole, streamed, in segments, next to others, in jobs, resumed, in audits.
+"""Texts end where their tokens say: whole, streamed, in segments, next to others, in jobs, resumed, in audits.
 
 The device says tokens at random, parts of characters among them. What should come out is worked out from the definition: the
 first `n` tokens whose settled text holds a stop string, where the settled text is what an incremental decoder gives for their
@@ -195,7 +195,7 @@ def _dies(engine, step, left):
 
 
 def replay_of(request: Request, ids, model: Model) -> Replay:
-    """What a canonical pass says of `ids` and of one token more."""
+    """Replays `ids` and one token more."""
     prompt = list(request.prompt_token_ids)
     targets = [said([*prompt, *ids[:n]], model.cfg.vocab_size) for n in range(len(ids) + 1)]
     return Replay(np.asarray(targets, np.int32), -(len(prompt) + np.arange(len(targets), dtype=np.float32)) / 64)
@@ -243,7 +243,7 @@ def bisected(decode, ids, stop) -> int | None:
 
 
 def looked_at(find, ids, every: int) -> int | None:
-    """Where a text of `ids` ends if it is looked at after `every` tokens."""
+    """Finds where a text of `ids` ends if it is looked at after `every` tokens."""
     found = (find(ids[:seen]) for seen in [*range(every, len(ids), every), len(ids)])
     return next((n for n in found if n is not None), None)
 
