@@ -1,6 +1,7 @@
 """`detspec serve`: OpenAI's HTTP interface in front of an engine."""
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import os
@@ -64,8 +65,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"Clients must send the key in the environment variable {KEY} as their bearer token, if it is set."
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serves until a signal; returns 1 if the engine fails, and 3 if the log's disk is full."""
+def run(args: argparse.Namespace) -> NoReturn:
+    """Serves until a signal ends the process; with 1 if the engine fails, and with 3 if the log's disk is full."""
     try:
         import uvicorn
 
@@ -119,13 +120,11 @@ def run(args: argparse.Namespace) -> int:
     say(f"serving {options.name} at http://{args.host}:{sock.getsockname()[1]}")
     if options.prepares:
         say("compiling and certifying the first program; /health answers 503 until then")
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # SIGTERM ends the process there
         server.run(sockets=[sock])
-    except KeyboardInterrupt:
-        end_now("interrupted", INTERRUPTED)
     if service.thread.failure is not None:
         end_now(f"error: {service.thread.failure}", service.thread.failure.exit_code)
-    return 0
+    end_now("interrupted", INTERRUPTED)
 
 
 def end_now(why: str, exit_code: int) -> NoReturn:
