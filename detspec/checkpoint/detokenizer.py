@@ -104,10 +104,9 @@ class TokenBytes:
 class Detokenizer:
     """The text of tokens that come one at a time, after a prompt or from the start of a text."""
 
-    def __init__(self, tokens: TokenBytes | None, after: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
-        """Begins after the token ids `after`. Special tokens are left out unless asked for; without `tokens` all are."""
+    def __init__(self, tokens: TokenBytes | None, after: Sequence[int] = ()) -> None:
+        """Begins after the token ids `after`. Special tokens are left out; without `tokens` all are."""
         self._tokens = tokens
-        self._left_out = tokens.special if tokens is not None and skip_special_tokens else frozenset()
         self._previous: int | None = None  # the last token that was not left out
         self._pending = b""  # bytes of a character that is not whole yet
         last: list[int] = []
@@ -146,7 +145,7 @@ class Detokenizer:
         return text
 
     def _piece(self, previous: int | None, token: int) -> Piece | None:
-        if self._tokens is None or token in self._left_out:
+        if self._tokens is None or token in self._tokens.special:
             return None
         return self._tokens.after(previous, token)
 

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import models
 
 from detspec.checkpoint.added_tokens import add_named_tokens
-from detspec.checkpoint.detokenizer import Detokenizer, TokenBytes, panics
+from detspec.checkpoint.detokenizer import TokenBytes, panics
 from detspec.errors import InputError, shortened
 from detspec.read_json import read_bounded
 
@@ -82,14 +82,16 @@ class Tokenizer:
             )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`, special tokens left out unless asked for; bytes that are no character become U+FFFD.
+        """Text of `ids` as the library's decoder gives it, special tokens left out unless asked for.
+
+        A decoder that falls back to bytes gives U+FFFD for each byte of a run that ends inside a character. Completions have
+        the text of a `Detokenizer`, which loses no character that is whole.
 
         Raises `InputError` if the tokenizer's decoder fails.
         """
         try:
             with panics():
-                detokenizer = Detokenizer(self.token_bytes, skip_special_tokens=skip_special_tokens)
-                return detokenizer.read(ids) + detokenizer.rest
+                return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
         except Exception as error:  # the library raises bare Exception
             raise InputError(f"the tokenizer cannot decode {shortened(str(list(ids)), MAX_QUOTED)}: {error}") from error
 
