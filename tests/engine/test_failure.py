@@ -82,7 +82,7 @@ def stepped(engine: Engine, requests: list[Request], *, stream: bool = False) ->
 
 
 def ends(found: dict[str, list]) -> dict[str, tuple]:
-    """What came of each request, each of which ends once."""
+    """Collects what came of each request, each of which ends once."""
     assert all([u.completion is None for u in updates] == [True] * (len(updates) - 1) + [False] for updates in found.values())
     return {id: facts(updates[-1].completion) for id, updates in found.items()}
 

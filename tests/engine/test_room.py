@@ -135,7 +135,7 @@ def test_wider_programs_are_certified_once_and_what_runs_goes_on():
 
 
 def test_wider_programs_of_an_engine_that_was_prepared_are_for_any_traffic():
-    """One request waits for them; later ones, ordinary or more at once, need no others."""
+    """The first request waits for them; later ones, ordinary or more at once, need no others."""
     engine = fake_engine()
     engine.prepare()
     engine.generate([[5]], SamplingParams(max_tokens=2, stop_token_ids=range(20, 40)))

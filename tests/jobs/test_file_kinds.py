@@ -42,7 +42,7 @@ def file(folder: Path, content: bytes, name: str = "in.jsonl") -> str:
 
 
 def table_bytes(write) -> bytes:
-    """What `write(table, file)` makes of a table of one prompt."""
+    """Returns what `write(table, file)` makes of a table of one prompt."""
     found = io.BytesIO()
     write(pa.table({"prompt": ["a"]}), found)
     return found.getvalue()
@@ -215,7 +215,7 @@ def test_what_is_packed_is_looked_at_too(said, tmp_path):
     ids=range(7),
 )
 def test_lines_with_a_malformed_first_one_are_still_lines(content, tmp_path):
-    """What is wrong with that is said of the line, which may be rejected alone."""
+    """Errors in that are those of the line, which may be rejected alone."""
     with open_prompts(file(tmp_path, content)) as prompts:
         assert len(list(prompts.lines())) == len([line for line in content.splitlines() if line.strip()])
 

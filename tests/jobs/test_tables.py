@@ -132,7 +132,7 @@ def write_shards(folder: Path, *, texts: bool = False) -> str:
 
 
 def all_sources(folder: Path) -> list[str]:
-    """The same prompts in every form."""
+    """Writes equal prompts in every form."""
     lines = write_lines(folder).read_bytes()
     (folder / "in.jsonl.gz").write_bytes(gzip.compress(lines))
     (folder / "in.jsonl.zst").write_bytes(pa.compress(lines, codec="zstd", asbytes=True))
