@@ -23,6 +23,7 @@ DEFAULT_SCHEDULES = {
     "tpu": Schedule(Numerics(page=128, query_tile=16, cache_dtype="bfloat16"), Budget(256, 16)),
 }
 HOPPER = "9.0"  # compute capability of the GPU kernels' instructions; Blackwell has other instructions
+HALF_DTYPES = ("bfloat16", "float16")  # of weights that the GPU kernels multiply
 WIDE_HEAD_DIM = 256
 WIDE_HEAD_PAGE = 64  # longest page of such wide heads that fits into a Hopper GPU's shared memory
 TILE_ROWS = 128  # query rows that a Hopper GPU's registers hold: positions of a tile times query heads per KV head
@@ -58,6 +59,8 @@ def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: Mod
         block_pages, splits = next((blocks for kind, blocks in FAST_PATHS.items() if kind in device_kind), (1, 1))
         schedule = schedule.with_numerics(implementation=f"pallas_{platform}")
         schedule = dataclasses.replace(schedule, fast_path=FastPath(block_pages, splits))
+        if platform == "gpu" and (cfg is None or cfg.dtype in HALF_DTYPES):
+            schedule = schedule.with_numerics(linear="pinned")
         if platform == "gpu" and cfg is not None:
             fits = max(TILE_ROWS * cfg.num_kv_heads // cfg.num_heads, 1)
             schedule = schedule.with_numerics(

@@ -64,8 +64,10 @@ class Device:
         place: where the weights lie, and so the state: a mesh of chips, or one device.
         cache: files of compiled programs; None if none are kept.
         wide_costs: for plans that skip, how long a step takes whose pass reads guesses, in steps whose pass reads none.
-        prefills_apart: whether prefill has a program of its own. Else it takes that of the replays, which is one less to
-            compile, but works out the last layer, too, unless the schedule's products leave out rows.
+        may_prefill_apart: whether prefill may have a program of its own. XLA cuts the sums of a product by what else its
+            program works out, so only with pinned products do both programs give keys and values the same bits.
+        prefills_apart: whether it has one. Else it takes that of the replays, which is one less to compile, but works out the
+            last layer, too, unless the schedule's products leave out rows.
     """
 
     def __init__(self, model: Model, config: EngineConfig, *, drafters: Mapping[str, Drafter] | None = None) -> None:
@@ -118,7 +120,8 @@ class Device:
         self.cache = user_cache() if config.compile_cache else None
         self._programs: dict[Hashable, Executable] = {}
         self.wide_costs: dict[Plan, float] = {}
-        self.prefills_apart = True
+        self.may_prefill_apart = self.schedule.numerics.linear == "pinned"
+        self.prefills_apart = self.may_prefill_apart
 
     def use(self, model: Model) -> None:
         """Goes on with other weights of the same shapes, wherever they lie; on a mesh they are cut like those before."""
@@ -226,7 +229,7 @@ class Device:
             self._step(plan, nothing.placement._replace(chosen=np.zeros(plan.batch, np.int32)), Limits(0)) for plan in plans
         ]
         reads = [] if all(plan.ordinary for plan in plans) else [self._read(nothing, None, PLAIN)]
-        if apart or self.prefills_apart:
+        if self.prefills_apart or (apart and self.may_prefill_apart):
             reads.append(self._read(nothing, None, None))
         return [first, *reads, self._copy([]), *others]
 

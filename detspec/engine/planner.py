@@ -81,7 +81,7 @@ class Planner:
         on this device.
         """
         if not self.certificates:  # nothing has been prefilled yet
-            self._device.prefills_apart = not needs.deterministic
+            self._device.prefills_apart = self._device.may_prefill_apart and not needs.deterministic
         for batch in needed_batches(self._device.config, num_requests)[-1:]:
             self._device.start_compiling(self._surely_tried([batch], needs))
             self._certify_thoughts()
@@ -104,8 +104,8 @@ class Planner:
         If they are `optional`, a piece that raises, or into which an error is thrown, is put aside: what it was to make is in
         `failed`, and not tried again. All that was certified before stays so, and the next piece follows.
 
-        If prefill shared its program so far, it gets one of its own, and plans that were certified with the other are certified
-        anew, all in the first piece.
+        If prefill shared its program so far and may have one of its own, it gets it, and plans that were certified with the
+        other are certified anew, all in the first piece.
 
         All places must be free whenever it goes on. Raises `DivergenceError` and, unless they are optional, what certifying
         raises: `InputError` if thoughts depend on places or drafts on this device.
@@ -293,7 +293,7 @@ class Planner:
 
     def _moves_prefill(self) -> bool:
         """Whether prefill is yet to get a program of its own."""
-        return not self._device.prefills_apart and PREFILL not in self.failed
+        return self._device.may_prefill_apart and not self._device.prefills_apart and PREFILL not in self.failed
 
     def _move_prefill(self) -> None:
         """Gives prefill its own program, and certifies anew what was certified with the other, which stays if this raises."""

@@ -60,15 +60,22 @@ def _kept_by_dimension(head_dim: int, theta: float, scaling: RopeScaling) -> np.
 def rope_rotation(positions: jax.Array, frequencies: np.ndarray, attention_factor: float = 1.0) -> Rotation:
     """The rotation of absolute `positions [...]` (int32) by `frequencies [H/2]`, multiplied by `attention_factor`.
 
-    The condition always holds. XLA:CPU fuses nothing through it; otherwise every head of every layer would recompute its
-    cosines, which takes a third of a prefill.
+    They are worked out once: otherwise every head of every layer would recompute its cosines, which takes a third of a prefill
+    on a CPU. A condition that always holds keeps XLA:CPU from fusing them into what reads them, a barrier the other compilers,
+    whose devices may wait for the host at a condition.
     """
     angle = positions[..., None, None].astype(jnp.float32) * frequencies.reshape((1,) * (positions.ndim + 1) + (-1,))
 
     def rotation(angle: jax.Array) -> Rotation:
         return Rotation(jnp.cos(angle) * attention_factor, jnp.sin(angle) * attention_factor)
 
-    return jax.lax.cond(jnp.any(positions >= 0), rotation, lambda angle: Rotation(angle, angle), angle)
+    def conditional(angle: jax.Array) -> Rotation:
+        return jax.lax.cond(jnp.any(positions >= 0), rotation, lambda angle: Rotation(angle, angle), angle)
+
+    def held_apart(angle: jax.Array) -> Rotation:
+        return jax.lax.optimization_barrier(rotation(angle))
+
+    return jax.lax.platform_dependent(angle, cpu=conditional, default=held_apart)
 
 
 def apply_rope(x: jax.Array, rotation: Rotation) -> jax.Array:

@@ -89,7 +89,7 @@ def make_engine(model: Model, max_requests: int, method: str, **changes) -> Engi
         "num_speculative_tokens": 3,
         "schedule": SCHEDULE,
     }
-    return Engine(model, EngineConfig(**shape, **changes))
+    return Engine(model, EngineConfig(**{**shape, **changes}))
 
 
 def without_tokenizer(params: Params) -> Model:

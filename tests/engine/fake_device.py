@@ -108,7 +108,7 @@ class FakeDevice:
         self.clock.work()
         return self._report(chosen, steps)
 
-    prefills_apart = True
+    may_prefill_apart = prefills_apart = True
     acceptance_by_match_length: ClassVar[dict[int, float]] = {}
 
     def widen(self, room):

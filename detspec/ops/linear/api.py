@@ -76,7 +76,7 @@ def _pinned_f32(
     elif numerics.implementation == "pallas_gpu":
         from detspec.ops.linear import pallas_gpu
 
-        found = [pallas_gpu.linear_f32(rows, weight, interpret=numerics.interpret) for weight in weights]
+        found = pallas_gpu.linears_f32(rows, weights, interpret=numerics.interpret)
     elif numerics.implementation == "cpu":
         from detspec.ops.linear import cpu
 

@@ -1,19 +1,31 @@
 """Pinned products on GPUs (Mosaic GPU, Hopper): one warpgroup streams blocks into shared memory, one or two multiply them.
 
-1. A thread block computes 128 outputs of one or two tiles of TILE_ROWS rows, one compute warpgroup per tile. A tile's products
-   are wgmma instructions of one shape into one float32 accumulator, over inputs ascending. A second tile does not change
-   them. Nothing is split.
-2. Blocks of BLOCK_IN inputs go through a ring of STAGES buffers, filled by TMA: 224 KiB of shared memory with two tiles.
-3. Edges: rows are padded to whole tiles with zeros. The last block of outputs begins early, so that it ends at the last
-   output; it recomputes some outputs, with the same bits. A weight with a size below 128, or not a multiple of 64, is padded
-   with zeros. That is a copy, which small models can afford; no large model has such sizes.
+1. The inputs of a weight are cut into PARTS parts, by their number alone. A part's products are wgmma instructions of one shape
+   into one float32 accumulator, over inputs ascending; the parts are added one after the other:
 
-Why these sizes: 64 bf16 rows need 64 FLOP per byte of weights. An H200 does 165 in the time of reading a byte, so padding a
-few decode rows to a tile costs no time. Blocks of 128 outputs, not 256, spread 4096 outputs over 32 thread blocks, which use
-most of the bandwidth. With 256 rows two blocks need the same weights at the same time: one reads HBM, the other hits L2.
+       inputs    0 .. 1023 | 1024 .. 2047 | 2048 .. 3071 | 3072 .. 4095
+       y       = ((  p0    +      p1   )  +      p2   )  +      p3
+
+2. A thread block computes 128 outputs of one or two tiles of TILE_ROWS rows, one compute warpgroup per tile. It makes all
+   parts, or, where there would be fewer blocks than processors, one part, and the program around adds them. Both are the same
+   sums. So a row's bits depend neither on the number of rows nor on that of outputs, which chips may share.
+3. Blocks of BLOCK_IN inputs go through a ring of STAGES buffers, filled by TMA. Rows that a tile lacks are not read: its
+   product has them from memory that nothing wrote, and no other row sees them.
+4. Several weights that multiply the same rows are one kernel: its blocks of outputs belong to the first weight, then to the
+   second.
+5. Edges: rows are padded to COPY_ROWS, or to whole blocks of rows. The last block of outputs begins early, so that it ends at
+   the last output; it recomputes some outputs, with the same bits. A weight with a size below 128, or not a multiple of 64, is
+   padded with zeros. That is a copy, which small models can afford; no large model has such sizes.
+
+Why these sizes: 64 bf16 rows need 64 FLOP per byte of weights. An H100 does 295 in the time of reading a byte, so padding a few
+decode rows to a tile costs no time. A thread block of one tile takes 104 KiB of shared memory, so a processor holds two: each
+streams while the other begins or ends. A byte of memory needs about 1 us to arrive, so 3.35 TB/s take 25 KiB in flight on each
+of 132 processors; two blocks have 64 to 96.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -24,85 +36,183 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from detspec.errors import InputError
 from detspec.ops.gpu_simulator import simulator
 
+PARTS = 4  # parts of the inputs
 TILE_ROWS = 64  # rows of one product
 MAX_TILES = 2  # tiles that share one block of weights
 BLOCK_OUT = 128
 BLOCK_IN = 64
-STAGES = 5
-IN_FLIGHT = 1  # blocks still being multiplied while the kernel waits for the next one
+STAGES = {1: 3, 2: 5}  # buffers of the ring, by the number of tiles
+PROCESSORS = 132  # of an H100 or H200: with fewer blocks, each makes one part
+COPY_ROWS = 8  # rows that lie together in swizzled shared memory
 GRANULE = 64  # sizes of a weight are padded to multiples of this
 LEAST = 128  # and at least to this
 DTYPES = (jnp.bfloat16, jnp.float16)
-SWIZZLE = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # 64 two-byte elements fill the widest swizzle
 
 
 @partial(jax.jit, static_argnames=("interpret",))  # weights of one shape are lowered once
-def linear_f32(x: jax.Array, weight: jax.Array, *, interpret: bool = False) -> jax.Array:
-    """See `api.linear_fn`; `x [R, in]`, any sizes, bfloat16 or float16."""
+def linears_f32(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool = False) -> list[jax.Array]:
+    """See `api.linears_fn`; `x [R, in]` -> float32 `[R, out]` of each weight, any sizes, bfloat16 or float16."""
     if x.dtype not in DTYPES:
         raise InputError(f'x and weight of "pallas_gpu" products must be bfloat16 or float16, got {x.dtype}')
     R, num_in = x.shape
-    num_out = weight.shape[0]
     tiles = min(-(-R // TILE_ROWS), MAX_TILES)
     block_rows = tiles * TILE_ROWS
     row_blocks = -(-R // block_rows)
-    padded_in, padded_out = (max(-(-size // GRANULE) * GRANULE, LEAST) for size in (num_in, num_out))
-    x = jnp.pad(x, ((0, row_blocks * block_rows - R), (0, padded_in - num_in)))
-    if (padded_out, padded_in) != weight.shape:
-        weight = jnp.pad(weight, ((0, padded_out - num_out), (0, padded_in - num_in)))
-
-    # Pallas's interpreter cannot multiply by a transposed operand: it gets the weight and its blocks transposed.
-    def turn(pair: tuple[Any, Any]) -> tuple[Any, Any]:
-        return (pair[1], pair[0]) if interpret else pair
-
-    def kernel(x_gmem, weight_gmem, y_gmem, y_smem):  # type: ignore[no-untyped-def]
-        tile = jax.lax.axis_index("warpgroup")
-        first_row = jax.lax.axis_index("row_block") * block_rows
-        first_out = jnp.minimum(jax.lax.axis_index("out_block") * BLOCK_OUT, padded_out - BLOCK_OUT)
-        tile_rows = pl.ds(tile * TILE_ROWS, TILE_ROWS)
-
-        def multiply(_, x_smem, weight_smem, acc):  # type: ignore[no-untyped-def]
-            plgpu.wgmma(acc, x_smem.at[tile_rows], weight_smem if interpret else weight_smem.T)
-            plgpu.wgmma_wait(IN_FLIGHT)
-            return acc
-
-        def accumulate(run_pipeline) -> None:  # type: ignore[no-untyped-def]
-            def scope(acc) -> None:  # type: ignore[no-untyped-def]
-                run_pipeline(acc)
-                y_smem[tile_rows] = acc[...]
-                plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(
-                    y_smem.at[tile_rows], y_gmem.at[pl.ds(first_row + tile * TILE_ROWS, TILE_ROWS), pl.ds(first_out, BLOCK_OUT)]
-                )
-                plgpu.wait_smem_to_gmem(0)
-
-            pl.run_scoped(scope, plgpu.ACC((TILE_ROWS, BLOCK_OUT), jnp.float32))  # type: ignore[attr-defined]  # missing in a stub
-
-        plgpu.emit_pipeline_warp_specialized(
-            multiply,
-            grid=(padded_in // BLOCK_IN,),
-            memory_registers=40,
-            in_specs=[
-                plgpu.BlockSpec((block_rows, BLOCK_IN), lambda step: (0, step), transforms=SWIZZLE, delay_release=IN_FLIGHT),
-                plgpu.BlockSpec(
-                    turn((BLOCK_OUT, BLOCK_IN)), lambda step: turn((0, step)), transforms=SWIZZLE, delay_release=IN_FLIGHT
-                ),
-            ],
-            wg_axis="warpgroup",
-            num_compute_wgs=tiles,
-            max_concurrent_steps=STAGES,
-            compute_context=accumulate,
-        )(x_gmem.at[pl.ds(first_row, block_rows)], weight_gmem.at[turn((pl.ds(first_out, BLOCK_OUT), slice(None)))])
-
+    padded_rows = _up_to(R, COPY_ROWS) if tiles == 1 else row_blocks * block_rows
+    padded_in = max(_up_to(num_in, GRANULE), LEAST)
+    x = jnp.pad(x, ((0, padded_rows - R), (0, padded_in - num_in)))
+    padded = [_padded(weight, padded_in) for weight in weights]
+    sizes = [weight.shape[0] for weight in padded]
+    blocks = sum(-(-size // BLOCK_OUT) for size in sizes)
+    num_steps = padded_in // BLOCK_IN
+    steps = -(-num_steps // PARTS)  # of a part; the last one may have fewer
+    parts = -(-num_steps // steps)
+    is_cut = parts > 1 and blocks * row_blocks < PROCESSORS
     y = plgpu.kernel(
-        kernel,
-        out_type=jax.ShapeDtypeStruct((row_blocks * block_rows, padded_out), jnp.float32),
-        scratch_types=[plgpu.SMEM((block_rows, BLOCK_OUT), jnp.float32)],
-        grid=(-(-padded_out // BLOCK_OUT), row_blocks),
-        grid_names=("out_block", "row_block"),
+        partial(_multiply, steps=steps, is_cut=is_cut, interpret=interpret),
+        out_type=jax.ShapeDtypeStruct((parts if is_cut else 1, padded_rows, sum(sizes)), jnp.float32),
+        scratch_types=[
+            plgpu.SMEM((STAGES[tiles], block_rows, BLOCK_IN), x.dtype, transforms=_swizzle(2)),
+            plgpu.SMEM((STAGES[tiles], BLOCK_OUT, BLOCK_IN), x.dtype, transforms=_swizzle(2)),
+            plgpu.SMEM((block_rows, BLOCK_OUT), jnp.float32, transforms=_swizzle(4)),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES[tiles]),
+            plgpu.Barrier(num_arrivals=tiles, num_barriers=STAGES[tiles]),
+        ],
+        grid=(parts if is_cut else 1, blocks, row_blocks),
+        grid_names=("part", "out_block", "row_block"),  # the last one runs fastest: blocks of rows share a block of weights
         num_threads=tiles + 1,
         thread_name="warpgroup",
         kernel_name="pinned_linear",
         interpret=simulator() if interpret else None,
-    )(x, weight.T if interpret else weight)
-    return y[:R, :num_out]
+    )(x, *padded)
+    total_f32 = y[0]
+    for part_f32 in y[1:]:
+        total_f32 = total_f32 + part_f32
+    starts = accumulate(sizes, initial=0)
+    return [total_f32[:R, start : start + weight.shape[0]] for start, weight in zip(starts, weights, strict=False)]
+
+
+def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool) -> None:
+    """One warpgroup of a thread block: the last one fetches what the others multiply.
+
+    `refs`: weights [out, in], y [parts, rows, out] float32, and scratch.
+    """
+    *weights, y_gmem, x_ring, weight_ring, y_smem, arrived, free = refs
+    stages, block_rows = x_ring.shape[:2]
+    tiles = block_rows // TILE_ROWS
+    used = min(x_gmem.shape[0], block_rows)
+    num_steps = x_gmem.shape[1] // BLOCK_IN
+    part, out_block, row_block, warpgroup = (
+        jax.lax.axis_index(name) for name in ("part", "out_block", "row_block", "warpgroup")
+    )
+    first_row = row_block * block_rows
+    begin = part * steps  # of the blocks of inputs
+    end = jnp.minimum(begin + steps, num_steps) if is_cut else num_steps
+
+    def of_each_weight(run: Callable[[Any, jax.Array, jax.Array], None]) -> None:
+        """Calls `run(weight, first output, its place in y)` for the weight that the block of outputs belongs to."""
+        first_block = first_column = 0
+        for weight in weights:
+            size = weight.shape[0]
+            blocks = -(-size // BLOCK_OUT)
+            first_out = jnp.minimum((out_block - first_block) * BLOCK_OUT, size - BLOCK_OUT)
+            is_own = (out_block >= first_block) & (out_block < first_block + blocks)
+            pl.when(is_own)(partial(run, weight, first_out, first_column + first_out))
+            first_block += blocks
+            first_column += size
+
+    def fetch_all(weight: Any, first_out: jax.Array, _: jax.Array) -> None:
+        def fetch(step: jax.Array, _: None) -> None:
+            slot = jax.lax.rem(step - begin, stages)
+
+            @pl.when(step - begin >= stages)
+            def wait_for_slot() -> None:
+                plgpu.barrier_wait(free.at[slot])
+
+            inputs = pl.ds(step * BLOCK_IN, BLOCK_IN)
+            plgpu.copy_gmem_to_smem(
+                x_gmem.at[pl.ds(first_row, used), inputs], x_ring.at[slot, pl.ds(0, used)], arrived.at[slot]
+            )
+            plgpu.copy_gmem_to_smem(weight.at[pl.ds(first_out, BLOCK_OUT), inputs], weight_ring.at[slot], arrived.at[slot])
+
+        jax.lax.fori_loop(begin, end, fetch, None)
+
+    def part_f32(first: Any, last: Any) -> jax.Array:
+        """The products of blocks of inputs, one after the other: [TILE_ROWS, BLOCK_OUT]."""
+
+        def add_all(acc: Any) -> jax.Array:
+            def add(step: jax.Array, sum_f32: Any) -> Any:
+                slot = jax.lax.rem(step - begin, stages)
+                plgpu.barrier_wait(arrived.at[slot])
+                x, weight = x_ring.at[slot, tile_rows], weight_ring.at[slot]
+                if interpret:
+                    sum_f32 += _product_f32(x, weight)
+                else:
+                    plgpu.wgmma(acc, x, weight.T)
+                    plgpu.wgmma_wait(1)
+
+                @pl.when(step > first)
+                def release() -> None:  # what the last product read; it is done
+                    plgpu.barrier_arrive(free.at[jax.lax.rem(step - 1 - begin, stages)])
+
+                return sum_f32
+
+            zeros = jnp.zeros((TILE_ROWS, BLOCK_OUT), jnp.float32) if interpret else None
+            sum_f32 = jax.lax.fori_loop(first, last, add, zeros)
+            sum_f32 = sum_f32 if interpret else acc[...]
+            plgpu.barrier_arrive(free.at[jax.lax.rem(last - 1 - begin, stages)])
+            return sum_f32
+
+        return pl.run_scoped(add_all, plgpu.ACC((TILE_ROWS, BLOCK_OUT), jnp.float32))
+
+    tile_rows = pl.ds(warpgroup * TILE_ROWS, TILE_ROWS)
+
+    @pl.when(warpgroup == tiles)
+    def fetcher() -> None:
+        of_each_weight(fetch_all)
+
+    @pl.when(warpgroup < tiles)
+    def multiplier() -> None:
+        y_smem[tile_rows] = part_f32(begin, jnp.minimum(begin + steps, num_steps))
+        if not is_cut:
+
+            def add_part(part: jax.Array, _: None) -> None:
+                next_f32 = part_f32(part * steps, jnp.minimum((part + 1) * steps, num_steps))
+                y_smem[tile_rows] = y_smem[tile_rows] + next_f32  # read now: before the products it would take registers
+
+            jax.lax.fori_loop(1, -(-num_steps // steps), add_part, None)
+        plgpu.commit_smem()
+        rows = min(used, TILE_ROWS)
+
+        def store(_: Any, __: jax.Array, column: jax.Array) -> None:
+            place = y_gmem.at[part, pl.ds(first_row + warpgroup * TILE_ROWS, rows), pl.ds(column, BLOCK_OUT)]
+            plgpu.copy_smem_to_gmem(y_smem.at[pl.ds(warpgroup * TILE_ROWS, rows)], place)
+            plgpu.wait_smem_to_gmem(0)
+
+        of_each_weight(store)
+
+
+def _product_f32(x: Any, weight: Any) -> jax.Array:
+    """`x [rows, in]` times `weight [out, in]` as XLA does it, for the simulator.
+
+    Its own products are NumPy's, which round a row by its place, and in jax 0.10 take no transposed operand.
+    """
+    return jax.lax.dot_general(x[...], weight[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _padded(weight: jax.Array, padded_in: int) -> jax.Array:
+    """The weight with `padded_in` inputs and a number of outputs that the kernel takes."""
+    num_out, num_in = weight.shape
+    size = max(_up_to(num_out, GRANULE), LEAST)
+    is_whole = (size, padded_in) == weight.shape
+    return weight if is_whole else jnp.pad(weight, ((0, size - num_out), (0, padded_in - num_in)))
+
+
+def _swizzle(itemsize: int) -> tuple[Any, ...]:
+    """The widest swizzle, which 128 bytes of elements fill."""
+    return plgpu.TilingTransform((COPY_ROWS, 128 // itemsize)), plgpu.SwizzleTransform(128)
+
+
+def _up_to(size: int, unit: int) -> int:
+    """`size` rounded up to a multiple of `unit`."""
+    return -(-size // unit) * unit
