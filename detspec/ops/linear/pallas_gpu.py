@@ -144,11 +144,10 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
             def add(step: jax.Array, sum_f32: Any) -> Any:
                 slot = jax.lax.rem(step - begin, stages)
                 plgpu.barrier_wait(arrived.at[slot])
-                x, weight = x_ring.at[slot, tile_rows], weight_ring.at[slot]
                 if interpret:
-                    sum_f32 += _product_f32(x, weight)
+                    sum_f32 += _product_f32(x_ring.at[slot, tile_rows], weight_ring.at[slot])
                 else:
-                    plgpu.wgmma(acc, x, weight.T)
+                    plgpu.wgmma(acc, x_ring.at[slot, tile_rows], weight_ring.at[slot].T)
                     plgpu.wgmma_wait(1)
 
                 @pl.when(step > first)
@@ -163,7 +162,7 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
             plgpu.barrier_arrive(free.at[jax.lax.rem(last - 1 - begin, stages)])
             return sum_f32
 
-        return pl.run_scoped(add_all, plgpu.ACC((TILE_ROWS, BLOCK_OUT), jnp.float32))
+        return pl.run_scoped(add_all, plgpu.WGMMAAccumulatorRef((TILE_ROWS, BLOCK_OUT), jnp.float32))
 
     tile_rows = pl.ds(warpgroup * TILE_ROWS, TILE_ROWS)
 
