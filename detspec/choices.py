@@ -6,5 +6,6 @@ LOGPROBS_MODES = ("raw", "processed", "tempered")  # `SamplingParams.logprobs_mo
 ALIGNMENTS = ("free", "window")  # `Numerics.alignment`
 WEIGHTS = ("int8",)  # `ModelConfig.weights`, besides None
 CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8")  # `Numerics.cache_dtype`
+IMPLEMENTATIONS = ("reference", "cpu", "pallas_tpu", "pallas_gpu")  # `Numerics.implementation`
 LINEARS = ("xla", "pinned")  # `Numerics.linear`
 BENCH_MODES = ("ordinary", "canonical", "batch_invariant", "ngram", "dvr", "auto")  # what `detspec bench` measures

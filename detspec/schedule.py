@@ -9,11 +9,10 @@ Schedule
 import dataclasses
 from typing import Any
 
-from detspec.choices import ALIGNMENTS, CACHE_DTYPES, LINEARS
+from detspec.choices import ALIGNMENTS, CACHE_DTYPES, IMPLEMENTATIONS, LINEARS
 from detspec.config import is_count
 from detspec.errors import InputError
 
-IMPLEMENTATIONS = ("reference", "cpu", "pallas_tpu", "pallas_gpu")
 REDUCTIONS = ("fixed", "native")
 
 

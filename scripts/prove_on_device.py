@@ -1,30 +1,39 @@
 #!/usr/bin/env python
 """Measures on a GPU or TPU, in a few minutes, what is claimed of it: one process a stage, the most valuable stage first.
 
-Each measurement is on disk before the next one begins. A stage that does not end in its share of the time is killed, and one
+Each figure is on disk before the next one is measured. A stage that does not end in its share of the time is killed, and one
 that fails is a result, too. Started again with the same --out, it goes on: what succeeded is not measured again.
 
     python scripts/prove_on_device.py --out out/prove --minutes 9
-    python scripts/prove_on_device.py --out out/prove --minutes 9 --wheels wheels --cache out/programs.tar
+    python scripts/prove_on_device.py --out out/prove --minutes 3 --deliver kept --stages environment ceilings kernels
+    python scripts/prove_on_device.py --out out/prove --minutes 8 --deliver kept2 --earlier kept     # on another machine
+    python scripts/prove_on_device.py --out out/reference --implementation reference                 # where kernels fail
     python scripts/prove_on_device.py --out out/rehearsal --size tiny        # a rehearsal on a CPU
-    python scripts/prove_on_device.py --plan h200                            # how long each stage should take, and why
+    python scripts/prove_on_device.py --plan h100                            # how long each stage should take, and why
     python scripts/prove_on_device.py --out out/prove --write-docs           # their table, in docs/measured_devices.md
 """
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from prove_stages import cache_file, children, docs, history, packages, plan, tables  # noqa: E402
+from prove_stages.delivery import PROGRAMS, RESULTS, Delivery  # noqa: E402
 from prove_stages.journal import Journal  # noqa: E402
-from prove_stages.stages import NOT_HERE, STAGES, Stage, stage_of  # noqa: E402
+from prove_stages.stages import FAILED, NOT_HERE, STAGES, UNUSABLE, Stage, stage_of  # noqa: E402
+
+from detspec.choices import IMPLEMENTATIONS, LINEARS  # noqa: E402
+
+SWITCHES = ("implementation", "linear")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,32 +42,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.plan:
         print(plan.table(args.plan))
         return 0
-    journal = Journal(args.out / "results.jsonl")
+    journal = Journal(args.out / RESULTS)
     if args.write_docs:
         docs.write(journal.lines(), ROOT / "docs")
         return 0
     prepare(args)
+    delivery = Delivery(args.out, args.deliver)
     chosen = args.stages or history.unfinished(journal.lines())
     try:
-        run_stages([stage_of(name) for name in chosen], args, journal)
+        run_stages([stage_of(name) for name in chosen], args, journal, delivery)
     finally:  # also where the script is ended from outside
-        if args.cache:
-            left_out = cache_file.pack(args.out / "programs", args.cache)
-            print(f"{args.cache}: {args.cache.stat().st_size / 1e6:.1f} MB of compiled programs, {len(left_out)} left out")
-    page = tables.page(journal.lines())
-    (args.out / "table.md").write_text(f"{page}\n", encoding="utf-8")
-    print(f"\n{page}")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        delivery.all(wait=True)
+    print(f"\n{tables.page(journal.lines())}")
     return int(not tables.all_holds(journal.lines(), args.stages or [stage.name for stage in STAGES]))
 
 
-def run_stages(stages: Sequence[Stage], args: argparse.Namespace, journal: Journal) -> None:
+def run_stages(stages: Sequence[Stage], args: argparse.Namespace, journal: Journal, delivery: Delivery) -> None:
     """Runs one after the other, each in its share of the time; those that the device is not for are noted as such."""
+    say = partial(print, flush=True)
+    say(children.warm_up())
     began = time.monotonic()
     run = f"{time.time():.0f}-{os.getpid()}"
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-
+    arguments = ["--size", args.size]
+    for name in SWITCHES:
+        arguments += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
     for stage, limit_s in children.limits(stages, 60 * args.minutes):
         say(f"[{time.monotonic() - began:5.0f} s] {stage.name}: {stage.proves}; at most {limit_s:.0f} s")
         platform = history.machine(journal.lines()).get("platform", "")
@@ -66,8 +74,13 @@ def run_stages(stages: Sequence[Stage], args: argparse.Namespace, journal: Journ
             error = f"it is for {', '.join(stage.platforms)}, this is {platform}"
             journal.add("end", stage=stage.name, status=NOT_HERE, seconds=0.0, error=error, run=run)
         else:
-            children.run_stage(stage, limit_s, journal, run=run, arguments=["--size", args.size], say=say)
-        say(f"[{time.monotonic() - began:5.0f} s] {tables.ended(history.last_end(journal.lines(), stage.name))}")
+            children.run_stage(stage, limit_s, journal, arguments=arguments, run=run, say=say, changed=delivery.results)
+        end = history.last_end(journal.lines(), stage.name)
+        say(f"[{time.monotonic() - began:5.0f} s] {tables.ended(end)}")
+        delivery.all()
+        if stage.gate and end is not None and end["status"] in (UNUSABLE, FAILED):
+            say("nothing else is measured on this device")
+            return
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -81,10 +94,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     names = [stage.name for stage in STAGES]
     parser.add_argument("--stages", nargs="+", choices=names, metavar="NAME", help=f"only these of {', '.join(names)}")
     parser.add_argument(
-        "--wheels", type=Path, metavar="DIR", help="install the wheels in this folder into --out, without an index"
+        "--implementation", choices=IMPLEMENTATIONS, help="attention and pinned products instead of the device's own"
     )
+    parser.add_argument("--linear", choices=LINEARS, help="canonical products instead of the device's own")
     parser.add_argument(
-        "--cache", type=Path, metavar="FILE", help="compiled programs: unpacked before, packed after; 16 MiB at most"
+        "--deliver",
+        type=Path,
+        metavar="DIR",
+        help="keep results, table, logs and at most 16 MiB of compiled programs in this folder, too, as four whole files",
+    )
+    parser.add_argument("--earlier", type=Path, metavar="DIR", help="go on from what another machine delivered in this folder")
+    parser.add_argument(
+        "--wheels", type=Path, metavar="DIR", help="install the wheels in this folder into --out, without an index"
     )
     parser.add_argument(
         "--plan", metavar="TARGET", choices=plan.targets(), help=f"print the plan for {' or '.join(plan.targets())}"
@@ -93,17 +114,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.out is None and not args.plan:
         parser.error("--out is needed, except with --plan")
-    if args.minutes <= 0:
-        parser.error(f"--minutes must be more than 0, got {args.minutes:g}")
+    if not 0 < args.minutes < float("inf"):
+        parser.error(f"--minutes must be more than 0 and finite, got {args.minutes:g}")
     if args.wheels and not args.wheels.is_dir():
         parser.error(f"--wheels must be a folder, got {args.wheels}")
-    if args.out:
-        args.out = args.out.absolute()
+    if args.earlier and not (args.earlier / RESULTS).is_file():
+        parser.error(f"--earlier must be a folder that --deliver filled: there is no {RESULTS} in {args.earlier}")
+    for name in ("out", "deliver", "earlier"):
+        if (folder := getattr(args, name)) is not None:
+            setattr(args, name, folder.absolute())
+    if args.deliver is not None and args.deliver == args.out:
+        parser.error("--deliver must be another folder than --out")
     return args
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Installs wheels, names what is missing, and unpacks compiled programs."""
+    """Installs wheels, names what is missing, and takes over earlier results and compiled programs."""
     target = args.out / "packages"
     args.out.mkdir(parents=True, exist_ok=True)
     if args.wheels:
@@ -115,8 +141,9 @@ def prepare(args: argparse.Namespace) -> None:
     packages.name_checkout(ROOT, target)
     programs = args.out / "programs"
     programs.mkdir(mode=0o700, exist_ok=True)
-    if args.cache:
-        print(f"{args.cache}: {cache_file.unpack(args.cache, programs)} compiled programs")
+    if args.earlier and not (args.out / RESULTS).exists():
+        shutil.copyfile(args.earlier / RESULTS, args.out / RESULTS)
+        print(f"{args.earlier}: {cache_file.unpack(args.earlier / PROGRAMS, programs)} compiled programs, and results")
     for name in ("DETSPEC_COMPILE_CACHE", "JAX_COMPILATION_CACHE_DIR"):
         os.environ.setdefault(name, str(programs))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")

@@ -18,6 +18,8 @@ from types import ModuleType
 
 import pytest
 
+from detspec.errors import InputError
+
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "scripts"
 SCRIPT = SCRIPTS / "prove_on_device.py"
@@ -60,11 +62,16 @@ def end(stage: str, status: str, run: str = "1") -> dict:
     ("arguments", "message"),
     [
         ("", "--out is needed"),
-        ("--out x --minutes 0", "--minutes must be more than 0, got 0"),
+        ("--out x --minutes 0", "--minutes must be more than 0 and finite, got 0"),
         ("--out x --stages nothing", "invalid choice: 'nothing'"),
         ("--out x --size huge", "invalid choice: 'huge'"),
         ("--out x --wheels /nowhere", "--wheels must be a folder, got /nowhere"),
         ("--plan abacus", "invalid choice: 'abacus'"),
+        ("--out x --minutes inf", "--minutes must be more than 0 and finite, got inf"),
+        ("--out x --deliver x", "--deliver must be another folder than --out"),
+        ("--out x --earlier /nowhere", "there is no results.jsonl in /nowhere"),
+        ("--out x --implementation abacus", "invalid choice: 'abacus'"),
+        ("--out x --linear abacus", "invalid choice: 'abacus'"),
     ],
 )
 def test_parse_refuses_bad_input_by_name(script, capsys, arguments, message):
@@ -188,7 +195,7 @@ def test_stage_that_takes_too_long_is_killed_and_says_so(tmp_path):
     """Importing jax alone takes longer than a tenth of a second."""
     journal = part("journal").Journal(tmp_path / "results.jsonl")
     stage = part("stages").stage_of("ceilings")
-    part("children").run_stage(stage, 0.1, journal, run="1", arguments=["--size", "tiny"], say=print)
+    part("children").run_stage(stage, 0.1, journal, arguments=["--size", "tiny"], run="1", say=print)
     (line,) = journal.lines()
     assert (line["status"], line["error"]) == ("cut off", "after 0 s")
 
@@ -207,6 +214,27 @@ def test_results_of_another_device_or_size_are_not_added_to(tmp_path):
     journal.add("run", device="another device", size="tiny")
     part("children").run_stage(part("stages").STAGES[0], 60, journal, run="1", arguments=["--size", "tiny"], say=print)
     assert "the results are of device 'another device', this is" in journal.lines()[-1]["error"]
+
+
+@pytest.mark.parametrize("name", ["device", "size", "implementation", "linear", "jax"])
+def test_results_of_other_switches_are_not_mixed(name):
+    worker = part("worker")
+    facts = {"device": "a", "size": "full", "implementation": "pallas_gpu", "linear": "pinned", "jax": "1"}
+    worker.check_same({}, facts)
+    worker.check_same({**facts, "run": "1"}, facts)
+    with pytest.raises(SystemExit, match=f"the results are of {name} 'other', this is {facts[name]!r}: name another folder"):
+        worker.check_same({**facts, name: "other"}, facts)
+
+
+def test_switches_replace_the_numerics_of_every_schedule_and_what_the_device_lacks_is_refused():
+    setting_here = part("programs").Setting.here
+    tiny = part("sizes").TINY
+    default = setting_here(tiny, {}, {}).schedule_fn(tiny.cfg).numerics
+    found = setting_here(tiny, {}, {"implementation": "reference", "linear": "xla"}).schedule_fn(tiny.cfg).numerics
+    assert (found.implementation, found.linear) == ("reference", "xla")
+    assert (default.implementation, default.linear) != ("reference", "xla")
+    with pytest.raises(InputError, match="'pallas_gpu' needs a GPU of compute capability"):
+        setting_here(tiny, {}, {"implementation": "pallas_gpu"})
 
 
 def test_table_shows_ends_figures_missed_bars_and_errors():
@@ -323,7 +351,7 @@ def test_headlines_are_figures_of_measurements_that_a_full_run_makes():
         if name == part("docs").ALL or name.endswith("with equal bits"):
             continue
         names = [measurement.name for module in modules[stage] for measurement in module.measurements(setting)]
-        names += ["pinned, 256 rows", "int8, 256 rows"]
+        names += ["pinned, 32 rows", "pinned, 256 rows", "int8, 256 rows"]
         assert any(name.startswith(known) for known in names), name
 
 

@@ -26,15 +26,22 @@ def unpack(file: Path, folder: Path) -> int:
 
 
 def pack(folder: Path, file: Path, *, max_bytes: int = MAX_BYTES) -> list[str]:
-    """Writes the files of `folder` to `file`, the newest first, as long as they fit; returns the names of those left out."""
-    paths = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_mtime)
+    """Writes the files of `folder` to `file`, the newest first, as long as they fit; returns the names of those left out.
+
+    Files that are being written or removed meanwhile are none.
+    """
+    found = [(when, path) for path in folder.rglob("*") if path.suffix != ".part" and (when := _changed(path)) is not None]
+    paths = [path for _, path in sorted(found, reverse=True)]
     left = max_bytes - END
     left_out = []
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f"{file.name}.part")
     with tarfile.open(part, "w", format=tarfile.USTAR_FORMAT) as tar:
         for path in paths:
-            content = zlib.compress(path.read_bytes())
+            try:
+                content = zlib.compress(path.read_bytes())
+            except FileNotFoundError:
+                continue
             size = BLOCK + -(-len(content) // BLOCK) * BLOCK
             if size > left:
                 left_out.append(str(path.relative_to(folder)))
@@ -45,6 +52,14 @@ def pack(folder: Path, file: Path, *, max_bytes: int = MAX_BYTES) -> list[str]:
             left -= size
     part.replace(file)
     return left_out
+
+
+def _changed(path: Path) -> float | None:
+    """When a file was changed last; None for a folder, and for what is no longer there."""
+    try:
+        return path.stat().st_mtime if path.is_file() else None
+    except FileNotFoundError:
+        return None
 
 
 def _is_below(name: str) -> bool:

@@ -11,6 +11,8 @@ from prove_stages.journal import Entry
 from prove_stages.programs import Measurement, Program, Setting
 from prove_stages.timing import in_turns, typical
 
+LAUNCH_US = 10.0  # a guess: what the host takes to start a program from Python
+
 
 def programs(setting: Setting) -> Iterator[Program]:
     """The copy, the product, and next to nothing."""
@@ -31,14 +33,21 @@ def measurements(setting: Setting) -> Iterator[Measurement]:
 
 
 def measure(setting: Setting, program: Program) -> Iterator[Entry]:
-    """The rate of one program."""
+    """The rate of one program; the data sheet predicts those of the copy and the product."""
     seconds = typical(in_turns({program.name: program.call()}, setting.size), program.name)
+    sheet = setting.target
     if program.name == "copy":
-        yield Entry("copy", program.work.bytes / seconds / 1e12, "TB/s", bound="bandwidth", note="read and written")
+        peak = None if sheet is None else sheet.bytes_per_s / 1e12
+        rate = program.work.bytes / seconds / 1e12
+        yield Entry("copy", rate, "TB/s", bound="bandwidth", note="read and written", predicted=peak)
     elif program.name == "product":
-        yield Entry("product", program.work.flop / seconds / 1e12, "TFLOP/s", bound="arithmetic", note="bfloat16, random")
+        peak = None if sheet is None else sheet.flop_per_s / 1e12
+        rate = program.work.flop / seconds / 1e12
+        yield Entry("product", rate, "TFLOP/s", bound="arithmetic", note="bfloat16, random", predicted=peak)
     else:
-        yield Entry("dispatch", 1e6 * seconds, "us", bound="host", note="a program of one small addition, queued")
+        launch = None if sheet is None else LAUNCH_US
+        note = "a program of one small addition, queued; the prediction is a guess"
+        yield Entry("dispatch", 1e6 * seconds, "us", bound="host", note=note, predicted=launch)
 
 
 def copying(name: str, num_bytes: int) -> Program:

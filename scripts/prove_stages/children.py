@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from prove_stages import history
@@ -19,7 +20,12 @@ RESTART = 3  # exit status of a worker whose device no longer answers after a fa
 ERROR_LINES = 12  # of a stage that ended without a word
 LOOK_S = 0.2
 
+SAID = ("measurement", "skipped")  # kinds of lines
+WARM_UP = "import jax.numpy as jnp; jnp.dot(jnp.ones((64, 64)), jnp.ones((64, 64))).block_until_ready()"
+WARM_UP_S = 120
+
 SayFn = Callable[[str], None]
+HearFn = Callable[[Sequence[Line]], None]
 
 
 def limits(stages: Sequence[Stage], seconds: float) -> Iterator[tuple[Stage, float]]:
@@ -33,13 +39,37 @@ def limits(stages: Sequence[Stage], seconds: float) -> Iterator[tuple[Stage, flo
         yield stage, (ends - time.monotonic()) * stage.share_s / left
 
 
-def run_stage(stage: Stage, limit_s: float, journal: Journal, *, run: str, arguments: Sequence[str], say: SayFn) -> None:
-    """Runs `stage`, and notes how it ended. A worker whose device broke is started again for what it has not tried."""
+def warm_up() -> str:
+    """Imports jax once and multiplies, so that no stage waits for cold files; in one line how long it took."""
+    began = time.monotonic()
+    try:
+        done = subprocess.run([sys.executable, "-c", WARM_UP], capture_output=True, text=True, timeout=WARM_UP_S)
+        words = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+    except subprocess.TimeoutExpired:
+        words = [f"no end after {WARM_UP_S} s"]
+    return "; ".join([f"warming up took {time.monotonic() - began:.0f} s", *words])
+
+
+def run_stage(
+    stage: Stage,
+    limit_s: float,
+    journal: Journal,
+    *,
+    arguments: Sequence[str],
+    run: str,
+    say: SayFn,
+    changed: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs `stage`, and notes how it ended.
+
+    A worker that ends early with `RESTART` is started again for what it has not tried. `changed` is called when the results
+    have grown.
+    """
     began = time.monotonic()
     log = journal.path.with_name(f"{stage.name.replace(' ', '-')}.log")
     while True:
         num_lines = len(journal.lines())
-        status = _run_worker(stage, began + limit_s, journal, log, [*arguments, "--run", run], say)
+        status = _run_worker(stage, began + limit_s, journal, log, [*arguments, "--run", run], partial(_told, say, changed))
         if status != RESTART or len(journal.lines()) == num_lines:
             break
     seconds = time.monotonic() - began
@@ -50,10 +80,19 @@ def run_stage(stage: Stage, limit_s: float, journal: Journal, *, run: str, argum
         journal.add("end", stage=stage.name, status=FAILED, seconds=seconds, error=error, run=run)
 
 
-def _run_worker(stage: Stage, ends: float, journal: Journal, log: Path, arguments: Sequence[str], say: SayFn) -> int | None:
-    """The exit status of one worker, None if it was killed; tells each measurement when it is there."""
+def _told(say: SayFn, changed: Callable[[], None], lines: Sequence[Line]) -> None:
+    """Says what new lines say."""
+    for line in lines:
+        if line["kind"] in SAID:
+            say(described(line))
+    if lines:
+        changed()
+
+
+def _run_worker(stage: Stage, ends: float, journal: Journal, log: Path, arguments: Sequence[str], hear: HearFn) -> int | None:
+    """The exit status of one worker, None if it was killed; hears of each line when it is there."""
     command = [sys.executable, "-m", "prove_stages.worker", stage.name, "--results", str(journal.path), *arguments]
-    command += ["--began", str(time.monotonic())]
+    command += ["--began", str(time.monotonic()), "--ends", str(ends)]
     seen = len(journal.lines())
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -62,10 +101,9 @@ def _run_worker(stage: Stage, ends: float, journal: Journal, log: Path, argument
     try:
         while True:
             ended = _wait(process, LOOK_S)
-            for line in journal.lines()[seen:]:
-                seen += 1
-                if line["kind"] == "measurement":
-                    say(described(line))
+            new = journal.lines()[seen:]
+            seen += len(new)
+            hear(new)
             if ended:
                 return process.returncode
             if time.monotonic() > ends:
@@ -86,6 +124,8 @@ def environment(stage: Stage, given: Mapping[str, str]) -> dict[str, str]:
 
 def described(line: Line) -> str:
     """A measurement in one line for the terminal."""
+    if line["kind"] == "skipped":
+        return f"  {line['name']}: skipped, {line['note']}"
     if line["error"]:
         return f"  {line['name']}: FAILED: {line['error'].strip().splitlines()[-1]}"
     parts = [
@@ -95,9 +135,11 @@ def described(line: Line) -> str:
     return f"  {line['seconds']:5.1f} s  " + "; ".join(parts)
 
 
-def figure(entry: Line) -> str:
-    """The value of an entry with its unit: "12.3 us", "0.81", "yes"."""
-    value = entry["value"]
+def figure(entry: Line, field: str = "value") -> str:
+    """The value of an entry with its unit, or its prediction: "12.3 us", "0.81", "yes"; "" if there is none."""
+    value = entry.get(field)
+    if value is None:
+        return ""
     if entry["unit"] == "yes or no":
         return "yes" if value else "no"
     text = f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e6 else f"{value:.3g}"

@@ -1,16 +1,15 @@
 """One prompt, completed many times among changing neighbours: one result if it is deterministic, several as the control."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 
 import numpy as np
 
 from detspec.bench.bench import bench_prompts, random_model
-from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import Needs, needed_plans
+from detspec.engine.policy import Needs, Plan, needed_plans
 from detspec.engine.request import Completion, Request
 from detspec.sampling_params import SamplingParams
 from prove_stages.journal import Entry
@@ -18,57 +17,54 @@ from prove_stages.programs import Measurement, Program, Setting, engine_programs
 
 WAVES = (1, 3, 31, 31)  # copies that start together; each wave is drained, so the batch shrinks to its last request
 LEAST_OF_CONTROL = 2.0
+OF_CONTROL = 1 / 4  # completions of the control, for each deterministic one
 NEIGHBOURS = 0.5  # for each copy
+NEEDS = Needs(deterministic=True, ordinary=True, processing=False)  # both kinds; none asks for more than a temperature
 SAMPLING = SamplingParams(temperature=1.0, seed=7, ignore_eos=True)
 
 
 def programs(setting: Setting) -> Iterator[Program]:
-    """All programs of the engine, for any traffic."""
-    config = dataclasses.replace(config_of(setting), schedule=setting.schedule_fn(setting.size.model))
-    needs = Needs(deterministic=True, ordinary=True, processing=False)
-    plans = needed_plans(config, config.schedule, config.max_requests + 1, needs)
-    yield from engine_programs(setting.size.model, config, plans, name="completions")
+    """All programs of the engine."""
+    config = config_of(setting)
+    yield from engine_programs(setting.size.model, config, plans_of(setting, config), name="completions")
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """Deterministic, then the control."""
-
-    @cache
-    def model_and_engine() -> tuple[Model, Engine]:
-        model = random_model(setting.size.model)
-        engine = Engine(model, config_of(setting))
-        engine.prepare(needs=Needs(deterministic=True, ordinary=True, processing=False))
-        return model, engine
-
-    for deterministic in (True, False):
-        name = "deterministic" if deterministic else "ordinary, the control"
-        yield Measurement(
-            name, lambda deterministic=deterministic, name=name: count(setting, *model_and_engine(), deterministic, name)
-        )
+    """One, so that either kind has been counted whenever it is cut off."""
+    yield Measurement("completions", lambda: count(setting))
 
 
-def count(setting: Setting, model: Model, engine: Engine, deterministic: bool, name: str) -> Iterator[Entry]:
-    """How many different tokens and log-probability bits the completions have."""
+def count(setting: Setting) -> Iterator[Entry]:
+    """How many different tokens and log-probability bits the completions have, after each wave; the control's turn is first."""
     size = setting.size
-    sampling = dataclasses.replace(SAMPLING, max_tokens=size.new_tokens // 4, deterministic=deterministic)
-    prompts = bench_prompts(model, 64, size.prompt_len)
+    model = random_model(size.model)
+    engine = Engine(model, config_of(setting))
+    engine.device.start_compiling(plans_of(setting, engine.config), apart=True)  # all at the same time
+    for requests in batches(engine.config):
+        engine.prepare(requests, NEEDS)
+    prompts = bench_prompts(model, 64, size.completed_prompt)
     rng = np.random.default_rng(0)
-    results: dict[bytes, int] = {}
-    number = 0
-    while number < size.copies:
-        for wave in WAVES:
-            for completion in engine.run(mixed_wave(prompts, sampling, min(wave, size.copies - number), rng)):
-                if completion.id == "copy":
-                    number += 1
-                    key = bits_of(completion)
-                    results[key] = results.get(key, 0) + 1
-    most = max(results.values())
-    note = f"of {number}; the most frequent one {most} times"
+    wanted = {False: max(1, int(OF_CONTROL * size.copies)), True: size.copies}
+    results: dict[bool, Counter[bytes]] = {False: Counter(), True: Counter()}
+    while left := {kind: wanted[kind] - found.total() for kind, found in results.items() if found.total() < wanted[kind]}:
+        for kind in left:
+            sampling = dataclasses.replace(SAMPLING, max_tokens=size.new_tokens // 4, deterministic=kind)
+            for wave in WAVES:
+                copies = min(wave, wanted[kind] - results[kind].total())
+                found = engine.run(mixed_wave(prompts, sampling, copies, rng))
+                results[kind].update(bits_of(completion) for completion in found if completion.id == "copy")
+                yield counted(setting, results[kind], wanted[kind], deterministic=kind)
+
+
+def counted(setting: Setting, results: Counter[bytes], wanted: int, *, deterministic: bool) -> Entry:
+    """The figure of one kind, so far."""
+    so_far = "" if results.total() == wanted else " so far"
+    note = f"of {results.total()}{so_far}; the most frequent one {max(results.values())} times"
+    number = float(len(results))
     if deterministic:
-        yield Entry(f"{name}: different results", float(len(results)), "", 1.0, True, note=note)
-    else:
-        bar = None if setting.platform == "cpu" else LEAST_OF_CONTROL  # on CPUs, both paths run the same kernels
-        yield Entry(f"{name}: different results", float(len(results)), "", bar, note=note)
+        return Entry("completions, deterministic: different results", number, "", 1.0, True, note=note, predicted=1.0)
+    bar = None if setting.platform == "cpu" else LEAST_OF_CONTROL  # on CPUs, both paths run the same kernels
+    return Entry("completions, ordinary: different results", number, "", bar, note=note)
 
 
 def mixed_wave(
@@ -89,7 +85,31 @@ def bits_of(completion: Completion) -> bytes:
     return np.asarray(completion.token_ids, np.int32).tobytes() + np.asarray(completion.logprobs, np.float32).tobytes()
 
 
+def batches(config: EngineConfig) -> tuple[int, int]:
+    """Batches with programs: one request alone, and as many as there are places, or programs would take long to compile."""
+    return 1, config.max_requests
+
+
+def plans_of(setting: Setting, config: EngineConfig) -> list[Plan]:
+    """The plans of these batches; of products that do not depend on rows, the first canonical one is certified."""
+    return [plan for batch in batches(config) for plan in surely_made(setting, config, batch)]
+
+
+def surely_made(setting: Setting, config: EngineConfig, requests: int) -> list[Plan]:
+    """The plans that an engine with this configuration tries for `requests`, as far as that is known before it does."""
+    own = setting.schedule_fn(setting.size.model)
+    plans = needed_plans(config, own, requests, NEEDS)
+    if own.numerics.linear != "pinned":
+        return [*plans]
+    return list({(plan.ordinary, plan.draft): plan for plan in reversed(plans)}.values())[::-1]
+
+
 def config_of(setting: Setting) -> EngineConfig:
     """Room for the largest wave and its neighbours."""
     size = setting.size
-    return EngineConfig(max_requests=size.requests, max_len=size.prompt_len + size.new_tokens, method="none")
+    return EngineConfig(
+        max_requests=size.requests,
+        max_len=size.completed_prompt + size.new_tokens,
+        method="none",
+        schedule=setting.schedule_fn(size.model),
+    )

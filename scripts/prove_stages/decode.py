@@ -31,9 +31,16 @@ def measure(setting: Setting, shape: AttentionShape) -> Iterator[Entry]:
     attention, copy = contest(setting, shape)
     samples = in_turns({"attention": attention.call(), "copy": copy.call()}, setting.size)
     seconds = typical(samples, "attention")
-    yield Entry(shape.name, 1e6 * seconds, "us", bound="bandwidth", note=f"{attention.work.bytes / seconds / 1e12:.2f} TB/s")
+    least = setting.predicted(attention.work, 1e6)
+    note = f"{attention.work.bytes / seconds / 1e12:.2f} TB/s"
+    yield Entry(shape.name, 1e6 * seconds, "us", bound="bandwidth", note=note, predicted=least)
     yield Entry(
-        f"{shape.name}, of a copy", ratio(samples, "copy", "attention"), "", setting.bar(LEAST_OF_COPY), bound="bandwidth"
+        f"{shape.name}, of a copy",
+        ratio(samples, "copy", "attention"),
+        "",
+        setting.bar(LEAST_OF_COPY),
+        bound="bandwidth",
+        predicted=setting.predicted_ratio(copy.work, attention.work),
     )
 
 

@@ -13,32 +13,36 @@ from prove_stages.tables import markdown
 
 BEGIN = "<!-- written by scripts/prove_on_device.py --write-docs: begin -->"
 END = "<!-- end -->"
-DEVICES = ("NVIDIA H200", "TPU v6 lite")  # columns, also before they have run
+DEVICES = ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "TPU v6 lite")  # columns, also before they have run
 NOT_RUN = "not run yet"
 ALL = "all with a bar"  # instead of one figure, how many of a stage hold
 HEADLINES = (
     ("ceilings", "copy", "device copy, read and written"),
     ("ceilings", "product", "bfloat16 product"),
     ("kernels", ALL, "kernels against float64, unused memory nan"),
-    ("doctor", "rows with equal bits", "numbers of rows with the bits of 256"),
-    ("doctor", "splits with equal bits", "splits of 256 rows with equal bits"),
-    ("doctor", ALL, "what must not matter does not, the control differs"),
-    ("doctor untuned", "rows with equal bits", "numbers of rows, without autotuning"),
-    ("doctor again", ALL, "another process has the same bits"),
     ("attention", "decode 32 x 4096, of a copy", "decode attention 32 x 4096, of a copy's speed"),
     ("attention", "decode 128 x 1024, of a copy", "decode attention 128 x 1024"),
     ("attention", "decode 1 x 32768, of a copy", "decode attention 1 x 32768"),
+    ("vendor", "prefill 1x2048, of the vendor's speed", "prefill of 2048, of the vendor's speed"),
+    ("products", "pinned, 32 rows, of the library's speed", "pinned product of 32 rows, of the library's speed"),
+    ("products", "pinned, 256 rows, of the library's speed", "pinned product of 256 rows"),
+    ("products", "int8, 256 rows, of bfloat16's speed", "int8 product of 256 rows, of bfloat16's speed"),
     ("passes", "step of 32 rows, 8 layers", "step of 32 rows, 8 layers of 8B"),
     ("passes", "pass of 256 rows, 8 layers over step of 32 rows, 8 layers", "canonical pass of 256 rows over this step"),
-    ("generation", "32 requests, auto 100 %, of ordinary", "deterministic generation of 32 requests, of ordinary speed"),
-    ("generation", "9 requests, auto 12 %, of ordinary", "one deterministic request among nine, of ordinary speed"),
-    ("generation", "32 requests, batch_invariant, of ordinary", "pinned products, 32 requests, of ordinary speed"),
-    ("completions", "deterministic: different results", "different results of 1,000 completions of one prompt"),
-    ("completions", "ordinary, the control: different results", "the same, ordinary"),
-    ("attention", "prefill 1x2048, of the vendor's speed", "prefill of 2048, of the vendor's speed"),
-    ("products", "pinned, 256 rows, of the library's speed", "pinned product of 256 rows, of the library's speed"),
-    ("products", "int8, 256 rows, of bfloat16's speed", "int8 product of 256 rows, of bfloat16's speed"),
     ("passes", "step of 32 rows, 32 layers", "step of 32 rows, 32 layers of 8B"),
+    ("completions", "completions, deterministic: different results", "different results of 1,000 completions of one prompt"),
+    ("completions", "completions, ordinary: different results", "the same, ordinary"),
+    ("generation", "1 requests, all deterministic, of ordinary", "1 deterministic request, of ordinary speed"),
+    ("generation", "8 requests, all deterministic, of ordinary", "8 deterministic requests"),
+    ("generation", "32 requests, all deterministic, of ordinary", "32 deterministic requests"),
+    ("generation", "128 requests, all deterministic, of ordinary", "128 deterministic requests"),
+    ("generation", "9 requests, 1 deterministic, of ordinary", "1 deterministic request among 9"),
+    ("doctor untuned", "rows with equal bits", "numbers of rows with the anchor's bits, untuned"),
+    ("doctor untuned", "splits with equal bits", "splits of the anchor's rows with equal bits, untuned"),
+    ("doctor", "rows with equal bits", "numbers of rows with the anchor's bits, tuned"),
+    ("doctor", "splits with equal bits", "splits of the anchor's rows with equal bits, tuned"),
+    ("doctor", ALL, "what must not matter does not, the control differs"),
+    ("doctor again", ALL, "two processes have the same bits"),
 )
 
 
@@ -52,7 +56,7 @@ def write(lines: Sequence[Line], folder: Path) -> None:
         raise ValueError(f"only full runs are published, this one is {machine.get('size', 'empty')!r}")
     file = folder / "data" / "devices.json"
     results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    results[machine["device"]] = result(lines)
+    results[", ".join(filter(None, (machine["device"], machine.get("switches"))))] = result(lines)
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     page = folder / "measured_devices.md"
     page.write_text(with_table(page.read_text(encoding="utf-8"), table(results)), encoding="utf-8")

@@ -1,93 +1,156 @@
-"""Generation end to end, each way in turns with ordinary generation: how much of its speed determinism keeps."""
+"""Generation end to end, in turns with ordinary generation by the same engine: how much of its speed determinism keeps."""
 
+import dataclasses
+import time
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
+from statistics import median
 
 from detspec.bench.bench import bench_prompts, random_model
-from detspec.bench.rounds import Case, RunProgress, Variants, measure
 from detspec.checkpoint.load import Model
+from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import Needs, needed_plans
+from detspec.engine.request import Request, Stats
+from detspec.model.work import pass_work
+from detspec.roofline import Work
+from detspec.sampling_params import SamplingParams
+from prove_stages.completions import NEEDS, bits_of, surely_made
 from prove_stages.journal import Entry
 from prove_stages.programs import Measurement, Program, Setting, engine_programs
 
-WINDOW = 8  # of the self draft
 ROUNDS = 3
 LEAST_OF_ORDINARY = 0.95  # all requests deterministic
-LEAST_OF_SHARED = 0.99  # one request of nine deterministic
-ORDINARY = Case("ordinary", 1, 0, 0)
+LEAST_OF_SHARED = 0.99  # one of several requests deterministic
+SELF = "self"  # the draft source that runs the model itself
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """How many requests there are, and how many of them are deterministic."""
+
+    requests: int
+    deterministic: int
+
+    @property
+    def name(self) -> str:
+        """What tables call it: "32 requests, all deterministic"."""
+        return f"{self.requests} requests, {'all' if self.deterministic == self.requests else self.deterministic} deterministic"
 
 
 def programs(setting: Setting) -> Iterator[Program]:
     """All programs that the engines of all cases may need; a device that certifies the cheapest plans needs fewer."""
-    cfg = setting.size.model
-    for requests, case in cases(setting):
-        config = config_of(setting, requests, case)
-        assert config.schedule is not None
-        needs = Needs(case.num_deterministic > 0, case.num_deterministic < requests, False)
-        yield from engine_programs(
-            cfg, config, needed_plans(config, config.schedule, requests, needs), name=f"{requests}, {case.label}"
-        )
+    for case in cases(setting):
+        config = config_of(setting, case)
+        yield from engine_programs(setting.size.model, config, surely_made(setting, config, case.requests), name=case.name)
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each case."""
+    """One for each case; those that the time is too short for are left out."""
 
     @cache
     def model() -> Model:
         return random_model(setting.size.model)
 
-    for requests, case in cases(setting):
-        name = f"{requests} requests, {case.label}"
-        yield Measurement(name, lambda requests=requests, case=case, name=name: run(setting, model(), requests, case, name))
+    for case in cases(setting):
+        yield Measurement(case.name, lambda case=case: run(setting, model(), case), costly=True)
 
 
-def run(setting: Setting, model: Model, requests: int, case: Case, name: str) -> Iterator[Entry]:
-    """Speed, its ratio to ordinary generation, and what speculation did."""
+def cases(setting: Setting) -> list[Case]:
+    """The most valuable first."""
+    return [Case(*each) for each in setting.size.generation]
+
+
+def run(setting: Setting, model: Model, case: Case) -> Iterator[Entry]:
+    """The speed of each round's ordinary run, and what determinism keeps of it; each round's figures replace the last ones."""
     size = setting.size
-    prompts = bench_prompts(model, requests, size.prompt_len)
-    result = measure(
-        model, [ORDINARY, case], prompts, size.new_tokens, min(ROUNDS, size.repeats), RunProgress(0, None), Variants()
-    )
-    ordinary, found = result["cases"]
-    if found["refused"]:
-        raise RuntimeError(found["refused"])
-    yield Entry(f"{requests} requests, ordinary, before {case.label}", ordinary["median_tok_per_s"], "tok/s")
-    shared = case.num_deterministic < requests
-    bar = setting.bar(LEAST_OF_SHARED if shared else LEAST_OF_ORDINARY) if case.mode == "auto" else None
-    accepted = f"{found['draft_acceptance_rate']:.1%} of drafts accepted, " if found["num_draft_tokens"] else ""
-    note = f"{found['median_tok_per_s']:.0f} tok/s, {accepted}{found['num_rollbacks']} rollbacks"
-    yield Entry(f"{name}, of ordinary", found["ratio_to_ordinary"], "", bar, note=note)
-    bits = result["bits"]
-    note = f"{bits['ordinary_differ']} of {bits['ordinary_compared']} ordinary results differ"
-    if case.mode != "batch_invariant":
-        yield Entry(f"{name}, results of a request", float(bits["deterministic_variants"]), "", 1.0, True, note=note)
+    engine = Engine(model, config_of(setting, case))
+    engine.device.start_compiling(surely_made(setting, engine.config, case.requests), apart=True)  # all at the same time
+    engine.prepare(case.requests, NEEDS)
+    prompts = bench_prompts(model, case.requests, size.prompt_len)
+    once = partial(run_once, engine, prompts, size.new_tokens)
+    seen: list[set[bytes]] = [set() for _ in range(case.deterministic)]
+    speeds: list[float] = []
+    ratios: list[float] = []
+    once(0)  # what is compiled when it first runs
+    once(case.deterministic)
+    for _ in range(min(ROUNDS, size.repeats)):
+        ordinary, before, _ = once(0)
+        speed, results, stats = once(case.deterministic)
+        for bits, result in zip(seen, results, strict=False):
+            bits.add(result)
+        speeds.append(ordinary)
+        ratios.append(speed / ordinary)
+        shared = case.deterministic < case.requests
+        bar = setting.bar(LEAST_OF_SHARED if shared else LEAST_OF_ORDINARY)
+        accepted = f"{stats.draft_acceptance_rate:.1%} of drafts accepted, " if stats.num_draft_tokens else ""
+        note = f"{speed:.0f} tok/s, {accepted}{stats.num_rollbacks} rollbacks; plans: {certified(engine)}"
+        step_s = setting.predicted_s(work_of(setting, case.requests))
+        predicted = None if step_s is None else case.requests / step_s
+        yield Entry(f"{case.name}, of ordinary", median(ratios), "", bar, note=note, predicted=predicted_ratio(setting, case))
+        yield Entry(f"{case.name}, ordinary speed", median(speeds), "tok/s", predicted=predicted)
+        differ = sum(one not in bits for bits, one in zip(seen, before, strict=False))
+        note = f"{differ} of {case.deterministic} ordinary results differ"
+        yield Entry(f"{case.name}, results of a request", float(max(map(len, seen))), "", 1.0, True, note=note)
 
 
-def cases(setting: Setting) -> list[tuple[int, Case]]:
-    """Numbers of requests, each with what is compared with ordinary generation.
-
-    Each method with all requests deterministic, and one case with a single deterministic request among ordinary ones.
-    """
-    requests, mixed = setting.size.requests, setting.size.mixed
-    window = setting.schedule_fn(setting.size.model).budget.window
-    return [
-        (requests, Case("auto", window, requests, 100)),
-        (mixed, Case("auto", window, 1, -(-100 // mixed))),
-        (requests, Case("batch_invariant", 1, requests, 100)),
-        (requests, Case("dvr", WINDOW, requests, 100)),
+def run_once(
+    engine: Engine, prompts: list[tuple[int, ...]], new_tokens: int, deterministic: int
+) -> tuple[float, list[bytes], Stats]:
+    """Tokens a second of all prompts at once, the first ones `deterministic`; each one's bits in order, and all counters."""
+    sampling = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
+    requests = [
+        Request(str(i), prompt, dataclasses.replace(sampling, deterministic=i < deterministic))
+        for i, prompt in enumerate(prompts)
     ]
+    began = time.perf_counter()
+    found = sorted(engine.run(requests), key=lambda completion: int(completion.id))
+    seconds = time.perf_counter() - began
+    num_tokens = sum(len(completion.token_ids) for completion in found)
+    return num_tokens / seconds, [*map(bits_of, found)], sum((completion.stats for completion in found), Stats())
 
 
-def config_of(setting: Setting, requests: int, case: Case) -> EngineConfig:
-    """The engine of a case, as `detspec.bench.rounds` makes it."""
+def certified(engine: Engine) -> str:
+    """The plans that the engine may choose from."""
+    return ", ".join(each.plan.label for each in engine.certificates.values() if each.is_certified)
+
+
+def predicted_ratio(setting: Setting, case: Case) -> float | None:
+    """Ordinary steps over the cheapest way to commit as many tokens, every draft accepted; None without peaks.
+
+    Canonical passes hold one row of each sequence, as many as the anchor where the library's products depend on rows. With
+    self drafts a window of ordinary steps is followed by passes that verify the windows of deterministic requests.
+    """
     own = setting.schedule_fn(setting.size.model)
-    schedule = own.with_numerics(linear="pinned") if case.mode == "batch_invariant" else own
-    methods = {"auto": "auto", "dvr": "self", "batch_invariant": "none"}
+    window, anchor = own.budget.window, own.budget.rows
+    rows = case.requests if own.numerics.linear == "pinned" else max(case.requests, anchor)
+    step = setting.predicted_s(work_of(setting, case.requests))
+    canonical = setting.predicted_s(work_of(setting, rows, canonical=True))
+    verify = setting.predicted_s(work_of(setting, max(anchor, window), canonical=True))
+    if step is None or canonical is None or verify is None:
+        return None
+    passes = -(-case.deterministic * window // max(anchor, window))
+    return step / min(canonical, ((window - 1) * step + passes * verify) / window)
+
+
+def work_of(setting: Setting, rows: int, *, canonical: bool = False) -> Work:
+    """The work of one token of each sequence, in the middle of its text."""
+    size = setting.size
+    own = setting.schedule_fn(size.model)
+    schedule = own.with_budget(rows, 1) if canonical else own.fast(rows)
+    return pass_work(size.model, schedule, windows=rows, context=size.prompt_len + size.new_tokens // 2)
+
+
+def config_of(setting: Setting, case: Case) -> EngineConfig:
+    """Room for a case; the engine chooses whether to draft, in windows of the schedule's length.
+
+    Texts of random weights repeat themselves, which would flatter prompt lookup: it is left out.
+    """
+    own = setting.schedule_fn(setting.size.model)
+    window = own.budget.window
     return EngineConfig(
-        max_requests=requests,
-        max_len=max(setting.size.prompt_len + setting.size.new_tokens, own.budget.window, case.window),
-        method=methods[case.mode],
-        num_speculative_tokens=max(case.window - 1, 1),
-        schedule=schedule,
+        max_requests=case.requests,
+        max_len=max(setting.size.prompt_len + setting.size.new_tokens, window),
+        method=("none", SELF),
+        num_speculative_tokens=max(window - 1, 1),
+        schedule=own,
     )

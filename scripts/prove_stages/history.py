@@ -17,6 +17,11 @@ def measurements(lines: Iterable[Line], stage: str) -> dict[str, Line]:
     return found
 
 
+def of_run(lines: Iterable[Line], run: str) -> list[Line]:
+    """The lines that this `run` has added."""
+    return [line for line in lines if line.get("run") == run]
+
+
 def known(lines: Sequence[Line], stage: str, run: str) -> set[str]:
     """Measurements of `stage` that need not be tried in this `run`: those that succeeded, and those that failed in it."""
     return {name for name, line in measurements(lines, stage).items() if not line["error"] or line["run"] == run}
@@ -34,9 +39,12 @@ def unfinished(lines: Sequence[Line]) -> list[str]:
 
 
 def entries(lines: Sequence[Line], stage: str) -> dict[str, Line]:
-    """The entries of all measurements of `stage` that succeeded, by name."""
-    found = measurements(lines, stage).values()
-    return {entry["name"]: entry for line in found if not line["error"] for entry in line["entries"]}
+    """The entries of `stage` by name: of measurements that succeeded, and the last ones of those that got no further."""
+    ended = measurements(lines, stage)
+    parts = {line["name"]: line for line in lines if line["kind"] == "partial" and line["stage"] == stage}
+    names = dict.fromkeys((*ended, *parts))
+    found = [ended[name] if name in ended and not ended[name]["error"] else parts.get(name) for name in names]
+    return {entry["name"]: entry for line in found if line is not None for entry in line["entries"]}
 
 
 def machine(lines: Iterable[Line]) -> Line:

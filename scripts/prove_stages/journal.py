@@ -1,7 +1,9 @@
 """The results file: a line of JSON for each thing that happened, on disk before the next one begins.
 
     {"kind": "run", ...}           a worker says which device it has
+    {"kind": "partial", ...}       entries of a measurement that goes on
     {"kind": "measurement", ...}   one measurement with its entries, or why it failed
+    {"kind": "skipped", ...}       one that the time was too short for
     {"kind": "end", ...}           how a stage ended
 
 A process may be killed at any moment: a line that is not whole is left out when the file is read, and ended when it is written.
@@ -27,6 +29,7 @@ class Entry:
     at_most: bool = False
     bound: str = ""  # what limits it: "bandwidth", "arithmetic" or "host"; "" if nothing is timed
     note: str = ""
+    predicted: float | None = None  # from bytes and operations at the device's ceilings; None if nothing is
 
     @property
     def holds(self) -> bool | None:

@@ -1,6 +1,6 @@
 """Steps and canonical passes of a model by rows: what one token costs, and what verifying many costs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from detspec.config import ModelConfig
 from detspec.model.params import Params, param_shapes
 from detspec.model.transformer import forward
 from detspec.model.work import pass_work
+from detspec.roofline import Work
 from detspec.schedule import Schedule
 from detspec.state import Windows
 from prove_stages.journal import Entry
@@ -49,28 +50,32 @@ def of_depth(setting: Setting, cfg: ModelConfig, steps: tuple[int, ...], passes:
     rows, step_rows = setting.size.compared
     step, canonical = schedules(setting, (step_rows,), (rows,))
     name = f"{label(cfg, canonical)} over {label(cfg, step)}"
-    yield Measurement(name, lambda: compare(setting, name, runner()(canonical), runner()(step)))
+    works = [work_of(setting, cfg, schedule) for schedule in (canonical, step)]
+    yield Measurement(name, lambda: compare(setting, name, works, runner()(canonical), runner()(step)))
 
 
 def measure(setting: Setting, cfg: ModelConfig, schedule: Schedule, runner: Runner) -> Iterator[Entry]:
     """The time of one pass, and over the least that this device's own ceilings allow."""
     name = label(cfg, schedule)
     seconds = typical(in_turns({name: runner(schedule)}, setting.size), name)
-    work = pass_work(cfg, schedule, windows=schedule.budget.groups, context=setting.size.context // 4)
-    copy, product = setting.found("ceilings", "copy"), setting.found("ceilings", "product")
-    if copy is None or product is None:
-        yield Entry(name, 1e3 * seconds, "ms")
-        return
-    floors = {"bandwidth": work.bytes / copy / 1e12, "arithmetic": work.flop / product / 1e12}
-    bound = max(floors, key=lambda kind: floors[kind])
-    yield Entry(name, 1e3 * seconds, "ms", bound=bound, note=f"at least {1e3 * floors[bound]:.3g} ms")
-    yield Entry(f"{name}, over the least", seconds / floors[bound], "", setting.bar(MOST_OF_FLOOR), True, bound=bound)
+    work = work_of(setting, cfg, schedule)
+    bound = setting.bound(work)
+    yield Entry(name, 1e3 * seconds, "ms", bound=bound, predicted=setting.predicted(work, 1e3))
+    if least := setting.predicted_s(work):
+        bar = setting.bar(MOST_OF_FLOOR)
+        yield Entry(f"{name}, over the least", seconds / least, "", bar, True, bound=bound, predicted=1.0)
 
 
-def compare(setting: Setting, name: str, canonical: Call, step: Call) -> Iterator[Entry]:
-    """A canonical pass over a step, in turns."""
+def compare(setting: Setting, name: str, works: Sequence[Work], canonical: Call, step: Call) -> Iterator[Entry]:
+    """A canonical pass over a step, in turns; `works` are those of both."""
     samples = in_turns({"pass": canonical, "step": step}, setting.size)
-    yield Entry(name, ratio(samples, "pass", "step"), "", setting.bar(MOST_OF_STEP), True)
+    least = setting.predicted_ratio(*works)
+    yield Entry(name, ratio(samples, "pass", "step"), "", setting.bar(MOST_OF_STEP), True, predicted=least)
+
+
+def work_of(setting: Setting, cfg: ModelConfig, schedule: Schedule) -> Work:
+    """The work of a pass of `schedule`, none of it padding."""
+    return pass_work(cfg, schedule, windows=schedule.budget.groups, context=setting.size.context // 4)
 
 
 def running(setting: Setting, cfg: ModelConfig) -> Runner:
@@ -97,7 +102,7 @@ def pass_program(setting: Setting, cfg: ModelConfig, schedule: Schedule) -> Prog
     def make() -> tuple[Any, ...]:
         return param_shapes_as_zeros(cfg), windows_of(setting, schedule), new_cache(setting, cfg)
 
-    work = pass_work(cfg, schedule, windows=schedule.budget.groups, context=setting.size.context // 4)
+    work = work_of(setting, cfg, schedule)
     return Program(label(cfg, schedule), pass_fn(cfg, schedule), make, donate=(2,), work=work, calls=50)
 
 

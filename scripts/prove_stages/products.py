@@ -36,16 +36,16 @@ def measure(setting: Setting, rows: int) -> Iterator[Entry]:
     samples = in_turns({name: program.call() for name, program in kinds.items()}, setting.size)
     seconds = typical(samples, "pinned")
     work = kinds["pinned"].work
-    ceilings = setting.found("ceilings", "copy"), setting.found("ceilings", "product")
-    bound = "" if None in ceilings else "bandwidth" if work.bytes / ceilings[0] > work.flop / ceilings[1] else "arithmetic"
+    bound = setting.bound(work)
     rate = f"{work.flop / seconds / 1e12:.1f} TFLOP/s, {work.bytes / seconds / 1e12:.2f} TB/s"
-    yield Entry(f"pinned, {rows} rows", 1e6 * seconds, "us", bound=bound, note=rate)
+    yield Entry(f"pinned, {rows} rows", 1e6 * seconds, "us", bound=bound, note=rate, predicted=setting.predicted(work, 1e6))
     yield Entry(
         f"pinned, {rows} rows, of the library's speed",
         ratio(samples, "library", "pinned"),
         "",
         setting.bar(LEAST_OF_LIBRARY),
         bound=bound,
+        predicted=setting.predicted_ratio(kinds["library"].work, work),
     )
     yield Entry(
         f"int8, {rows} rows, of bfloat16's speed",
@@ -53,6 +53,7 @@ def measure(setting: Setting, rows: int) -> Iterator[Entry]:
         "",
         setting.bar(LEAST_OVER_BFLOAT16),
         bound=bound,
+        predicted=setting.predicted_ratio(kinds["library"].work, kinds["int8"].work),
     )
     yield Entry(f"int8, {rows} rows, exact", float(is_exact(kinds["int8"])), "yes or no", 1.0)
 
@@ -74,7 +75,8 @@ def int8_product(setting: Setting, rows: int) -> Program:
     def multiply(x: jax.Array, weight: jax.Array) -> jax.Array:
         return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
 
-    work = Work(float((rows + cfg.d_model) * cfg.d_ff + 4 * rows * cfg.d_model), 2.0 * rows * cfg.d_ff * cfg.d_model)
+    # An operation in int8 counts half: GPUs and newer TPUs do twice as many a second.
+    work = Work(float((rows + cfg.d_model) * cfg.d_ff + 4 * rows * cfg.d_model), 1.0 * rows * cfg.d_ff * cfg.d_model)
     return Program(f"product, int8, {rows} x {cfg.d_ff} x {cfg.d_model}", multiply, make, work=work, calls=50)
 
 

@@ -1,6 +1,8 @@
 """What stages are made of: programs, which need no device, and measurements, which run on one."""
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
@@ -13,11 +15,11 @@ from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan
 from detspec.engine.programs import Decoding
-from detspec.environment import default_schedule
+from detspec.environment import chosen_schedule, default_schedule
 from detspec.model.params import param_shapes
 from detspec.roofline import Work
 from detspec.schedule import Schedule
-from detspec.targets import Target, canonical_schedule
+from detspec.targets import TARGETS, Target, canonical_schedule
 from prove_stages.journal import Entry, Line
 from prove_stages.sizes import Size
 
@@ -33,22 +35,37 @@ class Setting:
         platform: "cpu", "gpu" or "tpu".
         schedule_fn: the device's schedule for a model.
         earlier: entries of earlier stages by stage and name.
+        target: data sheet of the device; None if there is none.
+        ends: when the stage is ended, of `time.monotonic`.
     """
 
     size: Size
     platform: str
     schedule_fn: Callable[[ModelConfig], Schedule]
     earlier: Mapping[str, Mapping[str, Line]] = dataclasses.field(default_factory=dict)
+    target: Target | None = None
+    ends: float = math.inf
 
     @classmethod
-    def here(cls, size: Size, earlier: Mapping[str, Mapping[str, Line]]) -> "Setting":
-        """On the device of this process."""
-        return cls(size, jax.default_backend(), default_schedule, earlier)
+    def here(
+        cls, size: Size, earlier: Mapping[str, Mapping[str, Line]], switches: Mapping[str, str], *, ends: float = math.inf
+    ) -> "Setting":
+        """On the device of this process; `switches` are fields of `Numerics` that replace the device's own.
+
+        Raises `InputError` if the device does not run the implementation that they name.
+        """
+
+        def schedule_of(cfg: ModelConfig) -> Schedule:
+            return chosen_schedule(default_schedule(cfg).with_numerics(**switches), cfg)
+
+        schedule_of(size.model)
+        return cls(size, jax.default_backend(), schedule_of, earlier, target_of(jax.devices()[0].device_kind), ends)
 
     @classmethod
-    def of_target(cls, size: Size, target: Target) -> "Setting":
+    def of_target(cls, size: Size, target: Target, switches: Mapping[str, str] | None = None) -> "Setting":
         """On a device that is not here."""
-        return cls(size, target.platform, lambda cfg: canonical_schedule(target, cfg))
+        changes = switches or {}
+        return cls(size, target.platform, lambda cfg: canonical_schedule(target, cfg).with_numerics(**changes), target=target)
 
     def bar(self, value: float) -> float | None:
         """The bar of a time; None in a rehearsal, whose times mean nothing."""
@@ -59,13 +76,55 @@ class Setting:
         entry = self.earlier.get(stage, {}).get(name)
         return None if entry is None else float(entry["value"])
 
+    @property
+    def peaks(self) -> tuple[float, float] | None:
+        """Bytes and operations a second: measured ceilings, or the data sheet's until there are some; None without either."""
+        copy, product = self.found("ceilings", "copy"), self.found("ceilings", "product")
+        if copy is not None and product is not None:
+            return 1e12 * copy, 1e12 * product
+        return None if self.target is None else (float(self.target.bytes_per_s), float(self.target.flop_per_s))
+
+    def predicted_s(self, work: Work) -> float | None:
+        """The least seconds of `work` at these peaks."""
+        return None if self.peaks is None else max(work.bytes / self.peaks[0], work.flop / self.peaks[1])
+
+    def predicted(self, work: Work, scale: float) -> float | None:
+        """These seconds in another unit, of which one second has `scale`."""
+        seconds = self.predicted_s(work)
+        return None if seconds is None else scale * seconds
+
+    def predicted_ratio(self, other: Work, own: Work) -> float | None:
+        """The predicted time of `other` over that of `own`."""
+        one, another = self.predicted_s(other), self.predicted_s(own)
+        return None if one is None or another is None else one / another
+
+    def bound(self, work: Work) -> str:
+        """What takes `work` longer at these peaks: "bandwidth" or "arithmetic"; "" without peaks."""
+        if self.peaks is None:
+            return ""
+        return "bandwidth" if work.bytes / self.peaks[0] >= work.flop / self.peaks[1] else "arithmetic"
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the stage is ended."""
+        return self.ends - time.monotonic()
+
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A part of a stage that is written down as a whole; `run` returns its figures."""
+    """A part of a stage.
+
+    Attributes:
+        name: as the results file calls it.
+        run: returns its figures. Each is on disk before the next one is asked for; one of the same name replaces it.
+        costly: it is skipped if less time is left than the costly one before it took.
+        apart: what follows runs in another process.
+    """
 
     name: str
     run: Callable[[], Iterable[Entry]]
+    costly: bool = False
+    apart: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +165,12 @@ class Program:
         args = jax.jit(self.make)()
         fn = jax.jit(self.fn)
         return lambda: fn(*args)
+
+
+def target_of(device_kind: str) -> Target | None:
+    """The data sheet of a device, by the name that jax gives it: "NVIDIA H100 80GB HBM3", "TPU v5 lite"."""
+    known = [target for target in TARGETS.values() if device_kind.startswith(target.kind)]
+    return max(known, key=lambda target: len(target.kind), default=None)
 
 
 def engine_programs(

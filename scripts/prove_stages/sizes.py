@@ -31,9 +31,10 @@ class Size:
         product_rows: rows of the products that are timed.
         steps, passes: rows of decode steps and of canonical passes; windows of a pass have `window` rows.
         compared: rows of the pass, and of the step that it is compared with; these run at full depth, too.
-        requests: requests of the generation stage.
-        mixed: requests of which one is deterministic.
+        requests: most requests in flight among which one prompt is completed.
+        generation: cases that are generated end to end, the most valuable first: requests, and how many are deterministic.
         prompt_len, new_tokens: tokens of each request.
+        completed_prompt: tokens of the prompt that is completed many times; several pages, which splits of attention share.
         copies: completions of one prompt.
         repeats: rounds of everything that is timed.
         sample_s: calls are queued until a sample takes this long, which hides dispatch.
@@ -59,9 +60,10 @@ class Size:
     passes: tuple[int, ...]
     compared: tuple[int, int]
     requests: int
-    mixed: int
+    generation: tuple[tuple[int, int], ...]
     prompt_len: int
     new_tokens: int
+    completed_prompt: int
     copies: int
     repeats: int
     sample_s: float
@@ -106,9 +108,10 @@ FULL = Size(
     passes=(16, 64, 256, 1024),
     compared=(256, 32),
     requests=32,
-    mixed=9,
+    generation=((32, 32), (8, 8), (9, 1), (128, 128), (1, 1)),
     prompt_len=64,
     new_tokens=128,
+    completed_prompt=300,
     copies=1000,
     repeats=7,
     sample_s=0.02,
@@ -139,9 +142,10 @@ TINY = Size(
     passes=(16, 64),
     compared=(64, 4),
     requests=2,
-    mixed=2,
+    generation=((2, 2), (2, 1)),
     prompt_len=8,
     new_tokens=8,
+    completed_prompt=8,
     copies=24,
     repeats=3,
     sample_s=0.002,

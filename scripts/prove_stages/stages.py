@@ -7,6 +7,7 @@ DONE = "done"
 SOME_FAILED = "some failed"
 FAILED = "failed"
 CUT_OFF = "cut off"
+UNUSABLE = "unusable"  # nothing can be measured on this device
 NOT_HERE = "does not apply"
 
 
@@ -23,6 +24,7 @@ class Stage:
         environment: variables of its process; flags are added to those that are set.
         compiles_first: all its programs are compiled at the same time, before the first of them runs.
         at_once: programs that 16 cores are assumed to compile for it at the same time, in plans.
+        gate: measured anew in each run, which ends if the device is unusable.
         own_cache: it finds nothing that other processes compiled, which may have tuned their programs in other ways.
         run_s: seconds that it is expected to take on an H200 besides compiling and the work itself: starting, making weights,
             copying to the host. Estimated.
@@ -37,6 +39,7 @@ class Stage:
     environment: tuple[tuple[str, str], ...] = ()
     compiles_first: bool = False
     own_cache: bool = False
+    gate: bool = False
     at_once: int = 1
 
 
@@ -44,16 +47,20 @@ UNTUNED: dict[str, Any] = {"platforms": ("gpu",), "environment": (("XLA_FLAGS", 
 ALONE: dict[str, Any] = {"own_cache": True}
 AHEAD: dict[str, Any] = {"compiles_first": True, "at_once": 8}
 STAGES = (
-    Stage("ceilings", ("ceilings",), "what the device can do at best", 13, 8),
+    Stage("environment", ("environment",), "the machine, its compilers, and one kernel", 15, 5, gate=True),
+    Stage("ceilings", ("ceilings",), "what the device can do at best", 30, 10),
     Stage("kernels", ("kernels",), "kernels are right, whatever unused memory holds", 36, 15),
-    Stage("doctor", ("examine",), "which budgets and splits have equal bits", 70, 20, **AHEAD, **ALONE),
-    Stage("passes", ("passes", "whole"), "a canonical pass costs little more than a step", 62, 15, **AHEAD),
-    Stage("generation", ("generation",), "determinism costs little, end to end", 140, 25, at_once=8),
-    Stage("completions", ("completions",), "one prompt, a thousand times, one result", 68, 15, at_once=8),
-    Stage("attention", ("decode", "attention"), "attention against a copy and the vendor's", 55, 15),
-    Stage("products", ("products",), "pinned and int8 products, and the library's", 27, 10),
-    Stage("doctor untuned", ("untuned",), "the same without autotuning", 40, 15, **UNTUNED, **AHEAD, **ALONE),
-    Stage("doctor again", ("anchor",), "another process has the same bits", 26, 12, **ALONE),
+    Stage("attention", ("decode", "attention"), "decode attention against a copy, passes by themselves", 30, 10),
+    Stage("products", ("products",), "pinned and int8 products, and the library's", 25, 10),
+    Stage("passes", ("passes", "whole"), "a canonical pass costs little more than a step", 60, 15, **AHEAD),
+    Stage("completions", ("completions",), "one prompt, a thousand times, one result", 75, 25, at_once=8),
+    Stage("generation", ("generation",), "determinism costs little, end to end", 100, 25, at_once=8),
+    Stage(
+        "doctor untuned", ("untuned",), "which rows and splits have equal bits, untuned", 40, 15, **UNTUNED, **AHEAD, **ALONE
+    ),
+    Stage("doctor again", ("anchor",), "two processes have the same bits", 30, 18, **ALONE),
+    Stage("vendor", ("vendor",), "attention against the vendor's", 14, 8),
+    Stage("doctor", ("examine",), "the same tuned, and all that must not matter", 60, 20, **AHEAD, **ALONE),
 )
 
 

@@ -7,21 +7,21 @@ from prove_stages.children import figure
 from prove_stages.journal import Line
 from prove_stages.stages import DONE, NOT_HERE, STAGES
 
+HEAD = ("device", "size", "implementation", "linear", "jax", "compiler", "switches")
+
 
 def page(lines: Sequence[Line]) -> str:
     """The device, how each stage ended, every figure, and every error."""
     machine = history.machine(lines)
-    head = (
-        "nothing has run"
-        if not machine
-        else ", ".join(f"{name} {machine[name]}" for name in ("device", "size", "jax", "compiler"))
-    )
+    head = "nothing has run" if not machine else ", ".join(f"{name} {machine[name]}" for name in HEAD if machine.get(name))
+    void = [f"size {machine['size']}: times void"] if machine.get("size", "full") != "full" else []
     parts = [
         head,
+        *void,
         markdown(["stage", "ended", "s", "what it shows"], [stage_row(lines, stage.name) for stage in STAGES], "llrl"),
     ]
     rows = [row for stage in STAGES for row in entry_rows(lines, stage.name)]
-    parts.append(markdown(["stage", "figure", "value", "bar", "bound by", "note"], rows, "llrrll"))
+    parts.append(markdown(["stage", "figure", "value", "predicted", "bar", "bound by", "note"], rows, "llrrrll"))
     failed = [
         (stage.name, line) for stage in STAGES for line in history.measurements(lines, stage.name).values() if line["error"]
     ]
@@ -43,7 +43,7 @@ def stage_row(lines: Sequence[Line], name: str) -> list[str]:
 def entry_rows(lines: Sequence[Line], stage: str) -> list[list[str]]:
     """The figures of a stage."""
     return [
-        [stage, entry["name"], figure(entry), bar(entry), entry["bound"], entry["note"]]
+        [stage, entry["name"], figure(entry), figure(entry, "predicted"), bar(entry), entry["bound"], entry["note"]]
         for entry in history.entries(lines, stage).values()
     ]
 

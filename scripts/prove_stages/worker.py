@@ -20,62 +20,115 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from detspec.choices import IMPLEMENTATIONS, LINEARS
+from detspec.errors import InputError
 from prove_stages import history
 from prove_stages.children import LOOK_S, RESTART
+from prove_stages.environment import Unusable
 from prove_stages.journal import Entry, Journal
 from prove_stages.programs import Measurement, Program, Setting
 from prove_stages.sizes import SIZES
-from prove_stages.stages import DONE, SOME_FAILED, stage_of
+from prove_stages.stages import CUT_OFF, DONE, SOME_FAILED, STAGES, UNUSABLE, Stage, stage_of
 
 ERROR_CHARACTERS = 2000
+SAME = ("device", "size", "implementation", "linear", "jax")  # of all results in a folder
 
 
 def main() -> int:
     """Runs the stage; its exit status tells the parent whether to start another process for the rest."""
+    args = parse()
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
+    stage = stage_of(args.stage)
+    journal = Journal(args.results)
+    lines = journal.lines()
+    switches = {name: getattr(args, name) for name in ("implementation", "linear") if getattr(args, name)}
+    try:
+        earlier = {each.name: history.entries(lines, each.name) for each in STAGES}
+        setting = Setting.here(SIZES[args.size], earlier, switches, ends=args.ends)
+    except InputError as error:
+        sys.exit(str(error))
+    facts = facts_of(setting, switches)
+    check_same(history.machine(lines), facts)
+    journal.add("run", run=args.run, **facts)
+    if stage.own_cache:
+        folder = tempfile.TemporaryDirectory()
+        jax.config.update("jax_compilation_cache_dir", folder.name)
+    return run_stage(stage, setting, journal, began=args.began, run=args.run)
+
+
+def parse() -> argparse.Namespace:
+    """Parses the command line that the parent wrote."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("stage")
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--size", choices=SIZES, required=True)
+    parser.add_argument("--implementation", choices=IMPLEMENTATIONS)
+    parser.add_argument("--linear", choices=LINEARS)
     parser.add_argument("--began", type=float, required=True, help="when the process was started, of `time.monotonic`")
+    parser.add_argument("--ends", type=float, required=True, help="when it is ended, of `time.monotonic`")
     parser.add_argument("--run", required=True, help="name of this run: what has failed in it is not tried again")
-    args = parser.parse_args()
-    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
-    stage = stage_of(args.stage)
-    journal = Journal(args.results)
-    device = jax.devices()[0]
-    facts = {"device": device.device_kind, "size": args.size, "platform": device.platform, "jax": jax.__version__}
-    check_same(history.machine(journal.lines()), facts)
-    journal.add("run", run=args.run, compiler=device.client.platform_version.splitlines()[-1], **facts)
+    return parser.parse_args()
 
-    def end(status: str, error: str = "") -> None:
-        journal.add("end", stage=stage.name, status=status, seconds=time.monotonic() - args.began, error=error, run=args.run)
 
-    if stage.own_cache:
-        folder = tempfile.TemporaryDirectory()
-        jax.config.update("jax_compilation_cache_dir", folder.name)
-    lines = journal.lines()
-    setting = Setting.here(SIZES[args.size], {name: history.entries(lines, name) for name in ("ceilings", "doctor")})
-    done = history.known(lines, stage.name, args.run)
+def run_stage(stage: Stage, setting: Setting, journal: Journal, *, began: float, run: str) -> int:
+    """Measures what is not done, and notes how the stage ended, unless another process is to go on."""
+
+    def end(status: str, why: str) -> None:
+        journal.add("end", stage=stage.name, status=status, seconds=time.monotonic() - began, error=why, run=run)
+
+    lines = history.of_run(journal.lines(), run) if stage.gate else journal.lines()
+    done = history.known(lines, stage.name, run)
     failed = [name for name, line in history.measurements(lines, stage.name).items() if line["error"] and name in done]
     modules = [importlib.import_module(f"prove_stages.{name}") for name in stage.modules]
     todo = [each for module in modules for each in module.measurements(setting) if each.name not in done]
     if stage.compiles_first and todo:
         found = compile_all(program for module in modules for program in module.programs(setting))
-        journal.add("measurement", stage=stage.name, **found, run=args.run)
+        journal.add("measurement", stage=stage.name, **found, run=run)
+    skipped = []
+    took_s = 0.0  # by the last costly one
     for measurement in todo:
-        if not measured(journal, stage.name, measurement, args.run):
+        if measurement.costly and setting.left_s < took_s:
+            note = f"{setting.left_s:.0f} s are left, and the one before took {took_s:.0f}"
+            journal.add("skipped", stage=stage.name, name=measurement.name, note=note, run=run)
+            skipped.append(measurement.name)
+            continue
+        started = time.monotonic()
+        try:
+            is_measured = measured(journal, stage.name, measurement, run)
+        except Unusable as unusable:
+            end(UNUSABLE, str(unusable))
+            return 0
+        took_s = time.monotonic() - started if measurement.costly else took_s
+        if not is_measured:
             failed.append(measurement.name)
-            if not device_answers():
-                return RESTART
-    end(SOME_FAILED if failed else DONE, ", ".join(failed))
+        if (not is_measured and not device_answers()) or (measurement.apart and measurement is not todo[-1]):
+            return RESTART
+    why = [*failed, *([f"no time for {', '.join(skipped)}"] if skipped else [])]
+    end(SOME_FAILED if failed else CUT_OFF if skipped else DONE, "; ".join(why))
     return 0
 
 
+def facts_of(setting: Setting, switches: Mapping[str, str]) -> dict[str, str]:
+    """What results depend on: the device, the size, and how attention and canonical products are computed."""
+    device = jax.devices()[0]
+    numerics = setting.schedule_fn(setting.size.model).numerics
+    return {
+        "device": device.device_kind,
+        "size": setting.size.name,
+        "platform": device.platform,
+        "implementation": numerics.implementation,
+        "linear": numerics.linear,
+        "switches": ", ".join(f"{name} {value}" for name, value in switches.items()),
+        "jax": jax.__version__,
+        "compiler": device.client.platform_version.splitlines()[-1],
+    }
+
+
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Ends the process if the results were begun on another device, or in another size."""
-    for name in ("device", "size"):
-        if before and before[name] != now[name]:
-            sys.exit(f"the results are of {name} {before[name]!r}, this is {now[name]!r}: name another folder by --out")
+    """Ends the process if the results were begun on another device, in another size, or with other numerics or another jax."""
+    for name in SAME:
+        if before and before.get(name) != now[name]:
+            sys.exit(f"the results are of {name} {before.get(name)!r}, this is {now[name]!r}: name another folder by --out")
 
 
 def compile_all(programs: Iterable[Program]) -> dict[str, Any]:
@@ -97,16 +150,30 @@ def end_with_parent(parent: int) -> None:
 
 
 def measured(journal: Journal, stage: str, measurement: Measurement, run: str) -> bool:
-    """Runs one measurement and writes it down; whether it succeeded."""
+    """Runs one measurement and writes down each of its figures at once; returns whether it succeeded.
+
+    Raises `Unusable` if that is what it finds of the device.
+    """
     began = time.monotonic()
-    entries = []
+    entries: dict[str, Any] = {}
     error = ""
+
+    def add(kind: str, **more: Any) -> None:
+        found = {"entries": list(entries.values()), "seconds": time.monotonic() - began, **more}
+        journal.add(kind, stage=stage, name=measurement.name, **found, run=run)
+
     try:
-        entries = [entry.to_json() for entry in measurement.run()]
+        for entry in measurement.run():
+            entries[entry.name] = entry.to_json()
+            add("partial")
+    except Unusable as unusable:
+        add("measurement", error=str(unusable))
+        raise
     except Exception:
         error = traceback.format_exc()[-ERROR_CHARACTERS:]
-    seconds = time.monotonic() - began
-    journal.add("measurement", stage=stage, name=measurement.name, seconds=seconds, entries=entries, error=error, run=run)
+    if error:
+        entries.clear()
+    add("measurement", error=error)
     return not error
 
 
