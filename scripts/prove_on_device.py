@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_stages(stages: Sequence[Stage], args: argparse.Namespace, journal: Journal, delivery: Delivery) -> None:
-    """Runs one after the other, each in its share of the time; those that the device is not for are noted as such."""
+    """Runs one after the other, each in its share of the time; those that do not apply here are noted as such."""
     say = partial(print, flush=True)
     say(children.warm_up())
     began = time.monotonic()
@@ -69,9 +69,7 @@ def run_stages(stages: Sequence[Stage], args: argparse.Namespace, journal: Journ
         arguments += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
     for stage, limit_s in children.limits(stages, 60 * args.minutes):
         say(f"[{time.monotonic() - began:5.0f} s] {stage.name}: {stage.proves}; at most {limit_s:.0f} s")
-        platform = history.machine(journal.lines()).get("platform", "")
-        if platform and platform not in stage.platforms:
-            error = f"it is for {', '.join(stage.platforms)}, this is {platform}"
+        if error := not_here(stage, history.machine(journal.lines()).get("platform", "")):
             journal.add("end", stage=stage.name, status=NOT_HERE, seconds=0.0, error=error, run=run)
         else:
             children.run_stage(stage, limit_s, journal, arguments=arguments, run=run, say=say, changed=delivery.results)
@@ -81,6 +79,14 @@ def run_stages(stages: Sequence[Stage], args: argparse.Namespace, journal: Journ
         if stage.gate and end is not None and end["status"] in (UNUSABLE, FAILED):
             say("nothing else is measured on this device")
             return
+
+
+def not_here(stage: Stage, platform: str) -> str:
+    """Why a stage does not apply on this `platform`, "" where it does; the platform is "" before any stage has run."""
+    if platform and platform not in stage.platforms:
+        return f"it is for {', '.join(stage.platforms)}, this is {platform}"
+    lacking = packages.missing(stage.packages)
+    return f"not installed: {', '.join(lacking)}" if lacking else ""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -181,6 +181,34 @@ def test_plan_of_an_h200_fits_into_nine_minutes_and_counts_each_program_of_share
     assert plan.seconds(stage, rows, programs, {"a"})[1] == 4
 
 
+def test_plan_of_a_stage_that_compiles_nothing_counts_its_other_seconds(monkeypatch):
+    plan = part("plan")
+    found = {"platform": "gpu", "programs": {}, "stages": {"peer": []}}
+    monkeypatch.setattr(plan, "read", lambda: {"cores": 2, "targets": {"x": found}})
+    row = next(line for line in plan.table("x").splitlines() if line.startswith("| peer "))
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    seconds = f"{part('stages').stage_of('peer').run_s:.0f}"
+    assert cells[1] == "0"
+    assert cells[6:8] == [seconds, seconds]
+
+
+@pytest.mark.parametrize(
+    ("stage", "platform", "why"),
+    [
+        ("doctor untuned", "cpu", "it is for gpu, this is cpu"),
+        ("doctor untuned", "gpu", ""),
+        ("doctor untuned", "", ""),
+        ("needs packages", "", "not installed: no_such_package, nor_this"),
+        ("needs json", "cpu", ""),
+    ],
+)
+def test_stage_does_not_apply_on_other_platforms_or_without_its_packages(script, stage, platform, why):
+    stages = part("stages")
+    own = {"needs packages": ("json", "no_such_package", "nor_this"), "needs json": ("json",)}
+    chosen = stages.Stage(stage, (), "", 1, 0, packages=own[stage]) if stage in own else stages.stage_of(stage)
+    assert script.not_here(chosen, platform) == why
+
+
 def test_environment_adds_flags_and_paths_to_those_given():
     children = part("children")
     stage = part("stages").stage_of("doctor untuned")

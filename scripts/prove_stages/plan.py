@@ -46,7 +46,7 @@ def table(name: str) -> str:
         cached |= set() if stage.own_cache else {row["text"] for row in found["stages"][stage.name]}
         sums = [total + figure for total, figure in zip(sums, figures, strict=True)]
         programs = [found["programs"][row["text"]] for row in found["stages"][stage.name]]
-        largest = max(program["peak_bytes"] for program in programs) / 1e9
+        largest = max((program["peak_bytes"] for program in programs), default=0) / 1e9
         rows.append(
             [stage.name, str(len(programs)), str(stage.at_once), *(f"{figure:.0f}" for figure in figures), f"{largest:.1f}"]
         )

@@ -21,6 +21,7 @@ class Stage:
         proves: what its figures say.
         share_s: seconds of nine minutes that it may take; other totals are shared out in proportion.
         platforms: where it applies.
+        packages: packages that it needs besides those of all stages; where one is not installed, it does not apply.
         environment: variables of its process; flags are added to those that are set.
         compiles_first: all its programs are compiled at the same time, before the first of them runs.
         at_once: programs that 16 cores are assumed to compile for it at the same time, in plans.
@@ -36,6 +37,7 @@ class Stage:
     share_s: int
     run_s: float
     platforms: tuple[str, ...] = ("cpu", "gpu", "tpu")
+    packages: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     compiles_first: bool = False
     own_cache: bool = False
@@ -44,6 +46,11 @@ class Stage:
 
 
 UNTUNED: dict[str, Any] = {"platforms": ("gpu",), "environment": (("XLA_FLAGS", "--xla_gpu_autotune_level=0"),)}
+PEER: dict[str, Any] = {
+    "platforms": ("cpu", "gpu"),
+    "packages": ("torch",),
+    "environment": (("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),),  # torch needs the memory that jax would take at its start
+}
 ALONE: dict[str, Any] = {"own_cache": True}
 AHEAD: dict[str, Any] = {"compiles_first": True, "at_once": 8}
 STAGES = (
@@ -59,6 +66,7 @@ STAGES = (
         "doctor untuned", ("untuned",), "which rows and splits have equal bits, untuned", 40, 15, **UNTUNED, **AHEAD, **ALONE
     ),
     Stage("doctor again", ("anchor",), "two processes have the same bits", 30, 18, **ALONE),
+    Stage("peer", ("peer",), "PyTorch in CUDA graphs, for comparison", 25, 15, **PEER),
     Stage("vendor", ("vendor",), "attention against the vendor's", 14, 8),
     Stage("doctor", ("examine",), "the same tuned, and all that must not matter", 60, 20, **AHEAD, **ALONE),
 )
