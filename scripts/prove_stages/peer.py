@@ -71,8 +71,9 @@ def compare_rows(setting: Setting, loops: Callable[[int], "DecodeLoop"]) -> Iter
         found = loops(rows).first_row()
         changes = "another greedy token" if found.argmax() != alone.argmax() else "the same greedy token"
         off = float((found.double() - alone.double()).abs().max())
-        name = f"{peer(setting)}, logits that change among {rows} rows" if rows > 1 else f"{peer(setting)}, alone again"
+        where = f"among {rows} rows" if rows > 1 else "in a second run"
         details = f"of {len(alone)}, off by up to {off:.2g}, {changes}"
+        name = f"{peer(setting)}, logits that change {where}"
         yield Entry(name, float(num_different(alone, found)), "logits", note=note(details))
 
 
