@@ -25,7 +25,7 @@ PRODUCTS = 40  # in one graph, about
 
 
 def programs(setting: Setting) -> Iterator[Program]:
-    """None: jax compiles nothing here."""
+    """Yields none: jax compiles nothing here."""
     yield from ()
 
 
@@ -128,18 +128,18 @@ def least(setting: Setting, work: Work) -> tuple[float, str]:
 
 
 def step_name(setting: Setting, rows: int) -> str:
-    """ "PyTorch in CUDA graphs, step of 32 rows, 8 layers"."""
+    """Names a step: "PyTorch in CUDA graphs, step of 32 rows, 8 layers"."""
     (schedule,) = passes.schedules(setting, (rows,), ())
     return f"{peer(setting)}, {passes.label(setting.size.model, schedule)}"
 
 
 def peer(setting: Setting) -> str:
-    """What it is, as figures are named."""
+    """Names the peer, as its figures are named."""
     return "PyTorch in CUDA graphs" if setting.platform == "gpu" else "PyTorch without graphs"
 
 
 def note(*parts: str) -> str:
-    """Remarks on a figure, and whose figure it is."""
+    """Joins remarks on a figure, and the version that it is of."""
     import torch
 
     return ", ".join([*filter(None, parts), f"torch {torch.__version__}"])
