@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
-from detspec.model.work import pass_work
 from detspec.roofline import Work
 from prove_stages import passes
 from prove_stages.journal import Entry
@@ -48,18 +47,18 @@ def measurements(setting: Setting) -> Iterator[Measurement]:
 
 
 def time_step(setting: Setting, loop: "DecodeLoop", rows: int) -> Iterator[Entry]:
-    """The time of a step, over the least that the device allows, and over that of our own step of as many rows."""
+    """The time of a step, and over that of our own step of as many rows, whose roofline is the same."""
     name = step_name(setting, rows)
     seconds = typical(in_turns({name: loop.call}, setting.size), name)
-    (schedule,) = passes.schedules(setting, (rows,), ())
     cfg = setting.size.model
-    least_s, bound = least(setting, pass_work(cfg, schedule, windows=rows, context=setting.size.context // 4))
-    yield Entry(name, 1e3 * seconds, "ms", bound=bound, note=note(f"at least {1e3 * least_s:.3g} ms" if bound else ""))
-    if bound:
-        yield Entry(f"{name}, over the least", seconds / least_s, "", bound=bound)
+    (schedule,) = passes.schedules(setting, (rows,), ())
+    work = passes.work_of(setting, cfg, schedule)
+    yield Entry(name, 1e3 * seconds, "ms", bound=setting.bound(work), note=note(), predicted=setting.predicted(work, 1e3))
     own_ms = setting.found("passes", passes.label(cfg, schedule))
     if own_ms is not None:
-        yield Entry(f"{name}, over detspec's", 1e3 * seconds / own_ms, "", note=f"detspec's takes {own_ms:.3g} ms")
+        yield Entry(
+            f"{name}, over detspec's", 1e3 * seconds / own_ms, "", note=f"detspec's takes {own_ms:.3g} ms", predicted=1.0
+        )
 
 
 def compare_rows(setting: Setting, loops: Callable[[int], "DecodeLoop"]) -> Iterator[Entry]:
@@ -88,11 +87,10 @@ def time_products(setting: Setting, model: "TorchLlama", matrix: str) -> Iterato
         name = f"{peer(setting)}, {matrix} {num_out} x {num_in}, {rows} rows"
         seconds = typical(in_turns({name: products(weights, rows, rounds)}, setting.size), name) / (rounds * len(weights))
         num_bytes = weights[0].element_size() * (num_out * num_in + rows * (num_out + num_in))
-        least_s, bound = least(setting, Work(float(num_bytes), 2.0 * rows * num_out * num_in))
-        rate = f"{num_bytes / seconds / 1e12:.2f} TB/s"
-        yield Entry(
-            name, 1e6 * seconds, "us", bound=bound, note=note(rate, f"at least {1e6 * least_s:.3g} us" if bound else "")
-        )
+        work = Work(float(num_bytes), 2.0 * rows * num_out * num_in)
+        least_us = setting.predicted(work, 1e6)
+        rate = note(f"{num_bytes / seconds / 1e12:.2f} TB/s")
+        yield Entry(name, 1e6 * seconds, "us", bound=setting.bound(work), note=rate, predicted=least_us)
 
 
 def random_model(setting: Setting) -> "TorchLlama":
@@ -118,15 +116,6 @@ def running(setting: Setting, model: "TorchLlama") -> Callable[[int], "DecodeLoo
     return cache(lambda rows: DecodeLoop(model, shared, tokens[:rows], max_len - 1))
 
 
-def least(setting: Setting, work: Work) -> tuple[float, str]:
-    """The least seconds at this device's own ceilings, and what bounds them: "" if they were not measured."""
-    copy = setting.found("ceilings", "copy")
-    product = setting.found("ceilings", "product")
-    if copy is None or product is None:
-        return 0.0, ""
-    return max((work.bytes / copy / 1e12, "bandwidth"), (work.flop / product / 1e12, "arithmetic"))
-
-
 def step_name(setting: Setting, rows: int) -> str:
     """Names a step: "PyTorch in CUDA graphs, step of 32 rows, 8 layers"."""
     (schedule,) = passes.schedules(setting, (rows,), ())
@@ -142,4 +131,4 @@ def note(*parts: str) -> str:
     """Joins remarks on a figure, and the version that it is of."""
     import torch
 
-    return ", ".join([*filter(None, parts), f"torch {torch.__version__}"])
+    return ", ".join([*parts, f"torch {torch.__version__}"])
