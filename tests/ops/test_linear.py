@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from detspec.errors import InputError
+from detspec.ops.linear import pallas_gpu
 from detspec.ops.linear.api import biased, linear_fn, linears_fn
 from detspec.ops.linear.xla import linear_f32
 from detspec.schedule import Numerics
@@ -76,13 +77,34 @@ class TestPallasTpu(PinnedContract):
 
 @pytest.mark.kernels
 class TestPallasGpu(PinnedContract):
-    """In the interpreter, whose numpy products give the rows of one tile of 64 bits that depend on their place in it."""
+    """In the simulator, with one part of the inputs, with parts of unequal length, and with all four."""
 
     numerics = pinned("pallas_gpu")
     dtypes = ("bfloat16",)
-    sizes = ((40, 80), (192, 192))
-    rows, place_step = 140, 64
-    stretches = ((64, 65), (64, 140))
+    sizes = ((40, 80), (320, 192))
+    rows = 256
+    stretches = ((0, 1), (7, 40), (63, 128), (64, 256))
+
+    def test_several_weights_at_once_have_the_bits_of_one_after_the_other(self):
+        x, weight = make_problem(320, 192, "bfloat16", rows=9)
+        weights = weight, weight[:130], weight[::-1]
+        together = linears_fn(self.numerics)(x, *weights)
+        assert all((bits(y) == bits(self.run(x, w))).all() for y, w in zip(together, weights, strict=True))
+
+    def test_parts_in_one_thread_block_or_in_several_are_the_same_sums(self, monkeypatch):
+        """Chips that share the outputs of a weight make its parts in several thread blocks, one chip in one."""
+        x, weight = make_problem(320, 192, "bfloat16", rows=70)
+        cut = self.run(x, weight)
+        monkeypatch.setattr(pallas_gpu, "PROCESSORS", 0)
+        jax.clear_caches()
+        whole = self.run(x, weight)
+        monkeypatch.setattr(pallas_gpu, "PARTS", 2)
+        jax.clear_caches()
+        other = self.run(x, weight)
+        monkeypatch.undo()
+        jax.clear_caches()
+        assert (bits(whole) == bits(cut)).all()
+        assert (bits(other) != bits(cut)).any()
 
     def test_product_of_float32_is_refused(self):
         with pytest.raises(InputError, match='"pallas_gpu" products must be bfloat16 or float16, got float32'):
