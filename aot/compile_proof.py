@@ -1,10 +1,11 @@
 """Compiles every program of `scripts/prove_on_device.py` for devices that are not here; writes docs/data/prove_plan.json.
 
-    .venv/aot/bin/python aot/compile_proof.py                              # all stages for h200 and v6e:2x2, about half an hour
-    .venv/aot/bin/python aot/compile_proof.py --stages decode --targets h200
+    .venv/aot/bin/python aot/compile_proof.py                              # all stages for all targets, about half an hour
+    .venv/aot/bin/python aot/compile_proof.py --stages passes --targets h100
 
 The seconds say how long compiling takes on this machine, one program after the other; compile nothing else meanwhile. Programs
-whose text is in the file already, from the same compilers, are not compiled again: remove the file to measure anew.
+whose text is in the file already, from the same compilers, are not compiled again, not for another target of their platform
+either: remove the file to measure anew.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from prove_stages.stages import STAGES, Stage, stage_of  # noqa: E402
 from detspec.target_compilers import compilers, device_of  # noqa: E402
 from detspec.targets import Target, target  # noqa: E402
 
-TARGETS = ("h200", "v6e:2x2")
+TARGETS = ("h100", "h200", "v6e:2x2")
 DIGITS = 16  # of the SHA-256 of a program's text
 
 
@@ -45,22 +46,24 @@ def main() -> None:
     args = parser.parse_args()
     content = known()
     for name in args.targets:
-        found = content["targets"].setdefault(name, {"platform": target(name).platform, "programs": {}, "stages": {}})
+        platform = target(name).platform
+        found = content["targets"].setdefault(name, {"platform": platform, "stages": {}})
+        seen = content["programs"].setdefault(platform, {})
         for stage in map(stage_of, args.stages):
-            if target(name).platform in stage.platforms:
+            if platform in stage.platforms:
                 rows = []
                 for program in programs_of(stage, FULL, target(name)):
-                    rows.append(compiled(program, target(name), found["programs"]))
+                    rows.append(compiled(program, target(name), seen))
                     write(content)
                 found["stages"][stage.name] = different(rows)
-                seconds = sum(found["programs"][row["text"]]["compile_s"] for row in found["stages"][stage.name])
+                seconds = sum(seen[row["text"]]["compile_s"] for row in found["stages"][stage.name])
                 print(f"{name}: {stage.name}: {seconds:.0f} s for {len(found['stages'][stage.name])} programs", flush=True)
         write(content)
 
 
 def known() -> dict[str, Any]:
     """What the file holds, if the same compilers wrote it."""
-    anew = {"versions": compilers(), "cores": os.cpu_count(), "targets": {}}
+    anew = {"versions": compilers(), "cores": os.cpu_count(), "targets": {}, "programs": {}}
     content = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else anew
     return content if content["versions"] == anew["versions"] else anew
 

@@ -1,5 +1,6 @@
 """The script for the day a device is there: its journal, limits, tables and files, and that a killed run goes on."""
 
+import errno
 import importlib
 import importlib.util
 import io
@@ -12,7 +13,7 @@ import tarfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -167,9 +168,10 @@ def test_shares_are_nine_minutes_and_names_are_different():
     assert len({stage.name for stage in stages}) == len(stages)
 
 
-def test_plan_of_an_h200_fits_into_nine_minutes_and_counts_each_program_of_shared_caches_once():
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_plan_of_a_gpu_fits_into_nine_minutes_and_counts_each_program_of_shared_caches_once(name):
     plan = part("plan")
-    *_, total = plan.table("h200").splitlines()
+    *_, total = plan.table(name).splitlines()
     cells = [cell.strip() for cell in total.split("|")[1:-1]]
     assert cells[0] == "all"
     assert float(cells[7]) <= 9 * 60
@@ -409,10 +411,268 @@ def test_checkout_that_is_not_installed_gets_a_version(tmp_path, monkeypatch):
     assert [found.version for found in metadata.distributions(path=[str(tmp_path)])] == ["0.1.0"]
 
 
+def test_partial_figures_are_kept_until_the_measurement_succeeds():
+    """A thousand completions are cut off after 66: what was counted so far is shown, and measured again."""
+    history = part("history")
+    partial = {**measurement("completions", "all", value=66), "kind": "partial"}
+    lines = [{**partial, "entries": []}, partial]
+    assert history.entries(lines, "completions")["all"]["value"] == 66
+    assert history.known(lines, "completions", run="1") == set()
+    failed = measurement("completions", "all", error="Boom")
+    assert history.entries([*lines, failed], "completions")["all"]["value"] == 66
+    whole = measurement("completions", "all", value=1000)
+    assert history.entries([*lines, whole, partial], "completions")["all"]["value"] == 1000
+
+
+def measured_stage(folder: Path, measurements: list, left_s: float = 100.0, **of_stage: object) -> tuple[int, list[dict]]:
+    """Runs made-up measurements in this process: the worker's exit status, and what it wrote."""
+    worker = part("worker")
+    stage = part("stages").Stage("made up", ("made_up",), "", 1, 0, **of_stage)
+    module = ModuleType("prove_stages.made_up")
+    module.measurements = lambda setting: measurements
+    journal = part("journal").Journal(folder / "results.jsonl")
+    setting = part("programs").Setting(part("sizes").TINY, "cpu", lambda cfg: None, ends=time.monotonic() + left_s)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "prove_stages.made_up", module)
+        status = worker.run_stage(stage, setting, journal, began=time.monotonic(), run="1")
+    return status, journal.lines()
+
+
+def figures(name: str, *values: float, seconds: float = 0.0) -> list:
+    """A measurement that finds `values` of one figure, one after the other."""
+    programs, journal = part("programs"), part("journal")
+
+    def run() -> Iterator[object]:
+        time.sleep(seconds)
+        for value in values:
+            yield journal.Entry("figure", value, "")
+
+    return [programs.Measurement(name, run, costly=seconds > 0)]
+
+
+def test_each_figure_is_written_before_the_next_one_and_replaces_the_one_of_its_name(tmp_path):
+    status, lines = measured_stage(tmp_path, figures("a", 1.0, 2.0))
+    assert status == 0
+    assert [line["kind"] for line in lines] == ["partial", "partial", "measurement", "end"]
+    assert [[entry["value"] for entry in line["entries"]] for line in lines[:3]] == [[1.0], [2.0], [2.0]]
+
+
+def test_costly_measurement_is_skipped_when_less_time_is_left_than_the_one_before_took(tmp_path):
+    """Of 0.5 s the first takes 0.3, so 0.2 are left for the second. The third is not costly."""
+    measurements = [*figures("first", 1.0, seconds=0.3), *figures("second", 1.0, seconds=0.3), *figures("third", 1.0)]
+    _, lines = measured_stage(tmp_path, measurements, left_s=0.5)
+    assert [line["name"] for line in lines if line["kind"] == "measurement"] == ["first", "third"]
+    (skipped,) = [line for line in lines if line["kind"] == "skipped"]
+    assert (skipped["name"], skipped["note"]) == ("second", "0 s are left, and the one before took 0")
+    assert (lines[-1]["status"], lines[-1]["error"]) == ("cut off", "no time for second")
+    _, lines = measured_stage(tmp_path / "more", measurements, left_s=50)
+    assert lines[-1]["status"] == "done"
+
+
+def test_measurement_that_stands_apart_is_followed_by_another_process(tmp_path):
+    programs = part("programs")
+    first, second = (
+        programs.Measurement(name, figures(name, 1.0)[0].run, apart=apart) for name, apart in (("a", True), ("b", False))
+    )
+    status, lines = measured_stage(tmp_path, [first, second])
+    assert status == part("children").RESTART
+    assert "end" not in {line["kind"] for line in lines}
+    status, lines = measured_stage(tmp_path, [first, second])
+    assert status == 0
+    assert [line["name"] for line in lines if line["kind"] == "measurement"] == ["a", "b"]
+
+
+def test_gate_that_finds_the_device_unusable_says_so_in_one_sentence_and_measures_nothing_more(tmp_path):
+    environment = part("environment")
+
+    def run() -> Iterator[object]:
+        raise environment.Unusable("XLA finds no ptxas: install it.")
+        yield
+
+    measurements = [part("programs").Measurement("program", run), *figures("kernel", 1.0)]
+    _, lines = measured_stage(tmp_path, measurements, gate=True)
+    assert (lines[-1]["status"], lines[-1]["error"]) == ("unusable", "XLA finds no ptxas: install it.")
+    assert [line["name"] for line in lines if line["kind"] == "measurement"] == ["program"]
+
+
+def test_run_ends_at_an_unusable_device_and_not_at_a_stage_that_fails(script, tmp_path, monkeypatch):
+    children, stages = part("children"), part("stages")
+    ran: list[str] = []
+
+    def run_stage(stage: object, limit_s: float, journal: object, *, run: str, **more: object) -> None:
+        ran.append(stage.name)
+        status = {"environment": "unusable", "ceilings": "failed"}.get(stage.name, "done")
+        journal.add("end", stage=stage.name, status=status, seconds=1.0, error="why", run=run)
+
+    monkeypatch.setattr(children, "run_stage", run_stage)
+    monkeypatch.setattr(children, "warm_up", lambda: "warm")
+    args = script.parse(["--out", str(tmp_path), "--size", "tiny"])
+    journal = part("journal").Journal(tmp_path / "results.jsonl")
+    delivery = part("delivery").Delivery(tmp_path, None)
+    script.run_stages(
+        [stages.stage_of(name) for name in ("ceilings", "kernels", "environment", "passes")], args, journal, delivery
+    )
+    assert ran == ["ceilings", "kernels", "environment"]
+
+
+@pytest.mark.parametrize(
+    ("error", "ptxas", "libdevice", "sentence"),
+    [
+        ("UNAVAILABLE: No PTX compilation provider is available", None, None, "XLA finds no ptxas, without which"),
+        ("No PTX compilation provider", "/p/ptxas", "/l", "XLA does not find or cannot run ptxas, which is at /p/ptxas"),
+        ("libdevice not found at ./libdevice.10.bc", "/p/ptxas", None, "XLA finds no libdevice, without which exp"),
+        ("libdevice not found at ./libdevice.10.bc", "/p/ptxas", "/l", "XLA does not find libdevice, which is at /l"),
+        ("boom\nmore", "/p/ptxas", "/l", "XLA does not compile or run a program of exp, log1p and sin: boom."),
+    ],
+)
+def test_advice_names_in_one_sentence_what_is_missing(error, ptxas, libdevice, sentence):
+    found = part("environment").advice(error, "gpu", ptxas, libdevice)
+    assert found.startswith(sentence)
+    assert found.count(". ") == 0
+    assert found.endswith(".")
+    assert "CUDA_ROOT" in found or "boom" in found
+
+
+def test_compilers_are_found_where_they_lie_and_not_elsewhere(tmp_path, monkeypatch):
+    environment = part("environment")
+    monkeypatch.setattr(environment, "TOOLKITS", (str(tmp_path / "cuda-*"),))
+    monkeypatch.setattr(environment, "_jaxs_cuda_path", lambda: "None")  # jax 0.11 where packages of CUDA lack the compiler
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CUDA_ROOT", "CUDA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert environment.find_ptxas() is None
+    assert environment.find_libdevice() is None
+    ptxas = tmp_path / "cuda-13" / "bin" / "ptxas"
+    libdevice = tmp_path / "cuda-13" / environment.LIBDEVICE
+    for path in (ptxas, libdevice):
+        path.parent.mkdir(parents=True)
+        path.touch(mode=0o755)
+    assert environment.find_ptxas() == str(ptxas)
+    assert environment.find_libdevice() == str(libdevice)
+
+
+def test_prediction_is_by_measured_ceilings_and_by_the_data_sheet_until_then():
+    """An H100's sheet: 3.35 TB/s and 989.5 TFLOP/s. Measured 2 TB/s and 500 TFLOP/s."""
+    programs = part("programs")
+    target = programs.target_of("NVIDIA H100 80GB HBM3")
+    setting = programs.Setting(part("sizes").FULL, "gpu", lambda cfg: None, target=target)
+    bytes_alone, both = programs.Work(3.35e12, 0.0), programs.Work(3.35e12, 2 * 989.5e12)
+    assert setting.predicted_s(bytes_alone) == 1.0
+    assert setting.predicted_s(both) == 2.0
+    assert setting.predicted_ratio(both, bytes_alone) == 2.0
+    assert [setting.bound(work) for work in (bytes_alone, both)] == ["bandwidth", "arithmetic"]
+    earlier = {"ceilings": {"copy": {"value": 2.0}, "product": {"value": 500.0}}}
+    measured = programs.Setting(setting.size, "gpu", setting.schedule_fn, earlier, target)
+    assert measured.predicted(programs.Work(1e12, 0.0), 1e3) == 500.0
+    nowhere = programs.Setting(setting.size, "cpu", setting.schedule_fn)
+    assert nowhere.predicted_s(bytes_alone) is None
+    assert nowhere.predicted_ratio(both, bytes_alone) is None
+    assert programs.target_of("cpu") is None
+    assert programs.target_of("TPU v5 lite").name == "v5e:2x2"
+
+
+def test_generation_is_predicted_by_the_cheapest_way_to_commit():
+    """Products that do not depend on rows cost nothing more; the library's need the anchor's 256 rows, or drafts."""
+    generation, programs = part("generation"), part("programs")
+    target = programs.target_of("NVIDIA H100 80GB HBM3")
+    for linear, least, most in (("pinned", 0.99, 1.01), ("xla", 0.7, 0.95)):
+        setting = programs.Setting.of_target(part("sizes").FULL, target, {"linear": linear})
+        assert least < generation.predicted_ratio(setting, generation.Case(32, 32)) < most
+
+
+def test_table_shows_predictions_and_that_times_of_a_rehearsal_are_void():
+    tables, journal = part("tables"), part("journal")
+    line = measurement("ceilings", "copy", value=3.0)
+    line["entries"] = [journal.Entry("copy", 3.0, "TB/s", predicted=3.35).to_json()]
+    page = tables.page(
+        [{**MACHINE, "size": "tiny", "implementation": "reference", "switches": "implementation reference"}, line]
+    )
+    assert "size tiny: times void" in page
+    assert "switches implementation reference" in page
+    (row,) = [row for row in page.splitlines() if row.startswith("| ceilings") and "TB/s" in row]
+    assert [cell.strip() for cell in row.split("|")][3:5] == ["3 TB/s", "3.35 TB/s"]
+    assert "times void" not in tables.page([MACHINE, line])
+
+
+def test_delivery_leaves_four_whole_files_and_removes_what_a_killed_run_left(tmp_path):
+    delivery, cache_file = part("delivery"), part("cache_file")
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    (out / "programs").mkdir(parents=True)
+    (out / "programs" / "a").write_bytes(b"program")
+    (out / "ceilings.log").write_text("a word")
+    kept.mkdir()
+    (kept / "results.jsonl.part").write_text("half")
+    journal = part("journal").Journal(out / "results.jsonl")
+    journal.add(**MACHINE)
+    delivered = delivery.Delivery(out, kept)
+    delivered.results()
+    assert sorted(path.name for path in kept.iterdir()) == ["results.jsonl", "table.md"]
+    journal.add(**end("ceilings", "done"))
+    delivered.all(wait=True)
+    assert sorted(path.name for path in kept.iterdir()) == sorted(delivery.FILES)
+    assert part("journal").Journal(kept / "results.jsonl").lines() == journal.lines()
+    assert "device a device" in (kept / "table.md").read_text()
+    assert cache_file.unpack(kept / "programs.tar", tmp_path / "again") == 1
+    with tarfile.open(kept / "logs.tgz") as tar:
+        assert tar.extractfile("ceilings.log").read() == b"a word"
+
+
+def test_delivery_works_on_another_file_system(tmp_path, monkeypatch):
+    delivery = part("delivery")
+    replace = Path.replace
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.parent != target.parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    journal = part("journal").Journal(tmp_path / "out" / "results.jsonl")
+    journal.add(**MACHINE)
+    delivery.Delivery(tmp_path / "out", tmp_path / "kept").all(wait=True)
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == sorted(delivery.FILES)
+
+
+def tiny_run(folder: Path, *stages: str, more: tuple[str, ...] = ()) -> list[str]:
+    """A command that rehearses some stages."""
+    return [sys.executable, str(SCRIPT), "--out", str(folder), "--size", "tiny", *more, "--stages", *stages]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Waits until it holds."""
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_run_that_is_ended_from_outside_has_delivered_what_it_found_and_another_goes_on_from_there(tmp_path, number):
+    kept = tmp_path / "kept"
+    journal = part("journal").Journal(kept / "results.jsonl")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = tiny_run(tmp_path / "out", "ceilings", "products", more=("--deliver", str(kept)))
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: any(line.get("name") == "copy" for line in journal.lines()))
+        process.send_signal(number)
+    assert process.returncode != 0
+    files = {path.name for path in kept.iterdir()}
+    expected = set(part("delivery").FILES)
+    assert files <= expected
+    assert files == expected or number == signal.SIGKILL
+    assert "copy" in (kept / "table.md").read_text()
+    command = tiny_run(tmp_path / "out2", "ceilings", more=("--deliver", str(tmp_path / "kept2"), "--earlier", str(kept)))
+    subprocess.run(command, env=environment, check=True, timeout=600)
+    lines = part("journal").Journal(tmp_path / "kept2" / "results.jsonl").lines()
+    names = [line["name"] for line in lines if line["kind"] == "measurement" and line["stage"] == "ceilings"]
+    assert sorted(names) == ["copy", "dispatch", "product"]
+
+
 @pytest.mark.slow
 def test_run_that_is_killed_leaves_a_readable_result_and_goes_on(tmp_path):
     """Killed after its first measurement, started again: each measurement succeeds exactly once, and both stages are done."""
-    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--size", "tiny", "--stages", "ceilings", "products"]
+    command = tiny_run(tmp_path, "ceilings", "products")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     journal = part("journal").Journal(tmp_path / "results.jsonl")
 
@@ -420,10 +680,7 @@ def test_run_that_is_killed_leaves_a_readable_result_and_goes_on(tmp_path):
         return [line["name"] for line in journal.lines() if line["kind"] == "measurement"]
 
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 600
-        while not names():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: bool(names()))
         process.send_signal(signal.SIGKILL)
     before = names()
     assert before[0] == "copy"

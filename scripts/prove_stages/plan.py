@@ -34,6 +34,7 @@ def table(name: str) -> str:
     """Seconds of each stage, and their sums."""
     content = read()
     found = content["targets"][name]
+    programs = content["programs"][found["platform"]]
     rows = []
     sums = [0.0] * 6
     cached: set[str] = set()
@@ -42,13 +43,13 @@ def table(name: str) -> str:
             why = "not compiled yet" if found["platform"] in stage.platforms else NOT_HERE
             rows.append([stage.name, why, *[""] * 8])
             continue
-        figures = seconds(stage, found["stages"][stage.name], found["programs"], frozenset() if stage.own_cache else cached)
+        figures = seconds(stage, found["stages"][stage.name], programs, frozenset() if stage.own_cache else cached)
         cached |= set() if stage.own_cache else {row["text"] for row in found["stages"][stage.name]}
         sums = [total + figure for total, figure in zip(sums, figures, strict=True)]
-        programs = [found["programs"][row["text"]] for row in found["stages"][stage.name]]
-        largest = max((program["peak_bytes"] for program in programs), default=0) / 1e9
+        needed = [programs[row["text"]] for row in found["stages"][stage.name]]
+        largest = max((program["peak_bytes"] for program in needed), default=0) / 1e9
         rows.append(
-            [stage.name, str(len(programs)), str(stage.at_once), *(f"{figure:.0f}" for figure in figures), f"{largest:.1f}"]
+            [stage.name, str(len(needed)), str(stage.at_once), *(f"{figure:.0f}" for figure in figures), f"{largest:.1f}"]
         )
     rows.append(["all", "", "", *(f"{total:.0f}" for total in sums), ""])
     headers = ["stage", "programs", "at once", "trace s", "compile s", "run s", "more s", "all s", "share s", "largest GB"]
