@@ -9,7 +9,8 @@ that fails is a result, too. Started again with the same --out, it goes on: what
     python scripts/prove_on_device.py --out out/prove --minutes 8 --deliver kept2 --earlier kept     # on another machine
     python scripts/prove_on_device.py --out out/reference --implementation reference                 # where kernels fail
     python scripts/prove_on_device.py --out out/rehearsal --size tiny        # a rehearsal on a CPU
-    python scripts/prove_on_device.py --plan h100                            # how long each stage should take, and why
+    python scripts/prove_on_device.py --plan h100                            # how long each stage should take, and why;
+                                                                             # with --stages those alone
     python scripts/prove_on_device.py --out out/prove --write-docs           # their table, in docs/measured_devices.md
 """
 
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs what is left of the stages and prints the table; 1 if something failed, was cut off or is below its bar."""
     args = parse(argv)
     if args.plan:
-        print(plan.table(args.plan))
+        print(plan.table(args.plan, [stage_of(name) for name in args.stages or names_of(STAGES)]))
         return 0
     journal = Journal(args.out / RESULTS)
     if args.write_docs:
@@ -55,7 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         delivery.all(wait=True)
     print(f"\n{tables.page(journal.lines())}")
-    return int(not tables.all_holds(journal.lines(), args.stages or [stage.name for stage in STAGES]))
+    return int(not tables.all_holds(journal.lines(), args.stages or names_of(STAGES)))
+
+
+def names_of(stages: Sequence[Stage]) -> list[str]:
+    """Their names."""
+    return [stage.name for stage in stages]
 
 
 def run_stages(stages: Sequence[Stage], args: argparse.Namespace, journal: Journal, delivery: Delivery) -> None:
@@ -97,7 +103,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--size", choices=("tiny", "full"), default="full", help="full: an 8B shape; tiny: a rehearsal on a CPU"
     )
-    names = [stage.name for stage in STAGES]
+    names = names_of(STAGES)
     parser.add_argument("--stages", nargs="+", choices=names, metavar="NAME", help=f"only these of {', '.join(names)}")
     parser.add_argument(
         "--implementation", choices=IMPLEMENTATIONS, help="attention and pinned products instead of the device's own"

@@ -185,8 +185,8 @@ def test_plan_of_a_gpu_fits_into_nine_minutes_and_counts_each_program_of_shared_
 
 def test_plan_of_a_stage_that_compiles_nothing_counts_its_other_seconds(monkeypatch):
     plan = part("plan")
-    found = {"platform": "gpu", "programs": {}, "stages": {"peer": []}}
-    monkeypatch.setattr(plan, "read", lambda: {"cores": 2, "targets": {"x": found}})
+    found = {"platform": "gpu", "stages": {"peer": []}}
+    monkeypatch.setattr(plan, "read", lambda: {"cores": 2, "targets": {"x": found}, "programs": {"gpu": {}}})
     row = next(line for line in plan.table("x").splitlines() if line.startswith("| peer "))
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     seconds = f"{part('stages').stage_of('peer').run_s:.0f}"

@@ -1,7 +1,7 @@
 """How long each stage should take on a device that is not here, from programs that were compiled for it."""
 
 import json
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,15 @@ def read() -> dict[str, Any]:
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
-def table(name: str) -> str:
-    """Seconds of each stage, and their sums."""
+def table(name: str, stages: Sequence[Stage] = STAGES) -> str:
+    """Seconds of each of `stages`, one after the other, and their sums."""
     content = read()
     found = content["targets"][name]
     programs = content["programs"][found["platform"]]
     rows = []
     sums = [0.0] * 6
     cached: set[str] = set()
-    for stage in STAGES:
+    for stage in stages:
         if stage.name not in found["stages"]:
             why = "not compiled yet" if found["platform"] in stage.platforms else NOT_HERE
             rows.append([stage.name, why, *[""] * 8])
