@@ -91,17 +91,18 @@ def batches(config: EngineConfig) -> tuple[int, int]:
 
 
 def plans_of(setting: Setting, config: EngineConfig) -> list[Plan]:
-    """The plans of these batches; of products that do not depend on rows, the first canonical one is certified."""
+    """The plans of these batches."""
     return [plan for batch in batches(config) for plan in surely_made(setting, config, batch)]
 
 
 def surely_made(setting: Setting, config: EngineConfig, requests: int) -> list[Plan]:
-    """The plans that an engine with this configuration tries for `requests`, as far as that is known before it does."""
+    """The plans that an engine with this configuration tries for `requests`, as far as that is known before it does.
+
+    Where products do not depend on rows, the first canonical plan should be certified, and drafts may not be worth trying.
+    """
     own = setting.schedule_fn(setting.size.model)
     plans = needed_plans(config, own, requests, NEEDS)
-    if own.numerics.linear != "pinned":
-        return [*plans]
-    return list({(plan.ordinary, plan.draft): plan for plan in reversed(plans)}.values())[::-1]
+    return [*plans[:2]] if own.numerics.linear == "pinned" else [*plans]
 
 
 def config_of(setting: Setting) -> EngineConfig:

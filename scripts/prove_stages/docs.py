@@ -28,6 +28,11 @@ HEADLINES = (
     ("products", "pinned, 256 rows, of the library's speed", "pinned product of 256 rows"),
     ("products", "int8, 256 rows, of bfloat16's speed", "int8 product of 256 rows, of bfloat16's speed"),
     ("passes", "step of 32 rows, 8 layers", "step of 32 rows, 8 layers of 8B"),
+    (
+        "passes",
+        "canonical step of 32 rows, 8 layers over step of 32 rows, 8 layers",
+        "canonical step of 32 rows over this step",
+    ),
     ("passes", "pass of 256 rows, 8 layers over step of 32 rows, 8 layers", "canonical pass of 256 rows over this step"),
     ("passes", "step of 32 rows, 32 layers", "step of 32 rows, 32 layers of 8B"),
     ("completions", "completions, deterministic: different results", "different results of 1,000 completions of one prompt"),

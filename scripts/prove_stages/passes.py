@@ -1,6 +1,7 @@
-"""Steps and canonical passes of a model by rows: what one token costs, and what verifying many costs."""
+"""Steps, canonical steps and canonical passes of a model by rows: what a token costs, and what verifying costs."""
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -22,19 +23,20 @@ from prove_stages.programs import Measurement, Program, Setting
 from prove_stages.timing import Call, in_turns, ratio, typical
 
 MOST_OF_FLOOR = 1.3
-MOST_OF_STEP = 1.3
+MOST_OF_STEP = 1.3  # a pass that verifies many tokens
+MOST_OF_SAME = 1.1  # a canonical step of as many rows
 
 Runner = Callable[[Schedule], Call]  # makes calls of a pass
 
 
 def programs(setting: Setting) -> Iterator[Program]:
     """Steps and passes at the depth of most stages."""
-    for schedule in schedules(setting, setting.size.steps, setting.size.passes):
+    for schedule in measured_schedules(setting, setting.size.steps, setting.size.passes):
         yield pass_program(setting, setting.size.model, schedule)
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each number of rows, then the ratio."""
+    """One for each number of rows, then the ratios."""
     yield from of_depth(setting, setting.size.model, setting.size.steps, setting.size.passes)
 
 
@@ -45,13 +47,25 @@ def of_depth(setting: Setting, cfg: ModelConfig, steps: tuple[int, ...], passes:
     def runner() -> Runner:
         return running(setting, cfg)
 
-    for schedule in schedules(setting, steps, passes):
+    for schedule in measured_schedules(setting, steps, passes):
         yield Measurement(label(cfg, schedule), lambda schedule=schedule: measure(setting, cfg, schedule, runner()))
+    for canonical, step, most in contests(setting, steps):
+        name = f"{label(cfg, canonical)} over {label(cfg, step)}"
+        works = [work_of(setting, cfg, schedule) for schedule in (canonical, step)]
+        entry = Entry(name, 0.0, "", setting.bar(most), True, predicted=setting.predicted_ratio(*works))
+        yield Measurement(
+            name,
+            lambda entry=entry, canonical=canonical, step=step: compare(setting, entry, runner()(canonical), runner()(step)),
+        )
+
+
+def contests(setting: Setting, steps: tuple[int, ...]) -> Iterator[tuple[Schedule, Schedule, float]]:
+    """What is compared with a step, the step, and the most that it may cost: canonical steps, then a pass over many tokens."""
+    own = setting.schedule_fn(setting.size.cfg)
+    for rows in steps:
+        yield own.with_budget(rows, 1), own.fast(rows), MOST_OF_SAME
     rows, step_rows = setting.size.compared
-    step, canonical = schedules(setting, (step_rows,), (rows,))
-    name = f"{label(cfg, canonical)} over {label(cfg, step)}"
-    works = [work_of(setting, cfg, schedule) for schedule in (canonical, step)]
-    yield Measurement(name, lambda: compare(setting, name, works, runner()(canonical), runner()(step)))
+    yield own.with_budget(rows, own.budget.window), own.fast(step_rows), MOST_OF_STEP
 
 
 def measure(setting: Setting, cfg: ModelConfig, schedule: Schedule, runner: Runner) -> Iterator[Entry]:
@@ -66,11 +80,10 @@ def measure(setting: Setting, cfg: ModelConfig, schedule: Schedule, runner: Runn
         yield Entry(f"{name}, over the least", seconds / least, "", bar, True, bound=bound, predicted=1.0)
 
 
-def compare(setting: Setting, name: str, works: Sequence[Work], canonical: Call, step: Call) -> Iterator[Entry]:
-    """A canonical pass over a step, in turns; `works` are those of both."""
+def compare(setting: Setting, entry: Entry, canonical: Call, step: Call) -> Iterator[Entry]:
+    """A canonical pass over a step, in turns: the value of `entry`."""
     samples = in_turns({"pass": canonical, "step": step}, setting.size)
-    least = setting.predicted_ratio(*works)
-    yield Entry(name, ratio(samples, "pass", "step"), "", setting.bar(MOST_OF_STEP), True, predicted=least)
+    yield dataclasses.replace(entry, value=ratio(samples, "pass", "step"))
 
 
 def work_of(setting: Setting, cfg: ModelConfig, schedule: Schedule) -> Work:
@@ -144,7 +157,14 @@ def schedules(setting: Setting, steps: tuple[int, ...], passes: tuple[int, ...])
     return [*map(own.fast, steps), *(own.with_budget(rows, own.budget.window) for rows in passes)]
 
 
+def measured_schedules(setting: Setting, steps: tuple[int, ...], passes: tuple[int, ...]) -> list[Schedule]:
+    """These, and canonical steps of as many rows as the others, which an engine takes where it certifies them."""
+    own = setting.schedule_fn(setting.size.cfg)
+    return [*schedules(setting, steps, passes), *(own.with_budget(rows, 1) for rows in steps)]
+
+
 def label(cfg: ModelConfig, schedule: Schedule) -> str:
-    """What tables call it: "step of 32 rows, 8 layers", "pass of 256 rows, 8 layers"."""
-    kind = "step" if schedule.budget.window == 1 else "pass"
+    """What tables call it: "step of 32 rows, 8 layers", "canonical step of 32 rows, 8 layers", "pass of 256 rows, 8 layers"."""
+    step = "step" if schedule.numerics.reductions == "native" else "canonical step"
+    kind = step if schedule.budget.window == 1 else "pass"
     return f"{kind} of {schedule.budget.rows} rows, {cfg.num_layers} layer{'s' * (cfg.num_layers > 1)}"

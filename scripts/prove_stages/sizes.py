@@ -29,7 +29,7 @@ class Size:
         context: positions that canonical attention, passes and steps see.
         prefill: positions of a prompt in one window.
         product_rows: rows of the products that are timed.
-        steps, passes: rows of decode steps and of canonical passes; windows of a pass have `window` rows.
+        steps, passes: rows of decode steps, canonical ones too, and of canonical passes in windows of the device's own length.
         compared: rows of the pass, and of the step that it is compared with; these run at full depth, too.
         requests: most requests in flight among which one prompt is completed.
         generation: cases that are generated end to end, the most valuable first: requests, and how many are deterministic.
@@ -105,7 +105,7 @@ FULL = Size(
     prefill=2048,
     product_rows=(1, 8, 32, 64, 128, 256, 512, 2048),
     steps=(1, 8, 32, 128),
-    passes=(16, 64, 256, 1024),
+    passes=(64, 256, 1024),
     compared=(256, 32),
     requests=32,
     generation=((32, 32), (8, 8), (9, 1), (128, 128), (1, 1)),

@@ -54,7 +54,7 @@ PEER: dict[str, Any] = {
 ALONE: dict[str, Any] = {"own_cache": True}
 AHEAD: dict[str, Any] = {"compiles_first": True, "at_once": 8}
 STAGES = (
-    Stage("environment", ("environment",), "the machine, its compilers, and one kernel", 15, 5, gate=True),
+    Stage("environment", ("environment",), "the machine, its compilers, and one kernel", 20, 8, gate=True),
     Stage("ceilings", ("ceilings",), "what the device can do at best", 30, 10),
     Stage("kernels", ("kernels",), "kernels are right, whatever unused memory holds", 36, 15),
     Stage("attention", ("decode", "attention"), "decode attention against a copy, passes by themselves", 30, 10),
@@ -68,7 +68,7 @@ STAGES = (
     Stage("doctor again", ("anchor",), "two processes have the same bits", 30, 18, **ALONE),
     Stage("peer", ("peer",), "PyTorch in CUDA graphs, for comparison", 25, 15, **PEER),
     Stage("vendor", ("vendor",), "attention against the vendor's", 14, 8),
-    Stage("doctor", ("examine",), "the same tuned, and all that must not matter", 60, 20, **AHEAD, **ALONE),
+    Stage("doctor", ("examine",), "the same tuned, and all that must not matter", 55, 20, **AHEAD, **ALONE),
 )
 
 

@@ -1,21 +1,21 @@
-"""A step and a canonical pass of the model at its full depth."""
+"""A step, a canonical step and a canonical pass of the model at its full depth."""
 
 import dataclasses
 from collections.abc import Iterator
 
 from detspec.config import ModelConfig
-from prove_stages.passes import of_depth, pass_program, schedules
+from prove_stages.passes import measured_schedules, of_depth, pass_program
 from prove_stages.programs import Measurement, Program, Setting
 
 
 def programs(setting: Setting) -> Iterator[Program]:
-    """Both."""
-    for schedule in schedules(setting, *rows(setting)):
+    """Each of them."""
+    for schedule in measured_schedules(setting, *rows(setting)):
         yield pass_program(setting, model(setting), schedule)
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each, then the ratio."""
+    """One for each, then the ratios."""
     yield from of_depth(setting, model(setting), *rows(setting))
 
 
@@ -25,6 +25,6 @@ def model(setting: Setting) -> ModelConfig:
 
 
 def rows(setting: Setting) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Rows of the step, and of the pass that is compared with it."""
+    """Rows of the steps, and of the pass that is compared with one."""
     canonical, step = setting.size.compared
     return (step,), (canonical,)
