@@ -20,6 +20,7 @@ CHOSEN = {
     "completions": 1,
     "attention": 4,
     "products": 3,
+    "doctor again": 1,
 }
 JAXS = ("vendor",)  # attention of jax itself, which does not keep to strict promotion
 PAIRS = [(name, stage) for name in TARGETS for stage in CHOSEN]

@@ -1,51 +1,95 @@
-"""The anchor's bits in one process and in another, neither of which finds what the other compiled and tuned."""
+"""The bits of canonical passes in one process and in another, neither of which finds what the other compiled and tuned."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from detspec.bench.bench import random_model
-from detspec.doctor.examination import examine_budgets
-from prove_stages.examine import digest, pass_program, schedule_of
+from detspec.cache import KVCache
+from detspec.config import ModelConfig
+from detspec.model.params import Params
+from detspec.model.transformer import forward
+from detspec.schedule import Schedule
+from detspec.state import Windows
+from prove_stages.ceilings import random
+from prove_stages.examine import digest_of
 from prove_stages.journal import Entry
+from prove_stages.passes import label, measured_schedules, new_cache, param_shapes_as_zeros, windows_of
 from prove_stages.programs import Measurement, Program, Setting
 
 STAGE = "doctor again"
-FIRST = "bits of one process"
-OTHERS = ("doctor untuned", "doctor")  # stages whose processes found them, too
+FIRST = "one process"
+CONTROL = "native"  # reductions of ordinary steps, which promise nothing
 
 
 def programs(setting: Setting) -> Iterator[Program]:
-    """One pass."""
-    yield pass_program(setting, schedule_of(setting), calls=1)
+    """Each pass, with all its logits."""
+    cfg = setting.size.model
+    for schedule in schedules(setting):
+
+        def make(schedule: Schedule = schedule) -> tuple[Any, ...]:
+            return param_shapes_as_zeros(cfg), windows_of(setting, schedule), new_cache(setting, cfg)
+
+        yield Program(label(cfg, schedule), logits_fn(cfg, schedule), make)
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
     """One for each process."""
     yield Measurement(FIRST, partial(find, setting), apart=True)
-    yield Measurement("bits of another process", partial(compare, setting))
+    yield Measurement("another process", partial(compare, setting))
+
+
+def schedules(setting: Setting) -> list[Schedule]:
+    """A step, a canonical pass, and a canonical step of as many rows."""
+    rows, step_rows = setting.size.compared
+    return measured_schedules(setting, (step_rows,), (rows,))
 
 
 def find(setting: Setting) -> Iterator[Entry]:
     """The bits that this process finds."""
-    yield Entry(FIRST, float(schedule_of(setting).budget.rows), "rows", note=bits_here(setting))
+    for schedule, bits in bits_here(setting):
+        yield Entry(name_of(setting, schedule), float(schedule.budget.rows), "rows", note=bits)
 
 
 def compare(setting: Setting) -> Iterator[Entry]:
-    """Whether they are those of the first process, and of processes that ran other stages, which may be tuned otherwise."""
-    own = bits_here(setting)
-    there = note_of(setting, STAGE, FIRST)
-    yield Entry("bits as in the first process", float(own == there), "yes or no", 1.0, note=f"{own}, there {there or 'none'}")
-    for stage in OTHERS:
-        if there := note_of(setting, stage, "bits of the anchor"):
-            yield Entry(f"bits as of {stage}", float(own == there), "yes or no", note=f"there {there}")
+    """Whether they are those of the first process; of a step that promises nothing, for comparison."""
+    for schedule, bits in bits_here(setting):
+        name = name_of(setting, schedule)
+        there = str(setting.earlier.get(STAGE, {}).get(name, {}).get("note", "none"))
+        bar = None if schedule.numerics.reductions == CONTROL else 1.0
+        note = f"{bits}, there {there}"
+        yield Entry(f"{name} in both processes", float(bits == there), "yes or no", bar, note=note)
 
 
-def bits_here(setting: Setting) -> str:
-    """A digest of the anchor's bits."""
-    anchor, _ = examine_budgets(random_model(setting.size.examined), schedule_of(setting), [])
-    return digest(anchor)
+def name_of(setting: Setting, schedule: Schedule) -> str:
+    """What tables call the bits of a pass."""
+    return f"bits of a {label(setting.size.model, schedule)}"
 
 
-def note_of(setting: Setting, stage: str, name: str) -> str:
-    """The note of an earlier entry, "" if there is none."""
-    return str(setting.earlier.get(stage, {}).get(name, {}).get("note", ""))
+def bits_here(setting: Setting) -> Iterator[tuple[Schedule, str]]:
+    """A digest of the logits of each pass."""
+    cfg = setting.size.model
+    params = random_model(cfg).params
+    for schedule in schedules(setting):
+        cache = jax.tree.map(filled, new_cache(setting, cfg))
+        logits = jax.jit(logits_fn(cfg, schedule))(params, windows_of(setting, schedule), cache)
+        yield schedule, digest_of(np.asarray(logits))
+
+
+def filled(leaf: jax.Array) -> jax.Array:
+    """Random keys and values, so that attention adds up something; page tables stay as they are."""
+    return random(leaf.shape).astype(leaf.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+def logits_fn(cfg: ModelConfig, schedule: Schedule) -> Callable[..., Any]:
+    """A pass that returns all logits."""
+
+    def one_pass(params: Params, windows: Windows, cache: KVCache) -> jax.Array:
+        logits, _, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics)
+        return logits
+
+    return one_pass

@@ -76,8 +76,13 @@ def examine_axes(model: Model, schedule: Schedule) -> Iterator[Entry]:
 
 def digest(result: PassResult) -> str:
     """The first digits of SHA-256 over keys, values and logits."""
+    return digest_of(result.keys_values, result.logits)
+
+
+def digest_of(*arrays: np.ndarray) -> str:
+    """The first digits of SHA-256 over the bytes of all arrays."""
     content = hashlib.sha256()
-    for array in (result.keys_values, result.logits):
+    for array in arrays:
         content.update(np.ascontiguousarray(array).view(np.uint8))
     return content.hexdigest()[:DIGITS]
 

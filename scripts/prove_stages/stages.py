@@ -65,10 +65,10 @@ STAGES = (
     Stage(
         "doctor untuned", ("untuned",), "which rows and splits have equal bits, untuned", 40, 15, **UNTUNED, **AHEAD, **ALONE
     ),
-    Stage("doctor again", ("anchor",), "two processes have the same bits", 30, 18, **ALONE),
+    Stage("doctor again", ("anchor",), "two processes have the same bits", 45, 25, **AHEAD, **ALONE),
     Stage("peer", ("peer",), "PyTorch in CUDA graphs, for comparison", 25, 15, **PEER),
     Stage("vendor", ("vendor",), "attention against the vendor's", 14, 8),
-    Stage("doctor", ("examine",), "the same tuned, and all that must not matter", 55, 20, **AHEAD, **ALONE),
+    Stage("doctor", ("examine",), "the same tuned, and all that must not matter", 40, 20, **AHEAD, **ALONE),
 )
 
 
