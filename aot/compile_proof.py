@@ -58,7 +58,15 @@ def main() -> None:
                 found["stages"][stage.name] = different(rows)
                 seconds = sum(seen[row["text"]]["compile_s"] for row in found["stages"][stage.name])
                 print(f"{name}: {stage.name}: {seconds:.0f} s for {len(found['stages'][stage.name])} programs", flush=True)
-        write(content)
+    forget_unused(content)
+    write(content)
+
+
+def forget_unused(content: dict[str, Any]) -> None:
+    """Leaves out programs that no stage of any target has any more."""
+    used = {row["text"] for found in content["targets"].values() for rows in found["stages"].values() for row in rows}
+    for platform, programs in content["programs"].items():
+        content["programs"][platform] = {text: program for text, program in programs.items() if text in used}
 
 
 def known() -> dict[str, Any]:
