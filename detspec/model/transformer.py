@@ -141,7 +141,7 @@ def place(windows: Windows, cache: KVCache) -> Places:
         tables=tables,
         page_ids=jnp.where(windows.used, pages, SCRATCH_PAGE).reshape(-1),
         slots=(positions % page).reshape(-1),
-        looking_from=jnp.where(in_use, positions, NO_POSITION),
+        looking_from=jnp.where(windows.count[:, None] > 0, positions, NO_POSITION),
     )
 
 

@@ -12,7 +12,8 @@ import pytest
 from detspec.cache import KVCache, init_cache
 from detspec.config import ModelConfig, RopeScaling
 from detspec.model.params import init_params, param_shapes
-from detspec.model.transformer import forward, forward_sequences
+from detspec.model.transformer import forward, forward_sequences, place
+from detspec.ops.attention.api import NO_POSITION
 from detspec.schedule import Schedule
 from detspec.state import NO_SEQUENCE, Windows
 from tests.fakes import ALIBI_CFG, RANDOM_CFG, bits, random_model
@@ -171,3 +172,15 @@ def test_init_params_is_a_function_of_its_key():
     first, again, other = (init_params(RANDOM_CFG, jax.random.key(seed))["embed"].astype(jnp.float32) for seed in (1, 1, 2))
     assert (bits(first) == bits(again)).all()
     assert (bits(first) != bits(other)).any()
+
+
+def test_windows_without_tokens_need_no_attention_whether_a_sequence_has_them_or_not():
+    """Sequence 0 has two tokens from position 7, sequence 1 none: it stopped drafting. The last window is padding."""
+    windows = Windows(
+        tokens=np.zeros((3, 2), np.int32),
+        sequence=np.array([0, 1, NO_SEQUENCE], np.int32),
+        start=np.array([7, 9, 0], np.int32),
+        count=np.array([2, 0, 0], np.int32),
+    )
+    places = place(windows, empty_cache(F32, MANY.schedule))
+    assert np.asarray(places.looking_from).tolist() == [[7, 8], [NO_POSITION] * 2, [NO_POSITION] * 2]

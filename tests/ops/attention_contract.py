@@ -354,6 +354,17 @@ class AttentionContract:
         assert np.isfinite(got[1]).all()
         assert (bits(got)[1] != expected[1]).any()
 
+    def test_bits_of_a_partial_window_stay_and_what_it_repeats_is_finite(self):
+        """Windows of 8 with 3 positions in tiles of 2: the second tile repeats one position, the others nothing else."""
+        problem, _ = self.base()
+        numerics = self.numerics(self.SHAPE, query_tile=2)
+        whole = bits(self.run(problem, numerics))
+        partial_window = problem.replace(positions=np.minimum(problem.positions, problem.positions[:, 2:3]))
+        got = self.run(partial_window, numerics)
+        assert (bits(got)[:, :3] == whole[:, :3]).all()
+        assert (bits(got)[:, 3:] != whole[:, 3:]).any()
+        assert np.isfinite(got).all()
+
     def test_a_nan_key_breaks_who_attends_to_it_and_nobody_else(self):
         """As a token that is not finite is written: its keys nan, its values zeros."""
         problem, expected = self.base()

@@ -1,5 +1,7 @@
 """The GPU kernel in Pallas's simulator of GPU memories and barriers, which finds races and reads of what was never written."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from detspec.errors import InputError
 from detspec.ops.attention import pallas_gpu
-from detspec.ops.attention.api import paged_attention
+from detspec.ops.attention.api import NO_POSITION, paged_attention
 from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
 from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F401
@@ -69,6 +71,21 @@ class TestPallasGpu(AttentionContract):
         shape = self.shape(G=1, W=16, K=1, Q=6)
         problem = self.problem(shape, ends=self.positions(90))
         self.check_value(self.run(problem, self.numerics(shape), alibi=True), problem, alibi=True)
+
+    def test_tiles_and_splits_without_pages_write_nothing(self, monkeypatch):
+        """Of two splits the second: sequences of one page, of three and of none, in memory full of nan."""
+        shape = self.shape(G=3, W=1, K=2, Q=2)
+        problem = self.problem(shape, ends=self.positions(9, 40, 40))
+        problem.positions[2] = NO_POSITION
+        numerics = self.numerics(shape, query_tile=1, num_splits=2)
+        whole = self.run(problem, numerics)
+        assert np.isfinite(whole).all()
+        assert (whole[2] == 0).all()
+        monkeypatch.setattr(pallas_gpu, "put_together", lambda works, attended, lse: attended[:, 1])
+        traced_anew = dataclasses.replace(numerics, reductions="native")
+        second = self.run(problem, traced_anew)
+        assert np.isnan(second[[0, 2]]).all()
+        assert np.isfinite(second[1]).all()
 
     def test_a_kernel_that_waits_for_nothing_is_caught(self, monkeypatch):
         shape = self.shape(G=2, W=4, K=1, Q=2)

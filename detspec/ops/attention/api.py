@@ -10,10 +10,10 @@ from detspec.cache import Int8Pages, Pages, append, numbers
 from detspec.errors import InputError
 from detspec.ops.attention import int8_pages, reference
 from detspec.ops.attention.scores import Scores
+from detspec.ops.attention.tiles import NO_POSITION as NO_POSITION  # part of the contract
 from detspec.schedule import Numerics
 
 TAKE_INT8 = ("reference", "cpu", "pallas_tpu")  # implementations that read keys and values in int8
-NO_POSITION = -1  # position of queries in a window that only pads the pass
 
 
 def paged_attention(

@@ -1,7 +1,8 @@
 """Attention over a paged cache for Hopper GPUs, in Pallas (Mosaic GPU).
 
 1. Queries are cut into tiles of `query_tile` positions of one window. A CTA of the grid handles one KV head of one tile, or one
-   split of it, over the pages the tile needs, ascending. Pages past the tile or before its sliding window are not read.
+   split of it, over the pages the tile needs, ascending. Pages past the tile or before its sliding window are not read. A CTA
+   without pages, for padding or a split of a short sequence, returns at once and writes nothing.
 2. For every `W`, a tile has `query_tile * Q` rows rounded up to `ROWS`, the rows of a wgmma. Rows that a short window lacks are
    zeros in shared memory, neither read nor written. So each row meets one shape of product, and the result does not depend on
    how rows were split into windows. Each compute warpgroup takes `ROWS` rows; all share the keys and values.
@@ -30,8 +31,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from detspec.errors import InputError
 from detspec.ops.alibi import lower_scores, own_slopes
-from detspec.ops.attention.reference import MASK_VALUE, merge_splits
+from detspec.ops.attention.reference import MASK_VALUE
 from detspec.ops.attention.scores import Scores
+from detspec.ops.attention.tiles import put_together, tile_positions
 from detspec.ops.gpu_simulator import simulator
 from detspec.schedule import Numerics
 
@@ -55,6 +57,14 @@ class TileShape(NamedTuple):
     warpgroups: int  # compute warpgroups of ROWS rows each
     used_rows: int  # rows of each warpgroup that a window can fill
     num_slots: int  # slots of the ring
+
+
+class Work(NamedTuple):
+    """Pages of one split of a tile."""
+
+    first_page: jax.Array
+    last_page: jax.Array  # last page of the whole tile; -1 without a position
+    num_steps: jax.Array  # steps of `block_pages` pages; 0 if there is nothing to do
 
 
 @partial(jax.jit, static_argnames=("scores", "numerics"))  # layers of one shape are lowered once
@@ -85,7 +95,10 @@ def paged_attention(
     q = jnp.pad(q, ((0, 0), (0, tiles * width - W), (0, 0), (0, 0))).astype(k_pages.dtype)
     q = q.reshape(X, width, K, Q, H).transpose(0, 2, 1, 3, 4).reshape(X, K, width * Q, H)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, used - width * Q), (0, 0)))
-    positions = jnp.pad(positions, ((0, 0), (0, tiles * width - W)), mode="edge").reshape(X, width)
+    positions = tile_positions(positions, tiles, width)
+    work_of = partial(_work_of, page=page, scores=scores, numerics=numerics)
+    split = jnp.arange(splits, dtype=jnp.int32)[None, :]
+    works = work_of(positions[:, :1], positions[:, -1:], split).num_steps > 0  # [X, splits]
     positions = jnp.pad(jnp.repeat(positions, Q, axis=1), ((0, 0), (0, rows - width * Q)), mode="edge")
 
     block = numerics.block_pages * page
@@ -104,7 +117,14 @@ def paged_attention(
     attend_tile = partial(_attend_tile, scores=scores, numerics=numerics)
 
     def kernel(*refs: Any) -> None:
-        pl.run_scoped(partial(attend_tile, *refs), *scratch, collective_axes="warpgroup")
+        positions_ref = refs[4]
+        x = jax.lax.axis_index("tile")
+        work = work_of(positions_ref[x, 0], positions_ref[x, rows - 1], jax.lax.axis_index("split"))
+
+        # The same for all threads of a CTA: either all meet at its barriers or none.
+        @pl.when(work.num_steps > 0)
+        def attend() -> None:
+            pl.run_scoped(partial(attend_tile, work, refs), *scratch, collective_axes="warpgroup")
 
     operands = [q, k_pages, v_pages, page_tables, positions, *([_log2_slopes(N, K, rows)] if scores.alibi else [])]
     results = [jax.ShapeDtypeStruct((X, splits, K, used, H), jnp.float32)]
@@ -127,11 +147,7 @@ def paged_attention(
         interpret=simulator() if numerics.interpret else False,
         name="paged_attention",
     )(*operands)
-    if splits > 1:
-        l, o = merge_splits(lse[0][..., :used], jnp.ones_like(lse[0][..., :used]), attended)
-        attended = o / l[..., None]
-    else:
-        attended = attended[:, 0]
+    attended = put_together(works, attended, lse[0][..., :used] if splits > 1 else None)
     attended = attended[:, :, : width * Q].reshape(G, tiles, K, width, Q, H).transpose(0, 1, 3, 2, 4, 5)
     return attended.reshape(G, tiles * width, N, H)[:, :W]
 
@@ -199,20 +215,32 @@ def _smem_parts(v_pages: jax.Array, numerics: Numerics, Q: int) -> tuple[int, in
     return _warpgroups(numerics, Q) * ROWS * (H * size + block * size + OUT_COLUMNS * 4) + small, block * H * size
 
 
-def _attend_tile(
-    q_ref: Any,  # [X, K, used, H]
-    k_ref: Any,  # [num_pages, K, page, H]
-    v_ref: Any,  # [num_pages, K, page, H]
-    tables_ref: Any,  # [G, max_pages]
-    positions_ref: Any,  # [X, rows]
-    *refs: Any,  # slopes [K, rows] with alibi; o [X, splits, K, used, H]; lse [X, splits, K, rows] if split; scratch
-    scores: Scores,
-    numerics: Numerics,
-) -> None:
-    """One warpgroup of a CTA: the last one fetches the pages that the others compute with."""
-    slopes_refs = refs[: scores.alibi]
-    result_refs = refs[scores.alibi :]
-    o_ref, *lse_refs, ring_ref, q_tile_ref, p_ref, out_ref, position_ref, numbers_ref, queries, arrived, free = result_refs
+def _work_of(first: jax.Array, last: jax.Array, split: jax.Array, *, page: int, scores: Scores, numerics: Numerics) -> Work:
+    """The work of split number `split` of a tile of positions `first` to `last`; all int32, scalars or arrays."""
+    block_pages = numerics.block_pages
+    last_page = jax.lax.div(last + page, page) - 1
+    first_page = jnp.zeros_like(first)
+    if scores.sliding_window is not None:
+        first_page = jax.lax.div(jnp.maximum(first - scores.sliding_window + 1, 0), page)
+    num_steps = jax.lax.div(last_page - first_page + block_pages, block_pages)
+    if numerics.num_splits > 1:
+        per_split = jax.lax.div(num_steps + numerics.num_splits - 1, numerics.num_splits)
+        first_page = first_page + split * per_split * block_pages
+        num_steps = jnp.clip(num_steps - split * per_split, 0, per_split)
+    return Work(first_page, last_page, num_steps)
+
+
+def _attend_tile(work: Work, refs: tuple[Any, ...], *scratch_refs: Any, scores: Scores, numerics: Numerics) -> None:
+    """One warpgroup of a CTA: the last one fetches the pages that the others compute with.
+
+    `refs` are those of queries `[X, K, used, H]`, keys and values `[num_pages, K, page, H]`, page tables `[G, max_pages]`,
+    positions `[X, rows]`, slopes `[K, rows]` with linear biases, and the results, `[X, splits, K, used, H]` and, if the
+    sequence is split, `[X, splits, K, rows]`.
+    """
+    q_ref, k_ref, v_ref, tables_ref, positions_ref, *more_refs = refs
+    slopes_refs = more_refs[: scores.alibi]
+    o_ref, *lse_refs = more_refs[scores.alibi :]
+    ring_ref, q_tile_ref, p_ref, out_ref, position_ref, numbers_ref, queries, arrived, free = scratch_refs
     num_slots, block, H = ring_ref.shape
     page = k_ref.shape[2]
     rows = positions_ref.shape[1]
@@ -222,16 +250,7 @@ def _attend_tile(
     warpgroups = rows // ROWS
     used = q_ref.shape[2] // warpgroups
     head, split, x, warpgroup = (jax.lax.axis_index(name) for name in ("head", "split", "tile", "warpgroup"))
-
-    first = positions_ref[x, 0]
-    last = positions_ref[x, rows - 1]
-    last_page = jax.lax.div(last + page, page) - 1  # -1 without a position
-    first_page = jnp.int32(0) if sliding_window is None else jax.lax.div(jnp.maximum(first - sliding_window + 1, 0), page)
-    num_steps = jax.lax.div(last_page - first_page + block_pages, block_pages)
-    if numerics.num_splits > 1:
-        per_split = jax.lax.div(num_steps + numerics.num_splits - 1, numerics.num_splits)
-        first_page += split * per_split * block_pages
-        num_steps = jnp.clip(num_steps - split * per_split, 0, per_split)
+    first_page, last_page, num_steps = work
 
     def slots(step: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The ring slots of the keys and of the values of `step`."""
