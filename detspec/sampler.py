@@ -94,7 +94,9 @@ def process_logits(logits_f32: jax.Array, position: jax.Array, rows: SamplingArr
     W = R // texts.shape[0]
     row = jnp.arange(R, dtype=jnp.int32)[:, None]
     biased = jnp.where(rows.bias_ids == NO_TOKEN, V, rows.bias_ids)  # V is out of range and dropped; -1 would be the last token
-    logits = logits_f32.at[row, biased].add(rows.bias_values, mode="drop")
+    # Not a scatter that adds: on a GPU it leaves the order to threads, and each token of a row has one bias anyway.
+    raised = jnp.take_along_axis(logits_f32, jnp.minimum(biased, V - 1), axis=1) + rows.bias_values
+    logits = logits_f32.at[row, biased].set(raised, mode="drop")
     bans = (position < rows.min_len)[:, None] & (rows.stop_ids != NO_TOKEN)
     logits = logits.at[row, jnp.where(bans, rows.stop_ids, V)].set(-jnp.inf, mode="drop")
 

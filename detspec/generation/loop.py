@@ -47,7 +47,8 @@ def dvr_step(
     wide_cost: jax.Array | float = 0.0,
 ) -> tuple[GenState, Step]:
     """Draft, verify, commit: every live sequence gains at least one committed token. `verify` takes the last two arguments."""
-    draft = draft_fn(params, cfg, state)
+    with jax.named_scope("draft"):
+        draft = draft_fn(params, cfg, state)
     verified = verify(params, cfg, state, draft, schedule=schedule, narrow=narrow, wide_cost=wide_cost)
     return commit(state, draft, verified), Step(draft, verified)
 

@@ -56,11 +56,12 @@ def verify(
     long the passes of `schedule` take, in narrow passes: float32, 0 for always, inf for never.
     """
     wanted = state.ready & ~draft.final
-    count = allotted(draft, wanted, state.cache.length, schedule)
     is_wide = jnp.bool_(True)
-    if narrow is not None:
-        is_wide = pays(expected(draft.chance, count), wanted, wide_cost)
-        count = jnp.where(is_wide, count, 0)
+    with jax.named_scope("allot"):
+        count = allotted(draft, wanted, state.cache.length, schedule)
+        if narrow is not None:
+            is_wide = pays(expected(draft.chance, count), wanted, wide_cost)
+            count = jnp.where(is_wide, count, 0)
     drafted = state.replace(tokens=draft.appended(state.tokens, state.committed))
     B, D = draft.tokens.shape
     answered = _Answered(

@@ -1,0 +1,106 @@
+"""Programs that commit tokens on an H100 leave nothing to a library, a tuner or chance, and share their products.
+
+make test-aot ARGS='aot/test_committed.py -m sweep'       # all plans of an engine, for some minutes
+"""
+
+import dataclasses
+from collections import Counter
+from functools import partial
+
+import compile_proof  # noqa: F401  # finds what stages of scripts/prove_on_device.py are made of
+import pytest
+from compile_depths import shapes, unrolled
+from fixed_order import PRODUCT, Kernel, Product, kernels, offences, products
+from jax.sharding import SingleDeviceSharding
+from prove_stages.programs import engine_programs
+
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import Needs, Plan, needed_plans
+from detspec.presets import preset
+from detspec.schedule import Schedule
+from detspec.target_compilers import compile_for, device_of
+from detspec.targets import canonical_schedule, target
+
+H100 = target("h100")
+# Narrow, because compiling takes long. The heads are those of Llama 3.1, the width is no power of two, and of two layers the
+# last is not the first.
+CFG = dataclasses.replace(
+    preset("llama3_1_8b"), num_layers=2, d_model=384, d_ff=768, num_heads=4, num_kv_heads=1, vocab_size=512
+)
+CONFIG = EngineConfig(max_requests=32, max_len=256)
+# Passes that read guesses, or one row of each sequence; drafts whose products are the library's; the anchor.
+CHOSEN = ("32x8 ngram[32]", "16x16 self processing[8]", "256x1[32]")
+SPLITS = ((256, 1), (64, 4), (16, 16), (1, 256))
+
+
+def schedule_of(linear: str) -> Schedule:
+    return canonical_schedule(H100, CFG).with_numerics(linear=linear)
+
+
+def canonical_plans() -> dict[str, Plan]:
+    """All plans by which an engine runs deterministic requests, by label."""
+    found = {}
+    for processing in (False, True):
+        needs = Needs(deterministic=True, ordinary=False, processing=processing)
+        plans = needed_plans(CONFIG, schedule_of("pinned"), CONFIG.max_requests + 1, needs)
+        found |= {plan.label: plan for plan in plans if not plan.ordinary}
+    return found
+
+
+PLANS = canonical_plans()
+OTHERS = [label for label in PLANS if label not in CHOSEN]
+
+
+def engine_texts(linear: str, *labels: str, only: str = "") -> list[str]:
+    """Optimised HLO of the replays, of prefill and of the steps by the plans `labels`, or of those whose name has `only`."""
+    config = dataclasses.replace(CONFIG, schedule=schedule_of(linear))
+    programs = engine_programs(CFG, config, [PLANS[label] for label in labels], name="engine")
+    # The first plan's program comes first, then the replays and prefill.
+    ordered = sorted(programs, key=lambda program: "read_sequences" not in program.name)
+    placed = SingleDeviceSharding(device_of(H100))
+    return [program.lower(placed).compile().as_text() for program in ordered if only in program.name]
+
+
+def pass_text(groups: int, window: int) -> str:
+    """Optimised HLO of one layer's pass, its logits included, cut into windows."""
+    cfg = dataclasses.replace(CFG, num_layers=1)
+    schedule = schedule_of("pinned").with_budget(groups * window, window)
+    return compile_for(H100, partial(unrolled, cfg, schedule), *shapes(cfg, schedule, "unrolled"), donate=(2,)).hlo
+
+
+def of_one_pass(found: list[Kernel]) -> Counter[Product]:
+    """How often each product is in one pass of a program; each pass but those of prefill works out logits once."""
+    counted = products(found)
+    passes = sum(number for product, number in counted.items() if not product.layer)
+    assert not any(number % max(passes, 1) for number in counted.values())
+    return Counter({product: number // max(passes, 1) for product, number in counted.items()})
+
+
+def test_programs_of_an_engine_leave_no_choice_and_have_the_same_products():
+    replays, prefill, *others = texts = engine_texts("pinned", *CHOSEN)
+    assert [offences(text) for text in texts] == [[]] * len(texts)
+    expected = of_one_pass(kernels(replays))
+    assert [of_one_pass(kernels(text)) for text in others if kernels(text)] == [expected] * len(CHOSEN)
+    # Of the last layer, prefill needs the keys and values alone.
+    read = of_one_pass(kernels(prefill))
+    assert read <= expected
+    assert {product for product in expected - read if product.layer == "layer_0"} == set()
+    assert {product.layer for product in expected - read} == {"layer_1", ""}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("label", OTHERS)
+def test_program_of_plan_leaves_no_choice(label: str):
+    assert [offences(text) for text in engine_texts("pinned", label, only="run_segment")] == [[]]
+
+
+def test_splits_of_equal_rows_run_the_same_kernels_for_products():
+    each = [[kernel for kernel in kernels(pass_text(*split)) if kernel.name == PRODUCT] for split in SPLITS]
+    assert [Counter(found) for found in each] == [Counter(each[0])] * len(SPLITS)
+    assert len(each[0]) > 4
+
+
+def test_programs_with_products_of_xla_do_leave_choices():
+    (prefill,) = engine_texts("xla", "256x1[32]", only="read_sequences")[1:]
+    assert {"product that XLA may cut", "sum in an order of XLA's"} <= {offence.kind for offence in offences(prefill)}
+    assert products(kernels(prefill)) == Counter()
