@@ -10,6 +10,13 @@ SUITABLE = import sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
+# The versions of a rented H100 need Python 3.12: `make test-aot PYTHON_DEVICE=/path/to/python` skips this search.
+NEWER = import sys, venv; sys.exit(sys.version_info < (3, 12))
+PYTHON_DEVICE ?= $(shell for p in python3.12 python3.13 python3.14 python3 "$$(pyenv root 2>/dev/null)"/versions/3.1[2-9]*/bin/python; do \
+	"$$p" -c '$(NEWER)' 2>/dev/null && echo "$$p" && break; done)
+# What is compiled with them: the programs of `make prove` and those of an engine.
+FOR_DEVICE = aot/test_committed.py aot/test_fixed_order.py aot/test_prove.py
+
 # Tests start processes by the dozen, and without files of bytecode each compiles the sources of jax anew: 2 s instead of 0.6.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -30,7 +37,7 @@ endef
 OPTIMISED = -m 'optimised and not kernels and not sweep'
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow test-optimised test-sweeps test-kernels test-mesh test-aot kernels parity evals prove lint format notebooks always pairs docs docs-serve dist clean
+.PHONY: help env demo test test-slow test-optimised test-sweeps test-kernels test-mesh test-aot test-aot-device kernels parity evals prove lint format notebooks always pairs docs docs-serve dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +69,12 @@ test-mesh: env ## run the tests on eight simulated devices, but for those that t
 
 test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs without having one; ARGS='-k v6e' runs a part
 	$(VENV)/aot/bin/python -m pytest aot --numprocesses auto --dist worksteal $(ARGS)
+	@if [ -n "$(ARGS)" ]; then echo "to run this part with the versions of a rented H100: make test-aot-device ARGS=..."; \
+	elif [ -n "$(PYTHON_DEVICE)" ]; then $(MAKE) --no-print-directory test-aot-device PYTHON_DEVICE="$(PYTHON_DEVICE)"; \
+	else echo "not compiled with the versions of a rented H100, which need Python 3.12: none was found. Give its path: make test-aot PYTHON_DEVICE=/path/to/python"; fi
+
+test-aot-device: $(VENV)/aot-device/.installed ## the part of test-aot for an H100, with the versions that such a machine has
+	$(VENV)/aot-device/bin/python -m pytest $(FOR_DEVICE) --numprocesses auto --dist worksteal -k 'not v6e' $(ARGS)
 
 kernels: $(VENV)/aot/.installed ## compile every kernel and rewrite docs/kernels.md
 	$(VENV)/aot/bin/python aot/compile_kernels.py
@@ -155,4 +168,10 @@ $(VENV)/aot/.installed: $(VENV)/.installed
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(VENV)/aot/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
 	@$(VENV)/aot/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'detspec[aot]'
+	@touch $@
+
+$(VENV)/aot-device/.installed: pyproject.toml
+	@echo "installing the compilers of a rented H100 into $(VENV)/aot-device (about 700 MB)"
+	@"$(PYTHON_DEVICE)" -m venv $(VENV)/aot-device
+	@$(VENV)/aot-device/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[aot-device]'
 	@touch $@

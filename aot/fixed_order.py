@@ -36,8 +36,6 @@ class Kernel(NamedTuple):
     layer: str  # "layer_0"; "" outside of layers
     rows: int  # of its first operand
     others: tuple[str, ...]  # its other operands: weights
-    outputs: int  # numbers that it puts out, of all rows
-    body: str  # digest of its code
 
 
 class Product(NamedTuple):
@@ -45,7 +43,6 @@ class Product(NamedTuple):
 
     layer: str
     weights: tuple[str, ...]
-    outputs: float  # of one row
 
 
 def offences(hlo: str, *, apart: Iterable[str] = APART) -> list[Offence]:
@@ -75,7 +72,7 @@ def kernels(hlo: str, *, apart: Iterable[str] = APART) -> list[Kernel]:
 
 def products(found: Iterable[Kernel]) -> Counter[Product]:
     """How often each product is among kernels, whatever its number of rows."""
-    return Counter(Product(k.layer, k.others, k.outputs / k.rows) for k in found if k.name == PRODUCT)
+    return Counter(Product(k.layer, k.others) for k in found if k.name == PRODUCT)
 
 
 def _kind(each: Instruction, opcodes: Mapping[str, set[str]]) -> str:
@@ -107,6 +104,4 @@ def _kernel(each: Instruction) -> Kernel:
         layer=next((part for part in path if re.fullmatch(r"layer_\d+", part)), ""),
         rows=given[0].sizes[0],
         others=tuple(str(shape) for shape in given[1:]),
-        outputs=sum(shape.size for shape in each.shapes),
-        body=each.attribute('kernel_hash = "'),
     )

@@ -1,7 +1,6 @@
 """Reads the instructions of optimised HLO, those inside fusions and loops too."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterator
 
@@ -22,11 +21,6 @@ class Shape:
     def is_float(self) -> bool:
         """Whether the elements are floats of any width."""
         return self.dtype.startswith(("f", "bf"))
-
-    @property
-    def size(self) -> int:
-        """How many elements there are."""
-        return math.prod(self.sizes)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.sizes))}]"
