@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from detspec.environment import fingerprint
+from detspec.environment import FLAGS, fingerprint
 
 VARIABLE = "DETSPEC_COMPILE_CACHE"  # a folder, or "off"
 OFF = "off"
@@ -148,5 +148,5 @@ def _unfit(folder: Path) -> str:
 def _surroundings() -> list[object]:
     """What programs depend on besides their text: versions, device, and settings of jax and XLA."""
     settings = {name: repr(value) for name, value in jax.config.values.items() if not name.startswith(IRRELEVANT)}
-    flags = {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
+    flags = {name: os.environ.get(name, "") for name in FLAGS}
     return [fingerprint(), settings, flags]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 import platform
 import warnings
 from importlib.metadata import version
@@ -22,6 +23,7 @@ DEFAULT_SCHEDULES = {
     "gpu": Schedule(Numerics(page=128, query_tile=16, cache_dtype="bfloat16"), Budget(256, 16)),
     "tpu": Schedule(Numerics(page=128, query_tile=16, cache_dtype="bfloat16"), Budget(256, 16)),
 }
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # variables that hold flags of XLA's compilers
 HOPPER = "9.0"  # compute capability of the GPU kernels' instructions; Blackwell has other instructions
 HALF_DTYPES = ("bfloat16", "float16")  # of weights that the GPU kernels multiply
 WIDE_HEAD_DIM = 256
@@ -101,7 +103,8 @@ def fingerprint() -> dict[str, str]:
     """What committed bits may depend on besides model, request, schedule and mesh: device kind and compiler versions.
 
     On a CPU the instruction sets belong to it, too: XLA compiles for them, and a virtual machine may hide some of them.
-    A system or a compiler may also keep the kernels from a processor's matrix tiles.
+    A system or a compiler may also keep the kernels from a processor's matrix tiles. On GPUs and TPUs the flags of their
+    compilers are named. What a GPU's compiler tunes in each process is not known here, see `tuned`.
     """
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
@@ -115,7 +118,19 @@ def fingerprint() -> dict[str, str]:
         "device_kind": _cpu_model(facts) if on_cpu else device.device_kind,
         "instruction_sets": hashlib.sha256(flags.encode()).hexdigest()[:16] if on_cpu else "",
         "compiler": device.client.platform_version.replace("\n", " "),
+        **({} if on_cpu else {"flags": " ".join(os.environ[name] for name in FLAGS if os.environ.get(name))}),
     }
+
+
+def tuned(numerics: Numerics, platform: str) -> str:
+    """The parts of a pass that XLA tunes on `platform` by its own clock, "attention, products"; "" if there are none.
+
+    Each process does so anew, if it finds no compiled program. So the bits of two processes may differ although all that the
+    fingerprint names is equal. Kernels of this project and XLA's products on CPUs and TPUs are not tuned.
+    """
+    has_kernels = numerics.implementation == "pallas_gpu"
+    is_fixed = {"attention": has_kernels, "products": has_kernels and numerics.linear == "pinned"}
+    return ", ".join(name for name, fixed in is_fixed.items() if not fixed) if platform == "gpu" else ""
 
 
 def _cpu_model(facts: dict[str, str]) -> str:

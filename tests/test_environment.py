@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import detspec as ds
-from detspec.environment import chosen_schedule, default_schedule, schedule_for
+from detspec.environment import chosen_schedule, default_schedule, fingerprint, schedule_for, tuned
 from detspec.errors import InputError
 from detspec.presets import preset
 from detspec.schedule import Budget, Numerics, Schedule
@@ -86,3 +86,50 @@ def test_schedule_of_another_device_is_refused_before_anything_runs(implementati
         ds.generate(table_model(), TABLE_CFG, [[1]], ds.SamplingParams(max_tokens=2), schedule=schedule)
     interpreted = schedule.with_numerics(interpret=True)
     assert chosen_schedule(interpreted, TABLE_CFG) == interpreted
+
+
+class FakeGpu:
+    """A device as jax describes a GPU."""
+
+    platform = "gpu"
+    device_kind = "NVIDIA H100 80GB HBM3"
+
+    class client:
+        platform_version = "PJRT C API\ncuda 13000"
+
+
+def test_fingerprint_of_a_gpu_names_the_flags_of_its_compiler_and_that_of_a_cpu_does_not(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0")
+    assert "flags" not in fingerprint()
+    monkeypatch.setattr("jax.devices", lambda: [FakeGpu()])
+    found = fingerprint()
+    assert (found["backend"], found["compiler"]) == ("gpu", "PJRT C API cuda 13000")
+    assert found["flags"] == "--xla_gpu_autotune_level=0"
+    monkeypatch.delenv("XLA_FLAGS")
+    assert fingerprint()["flags"] == ""
+
+
+@pytest.mark.parametrize(
+    ("platform", "numerics", "parts"),
+    [
+        ("gpu", {"implementation": "pallas_gpu", "linear": "pinned"}, ""),
+        ("gpu", {"implementation": "pallas_gpu", "linear": "xla"}, "products"),
+        ("gpu", {"implementation": "reference", "linear": "xla"}, "attention, products"),
+        ("gpu", {"implementation": "reference", "linear": "pinned"}, "attention, products"),
+        ("tpu", {"implementation": "pallas_tpu", "linear": "xla"}, ""),
+        ("cpu", {"implementation": "reference", "linear": "xla"}, ""),
+    ],
+)
+def test_tuned_names_what_xla_tunes_in_each_process_of_a_gpu(platform, numerics, parts):
+    assert tuned(Numerics(**numerics), platform) == parts
+
+
+def test_digest_of_an_engine_says_what_its_process_tunes(monkeypatch):
+    """The reference attention stands in for a GPU's."""
+    schedule = Schedule(Numerics(page=16), Budget(8, 4))
+    model = ds.Model(TABLE_CFG, table_model(), None, (), "")
+    engine = ds.Engine(model, ds.EngineConfig(max_requests=1, max_len=32, schedule=schedule))
+    assert "tuned" not in engine.fingerprint()
+    machine = {**fingerprint(), "backend": "gpu"}
+    monkeypatch.setattr("detspec.engine.engine.fingerprint", lambda: machine)
+    assert engine.fingerprint()["tuned"] == "attention, products"

@@ -52,7 +52,7 @@ from detspec.engine.request import (
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
 from detspec.engine.sequence import SequenceState, wants_replay
-from detspec.environment import fingerprint
+from detspec.environment import fingerprint, tuned
 from detspec.errors import InputError
 from detspec.model.params import Params, fitted
 from detspec.sampling_params import SamplingParams
@@ -205,7 +205,9 @@ class Engine:
         """Everything but the request that committed bits may depend on."""
         version = {} if self._weight_version is None else {"weight_version": self._weight_version}
         own = {"mesh": self._mesh, "model": self.model.digest, **version, "schedule": self.schedule.bits()}
-        return {**fingerprint(), **own}
+        machine = fingerprint()
+        parts = tuned(self.schedule.numerics, machine["backend"])
+        return {**machine, **({"tuned": parts} if parts else {}), **own}
 
     def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0") -> Request:
         """One prompt, text or token ids, as a request that this engine takes.
