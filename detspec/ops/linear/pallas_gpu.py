@@ -26,7 +26,7 @@ with 3 buffers, two thread blocks a processor, and 35 us with 8.
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,8 +78,8 @@ def linears_f32(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool =
             plgpu.Barrier(num_arrivals=2, num_barriers=STAGES[tiles]),
             plgpu.Barrier(num_arrivals=tiles, num_barriers=STAGES[tiles]),
         ],
-        grid=(parts if is_cut else 1, blocks, row_blocks),
-        grid_names=("part", "out_block", "row_block"),  # the last one runs fastest: blocks of rows share a block of weights
+        grid=(min((parts if is_cut else 1) * blocks * row_blocks, PROCESSORS),),
+        grid_names=("thread_block",),
         num_threads=tiles + 1,
         thread_name="warpgroup",
         kernel_name="pinned_linear",
@@ -92,6 +92,16 @@ def linears_f32(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool =
     return [total_f32[:R, start : start + weight.shape[0]] for start, weight in zip(starts, weights, strict=False)]
 
 
+class Item(NamedTuple):
+    """A block of the result, or one part of it: all int32."""
+
+    part: jax.Array
+    out_block: jax.Array
+    row_block: jax.Array
+    first: jax.Array  # of the blocks of inputs
+    last: jax.Array  # after the last of them
+
+
 def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool) -> None:
     """One warpgroup of a thread block: the last one fetches what the others multiply.
 
@@ -101,48 +111,63 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
     stages, block_rows = x_ring.shape[:2]
     tiles = block_rows // TILE_ROWS
     used = min(x_gmem.shape[0], block_rows)
+    row_blocks = x_gmem.shape[0] // used
+    blocks = sum(-(-weight.shape[0] // BLOCK_OUT) for weight in weights)
     num_steps = x_gmem.shape[1] // BLOCK_IN
-    part, out_block, row_block, warpgroup = (
-        jax.lax.axis_index(name) for name in ("part", "out_block", "row_block", "warpgroup")
-    )
-    first_row = row_block * block_rows
-    begin = part * steps  # of the blocks of inputs
-    end = jnp.minimum(begin + steps, num_steps) if is_cut else num_steps
+    num_items = y_gmem.shape[0] * blocks * row_blocks
+    thread_block, warpgroup = (jax.lax.axis_index(name) for name in ("thread_block", "warpgroup"))
+    thread_blocks = jax.lax.axis_size("thread_block")
+    num_own = jax.lax.div(num_items - thread_block + thread_blocks - 1, thread_blocks)
 
-    def of_each_weight(run: Callable[[Any, jax.Array, jax.Array], None]) -> None:
-        """Calls `run(weight, first output, its place in y)` for the weight that the block of outputs belongs to."""
+    def item_of(index: jax.Array) -> Item:
+        """Item number `index` of this thread block; blocks of rows that share a weight come at the same time."""
+        rest, row_block = _divmod(thread_block + index * thread_blocks, row_blocks)
+        part, out_block = _divmod(rest, blocks)
+        return Item(
+            part, out_block, row_block, part * steps, jnp.minimum((part + 1) * steps, num_steps) if is_cut else num_steps
+        )
+
+    def of_each_weight(out_block: jax.Array, run: Callable[[Any, jax.Array, jax.Array], None]) -> None:
+        """Calls `run(weight, first output, its place in y)` for the weight that a block of outputs belongs to."""
         first_block = first_column = 0
         for weight in weights:
             size = weight.shape[0]
-            blocks = -(-size // BLOCK_OUT)
+            end_block = first_block + -(-size // BLOCK_OUT)
             first_out = jnp.minimum((out_block - first_block) * BLOCK_OUT, size - BLOCK_OUT)
-            is_own = (out_block >= first_block) & (out_block < first_block + blocks)
+            is_own = (out_block >= first_block) & (out_block < end_block)
             pl.when(is_own)(partial(run, weight, first_out, first_column + first_out))
-            first_block += blocks
+            first_block = end_block
             first_column += size
 
-    def fetch_all(weight: Any, first_out: jax.Array, _: jax.Array) -> None:
-        def fetch(step: jax.Array, _: None) -> None:
-            slot = jax.lax.rem(step - begin, stages)
+    def fetch_item(index: jax.Array, position: jax.Array) -> jax.Array:
+        """Fetches an item, whose first blocks take the place `position` in the ring; returns the place after its last ones."""
+        item = item_of(index)
 
-            @pl.when(step - begin >= stages)
-            def wait_for_slot() -> None:
-                plgpu.barrier_wait(free.at[slot])
+        def fetch_all(weight: Any, first_out: jax.Array, _: jax.Array) -> None:
+            def fetch(step: jax.Array, _: None) -> None:
+                place = position + step - item.first
+                slot = jax.lax.rem(place, stages)
 
-            inputs = pl.ds(step * BLOCK_IN, BLOCK_IN)
-            plgpu.copy_gmem_to_smem(
-                x_gmem.at[pl.ds(first_row, used), inputs], x_ring.at[slot, pl.ds(0, used)], arrived.at[slot]
-            )
-            plgpu.copy_gmem_to_smem(weight.at[pl.ds(first_out, BLOCK_OUT), inputs], weight_ring.at[slot], arrived.at[slot])
+                @pl.when(place >= stages)
+                def wait_for_slot() -> None:
+                    plgpu.barrier_wait(free.at[slot])
 
-        jax.lax.fori_loop(begin, end, fetch, None)
+                inputs = pl.ds(step * BLOCK_IN, BLOCK_IN)
+                rows = pl.ds(item.row_block * block_rows, used)
+                plgpu.copy_gmem_to_smem(x_gmem.at[rows, inputs], x_ring.at[slot, pl.ds(0, used)], arrived.at[slot])
+                plgpu.copy_gmem_to_smem(weight.at[pl.ds(first_out, BLOCK_OUT), inputs], weight_ring.at[slot], arrived.at[slot])
 
-    def part_f32(first: Any, last: Any) -> jax.Array:
-        """The products of blocks of inputs, one after the other: [TILE_ROWS, BLOCK_OUT]."""
+            jax.lax.fori_loop(item.first, item.last, fetch, None)
+
+        of_each_weight(item.out_block, fetch_all)
+        return position + item.last - item.first
+
+    def part_f32(position: jax.Array, num: jax.Array) -> jax.Array:
+        """The products of `num` blocks of inputs, one after the other, from a place in the ring on: [TILE_ROWS, BLOCK_OUT]."""
 
         def add_all(acc: Any) -> jax.Array:
-            def add(step: jax.Array, sum_f32: Any) -> Any:
-                slot = jax.lax.rem(step - begin, stages)
+            def add(place: jax.Array, sum_f32: Any) -> Any:
+                slot = jax.lax.rem(place, stages)
                 plgpu.barrier_wait(arrived.at[slot])
                 if interpret:
                     sum_f32 += _product_f32(x_ring.at[slot, tile_rows], weight_ring.at[slot])
@@ -150,33 +175,30 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
                     plgpu.wgmma(acc, x_ring.at[slot, tile_rows], weight_ring.at[slot].T)
                     plgpu.wgmma_wait(1)
 
-                @pl.when(step > first)
+                @pl.when(place > position)
                 def release() -> None:  # what the last product read; it is done
-                    plgpu.barrier_arrive(free.at[jax.lax.rem(step - 1 - begin, stages)])
+                    plgpu.barrier_arrive(free.at[jax.lax.rem(place - 1, stages)])
 
                 return sum_f32
 
             zeros = jnp.zeros((TILE_ROWS, BLOCK_OUT), jnp.float32) if interpret else None
-            sum_f32 = jax.lax.fori_loop(first, last, add, zeros)
+            sum_f32 = jax.lax.fori_loop(position, position + num, add, zeros)
             sum_f32 = sum_f32 if interpret else acc[...]
-            plgpu.barrier_arrive(free.at[jax.lax.rem(last - 1 - begin, stages)])
+            plgpu.barrier_arrive(free.at[jax.lax.rem(position + num - 1, stages)])
             return sum_f32
 
         return pl.run_scoped(add_all, plgpu.WGMMAAccumulatorRef((TILE_ROWS, BLOCK_OUT), jnp.float32))
 
-    tile_rows = pl.ds(warpgroup * TILE_ROWS, TILE_ROWS)
-
-    @pl.when(warpgroup == tiles)
-    def fetcher() -> None:
-        of_each_weight(fetch_all)
-
-    @pl.when(warpgroup < tiles)
-    def multiplier() -> None:
-        y_smem[tile_rows] = part_f32(begin, jnp.minimum(begin + steps, num_steps))
+    def multiply_item(index: jax.Array, position: jax.Array) -> jax.Array:
+        """Multiplies an item and begins to store it; returns the place in the ring after its last blocks."""
+        item = item_of(index)
+        first_f32 = part_f32(position, jnp.minimum(item.last - item.first, steps))
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the item before has left
+        y_smem[tile_rows] = first_f32
         if not is_cut:
 
             def add_part(part: jax.Array, _: None) -> None:
-                next_f32 = part_f32(part * steps, jnp.minimum((part + 1) * steps, num_steps))
+                next_f32 = part_f32(position + part * steps, jnp.minimum(steps, num_steps - part * steps))
                 y_smem[tile_rows] = y_smem[tile_rows] + next_f32  # read now: before the products it would take registers
 
             jax.lax.fori_loop(1, -(-num_steps // steps), add_part, None)
@@ -184,11 +206,28 @@ def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool
         rows = min(used, TILE_ROWS)
 
         def store(_: Any, __: jax.Array, column: jax.Array) -> None:
-            place = y_gmem.at[part, pl.ds(first_row + warpgroup * TILE_ROWS, rows), pl.ds(column, BLOCK_OUT)]
+            first_row = item.row_block * block_rows + warpgroup * TILE_ROWS
+            place = y_gmem.at[item.part, pl.ds(first_row, rows), pl.ds(column, BLOCK_OUT)]
             plgpu.copy_smem_to_gmem(y_smem.at[pl.ds(warpgroup * TILE_ROWS, rows)], place)
-            plgpu.wait_smem_to_gmem(0)
 
-        of_each_weight(store)
+        of_each_weight(item.out_block, store)
+        return position + item.last - item.first
+
+    tile_rows = pl.ds(warpgroup * TILE_ROWS, TILE_ROWS)
+
+    @pl.when(warpgroup == tiles)
+    def fetcher() -> None:
+        end = jax.lax.fori_loop(0, num_own, fetch_item, jnp.int32(0))
+
+        def wait_for_release(place: jax.Array, _: None) -> None:
+            plgpu.barrier_wait(free.at[jax.lax.rem(place, stages)])
+
+        jax.lax.fori_loop(jnp.maximum(end - stages, 0), end, wait_for_release, None)  # barriers end as they began
+
+    @pl.when(warpgroup < tiles)
+    def multiplier() -> None:
+        jax.lax.fori_loop(0, num_own, multiply_item, jnp.int32(0))
+        plgpu.wait_smem_to_gmem(0)
 
 
 def _product_f32(x: Any, weight: Any) -> jax.Array:
@@ -210,6 +249,11 @@ def _padded(weight: jax.Array, padded_in: int) -> jax.Array:
 def _swizzle(itemsize: int) -> tuple[Any, ...]:
     """The widest swizzle, which 128 bytes of elements fill."""
     return plgpu.TilingTransform((COPY_ROWS, 128 // itemsize)), plgpu.SwizzleTransform(128)
+
+
+def _divmod(number: jax.Array, divisor: int) -> tuple[jax.Array, jax.Array]:
+    """Quotient and remainder, of what is not negative."""
+    return jax.lax.div(number, divisor), jax.lax.rem(number, divisor)
 
 
 def _up_to(size: int, unit: int) -> int:
