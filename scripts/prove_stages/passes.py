@@ -116,7 +116,7 @@ def pass_program(setting: Setting, cfg: ModelConfig, schedule: Schedule) -> Prog
         return param_shapes_as_zeros(cfg), windows_of(setting, schedule), new_cache(setting, cfg)
 
     work = work_of(setting, cfg, schedule)
-    return Program(label(cfg, schedule), pass_fn(cfg, schedule), make, donate=(2,), work=work, calls=50)
+    return Program(label(cfg, schedule), pass_fn(cfg, schedule), make, donate=(2,), work=work, calls=10)
 
 
 def param_shapes_as_zeros(cfg: ModelConfig) -> Params:

@@ -59,16 +59,16 @@ STAGES = (
     Stage("kernels", ("kernels",), "kernels are right, whatever unused memory holds", 36, 15),
     Stage("attention", ("decode", "attention"), "decode attention against a copy, passes by themselves", 30, 10),
     Stage("products", ("products",), "pinned and int8 products, and the library's", 25, 10),
-    Stage("passes", ("passes", "whole"), "a canonical pass costs little more than a step", 60, 15, **AHEAD),
-    Stage("completions", ("completions",), "one prompt, a thousand times, one result", 75, 25, at_once=8),
+    Stage("passes", ("passes", "whole"), "a canonical pass costs little more than a step", 70, 15, **AHEAD),
+    Stage("completions", ("completions",), "one prompt, a thousand times, one result", 71, 25, at_once=8),
     Stage("generation", ("generation",), "determinism costs little, end to end", 100, 25, at_once=8),
     Stage(
         "doctor untuned", ("untuned",), "which rows and splits have equal bits, untuned", 40, 15, **UNTUNED, **AHEAD, **ALONE
     ),
     Stage("doctor again", ("anchor",), "two processes have the same bits", 45, 25, **AHEAD, **ALONE),
     Stage("peer", ("peer",), "PyTorch in CUDA graphs, for comparison", 25, 15, **PEER),
-    Stage("vendor", ("vendor",), "attention against the vendor's", 14, 8),
-    Stage("doctor", ("examine",), "the same tuned, and all that must not matter", 40, 20, **AHEAD, **ALONE),
+    Stage("vendor", ("vendor",), "attention against the vendor's", 18, 8),
+    Stage("doctor", ("examine",), "the same tuned, and all that must not matter", 30, 20, **AHEAD, **ALONE),
 )
 
 
