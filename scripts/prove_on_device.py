@@ -153,7 +153,9 @@ def prepare(args: argparse.Namespace) -> None:
     packages.name_checkout(ROOT, target)
     programs = args.out / "programs"
     programs.mkdir(mode=0o700, exist_ok=True)
-    if args.earlier and not (args.out / RESULTS).exists():
+    if args.earlier and (args.out / RESULTS).exists():
+        print(f"{args.earlier}: not read, {args.out} has results of its own")
+    elif args.earlier:
         shutil.copyfile(args.earlier / RESULTS, args.out / RESULTS)
         print(f"{args.earlier}: {cache_file.unpack(args.earlier / PROGRAMS, programs)} compiled programs, and results")
     for name in ("DETSPEC_COMPILE_CACHE", "JAX_COMPILATION_CACHE_DIR"):

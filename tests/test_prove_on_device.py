@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -631,6 +632,16 @@ def test_delivery_works_on_another_file_system(tmp_path, monkeypatch):
     journal.add(**MACHINE)
     delivery.Delivery(tmp_path / "out", tmp_path / "kept").all(wait=True)
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == sorted(delivery.FILES)
+
+
+def test_delivery_that_cannot_write_says_so_and_does_not_end_the_run(tmp_path, capsys):
+    delivery = part("delivery")
+    delivered = delivery.Delivery(tmp_path / "out", tmp_path / "kept")
+    part("journal").Journal(tmp_path / "out" / "results.jsonl").add(**MACHINE)
+    for path in (tmp_path / "kept", tmp_path / "out" / "table.md"):
+        shutil.rmtree(path, ignore_errors=True)
+    delivered.all(wait=True)
+    assert f"{tmp_path / 'kept'}: not delivered: " in capsys.readouterr().out
 
 
 def tiny_run(folder: Path, *stages: str, more: tuple[str, ...] = ()) -> list[str]:

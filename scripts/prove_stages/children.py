@@ -128,10 +128,8 @@ def described(line: Line) -> str:
         return f"  {line['name']}: skipped, {line['note']}"
     if line["error"]:
         return f"  {line['name']}: FAILED: {line['error'].strip().splitlines()[-1]}"
-    parts = [
-        f"{entry['name']} {figure(entry)}{'' if entry['holds'] is not False else ' (below its bar)'}"
-        for entry in line["entries"]
-    ]
+    missed = [f" (below its bar: {entry['note']})" * (entry["holds"] is False) for entry in line["entries"]]
+    parts = [f"{entry['name']} {figure(entry)}{more}" for entry, more in zip(line["entries"], missed, strict=True)]
     return f"  {line['seconds']:5.1f} s  " + "; ".join(parts)
 
 

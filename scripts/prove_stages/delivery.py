@@ -1,11 +1,13 @@
 """Leaves what a run has found in a folder that outlives the machine: at most four files, each of them always whole."""
 
+import contextlib
 import errno
 import io
 import os
 import shutil
 import tarfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from prove_stages import cache_file, tables
@@ -32,7 +34,12 @@ class Delivery:
                 _part(folder / name).unlink(missing_ok=True)  # of a run that was killed while it wrote
 
     def results(self) -> None:
-        """Writes the results and their table."""
+        """Writes the results and their table; a folder that cannot be written to does not end the run."""
+        with _said(self._folder):
+            self._results()
+
+    def _results(self) -> None:
+        """Writes both."""
         journal = Journal(self._out / RESULTS)
         table = f"{tables.page(journal.lines())}\n".encode()
         self._put(self._out / TABLE, table)
@@ -46,7 +53,8 @@ class Delivery:
         self.results()
         if self._folder is None:
             return
-        self._put(self._folder / LOGS, self._logs())
+        with _said(self._folder):
+            self._put(self._folder / LOGS, self._logs())
         if self._packing is not None and (wait or not self._packing.is_alive()):
             self._packing.join()
             self._packing = None
@@ -60,8 +68,9 @@ class Delivery:
         """Writes the compiled programs, the newest first, as many as fit."""
         assert self._folder is not None
         scratch = self._out / PROGRAMS
-        cache_file.pack(self._out / "programs", scratch)
-        _move(scratch, self._folder / PROGRAMS)
+        with _said(self._folder):
+            cache_file.pack(self._out / "programs", scratch)
+            _move(scratch, self._folder / PROGRAMS)
 
     def _logs(self) -> bytes:
         """The ends of all logs as a compressed tar."""
@@ -79,6 +88,15 @@ class Delivery:
         scratch = _part(self._out / path.name)
         scratch.write_bytes(content)
         _move(scratch, path)
+
+
+@contextlib.contextmanager
+def _said(folder: Path | None) -> Iterator[None]:
+    """Says why `folder` could not be written to."""
+    try:
+        yield
+    except OSError as error:
+        print(f"{folder}: not delivered: {error}", flush=True)
 
 
 def _move(source: Path, target: Path) -> None:
