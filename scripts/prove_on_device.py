@@ -82,8 +82,8 @@ def run_stages(stages: Sequence[Stage], args: argparse.Namespace, journal: Journ
         end = history.last_end(journal.lines(), stage.name)
         say(f"[{time.monotonic() - began:5.0f} s] {tables.ended(end)}")
         delivery.all()
-        if stage.gate and end is not None and end["status"] in (UNUSABLE, FAILED):
-            say("nothing else is measured on this device")
+        if end is not None and end["status"] in ((UNUSABLE, FAILED) if stage.gate else (UNUSABLE,)):
+            say("nothing else is measured in this run")
             return
 
 

@@ -244,7 +244,9 @@ def test_results_of_another_device_or_size_are_not_added_to(tmp_path):
     journal = part("journal").Journal(tmp_path / "results.jsonl")
     journal.add("run", device="another device", size="tiny")
     part("children").run_stage(part("stages").STAGES[0], 60, journal, run="1", arguments=["--size", "tiny"], say=print)
-    assert "the results are of device 'another device', this is" in journal.lines()[-1]["error"]
+    (end,) = journal.lines()[1:]
+    assert end["status"] == "unusable"
+    assert "the results are of device 'another device', this is" in end["error"]
 
 
 @pytest.mark.parametrize("name", ["device", "size", "implementation", "linear", "jax"])
@@ -253,7 +255,9 @@ def test_results_of_other_switches_are_not_mixed(name):
     facts = {"device": "a", "size": "full", "implementation": "pallas_gpu", "linear": "pinned", "jax": "1"}
     worker.check_same({}, facts)
     worker.check_same({**facts, "run": "1"}, facts)
-    with pytest.raises(SystemExit, match=f"the results are of {name} 'other', this is {facts[name]!r}: name another folder"):
+    with pytest.raises(
+        part("environment").Unusable, match=f"the results are of {name} 'other', this is {facts[name]!r}: name another folder"
+    ):
         worker.check_same({**facts, name: "other"}, facts)
 
 

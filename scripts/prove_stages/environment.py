@@ -32,7 +32,7 @@ REFERENCE = "--implementation reference goes on without kernels, into another --
 
 
 class Unusable(Exception):
-    """The device cannot be measured; its text is one sentence that says what to do."""
+    """Nothing can be measured; its text is one sentence that says why, and what to do."""
 
 
 def programs(setting: Setting) -> Iterator[Program]:

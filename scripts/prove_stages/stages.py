@@ -7,7 +7,7 @@ DONE = "done"
 SOME_FAILED = "some failed"
 FAILED = "failed"
 CUT_OFF = "cut off"
-UNUSABLE = "unusable"  # nothing can be measured on this device
+UNUSABLE = "unusable"  # nothing can be measured: on this device, with these switches, or into this folder
 NOT_HERE = "does not apply"
 
 
@@ -25,7 +25,7 @@ class Stage:
         environment: variables of its process; flags are added to those that are set.
         compiles_first: all its programs are compiled at the same time, before the first of them runs.
         at_once: programs that 16 cores are assumed to compile for it at the same time, in plans.
-        gate: measured anew in each run, which ends if the device is unusable.
+        gate: measured anew in each run, which ends if its process dies.
         own_cache: it finds nothing that other processes compiled, which may have tuned their programs in other ways.
         run_s: seconds that it is expected to take on an H200 besides compiling and the work itself: starting, making weights,
             copying to the host. Estimated.

@@ -45,10 +45,12 @@ def main() -> int:
     try:
         earlier = {each.name: history.entries(lines, each.name) for each in STAGES}
         setting = Setting.here(SIZES[args.size], earlier, switches, ends=args.ends)
-    except InputError as error:
-        sys.exit(str(error))
-    facts = facts_of(setting, switches)
-    check_same(history.machine(lines), facts)
+        facts = facts_of(setting, switches)
+        check_same(history.machine(lines), facts)
+    except (InputError, Unusable) as error:
+        seconds = time.monotonic() - args.began
+        journal.add("end", stage=stage.name, status=UNUSABLE, seconds=seconds, error=str(error), run=args.run)
+        return 0
     journal.add("run", run=args.run, **facts)
     if stage.own_cache:
         folder = tempfile.TemporaryDirectory()
@@ -125,10 +127,11 @@ def facts_of(setting: Setting, switches: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Ends the process if the results were begun on another device, in another size, or with other numerics or another jax."""
+    """Raises `Unusable` if the results were begun on another device, in another size, with other numerics or another jax."""
     for name in SAME:
         if before and before.get(name) != now[name]:
-            sys.exit(f"the results are of {name} {before.get(name)!r}, this is {now[name]!r}: name another folder by --out")
+            there = f"the results are of {name} {before.get(name)!r}, this is {now[name]!r}"
+            raise Unusable(f"{there}: name another folder by --out, without --earlier")
 
 
 def compile_all(programs: Iterable[Program]) -> dict[str, Any]:
