@@ -704,3 +704,6 @@ def test_run_that_is_killed_leaves_a_readable_result_and_goes_on(tmp_path):
     assert sorted(names()) == sorted(["copy", "product", "dispatch", "1 rows", "16 rows"])
     history = part("history")
     assert {history.last_end(journal.lines(), name)["status"] for name in ("ceilings", "products")} == {"done"}
+    timed = [entry for entry in history.entries(journal.lines(), "products").values() if entry["unit"] != "yes or no"]
+    assert len(timed) == 6
+    assert all(entry["predicted"] > 0 for entry in timed)  # by the ceilings that were measured before
