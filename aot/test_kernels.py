@@ -1,6 +1,7 @@
 """Kernels at the named shapes compile for the targets, and are in the program; `make kernels` compiles all for all."""
 
 import dataclasses
+import re
 
 import pytest
 from hlo import kernel_calls
@@ -65,3 +66,31 @@ def test_each_shape_is_dealt_to_both_platforms_and_each_layer_and_kind_to_all_ta
 def test_shapes_have_names_of_their_own():
     shapes = (*attention_shapes(), *linear_shapes())
     assert len({shape.name for shape in shapes}) == len(shapes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama3_1_8b/full/16x16",
+        "llama3_1_8b/full/decode32",
+        "qwen3_8b/alibi/decode1",
+        *(f"gemma2_2b/{layer}/{kind}" for layer in ("full", "sliding") for kind in ("16x16", "1x256", "decode1", "decode32")),
+        "gemma3_1b/full/16x16",
+    ],
+)
+def test_attention_for_gpus_spills_no_register(name: str, capfd, monkeypatch):
+    """As ptxas says of a table length that is compiled nowhere else: a process keeps what it has compiled."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    (shape,) = (shape for shape in attention_shapes() if shape.name == name)
+    compile_shape(dataclasses.replace(shape, max_len=5120), target("h100"))
+    assert re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", capfd.readouterr().out) == [("0", "0")]
+
+
+@pytest.mark.parametrize(("kind", "most"), [("decode32", 1), ("decode8", 1), ("decode1", 2)])
+def test_splits_of_a_sequence_are_added_up_in_few_kernels(kind: str, most: int):
+    """Without splits, one kernel moves the results of attention; with 2 it adds them up, too, and with 16 there are two."""
+    (shape,) = (shape for shape in attention_shapes() if shape.name == f"gemma2_2b/full/{kind}")
+    program = compile_shape(shape, target("h100")).hlo
+    _, _, after = program[program.index("ENTRY") :].partition('custom_call_target="mosaic_gpu')
+    from_positions = "fused_compare"  # which splits work, worked out once for all layers
+    assert sum(" fusion(" in line and from_positions not in line for line in after.splitlines()) == most

@@ -293,14 +293,17 @@ def _attend_tile(work: Work, refs: tuple[Any, ...], *scratch_refs: Any, scores: 
         plgpu.barrier_wait(queries.at[warpgroup])
         position = position_ref[warpgroup]
         slopes = numbers_ref[warpgroup] if scores.alibi else None
-        columns = H if H <= MAX_COLUMNS else 64
+        columns = math.gcd(H, MAX_COLUMNS)
         product = partial(_product, interpret=numerics.interpret)
 
         def attend_block(step: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             m_prev, l_prev, o_prev = carry
             k_slot, v_slot = slots(step)
             plgpu.barrier_wait(arrived.at[k_slot])
-            score = product(q_rows, ring_ref.at[k_slot], transpose_b=True)
+            # Wide heads: the compiler must not know this 0, or it holds the addresses of all 16 parts of the queries in 20
+            # registers during the whole loop, and spills sums instead.
+            zero = jax.lax.div(step, jnp.int32(1 << 30)) if H > MAX_COLUMNS else 0
+            score = product(q_tile_ref.at[warpgroup + zero], ring_ref.at[k_slot], transpose_b=True)
             plgpu.barrier_arrive(free.at[k_slot])
             score = _log2_scores(score, scores.scale, scores.cap)
             column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, block), 1)
