@@ -18,7 +18,7 @@ from prove_stages.programs import Measurement, Program, Setting, engine_programs
 WAVES = (1, 3, 31, 31)  # copies that start together; each wave is drained, so the batch shrinks to its last request
 LEAST_OF_CONTROL = 2.0
 OF_CONTROL = 1 / 4  # completions of the control, for each deterministic one
-NEIGHBOURS = 0.5  # for each copy
+NEIGHBOURS = 0.5  # for each copy; a single one is alone, in the smallest batch
 NEEDS = Needs(deterministic=True, ordinary=True, processing=False)  # both kinds; none asks for more than a temperature
 SAMPLING = SamplingParams(temperature=1.0, seed=7, ignore_eos=True)
 
@@ -72,7 +72,7 @@ def mixed_wave(
 ) -> list[Request]:
     """Copies of the first prompt, and neighbours with other prompts and lengths, in random order."""
     requests = [Request("copy", prompts[0], sampling) for _ in range(copies)]
-    for index in range(int(np.ceil(NEIGHBOURS * copies)) if copies else 0):
+    for index in range(int(NEIGHBOURS * copies)):
         length = int(rng.integers(1, len(prompts[0])))
         tokens = int(rng.integers(1, 2 * sampling.max_tokens))
         other = dataclasses.replace(sampling, max_tokens=tokens, seed=int(rng.integers(1000)), deterministic=bool(index % 2))
