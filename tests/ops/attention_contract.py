@@ -354,6 +354,10 @@ class AttentionContract:
         assert np.isfinite(got[1]).all()
         assert (bits(got)[1] != expected[1]).any()
 
+    def test_windows_without_any_position_are_finite(self):
+        problem, _ = self.base()
+        assert np.isfinite(self.run(problem.replace(positions=np.full((4, 8), NO_POSITION)), self.numerics(self.SHAPE))).all()
+
     def test_bits_of_a_partial_window_stay_and_what_it_repeats_is_finite(self):
         """Windows of 8 with 3 positions in tiles of 2: the second tile repeats one position, the others nothing else."""
         problem, _ = self.base()

@@ -1,5 +1,6 @@
 """The TPU kernel in Pallas's simulator of TPU memories, which finds races and reads of what was never written."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -10,7 +11,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from detspec.cache import Int8Pages
 from detspec.errors import InputError
-from detspec.ops.attention.api import paged_attention
+from detspec.ops.attention import pallas_tpu
+from detspec.ops.attention.api import NO_POSITION, paged_attention
 from detspec.ops.attention.scores import Scores
 from detspec.schedule import Numerics
 from tests.ops.attention_contract import AttentionContract, Problem, attended, make_problem, oracle
@@ -47,6 +49,21 @@ class TestPallasTpu(AttentionContract):
         problem = self.problem(shape, ends=(9, 83, 96))
         numerics = self.numerics(shape, query_tile=1, block_pages=block_pages, num_splits=num_splits)
         self.check_value(self.run(problem, numerics, sliding_window=sliding_window), problem, sliding_window=sliding_window)
+
+    def test_tiles_and_splits_without_pages_have_no_program(self, monkeypatch):
+        """Of two splits the second: sequences of one page, of three and of none, in memory full of nan."""
+        shape = self.shape(G=3, W=1, K=2, Q=2)
+        problem = self.problem(shape, ends=(9, 40, 40))
+        problem.positions[2] = NO_POSITION
+        numerics = self.numerics(shape, query_tile=1, num_splits=2)
+        whole = self.run(problem, numerics)
+        assert np.isfinite(whole).all()
+        assert (whole[2] == 0).all()
+        monkeypatch.setattr(pallas_tpu, "put_together", lambda works, attended, lse: attended[:, 1])
+        traced_anew = dataclasses.replace(numerics, reductions="native")
+        second = self.run(problem, traced_anew)
+        assert np.isnan(second[[0, 2]]).all()
+        assert np.isfinite(second[1]).all()
 
     def test_attention_of_float32_pages_is_as_close_as_the_reference(self):
         """Products of float32 are not rounded to bfloat16 on the way."""

@@ -147,8 +147,9 @@ def paged_attention(
         interpret=simulator() if numerics.interpret else False,
         name="paged_attention",
     )(*operands)
-    attended = put_together(works, attended, lse[0][..., :used] if splits > 1 else None)
-    attended = attended[:, :, : width * Q].reshape(G, tiles, K, width, Q, H).transpose(0, 1, 3, 2, 4, 5)
+    attended = attended[:, :, :, : width * Q]
+    attended = put_together(works, attended, lse[0][..., : width * Q] if splits > 1 else None)
+    attended = attended.reshape(G, tiles, K, width, Q, H).transpose(0, 1, 3, 2, 4, 5)
     return attended.reshape(G, tiles * width, N, H)[:, :W]
 
 

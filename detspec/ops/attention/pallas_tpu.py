@@ -2,20 +2,22 @@
 
 1. Queries are cut into tiles of `query_tile` positions of one window. A program of the grid handles one tile, or one split of
    it: all heads, over the pages the tile needs, ascending. Pages past the tile or before its sliding window are not read.
+   The grid is as long as the list of tiles that need pages: padding, and splits of short sequences, have no program.
 2. For every `W`, a tile's products have `query_tile * Q` rows per KV head. Rows that a short window lacks are zeros in VMEM,
    neither read nor written, and skip the softmax. So each row meets one shape of product, and the result does not depend on
    how rows were split into windows.
 3. DMA copies whole pages: `[K, page, H]` is contiguous. A ring of `num_buffers` pages is filled ahead of the products, across
    the borders of tiles, so that short sequences do not wait for their first page.
 
-       tiles       0          1     3            (tile 2 pads the pass and needs no page)
+       tiles       0          1     3            of one lane; tile 2 pads the pass and needs no page
        pages       a  b  c    d     e  f
        ring slot   0  1  0    1     0  1         num_buffers 2: while c is multiplied, d of the next tile is in flight
 
 4. Pages in int8 come with the scales of their slots, `[K, page]` float32, in rings of their own. Their numbers are exact in the
    queries' dtype; scores are multiplied by the keys' scales, probabilities by the values' once `l` has them.
 
-The grid has two lanes of tiles, `parallel` to each other: chips with two cores under one device (v4, v5p) run one lane each.
+The grid has two lanes, which take turns in the list of tiles and are `parallel` to each other: chips with two cores under one
+device (v4, v5p) run one lane each.
 """
 
 from functools import partial
@@ -30,8 +32,9 @@ from jax.experimental.pallas import tpu as pltpu
 from detspec.cache import Int8Pages, Pages, numbers, slot_bytes
 from detspec.errors import InputError
 from detspec.ops.alibi import lower_scores, own_slopes
-from detspec.ops.attention.reference import MASK_VALUE, merge_splits
+from detspec.ops.attention.reference import MASK_VALUE
 from detspec.ops.attention.scores import Scores
+from detspec.ops.attention.tiles import put_together, tile_positions
 from detspec.ops.softcap import softcap
 from detspec.schedule import Numerics
 
@@ -46,8 +49,8 @@ SMEM_BYTES = (1 << 20) - (8 << 10)  # scalar memory, less what the compiler need
 DTYPES = (jnp.bfloat16, jnp.float32)  # of floats in the cache, and of queries that meet integers
 
 
-# Result of `_plan_work`: NUM_FACTS arrays of `num_tiles` scalars in this order, then the first tile of each lane.
-FIRST_BLOCK, NUM_STEPS, FIRST_POSITION, LAST_POSITION, NEXT_TILE, NUM_FACTS = range(6)
+# Parts of `_plan_work`: arrays of `num_tiles` scalars, the last one longer.
+FIRST_BLOCK, NUM_STEPS, FIRST_POSITION, LAST_POSITION, TILE, NUM_FACTS = range(6)
 
 
 class TileShape(NamedTuple):
@@ -95,22 +98,19 @@ def paged_attention(
     q = jnp.pad(q, ((0, 0), (0, tiles * width - W), (0, 0), (0, 0))).astype(_product_dtype(q, v_pages))
     q = q.reshape(G * tiles, width, K, Q, H).transpose(0, 2, 1, 3, 4).reshape(G * tiles, K, width * Q, H)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, shape.used_rows - width * Q), (0, 0)))
-    positions = jnp.pad(positions, ((0, 0), (0, tiles * width - W)), mode="edge").reshape(G * tiles, width)
 
-    work = _plan_work(positions, page, scores.sliding_window, numerics)
     num_tiles = G * tiles * splits
-    per_lane = -(-num_tiles // NUM_LANES)
+    work, works = _plan_work(tile_positions(positions, tiles, width), page, scores.sliding_window, numerics)
+    per_lane = jnp.maximum((works.sum(dtype=jnp.int32) + NUM_LANES - 1) // NUM_LANES, 1)
     tiling = Tiling(num_tiles, tiles * splits, page_tables.shape[1], Q)
     kernel = partial(_attend_tile, tiling=tiling, scores=scores, num_pools=2 + len(scales))
 
-    def tile_of(lane: jax.Array, index: jax.Array) -> jax.Array:
-        return jnp.minimum(index * NUM_LANES + lane, num_tiles - 1)
+    def at_query(lane: jax.Array, index: jax.Array, work_ref: Any, _: Any) -> tuple[Any, ...]:
+        tile = work_ref[TILE * num_tiles + index * NUM_LANES + lane]
+        return jax.lax.div(jnp.minimum(tile, num_tiles - 1), splits), 0, 0, 0
 
-    def at_query(lane: jax.Array, index: jax.Array, *_: Any) -> tuple[Any, ...]:
-        return jax.lax.div(tile_of(lane, index), splits), 0, 0, 0
-
-    def at_result(lane: jax.Array, index: jax.Array, *_: Any) -> tuple[Any, ...]:
-        return index * NUM_LANES + lane, 0, 0, 0
+    def at_result(lane: jax.Array, index: jax.Array, work_ref: Any, _: Any) -> tuple[Any, ...]:
+        return work_ref[TILE * num_tiles + index * NUM_LANES + lane], 0, 0, 0
 
     rows, used, buffers = shape
     pools = [k_pages, v_pages, *scales]
@@ -119,10 +119,10 @@ def paged_attention(
     if scores.alibi:
         operands.append(_row_slopes(N, K, used))
         operand_specs.append(pl.BlockSpec((K, used, LANE_WIDTH), lambda *_: (0, 0, 0)))
-    result_shapes = [jax.ShapeDtypeStruct((per_lane * NUM_LANES, K, used, H), jnp.float32)]
+    result_shapes = [jax.ShapeDtypeStruct((num_tiles + NUM_LANES, K, used, H), jnp.float32)]
     result_specs = [pl.BlockSpec((None, K, used, H), at_result)]
     if splits > 1:  # and the logarithm of each row's sum of exponentials, in every column
-        result_shapes.append(jax.ShapeDtypeStruct((per_lane * NUM_LANES, K, used, LANE_WIDTH), jnp.float32))
+        result_shapes.append(jax.ShapeDtypeStruct((num_tiles + NUM_LANES, K, used, LANE_WIDTH), jnp.float32))
         result_specs.append(pl.BlockSpec((None, K, used, LANE_WIDTH), at_result))
     slots = G * tiles * page_tables.shape[1] * page  # as if every table were full
     results = pl.pallas_call(
@@ -152,12 +152,10 @@ def paged_attention(
         interpret=numerics.interpret,
         name="paged_attention",
     )(work, page_tables.reshape(-1), *operands)
-    attended = results[0][:num_tiles]
-    if splits > 1:
-        lse = results[1][:num_tiles, ..., 0].reshape(G * tiles, splits, K, used)
-        l, o = merge_splits(lse, jnp.ones_like(lse), attended.reshape(G * tiles, splits, K, used, H))
-        attended = o / l[..., None]
-    attended = attended[:, :, : width * Q].reshape(G, tiles, K, width, Q, H).transpose(0, 1, 3, 2, 4, 5)
+    attended = results[0][:num_tiles, :, : width * Q].reshape(G * tiles, splits, K, width * Q, H)
+    lse = results[1][:num_tiles, :, : width * Q, 0].reshape(G * tiles, splits, K, width * Q) if splits > 1 else None
+    attended = put_together(works, attended, lse)
+    attended = attended.reshape(G, tiles, K, width, Q, H).transpose(0, 1, 3, 2, 4, 5)
     return attended.reshape(G, tiles * width, N, H)[:, :W]
 
 
@@ -230,11 +228,12 @@ def _row_slopes(N: int, K: int, rows: int) -> jax.Array:
     return jnp.repeat(slopes[:, :, None], LANE_WIDTH, axis=2)
 
 
-def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, numerics: Numerics) -> jax.Array:
-    """The work of each tile, from the positions `[X, width]` of its rows: int32 scalars, ordered as FIRST_BLOCK and following.
+def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, numerics: Numerics) -> tuple[jax.Array, jax.Array]:
+    """The work of each tile, from the positions `[X, width]` of its rows, and which splits of it work, bool `[X, splits]`.
 
-    Split `split` of query tile `x` has index `x * num_splits + split`. A lane skips tiles without work: NEXT_TILE is its next
-    tile with work, or `num_tiles`.
+    Work is int32 scalars, ordered as FIRST_BLOCK and following. Split `split` of query tile `x` has index
+    `x * num_splits + split`. The part TILE lists tiles with work, of which the lanes take one each in turn. After them comes
+    one place for each lane, `num_tiles` and following, which a lane that has less to do writes to.
     """
     splits = numerics.num_splits
     block = numerics.block_pages
@@ -244,17 +243,16 @@ def _plan_work(positions: jax.Array, page: int, sliding_window: int | None, nume
     steps = jnp.where(last >= 0, -(-(last // page + 1 - first_page) // block), 0)
     per_split = -(-steps // splits)
     before = jnp.arange(splits, dtype=jnp.int32)[None, :] * per_split[:, None]  # [X, splits]
-    num_steps = jnp.clip(steps[:, None] - before, 0, per_split[:, None]).reshape(-1)
-    num_tiles = num_steps.shape[0]
-    tile = jnp.arange(num_tiles, dtype=jnp.int32)
-    # [per_lane, lanes]: the tile itself if it has work, else `num_tiles`; then the minimum from each place on
-    working = jnp.pad(jnp.where(num_steps > 0, tile, num_tiles), (0, -num_tiles % NUM_LANES), constant_values=num_tiles)
-    upcoming = jax.lax.cummin(working.reshape(-1, NUM_LANES), axis=0, reverse=True)
-    after = jnp.pad(upcoming[1:], ((0, 1), (0, 0)), constant_values=num_tiles).reshape(-1)[:num_tiles]
+    num_steps = jnp.clip(steps[:, None] - before, 0, per_split[:, None])
+    works = num_steps > 0
+    num_tiles = works.size
+    through = jnp.cumsum(works.reshape(-1), dtype=jnp.int32)  # tiles with work up to each
+    place = jnp.arange(num_tiles + NUM_LANES, dtype=jnp.int32)
+    tile = (through[None, :] <= place[:, None]).sum(1, dtype=jnp.int32)  # of each place in the list
+    tile = jnp.where(place < through[-1], tile, num_tiles + place % NUM_LANES)
     first_block = (first_page[:, None] + before * block).reshape(-1)
-    start = jnp.repeat(start, splits)
-    last = jnp.repeat(last, splits)
-    return jnp.concatenate([first_block, num_steps, start, last, after, upcoming[0]]).astype(jnp.int32)
+    facts = [first_block, num_steps.reshape(-1), jnp.repeat(start, splits), jnp.repeat(last, splits), tile]
+    return jnp.concatenate(facts).astype(jnp.int32), works
 
 
 def _attend_tile(
@@ -285,10 +283,11 @@ def _attend_tile(
     buffers, block_pages, _, page, _ = k_ring_ref.shape
     lane = pl.program_id(0)
     index = pl.program_id(1)
-    tile = index * NUM_LANES + lane
 
     def of_tile(fact: int, tile: jax.Array) -> jax.Array:
         return work_ref[fact * num_tiles + tile]
+
+    tile = of_tile(TILE, index * NUM_LANES + lane)
 
     def copies(slot: jax.Array, page_of: Any) -> list[Any]:
         """The DMAs of one step into ring slot `slot`; `page_of(n)` is the id of the step's n-th page."""
@@ -298,9 +297,9 @@ def _attend_tile(
             for which, (hbm, ring) in enumerate(zip(pool_refs, ring_refs, strict=True))
         ]
 
-    # cursor: tile and step whose pages are fetched next, the slot they go to, and the slot that is multiplied next
+    # cursor: place in the list and step whose pages are fetched next, the slot they go to, and the slot that is multiplied next
     def fetch() -> None:
-        ahead = cursor_ref[0]
+        ahead = of_tile(TILE, cursor_ref[0])
 
         @pl.when(ahead < num_tiles)
         def fetch_step() -> None:
@@ -311,13 +310,13 @@ def _attend_tile(
             for copy in copies(slot, lambda n: tables_ref[table + jnp.minimum(block + n, max_pages - 1)]):
                 copy.start()
             ends = step + 1 == of_tile(NUM_STEPS, ahead)
-            cursor_ref[0] = jnp.where(ends, of_tile(NEXT_TILE, ahead), ahead)
+            cursor_ref[0] += jnp.where(ends, NUM_LANES, 0)
             cursor_ref[1] = jnp.where(ends, 0, step + 1)
             cursor_ref[2] = jnp.where(slot + 1 == buffers, 0, slot + 1)
 
     @pl.when(index == 0)
     def fill_ring() -> None:
-        cursor_ref[0] = work_ref[NUM_FACTS * num_tiles + lane]
+        cursor_ref[0] = lane
         cursor_ref[1] = cursor_ref[2] = cursor_ref[3] = 0
         for _ in range(buffers - 1):
             fetch()
@@ -370,7 +369,7 @@ def _attend_tile(
             acc_ref[head] = acc_ref[head] * rescale[:, :1] + _product(p, values, contract=0)[:used]
 
     num_steps = of_tile(NUM_STEPS, jnp.minimum(tile, num_tiles - 1))
-    jax.lax.fori_loop(0, jnp.where(tile < num_tiles, num_steps, 0), attend_block, None)  # the last tile of a lane may not exist
+    jax.lax.fori_loop(0, jnp.where(tile < num_tiles, num_steps, 0), attend_block, None)  # a lane may have one less
     l = l_ref[...]
     attended_anything = l > 0
     l = jnp.where(attended_anything, l, 1.0)

@@ -53,8 +53,9 @@ def paged_attention(
     G, W, N, H = q.shape
     K, page = numbers(v_pages).shape[1:3]
     Q = N // K
-    # Padding takes the furthest position, so that it never makes a sliding window start early.
-    positions = jnp.where(positions >= 0, positions, jnp.max(positions))
+    # Padding takes the furthest position, so that it never makes a sliding window start early, and position 0 in a pass of
+    # nothing else, as the sum of no page would be divided by 0.
+    positions = jnp.where(positions >= 0, positions, jnp.maximum(jnp.max(positions), 0))
     tile = max(min(W, numerics.query_tile), -(-MIN_TILE_ROWS // Q))
     padded = -(-W // tile) * tile
     tiles = padded // tile
