@@ -103,7 +103,7 @@ class FastPath:
 
     block_pages: int = 1  # `Numerics.block_pages` of the fast path; a power of two
     # `Numerics.num_splits` for one sequence; a power of two. More sequences share them, so that about as many blocks run at
-    # once: 16 are 16, 8, 4, 2 and 1 for 1, 2, 4, 8 and 16 sequences.
+    # once: 16 are 16, 8, 4, 2 and 1 for 1, 2, 4, 8 and 16 sequences. A sequence of fewer blocks has as many splits as blocks.
     splits: int = 1
 
     def __post_init__(self) -> None:
