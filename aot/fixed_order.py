@@ -64,9 +64,9 @@ def kernels(hlo: str, *, apart: Iterable[str] = APART) -> list[Kernel]:
     """The calls of this project's kernels in `hlo`, outside the scopes `apart`; the name is that of `plgpu.kernel`."""
     scopes = set(apart)
     return [
-        _kernel(each)
+        kernel_of(each)
         for each in instructions(hlo)
-        if each.opcode == "custom-call" and _target(each).startswith(KERNELS) and scopes.isdisjoint(each.op_name.split("/"))
+        if each.opcode == "custom-call" and target_of(each).startswith(KERNELS) and scopes.isdisjoint(each.op_name.split("/"))
     ]
 
 
@@ -81,8 +81,8 @@ def _kind(each: Instruction, opcodes: Mapping[str, set[str]]) -> str:
     rounds = each.is_float and not combined.isdisjoint(ROUNDS)
     if each.opcode in PRODUCTS and each.is_float:
         return "product that XLA may cut"
-    if each.opcode == "custom-call" and not _target(each).startswith(KERNELS) and each.is_float:
-        return f"library: {_target(each)}"
+    if each.opcode == "custom-call" and not target_of(each).startswith(KERNELS) and each.is_float:
+        return f"library: {target_of(each)}"
     if each.opcode in SUMS and rounds:
         return "sum in an order of XLA's"
     if each.opcode == "scatter" and rounds and "unique_indices=true" not in each.attributes:
@@ -92,11 +92,13 @@ def _kind(each: Instruction, opcodes: Mapping[str, set[str]]) -> str:
     return "random numbers of XLA's" if each.opcode in DRAWS else ""
 
 
-def _target(each: Instruction) -> str:
+def target_of(each: Instruction) -> str:
+    """The target of a custom call."""
     return each.attribute('custom_call_target="')
 
 
-def _kernel(each: Instruction) -> Kernel:
+def kernel_of(each: Instruction) -> Kernel:
+    """A call of a kernel."""
     given = shapes_in(each.attributes.partition("operand_layout_constraints={")[2].partition("}}")[0])
     path = each.op_name.split("/")
     return Kernel(

@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterator
 
 HEADER = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(, .*)?$")
+INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(, .*)?$")
 CALLED = re.compile(r"(?:calls|to_apply|body|condition|comparator)=%?([\w.\-]+)")
+COMMENT = re.compile(r"/\*.*?\*/")  # the number of an operand
 SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
@@ -37,6 +38,7 @@ class Instruction:
         operands: names of instructions, or what a constant is.
         attributes: the rest of its line.
         computation: the name of the fusion, loop or program that holds it.
+        is_root: whether its result is that of the computation.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: str
     computation: str
+    is_root: bool
 
     @property
     def is_float(self) -> bool:
@@ -73,9 +76,9 @@ def instructions(hlo: str) -> Iterator[Instruction]:
         if header := HEADER.match(line):
             computation = header[1]
         elif found := INSTRUCTION.match(line):
-            name, result, opcode, operands, attributes = found.groups()
-            names = tuple(operand.strip().lstrip("%") for operand in operands.split(",") if operand.strip())
-            yield Instruction(name, shapes_in(result), opcode, names, attributes or "", computation)
+            root, name, result, opcode, operands, attributes = found.groups()
+            names = tuple(operand.strip().lstrip("%") for operand in COMMENT.sub("", operands).split(",") if operand.strip())
+            yield Instruction(name, shapes_in(result), opcode, names, attributes or "", computation, bool(root))
 
 
 def shapes_in(text: str) -> tuple[Shape, ...]:

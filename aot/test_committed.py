@@ -4,13 +4,18 @@ make test-aot ARGS='aot/test_committed.py -m sweep'       # all plans of an engi
 """
 
 import dataclasses
+import re
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import compile_proof  # noqa: F401  # finds what stages of scripts/prove_on_device.py are made of
+import jax
 import pytest
+from arithmetic import arithmetic
 from compile_depths import shapes, unrolled
 from fixed_order import PRODUCT, Kernel, Product, kernels, offences, products
+from instructions import instructions
 from jax.sharding import SingleDeviceSharding
 from prove_stages.programs import engine_programs
 
@@ -18,7 +23,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs, Plan, needed_plans
 from detspec.presets import preset
 from detspec.schedule import Schedule
-from detspec.target_compilers import compile_for, device_of
+from detspec.target_compilers import device_of
 from detspec.targets import canonical_schedule, target
 
 H100 = target("h100")
@@ -30,6 +35,9 @@ CFG = dataclasses.replace(
 CONFIG = EngineConfig(max_requests=32, max_len=256)
 # Passes that read guesses, or one row of each sequence; drafts whose products are the library's; the anchor.
 CHOSEN = ("32x8 ngram[32]", "16x16 self[8]", "256x1[32]")
+FUNCTIONS = {"cosine", "sine", "exponential", "divide"}
+ENTRY = re.compile(r"\.entry (\w+)\((.*?)^\}", re.DOTALL | re.MULTILINE)
+PTX = re.compile(r"\b(fma|mul|add|sub)\.rn\.f32\b")
 SPLITS = ((256, 1), (64, 4), (16, 16), (1, 256))
 
 
@@ -61,11 +69,16 @@ def engine_texts(linear: str, *labels: str, only: str = "") -> list[str]:
     return [program.lower(placed).compile().as_text() for program in ordered if only in program.name]
 
 
-def pass_text(groups: int, window: int) -> str:
-    """Optimised HLO of one layer's pass, its logits included, cut into windows."""
+def compiled_pass(groups: int, window: int, **options: str) -> str:
+    """Optimised HLO of one layer's pass, its logits included, cut into windows; `options` are the compiler's."""
     cfg = dataclasses.replace(CFG, num_layers=1)
     schedule = schedule_of("pinned").with_budget(groups * window, window)
-    return compile_for(H100, partial(unrolled, cfg, schedule), *shapes(cfg, schedule, "unrolled"), donate=(2,)).hlo
+    placed = SingleDeviceSharding(device_of(H100))
+    args = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), shapes(cfg, schedule, "unrolled")
+    )
+    lowered = jax.jit(partial(unrolled, cfg, schedule), donate_argnums=(2,)).lower(*args)
+    return lowered.compile(compiler_options=options).as_text()
 
 
 def of_one_pass(found: list[Kernel]) -> Counter[Product]:
@@ -86,6 +99,12 @@ def test_programs_of_an_engine_leave_no_choice_and_have_the_same_products():
     assert read <= expected
     assert {product for product in expected - read if product.layer == "layer_0"} == set()
     assert {product.layer for product in expected - read} == {"layer_1", ""}
+    # What XLA works out between the kernels, however it fuses; logits may be worked out in a branch of their own.
+    between = {kernel: found for kernel, found in arithmetic(replays).items() if kernel[1]}
+    assert len(between) == 2 * CFG.num_layers
+    for text in others:
+        assert {kernel: found for kernel, found in arithmetic(text).items() if kernel[1]} == (between if kernels(text) else {})
+    assert all(found <= between[kernel] for kernel, found in arithmetic(prefill).items())
 
 
 @pytest.mark.sweep
@@ -94,10 +113,28 @@ def test_program_of_plan_leaves_no_choice(label: str):
     assert [offences(text) for text in engine_texts("pinned", label, only="run_segment")] == [[]]
 
 
-def test_splits_of_equal_rows_run_the_same_kernels_for_products():
-    each = [[kernel for kernel in kernels(pass_text(*split)) if kernel.name == PRODUCT] for split in SPLITS]
+def test_splits_of_equal_rows_run_the_same_products_and_arithmetic():
+    texts = [compiled_pass(*split) for split in SPLITS]
+    each = [[kernel for kernel in kernels(text) if kernel.name == PRODUCT] for text in texts]
     assert [Counter(found) for found in each] == [Counter(each[0])] * len(SPLITS)
     assert len(each[0]) == 5
+    assert [arithmetic(text) for text in texts] == [arithmetic(texts[0])] * len(SPLITS)
+
+
+def test_no_product_is_joined_with_an_addition_which_would_leave_out_its_rounding(tmp_path: Path):
+    """Whether a compiler does so depends on what is fused; functions such as cosines are written with joined ones."""
+    every = list(instructions(compiled_pass(16, 16, xla_dump_to=str(tmp_path), xla_dump_emitter_re=".*")))
+    code = "".join(path.read_text() for path in tmp_path.glob("*.ptx"))
+    counts = {entry[0]: Counter(PTX.findall(entry[1])) for entry in ENTRY.findall(code)}
+    opcodes = {
+        name: {other.opcode for other in every if other.computation == each.called[0]}
+        for each in every
+        if each.opcode == "fusion" and (name := each.name.replace(".", "_")) in counts  # equal fusions share one kernel
+    }
+    assert sum(counts[name]["fma"] for name, found in opcodes.items() if found & FUNCTIONS) > 0
+    plain = [counts[name] for name, found in opcodes.items() if "multiply" in found and not found & FUNCTIONS]
+    assert sum(bool(found["mul"] and found["add"] + found["sub"]) for found in plain) >= 4  # three rotate, one sums squares
+    assert sum(found["fma"] for found in plain) == 0
 
 
 def test_programs_with_products_of_xla_do_leave_choices():
