@@ -6,7 +6,7 @@ decides how many guesses are read, are free: no committed bit depends on them.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -17,6 +17,9 @@ KERNELS = "mosaic_gpu"  # how targets of Pallas's custom calls begin
 PRODUCTS = ("dot", "ragged-dot", "scaled-dot", "convolution")
 PRODUCT = "pinned_linear"  # the name of the kernel of products
 SUMS = ("reduce", "reduce-window", "all-reduce", "all-reduce-start", "reduce-scatter", "select-and-scatter")
+# Functions that each of XLA's emitters approximates in its own way, and the operations whose fusions it may emit by either.
+APPROXIMATED = {"cosine", "divide", "exponential", "log", "logistic", "power", "rsqrt", "sine", "sqrt", "tanh"}
+TUNED = {"reduce", "transpose"}
 DRAWS = ("rng", "rng-bit-generator")
 ROUNDS = ("add", "subtract", "multiply", "divide")  # what makes the order of a reduction matter; a maximum is exact
 
@@ -48,10 +51,10 @@ class Product(NamedTuple):
 def offences(hlo: str, *, apart: Iterable[str] = APART) -> list[Offence]:
     """The instructions of `hlo`, outside the scopes `apart`, that leave the order of operations to something else."""
     every = list(instructions(hlo))
-    opcodes: dict[str, set[str]] = {}
+    opcodes: dict[str, set[str]] = defaultdict(set)
     for each in every:
         if each.is_float:
-            opcodes.setdefault(each.computation, set()).add(each.opcode)
+            opcodes[each.computation].add(each.opcode)
     scopes = set(apart)
     return [
         Offence(kind, each.name, each.op_name)
@@ -77,12 +80,14 @@ def products(found: Iterable[Kernel]) -> Counter[Product]:
 
 def _kind(each: Instruction, opcodes: Mapping[str, set[str]]) -> str:
     """What is wrong with an instruction; "" if nothing is. `opcodes` are those of floats, by computation."""
-    combined = set().union(*(opcodes.get(name, ()) for name in each.called))
+    combined = set().union(*(opcodes[name] for name in each.called if name in opcodes))
     rounds = each.is_float and not combined.isdisjoint(ROUNDS)
     if each.opcode in PRODUCTS and each.is_float:
         return "product that XLA may cut"
     if each.opcode == "custom-call" and not target_of(each).startswith(KERNELS) and each.is_float:
         return f"library: {target_of(each)}"
+    if each.opcode == "fusion" and each.is_float and combined & TUNED and combined & APPROXIMATED:
+        return "function in a fusion that XLA tunes"
     if each.opcode in SUMS and rounds:
         return "sum in an order of XLA's"
     if each.opcode == "scatter" and rounds and "unique_indices=true" not in each.attributes:

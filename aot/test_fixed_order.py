@@ -94,6 +94,28 @@ def test_offences_leave_out_an_instruction_that_is_exact_or_has_one_order(instru
     assert offences(program(instruction)) == []
 
 
+@pytest.mark.parametrize(
+    ("operation", "last", "found"),
+    [
+        ("exponential(%p)", "f32[8]{0} reduce(%q, %low), dimensions={1}, to_apply=%largest", 1),
+        ("exponential(%p)", "f32[4,8]{1,0} transpose(%q), dimensions={1,0}", 1),
+        ("exponential(%p)", "f32[8,4]{1,0} add(%q, %p)", 0),
+        ("multiply(%p, %p)", "f32[8]{0} reduce(%q, %low), dimensions={1}, to_apply=%largest", 0),
+    ],
+)
+def test_offences_are_functions_in_fusions_of_reductions_and_transposes(operation: str, last: str, found: int):
+    fused = f"""{REGIONS}
+%fused (p: f32[8,4]) -> f32[8] {{
+  %p = f32[8,4]{{1,0}} parameter(0)
+  %q = f32[8,4]{{1,0}} {operation}
+  ROOT %last = {last}
+}}
+{GIVEN}  ROOT %whole = {last.partition(" ")[0]} fusion(%x), kind=kInput, calls=%fused
+}}
+"""
+    assert offences(fused) == [("function in a fusion that XLA tunes", "whole", "")] * found
+
+
 def test_offences_are_found_in_fusions_of_a_triton_product():
     fused = f"""{REGIONS}
 %gemm_fusion_dot_computation (p: bf16[8,4], q: bf16[4,4]) -> f32[8,4] {{
