@@ -55,11 +55,13 @@ def offences(hlo: str, *, apart: Iterable[str] = APART) -> list[Offence]:
     for each in every:
         if each.is_float:
             opcodes[each.computation].add(each.opcode)
+    places = {each.name for each in every if each.opcode == "parameter" and not each.is_float}
+    ordering = {each.computation for each in every if each.opcode == "compare" and places.issuperset(each.operands)}
     scopes = set(apart)
     return [
         Offence(kind, each.name, each.op_name)
         for each in every
-        if scopes.isdisjoint(each.op_name.split("/")) and (kind := _kind(each, opcodes))
+        if scopes.isdisjoint(each.op_name.split("/")) and (kind := _kind(each, opcodes, ordering))
     ]
 
 
@@ -78,8 +80,12 @@ def products(found: Iterable[Kernel]) -> Counter[Product]:
     return Counter(Product(k.layer, k.others) for k in found if k.name == PRODUCT)
 
 
-def _kind(each: Instruction, opcodes: Mapping[str, set[str]]) -> str:
-    """What is wrong with an instruction; "" if nothing is. `opcodes` are those of floats, by computation."""
+def _kind(each: Instruction, opcodes: Mapping[str, set[str]], ordering: set[str]) -> str:
+    """What is wrong with an instruction; "" if nothing is.
+
+    `opcodes` are those of floats, by computation; computations that are `ordering` compare integers that they are given, as
+    places of equals.
+    """
     combined = set().union(*(opcodes[name] for name in each.called if name in opcodes))
     rounds = each.is_float and not combined.isdisjoint(ROUNDS)
     if each.opcode in PRODUCTS and each.is_float:
@@ -92,7 +98,7 @@ def _kind(each: Instruction, opcodes: Mapping[str, set[str]]) -> str:
         return "sum in an order of XLA's"
     if each.opcode == "scatter" and rounds and "unique_indices=true" not in each.attributes:
         return "sum in the order of threads"
-    if each.opcode == "sort" and "is_stable=true" not in each.attributes:
+    if each.opcode == "sort" and "is_stable=true" not in each.attributes and ordering.isdisjoint(each.called):
         return "sort that may swap equals"
     return "random numbers of XLA's" if each.opcode in DRAWS else ""
 

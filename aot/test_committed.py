@@ -8,9 +8,11 @@ import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import compile_proof  # noqa: F401  # finds what stages of scripts/prove_on_device.py are made of
 import jax
+import jax.numpy as jnp
 import pytest
 from arithmetic import arithmetic
 from compile_depths import shapes, unrolled
@@ -22,8 +24,11 @@ from prove_stages.programs import engine_programs
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs, Plan, needed_plans
 from detspec.presets import preset
+from detspec.sampler import likeliest, reported_logits, sample
+from detspec.sampling_params import MAX_LOGPROBS, SamplingParams, sampling_arrays
 from detspec.schedule import Schedule
-from detspec.target_compilers import device_of
+from detspec.state import SamplingArrays
+from detspec.target_compilers import compile_for, device_of
 from detspec.targets import canonical_schedule, target
 
 H100 = target("h100")
@@ -111,6 +116,23 @@ def test_programs_of_an_engine_leave_no_choice_and_have_the_same_products():
 @pytest.mark.parametrize("label", OTHERS)
 def test_program_of_plan_leaves_no_choice(label: str):
     assert [offences(text) for text in engine_texts("pinned", label, only="run_segment")] == [[]]
+
+
+def test_sampling_with_all_parameters_leaves_no_choice():
+    """Filters, penalties and biases, the distributions that log-probabilities are reported of, and the likeliest tokens."""
+
+    def program(logits: jax.Array, position: jax.Array, rows: SamplingArrays, texts: jax.Array) -> Any:
+        numerics = schedule_of("pinned").numerics
+        reported = reported_logits(logits, position, rows, lambda: texts)
+        chosen = sample(logits, position, rows, lambda: texts, numerics=numerics)
+        return chosen, reported, likeliest(reported, MAX_LOGPROBS)
+
+    rows = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, sampling_arrays([SamplingParams()] * 8)))
+    integers = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((8,), (8, 64))]
+    hlo = compile_for(H100, program, jax.ShapeDtypeStruct((8, 4096), jnp.float32), integers[0], rows, integers[1]).hlo
+    assert rows.processing
+    assert offences(hlo) == []
+    assert "exponential(" in hlo
 
 
 def test_splits_of_equal_rows_run_the_same_products_and_arithmetic():

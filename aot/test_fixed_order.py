@@ -22,6 +22,24 @@ REGIONS = """
   ROOT %i = s32[] add(%g, %h)
 }
 
+%larger (t: f32[], u: f32[], v: s32[], w: s32[]) -> pred[] {
+  %t = f32[] parameter(0)
+  %u = f32[] parameter(1)
+  ROOT %larger.1 = pred[] compare(%t, %u), direction=GT
+}
+
+%larger_or_first (aa: f32[], ab: f32[], ac: s32[], ad: s32[]) -> pred[] {
+  %aa = f32[] parameter(0)
+  %ab = f32[] parameter(1)
+  %ac = s32[] parameter(2)
+  %ad = s32[] parameter(3)
+  %ae = pred[] compare(%aa, %ab), direction=GT
+  %af = pred[] compare(%aa, %ab), direction=EQ
+  %ag = pred[] compare(%ac, %ad), direction=LT
+  %ah = pred[] and(%af, %ag)
+  ROOT %ai = pred[] or(%ae, %ah)
+}
+
 %new (j: f32[], k: f32[]) -> f32[] {
   %j = f32[] parameter(0)
   ROOT %k = f32[] parameter(1)
@@ -72,6 +90,7 @@ EXACT = [
     "f32[8,4]{1,0} scatter(%x, %where, %new), inserted_window_dims={}, index_vector_dim=1, to_apply=%new",
     "f32[8,4]{1,0} scatter(%x, %where, %new), inserted_window_dims={}, unique_indices=true, to_apply=%sum",
     "(f32[8]{0}, s32[8]{0}) sort(%y, %i), dimensions={0}, is_stable=true, to_apply=%larger",
+    "(f32[8]{0}, s32[8]{0}) sort(%y, %i), dimensions={0}, to_apply=%larger_or_first",
     "f32[8,4]{1,0} add(%x, %x)",
     "f32[8,4]{1,0} fusion(%x), kind=kLoop, calls=%sum",
     'f32[8,4]{1,0} custom-call(%x, %w), custom_call_target="mosaic_gpu_v2"',

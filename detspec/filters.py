@@ -78,9 +78,6 @@ def _floor_of_rank(scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
     largest = scaled.max(-1)
     by_rank = is_filtered(rows) & (rows.top_k > 0) & (rows.top_k < scaled.shape[1])
 
-    def likely() -> jax.Array:
-        return jnp.where(jnp.exp(scaled - largest[:, None]) >= rows.min_p[:, None], scaled, jnp.inf).min(-1)
-
     def num_larger(logit: jax.Array) -> jax.Array:
         return (scaled > logit[:, None]).sum(-1, dtype=jnp.int32)
 
@@ -96,7 +93,9 @@ def _floor_of_rank(scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
 
     gap, _ = jax.lax.while_loop(lambda carry: ~carry[1].all(), widen, (jnp.ones_like(largest), ~by_rank))
     of_rank = _floor(judge, jnp.where(by_rank, largest - gap, -jnp.inf), largest, by_rank)
-    return jnp.maximum(of_rank, jax.lax.cond(jnp.any(rows.min_p > 0), likely, lambda: jnp.full_like(largest, -jnp.inf)))
+    # One logarithm a row. Probabilities of all tokens would be approximations inside a reduction, whose code a GPU's compiler
+    # chooses by time.
+    return jnp.maximum(of_rank, largest + jnp.log(rows.min_p))
 
 
 def _nucleus(scaled: jax.Array, floor: jax.Array, rows: SamplingArrays) -> Callable[[jax.Array], jax.Array]:
