@@ -138,13 +138,8 @@ def test_what_succeeded_is_known_and_what_failed_is_tried_again_in_another_run()
 def test_stages_that_were_cut_off_or_failed_are_unfinished_and_others_are_not():
     history = part("history")
     stages = [stage.name for stage in part("stages").STAGES]
-    lines = [
-        end("ceilings", "done"),
-        end("kernels", "cut off"),
-        end("doctor", "failed"),
-        end("doctor untuned", "does not apply"),
-    ]
-    expected = [name for name in stages if name not in ("ceilings", "doctor untuned")]
+    lines = [end("ceilings", "done"), end("kernels", "cut off"), end("doctor", "failed"), end("breakdown", "does not apply")]
+    expected = [name for name in stages if name not in ("ceilings", "breakdown")]
     assert history.unfinished(lines) == expected
     assert history.unfinished([*lines, end("kernels", "done", run="2")]) == [name for name in expected if name != "kernels"]
 
@@ -198,9 +193,9 @@ def test_plan_of_a_stage_that_compiles_nothing_counts_its_other_seconds(monkeypa
 @pytest.mark.parametrize(
     ("stage", "platform", "why"),
     [
-        ("doctor untuned", "cpu", "it is for gpu, this is cpu"),
-        ("doctor untuned", "gpu", ""),
-        ("doctor untuned", "", ""),
+        ("breakdown", "cpu", "it is for gpu, this is cpu"),
+        ("breakdown", "gpu", ""),
+        ("breakdown", "", ""),
         ("needs packages", "", "not installed: no_such_package, nor_this"),
         ("needs json", "cpu", ""),
     ],
@@ -212,14 +207,14 @@ def test_stage_does_not_apply_on_other_platforms_or_without_its_packages(script,
     assert script.not_here(chosen, platform) == why
 
 
-def test_environment_adds_flags_and_paths_to_those_given():
+def test_environment_adds_variables_and_paths_to_those_given():
     children = part("children")
-    stage = part("stages").stage_of("doctor untuned")
-    found = children.environment(stage, {"XLA_FLAGS": "--a", "PYTHONPATH": "p", "HOME": "h"})
-    assert found["XLA_FLAGS"] == "--a --xla_gpu_autotune_level=0"
+    given = {"PYTHONPATH": "p", "HOME": "h"}
+    found = children.environment(part("stages").stage_of("peer"), given)
+    assert found["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert found["PYTHONPATH"].split(os.pathsep)[-1] == "p"
     assert found["HOME"] == "h"
-    assert "XLA_FLAGS" not in children.environment(part("stages").stage_of("products"), {})
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in children.environment(part("stages").stage_of("products"), given)
 
 
 def test_stage_that_takes_too_long_is_killed_and_says_so(tmp_path):
@@ -290,8 +285,8 @@ def test_table_shows_ends_figures_missed_bars_and_errors():
 
 def test_all_holds_asks_for_every_stage_and_every_bar():
     all_holds = part("tables").all_holds
-    lines = [end("ceilings", "done"), end("doctor untuned", "does not apply")]
-    assert all_holds(lines, ["ceilings", "doctor untuned"])
+    lines = [end("ceilings", "done"), end("breakdown", "does not apply")]
+    assert all_holds(lines, ["ceilings", "breakdown"])
     assert not all_holds(lines, ["ceilings", "kernels"])
     assert not all_holds([*lines, end("kernels", "cut off")], ["ceilings", "kernels"])
     assert not all_holds([*lines, measurement("ceilings", "copy", value=4.25, bar=5.0)], ["ceilings"])
@@ -386,8 +381,33 @@ def test_headlines_are_figures_of_measurements_that_a_full_run_makes():
         if name == part("docs").ALL or name.endswith("with equal bits"):
             continue
         names = [measurement.name for module in modules[stage] for measurement in module.measurements(setting)]
-        names += ["pinned, 32 rows", "pinned, 256 rows", "int8, 256 rows"]
+        names += ["layer, pinned, 32 rows", "layer, pinned, 256 rows", "layer, int8, 256 rows"]
         assert any(name.startswith(known) for known in names), name
+
+
+def test_profile_counts_kernels_of_streams_alone_and_says_if_there_are_none():
+    kernels_of = part("breakdown").kernels_of
+    named = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
+        {"ph": "M", "name": "process_name", "pid": 2, "args": {"name": "/host:CPU"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 7, "args": {"name": "Stream #14(Compute)"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 8, "args": {"name": "Steps"}},
+        {"ph": "M", "name": "thread_name", "pid": 2, "tid": 7, "args": {"name": "Stream of the host"}},
+    ]
+    ran = [
+        {"ph": "X", "name": name, "pid": pid, "tid": tid, "dur": dur}
+        for name, pid, tid, dur in (
+            ("a", 1, 7, 2.0),
+            ("b", 1, 7, 30.0),
+            ("a", 1, 7, 4.0),
+            ("step", 1, 8, 50.0),
+            ("a", 2, 7, 60.0),
+        )
+    ]
+    found = kernels_of([*named, *ran])
+    assert found == {"a": (2, pytest.approx(6e-6)), "b": (1, pytest.approx(30e-6))}
+    with pytest.raises(RuntimeError, match="the profile names no kernel"):
+        kernels_of([*named, *ran[3:]])
 
 
 @pytest.mark.parametrize("name", ["tiny", "full"])

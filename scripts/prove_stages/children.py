@@ -116,10 +116,8 @@ def _run_worker(stage: Stage, ends: float, journal: Journal, log: Path, argument
 
 def environment(stage: Stage, given: Mapping[str, str]) -> dict[str, str]:
     """The variables of a worker: those `given`, the stage's own, and where our packages are."""
-    own = dict(stage.environment)
-    flags = " ".join(filter(None, (given.get("XLA_FLAGS", ""), own.pop("XLA_FLAGS", ""))))
     paths = os.pathsep.join(filter(None, (*map(str, PATHS), given.get("PYTHONPATH", ""))))
-    return {**given, **own, "PYTHONPATH": paths, **({"XLA_FLAGS": flags} if flags else {})}
+    return {**given, **dict(stage.environment), "PYTHONPATH": paths}
 
 
 def described(line: Line) -> str:

@@ -20,13 +20,14 @@ from prove_stages.journal import Entry
 from prove_stages.programs import Measurement, Program, Setting
 
 CONTROL_BATCHES = (1, 2, 4, 16)  # of the inverse control in `detspec.doctor.examination`
-ALL = slice(None)
 DIGITS = 16  # of a digest that is shown
 
 
 def programs(setting: Setting) -> Iterator[Program]:
     """Passes of every budget, and of the inverse control."""
-    yield from budget_programs(setting)
+    schedule = schedule_of(setting)
+    for budget in dict.fromkeys([schedule.budget, *row_budgets(setting), *split_budgets(setting)]):
+        yield pass_program(setting, schedule.with_budget(budget.rows, budget.window), calls=10)
     for batch in CONTROL_BATCHES:
         yield pass_program(setting, schedule_of(setting).fast(batch), calls=200)
 
@@ -34,21 +35,9 @@ def programs(setting: Setting) -> Iterator[Program]:
 def measurements(setting: Setting) -> Iterator[Measurement]:
     """Rows, splits, and all that a doctor varies."""
     model = cache(partial(random_model, setting.size.examined))
-    yield from budget_measurements(setting, model)
-    yield Measurement("axes", lambda: examine_axes(model(), schedule_of(setting)))
-
-
-def budget_programs(setting: Setting, part: slice = ALL) -> Iterator[Program]:
-    """Passes of every budget."""
-    schedule = schedule_of(setting)
-    for budget in dict.fromkeys([schedule.budget, *row_budgets(setting)[part], *split_budgets(setting)[part]]):
-        yield pass_program(setting, schedule.with_budget(budget.rows, budget.window), calls=10)
-
-
-def budget_measurements(setting: Setting, model: Callable[[], Model], part: slice = ALL) -> Iterator[Measurement]:
-    """Rows, then splits."""
-    for name, budgets in (("rows", row_budgets(setting)[part]), ("splits", split_budgets(setting)[part])):
+    for name, budgets in (("rows", row_budgets(setting)), ("splits", split_budgets(setting))):
         yield Measurement(name, partial(compare_budgets, model, schedule_of(setting), name, budgets))
+    yield Measurement("axes", lambda: examine_axes(model(), schedule_of(setting)))
 
 
 def compare_budgets(model: Callable[[], Model], schedule: Schedule, name: str, budgets: list[Budget]) -> Iterator[Entry]:

@@ -1,21 +1,30 @@
-"""Products with weights by rows: pinned, the library's, and int8, whose sums are exact in any order."""
+"""Products with the weights of a layer by rows: pinned, the library's, and int8, whose sums are exact in any order.
 
-from collections.abc import Iterator
+A program multiplies by the weights of several layers one after the other: starting a program may take longer than a product,
+and the weights of one layer might stay in a cache.
+"""
+
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from detspec.config import ModelConfig
+from detspec.ops.linear.api import linears_fn
 from detspec.roofline import Work
+from prove_stages.ceilings import random
 from prove_stages.journal import Entry
-from prove_stages.kernels import product
 from prove_stages.programs import Measurement, Program, Setting
 from prove_stages.timing import in_turns, ratio, typical
 
 LEAST_OF_LIBRARY = 1 / 1.15
 LEAST_OVER_BFLOAT16 = 1.5
+LAYERS = 4
 CHECKED = 16  # outputs of an int8 product that are added up again, exactly
+
+Products = Callable[..., tuple[jax.Array, ...]]  # (x [rows, in], weights [out, in], ...) -> [rows, out], ...
 
 
 def programs(setting: Setting) -> Iterator[Program]:
@@ -35,55 +44,89 @@ def measure(setting: Setting, rows: int) -> Iterator[Entry]:
     kinds = contest(setting, rows)
     library = kinds["library"].call()
     samples = in_turns({"pinned": kinds["pinned"].call(), "library": library}, setting.size)
-    seconds = typical(samples, "pinned")
-    work = kinds["pinned"].work
+    seconds = typical(samples, "pinned") / LAYERS
+    work = Work(kinds["pinned"].work.bytes / LAYERS, kinds["pinned"].work.flop / LAYERS)
     bound = setting.bound(work)
     rate = f"{work.flop / seconds / 1e12:.1f} TFLOP/s, {work.bytes / seconds / 1e12:.2f} TB/s"
-    yield Entry(f"pinned, {rows} rows", 1e6 * seconds, "us", bound=bound, note=rate, predicted=setting.predicted(work, 1e6))
+    name = f"layer, pinned, {rows} rows"
+    yield Entry(name, 1e6 * seconds, "us", bound=bound, note=rate, predicted=setting.predicted(work, 1e6))
     yield Entry(
-        f"pinned, {rows} rows, of the library's speed",
+        f"{name}, of the library's speed",
         ratio(samples, "library", "pinned"),
         "",
         setting.bar(LEAST_OF_LIBRARY),
         bound=bound,
-        predicted=setting.predicted_ratio(kinds["library"].work, work),
+        predicted=1.0,
     )
     samples = in_turns({"int8": kinds["int8"].call(), "library": library}, setting.size)
     yield Entry(
-        f"int8, {rows} rows, of bfloat16's speed",
+        f"layer, int8, {rows} rows, of bfloat16's speed",
         ratio(samples, "library", "int8"),
         "",
         setting.bar(LEAST_OVER_BFLOAT16),
         bound=bound,
         predicted=setting.predicted_ratio(kinds["library"].work, kinds["int8"].work),
     )
-    yield Entry(f"int8, {rows} rows, exact", float(is_exact(kinds["int8"])), "yes or no", 1.0)
+    yield Entry(f"int8, {rows} rows, exact", float(is_exact(setting.size.cfg, rows)), "yes or no", 1.0)
 
 
 def contest(setting: Setting, rows: int) -> dict[str, Program]:
-    """The down projection of `rows` rows, three ways."""
-    return {"pinned": product(setting, rows), "int8": int8_product(setting, rows), "library": product(setting, rows, "xla")}
+    """The products of `rows` rows with the weights of LAYERS layers, three ways."""
+    schedule = setting.schedule_fn(setting.size.cfg)
+    pinned, library = (
+        partial(_floats, linears_fn(schedule.with_numerics(linear=linear).numerics)) for linear in ("pinned", "xla")
+    )
+    return {
+        "pinned": layers(setting.size.cfg, rows, "pinned", pinned),
+        "library": layers(setting.size.cfg, rows, "library", library),
+        "int8": layers(setting.size.cfg, rows, "int8", _integers),
+    }
 
 
-def int8_product(setting: Setting, rows: int) -> Program:
-    """The same product of int8 with int32 sums."""
-    cfg = setting.size.cfg
+def layers(cfg: ModelConfig, rows: int, kind: str, multiply: Products) -> Program:
+    """A program that multiplies rows by the weights of LAYERS layers: q, k and v at once, o, gate and up at once, down."""
+    heads, kv_heads = cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
+    groups = ((cfg.d_model, (heads, kv_heads, kv_heads)), (heads, (cfg.d_model,)))
+    groups += ((cfg.d_model, (cfg.d_ff, cfg.d_ff)), (cfg.d_ff, (cfg.d_model,)))
+    new = _random_int8 if kind == "int8" else random
 
-    def make() -> tuple[jax.Array, jax.Array]:
-        shapes = ((rows, cfg.d_ff), (cfg.d_model, cfg.d_ff))
-        x, weight = (jax.random.randint(jax.random.key(n), shape, -127, 128, jnp.int8) for n, shape in enumerate(shapes))
-        return x, weight
+    def make() -> tuple[list[jax.Array], list[list[list[jax.Array]]]]:
+        rows_of = [new((rows, num_in), seed) for seed, (num_in, _) in enumerate(groups)]
+        one = [[new((num_out, num_in), n) for n, num_out in enumerate(sizes)] for num_in, sizes in groups]
+        return rows_of, [jax.tree.map(partial(jnp.roll, shift=layer, axis=0), one) for layer in range(LAYERS)]
 
-    def multiply(x: jax.Array, weight: jax.Array) -> jax.Array:
-        return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+    def run(rows_of: list[jax.Array], weights: list[list[list[jax.Array]]]) -> list[tuple[jax.Array, ...]]:
+        found = []
+        for layer in weights:
+            for group, matrices in enumerate(layer):
+                ys = multiply(rows_of[group], *matrices)
+                rows_of, ys = jax.lax.optimization_barrier((rows_of, ys))  # one after the other
+                found.append(ys)
+        return found
 
-    # An operation in int8 counts half: GPUs and newer TPUs do twice as many a second.
-    work = Work(float((rows + cfg.d_model) * cfg.d_ff + 4 * rows * cfg.d_model), 1.0 * rows * cfg.d_ff * cfg.d_model)
-    return Program(f"product, int8, {rows} x {cfg.d_ff} x {cfg.d_model}", multiply, make, work=work, calls=50)
+    num_weights = LAYERS * sum(num_in * sum(sizes) for num_in, sizes in groups)
+    itemsize, operations = (1, 1.0) if kind == "int8" else (2, 2.0)  # GPUs and newer TPUs do twice as many in int8 a second
+    work = Work(float(itemsize * num_weights), operations * rows * num_weights)
+    return Program(f"products of {LAYERS} layers, {kind}, {rows} rows", run, make, work=work, calls=50)
 
 
-def is_exact(program: Program) -> bool:
-    """Whether the first outputs of all rows are the sums of int64."""
-    x, weight = jax.jit(program.make)()
-    found = np.asarray(jax.jit(program.fn)(x, weight))[:, :CHECKED]
+def _floats(linears_f32: Products, x: jax.Array, *weights: jax.Array) -> tuple[jax.Array, ...]:
+    """Products as a layer hands them on, in the dtype of the rows."""
+    return tuple(y_f32.astype(x.dtype) for y_f32 in linears_f32(x, *weights))
+
+
+def _integers(x: jax.Array, *weights: jax.Array) -> tuple[jax.Array, ...]:
+    """Products of int8 with int32 sums."""
+    contracted = ((1,), (1,)), ((), ())
+    return tuple(jax.lax.dot_general(x, weight, contracted, preferred_element_type=jnp.int32) for weight in weights)
+
+
+def _random_int8(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
+    return jax.random.randint(jax.random.key(seed), shape, -127, 128, jnp.int8)
+
+
+def is_exact(cfg: ModelConfig, rows: int) -> bool:
+    """Whether the first outputs of an int8 product of all rows are the sums of int64."""
+    x, weight = jax.jit(lambda: (_random_int8((rows, cfg.d_ff)), _random_int8((cfg.d_model, cfg.d_ff), 1)))()
+    found = np.asarray(jax.jit(_integers)(x, weight)[0])[:, :CHECKED]
     return bool((found == np.asarray(x, np.int64) @ np.asarray(weight, np.int64)[:CHECKED].T).all())

@@ -22,7 +22,7 @@ class Stage:
         share_s: seconds of nine minutes that it may take; other totals are shared out in proportion.
         platforms: where it applies.
         packages: packages that it needs besides those of all stages; where one is not installed, it does not apply.
-        environment: variables of its process; flags are added to those that are set.
+        environment: variables of its process.
         compiles_first: all its programs are compiled at the same time, before the first of them runs.
         at_once: programs that 16 cores are assumed to compile for it at the same time, in plans.
         gate: measured anew in each run, which ends if its process dies.
@@ -45,7 +45,6 @@ class Stage:
     at_once: int = 1
 
 
-UNTUNED: dict[str, Any] = {"platforms": ("gpu",), "environment": (("XLA_FLAGS", "--xla_gpu_autotune_level=0"),)}
 PEER: dict[str, Any] = {
     "platforms": ("cpu", "gpu"),
     "packages": ("torch",),
@@ -54,21 +53,21 @@ PEER: dict[str, Any] = {
 ALONE: dict[str, Any] = {"own_cache": True}
 AHEAD: dict[str, Any] = {"compiles_first": True, "at_once": 8}
 STAGES = (
-    Stage("environment", ("environment",), "the machine, its compilers, and one kernel", 20, 8, gate=True),
-    Stage("ceilings", ("ceilings",), "what the device can do at best", 30, 10),
-    Stage("kernels", ("kernels",), "kernels are right, whatever unused memory holds", 36, 15),
-    Stage("attention", ("decode", "attention"), "decode attention against a copy, passes by themselves", 30, 10),
-    Stage("products", ("products",), "pinned and int8 products, and the library's", 25, 10),
-    Stage("passes", ("passes", "whole"), "a canonical pass costs little more than a step", 70, 15, **AHEAD),
-    Stage("completions", ("completions",), "one prompt, a thousand times, one result", 71, 25, at_once=8),
-    Stage("generation", ("generation",), "determinism costs little, end to end", 100, 25, at_once=8),
+    Stage("environment", ("environment",), "the machine, its compilers, and one kernel", 15, 8, gate=True),
+    Stage("ceilings", ("ceilings",), "what the device can do at best", 20, 8),
+    Stage("kernels", ("kernels",), "kernels are right, whatever unused memory holds", 40, 20),
+    Stage("attention", ("decode", "attention"), "decode attention against a copy, passes by themselves", 25, 10),
+    Stage("products", ("products",), "pinned and int8 products, and the library's", 33, 15),
+    Stage("passes", ("passes", "whole"), "a canonical pass costs little more than a step", 100, 25, **AHEAD),
+    Stage("completions", ("completions",), "one prompt, a thousand times, one result", 45, 15, at_once=8),
+    Stage("generation", ("generation",), "determinism costs little, end to end", 85, 35, at_once=8),
+    Stage("doctor again", ("anchor",), "two processes have the same bits", 65, 25, **AHEAD, **ALONE),
+    Stage("peer", ("peer",), "PyTorch in CUDA graphs, for comparison", 12, 10, **PEER),
+    Stage("breakdown", ("breakdown",), "what a step's time goes into, kernel by kernel", 25, 10, ("gpu",)),
+    Stage("vendor", ("vendor",), "attention against the vendor's", 15, 5),
     Stage(
-        "doctor untuned", ("untuned",), "which rows and splits have equal bits, untuned", 40, 15, **UNTUNED, **AHEAD, **ALONE
+        "doctor", ("examine",), "which rows and splits have equal bits, and all that must not matter", 60, 20, **AHEAD, **ALONE
     ),
-    Stage("doctor again", ("anchor",), "two processes have the same bits", 45, 25, **AHEAD, **ALONE),
-    Stage("peer", ("peer",), "PyTorch in CUDA graphs, for comparison", 25, 15, **PEER),
-    Stage("vendor", ("vendor",), "attention against the vendor's", 18, 8),
-    Stage("doctor", ("examine",), "the same tuned, and all that must not matter", 30, 20, **AHEAD, **ALONE),
 )
 
 
