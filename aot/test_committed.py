@@ -64,9 +64,9 @@ PLANS = canonical_plans()
 OTHERS = [label for label in PLANS if label not in CHOSEN]
 
 
-def engine_texts(linear: str, *labels: str, only: str = "") -> list[str]:
+def engine_texts(*labels: str, only: str = "") -> list[str]:
     """Optimised HLO of the replays, of prefill and of the steps by the plans `labels`, or of those whose name has `only`."""
-    config = dataclasses.replace(CONFIG, schedule=schedule_of(linear))
+    config = dataclasses.replace(CONFIG, schedule=schedule_of("pinned"))
     programs = engine_programs(CFG, config, [PLANS[label] for label in labels], name="engine")
     # The first plan's program comes first, then the replays and prefill.
     ordered = sorted(programs, key=lambda program: "read_sequences" not in program.name)
@@ -74,10 +74,10 @@ def engine_texts(linear: str, *labels: str, only: str = "") -> list[str]:
     return [program.lower(placed).compile().as_text() for program in ordered if only in program.name]
 
 
-def compiled_pass(groups: int, window: int, **options: str) -> str:
+def compiled_pass(groups: int, window: int, linear: str = "pinned", **options: str) -> str:
     """Optimised HLO of one layer's pass, its logits included, cut into windows; `options` are the compiler's."""
     cfg = dataclasses.replace(CFG, num_layers=1)
-    schedule = schedule_of("pinned").with_budget(groups * window, window)
+    schedule = schedule_of(linear).with_budget(groups * window, window)
     placed = SingleDeviceSharding(device_of(H100))
     args = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), shapes(cfg, schedule, "unrolled")
@@ -95,7 +95,7 @@ def of_one_pass(found: list[Kernel]) -> Counter[Product]:
 
 
 def test_programs_of_an_engine_leave_no_choice_and_have_the_same_products():
-    replays, prefill, *others = texts = engine_texts("pinned", *CHOSEN)
+    replays, prefill, *others = texts = engine_texts(*CHOSEN)
     assert [offences(text) for text in texts] == [[]] * len(texts)
     expected = of_one_pass(kernels(replays))
     assert [of_one_pass(kernels(text)) for text in others if kernels(text)] == [expected] * len(CHOSEN)
@@ -115,7 +115,7 @@ def test_programs_of_an_engine_leave_no_choice_and_have_the_same_products():
 @pytest.mark.sweep
 @pytest.mark.parametrize("label", OTHERS)
 def test_program_of_plan_leaves_no_choice(label: str):
-    assert [offences(text) for text in engine_texts("pinned", label, only="run_segment")] == [[]]
+    assert [offences(text) for text in engine_texts(label, only="run_segment")] == [[]]
 
 
 def test_sampling_with_all_parameters_leaves_no_choice():
@@ -159,7 +159,7 @@ def test_no_product_is_joined_with_an_addition_which_would_leave_out_its_roundin
     assert sum(found["fma"] for found in plain) == 0
 
 
-def test_programs_with_products_of_xla_do_leave_choices():
-    (replays,) = engine_texts("xla", "256x1[32]", only="read_sequences")  # prefill runs this program, too
-    assert {"product that XLA may cut", "sum in an order of XLA's"} <= {offence.kind for offence in offences(replays)}
-    assert products(kernels(replays)) == Counter()
+def test_pass_with_products_of_xla_does_leave_choices():
+    hlo = compiled_pass(16, 16, "xla")
+    assert {"product that XLA may cut", "sum in an order of XLA's"} <= {offence.kind for offence in offences(hlo)}
+    assert products(kernels(hlo)) == Counter()
