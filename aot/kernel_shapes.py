@@ -17,9 +17,10 @@ from detspec.presets import preset
 from detspec.roofline import Work
 from detspec.schedule import Schedule
 from detspec.target_compilers import Compiled, compile_for
-from detspec.targets import Target, canonical_schedule
+from detspec.targets import TARGETS, Target, canonical_schedule, target
 
 MODELS = ("llama3_1_8b", "llama3_3_70b", "qwen3_0_6b", "qwen3_8b", "gemma2_2b", "gemma3_1b", "gemma3_4b", "gemma3_27b")
+WITH_KERNELS = tuple(name for name in TARGETS if canonical_schedule(target(name)).numerics.implementation != "reference")
 ROWS = (1, 8, 32, 256)  # rows of a product with weights: three for decoding, 256 for a canonical pass
 
 

@@ -25,6 +25,7 @@ DEFAULT_SCHEDULES = {
 }
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # variables that hold flags of XLA's compilers
 HOPPER = "9.0"  # compute capability of the GPU kernels' instructions; Blackwell has other instructions
+NO_BFLOAT16 = ("5.", "6.", "7.")  # compute capabilities before Ampere's 8.0 begin so: no arithmetic in bfloat16
 HALF_DTYPES = ("bfloat16", "float16")  # of weights that the GPU kernels multiply
 WIDE_HEAD_DIM = 256
 WIDE_HEAD_PAGE = 64  # longest page of such wide heads that fits into a Hopper GPU's shared memory
@@ -36,12 +37,15 @@ TILE_ROWS = 128  # query rows that a Hopper GPU's registers hold: positions of a
 FAST_PATHS = {"TPU v4": (2, 2), "TPU v5 lite": (2, 1), "TPU v5": (2, 2), "TPU v6": (2, 1), "TPU7x": (2, 1), "NVIDIA H": (1, 16)}
 
 
-def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: ModelConfig | None = None) -> Schedule:
+def schedule_for(
+    platform: str, device_kind: str, capability: str = "", cfg: ModelConfig | None = None, *, warns: bool = True
+) -> Schedule:
     """The default schedule of a device, for a model if one is given; it uses kernels if the device has them.
 
     `platform` is "cpu", "gpu" or "tpu", and `device_kind` as jax names it. GPUs of another compute `capability` than Hopper's
-    "9.0" run the reference attention and warn. On a GPU, wide heads need shorter pages, and many query heads per KV head
-    shorter tiles.
+    "9.0" run the reference attention and XLA's products, held still by options (`detspec.held`), and warn unless `warns` is
+    False. GPUs without bfloat16 arithmetic keep keys and values in the dtype that they are made in, as CPUs do, without a model
+    in float16. On a Hopper GPU, wide heads need shorter pages, and many query heads per KV head shorter tiles.
     """
     schedule = DEFAULT_SCHEDULES[platform]
     if platform == "cpu" and find_compiler() is None:
@@ -52,11 +56,11 @@ def schedule_for(platform: str, device_kind: str, capability: str = "", cfg: Mod
     if platform == "cpu" and cfg is not None:
         return schedule.with_numerics(cache_dtype=cfg.dtype)  # keys and values are of this dtype, so nothing is rounded
     if platform == "gpu" and capability != HOPPER:
-        warnings.warn(
-            f"the GPU kernels are for compute capability {HOPPER} (Hopper); {device_kind} has {capability or 'none'} and runs "
-            "the reference attention, which is slower",
-            stacklevel=2,
-        )
+        has_bfloat16 = not capability.startswith(NO_BFLOAT16)
+        if warns:
+            warnings.warn(_without_kernels(device_kind, capability, None if has_bfloat16 else cfg), stacklevel=2)
+        if not has_bfloat16:
+            schedule = schedule.with_numerics(cache_dtype="float16" if cfg is None else cfg.dtype)
     elif platform != "cpu":
         block_pages, splits = next((blocks for kind, blocks in FAST_PATHS.items() if kind in device_kind), (1, 1))
         schedule = schedule.with_numerics(implementation=f"pallas_{platform}")
@@ -104,7 +108,7 @@ def fingerprint() -> dict[str, str]:
 
     On a CPU the instruction sets belong to it, too: XLA compiles for them, and a virtual machine may hide some of them.
     A system or a compiler may also keep the kernels from a processor's matrix tiles. On GPUs and TPUs the flags of their
-    compilers are named. What a GPU's compiler tunes in each process is not known here, see `tuned`.
+    compilers are named. On a GPU an engine adds the options of its programs, see `detspec.held`.
     """
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
@@ -122,15 +126,18 @@ def fingerprint() -> dict[str, str]:
     }
 
 
-def tuned(numerics: Numerics, platform: str) -> str:
-    """The parts of a pass that XLA tunes on `platform` by its own clock, "attention, products"; "" if there are none.
-
-    Each process does so anew, if it finds no compiled program. So the bits of two processes may differ although all that the
-    fingerprint names is equal. Kernels of this project and XLA's products on CPUs and TPUs are not tuned.
-    """
-    has_kernels = numerics.implementation == "pallas_gpu"
-    is_fixed = {"attention": has_kernels, "products": has_kernels and numerics.linear == "pinned"}
-    return ", ".join(name for name, fixed in is_fixed.items() if not fixed) if platform == "gpu" else ""
+def _without_kernels(device_kind: str, capability: str, narrow: ModelConfig | None) -> str:
+    """What a GPU without kernels does, in words; `narrow` is a model that it may have to widen."""
+    said = (
+        f"the GPU kernels are for compute capability {HOPPER} (Hopper); {device_kind} has {capability or 'none'}. It runs the "
+        "reference attention and XLA's products, which are slower. Options of the programs keep them from being tuned"
+    )
+    if narrow is not None and narrow.dtype == "bfloat16":
+        said += (
+            ". It has no arithmetic in bfloat16, so XLA widens the weights of each product to float32, every time: "
+            "a model in float16 is faster (detspec convert --dtype float16)"
+        )
+    return said
 
 
 def _cpu_model(facts: dict[str, str]) -> str:

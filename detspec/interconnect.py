@@ -9,7 +9,8 @@ jax counts the chips of a TPU slice host by host, 2 x 2 chips each. The first 2,
 
 An axis is a closed ring, with two links a chip, if it has 16 chips in a slice of two axes, or a multiple of 4 in one of three
 (jax-ml.github.io/scaling-book, "All about TPUs"). Where a device is half a chip, two devices share the links of a chip. No
-figure was found for the link between them, so it counts as nothing better. GPUs are up to 8 of one host, linked by a switch.
+figure was found for the link between them, so it counts as nothing better. GPUs are up to 8 of one host, linked by a switch. A
+GPU without such a link counts as alone: what its host's PCIe carries depends on the host.
 """
 
 import dataclasses
@@ -47,8 +48,10 @@ class Links:
 
 
 def num_devices(target: Target) -> int:
-    """Devices of the slice, or GPUs of a host."""
-    return len(coordinates(target)) if target.platform == "tpu" else GPUS_OF_A_HOST
+    """Devices of the slice, or linked GPUs of a host."""
+    if target.platform == "tpu":
+        return len(coordinates(target))
+    return GPUS_OF_A_HOST if target.link_bytes_per_s else 1
 
 
 def links_of(target: Target, chips: int) -> Links:
@@ -80,9 +83,9 @@ def links_of(target: Target, chips: int) -> Links:
 def check_devices(target: Target, chips: int) -> None:
     """Raises `InputError` unless `target` has `chips` devices."""
     if chips > (there_are := num_devices(target)):
-        more = (
-            "one host has no more" if target.platform == "gpu" else "name a larger slice of its kind, as v5p:2x2x2 or v6e:2x4"
-        )
+        more = "one host has no more" if there_are > 1 else "it has no link to others but the host's, of which nothing is known"
+        if target.platform == "tpu":
+            more = "name a larger slice of its kind, as v5p:2x2x2 or v6e:2x4"
         raise InputError(f"{chips} chips were asked for, but {target.name} has {there_are} devices: {more}")
 
 

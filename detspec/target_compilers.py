@@ -9,7 +9,7 @@ import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -63,11 +63,14 @@ class Compiled:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "program"}
 
 
-def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequence[int] = ()) -> Compiled:
+def compile_for(
+    target: Target, fn: Callable[..., Any], *args: Any, donate: Sequence[int] = (), options: Mapping[str, Any] | None = None
+) -> Compiled:
     """Compiles `fn(*args)`, which `jax.jit` accepts, for one device of `target`, or for those that `args` lie on.
 
     `args` are pytrees of `jax.ShapeDtypeStruct`; nothing is allocated. They lie on devices of `devices_of` if they have
-    shardings; all figures are then those of one device. The program may overwrite those at the positions `donate`.
+    shardings; all figures are then those of one device. The program may overwrite those at the positions `donate`. `options`
+    are the compiler's, as `detspec.held.compiler_options` has them.
 
     Raises `InputError` if a package that is needed is not installed, or does not match jax's version.
     """
@@ -76,7 +79,7 @@ def compile_for(target: Target, fn: Callable[..., Any], *args: Any, donate: Sequ
         args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), args)
     lowered = jax.jit(fn, donate_argnums=tuple(donate)).lower(*args)
     began = time.perf_counter()
-    program = lowered.compile()
+    program = lowered.compile(compiler_options=dict(options or {}))
     seconds = time.perf_counter() - began
     memory = program.memory_analysis()
     assert memory is not None  # both compilers report it
@@ -162,19 +165,22 @@ def _environment() -> Iterator[None]:
 
 
 def _gpu_config(target: Target) -> str:
-    """The `GpuTargetConfigProto` of a Hopper GPU in text form."""
+    """The `GpuTargetConfigProto` of a GPU in text form."""
+    gpu = target.gpu
+    assert gpu is not None
+    major, minor = gpu.capability.split(".")
     return f"""
         gpu_device_info {{
-          cuda_compute_capability {{ major: 9 minor: 0 }}
-          core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
-          threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+          cuda_compute_capability {{ major: {major} minor: {minor} }}
+          core_count: {gpu.num} fpus_per_core: {gpu.lanes} clock_rate_ghz: {gpu.clock_ghz}
+          threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: {gpu.threads}
           block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
           registers_per_core_limit: 65536 registers_per_block_limit: 65536
           shared_memory_per_block: {48 * KIB} shared_memory_per_block_optin: {target.on_chip_bytes}
-          shared_memory_per_core: {228 * KIB}
-          memory_bandwidth: {target.bytes_per_s} device_memory_size: {target.hbm_bytes} l2_cache_size: {target.l2_bytes}
+          shared_memory_per_core: {gpu.shared_bytes}
+          memory_bandwidth: {target.bytes_per_s} device_memory_size: {target.hbm_bytes} l2_cache_size: {gpu.l2_bytes}
         }}
         platform_name: "CUDA"
         dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
-        device_description_str: "NVIDIA {target.name.upper()}"
+        device_description_str: "{target.kind}"
     """

@@ -12,7 +12,7 @@ import dataclasses
 import re
 
 from detspec.config import ModelConfig, is_count
-from detspec.environment import HOPPER, schedule_for
+from detspec.environment import schedule_for
 from detspec.errors import InputError
 from detspec.schedule import Schedule
 
@@ -21,7 +21,21 @@ MIB = 1 << 20
 KIB = 1 << 10
 GB = 10**9
 TERA = 10**12
+NO_RESERVE = ("7.5",)  # compute capabilities whose thread blocks may have all shared memory of a processor
 GPU_SHARE = 0.75  # share of a GPU's memory that jax takes by default: docs.jax.dev, "GPU memory allocation"
+
+
+@dataclasses.dataclass(frozen=True)
+class Processors:
+    """What the compiler of a GPU asks about its processors."""
+
+    capability: str  # compute capability
+    num: int
+    lanes: int  # float32 units of one
+    clock_ghz: float
+    threads: int  # most threads on one
+    shared_bytes: int  # shared memory of one
+    l2_bytes: int  # L2 cache of all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,28 +49,46 @@ class Target:
     hbm_bytes: int  # memory of the device
     usable_bytes: int  # memory that programs may use, by the TPU compiler or by the share that jax takes of a GPU by default
     bytes_per_s: int  # peak bandwidth of the memory
-    flop_per_s: int  # peak arithmetic of dense bfloat16 products that are summed in float32
+    flop_per_s: int  # peak arithmetic of dense products summed in float32: of bfloat16, or of float16 where there is no other
     on_chip_bytes: int  # most memory of one kernel: VMEM of one TensorCore, or shared memory of one thread block
-    link_bytes_per_s: int  # what one link of a chip brings in, see `interconnect`
-    l2_bytes: int = 0  # L2 cache of a GPU, which its compiler needs to know
+    link_bytes_per_s: int  # what one link of a chip brings in, see `interconnect`; 0 without links
+    gpu: Processors | None = None  # of a GPU
 
 
-def _hopper(name: str, hbm_bytes: int, bytes_per_s: int) -> Target:
-    """A Hopper GPU; the models differ in memory alone."""
-    usable = int(GPU_SHARE * hbm_bytes)
-    kind = f"NVIDIA {name.upper()}"
-    flop_per_s = 1979 * TERA // 2
-    return Target(name, "gpu", kind, "one GPU", hbm_bytes, usable, bytes_per_s, flop_per_s, 227 * KIB, 450 * GB, 50 * MIB)
+def _gpu(
+    name: str, kind: str, hbm_bytes: int, bytes_per_s: int, flop_per_s: int, link_bytes_per_s: int, processors: Processors
+) -> Target:
+    """A GPU. A thread block may have all shared memory of a processor, but for 1 KiB from compute capability 8.0 on."""
+    reserved = 0 if processors.capability in NO_RESERVE else KIB
+    return Target(
+        name=name,
+        platform="gpu",
+        kind=kind,
+        device="one GPU",
+        hbm_bytes=hbm_bytes,
+        usable_bytes=int(GPU_SHARE * hbm_bytes),
+        bytes_per_s=bytes_per_s,
+        flop_per_s=flop_per_s,
+        on_chip_bytes=processors.shared_bytes - reserved,
+        link_bytes_per_s=link_bytes_per_s,
+        gpu=processors,
+    )
 
 
 # TPUs: memory, bandwidth and peak of a chip come from docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, halved if the
 # device is half a chip; VMEM comes from docs.jax.dev, "TPU Hardware Reference". Usable memory is what libtpu's compiler reports
-# for a program that needs more. GPUs: NVIDIA's data sheets of the SXM versions; their peaks include sparsity, so they are
-# halved. Shared memory comes from the CUDA C++ Programming Guide, compute capability 9.0, L2 from the H100 white paper.
+# for a program that needs more. GPUs: NVIDIA's data sheets, of an H100, H200 and A100 (40 GB) those of the SXM versions; where
+# their peaks include sparsity, they are halved. Threads and shared memory of a processor come from the CUDA C++ Programming
+# Guide, "Technical Specifications per Compute Capability". Numbers of processors, clocks and L2 come from NVIDIA's white papers
+# of the architectures Turing, Ampere (A100), Ada and Hopper, L2 of an L4 from its data sheet.
 # Links: jax-ml.github.io/scaling-book, "All about TPUs"; of tpu7x, 1200 GB/s of a chip over 6 links of two directions. NVLink:
-# 900 GB/s in both directions, by NVIDIA's data sheets.
+# 900 and 600 GB/s in both directions, by NVIDIA's data sheets. A T4 and an L4 have none, only PCIe.
 HALF = "one TensorCore, half a chip"
 CHIP = "one chip"
+HOPPER_SXM = Processors("9.0", num=132, lanes=128, clock_ghz=1.98, threads=2048, shared_bytes=228 * KIB, l2_bytes=50 * MIB)
+A100_SXM = Processors("8.0", num=108, lanes=64, clock_ghz=1.41, threads=2048, shared_bytes=164 * KIB, l2_bytes=40 * MIB)
+L4 = Processors("8.9", num=58, lanes=128, clock_ghz=2.04, threads=1536, shared_bytes=100 * KIB, l2_bytes=48 * MIB)
+T4 = Processors("7.5", num=40, lanes=64, clock_ghz=1.59, threads=1024, shared_bytes=64 * KIB, l2_bytes=4 * MIB)
 TARGETS = {
     target.name: target
     for target in (  # memory, usable memory, bytes/s, FLOP/s, on chip, link
@@ -67,8 +99,12 @@ TARGETS = {
         Target(
             "tpu7x:2x2x1", "tpu", "TPU7x", HALF, 96 * GIB, int(94.74 * GIB), 3690 * GB, 2307 * TERA // 2, 64 * MIB, 100 * GB
         ),
-        _hopper("h100", 80 * GB, 3350 * GB),
-        _hopper("h200", 141 * GB, 4800 * GB),
+        # memory, bytes/s, FLOP/s, link
+        _gpu("t4", "Tesla T4", 16 * GB, 320 * GB, 65 * TERA, 0, T4),
+        _gpu("l4", "NVIDIA L4", 24 * GB, 300 * GB, 242 * TERA // 2, 0, L4),
+        _gpu("a100", "NVIDIA A100-SXM4-40GB", 40 * GB, 1555 * GB, 624 * TERA // 2, 300 * GB, A100_SXM),
+        _gpu("h100", "NVIDIA H100", 80 * GB, 3350 * GB, 1979 * TERA // 2, 450 * GB, HOPPER_SXM),
+        _gpu("h200", "NVIDIA H200", 141 * GB, 4800 * GB, 1979 * TERA // 2, 450 * GB, HOPPER_SXM),
     )
 }
 
@@ -108,7 +144,7 @@ def canonical_schedule(
 
     Raises `InputError` if `window` is not a power of two, or `groups` is less than 1.
     """
-    default = schedule_for(target.platform, target.kind, HOPPER if target.platform == "gpu" else "", cfg)
+    default = schedule_for(target.platform, target.kind, target.gpu.capability if target.gpu else "", cfg, warns=False)
     window = default.budget.window if window is None else window
     if not is_count(window) or window & (window - 1):
         raise InputError(f"the window must be a power of two, got {window!r}")

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 import detspec as ds
-from detspec.environment import chosen_schedule, default_schedule, fingerprint, schedule_for, tuned
+from detspec.environment import chosen_schedule, default_schedule, fingerprint, schedule_for
 from detspec.errors import InputError
+from detspec.held import HELD
 from detspec.presets import preset
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import TABLE_CFG, table_model
@@ -38,10 +39,30 @@ def test_schedule_of_a_device_with_kernels_names_them_and_its_frozen_blocks(plat
 
 @pytest.mark.parametrize(("kind", "capability"), [("Tesla T4", "7.5"), ("NVIDIA A100", "8.0"), ("NVIDIA B200", "10.0")])
 def test_schedule_of_a_gpu_without_kernels_is_the_reference_with_one_warning(kind, capability):
-    with pytest.warns(UserWarning, match=f"Hopper.*{kind} has {capability} and runs the reference") as warned:
+    with pytest.warns(
+        UserWarning, match=f"Hopper.*{kind} has {capability}. It runs the reference .* from being tuned$"
+    ) as warned:
         schedule = schedule_for("gpu", kind, capability)
     assert len(warned) == 1
-    assert schedule.numerics.implementation == "reference"
+    assert (schedule.numerics.implementation, schedule.numerics.linear) == ("reference", "xla")
+    assert schedule_for("gpu", kind, capability, warns=False) == schedule
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "cache_dtype", "says"),
+    [
+        ("7.5", "bfloat16", "bfloat16", True),
+        ("7.5", "float16", "float16", False),
+        ("7.5", "float32", "float32", False),
+        ("8.0", "bfloat16", "bfloat16", False),
+        ("8.9", "float16", "bfloat16", False),
+    ],
+)
+def test_schedule_of_a_gpu_without_bfloat16_keeps_the_dtype_and_names_float16(capability, dtype, cache_dtype, says):
+    with pytest.warns(UserWarning, match="Hopper") as warned:
+        schedule = schedule_for("gpu", "a GPU", capability, dataclasses.replace(TABLE_CFG, dtype=dtype))
+    assert [("convert --dtype float16" in str(warning.message)) for warning in warned] == [says]
+    assert schedule.numerics.cache_dtype == cache_dtype
 
 
 def test_schedule_of_a_hopper_gpu_has_shorter_pages_for_wide_heads():
@@ -109,27 +130,12 @@ def test_fingerprint_of_a_gpu_names_the_flags_of_its_compiler_and_that_of_a_cpu_
     assert fingerprint()["flags"] == ""
 
 
-@pytest.mark.parametrize(
-    ("platform", "numerics", "parts"),
-    [
-        ("gpu", {"implementation": "pallas_gpu", "linear": "pinned"}, ""),
-        ("gpu", {"implementation": "pallas_gpu", "linear": "xla"}, "products"),
-        ("gpu", {"implementation": "reference", "linear": "xla"}, "attention, products"),
-        ("gpu", {"implementation": "reference", "linear": "pinned"}, "attention, products"),
-        ("tpu", {"implementation": "pallas_tpu", "linear": "xla"}, ""),
-        ("cpu", {"implementation": "reference", "linear": "xla"}, ""),
-    ],
-)
-def test_tuned_names_what_xla_tunes_in_each_process_of_a_gpu(platform, numerics, parts):
-    assert tuned(Numerics(**numerics), platform) == parts
-
-
-def test_digest_of_an_engine_says_what_its_process_tunes(monkeypatch):
+def test_digest_of_an_engine_names_the_options_that_hold_its_products(monkeypatch):
     """The reference attention stands in for a GPU's."""
     schedule = Schedule(Numerics(page=16), Budget(8, 4))
     model = ds.Model(TABLE_CFG, table_model(), None, (), "")
     engine = ds.Engine(model, ds.EngineConfig(max_requests=1, max_len=32, schedule=schedule))
-    assert "tuned" not in engine.fingerprint()
+    assert "options" not in engine.fingerprint()
     machine = {**fingerprint(), "backend": "gpu"}
     monkeypatch.setattr("detspec.engine.engine.fingerprint", lambda: machine)
-    assert engine.fingerprint()["tuned"] == "attention, products"
+    assert engine.fingerprint()["options"] == HELD

@@ -44,7 +44,9 @@ def test_collective_takes_its_start_its_hops_and_its_bytes():
     assert links.seconds(180_000, cut_bytes=720_000) == pytest.approx(13e-6, rel=1e-12)
 
 
-@pytest.mark.parametrize(("name", "chips", "there_are"), [("v6e:2x2", 8, 4), ("h200", 16, 8), ("tpu7x:2x2x1", 16, 8)])
+@pytest.mark.parametrize(
+    ("name", "chips", "there_are"), [("v6e:2x2", 8, 4), ("h200", 16, 8), ("tpu7x:2x2x1", 16, 8), ("l4", 2, 1)]
+)
 def test_more_chips_than_there_are_are_refused(name: str, chips: int, there_are: int):
     assert num_devices(target(name)) == there_are
     with pytest.raises(InputError, match=f"{chips} chips were asked for, but {name} has {there_are} devices"):

@@ -33,6 +33,7 @@ TRUNK = (
         "distributed",
         "compile_cache",
         "native",
+        "held",
         "struct",
         "read_json",
         "plain",

@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--preset", metavar="NAME", help="a published shape, e.g. qwen3_8b")
     model.add_argument("--model", metavar="DIR", help="a model folder; only its config is read")
-    add("--target", metavar="NAME", required=True, help="e.g. v5e:2x2, v6e:2x2, h100, h200; an unknown name lists all")
+    add("--target", metavar="NAME", required=True, help="e.g. v5e:2x2, v6e:2x2, a100, h100; an unknown name lists all")
     add("--chips", type=int, metavar="N", help="devices of the target that share the model, e.g. 8 of v5p:2x2x2 or h200")
     add("--max-requests", type=int, default=32, metavar="B", help="most requests in flight")
     add("--max-len", type=int, default=MAX_LEN, metavar="S", help="tokens of each request, prompt included")

@@ -10,7 +10,8 @@ from detspec.engine.certify import Certificate
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs
-from detspec.environment import chosen_schedule, fingerprint, tuned
+from detspec.environment import chosen_schedule, fingerprint
+from detspec.held import compiler_options
 from detspec.schedule import Schedule
 
 
@@ -39,8 +40,8 @@ class DoctorReport:
             f"{'schedule':12} rows {rows}, window {window}, page {numerics.page}, query tile {numerics.query_tile}, "
             f"{numerics.cache_dtype} cache, {numerics.implementation} attention, {numerics.linear} products"
         )
-        if parts := tuned(numerics, self.fingerprint["backend"]):
-            lines.append(f"{'tuned':12} {parts}: by each process, so another one may have other bits")
+        if options := compiler_options(numerics, self.fingerprint["backend"]):
+            lines.append(f"{'options':12} {' '.join(f'{name}={value}' for name, value in options.items())}")
         lines += ["", f"  {'axis':16} {'what varies':58} {'runs':>4}  same bits at {self.num_positions} positions"]
         for check in self.checks:
             verdict = "yes" if check.equal else f"NO: {check.differs}"

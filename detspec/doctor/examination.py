@@ -20,6 +20,7 @@ from detspec.cache import Int8Pages, KVCache, Pages, init_cache, numbers
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
 from detspec.engine.bits import first_difference
+from detspec.held import Jitted
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.sampler import sample
@@ -183,7 +184,7 @@ class _Examination:
                     start = (index // room * W * neighbours + 3 * n * (neighbours - 1)) % max(1, self.length - W)
                     _put(batch, g, other, self.texts[other], start, min(start + max(1, W - n), self.length))
             packed = Windows(**jax.tree.map(jnp.asarray, batch))
-            *said, cache = run_pass(self.params, self.cfg, packed, cache, self.sampling, schedule)
+            *said, cache = run_pass(self.params, self.cfg, packed, cache, self.sampling, schedule=schedule)
             for place, (start, end) in enumerate(mine, group):
                 parts.append([np.asarray(x)[place, : end - start] for x in said])
         held = keys_values(cache, sequence, self.length, self.schedule)
@@ -233,9 +234,9 @@ def keys_values(cache: KVCache, sequence: int, length: int, schedule: Schedule) 
     return np.stack([keys, values], axis=1)
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule"), donate_argnames=("cache",))
+@partial(Jitted, static_argnames=("cfg", "schedule"), donate_argnames=("cache",))
 def run_pass(
-    params: Params, cfg: ModelConfig, windows: Windows, cache: KVCache, sampling: SamplingArrays, schedule: Schedule
+    params: Params, cfg: ModelConfig, windows: Windows, cache: KVCache, sampling: SamplingArrays, *, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, jax.Array, KVCache]:
     """One pass: logits `[G, W, V]`, sampled tokens and log-probabilities `[G, W]`, and the cache."""
     G, W = windows.tokens.shape

@@ -14,6 +14,7 @@ program, where XLA fuses: `detspec doctor` without this option examines whole pr
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from detspec.cache import init_cache, numbers
 from detspec.config import ModelConfig
 from detspec.engine.bits import first_difference
 from detspec.environment import chosen_schedule, fingerprint
+from detspec.held import compiler_options
 from detspec.ops.attention.api import append_fn, paged_attention
 from detspec.ops.attention.scores import Scores
 from detspec.ops.linear.api import linear_fn
@@ -124,39 +126,50 @@ def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> l
     frequencies = rope_frequencies(H, 10000.0)
 
     def product(weight: jax.Array, numerics: Numerics) -> RowsFn:
-        return _compiled(lambda x: linear_fn(numerics)(x.astype(dtype), weight))
+        return _compiled(lambda x: linear_fn(numerics)(x.astype(dtype), weight), numerics)
 
     def norm(numerics: Numerics) -> RowsFn:
-        return _compiled(lambda x: rms_norm(x.astype(dtype), scale, 1e-6, sum_fn(numerics)))
+        return _compiled(lambda x: rms_norm(x.astype(dtype), scale, 1e-6, sum_fn(numerics)), numerics)
 
     def logprobs(numerics: Numerics) -> RowsFn:
-        return _compiled(lambda x: logprobs_at(x, jnp.zeros(len(x), jnp.int32), sum_fn(numerics))[:, None])
+        return _compiled(lambda x: logprobs_at(x, jnp.zeros(len(x), jnp.int32), sum_fn(numerics))[:, None], numerics)
+
+    def total(numerics: Numerics) -> RowsFn:
+        return _compiled(lambda x: sum_fn(numerics)(x)[:, None], numerics)
 
     def rotate(x: jax.Array) -> jax.Array:
         position = (jnp.abs(x[:, 0]) * 100).astype(jnp.int32)
         return apply_rope(x.astype(dtype)[:, None, :], rope_rotation(position, frequencies))[:, 0]
 
+    def gated(x: jax.Array) -> jax.Array:
+        return jax.nn.silu(x.astype(dtype)) * x.astype(dtype)
+
     fixed = f"{numerics.reductions} sum"
     native = "XLA's sum"
     pinned = numerics.linear == "pinned"
-    own = f"{numerics.linear}, {numerics.implementation}" if pinned else "XLA"
+    own = f"{numerics.linear}, {numerics.implementation}" if pinned else "XLA, held still" if _options(numerics) else "XLA"
     products = [("product D to F", up, D), ("product F to D", down, cfg.d_ff)]
     return [
         *((name, own, True, product(weight, numerics), width) for name, weight, width in products),
         *((name, "XLA", False, product(weight, library), width) for name, weight, width in products if pinned),
-        ("sum", fixed, True, _compiled(lambda x: sum_fn(numerics)(x)[:, None]), D),
-        ("sum", native, False, _compiled(lambda x: sum_fn(library)(x)[:, None]), D),
+        ("sum", fixed, True, total(numerics), D),
+        ("sum", native, False, total(library), D),
         ("RMS norm", fixed, True, norm(numerics), D),
         ("RMS norm", native, False, norm(library), D),
         ("log-probability", fixed, True, logprobs(numerics), V),
         ("log-probability", native, False, logprobs(library), V),
-        ("rotary position", "elementwise", True, _compiled(rotate), H),
-        ("SiLU and product", "elementwise", True, _compiled(lambda x: jax.nn.silu(x.astype(dtype)) * x.astype(dtype)), D),
+        ("rotary position", "elementwise", True, _compiled(rotate, numerics), H),
+        ("SiLU and product", "elementwise", True, _compiled(gated, numerics), D),
     ]
 
 
-def _compiled(fn: Callable[[jax.Array], jax.Array]) -> RowsFn:
-    compiled = jax.jit(fn)
+def _options(numerics: Numerics) -> dict[str, Any]:
+    return compiler_options(numerics, jax.default_backend())
+
+
+def _compiled(fn: Callable[[jax.Array], jax.Array], numerics: Numerics) -> RowsFn:
+    """`fn` as a program with these numerics has it."""
+    compiled = jax.jit(fn, compiler_options=_options(numerics))
     return lambda x: np.asarray(compiled(x))
 
 
@@ -232,7 +245,7 @@ def _attend_fn(cfg: ModelConfig, numerics: Numerics) -> Callable[[Sequence[int],
     v_pages = append(cache.v[0], values, *where)
     queries = rng.standard_normal((LENGTH, cfg.num_heads, cfg.head_dim), np.float32)
     scores = Scores(scale=cfg.head_dim**-0.5)
-    call = jax.jit(partial(paged_attention, scores=scores, numerics=numerics))
+    call = jax.jit(partial(paged_attention, scores=scores, numerics=numerics), compiler_options=_options(numerics))
 
     def attend(starts: Sequence[int], window: int) -> dict[int, np.ndarray]:
         positions = np.asarray([np.arange(start, start + window) for start in starts], np.int32)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from detspec.checkpoint.load import Model
@@ -12,6 +11,7 @@ from detspec.doctor.examination import POISON, Axis, Check, Pool, SayFn, compare
 from detspec.engine.bits import first_difference
 from detspec.generation.init import init_state
 from detspec.generation.insert import Entry, insert, pack_requests
+from detspec.held import Jitted
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from detspec.thinking.think_prompt import think_prompt
@@ -91,7 +91,7 @@ class _Examination:
         return ReadPrompt(held, thoughts[: self.num_chunks], states)
 
 
-_read = jax.jit(think_prompt, static_argnames=("cfg", "schedule"))
+_read = Jitted(think_prompt, static_argnames=("cfg", "schedule"))
 
 
 def _difference(anchor: ReadPrompt, other: ReadPrompt) -> str:

@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 
 from detspec.compile_cache import CompileCache
 from detspec.config import ModelConfig
+from detspec.held import Jitted
 from detspec.mesh import mesh_of, over_chips
 from detspec.state import GenState
 
@@ -34,7 +35,7 @@ Executable = Callable[..., Any]  # takes the `args` of a `Call`
 class Call(NamedTuple):
     """A jitted function and its arguments: `fn(args[0], cfg, *args[1:], **static)`, or `fn(*args, **static)` without `cfg`."""
 
-    fn: Any  # what `jax.jit` made
+    fn: Any  # what `jax.jit` or `Jitted` made
     cfg: ModelConfig | None
     args: tuple[Any, ...]  # pytrees of arrays
     static: dict[str, Hashable]
@@ -80,7 +81,8 @@ class Programs:
         if cache is None or is_shared or (wanted.mesh is None and len(wanted.devices) != 1):
             self._threads.submit(_fulfil, begun, lowered.compile)
         else:
-            self._threads.submit(_fulfil, begun, lambda: _load_or_compile(lowered, cache, wanted.devices))
+            options = str(_options(wanted.call))
+            self._threads.submit(_fulfil, begun, lambda: _load_or_compile(lowered, options, cache, wanted.devices))
         return begun
 
     def made_from(self, fn: Any) -> list[Any]:
@@ -154,15 +156,23 @@ def _lower(call: Call, mesh: Mesh | None) -> Any:
         return call.fn.__wrapped__(*args[:1], *cfg, *args[1:], **call.static)
 
     donated = [number for number, arg in enumerate(call.args) if isinstance(arg, GenState)]
-    return jax.jit(over_chips(body, mesh, call.args, call.results), donate_argnums=donated).lower(*call.args)
+    jitted = jax.jit(
+        over_chips(body, mesh, call.args, call.results), donate_argnums=donated, compiler_options=_options(call) or None
+    )
+    return jitted.lower(*call.args)
 
 
-def _load_or_compile(lowered: Any, cache: CompileCache, devices: list[jax.Device]) -> Executable:
+def _options(call: Call) -> dict[str, Any]:
+    """The options that the program is compiled with; its text does not have them."""
+    return call.fn.options(call.args, call.static) if isinstance(call.fn, Jitted) else {}
+
+
+def _load_or_compile(lowered: Any, options: str, cache: CompileCache, devices: list[jax.Device]) -> Executable:
     """The program from a file, or else from the compiler, and then written to a file.
 
     One that jax found in a cache of its own is not written: XLA:CPU would leave out a part, and the file could not run.
     """
-    name = cache.name(lowered.as_text(), str(lowered.in_tree), str(lowered.out_tree), str(devices))
+    name = cache.name(lowered.as_text(), str(lowered.in_tree), str(lowered.out_tree), str(devices), options)
     content = cache.read(name)
     if content is not None:
         try:

@@ -52,8 +52,9 @@ from detspec.engine.request import (
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
 from detspec.engine.sequence import SequenceState, wants_replay
-from detspec.environment import fingerprint, tuned
+from detspec.environment import fingerprint
 from detspec.errors import InputError
+from detspec.held import compiler_options
 from detspec.model.params import Params, fitted
 from detspec.sampling_params import SamplingParams
 from detspec.state import NOT_FINITE, RUNNING
@@ -206,8 +207,8 @@ class Engine:
         version = {} if self._weight_version is None else {"weight_version": self._weight_version}
         own = {"mesh": self._mesh, "model": self.model.digest, **version, "schedule": self.schedule.bits()}
         machine = fingerprint()
-        parts = tuned(self.schedule.numerics, machine["backend"])
-        return {**machine, **({"tuned": parts} if parts else {}), **own}
+        options = compiler_options(self.schedule.numerics, machine["backend"])
+        return {**machine, **({"options": options} if options else {}), **own}
 
     def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str = "0") -> Request:
         """One prompt, text or token ids, as a request that this engine takes.

@@ -3,9 +3,9 @@
 The host owns the page table and knows which places are in use; every program is given both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from detspec.generation.passes import limited, missing, stretches
 from detspec.generation.prefill import fill
 from detspec.generation.score import Asked, Replayed, read
 from detspec.generation.sequences import put_sequences, take_sequences
+from detspec.held import Jitted
 from detspec.model.params import Params
 from detspec.ops.attention.api import copy_fn
 from detspec.schedule import Budget, Numerics, Schedule
@@ -110,7 +111,7 @@ class Report(Struct):
         return Progress(steps, committed, length, finish, packed[:, 4:])
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "think", "asked"), donate_argnames=("state",))
+@partial(Jitted, static_argnames=("cfg", "schedule", "think", "asked"), donate_argnames=("state",))
 def read_sequences(
     params: Params,
     cfg: ModelConfig,
@@ -154,7 +155,13 @@ def read_sequences(
     return replayed, after.replace(cache=cache, live=jnp.where(is_replay, state.live, after.live))
 
 
-@partial(jax.jit, static_argnames=("cfg", "decoding"), donate_argnames=("state",))
+def _canonical(named: Mapping[str, Any]) -> Numerics | None:
+    """The numerics of the canonical passes of a segment; None of ordinary decoding."""
+    decoding: Decoding = named["decoding"]
+    return None if decoding.source is None else decoding.schedule.numerics
+
+
+@partial(Jitted, numerics_of=_canonical, static_argnames=("cfg", "decoding"), donate_argnames=("state",))
 def run_segment(
     weights: Weights,
     cfg: ModelConfig,

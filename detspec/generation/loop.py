@@ -18,6 +18,7 @@ from detspec.generation.commit import commit
 from detspec.generation.init import start_state
 from detspec.generation.prefill import prefill
 from detspec.generation.verify import verify
+from detspec.held import Jitted
 from detspec.mesh import check_one_chip
 from detspec.model.params import Params
 from detspec.plain import plain_ids
@@ -148,7 +149,7 @@ def generate(
     return generate_state(params, cfg, state, schedule=schedule, source=source, draft_params=draft_params)
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "source", "think"), donate_argnames=("state",))
+@partial(Jitted, static_argnames=("cfg", "schedule", "source", "think"), donate_argnames=("state",))
 def generate_state(
     params: Params,
     cfg: ModelConfig,

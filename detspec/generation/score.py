@@ -14,6 +14,7 @@ from detspec.environment import chosen_schedule
 from detspec.generation.checks import listed_prompts
 from detspec.generation.init import start_state
 from detspec.generation.passes import Stretches, run_passes, stretches
+from detspec.held import Jitted
 from detspec.mesh import check_one_chip
 from detspec.model.params import Params
 from detspec.model.transformer import forward, logits_fn
@@ -188,4 +189,4 @@ def read(
     return run_passes(run_pass, (empty, state.cache), state.tokens, given, schedule=schedule)
 
 
-_replay = jax.jit(replay, static_argnames=("cfg", "schedule", "choose"), donate_argnames=("state",))
+_replay = Jitted(replay, static_argnames=("cfg", "schedule", "choose"), donate_argnames=("state",))

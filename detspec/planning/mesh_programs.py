@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from detspec.config import ModelConfig
 from detspec.generation.init import init_state
 from detspec.generation.prefill import prefill
+from detspec.held import compiler_options
 from detspec.interconnect import check_devices
 from detspec.mesh import COPIES, STATE, make_mesh, over_chips, param_shardings
 from detspec.model.params import Params, param_shapes
@@ -42,12 +43,14 @@ def compile_program(
     Raises `InputError` if the model cannot be cut over so many chips, the target has fewer, or a package is missing.
     """
     check_devices(target, chips)
+    options = {} if name == "draft step" else compiler_options(schedule.numerics, target.platform)
     if chips == 1:
         args = program_args(name, cfg, schedule, max_requests=max_requests, max_len=max_len)
-        return compile_for(target, partial(PROGRAMS[name], cfg, schedule), *args, donate=(1,))
+        return compile_for(target, partial(PROGRAMS[name], cfg, schedule), *args, donate=(1,), options=options)
     mesh = make_mesh(cfg, chips, devices_of(target, chips))
     args = program_args(name, cfg, schedule, max_requests=max_requests, max_len=max_len, mesh=mesh)
-    return compile_for(target, over_chips(partial(PROGRAMS[name], cfg, schedule), mesh, args, STATE), *args, donate=(1,))
+    program = over_chips(partial(PROGRAMS[name], cfg, schedule), mesh, args, STATE)
+    return compile_for(target, program, *args, donate=(1,), options=options)
 
 
 def program_args(

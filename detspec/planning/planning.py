@@ -24,6 +24,7 @@ from detspec.engine.policy import Drafting, canonical_plans, lookup_window
 from detspec.errors import InputError
 from detspec.generation.init import init_state
 from detspec.generation.loop import dvr_step, ordinary_step
+from detspec.held import compiler_options
 from detspec.model.params import Params, num_params, param_shapes, params_bytes
 from detspec.model.work import pass_work
 from detspec.roofline import Work
@@ -86,7 +87,8 @@ def plan(
     passes = {}
     for name, fn, more, work in (("draft step", draft_step, (), decode), ("canonical pass", canonical_step, recorded, verify)):
         on_stage(f"compiling the {name} of {cfg.num_layers} layers for {target.name}")
-        program = _compile(target, sizes, max_requests, partial(fn, cfg, schedule), params, state, *more)
+        options = compiler_options(schedule.numerics, target.platform) if fn is canonical_step else {}
+        program = _compile(target, sizes, max_requests, options, partial(fn, cfg, schedule), params, state, *more)
         passes[name.replace(" ", "_")] = _report(program, work, target)
     return {
         "settings": {
@@ -224,10 +226,12 @@ def _report(program: Compiled, work: Work, target: Target) -> dict[str, Any]:
     }
 
 
-def _compile(target: Target, sizes: dict[str, int], max_requests: int, fn: Callable[..., Any], *args: Any) -> Compiled:
+def _compile(
+    target: Target, sizes: dict[str, int], max_requests: int, options: dict[str, Any], fn: Callable[..., Any], *args: Any
+) -> Compiled:
     """`compile_for`, which here raises `InputError` if the program needs more memory than there is."""
     try:
-        program = compile_for(target, fn, *args, donate=(1,))
+        program = compile_for(target, fn, *args, donate=(1,), options=options)
     except jax.errors.JaxRuntimeError as error:
         found = OUT_OF_MEMORY.search(str(error))
         if "RESOURCE_EXHAUSTED" not in str(error) or found is None:

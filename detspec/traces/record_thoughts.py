@@ -15,6 +15,7 @@ from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.generation.init import start_state
 from detspec.generation.loop import generate_state
+from detspec.held import Jitted
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
@@ -75,7 +76,7 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
     )
 
 
-_pass = jax.jit(think_pass, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
+_pass = Jitted(think_pass, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 
 
 def _pass_between(model: Model, before: GenState, after: GenState, *, most: int) -> ThoughtPass:

@@ -21,6 +21,7 @@ from detspec.errors import InputError
 from detspec.generation.init import start_state
 from detspec.generation.loop import Step, dvr_step
 from detspec.generation.prefill import prefill
+from detspec.held import Jitted
 from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
@@ -172,10 +173,10 @@ def _start(
     return _prefilled(model.params, model.cfg, state, schedule=schedule), each, canonical
 
 
-_prefilled = jax.jit(prefill, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
+_prefilled = Jitted(prefill, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 
 
-@partial(jax.jit, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
+@partial(Jitted, static_argnames=("cfg", "schedule", "source"), donate_argnames=("state",))
 def _step(
     params: Params, draft_params: DraftParams, cfg: ModelConfig, state: GenState, *, schedule: Schedule, source: DraftSource
 ) -> tuple[GenState, Step]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -169,7 +170,7 @@ class Program:
 
 def target_of(device_kind: str) -> Target | None:
     """The data sheet of a device, by the name that jax gives it: "NVIDIA H100 80GB HBM3", "TPU v5 lite"."""
-    known = [target for target in TARGETS.values() if device_kind.startswith(target.kind)]
+    known = [target for target in TARGETS.values() if re.match(rf"{re.escape(target.kind)}(?!\d)", device_kind)]
     return max(known, key=lambda target: len(target.kind), default=None)
 
 

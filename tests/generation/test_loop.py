@@ -70,7 +70,7 @@ def test_generate_with_new_prompts_of_the_same_shape_compiles_nothing():
     def run_with(seed):
         rng = np.random.default_rng(seed)
         generate_by_table([rng.integers(0, 16, n).tolist() for n in rng.integers(9, 13, 2)], SamplingParams(max_tokens=4))
-        return generate_state._cache_size()
+        return generate_state.plain._cache_size()
 
     assert run_with(0) == run_with(1) == run_with(2)
 

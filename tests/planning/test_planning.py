@@ -21,7 +21,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer) -> list:
     """Lets `answer` stand in for the compiler: a `Compiled`, or an error to raise. Returns what it is asked."""
     asked = []
 
-    def compile_for(target, fn, *args, donate):
+    def compile_for(target, fn, *args, donate, options):
         asked.append((target, fn, args, donate))
         if isinstance(answer, Exception):
             raise answer
