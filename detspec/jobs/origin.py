@@ -80,12 +80,8 @@ def check_model(origin: Origin, model: Model) -> None:
 
 
 def machine_differences(origin: Origin, mesh: str) -> list[str]:
-    """The differences between this machine's fingerprint, with its `mesh`, and the manifest's, a sentence each.
-
-    What the records' process tuned is among them: this process tunes anew.
-    """
-    tuned = [f"the records' process tuned its {origin.fingerprint['tuned']}"] if "tuned" in origin.fingerprint else []
-    return tuned + [
+    """The differences between this machine's fingerprint, with its `mesh`, and the manifest's, a sentence each."""
+    return [
         f"{name} is {here!r}, the records' was {origin.fingerprint.get(name)!r}"
         for name, here in {**fingerprint(), "mesh": mesh}.items()
         if origin.fingerprint.get(name) != here
