@@ -1,13 +1,16 @@
 """Which programs are compiled with options that hold XLA's products still, and that the options reach the compiler."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from detspec.compile_cache import CompileCache
-from detspec.doctor.examination import run_pass
+from detspec.doctor.doctor import DoctorReport
+from detspec.doctor.examination import Check, run_pass
 from detspec.draft.given import NONE
 from detspec.engine.compiled import Call, Programs
 from detspec.engine.programs import Decoding, read_sequences, run_segment
@@ -97,3 +100,38 @@ def test_canonical_programs_are_held_and_ordinary_ones_are_not():
         assert jitted.options((), {"schedule": SCHEDULE}) == HELD
     pinned = SCHEDULE.with_numerics(implementation="pallas_gpu", linear="pinned")
     assert read_sequences.options((), {"schedule": pinned}) == {}
+
+
+def test_doctor_of_a_gpu_without_kernels_names_the_options():
+    on_cpu = DoctorReport({"backend": "cpu"}, SCHEDULE, 1, (), Check("inverse control", "", 1, "batch 1"), ())
+    on_gpu = dataclasses.replace(on_cpu, fingerprint={"backend": "gpu"})
+    assert "options" not in on_cpu.table()
+    (line,) = [line for line in on_gpu.table().splitlines() if line.startswith("options")]
+    assert line.startswith("options      xla_gpu_autotune_level=0 xla_gpu_experimental_force_split_k=1 ")
+
+
+@pytest.fixture
+def jax_folder(tmp_path: Path):
+    """Where jax keeps what it compiles in this test."""
+    of_all_tests = jax.config.jax_compilation_cache_dir
+    keep_in(str(tmp_path))
+    yield tmp_path
+    keep_in(of_all_tests)
+
+
+def keep_in(folder: str | None) -> None:
+    jax.config.update("jax_compilation_cache_dir", folder)
+    compilation_cache.reset_cache()
+
+
+def test_jax_keeps_programs_with_options_apart(jax_folder: Path):
+    """Programs of one text in its own cache; for the third, nothing new is compiled."""
+
+    def cube(x, *, schedule):
+        return x @ x @ x
+
+    numbers = []
+    for variant in ("plain", "held", "held"):
+        getattr(Jitted(cube, static_argnames="schedule"), variant)(X, schedule=SCHEDULE)
+        numbers.append(len(list(jax_folder.glob("jit_cube*-cache"))))
+    assert numbers == [1, 2, 2]

@@ -594,6 +594,9 @@ def test_prediction_is_by_measured_ceilings_and_by_the_data_sheet_until_then():
     assert nowhere.predicted_ratio(both, bytes_alone) is None
     assert programs.target_of("cpu") is None
     assert programs.target_of("TPU v5 lite").name == "v5e:2x2"
+    names = {"Tesla T4": "t4", "NVIDIA L4": "l4", "NVIDIA A100-SXM4-40GB": "a100", "TPU v5p": "v5p:2x2x1"}
+    assert {kind: programs.target_of(kind).name for kind in names} == names
+    assert [programs.target_of(kind) for kind in ("NVIDIA L40S", "NVIDIA L40", "NVIDIA A100-SXM4-80GB")] == [None] * 3
 
 
 def test_generation_is_predicted_by_the_cheapest_way_to_commit():

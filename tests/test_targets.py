@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from detspec import target_compilers
+from detspec.environment import schedule_for
 from detspec.errors import InputError
 from detspec.presets import preset
 from detspec.schedule import Budget, Schedule
@@ -67,6 +68,23 @@ def test_canonical_schedule_runs_the_kernels_of_the_platform_on_the_default_budg
     assert canonical_schedule(target("h100"), preset("gemma3_4b")).numerics.page == 64
     assert canonical_schedule(target("v5e:2x2"), preset("gemma3_4b")).numerics.page == 128
     assert (tpu.fast_path.block_pages, gpu.fast_path.splits) == (2, 16)
+
+
+@pytest.mark.parametrize("name", ["t4", "l4", "a100"])
+def test_canonical_schedule_of_a_gpu_without_kernels_is_the_devices_own_without_a_warning(name: str):
+    cfg = dataclasses.replace(preset("qwen3_0_6b"), dtype="float16")
+    schedule = canonical_schedule(target(name), cfg)
+    assert (schedule.numerics.implementation, schedule.numerics.linear) == ("reference", "xla")
+    assert schedule.numerics.cache_dtype == ("float16" if name == "t4" else "bfloat16")
+    with pytest.warns(UserWarning, match=target(name).kind):
+        assert schedule_for("gpu", target(name).kind, target(name).gpu.capability, cfg) == schedule
+
+
+def test_thread_blocks_have_the_shared_memory_that_nvidia_says():
+    """CUDA C++ Programming Guide: most shared memory of a thread block, by compute capability, in KiB."""
+    most = {"7.5": 64, "8.0": 163, "8.9": 99, "9.0": 227}
+    gpus = [found for found in TARGETS.values() if found.gpu]
+    assert [found.on_chip_bytes / 1024 for found in gpus] == [most[found.gpu.capability] for found in gpus]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
+from detspec.held import compiler_options
 from detspec.jobs.files import sibling
 from detspec.jobs.manifest import differences, read_manifest
 from detspec.sampling_params import SamplingParams
@@ -80,10 +81,16 @@ def check_model(origin: Origin, model: Model) -> None:
 
 
 def machine_differences(origin: Origin, mesh: str) -> list[str]:
-    """The differences between this machine's fingerprint, with its `mesh`, and the manifest's, a sentence each."""
+    """The differences between this machine's fingerprint, with its `mesh`, and the manifest's, a sentence each.
+
+    The options of canonical programs are among them, which follow from the schedule and the machine.
+    """
+    machine = fingerprint()
+    schedule = origin.engine.schedule
+    options = compiler_options(schedule.numerics, machine["backend"]) if schedule else {}
     return [
         f"{name} is {here!r}, the records' was {origin.fingerprint.get(name)!r}"
-        for name, here in {**fingerprint(), "mesh": mesh}.items()
+        for name, here in {**machine, "mesh": mesh, "options": options or None}.items()
         if origin.fingerprint.get(name) != here
     ]
 

@@ -17,6 +17,7 @@ from detspec.errors import InputError
 from detspec.jobs.audit import run_audit
 from detspec.jobs.audit_report import AuditReport
 from detspec.jobs.job import run_job
+from detspec.jobs.origin import machine_differences, read_origin
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, broken_params, some_prompts, some_sampling, without_tokenizer
@@ -333,11 +334,18 @@ def test_samples_that_were_not_asked_for_are_refused(model, rich, tmp_path, inde
 
 
 def test_another_machine_is_named_first(model, job, monkeypatch):
-    here = {"detspec": "1", "jaxlib": "0.0.1"}
+    here = {"detspec": "1", "jaxlib": "0.0.1", "backend": "cpu"}
     monkeypatch.setattr("detspec.jobs.origin.fingerprint", lambda: here)
     report = audit(model, job)
     assert report.reproduced  # digests are those of the machine that the manifest names
     assert report.table().splitlines()[1].startswith("another machine: jaxlib is '0.0.1', the records' was '")
+
+
+def test_other_options_of_the_records_programs_are_named_as_a_difference(job):
+    origin = read_origin(job / "out.jsonl")
+    assert machine_differences(origin, "1") == []
+    held = dataclasses.replace(origin, fingerprint={**origin.fingerprint, "options": {"xla_gpu_autotune_level": 0}})
+    assert machine_differences(held, "1") == ["options is None, the records' was {'xla_gpu_autotune_level': 0}"]
 
 
 def test_prompts_are_found_through_the_manifest_and_their_hash_is_checked(model, job, tmp_path):
