@@ -170,7 +170,9 @@ def _sizes(cfg: ModelConfig, chips: int, schedule: Schedule, room: dict[str, int
         axes = [axis for entry in spec if entry is not None for axis in ((entry,) if isinstance(entry, str) else entry)]
         return leaf.size * leaf.dtype.itemsize / math.prod(parts[axis] for axis in axes)
 
-    weights_bytes = sum(jax.tree.leaves(jax.tree.map(own_bytes, param_shapes(cfg), param_specs(cfg))))
+    params = param_shapes(cfg)
+    specs = jax.tree.broadcast(param_specs(cfg), params)  # a matrix in int8 has two arrays
+    weights_bytes = sum(jax.tree.leaves(jax.tree.map(own_bytes, params, specs)))
     return {"weights_bytes": weights_bytes, "cache_bytes": cache_bytes(cfg, **room, numerics=schedule.numerics) / kv}
 
 

@@ -1,10 +1,12 @@
 """What a plan for several chips predicts and refuses; the compilers are not asked, see aot/test_mesh.py."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
 from detspec.errors import InputError
+from detspec.model.params import param_shapes, params_bytes
 from detspec.planning import mesh_plan
 from detspec.planning.mesh_plan import num_stages, numbers_of_chips, plan_chips
 from detspec.planning.mesh_programs import expected
@@ -125,3 +127,14 @@ def test_numbers_of_chips_that_do_not_work_are_refused(chips: int, message: str,
 
 def test_numbers_that_are_compared_are_powers_of_two_and_the_one_asked_for():
     assert numbers_of_chips(QWEN, 8) == [1, 2, 4, 8]
+
+
+def test_weights_in_int8_are_counted_with_their_scales_and_halved_by_two_chips(monkeypatch):
+    """Only norms are not cut."""
+    answering(monkeypatch)
+    rounded = dataclasses.replace(QWEN, weights="int8")
+    alone, halved = (
+        plan_chips(rounded, V6E, chips=chips, schedule=SCHEDULE)["numbers"][-1]["memory"]["weights_bytes"] for chips in (1, 2)
+    )
+    assert alone == params_bytes(param_shapes(rounded))
+    assert alone / 2 < halved < 0.501 * alone
