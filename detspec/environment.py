@@ -56,10 +56,9 @@ def schedule_for(
     if platform == "cpu" and cfg is not None:
         return schedule.with_numerics(cache_dtype=cfg.dtype)  # keys and values are of this dtype, so nothing is rounded
     if platform == "gpu" and capability != HOPPER:
-        has_bfloat16 = not capability.startswith(NO_BFLOAT16)
         if warns:
-            warnings.warn(_without_kernels(device_kind, capability, None if has_bfloat16 else cfg), stacklevel=2)
-        if not has_bfloat16:
+            warnings.warn(_without_kernels(device_kind, capability, cfg), stacklevel=2)
+        if capability.startswith(NO_BFLOAT16):
             schedule = schedule.with_numerics(cache_dtype="float16" if cfg is None else cfg.dtype)
     elif platform != "cpu":
         block_pages, splits = next((blocks for kind, blocks in FAST_PATHS.items() if kind in device_kind), (1, 1))
@@ -126,18 +125,24 @@ def fingerprint() -> dict[str, str]:
     }
 
 
-def _without_kernels(device_kind: str, capability: str, narrow: ModelConfig | None) -> str:
-    """What a GPU without kernels does, in words; `narrow` is a model that it may have to widen."""
+def widens(capability: str, cfg: ModelConfig) -> str:
+    """What a GPU of this compute capability does with weights of the dtype of `cfg` that it cannot multiply; "" if it can."""
+    if cfg.dtype != "bfloat16" or cfg.weights is not None or not capability.startswith(NO_BFLOAT16):
+        return ""
+    return (
+        "It has no arithmetic in bfloat16, so XLA widens the weights of each product to float32, every time: a model in "
+        "float16 is faster (detspec convert --dtype float16)"
+    )
+
+
+def _without_kernels(device_kind: str, capability: str, cfg: ModelConfig | None) -> str:
+    """What a GPU without kernels does, in words."""
     said = (
         f"the GPU kernels are for compute capability {HOPPER} (Hopper); {device_kind} has {capability or 'none'}. It runs the "
         "reference attention and XLA's products, which are slower. Options of the programs keep them from being tuned"
     )
-    if narrow is not None and narrow.dtype == "bfloat16":
-        said += (
-            ". It has no arithmetic in bfloat16, so XLA widens the weights of each product to float32, every time: "
-            "a model in float16 is faster (detspec convert --dtype float16)"
-        )
-    return said
+    more = "" if cfg is None else widens(capability, cfg)
+    return f"{said}. {more}" if more else said
 
 
 def _cpu_model(facts: dict[str, str]) -> str:

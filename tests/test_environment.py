@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import detspec as ds
-from detspec.environment import chosen_schedule, default_schedule, fingerprint, schedule_for
+from detspec.environment import chosen_schedule, default_schedule, fingerprint, schedule_for, widens
 from detspec.errors import InputError
 from detspec.held import HELD
 from detspec.presets import preset
@@ -63,6 +63,12 @@ def test_schedule_of_a_gpu_without_bfloat16_keeps_the_dtype_and_names_float16(ca
         schedule = schedule_for("gpu", "a GPU", capability, dataclasses.replace(TABLE_CFG, dtype=dtype))
     assert [("convert --dtype float16" in str(warning.message)) for warning in warned] == [says]
     assert schedule.numerics.cache_dtype == cache_dtype
+
+
+def test_weights_that_are_rounded_or_can_be_multiplied_are_not_widened():
+    assert "no arithmetic in bfloat16" in widens("7.5", dataclasses.replace(TABLE_CFG, dtype="bfloat16"))
+    assert widens("7.5", dataclasses.replace(TABLE_CFG, dtype="bfloat16", weights="int8")) == ""
+    assert widens("8.0", dataclasses.replace(TABLE_CFG, dtype="bfloat16")) == ""
 
 
 def test_schedule_of_a_hopper_gpu_has_shorter_pages_for_wide_heads():

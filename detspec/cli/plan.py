@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     import jax
 
     from detspec.checkpoint.load import load_config
+    from detspec.environment import widens
     from detspec.planning.mesh_plan import num_stages, plan_chips
     from detspec.planning.mesh_table import mesh_table
     from detspec.planning.planning import plan, plan_table
@@ -57,5 +58,7 @@ def run(args: argparse.Namespace) -> int:
         with Progress(num_stages(cfg, args.chips), "programs") as progress:
             result = plan_chips(cfg, device, chips=args.chips, schedule=schedule, **room, on_stage=progress.next_stage)
         print(mesh_table(result))
+    if device.gpu and (slower := widens(device.gpu.capability, cfg)):
+        print(f"\na {device.name} takes longer than is predicted here. {slower}")
     write_json(args, result)
     return 0
