@@ -86,7 +86,8 @@ def check_devices(target: Target, chips: int) -> None:
         more = "one host has no more" if there_are > 1 else "it has no link to others but the host's, of which nothing is known"
         if target.platform == "tpu":
             more = "name a larger slice of its kind, as v5p:2x2x2 or v6e:2x4"
-        raise InputError(f"{chips} chips were asked for, but {target.name} has {there_are} devices: {more}")
+        counted = "1 device" if there_are == 1 else f"{there_are} devices"
+        raise InputError(f"{chips} chips were asked for, but {target.name} has {counted}: {more}")
 
 
 def coordinates(target: Target) -> list[tuple[int, ...]]:

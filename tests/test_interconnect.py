@@ -49,5 +49,5 @@ def test_collective_takes_its_start_its_hops_and_its_bytes():
 )
 def test_more_chips_than_there_are_are_refused(name: str, chips: int, there_are: int):
     assert num_devices(target(name)) == there_are
-    with pytest.raises(InputError, match=f"{chips} chips were asked for, but {name} has {there_are} devices"):
+    with pytest.raises(InputError, match=f"{chips} chips were asked for, but {name} has {there_are} device"):
         links_of(target(name), chips)

@@ -19,7 +19,7 @@ from detspec.cli import main
         (["--preset", "qwen3_8b", "--target", "v5e:2x2"], "needs 21.2 GB of v5e:2x2, whose programs may use 16.9 GB"),
         (["--preset", "llama3_3_70b", "--target", "h100"], "at least 3 such devices"),
         (["--preset", "qwen3_8b", "--target", "t4"], "needs 21.2 GB of t4, whose programs may use 12.0 GB"),
-        (["--preset", "qwen3_0_6b", "--target", "l4", "--chips", "2"], "l4 has 1 devices: it has no link to others"),
+        (["--preset", "qwen3_0_6b", "--target", "l4", "--chips", "2"], "l4 has 1 device: it has no link to others"),
         (["--model", "/nowhere", "--target", "h100"], "no such folder"),
         (["--preset", "qwen3_8b", "--target", "v6e:2x2", "--chips", "8"], "v6e:2x2 has 4 devices: name a larger slice"),
         (["--preset", "qwen3_8b", "--target", "h200", "--chips", "3"], "cannot be cut over 3 chips: numbers that divide its"),
