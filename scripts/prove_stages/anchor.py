@@ -11,6 +11,7 @@ import numpy as np
 from detspec.bench.bench import random_model
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
+from detspec.held import compiler_options
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.schedule import Schedule
@@ -34,7 +35,8 @@ def programs(setting: Setting) -> Iterator[Program]:
         def make(schedule: Schedule = schedule) -> tuple[Any, ...]:
             return param_shapes_as_zeros(cfg), windows_of(setting, schedule), new_cache(setting, cfg)
 
-        yield Program(label(cfg, schedule), logits_fn(cfg, schedule), make)
+        options = compiler_options(schedule.numerics, setting.platform)
+        yield Program(label(cfg, schedule), logits_fn(cfg, schedule), make, options=options)
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
@@ -76,7 +78,8 @@ def bits_here(setting: Setting) -> Iterator[tuple[Schedule, str]]:
     params = random_model(cfg).params
     for schedule in schedules(setting):
         cache = jax.tree.map(filled, new_cache(setting, cfg))
-        logits = jax.jit(logits_fn(cfg, schedule))(params, windows_of(setting, schedule), cache)
+        one_pass = jax.jit(logits_fn(cfg, schedule), compiler_options=compiler_options(schedule.numerics, setting.platform))
+        logits = one_pass(params, windows_of(setting, schedule), cache)
         yield schedule, digest_of(np.asarray(logits))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from detspec.bench.bench import random_model
 from detspec.cache import KVCache, init_cache
 from detspec.config import ModelConfig
+from detspec.held import compiler_options
 from detspec.model.params import Params, param_shapes
 from detspec.model.transformer import forward
 from detspec.model.work import pass_work
@@ -97,7 +98,8 @@ def running(setting: Setting, cfg: ModelConfig) -> Runner:
     held = [new_cache(setting, cfg)]
 
     def runner(schedule: Schedule) -> Call:
-        one_pass = jax.jit(pass_fn(cfg, schedule), donate_argnums=(2,))
+        options = compiler_options(schedule.numerics, setting.platform)
+        one_pass = jax.jit(pass_fn(cfg, schedule), donate_argnums=(2,), compiler_options=options)
         windows = windows_of(setting, schedule)
 
         def call() -> Any:
@@ -116,7 +118,8 @@ def pass_program(setting: Setting, cfg: ModelConfig, schedule: Schedule) -> Prog
         return param_shapes_as_zeros(cfg), windows_of(setting, schedule), new_cache(setting, cfg)
 
     work = work_of(setting, cfg, schedule)
-    return Program(label(cfg, schedule), pass_fn(cfg, schedule), make, donate=(2,), work=work, calls=10)
+    options = compiler_options(schedule.numerics, setting.platform)
+    return Program(label(cfg, schedule), pass_fn(cfg, schedule), make, donate=(2,), options=options, work=work, calls=10)
 
 
 def param_shapes_as_zeros(cfg: ModelConfig) -> Params:

@@ -138,6 +138,7 @@ class Program:
         make: makes the arguments; where only shapes are needed, under `jax.eval_shape`.
         donate: positions of arguments that the program may overwrite.
         static: arguments by name that `fn` was jitted with as static.
+        options: the compiler's, for a function that is not jitted yet.
         work: of one call.
         calls: how often a stage calls it, about.
     """
@@ -147,6 +148,7 @@ class Program:
     make: Callable[[], tuple[Any, ...]]
     donate: tuple[int, ...] = ()
     static: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     work: Work = NO_WORK
     calls: int = 1
 
@@ -158,13 +160,13 @@ class Program:
     def lower(self, sharding: Any) -> Any:
         """Traces it for a device, which `sharding` names."""
         args = jax.tree.map(lambda leaf: _placed(leaf, sharding), self.shapes if not self.static else self.make())
-        fn = self.fn if self.static else jax.jit(self.fn, donate_argnums=self.donate)
+        fn = self.fn if self.static else jax.jit(self.fn, donate_argnums=self.donate, compiler_options=dict(self.options))
         return fn.lower(*args, **self.static)  # type: ignore[attr-defined]
 
     def call(self) -> Callable[[], Any]:
         """Makes the arguments on the device, and returns what starts the program with them."""
         args = jax.jit(self.make)()
-        fn = jax.jit(self.fn)
+        fn = jax.jit(self.fn, compiler_options=dict(self.options))
         return lambda: fn(*args)
 
 
