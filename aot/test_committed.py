@@ -20,10 +20,11 @@ from fixed_order import PRODUCT, Kernel, Product, kernels, offences, products
 from held_products import held_products
 from instructions import instructions
 from jax.sharding import SingleDeviceSharding
-from prove_stages.programs import Program, engine_programs
+from prove_stages.programs import engine_programs
 
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs, Plan, needed_plans
+from detspec.held import HELD
 from detspec.presets import preset
 from detspec.sampler import likeliest, reported_logits, sample
 from detspec.sampling_params import MAX_LOGPROBS, SamplingParams, sampling_arrays
@@ -66,25 +67,16 @@ OTHERS = [label for label in PLANS if label not in CHOSEN]
 
 
 def engine_texts(*labels: str, only: str = "") -> list[str]:
-    """Optimised HLO of `engine_programs_of` pinned products."""
-    return [text_of(program) for program in engine_programs_of("pinned", *labels, only=only)]
-
-
-def text_of(program: Program) -> str:
-    """Optimised HLO."""
-    return program.lower(SingleDeviceSharding(device_of(H100))).compile().as_text()
-
-
-def engine_programs_of(linear: str, *labels: str, only: str = "") -> list[Program]:
-    """The replays, prefill and the steps by the plans `labels`, or those whose name has `only`."""
-    config = dataclasses.replace(CONFIG, schedule=schedule_of(linear))
+    """Optimised HLO of the replays, of prefill and of the steps by the plans `labels`, or of those whose name has `only`."""
+    config = dataclasses.replace(CONFIG, schedule=schedule_of("pinned"))
     programs = engine_programs(CFG, config, [PLANS[label] for label in labels], name="engine")
     # The first plan's program comes first, then the replays and prefill.
     ordered = sorted(programs, key=lambda program: "read_sequences" not in program.name)
-    return [program for program in ordered if only in program.name]
+    placed = SingleDeviceSharding(device_of(H100))
+    return [program.lower(placed).compile().as_text() for program in ordered if only in program.name]
 
 
-def compiled_pass(groups: int, window: int, linear: str = "pinned", **options: str) -> str:
+def compiled_pass(groups: int, window: int, linear: str = "pinned", **options: Any) -> str:
     """Optimised HLO of one layer's pass, its logits included, cut into windows; `options` are the compiler's."""
     cfg = dataclasses.replace(CFG, num_layers=1)
     schedule = schedule_of(linear).with_budget(groups * window, window)
@@ -169,11 +161,10 @@ def test_no_product_is_joined_with_an_addition_which_would_leave_out_its_roundin
     assert sum(found["fma"] for found in plain) == 0
 
 
-def test_programs_with_products_of_xla_do_leave_choices_which_options_hold_still():
-    (replays,) = engine_programs_of("xla", "256x1[32]", only="read_sequences")  # prefill runs this program, too
-    left = text_of(dataclasses.replace(replays, fn=replays.fn.plain))
-    assert {"product that XLA may cut", "sum in an order of XLA's"} <= {offence.kind for offence in offences(left)}
-    assert products(kernels(left)) == Counter()
-    held = text_of(replays)
+def test_pass_with_products_of_xla_does_leave_choices_which_options_hold_still():
+    hlo = compiled_pass(16, 16, "xla")
+    assert {"product that XLA may cut", "sum in an order of XLA's"} <= {offence.kind for offence in offences(hlo)}
+    assert products(kernels(hlo)) == Counter()
+    held = compiled_pass(16, 16, "xla", **HELD)
     assert {offence.kind for offence in offences(held)} == {"product that XLA may cut"}
     assert {(each.is_cut, each.block) for each in held_products(held)} == {(False, 64)}
