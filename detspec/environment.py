@@ -26,7 +26,6 @@ DEFAULT_SCHEDULES = {
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # variables that hold flags of XLA's compilers
 HOPPER = "9.0"  # compute capability of the GPU kernels' instructions; Blackwell has other instructions
 NO_BFLOAT16 = ("5.", "6.", "7.")  # compute capabilities before Ampere's 8.0 begin so: no arithmetic in bfloat16
-HALF_DTYPES = ("bfloat16", "float16")  # of weights that the GPU kernels multiply
 WIDE_HEAD_DIM = 256
 WIDE_HEAD_PAGE = 64  # longest page of such wide heads that fits into a Hopper GPU's shared memory
 TILE_ROWS = 128  # query rows that a Hopper GPU's registers hold: positions of a tile times query heads per KV head
@@ -64,9 +63,10 @@ def schedule_for(
         block_pages, splits = next((blocks for kind, blocks in FAST_PATHS.items() if kind in device_kind), (1, 1))
         schedule = schedule.with_numerics(implementation=f"pallas_{platform}")
         schedule = dataclasses.replace(schedule, fast_path=FastPath(block_pages, splits))
-        if platform == "gpu" and (cfg is None or cfg.dtype in HALF_DTYPES):
+        if platform == "gpu":
             schedule = schedule.with_numerics(linear="pinned")
         if platform == "gpu" and cfg is not None:
+            schedule = dataclasses.replace(schedule, numerics=schedule.numerics.for_weights(cfg.dtype))
             fits = max(TILE_ROWS * cfg.num_kv_heads // cfg.num_heads, 1)
             schedule = schedule.with_numerics(
                 page=WIDE_HEAD_PAGE if cfg.head_dim >= WIDE_HEAD_DIM else schedule.numerics.page,
@@ -84,7 +84,8 @@ def default_schedule(cfg: ModelConfig | None = None) -> Schedule:
 def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
     """`schedule`, or the default one for `cfg` if it is None.
 
-    Raises `InputError` if this process's device cannot run the implementation that `schedule` names.
+    Raises `InputError` if this process's device cannot run the implementation that `schedule` names, or that has no products of
+    the model's dtype.
     """
     if schedule is None:
         return default_schedule(cfg)
@@ -98,6 +99,11 @@ def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
         raise InputError(
             f"Numerics.implementation {name!r} needs {needed}, but this process runs on {device.device_kind}: "
             'use "reference", or interpret=True for a slow simulation'
+        )
+    if schedule.numerics != schedule.numerics.for_weights(cfg.dtype):
+        raise InputError(
+            f'the pinned products of "pallas_gpu" take weights in bfloat16 or float16, and the model has {cfg.dtype}: '
+            'use Numerics.linear "xla", or convert the model'
         )
     return schedule
 

@@ -14,6 +14,7 @@ from detspec.config import is_count
 from detspec.errors import InputError
 
 REDUCTIONS = ("fixed", "native")
+HALF_DTYPES = ("bfloat16", "float16")  # of weights that the GPU kernels multiply
 
 
 def _check_power_of_two(owner: str, field: str, value: int) -> None:
@@ -59,6 +60,11 @@ class Numerics:
         ):
             if getattr(self, field) not in accepted:
                 raise InputError(f"Numerics.{field} must be one of {accepted}, got {getattr(self, field)!r}")
+
+    def for_weights(self, dtype: str) -> "Numerics":
+        """These, but XLA's products where weights of `dtype` have no pinned ones: float32 on a GPU."""
+        lacks = self.linear == "pinned" and self.implementation == "pallas_gpu" and dtype not in HALF_DTYPES
+        return dataclasses.replace(self, linear="xla") if lacks else self
 
     @property
     def key_slot_axis(self) -> int:

@@ -88,6 +88,21 @@ def test_fast_schedule_has_one_row_windows_and_splits_that_its_rows_share(batch,
     assert fast.numerics == Numerics(page=16, query_tile=1, num_splits=splits, reductions="native")
 
 
+@pytest.mark.parametrize("linear", ["pinned", "xla"])
+@pytest.mark.parametrize("implementation", ["cpu", "pallas_gpu"])
+def test_fast_schedule_keeps_the_products_of_a_cpu_or_gpu(implementation, linear):
+    assert Schedule(Numerics(implementation=implementation, linear=linear)).fast(4).numerics.linear == linear
+
+
+def test_numerics_for_weights_that_the_gpus_kernel_does_not_take_have_xlas_products():
+    """A draft model in float32 next to a model in bfloat16."""
+    numerics = Numerics(implementation="pallas_gpu", linear="pinned")
+    assert numerics.for_weights("float32") == dataclasses.replace(numerics, linear="xla")
+    assert numerics.for_weights("bfloat16") == numerics
+    other = dataclasses.replace(numerics, implementation="cpu")
+    assert other.for_weights("float32") == other
+
+
 def test_bits_of_a_schedule_hold_the_window_only_where_windows_are_aligned():
     free, aligned = Schedule(), Schedule(Numerics(alignment="window"))
     assert free.bits() == free.with_budget(64, 4).bits()

@@ -85,6 +85,20 @@ def test_schedule_of_a_hopper_gpu_has_shorter_tiles_for_many_heads_of_a_kv_head(
         assert schedule_for("tpu", "TPU v5 lite", "", cfg).numerics.query_tile == 16
 
 
+@pytest.mark.parametrize(("dtype", "linear"), [("bfloat16", "pinned"), ("float16", "pinned"), ("float32", "xla")])
+def test_schedule_of_a_hopper_gpu_has_the_products_that_its_kernel_has(dtype, linear):
+    schedule = schedule_for("gpu", "NVIDIA H200", "9.0", dataclasses.replace(TABLE_CFG, dtype=dtype))
+    assert (schedule.numerics.linear, schedule.fast(1).numerics.linear) == (linear, linear)
+
+
+def test_pinned_products_of_a_gpu_are_refused_for_weights_in_float32():
+    schedule = Schedule(Numerics(implementation="pallas_gpu", linear="pinned", interpret=True))
+    cfgs = {dtype: dataclasses.replace(TABLE_CFG, dtype=dtype) for dtype in ("float32", "bfloat16")}
+    assert chosen_schedule(schedule, cfgs["bfloat16"]) == schedule
+    with pytest.raises(InputError, match="take weights in bfloat16 or float16, and the model has float32"):
+        chosen_schedule(schedule, cfgs["float32"])
+
+
 def test_schedule_of_this_process_is_its_devices():
     assert default_schedule() == schedule_for("cpu", "cpu")
     assert default_schedule(TABLE_CFG) == chosen_schedule(None, TABLE_CFG)

@@ -89,7 +89,9 @@ def run_bench(
         limits = bound(model.cfg, machine, batch=batch, context=context, step_ms=step_ms)
         measured.append({"batch": batch, "bound": limits, **entry})
     return {
-        "fingerprint": Engine(model, EngineConfig(max_requests=1, max_len=default_schedule().budget.window)).fingerprint(),
+        "fingerprint": Engine(
+            model, EngineConfig(max_requests=1, max_len=default_schedule(model.cfg).budget.window)
+        ).fingerprint(),
         "model": {**model.cfg.to_json(), "num_params": num_params(model.cfg), "bytes": params_bytes(model.params)},
         "settings": {**json.loads(json.dumps(vars(settings))), "temperature": 0.0},
         "machine": machine,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from detspec.checkpoint.load import Model
+from detspec.config import ModelConfig
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs
@@ -41,10 +42,9 @@ class Case:
         name = f"dvr W={self.window}" if self.mode == "dvr" else self.mode
         return f"{name} {self.share} %" if self.mode in ("dvr", "auto") else name
 
-    @property
-    def schedule(self) -> Schedule:
-        """The device's own schedule; with pinned products for "batch_invariant"."""
-        own = default_schedule()
+    def schedule(self, cfg: ModelConfig) -> Schedule:
+        """The device's own schedule for a model; with pinned products for "batch_invariant"."""
+        own = default_schedule(cfg)
         return own.with_numerics(linear="pinned") if self.mode == "batch_invariant" else own
 
 
@@ -98,7 +98,7 @@ def measure(
     variants = Variants()
     for case in cases:
         progress.next(f"batch {len(prompts)}, {case.label}: compiling and certifying")
-        key = METHODS[case.mode], case.window, case.schedule
+        key = METHODS[case.mode], case.window, case.schedule(model.cfg)
         if key not in engines:
             engines[key] = _engine(model, case, prompts, new_tokens)
         try:
@@ -110,19 +110,20 @@ def measure(
         for case in cases:
             progress.next(f"batch {len(prompts)}, {case.label}")
             if case not in refused:
-                engine = engines[METHODS[case.mode], case.window, case.schedule]
+                engine = engines[METHODS[case.mode], case.window, case.schedule(model.cfg)]
                 samples[case].append(_run_once(engine, case, prompts, new_tokens, variants, by_mode))
     ordinary = [sample["tok_per_s"] for sample in samples[cases[0]]]
     return {"cases": [_summary(case, samples[case], ordinary, refused.get(case)) for case in cases], "bits": variants.counts()}
 
 
 def _engine(model: Model, case: Case, prompts: list[tuple[int, ...]], new_tokens: int) -> Engine:
+    schedule = case.schedule(model.cfg)
     config = EngineConfig(
         max_requests=len(prompts),
-        max_len=max(len(prompts[0]) + new_tokens, default_schedule().budget.window, case.window),
+        max_len=max(len(prompts[0]) + new_tokens, schedule.budget.window, case.window),
         method=METHODS[case.mode],
         num_speculative_tokens=max(case.window - 1, 1),
-        schedule=case.schedule,
+        schedule=schedule,
     )
     return Engine(model, config)
 

@@ -43,7 +43,7 @@ def self_draft(
     B = state.tokens.shape[0]
     if num_tokens < 1:
         raise InputError(f"the self draft needs room for at least 1 token (windows of 2), got {num_tokens}")
-    fast = schedule.fast(B)
+    numerics = schedule.fast(B).numerics.for_weights(cfg.dtype)
     final = ~state.deterministic
     limit = draft_limit(state, num_tokens, final)
     sequence = jnp.arange(B, dtype=jnp.int32)
@@ -52,7 +52,7 @@ def self_draft(
         going = carry.going & (step < limit)
         position = state.cache.length + step
         windows = Windows(tokens=carry.last[:, None], sequence=sequence, start=position, count=going.astype(jnp.int32))
-        logits_f32, cache, _ = forward(params, cfg, windows, carry.cache, numerics=fast.numerics, inject=state.inject(windows))
+        logits_f32, cache, _ = forward(params, cfg, windows, carry.cache, numerics=numerics, inject=state.inject(windows))
 
         def texts() -> jax.Array:
             """Committed tokens and the drafts so far, `[B, max_len]`."""
@@ -60,7 +60,7 @@ def self_draft(
             place = jnp.where(offset < step, state.committed[:, None] + offset, state.tokens.shape[1])
             return state.tokens.at[sequence[:, None], place].set(carry.tokens, mode="drop")
 
-        choose = partial(sample, numerics=fast.numerics)
+        choose = partial(sample, numerics=numerics)
         chosen, logprob = share_rows(choose, logits_f32, position + 1, state.sampling, texts_fn=texts)
         return _Decoded(
             last=chosen,

@@ -229,8 +229,9 @@ class Device:
             self._step(plan, nothing.placement._replace(chosen=np.zeros(plan.batch, np.int32)), Limits(0)) for plan in plans
         ]
         reads = [] if all(plan.ordinary for plan in plans) else [self._read(nothing, None, PLAIN)]
-        if self.prefills_apart or (apart and self.may_prefill_apart):
-            reads.append(self._read(nothing, None, None))
+        own = self.prefills_apart or (apart and self.may_prefill_apart)
+        if own or not reads:
+            reads.append(self._read(nothing, None, None if own else PLAIN))
         return [first, *reads, self._copy([]), *others]
 
     def _nothing(self) -> Work:

@@ -98,7 +98,8 @@ def _draft(
 
     def read(windows: Windows, own: tuple[KVCache, jax.Array]) -> tuple[KVCache, jax.Array]:
         cache, written = own
-        cache = forward(own_params, own_cfg, windows, cache, numerics=schedule.numerics).cache
+        numerics = schedule.numerics.for_weights(own_cfg.dtype)
+        cache = forward(own_params, own_cfg, windows, cache, numerics=numerics).cache
         sequence = jnp.maximum(windows.sequence, 0)[:, None]
         of_text = hashes[sequence, jnp.minimum(windows.positions, hashes.shape[1] - 1)]
         return cache, _marked(written, cache, sequence, windows.positions, of_text, windows.used)

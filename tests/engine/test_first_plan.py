@@ -6,9 +6,11 @@ import pytest
 
 from detspec.config import ThinkingConfig
 from detspec.engine.certify import NOT_TRIED, time_plans
+from detspec.engine.device import PLAIN as PLAIN_ASKED
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import Needs
+from detspec.engine.policy import Needs, ordinary_plan
+from detspec.engine.programs import read_sequences
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
 from tests.engine.byte_model import SCHEDULE, facts, make_engine
@@ -105,6 +107,15 @@ def test_prefill_gets_a_program_of_its_own_with_the_other_plans_if_products_are_
     assert engine.device.prefills_apart == (linear == "pinned")
     assert labels(engine) == {"3x1[3]", "ordinary[3]"}
     assert [facts(completion) for completion in engine.generate(prompts, PLAIN)] == expected
+
+
+@pytest.mark.parametrize(("linear", "asked"), [("pinned", None), ("xla", PLAIN_ASKED)])
+def test_ordinary_requests_have_a_program_that_prefills(model, linear, asked):
+    """It is compiled with theirs, not at the first request."""
+    engine = make_engine(model, 3, "none", schedule=SCHEDULE.with_numerics(linear=linear))
+    engine.device.prefills_apart = engine.device.may_prefill_apart
+    reads = [call for call in engine.device.calls([ordinary_plan(3)]) if call.fn is read_sequences]
+    assert [call.static["asked"] for call in reads] == [asked]
 
 
 def test_thoughts_are_certified_anew_when_prefill_gets_its_own_program(engine, monkeypatch):

@@ -14,8 +14,9 @@
 4. Several weights that multiply the same rows are one kernel: its blocks of outputs belong to the first weight, then to the
    second.
 5. Edges: rows are padded to COPY_ROWS, or to whole blocks of rows. The last block of outputs begins early, so that it ends at
-   the last output; it recomputes some outputs, with the same bits. A weight with a size below 128, or not a multiple of 64, is
-   padded with zeros. That is a copy, which small models can afford; no large model has such sizes.
+   the last output; it recomputes some outputs, with the same bits. A weight with fewer than 128 inputs or outputs, whose inputs
+   are no multiple of 64, or whose outputs are none of 16 is padded with zeros. That is a copy in each pass, which small models
+   can afford. No large model has such sizes, not even an eighth of its head: 151936 / 8 = 18992 = 16 x 1187.
 
 Why these sizes: 64 bf16 rows need 64 FLOP per byte of weights. An H200 does 200 in the time of reading a byte, so padding a few
 decode rows to a tile costs no time. A byte of memory needs about 1.3 us to arrive, so 4.8 TB/s take 48 KiB in flight on each of
@@ -44,10 +45,10 @@ MAX_TILES = 2  # tiles that share one block of weights
 BLOCK_OUT = 128
 BLOCK_IN = 64
 STAGES = {1: 8, 2: 5}  # buffers of the ring, by the number of tiles
-PROCESSORS = 132  # of an H100 or H200: with fewer blocks, each makes one part
+PROCESSORS = 132  # of an H100 or H200 in their usual form: with fewer blocks, each makes one part
 COPY_ROWS = 8  # rows that lie together in swizzled shared memory
-GRANULE = 64  # sizes of a weight are padded to multiples of this
-LEAST = 128  # and at least to this
+COLUMNS = 32  # columns of results that lie together in swizzled shared memory; half as many fit more sizes
+LEAST = 128  # inputs and outputs of a weight: with fewer it is padded
 DTYPES = (jnp.bfloat16, jnp.float16)
 
 
@@ -57,14 +58,17 @@ def linears_f32(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool =
     if x.dtype not in DTYPES:
         raise InputError(f'x and weight of "pallas_gpu" products must be bfloat16 or float16, got {x.dtype}')
     R, num_in = x.shape
+    if R == 0:
+        return [jnp.zeros((0, weight.shape[0]), jnp.float32) for weight in weights]
     tiles = min(-(-R // TILE_ROWS), MAX_TILES)
     block_rows = tiles * TILE_ROWS
     row_blocks = -(-R // block_rows)
     padded_rows = _up_to(R, COPY_ROWS) if tiles == 1 else row_blocks * block_rows
-    padded_in = max(_up_to(num_in, GRANULE), LEAST)
+    padded_in = max(_up_to(num_in, BLOCK_IN), LEAST)
     x = jnp.pad(x, ((0, padded_rows - R), (0, padded_in - num_in)))
     padded = [_padded(weight, padded_in) for weight in weights]
     sizes = [weight.shape[0] for weight in padded]
+    columns = COLUMNS // 2 if any(size % COLUMNS for size in sizes) else COLUMNS
     blocks = sum(-(-size // BLOCK_OUT) for size in sizes)
     num_steps = padded_in // BLOCK_IN
     steps = -(-num_steps // PARTS)  # of a part; the last one may have fewer
@@ -74,13 +78,13 @@ def linears_f32(x: jax.Array, weights: Sequence[jax.Array], *, interpret: bool =
         partial(_multiply, steps=steps, is_cut=is_cut, interpret=interpret),
         out_type=jax.ShapeDtypeStruct((parts if is_cut else 1, padded_rows, sum(sizes)), jnp.float32),
         scratch_types=[
-            plgpu.SMEM((STAGES[tiles], block_rows, BLOCK_IN), x.dtype, transforms=_swizzle(2)),
-            plgpu.SMEM((STAGES[tiles], BLOCK_OUT, BLOCK_IN), x.dtype, transforms=_swizzle(2)),
-            plgpu.SMEM((block_rows, BLOCK_OUT), jnp.float32, transforms=_swizzle(4)),
+            plgpu.SMEM((STAGES[tiles], block_rows, BLOCK_IN), x.dtype, transforms=_swizzle(BLOCK_IN, 2)),
+            plgpu.SMEM((STAGES[tiles], BLOCK_OUT, BLOCK_IN), x.dtype, transforms=_swizzle(BLOCK_IN, 2)),
+            plgpu.SMEM((block_rows, BLOCK_OUT), jnp.float32, transforms=_swizzle(columns, 4)),
             plgpu.Barrier(num_arrivals=2, num_barriers=STAGES[tiles]),
             plgpu.Barrier(num_arrivals=tiles, num_barriers=STAGES[tiles]),
         ],
-        grid=(min((parts if is_cut else 1) * blocks * row_blocks, PROCESSORS),),
+        grid=(min((parts if is_cut else 1) * blocks * row_blocks, _processors()),),
         grid_names=("thread_block",),
         num_threads=tiles + 1,
         thread_name="warpgroup",
@@ -105,7 +109,7 @@ class Item(NamedTuple):
 
 
 def _multiply(x_gmem: Any, *refs: Any, steps: int, is_cut: bool, interpret: bool) -> None:
-    """One warpgroup of a thread block: the last one fetches what the others multiply.
+    """Runs one warpgroup of a thread block: the last one fetches what the others multiply.
 
     `refs`: weights [out, in], y [parts, rows, out] float32, and scratch.
     """
@@ -243,14 +247,19 @@ def _product_f32(x: Any, weight: Any) -> jax.Array:
 def _padded(weight: jax.Array, padded_in: int) -> jax.Array:
     """The weight with `padded_in` inputs and a number of outputs that the kernel takes."""
     num_out, num_in = weight.shape
-    size = max(_up_to(num_out, GRANULE), LEAST)
+    size = max(_up_to(num_out, COLUMNS // 2), LEAST)
     is_whole = (size, padded_in) == weight.shape
     return weight if is_whole else jnp.pad(weight, ((0, size - num_out), (0, padded_in - num_in)))
 
 
-def _swizzle(itemsize: int) -> tuple[Any, ...]:
-    """The widest swizzle, which 128 bytes of elements fill."""
-    return plgpu.TilingTransform((COPY_ROWS, 128 // itemsize)), plgpu.SwizzleTransform(128)
+def _processors() -> int:
+    """Processors of this process's GPU, each of which holds one thread block; an H100's if it has no GPU."""
+    return int(getattr(jax.devices()[0], "core_count", PROCESSORS))
+
+
+def _swizzle(columns: int, itemsize: int) -> tuple[Any, ...]:
+    """The layout of tiles of `columns` elements, swizzled over all their bytes."""
+    return plgpu.TilingTransform((COPY_ROWS, columns)), plgpu.SwizzleTransform(columns * itemsize)
 
 
 def _divmod(number: jax.Array, divisor: int) -> tuple[jax.Array, jax.Array]:
