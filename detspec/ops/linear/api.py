@@ -83,7 +83,7 @@ def _pinned_f32(
         found = cpu.linears_f32(rows, weights, used)
     else:
         found = [reference.linear_f32(rows, weight) for weight in weights]
-    return tuple(y_f32.reshape(*x.shape[:-1], -1) for y_f32 in found)
+    return tuple(y_f32.reshape(*x.shape[:-1], y_f32.shape[-1]) for y_f32 in found)
 
 
 def _int8_f32(x: jax.Array, weights: Sequence[QTensor], numerics: Numerics, used: jax.Array | None) -> tuple[jax.Array, ...]:
@@ -99,7 +99,7 @@ def _int8_f32(x: jax.Array, weights: Sequence[QTensor], numerics: Numerics, used
         found = cpu.int8_linears_f32(rows, weights, used)
     else:
         found = int8.linears_f32(rows, weights)
-    return tuple(y_f32.reshape(*x.shape[:-1], -1) for y_f32 in found)
+    return tuple(y_f32.reshape(*x.shape[:-1], y_f32.shape[-1]) for y_f32 in found)
 
 
 def _check_shapes(x: jax.Array, weight: jax.Array) -> None:
