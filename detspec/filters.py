@@ -94,8 +94,8 @@ def _floor_of_rank(scaled: jax.Array, rows: SamplingArrays) -> jax.Array:
     gap, _ = jax.lax.while_loop(lambda carry: ~carry[1].all(), widen, (jnp.ones_like(largest), ~by_rank))
     of_rank = _floor(judge, jnp.where(by_rank, largest - gap, -jnp.inf), largest, by_rank)
     # One logarithm a row. Probabilities of all tokens would be approximations inside a reduction, whose code a GPU's compiler
-    # chooses by time.
-    return jnp.maximum(of_rank, largest + jnp.log(rows.min_p))
+    # chooses by time. The likeliest token is kept whatever a device's logarithm of 1 is.
+    return jnp.maximum(of_rank, jnp.minimum(largest, largest + jnp.log(rows.min_p)))
 
 
 def _nucleus(scaled: jax.Array, floor: jax.Array, rows: SamplingArrays) -> Callable[[jax.Array], jax.Array]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -79,6 +80,15 @@ def test_what_filters_leave_is_what_sorting_finds(kind):
             differing += bool(apart.any())
             assert len(set(scaled[row][apart].tolist())) <= 1
     assert differing <= 2
+
+
+@pytest.mark.parametrize("of_one", [0.0, 1e-3])
+def test_likeliest_token_is_kept_by_min_p_of_one_with_any_logarithm(monkeypatch, of_one):
+    scaled = some_logits(np.random.default_rng(2), "plain")
+    rows = sampling_arrays([SamplingParams(temperature=1.0, min_p=1.0)] * R, max_stop_ids=1, max_logit_bias=1)
+    monkeypatch.setattr(filters.jnp, "log", lambda x: jnp.full_like(x, of_one))
+    left = np.asarray(narrowed(scaled, rows, np.ones(R, bool)))
+    assert ((left > -np.inf) == (scaled == scaled.max(-1, keepdims=True))).all()
 
 
 def test_rows_that_are_not_asked_for_stay_whole():
