@@ -13,6 +13,7 @@ import pytest
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.replayer import Replayer
+from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.jobs.audit import run_audit
 from detspec.jobs.audit_report import AuditReport
@@ -346,6 +347,17 @@ def test_other_options_of_the_records_programs_are_named_as_a_difference(job):
     assert machine_differences(origin, "1") == []
     held = dataclasses.replace(origin, fingerprint={**origin.fingerprint, "options": {"xla_gpu_autotune_level": 0}})
     assert machine_differences(held, "1") == ["options is None, the records' was {'xla_gpu_autotune_level': 0}"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "named"), [({}, []), ({"flags": "--b=2"}, ["flags is '--a=1', the records' was '--b=2'"])]
+)
+def test_flags_that_an_older_manifest_does_not_say_are_no_difference(job, monkeypatch, recorded, named):
+    origin = read_origin(job / "out.jsonl")
+    here = {name: value for name, value in origin.fingerprint.items() if name in fingerprint()}
+    monkeypatch.setattr("detspec.jobs.origin.fingerprint", lambda: {**here, "flags": "--a=1"})
+    there = dataclasses.replace(origin, fingerprint={**origin.fingerprint, **recorded})
+    assert machine_differences(there, "1") == named
 
 
 def test_prompts_are_found_through_the_manifest_and_their_hash_is_checked(model, job, tmp_path):
