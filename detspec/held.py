@@ -16,6 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
+from detspec.errors import InputError
 from detspec.schedule import Numerics
 
 P = ParamSpec("P")
@@ -41,7 +42,7 @@ def compiler_options(numerics: Numerics, platform: str) -> dict[str, Any]:
 
 
 class Jitted(Generic[P, T]):
-    """What `jax.jit` makes of a function, compiled with `compiler_options`.
+    """Jits a function so that its programs are compiled with `compiler_options`.
 
     Attributes:
         plain: as `jax.jit` makes it without options.
@@ -65,8 +66,15 @@ class Jitted(Generic[P, T]):
         self._numerics_of = numerics_of
 
     def __call__(self, *args: P.args, **named: P.kwargs) -> T:
-        """Runs the program of these arguments."""
-        return self._jitted(args, named)(*args, **named)
+        """Runs the program of these arguments; `InputError` if it needs options and is to be part of another program."""
+        jitted = self._jitted(args, named)
+        if jitted is self.held and any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, named))):
+            raise InputError(
+                "on a GPU, a program whose attention or products are XLA's needs compiler options, which jax does not take "
+                "inside another jax.jit: call it outside, or on a Hopper GPU with the numerics "
+                'implementation="pallas_gpu" and linear="pinned", which need no options'
+            )
+        return jitted(*args, **named)
 
     def lower(self, *args: P.args, **named: P.kwargs) -> Any:
         """Traces the function, as `jax.jit` does, for the platform that the shardings of `args` name."""

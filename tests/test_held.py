@@ -14,6 +14,7 @@ from detspec.doctor.examination import Check, run_pass
 from detspec.draft.given import NONE
 from detspec.engine.compiled import Call, Programs
 from detspec.engine.programs import Decoding, read_sequences, run_segment
+from detspec.errors import InputError
 from detspec.generation.loop import generate_state
 from detspec.held import HELD, Jitted, compiler_options
 from detspec.schedule import Numerics, Schedule
@@ -71,6 +72,22 @@ def test_options_reach_the_compiler(monkeypatch, run):
     jitted = Jitted(square, static_argnames="schedule")
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
         run(jitted)
+
+
+@pytest.mark.usefixtures("as_gpu")
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.make_jaxpr])
+def test_program_that_needs_options_is_refused_inside_another(transform):
+    jitted = Jitted(square, static_argnames="schedule")
+    message = (
+        r"needs compiler options, which jax does not take inside another jax\.jit: call it outside, or .* linear=\"pinned\""
+    )
+    with pytest.raises(InputError, match=message):
+        transform(lambda x: jitted(x, schedule=SCHEDULE))(jnp.ones((2, 2, 2)))
+
+
+def test_program_without_options_runs_inside_another():
+    jitted = Jitted(square, static_argnames="schedule")
+    assert jax.jit(lambda x: jitted(x, schedule=SCHEDULE))(X).tolist() == [[2.0, 2.0]] * 2
 
 
 def test_options_of_gpus_stay_away_from_other_compilers(monkeypatch):
