@@ -65,7 +65,8 @@ class Device:
         cache: files of compiled programs; None if none are kept.
         wide_costs: for plans that skip, how long a step takes whose pass reads guesses, in steps whose pass reads none.
         may_prefill_apart: whether prefill may have a program of its own. XLA cuts the sums of a product by what else its
-            program works out, so only with pinned products do both programs give keys and values the same bits.
+            program works out, so both programs give keys and values the same bits only with pinned products, or with weights
+            in int8: then every product of a pass, the head's too, is an exact sum of integers.
         prefills_apart: whether it has one. Else it takes that of the replays, which is one less to compile, but works out the
             last layer, too, unless the schedule's products leave out rows.
     """
@@ -120,7 +121,7 @@ class Device:
         self.cache = user_cache() if config.compile_cache else None
         self._programs: dict[Hashable, Executable] = {}
         self.wide_costs: dict[Plan, float] = {}
-        self.may_prefill_apart = self.schedule.numerics.linear == "pinned"
+        self.may_prefill_apart = self.schedule.numerics.linear == "pinned" or model.cfg.weights == "int8"
         self.prefills_apart = self.may_prefill_apart
 
     def use(self, model: Model) -> None:

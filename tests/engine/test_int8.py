@@ -24,14 +24,14 @@ INT8 = dataclasses.replace(FULL, weights="int8")
 PROMPTS = [np.random.default_rng(i).integers(0, FULL.vocab_size, 7 + 5 * i).tolist() for i in range(3)]
 
 
-def engine_of(cfg, *, max_requests=3, window=4, method="none", linear="pinned") -> Engine:
-    numerics = Numerics(page=16, implementation="cpu", linear=linear, cache_dtype="bfloat16")
+def engine_of(cfg, *, max_requests=3, window=4, method="none", **numerics) -> Engine:
+    how = {"implementation": "cpu", "linear": "pinned", **numerics}
     config = EngineConfig(
         max_requests=max_requests,
         max_len=64,
         method=method,
         num_speculative_tokens=3,
-        schedule=Schedule(numerics, Budget(16, window)),
+        schedule=Schedule(Numerics(page=16, cache_dtype="bfloat16", **how), Budget(16, window)),
         compile_cache=False,
     )
     params = random_model(cfg)
@@ -50,6 +50,26 @@ def test_tokens_and_bits_do_not_depend_on_batch_draft_or_products():
     assert texts(engine_of(INT8, max_requests=1)) == expected
     assert texts(engine_of(INT8, linear="xla")) == expected
     assert texts(engine_of(FULL)) != expected
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "reference"])
+def test_prefill_may_have_its_own_program_since_all_products_are_exact(implementation):
+    engine = engine_of(INT8, linear="xla", implementation=implementation)
+    expected = texts(engine)
+    device = engine.device
+    assert not device.prefills_apart
+    assert device.may_prefill_apart
+    assert all(isinstance(weight, QTensor) for weight in matrices_of(device.model.params))
+    device.prefills_apart = True
+    assert texts(engine) == expected
+    assert device.prefills_apart
+    assert not engine_of(FULL, linear="xla").device.may_prefill_apart
+
+
+def matrices_of(params) -> list:
+    """All weights that rows are multiplied with: two axes, but for the table that tokens are looked up in."""
+    leaves = jax.tree.leaves({**params, "embed": None}, is_leaf=lambda leaf: isinstance(leaf, QTensor))
+    return [leaf for leaf in leaves if isinstance(leaf, QTensor) or leaf.ndim == 2]
 
 
 def test_new_weights_in_floats_are_rounded_and_rounded_ones_are_taken_as_they_are():
