@@ -1,4 +1,4 @@
-"""What arithmetic of XLA's stands between the kernels of a program, however it is cut into fusions.
+"""Reads which arithmetic of XLA's stands between the kernels of a program, however it is cut into fusions.
 
 XLA fuses as it likes, and that changes no bit as long as operations, their order and their roundings stay the same. It may also
 rewrite: leave out a rounding to bfloat16 whose result goes on in float32, or multiply by a reciprocal instead of dividing.
@@ -24,7 +24,7 @@ OPAQUE = ("while", "conditional", "call", "iota", "reduce", "reduce-window", "so
 
 
 def arithmetic(hlo: str, *, apart: Iterable[str] = APART) -> dict[tuple[str, str], set[tuple[str, ...]]]:
-    """What leads to the operands of each kernel of the program `hlo`: digests by the kernel's name and layer.
+    """Finds what leads to the operands of each kernel of the program `hlo`: digests by the kernel's name and layer.
 
     A digest covers all operations with floats since the kernels before, or since what the program or its loop was given. Places
     in an array are left out, so slices of one array are told apart by what is done with them alone; so are integers.
@@ -51,7 +51,7 @@ class _Program:
         return dict(found)
 
     def digest(self, name: str, given: tuple[str, ...]) -> str:
-        """What leads to the result called `name`, in a fusion that is `given` the results of these digests."""
+        """Finds what leads to the result called `name`, in a fusion that is `given` the results of these digests."""
         if (name, given) not in self.known:
             self.known[name, given] = self._digest(self.by_name[name], given)
         return self.known[name, given]

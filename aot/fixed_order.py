@@ -1,4 +1,4 @@
-"""What an optimised program for a GPU leaves to a library, a tuner or chance, and what it computes by kernels of this project.
+"""Finds what a program for a GPU leaves to a library, a tuner or chance, and what it computes by kernels of this project.
 
 Committed bits may depend on neither. So a canonical program holds no product but those of kernels or of integers, no sum of
 floats but additions that the program spells out, and nothing whose result depends on which thread comes first. Drafts, and what
@@ -42,7 +42,7 @@ class Kernel(NamedTuple):
 
 
 class Product(NamedTuple):
-    """What calls of a product's kernel for different numbers of rows have in common."""
+    """A product, as calls of its kernel for any number of rows have it in common."""
 
     layer: str
     weights: tuple[str, ...]
@@ -81,7 +81,7 @@ def products(found: Iterable[Kernel]) -> Counter[Product]:
 
 
 def _kind(each: Instruction, opcodes: Mapping[str, set[str]], ordering: set[str]) -> str:
-    """What is wrong with an instruction; "" if nothing is.
+    """Says what is wrong with an instruction; "" if nothing is.
 
     `opcodes` are those of floats, by computation; computations that are `ordering` compare integers that they are given, as
     places of equals.

@@ -29,7 +29,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """An instruction of a program.
 
     Attributes:
         name: unique in its program, like the names of others that it mentions.

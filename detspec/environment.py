@@ -132,7 +132,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def widens(capability: str, cfg: ModelConfig) -> str:
-    """What a GPU of this compute capability does with weights of the dtype of `cfg` that it cannot multiply; "" if it can."""
+    """Says what a GPU of this compute capability does with weights whose dtype it cannot multiply, those of `cfg`; "" if it can."""
     if cfg.dtype != "bfloat16" or cfg.weights is not None or not capability.startswith(NO_BFLOAT16):
         return ""
     return (
@@ -142,7 +142,7 @@ def widens(capability: str, cfg: ModelConfig) -> str:
 
 
 def _without_kernels(device_kind: str, capability: str, cfg: ModelConfig | None) -> str:
-    """What a GPU without kernels does, in words."""
+    """Says what a GPU without kernels does."""
     said = (
         f"the GPU kernels are for compute capability {HOPPER} (Hopper); {device_kind} has {capability or 'none'}. It runs the "
         "reference attention and XLA's products, which are slower. Options of the programs keep them from being tuned"

@@ -27,7 +27,7 @@ GPU_SHARE = 0.75  # share of a GPU's memory that jax takes by default: docs.jax.
 
 @dataclasses.dataclass(frozen=True)
 class Processors:
-    """What the compiler of a GPU asks about its processors."""
+    """Facts about a GPU's processors that its compiler asks for."""
 
     capability: str  # compute capability
     num: int

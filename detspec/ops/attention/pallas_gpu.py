@@ -232,7 +232,7 @@ def _work_of(first: jax.Array, last: jax.Array, split: jax.Array, *, page: int, 
 
 
 def _attend_tile(work: Work, refs: tuple[Any, ...], *scratch_refs: Any, scores: Scores, numerics: Numerics) -> None:
-    """One warpgroup of a CTA: the last one fetches the pages that the others compute with.
+    """Runs a warpgroup of a CTA: the last one fetches the pages that the others compute with.
 
     `refs` are those of queries `[X, K, used, H]`, keys and values `[num_pages, K, page, H]`, page tables `[G, max_pages]`,
     positions `[X, rows]`, slopes `[K, rows]` with linear biases, and the results, `[X, splits, K, used, H]` and, if the
