@@ -22,6 +22,7 @@ from instructions import instructions
 from jax.sharding import SingleDeviceSharding
 from prove_stages.programs import engine_programs
 
+from detspec.config import ModelConfig
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs, Plan, needed_plans
 from detspec.held import HELD
@@ -39,17 +40,26 @@ H100 = target("h100")
 CFG = dataclasses.replace(
     preset("llama3_1_8b"), num_layers=2, d_model=384, d_ff=768, num_heads=4, num_kv_heads=1, vocab_size=512
 )
+# Scores and logits are capped, heads are wide, and norms stand after both halves of a layer.
+GEMMA = dataclasses.replace(
+    preset("gemma2_2b"),
+    num_layers=1,
+    sliding_layers=(True,),
+    d_model=384,
+    d_ff=768,
+    num_heads=4,
+    num_kv_heads=2,
+    vocab_size=512,
+)
+SCHEDULE = canonical_schedule(H100, CFG)  # what an engine takes if none is given
 CONFIG = EngineConfig(max_requests=32, max_len=256)
 # Passes that read guesses, or one row of each sequence; drafts whose products are the library's.
 CHOSEN = ("32x8 ngram[32]", "16x16 self[8]")
-FUNCTIONS = {"cosine", "sine", "exponential", "divide"}
+FUNCTIONS = {"cosine", "sine", "exponential", "divide", "tanh"}  # their code holds joined products and additions
 ENTRY = re.compile(r"\.entry (\w+)\((.*?)^\}", re.DOTALL | re.MULTILINE)
-PTX = re.compile(r"\b(fma|mul|add|sub)\.rn\.f32\b")
+PTX = re.compile(r"\b((fma|mul|add|sub)(?:\.\w+)*\.(?:f32|f16x?2?|bf16x?2?))\b")
+ROUNDED_DOWN = {"fma.rm.f32"}  # how an exponential finds its power of two
 SPLITS = ((256, 1), (64, 4), (16, 16), (1, 256))
-
-
-def schedule_of(linear: str) -> Schedule:
-    return canonical_schedule(H100, CFG).with_numerics(linear=linear)
 
 
 def canonical_plans() -> dict[str, Plan]:
@@ -57,7 +67,7 @@ def canonical_plans() -> dict[str, Plan]:
     found = {}
     for processing in (False, True):
         needs = Needs(deterministic=True, ordinary=False, processing=processing)
-        plans = needed_plans(CONFIG, schedule_of("pinned"), CONFIG.max_requests + 1, needs)
+        plans = needed_plans(CONFIG, SCHEDULE, CONFIG.max_requests + 1, needs)
         found |= {plan.label: plan for plan in plans if not plan.ordinary}
     return found
 
@@ -68,7 +78,7 @@ OTHERS = [label for label in PLANS if label not in CHOSEN]
 
 def engine_texts(*labels: str, only: str = "") -> list[str]:
     """Optimised HLO of the replays, of prefill and of the steps by the plans `labels`, or of those whose name has `only`."""
-    config = dataclasses.replace(CONFIG, schedule=schedule_of("pinned"))
+    config = dataclasses.replace(CONFIG, schedule=SCHEDULE)
     programs = engine_programs(CFG, config, [PLANS[label] for label in labels], name="engine")
     # The first plan's program comes first, then the replays and prefill.
     ordered = sorted(programs, key=lambda program: "read_sequences" not in program.name)
@@ -76,10 +86,10 @@ def engine_texts(*labels: str, only: str = "") -> list[str]:
     return [program.lower(placed).compile().as_text() for program in ordered if only in program.name]
 
 
-def compiled_pass(groups: int, window: int, linear: str = "pinned", **options: Any) -> str:
+def compiled_pass(groups: int, window: int, schedule: Schedule = SCHEDULE, cfg: ModelConfig = CFG, **options: Any) -> str:
     """Optimised HLO of one layer's pass, its logits included, cut into windows; `options` are the compiler's."""
-    cfg = dataclasses.replace(CFG, num_layers=1)
-    schedule = schedule_of(linear).with_budget(groups * window, window)
+    cfg = dataclasses.replace(cfg, num_layers=1)
+    schedule = schedule.with_budget(groups * window, window)
     placed = SingleDeviceSharding(device_of(H100))
     args = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), shapes(cfg, schedule, "unrolled")
@@ -124,9 +134,8 @@ def test_sampling_with_all_parameters_leaves_no_choice():
     """Filters, penalties and biases, the distributions that log-probabilities are reported of, and the likeliest tokens."""
 
     def program(logits: jax.Array, position: jax.Array, rows: SamplingArrays, texts: jax.Array) -> Any:
-        numerics = schedule_of("pinned").numerics
         reported = reported_logits(logits, position, rows, lambda: texts)
-        chosen = sample(logits, position, rows, lambda: texts, numerics=numerics)
+        chosen = sample(logits, position, rows, lambda: texts, numerics=SCHEDULE.numerics)
         return chosen, reported, likeliest(reported, MAX_LOGPROBS)
 
     rows = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, sampling_arrays([SamplingParams()] * 8)))
@@ -145,26 +154,40 @@ def test_splits_of_equal_rows_run_the_same_products_and_arithmetic():
     assert [arithmetic(text) for text in texts] == [arithmetic(texts[0])] * len(SPLITS)
 
 
-def test_no_product_is_joined_with_an_addition_which_would_leave_out_its_rounding(tmp_path: Path):
-    """Whether a compiler does so depends on what is fused; functions such as cosines are written with joined ones."""
-    every = list(instructions(compiled_pass(16, 16, xla_dump_to=str(tmp_path), xla_dump_emitter_re=".*")))
+@pytest.mark.parametrize("cfg", [CFG, GEMMA], ids=["llama", "gemma"])
+def test_no_product_is_joined_with_an_addition_which_would_leave_out_its_rounding(cfg: ModelConfig, tmp_path: Path):
+    """Whether a compiler does so depends on what is fused, and the assembler may where code does not say how it rounds."""
+    schedule = canonical_schedule(H100, cfg)
+    every = list(instructions(compiled_pass(16, 16, schedule, cfg, xla_dump_to=str(tmp_path), xla_dump_emitter_re=".*")))
     code = "".join(path.read_text() for path in tmp_path.glob("*.ptx"))
-    counts = {entry[0]: Counter(PTX.findall(entry[1])) for entry in ENTRY.findall(code)}
+    found = {entry[0]: PTX.findall(entry[1]) for entry in ENTRY.findall(code)}
+    written = {instruction for each in found.values() for instruction, _ in each}
+    assert {instruction for instruction in written - ROUNDED_DOWN if ".rn" not in instruction} == set()
+    counts = {name: Counter(operation for _, operation in each) for name, each in found.items()}
     opcodes = {
         name: {other.opcode for other in every if other.computation == each.called[0]}
         for each in every
         if each.opcode == "fusion" and (name := each.name.replace(".", "_")) in counts  # equal fusions share one kernel
     }
-    assert sum(counts[name]["fma"] for name, found in opcodes.items() if found & FUNCTIONS) > 0
-    plain = [counts[name] for name, found in opcodes.items() if "multiply" in found and not found & FUNCTIONS]
-    assert sum(bool(found["mul"] and found["add"] + found["sub"]) for found in plain) >= 4  # three rotate, one sums squares
-    assert sum(found["fma"] for found in plain) == 0
+    assert set(opcodes) == set(counts)
+    assert sum(counts[name]["fma"] for name, used in opcodes.items() if used & FUNCTIONS) > 0
+    plain = [counts[name] for name, used in opcodes.items() if not used & FUNCTIONS]
+    assert sum(bool(each["mul"] and each["add"] + each["sub"]) for each in plain) >= 4  # three rotate, one sums squares
+    assert sum(each["fma"] for each in plain) == 0
+
+
+def test_instructions_are_found_whatever_they_say_of_rounding_and_dtype():
+    code = "fma.rn.f32 add.f32 mul.ftz.f32 sub.rn.bf16x2 fma.rn.relu.f16 mul.wide.u32 add.s64 fma.rn.f64 add.rn.f16x2"
+    assert [found for found, _ in PTX.findall(code)] == [
+        each for each in code.split() if not each.endswith(("u32", "s64", "f64"))
+    ]
 
 
 def test_pass_with_products_of_xla_does_leave_choices_which_options_hold_still():
-    hlo = compiled_pass(16, 16, "xla")
+    schedule = SCHEDULE.with_numerics(linear="xla")
+    hlo = compiled_pass(16, 16, schedule)
     assert {"product that XLA may cut", "sum in an order of XLA's"} <= {offence.kind for offence in offences(hlo)}
     assert products(kernels(hlo)) == Counter()
-    held = compiled_pass(16, 16, "xla", **HELD)
+    held = compiled_pass(16, 16, schedule, **HELD)
     assert {offence.kind for offence in offences(held)} == {"product that XLA may cut"}
     assert {(each.is_cut, each.block) for each in held_products(held)} == {(False, 64)}

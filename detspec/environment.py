@@ -132,7 +132,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def widens(capability: str, cfg: ModelConfig) -> str:
-    """Says what a GPU of this compute capability does with weights whose dtype it cannot multiply, those of `cfg`; "" if it can."""
+    """Says what a GPU of this compute capability does with weights of `cfg` whose dtype it cannot multiply; "" if it can."""
     if cfg.dtype != "bfloat16" or cfg.weights is not None or not capability.startswith(NO_BFLOAT16):
         return ""
     return (
