@@ -21,6 +21,7 @@ from types import ModuleType
 import pytest
 
 from detspec.errors import InputError
+from detspec.schedule import Schedule
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "scripts"
@@ -705,6 +706,17 @@ def test_run_that_is_ended_from_outside_has_delivered_what_it_found_and_another_
     lines = part("journal").Journal(tmp_path / "kept2" / "results.jsonl").lines()
     names = [line["name"] for line in lines if line["kind"] == "measurement" and line["stage"] == "ceilings"]
     assert sorted(names) == ["copy", "dispatch", "product"]
+
+
+@pytest.mark.parametrize(("linear", "of_step", "holds"), [("pinned", "b", True), ("pinned", "a", False), ("xla", "a", None)])
+def test_bits_of_a_step_with_products_of_xla_must_differ_from_pinned_ones(monkeypatch, linear, of_step, holds):
+    anchor = part("anchor")
+    setting = part("programs").Setting(part("sizes").FULL, "gpu", lambda cfg: Schedule().with_numerics(linear=linear))
+    schedules = anchor.schedules(setting)
+    assert [schedule.numerics.linear for schedule in schedules] == ["xla", linear, linear]
+    monkeypatch.setattr(anchor, "bits_here", lambda setting: zip(schedules, [of_step, "p", "a"], strict=True))
+    (control,) = [entry for entry in anchor.find(setting) if entry.name.startswith("control")]
+    assert control.holds is holds
 
 
 @pytest.mark.slow
