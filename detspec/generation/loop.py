@@ -118,9 +118,9 @@ def generate(
 
     Every sequence gets the whole cache pages that the longest one takes, so calls of like lengths share a program.
 
-    With pinned products, or weights in int8, committed bits are those of an engine with this schedule. With XLA's products
-    they need not be: XLA cuts a product by what else its program works out, this program is not an engine's, and no replay
-    certifies it. An engine reads prompts and certifies its steps by one program of replays.
+    With pinned products, or weights in int8, committed bits are those of an engine with this schedule. With XLA's products of
+    floats nothing certifies that they are: XLA may cut a product by what else its program works out. An engine reads prompts by
+    the program of its replays, by which it certifies its steps; this program is neither.
 
     Args:
         params: weights, as `Model.params`.

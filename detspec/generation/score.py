@@ -64,6 +64,8 @@ def score(
 ) -> list[np.ndarray]:
     """Log-probabilities of given texts, with the bits that generation reports for the tokens it commits.
 
+    With XLA's products of floats nothing certifies the equality, see `generate`.
+
     The texts are read without thoughts, as generation with `SamplingParams(thinking=False)` reads them.
 
     Args:
