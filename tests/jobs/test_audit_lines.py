@@ -200,7 +200,7 @@ def test_what_is_no_output_is_one_error(talking, job, tmp_path):
 
 
 def test_another_machine_is_named_and_answers_are_those_of_its_job(talking, job, monkeypatch):
-    here = {"detspec": "1", "jaxlib": "0.0.1"}
+    here = {"detspec": "1", "jaxlib": "0.0.1", "backend": "cpu"}
     monkeypatch.setattr("detspec.jobs.origin.fingerprint", lambda: here)
     monkeypatch.setattr("detspec.engine.engine.fingerprint", lambda: here)
     report = audit(talking, job)
