@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from jax.sharding import SingleDeviceSharding  # noqa: E402
-from prove_stages.plan import FILE  # noqa: E402
+from prove_stages.plan import FILE, different  # noqa: E402
 from prove_stages.programs import Program, Setting  # noqa: E402
 from prove_stages.sizes import FULL, Size  # noqa: E402
 from prove_stages.stages import STAGES, Stage, stage_of  # noqa: E402
@@ -55,35 +55,38 @@ def main() -> None:
                 for program in programs_of(stage, FULL, target(name)):
                     rows.append(compiled(program, target(name), seen))
                     write(content)
-                found["stages"][stage.name] = different(rows)
-                seconds = sum(seen[row["text"]]["compile_s"] for row in found["stages"][stage.name])
-                print(f"{name}: {stage.name}: {seconds:.0f} s for {len(found['stages'][stage.name])} programs", flush=True)
+                found["stages"][stage.name] = rows
+                seconds = sum(seen[row["text"]]["compile_s"] for row in different(rows))
+                print(f"{name}: {stage.name}: {seconds:.0f} s for {len(different(rows))} programs", flush=True)
+        found["stages"] = {stage: rows for stage, rows in found["stages"].items() if stage in names}
     forget_unused(content)
     write(content)
 
 
 def forget_unused(content: dict[str, Any]) -> None:
-    """Leaves out programs that no stage of any target has any more."""
-    used = {row["text"] for found in content["targets"].values() for rows in found["stages"].values() for row in rows}
+    """Leaves out programs that no stage of any target of their platform has any more."""
     for platform, programs in content["programs"].items():
+        targets = [found for found in content["targets"].values() if found["platform"] == platform]
+        used = {row["text"] for found in targets for rows in found["stages"].values() for row in rows}
         content["programs"][platform] = {text: program for text, program in programs.items() if text in used}
+    content["programs"] = {platform: programs for platform, programs in content["programs"].items() if programs}
 
 
 def known() -> dict[str, Any]:
-    """What the file holds, if the same compilers wrote it."""
+    """Reads what the file holds, if the same compilers wrote it."""
     anew = {"versions": compilers(), "cores": os.cpu_count(), "targets": {}, "programs": {}}
     content = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else anew
     return content if content["versions"] == anew["versions"] else anew
 
 
 def programs_of(stage: Stage, size: Size, device: Target) -> Iterator[Program]:
-    """The programs of a stage on a device that is not here."""
+    """Yields the programs of a stage on a device that is not here."""
     for name in stage.modules:
         yield from importlib.import_module(f"prove_stages.{name}").programs(Setting.of_target(size, device))
 
 
 def compiled(program: Program, device: Target, seen: dict[str, Any]) -> dict[str, Any]:
-    """One program of a stage; adds its seconds and memory to `seen`, by its text, if it is not there."""
+    """Compiles a program of a stage; adds its seconds and memory to `seen`, by its text, if it is not there."""
     began = time.perf_counter()
     lowered = program.lower(SingleDeviceSharding(device_of(device)))
     trace_s = time.perf_counter() - began
@@ -96,11 +99,6 @@ def compiled(program: Program, device: Target, seen: dict[str, Any]) -> dict[str
         seen[text] = {"trace_s": trace_s, "compile_s": compile_s, "peak_bytes": peak - memory.alias_size_in_bytes}
         print(f"{trace_s:7.1f} {compile_s:7.1f} s  {program.name}", file=sys.stderr, flush=True)
     return {"name": program.name, "text": text, "least_s": program.work.seconds(device), "calls": program.calls}
-
-
-def different(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each program once: a process compiles equal programs once."""
-    return list({row["text"]: row for row in reversed(rows)}.values())[::-1]
 
 
 def write(content: dict[str, Any]) -> None:

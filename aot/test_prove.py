@@ -3,10 +3,16 @@
 import dataclasses
 
 import pytest
-from compile_proof import TARGETS, compiled, different, programs_of
+from compile_proof import TARGETS, compiled, programs_of
+from held_products import Held, held_products
+from jax.sharding import SingleDeviceSharding
+from prove_stages import kernels, passes
+from prove_stages.plan import different
+from prove_stages.programs import Program, Setting
 from prove_stages.sizes import FULL, Size
 from prove_stages.stages import STAGES, stage_of
 
+from detspec.target_compilers import device_of
 from detspec.targets import target
 
 # Programs of a stage that are compiled; `compile_proof.py` compiles all. Other stages have the doctor's programs, or jax's.
@@ -16,6 +22,7 @@ CHOSEN = {
     "kernels": 2,
     "doctor": 1,
     "passes": 1,
+    "whole": 1,
     "generation": 1,
     "completions": 1,
     "attention": 4,
@@ -48,3 +55,18 @@ def test_programs_of_stages_that_are_not_chosen_are_those_of_stages_that_are(nam
     for stage in STAGES:
         if stage.name not in (*CHOSEN, *JAXS):
             assert {program.name for program in programs_of(stage, FULL, target(name))} <= known
+
+
+def test_canonical_programs_without_kernels_are_compiled_with_the_options_of_an_engine_and_others_are_not():
+    setting = Setting.of_target(cut(FULL), target("h100"), {"implementation": "reference"})
+    own = setting.schedule_fn(setting.size.model)
+
+    def sums(program: Program) -> set[Held]:
+        return {*held_products(program.lower(SingleDeviceSharding(device_of(target("h100")))).compile().as_text())}
+
+    canonical = sums(passes.pass_program(setting, setting.size.model, own.with_budget(32, 1)))
+    product = sums(kernels.product(setting, 256, "xla"))
+    assert len(canonical) == 1
+    assert product == canonical
+    assert canonical.isdisjoint(sums(passes.pass_program(setting, setting.size.model, own.fast(32))))
+    assert canonical.isdisjoint(sums(dataclasses.replace(kernels.product(setting, 256, "xla"), numerics=None)))

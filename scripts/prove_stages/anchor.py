@@ -1,8 +1,7 @@
-"""The bits of canonical passes in one process and in another, neither of which finds what the other compiled and tuned."""
+"""Bits of canonical passes in one process and in another, neither of which finds what the other compiled and tuned."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 from detspec.bench.bench import random_model
 from detspec.cache import KVCache
 from detspec.config import ModelConfig
-from detspec.held import compiler_options
+from detspec.held import Jitted
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.schedule import Schedule
@@ -19,7 +18,7 @@ from detspec.state import Windows
 from prove_stages.ceilings import random
 from prove_stages.examine import digest_of
 from prove_stages.journal import Entry
-from prove_stages.passes import label, measured_schedules, new_cache, param_shapes_as_zeros, windows_of
+from prove_stages.passes import label, measured_schedules, new_cache, shapes_of, windows_of
 from prove_stages.programs import Measurement, Program, Setting
 
 STAGE = "doctor again"
@@ -32,16 +31,12 @@ def programs(setting: Setting) -> Iterator[Program]:
     """Each pass, with all its logits."""
     cfg = setting.size.model
     for schedule in schedules(setting):
-
-        def make(schedule: Schedule = schedule) -> tuple[Any, ...]:
-            return param_shapes_as_zeros(cfg), windows_of(setting, schedule), new_cache(setting, cfg)
-
-        options = compiler_options(schedule.numerics, setting.platform)
-        yield Program(label(cfg, schedule), logits_fn(cfg, schedule), make, options=options)
+        static = {"cfg": cfg, "schedule": schedule}
+        yield Program(label(cfg, schedule), one_pass, partial(shapes_of, setting, cfg, schedule), static=static)
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each process."""
+    """Measures in each process."""
     yield Measurement(FIRST, partial(find, setting), apart=True)
     yield Measurement("another process", partial(compare, setting))
 
@@ -70,17 +65,24 @@ def find(setting: Setting) -> Iterator[Entry]:
 
 
 def compare(setting: Setting) -> Iterator[Entry]:
-    """Whether they are those of the first process; of a step that promises nothing, for comparison."""
+    """Whether they are those of the first process; of a step that promises nothing, for comparison.
+
+    Raises `RuntimeError` where the first process found none: that is no difference of bits.
+    """
+    found = {name: str(entry["note"]) for name, entry in setting.earlier.get(STAGE, {}).items()}
+    for schedule in schedules(setting):
+        if name_of(setting, schedule) not in found:
+            raise RuntimeError(f"the first process found no {name_of(setting, schedule)}")
     for schedule, bits in bits_here(setting):
         name = name_of(setting, schedule)
-        there = str(setting.earlier.get(STAGE, {}).get(name, {}).get("note", "none"))
+        there = found[name]
         bar = None if schedule.numerics.reductions == CONTROL else 1.0
         note = f"{bits}, there {there}"
         yield Entry(f"{name} in both processes", float(bits == there), "yes or no", bar, note=note)
 
 
 def name_of(setting: Setting, schedule: Schedule) -> str:
-    """What tables call the bits of a pass."""
+    """Names the bits of a pass."""
     products = " with XLA's products" if schedule.numerics.reductions == CONTROL else ""
     return f"bits of a {label(setting.size.model, schedule)}{products}"
 
@@ -91,8 +93,7 @@ def bits_here(setting: Setting) -> Iterator[tuple[Schedule, str]]:
     params = random_model(cfg).params
     for schedule in schedules(setting):
         cache = jax.tree.map(filled, new_cache(setting, cfg))
-        one_pass = jax.jit(logits_fn(cfg, schedule), compiler_options=compiler_options(schedule.numerics, setting.platform))
-        logits = one_pass(params, windows_of(setting, schedule), cache)
+        logits = one_pass(params, windows_of(setting, schedule), cache, cfg=cfg, schedule=schedule)
         yield schedule, digest_of(np.asarray(logits))
 
 
@@ -101,11 +102,8 @@ def filled(leaf: jax.Array) -> jax.Array:
     return random(leaf.shape).astype(leaf.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
-def logits_fn(cfg: ModelConfig, schedule: Schedule) -> Callable[..., Any]:
-    """A pass that returns all logits."""
-
-    def one_pass(params: Params, windows: Windows, cache: KVCache) -> jax.Array:
-        logits, _, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics)
-        return logits
-
-    return one_pass
+@partial(Jitted, static_argnames=("cfg", "schedule"))
+def one_pass(params: Params, windows: Windows, cache: KVCache, *, cfg: ModelConfig, schedule: Schedule) -> jax.Array:
+    """Runs a pass: all its logits."""
+    logits, _, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics)
+    return logits

@@ -18,7 +18,7 @@ def programs(setting: Setting) -> Iterator[Program]:
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each shape."""
+    """Measures each shape."""
     for shape in shapes(setting):
         yield Measurement(shape.name, partial(measure, setting, shape))
 

@@ -1,4 +1,4 @@
-"""The device's own time in each kernel of a step, and of a layer's products, from profiles: what no clock of the host shows."""
+"""Device time of each kernel of a step, and of a layer's products, from profiles; and what passes between kernels."""
 
 import gzip
 import json
@@ -11,12 +11,13 @@ from typing import Any
 
 import jax
 
+from detspec.roofline import Work
 from detspec.schedule import Schedule
 from prove_stages.journal import Entry
 from prove_stages.passes import Runner, label, pass_program, running, work_of
-from prove_stages.products import LAYERS, contest
+from prove_stages.products import contest
 from prove_stages.programs import Measurement, Program, Setting
-from prove_stages.timing import Call
+from prove_stages.timing import Call, in_turns, typical
 
 CALLS = 5
 NAMED = 6  # kernels that a note names
@@ -26,66 +27,72 @@ Kernels = Mapping[str, tuple[int, float]]  # by name: how often it ran, and seco
 
 def programs(setting: Setting) -> Iterator[Program]:
     """Steps and passes, then products."""
-    for schedule in schedules(setting):
+    for schedule in (*several(setting), *single(setting)):
         yield pass_program(setting, setting.size.model, schedule)
-    for rows in product_rows(setting):
-        yield from contest(setting, rows).values()
+    for rows in (*setting.size.compared, 1):
+        yield from products(setting, rows).values()
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each."""
+    """Passes and products of several rows first: other stages compare them."""
     cfg = setting.size.model
 
     @cache
     def runner() -> Runner:
         return running(setting, cfg)
 
-    for schedule in schedules(setting):
-        yield Measurement(label(cfg, schedule), lambda schedule=schedule: of_pass(setting, schedule, runner()(schedule)))
-    for rows in product_rows(setting):
-        yield Measurement(f"products of {rows} rows", partial(of_products, setting, rows))
+    def pass_of(schedule: Schedule) -> Measurement:
+        return Measurement(label(cfg, schedule), lambda: of_pass(setting, schedule, runner()(schedule)))
+
+    def products_of(rows: int) -> Measurement:
+        return Measurement(f"products of {rows} rows", partial(of_products, setting, rows))
+
+    rows, step_rows = setting.size.compared
+    yield from map(pass_of, several(setting))
+    yield from map(products_of, (step_rows, rows))
+    yield from map(pass_of, single(setting))
+    yield products_of(1)
 
 
 def of_pass(setting: Setting, schedule: Schedule, call: Call) -> Iterator[Entry]:
-    """Time of all kernels of a pass."""
-    found = profiled(call)
-    work = work_of(setting, setting.size.model, schedule)
-    yield Entry(
-        f"kernels of a {label(setting.size.model, schedule)}",
-        1e6 * seconds_of(found) / CALLS,
-        "us",
-        bound=setting.bound(work),
-        predicted=setting.predicted(work, 1e6),
-        note=described(found),
-    )
+    """Time of all kernels of a pass, and of the pass by the clock."""
+    cfg = setting.size.model
+    yield from both_times(setting, f"a {label(cfg, schedule)}", work_of(setting, cfg, schedule), call)
 
 
 def of_products(setting: Setting, rows: int) -> Iterator[Entry]:
-    """Time of all kernels that a layer's products take."""
-    for kind, program in contest(setting, rows).items():
-        found = profiled(program.call())
-        yield Entry(
-            f"products of a layer, {kind}, {rows} rows",
-            1e6 * seconds_of(found) / CALLS / LAYERS,
-            "us",
-            bound=setting.bound(program.work),
-            predicted=setting.predicted(program.work, 1e6 / LAYERS),
-            note=described(found),
-        )
+    """Time of all kernels that the products of LAYERS layers take, and of their program by the clock."""
+    for program in products(setting, rows).values():
+        yield from both_times(setting, program.name, program.work, program.call())
 
 
-def schedules(setting: Setting) -> list[Schedule]:
-    """Ordinary and canonical steps, and a canonical pass over many tokens."""
+def both_times(setting: Setting, name: str, work: Work, call: Call) -> Iterator[Entry]:
+    """Microseconds of all kernels of one call, from a profile, and by the clock without one: the rest is between kernels."""
+    found = profiled(call)
+    kernels_us = 1e6 * seconds_of(found) / CALLS
+    about = {"bound": setting.bound(work), "predicted": setting.predicted(work, 1e6)}
+    yield Entry(f"kernels of {name}", kernels_us, "us", note=described(found), **about)
+    clock_us = 1e6 * typical(in_turns({name: call}, setting.size), name)
+    note = f"{clock_us - kernels_us:.0f} us of it between {number_of(found) / CALLS:.0f} kernels"
+    yield Entry(f"{name}, by the clock", clock_us, "us", note=note, **about)
+
+
+def several(setting: Setting) -> list[Schedule]:
+    """A canonical and an ordinary step of several rows, and a canonical pass over many tokens."""
     own = setting.schedule_fn(setting.size.cfg)
     rows, step_rows = setting.size.compared
-    steps = [schedule for size in (1, step_rows) for schedule in (own.fast(size), own.with_budget(size, 1))]
-    return [*steps, own.with_budget(rows, own.budget.window)]
+    return [own.with_budget(step_rows, 1), own.fast(step_rows), own.with_budget(rows, own.budget.window)]
 
 
-def product_rows(setting: Setting) -> tuple[int, ...]:
-    """One row, those of a step, and those of a pass."""
-    rows, step_rows = setting.size.compared
-    return 1, step_rows, rows
+def single(setting: Setting) -> list[Schedule]:
+    """A canonical and an ordinary step of one row."""
+    own = setting.schedule_fn(setting.size.cfg)
+    return [own.with_budget(1, 1), own.fast(1)]
+
+
+def products(setting: Setting, rows: int) -> dict[str, Program]:
+    """Products of a layer in bfloat16."""
+    return {kind: program for kind, program in contest(setting, rows).items() if kind != "int8"}
 
 
 def profiled(call: Call) -> Kernels:
@@ -102,7 +109,7 @@ def profiled(call: Call) -> Kernels:
 
 
 def kernels_of(events: Sequence[Mapping[str, Any]]) -> Kernels:
-    """What ran on the streams of a device, in a trace of `events`, whose times are microseconds."""
+    """Sums up what ran on the streams of a device, in a trace of `events`, whose times are microseconds."""
     processes = {event["pid"]: event["args"]["name"] for event in events if event.get("name") == "process_name"}
     threads = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event.get("name") == "thread_name"}
     number: Counter[str] = Counter()
@@ -121,6 +128,11 @@ def kernels_of(events: Sequence[Mapping[str, Any]]) -> Kernels:
 def seconds_of(kernels: Kernels) -> float:
     """Seconds of all of them."""
     return sum(seconds for _, seconds in kernels.values())
+
+
+def number_of(kernels: Kernels) -> int:
+    """Counts how many of them ran."""
+    return sum(number for number, _ in kernels.values())
 
 
 def described(kernels: Kernels) -> str:

@@ -26,12 +26,13 @@ def unpack(file: Path, folder: Path) -> int:
 
 
 def pack(folder: Path, file: Path, *, max_bytes: int = MAX_BYTES) -> list[str]:
-    """Writes the files of `folder` to `file`, the newest first, as long as they fit; returns the names of those left out.
+    """Writes the files of `folder` to `file`, the smallest first, as long as they fit; returns the names of those left out.
 
-    Files that are being written or removed meanwhile are none.
+    What XLA has found by tuning is small, so all of it is kept. Files that are being written or removed meanwhile are left out
+    without a word.
     """
-    found = [(when, path) for path in folder.rglob("*") if path.suffix != ".part" and (when := _changed(path)) is not None]
-    paths = [path for _, path in sorted(found, reverse=True)]
+    found = [(size, path) for path in folder.rglob("*") if path.suffix != ".part" and (size := _size(path)) is not None]
+    paths = [path for _, path in sorted(found)]
     left = max_bytes - END
     left_out = []
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -54,10 +55,10 @@ def pack(folder: Path, file: Path, *, max_bytes: int = MAX_BYTES) -> list[str]:
     return left_out
 
 
-def _changed(path: Path) -> float | None:
-    """When a file was changed last; None for a folder, and for what is no longer there."""
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None for a folder, and for what is no longer there."""
     try:
-        return path.stat().st_mtime if path.is_file() else None
+        return path.stat().st_size if path.is_file() else None
     except FileNotFoundError:
         return None
 

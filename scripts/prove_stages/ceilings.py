@@ -1,4 +1,4 @@
-"""What the device can do at best: a large copy, a large product, and how long it takes to start a program."""
+"""Measures the device at its best: a large copy, a large product, and how long it takes to start a program."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -27,7 +27,7 @@ def programs(setting: Setting) -> Iterator[Program]:
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each program."""
+    """Measures each program."""
     for program in programs(setting):
         yield Measurement(program.name, partial(measure, setting, program))
 

@@ -126,9 +126,14 @@ def described(line: Line) -> str:
         return f"  {line['name']}: skipped, {line['note']}"
     if line["error"]:
         return f"  {line['name']}: FAILED: {line['error'].strip().splitlines()[-1]}"
-    missed = [f" (below its bar: {entry['note']})" * (entry["holds"] is False) for entry in line["entries"]]
-    parts = [f"{entry['name']} {figure(entry)}{more}" for entry, more in zip(line["entries"], missed, strict=True)]
+    parts = [f"{entry['name']} {figure(entry)}{missed(entry)}" for entry in line["entries"]]
     return f"  {line['seconds']:5.1f} s  " + "; ".join(parts)
+
+
+def missed(entry: Line) -> str:
+    """Says that a figure misses its bar, and its note if it has one; "" if it holds or has no bar."""
+    note = f": {entry['note']}" if entry["note"] else ""
+    return f" (misses its bar{note})" if entry["holds"] is False else ""
 
 
 def figure(entry: Line, field: str = "value") -> str:

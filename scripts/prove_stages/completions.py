@@ -1,4 +1,4 @@
-"""One prompt, completed many times among changing neighbours: one result if it is deterministic, several as the control."""
+"""Completes one prompt many times among changing neighbours: one result if it is deterministic, several as the control."""
 
 import dataclasses
 from collections import Counter
@@ -30,12 +30,12 @@ def programs(setting: Setting) -> Iterator[Program]:
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One, so that either kind has been counted whenever it is cut off."""
+    """Yields one, so that either kind has been counted whenever it is cut off."""
     yield Measurement("completions", lambda: count(setting))
 
 
 def count(setting: Setting) -> Iterator[Entry]:
-    """How many different tokens and log-probability bits the completions have, after each wave; the control's turn is first."""
+    """Counts different tokens and log-probability bits of the completions, after each wave; the control's turn is first."""
     size = setting.size
     model = random_model(size.model)
     engine = Engine(model, config_of(setting))

@@ -21,7 +21,7 @@ def programs(setting: Setting) -> Iterator[Program]:
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each shape."""
+    """Measures each shape."""
     for shape in shapes(setting):
         yield Measurement(shape.name, partial(measure, setting, shape))
 
@@ -51,6 +51,6 @@ def contest(setting: Setting, shape: AttentionShape) -> tuple[Program, Program]:
 
 
 def shapes(setting: Setting) -> list[AttentionShape]:
-    """One token of each sequence."""
+    """Shapes of one token of each sequence."""
     cfg = setting.size.cfg
     return [of_model(cfg, f"decode {rows} x {max_len}", rows, 1, max_len, decode=True) for rows, max_len in setting.size.decode]

@@ -18,6 +18,7 @@ TABLE = "table.md"
 LOGS = "logs.tgz"
 PROGRAMS = "programs.tar"
 FILES = (RESULTS, TABLE, LOGS, PROGRAMS)
+MAX_MIB = cache_file.MAX_BYTES >> 20
 LOG_BYTES = 1 << 20  # of the end of each log
 
 
@@ -28,6 +29,7 @@ class Delivery:
         self._out = out
         self._folder = folder
         self._packing: threading.Thread | None = None
+        self._left_out = 0  # programs, when they were packed last
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             for name in FILES:
@@ -63,13 +65,15 @@ class Delivery:
             self._packing.start()
         if wait:
             self._packing.join()
+            if self._left_out:
+                print(f"{self._folder / PROGRAMS}: {self._left_out} programs left out, beyond {MAX_MIB} MiB", flush=True)
 
     def _pack(self) -> None:
-        """Writes the compiled programs, the newest first, as many as fit."""
+        """Writes the compiled programs, the smallest first, as many as fit."""
         assert self._folder is not None
         scratch = self._out / PROGRAMS
         with _said(self._folder):
-            cache_file.pack(self._out / "programs", scratch)
+            self._left_out = len(cache_file.pack(self._out / "programs", scratch))
             _move(scratch, self._folder / PROGRAMS)
 
     def _logs(self) -> bytes:
@@ -112,5 +116,5 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _part(path: Path) -> Path:
-    """Where a file is written before it takes its place."""
+    """Names the file that is written before it takes its place."""
     return path.with_name(f"{path.name}.part")

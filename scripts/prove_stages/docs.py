@@ -38,7 +38,7 @@ HEADLINES = (
         "canonical step of 32 rows over this step",
     ),
     ("passes", "pass of 256 rows, 8 layers over step of 32 rows, 8 layers", "canonical pass of 256 rows over this step"),
-    ("passes", "step of 32 rows, 32 layers", "step of 32 rows, 32 layers of 8B"),
+    ("whole", "step of 32 rows, 32 layers", "step of 32 rows, 32 layers of 8B"),
     ("completions", "completions, deterministic: different results", "different results of 1,000 completions of one prompt"),
     ("completions", "completions, ordinary: different results", "the same, ordinary"),
     ("generation", "1 requests, all deterministic, of ordinary", "1 deterministic request, of ordinary speed"),
@@ -70,11 +70,12 @@ def write(lines: Sequence[Line], folder: Path) -> None:
 
 
 def result(lines: Sequence[Line]) -> dict[str, Any]:
-    """What is kept of one device: the machine, how stages ended, and their figures."""
+    """Sums up one device: the machine, how stages ended, which code measured them, and their figures."""
     ends = {stage.name: history.last_end(lines, stage.name) for stage in STAGES}
     return {
         "machine": history.machine(lines),
         "stages": {name: end["status"] for name, end in ends.items() if end},
+        "code": {stage.name: code for stage in STAGES if (code := history.code_of(lines, stage.name))},
         "entries": {stage.name: history.entries(lines, stage.name) for stage in STAGES},
     }
 
@@ -94,9 +95,9 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def cell(found: Mapping[str, Any] | None, stage: str, name: str) -> str:
-    """One figure of one device, or why there is none."""
+    """Writes one figure of one device, or why there is none."""
     status = None if found is None else found["stages"].get(stage)
-    if found is None or (status is None and not found["entries"][stage]):
+    if found is None or (status is None and not found["entries"].get(stage)):
         return NOT_RUN
     if status == NOT_HERE:
         return NOT_HERE

@@ -32,11 +32,11 @@ REFERENCE = "--implementation reference goes on without kernels, into another --
 
 
 class Unusable(Exception):
-    """Nothing can be measured; its text is one sentence that says why, and what to do."""
+    """Raised where nothing can be measured; its text is one sentence that says why, and what to do."""
 
 
 def programs(setting: Setting) -> Iterator[Program]:
-    """What compilers are tried with."""
+    """Yields what compilers are tried with."""
     yield mathematics()
     yield smallest_kernel(setting)
 
@@ -64,7 +64,7 @@ def describe() -> Iterator[Entry]:
 
 
 def find_compilers(on: str) -> Iterator[Entry]:
-    """Where ptxas and libdevice are; what XLA finds is tried next."""
+    """Finds ptxas and libdevice; what XLA finds is tried next."""
     if on != "gpu":
         yield Entry("ptxas and libdevice", 1.0, "yes or no", note=f"not needed on a {on}")
         return
@@ -96,7 +96,7 @@ def try_kernel(setting: Setting) -> Iterator[Entry]:
     try:
         program = attention_program(shape, schedule)
         args = jax.jit(program.make)()
-        found = np.asarray(jax.jit(program.fn)(*args))
+        found = np.asarray(program.jitted(*args))
         wrong = error_of(found, exact(shape, schedule, args), np.ones(found.shape, bool))
         holds, note = wrong <= LARGEST_ERROR, f"relative error {wrong:.2g}"
     except Exception as error:
@@ -105,7 +105,7 @@ def try_kernel(setting: Setting) -> Iterator[Entry]:
 
 
 def advice(error: str, on: str, ptxas: str | None, libdevice: str | None) -> str:
-    """One sentence on why XLA compiles nothing, with what to do."""
+    """Says in one sentence why XLA compiles nothing, with what to do."""
     if on == "gpu" and (ptxas is None or "ptxas" in error or "PTX compilation provider" in error):
         where = "finds no ptxas" if ptxas is None else f"does not find or cannot run ptxas, which is at {ptxas}"
         return f"XLA {where}, without which no program for a GPU compiles: {REMEDY}."
@@ -150,7 +150,7 @@ def _cuda_path() -> str | None:
 
 
 def _jaxs_cuda_path() -> object:
-    """What jax tells XLA; private, so a later version may have another name for it."""
+    """Asks jax what it tells XLA; private, so a later version may have another name for it."""
     import jax._src.lib
 
     return getattr(jax._src.lib, "cuda_path", None)
@@ -173,7 +173,7 @@ def _release(ptxas: str) -> str:
 
 
 def _output(command: list[str]) -> str:
-    """What a command prints, or why it does not."""
+    """Returns what a command prints, or why it does not."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -41,21 +41,26 @@ def measurements(setting: Setting) -> Iterator[Measurement]:
 
 
 def compare_budgets(model: Callable[[], Model], schedule: Schedule, name: str, budgets: list[Budget]) -> Iterator[Entry]:
-    """Whether each budget has the bits of the schedule's own; no bar, because an engine certifies what it uses."""
-    anchor, differences = examine_budgets(model(), schedule, budgets)
-    if name == "rows":
-        yield Entry("bits of the anchor", float(schedule.budget.rows), "rows", note=digest(anchor))
-    for budget, differs in differences.items():
-        label = f"{budget.rows} rows" if name == "rows" else f"{budget.groups}x{budget.window}"
-        yield Entry(f"{label} as {schedule.budget.rows} rows", float(not differs), "yes or no", note=differs)
-    equal = [
-        f"{budget.rows}" if name == "rows" else f"{budget.groups}x{budget.window}" for budget, d in differences.items() if not d
-    ]
-    yield Entry(f"{name} with equal bits", len(equal) / len(differences), "of all", note=", ".join(equal))
+    """Whether each budget has the bits of the schedule's own; no bar, because an engine certifies what it uses.
+
+    The anchor's pass is run again for each of them, so that each is known before the next one is compiled or run.
+    """
+    equal: list[str] = []
+    for number, budget in enumerate(budgets, 1):
+        anchor, differences = examine_budgets(model(), schedule, [budget])
+        if name == "rows":
+            yield Entry("bits of the anchor", float(schedule.budget.rows), "rows", note=digest(anchor))
+        label = f"{budget.rows}" if name == "rows" else f"{budget.groups}x{budget.window}"
+        differs = differences[budget]
+        equal += [] if differs else [label]
+        title = f"{label} rows" if name == "rows" else label
+        yield Entry(f"{title} as {schedule.budget.rows} rows", float(not differs), "yes or no", note=differs)
+        so_far = [] if number == len(budgets) else [f"{number} of {len(budgets)} so far"]
+        yield Entry(f"{name} with equal bits", len(equal) / number, "of all", note="; ".join([", ".join(equal), *so_far]))
 
 
 def examine_axes(model: Model, schedule: Schedule) -> Iterator[Entry]:
-    """What must not matter, and the inverse control, which must find a difference."""
+    """Checks what must not matter, and the inverse control, which must find a difference."""
     checks, control = examine(model, schedule)
     for check in checks:
         note = check.differs or f"{check.num_variants} variants"

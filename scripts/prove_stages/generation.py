@@ -28,14 +28,14 @@ SELF = "self"  # the draft source that runs the model itself
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """How many requests there are, and how many of them are deterministic."""
+    """A number of requests, and how many of them are deterministic."""
 
     requests: int
     deterministic: int
 
     @property
     def name(self) -> str:
-        """What tables call it: "32 requests, all deterministic"."""
+        """Names it as tables do: "32 requests, all deterministic"."""
         return f"{self.requests} requests, {'all' if self.deterministic == self.requests else self.deterministic} deterministic"
 
 
@@ -47,7 +47,7 @@ def programs(setting: Setting) -> Iterator[Program]:
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each case; those that the time is too short for are left out."""
+    """Measures each case; those that the time is too short for are left out."""
 
     @cache
     def model() -> Model:

@@ -20,7 +20,7 @@ Line = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One figure."""
+    """A figure."""
 
     name: str
     value: float

@@ -1,5 +1,6 @@
 """Every kernel at named shapes against float64, with nan or large numbers wherever nothing may be read."""
 
+import dataclasses
 from collections.abc import Iterator
 from functools import partial
 
@@ -29,7 +30,7 @@ def programs(setting: Setting) -> Iterator[Program]:
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each shape, and one that compares the bits of products of all numbers of rows."""
+    """Checks each shape, then compares the bits of products of all numbers of rows."""
     for shape, schedule in attentions(setting):
         yield Measurement(label(shape, schedule), partial(check_attention, shape, schedule))
     for rows in setting.size.checked_rows:
@@ -60,7 +61,7 @@ def check_attention(shape: AttentionShape, schedule: Schedule) -> Iterator[Entry
     args = jax.jit(program.make)()
     shapes = jax.eval_shape(program.fn, *args)
     poison_memory(shapes)
-    found = np.asarray(jax.jit(program.fn)(*args))
+    found = np.asarray(program.jitted(*args))
     expected = exact(shape, schedule, args)
     used = np.isfinite(expected)
     note = "all finite" if np.isfinite(found).all() else f"{np.sum(~np.isfinite(found))} numbers are not finite"
@@ -72,17 +73,22 @@ def check_product(setting: Setting, rows: int) -> Iterator[Entry]:
     program = product(setting, rows)
     x, weight = jax.jit(program.make)()
     poison_memory(jax.eval_shape(program.fn, x, weight))
-    found = np.asarray(jax.jit(program.fn)(x, weight))
+    found = np.asarray(program.jitted(x, weight))
     expected = np.asarray(x.astype(jnp.float32), np.float64) @ np.asarray(weight.astype(jnp.float32), np.float64).T
     yield Entry(program.name, error_of(found, expected, np.isfinite(expected)), "relative error", LARGEST_ERROR, True)
 
 
 def compare_rows(setting: Setting) -> Iterator[Entry]:
-    """Whether the first row has the same bits among any number of rows: pinned it must, the library's need not."""
+    """Whether the first row has the same bits among any number of rows: pinned it must, XLA's need not.
+
+    XLA's are compiled as in canonical passes, and as XLA itself would.
+    """
     largest = max(setting.size.checked_rows)
-    for linear in ("pinned", "xla"):
-        x, weight = jax.jit(product(setting, largest).make)()
-        multiply = jax.jit(product(setting, largest, linear).fn)
+    x, weight = jax.jit(product(setting, largest).make)()
+    own = product(setting, largest, "xla")
+    products = {"pinned": product(setting, largest), "xla": own, "xla left alone": dataclasses.replace(own, numerics=None)}
+    for linear, program in products.items():
+        multiply = program.jitted
         firsts = {rows: np.asarray(multiply(x[:rows], weight))[0].view(np.uint32) for rows in setting.size.checked_rows}
         same = [rows for rows, first in firsts.items() if (first == firsts[largest]).all()]
         bar = 1.0 if linear == "pinned" else None
@@ -99,6 +105,7 @@ def product(setting: Setting, rows: int, linear: str = "pinned") -> Program:
         f"product, {linear}, {rows} x {cfg.d_ff} x {cfg.d_model}",
         linear_fn(schedule.numerics),
         lambda: (random((rows, cfg.d_ff)), random((cfg.d_model, cfg.d_ff), 1)),
+        numerics=schedule.numerics,
         work=work,
         calls=50,
     )

@@ -63,6 +63,7 @@ def attention_program(shape: AttentionShape, schedule: Schedule, *, poisoned: bo
         shape.name,
         shape.function(schedule),
         lambda: operands(shape, schedule, poisoned=poisoned),
+        numerics=schedule.numerics,
         work=shape.work(schedule),
         calls=calls,
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from detspec.bench.bench import random_model
 from detspec.cache import KVCache, init_cache
 from detspec.config import ModelConfig
-from detspec.held import compiler_options
+from detspec.held import Jitted
 from detspec.model.params import Params, param_shapes
 from detspec.model.transformer import forward
 from detspec.model.work import pass_work
@@ -37,7 +37,7 @@ def programs(setting: Setting) -> Iterator[Program]:
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each number of rows, then the ratios."""
+    """The step and the pass that are compared come first, each ratio as soon as both of its parts are measured."""
     yield from of_depth(setting, setting.size.model, setting.size.steps, setting.size.passes)
 
 
@@ -48,25 +48,42 @@ def of_depth(setting: Setting, cfg: ModelConfig, steps: tuple[int, ...], passes:
     def runner() -> Runner:
         return running(setting, cfg)
 
-    for schedule in measured_schedules(setting, steps, passes):
-        yield Measurement(label(cfg, schedule), lambda schedule=schedule: measure(setting, cfg, schedule, runner()))
-    for canonical, step, most in contests(setting, steps):
-        name = f"{label(cfg, canonical)} over {label(cfg, step)}"
-        works = [work_of(setting, cfg, schedule) for schedule in (canonical, step)]
-        entry = Entry(name, 0.0, "", setting.bar(most), True, predicted=setting.predicted_ratio(*works))
-        yield Measurement(
-            name,
-            lambda entry=entry, canonical=canonical, step=step: compare(setting, entry, runner()(canonical), runner()(step)),
-        )
-
-
-def contests(setting: Setting, steps: tuple[int, ...]) -> Iterator[tuple[Schedule, Schedule, float]]:
-    """What is compared with a step, the step, and the most that it may cost: canonical steps, then a pass over many tokens."""
     own = setting.schedule_fn(setting.size.cfg)
-    for rows in steps:
-        yield own.with_budget(rows, 1), own.fast(rows), MOST_OF_SAME
-    rows, step_rows = setting.size.compared
-    yield own.with_budget(rows, own.budget.window), own.fast(step_rows), MOST_OF_STEP
+    compared, step_rows = setting.size.compared
+    for rows in first(steps, step_rows):
+        step = own.fast(rows)
+        canonical = own.with_budget(rows, 1)
+        yield timed(setting, cfg, step, runner)
+        yield timed(setting, cfg, canonical, runner)
+        yield contest(setting, cfg, (canonical, step, MOST_OF_SAME), runner)
+        if rows == step_rows:
+            verifying = own.with_budget(compared, own.budget.window)
+            yield timed(setting, cfg, verifying, runner)
+            yield contest(setting, cfg, (verifying, step, MOST_OF_STEP), runner)
+    for rows in passes:
+        if rows != compared:
+            yield timed(setting, cfg, own.with_budget(rows, own.budget.window), runner)
+
+
+def first(rows: tuple[int, ...], chosen: int) -> tuple[int, ...]:
+    """Moves the `chosen` number to the front."""
+    return chosen, *(number for number in rows if number != chosen)
+
+
+def timed(setting: Setting, cfg: ModelConfig, schedule: Schedule, runner: Callable[[], Runner]) -> Measurement:
+    """The time of one pass."""
+    return Measurement(label(cfg, schedule), lambda: measure(setting, cfg, schedule, runner()))
+
+
+def contest(
+    setting: Setting, cfg: ModelConfig, compared: tuple[Schedule, Schedule, float], runner: Callable[[], Runner]
+) -> Measurement:
+    """A canonical pass over a step; `compared` are both, and the most that the pass may cost."""
+    canonical, step, most = compared
+    name = f"{label(cfg, canonical)} over {label(cfg, step)}"
+    works = [work_of(setting, cfg, schedule) for schedule in (canonical, step)]
+    entry = Entry(name, 0.0, "", setting.bar(most), True, predicted=setting.predicted_ratio(*works))
+    return Measurement(name, lambda: compare(setting, entry, runner()(canonical), runner()(step)))
 
 
 def measure(setting: Setting, cfg: ModelConfig, schedule: Schedule, runner: Runner) -> Iterator[Entry]:
@@ -98,12 +115,10 @@ def running(setting: Setting, cfg: ModelConfig) -> Runner:
     held = [new_cache(setting, cfg)]
 
     def runner(schedule: Schedule) -> Call:
-        options = compiler_options(schedule.numerics, setting.platform)
-        one_pass = jax.jit(pass_fn(cfg, schedule), donate_argnums=(2,), compiler_options=options)
         windows = windows_of(setting, schedule)
 
         def call() -> Any:
-            largest, held[0] = one_pass(params, windows, held[0])
+            largest, held[0] = one_pass(params, windows, held[0], cfg=cfg, schedule=schedule)
             return largest
 
         return call
@@ -112,29 +127,26 @@ def running(setting: Setting, cfg: ModelConfig) -> Runner:
 
 
 def pass_program(setting: Setting, cfg: ModelConfig, schedule: Schedule) -> Program:
-    """One pass as a program."""
-
-    def make() -> tuple[Any, ...]:
-        return param_shapes_as_zeros(cfg), windows_of(setting, schedule), new_cache(setting, cfg)
-
+    """Makes a pass a program: the one that `running` calls."""
     work = work_of(setting, cfg, schedule)
-    options = compiler_options(schedule.numerics, setting.platform)
-    return Program(label(cfg, schedule), pass_fn(cfg, schedule), make, donate=(2,), options=options, work=work, calls=10)
+    static = {"cfg": cfg, "schedule": schedule}
+    return Program(
+        label(cfg, schedule), one_pass, partial(shapes_of, setting, cfg, schedule), static=static, work=work, calls=10
+    )
 
 
-def param_shapes_as_zeros(cfg: ModelConfig) -> Params:
-    """Weights that exist only as shapes, under `jax.eval_shape`."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), param_shapes(cfg))
+def shapes_of(setting: Setting, cfg: ModelConfig, schedule: Schedule) -> tuple[Params, Windows, KVCache]:
+    """Weights, windows and cache of a pass, as shapes."""
+    return param_shapes(cfg), *jax.eval_shape(lambda: (windows_of(setting, schedule), new_cache(setting, cfg)))
 
 
-def pass_fn(cfg: ModelConfig, schedule: Schedule) -> Callable[..., Any]:
-    """A pass that returns the largest logits, and the cache."""
-
-    def one_pass(params: Params, windows: Windows, cache: KVCache) -> tuple[jax.Array, KVCache]:
-        logits, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics)
-        return logits.max(-1), cache
-
-    return one_pass
+@partial(Jitted, static_argnames=("cfg", "schedule"), donate_argnames=("cache",))
+def one_pass(
+    params: Params, windows: Windows, cache: KVCache, *, cfg: ModelConfig, schedule: Schedule
+) -> tuple[jax.Array, KVCache]:
+    """Runs a pass: the largest logit of each row, and the cache."""
+    logits, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics)
+    return logits.max(-1), cache
 
 
 def new_cache(setting: Setting, cfg: ModelConfig) -> KVCache:
@@ -167,7 +179,7 @@ def measured_schedules(setting: Setting, steps: tuple[int, ...], passes: tuple[i
 
 
 def label(cfg: ModelConfig, schedule: Schedule) -> str:
-    """What tables call it: "step of 32 rows, 8 layers", "canonical step of 32 rows, 8 layers", "pass of 256 rows, 8 layers"."""
+    """Names it: "step of 32 rows, 8 layers", "canonical step of 32 rows, 8 layers", "pass of 256 rows, 8 layers"."""
     step = "step" if schedule.numerics.reductions == "native" else "canonical step"
     kind = step if schedule.budget.window == 1 else "pass"
     return f"{kind} of {schedule.budget.rows} rows, {cfg.num_layers} layer{'s' * (cfg.num_layers > 1)}"

@@ -62,7 +62,7 @@ def time_step(setting: Setting, loop: "DecodeLoop", rows: int) -> Iterator[Entry
 
 
 def compare_rows(setting: Setting, loops: Callable[[int], "DecodeLoop"]) -> Iterator[Entry]:
-    """How many logits of the first sequence have other bits in a larger batch than alone, and the control: alone, once more."""
+    """Counts logits of the first sequence that have other bits in a larger batch than alone; control: alone again."""
     from prove_stages.torch_graphs import num_different
 
     alone = loops(1).first_row()

@@ -1,6 +1,7 @@
-"""What stages are made of: programs, which need no device, and measurements, which run on one."""
+"""Parts of stages: programs, which need no device, and measurements, which run on one."""
 
 import dataclasses
+import functools
 import math
 import re
 import time
@@ -17,9 +18,10 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan
 from detspec.engine.programs import Decoding
 from detspec.environment import chosen_schedule, default_schedule
+from detspec.held import Jitted
 from detspec.model.params import param_shapes
 from detspec.roofline import Work
-from detspec.schedule import Schedule
+from detspec.schedule import Numerics, Schedule
 from detspec.targets import TARGETS, Target, canonical_schedule
 from prove_stages.journal import Entry, Line
 from prove_stages.sizes import Size
@@ -29,7 +31,7 @@ NO_WORK = Work(0.0, 0.0)
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Where stages run, or are compiled for.
+    """Names where stages run, or what they are compiled for.
 
     Attributes:
         size: how large things are.
@@ -90,7 +92,7 @@ class Setting:
         return None if self.peaks is None else max(work.bytes / self.peaks[0], work.flop / self.peaks[1])
 
     def predicted(self, work: Work, scale: float) -> float | None:
-        """These seconds in another unit, of which one second has `scale`."""
+        """Predicts these seconds in another unit, of which one second has `scale`."""
         seconds = self.predicted_s(work)
         return None if seconds is None else scale * seconds
 
@@ -100,7 +102,7 @@ class Setting:
         return None if one is None or another is None else one / another
 
     def bound(self, work: Work) -> str:
-        """What takes `work` longer at these peaks: "bandwidth" or "arithmetic"; "" without peaks."""
+        """Names what takes `work` longer at these peaks: "bandwidth" or "arithmetic"; "" without peaks."""
         if self.peaks is None:
             return ""
         return "bandwidth" if work.bytes / self.peaks[0] >= work.flop / self.peaks[1] else "arithmetic"
@@ -134,11 +136,10 @@ class Program:
 
     Attributes:
         name: as plans call it.
-        fn: a function of `args` for `jax.jit`; or one that `jax.jit` made, for which `static` holds the rest of its arguments.
-        make: makes the arguments; where only shapes are needed, under `jax.eval_shape`.
-        donate: positions of arguments that the program may overwrite.
+        fn: a function of `args` for `jax.jit`; or one that is jitted, for which `static` holds the rest of its arguments.
+        make: makes the arguments; where only shapes are needed, under `jax.eval_shape`. With `static`, it makes shapes.
         static: arguments by name that `fn` was jitted with as static.
-        options: the compiler's, for a function that is not jitted yet.
+        numerics: of the canonical passes that it is part of, whose options it is compiled with; None if of none.
         work: of one call.
         calls: how often a stage calls it, about.
     """
@@ -146,9 +147,8 @@ class Program:
     name: str
     fn: Callable[..., Any]
     make: Callable[[], tuple[Any, ...]]
-    donate: tuple[int, ...] = ()
     static: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    numerics: Numerics | None = None
     work: Work = NO_WORK
     calls: int = 1
 
@@ -160,14 +160,17 @@ class Program:
     def lower(self, sharding: Any) -> Any:
         """Traces it for a device, which `sharding` names."""
         args = jax.tree.map(lambda leaf: _placed(leaf, sharding), self.shapes if not self.static else self.make())
-        fn = self.fn if self.static else jax.jit(self.fn, donate_argnums=self.donate, compiler_options=dict(self.options))
-        return fn.lower(*args, **self.static)  # type: ignore[attr-defined]
+        return self.jitted.lower(*args, **self.static)
+
+    @functools.cached_property
+    def jitted(self) -> Any:
+        """The function that is called, compiled with the options that an engine compiles it with."""
+        return self.fn if self.static else Jitted(self.fn, lambda named: self.numerics)
 
     def call(self) -> Callable[[], Any]:
         """Makes the arguments on the device, and returns what starts the program with them."""
         args = jax.jit(self.make)()
-        fn = jax.jit(self.fn, compiler_options=dict(self.options))
-        return lambda: fn(*args)
+        return lambda: self.jitted(*args)
 
 
 def target_of(device_kind: str) -> Target | None:

@@ -1,4 +1,4 @@
-"""How large things are: an 8B shape for the device, and a tiny one for rehearsals."""
+"""Sizes of all things: an 8B shape for the device, and a tiny one for rehearsals."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ SMALL = ModelConfig(vocab_size=211, d_model=128, num_layers=2, num_heads=2, num_
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """What the stages measure.
+    """Everything that stages measure, in one size.
 
     Attributes:
         name: "tiny" or "full".
@@ -28,7 +28,7 @@ class Size:
         canonical: (groups, window) of canonical attention.
         context: positions that canonical attention, passes and steps see.
         prefill: positions of a prompt in one window.
-        product_rows: rows of the products that are timed.
+        product_rows: rows of the products that are timed, the most valuable first.
         steps, passes: rows of decode steps, canonical ones too, and of canonical passes in windows of the device's own length.
         compared: rows of the pass, and of the step that it is compared with; these run at full depth, too.
         requests: most requests in flight among which one prompt is completed.
@@ -103,7 +103,7 @@ FULL = Size(
     canonical=((16, 16), (1, 256), (256, 1)),
     context=4096,
     prefill=2048,
-    product_rows=(1, 8, 32, 64, 128, 256, 512, 2048),
+    product_rows=(32, 256, 1, 128, 64, 8),
     steps=(1, 8, 32, 128),
     passes=(64, 256, 1024),
     compared=(256, 32),

@@ -13,22 +13,24 @@ NOT_HERE = "does not apply"
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One process.
+    """A process, or several.
 
     Attributes:
         name: as tables call it.
         modules: its modules in this package, one after the other.
         proves: what its figures say.
-        share_s: seconds of nine minutes that it may take; other totals are shared out in proportion.
+        share_s: seconds of about eleven minutes that it may take; other totals are shared out in proportion.
         platforms: where it applies.
         packages: packages that it needs besides those of all stages; where one is not installed, it does not apply.
         environment: variables of its process.
         compiles_first: all its programs are compiled at the same time, before the first of them runs.
-        at_once: programs that 16 cores are assumed to compile for it at the same time, in plans.
-        gate: measured anew in each run, which ends if its process dies.
+        at_once: how many seconds of tracing and compiling in a plan an H200's host of 16 cores does in one: 14 passes of 133 s
+            took it 39 s, and the doctor's 18 of 219 s took it 51 s.
+        gate: measured anew in each run, whose machine may be another one; the run ends if its process dies.
+        processes: how many of them measure it, one after the other.
         own_cache: it finds nothing that other processes compiled, which may have tuned their programs in other ways.
         run_s: seconds that it is expected to take on an H200 besides compiling and the work itself: starting, making weights,
-            copying to the host. Estimated.
+            copying to the host. Estimated from what stages took there.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Stage:
     own_cache: bool = False
     gate: bool = False
     at_once: int = 1
+    processes: int = 1
 
 
 PEER: dict[str, Any] = {
@@ -50,24 +53,23 @@ PEER: dict[str, Any] = {
     "packages": ("torch",),
     "environment": (("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),),  # torch needs the memory that jax would take at its start
 }
-ALONE: dict[str, Any] = {"own_cache": True}
-AHEAD: dict[str, Any] = {"compiles_first": True, "at_once": 8}
+TWICE: dict[str, Any] = {"own_cache": True, "processes": 2}
+AHEAD: dict[str, Any] = {"compiles_first": True, "at_once": 4}
 STAGES = (
-    Stage("environment", ("environment",), "the machine, its compilers, and one kernel", 15, 8, gate=True),
-    Stage("ceilings", ("ceilings",), "what the device can do at best", 20, 8),
-    Stage("kernels", ("kernels",), "kernels are right, whatever unused memory holds", 40, 20),
-    Stage("attention", ("decode", "attention"), "decode attention against a copy, passes by themselves", 25, 10),
-    Stage("products", ("products",), "pinned and int8 products, and the library's", 33, 15),
-    Stage("passes", ("passes", "whole"), "a canonical pass costs little more than a step", 100, 25, **AHEAD),
-    Stage("completions", ("completions",), "one prompt, a thousand times, one result", 45, 15, at_once=8),
-    Stage("generation", ("generation",), "determinism costs little, end to end", 85, 35, at_once=8),
-    Stage("doctor again", ("anchor",), "two processes have the same bits", 65, 25, **AHEAD, **ALONE),
-    Stage("peer", ("peer",), "PyTorch in CUDA graphs, for comparison", 12, 10, **PEER),
-    Stage("breakdown", ("breakdown",), "what a step's time goes into, kernel by kernel", 25, 10, ("gpu",)),
-    Stage("vendor", ("vendor",), "attention against the vendor's", 15, 5),
-    Stage(
-        "doctor", ("examine",), "which rows and splits have equal bits, and all that must not matter", 60, 20, **AHEAD, **ALONE
-    ),
+    Stage("environment", ("environment",), "the machine, its compilers, and one kernel", 10, 5, gate=True),
+    Stage("ceilings", ("ceilings",), "what the device can do at best", 10, 3, gate=True),
+    Stage("kernels", ("kernels",), "kernels are right, whatever unused memory holds", 43, 17),
+    Stage("attention", ("decode", "attention"), "decode attention against a copy, passes by themselves", 27, 8),
+    Stage("products", ("products",), "pinned and int8 products, and the library's", 80, 35),
+    Stage("passes", ("passes",), "a canonical pass costs little more than a step", 75, 15, **AHEAD),
+    Stage("doctor again", ("anchor",), "two processes have the same bits", 60, 22, **AHEAD, **TWICE),
+    Stage("whole", ("whole",), "the same at the model's full depth", 55, 25, **AHEAD),
+    Stage("breakdown", ("breakdown",), "what a step's time goes into, kernel by kernel", 80, 35, ("gpu",)),
+    Stage("completions", ("completions",), "one prompt, a thousand times, one result", 45, 24, at_once=4),
+    Stage("generation", ("generation",), "determinism costs little, end to end", 90, 50, at_once=4),
+    Stage("vendor", ("vendor",), "attention against the vendor's", 22, 8),
+    Stage("peer", ("peer",), "PyTorch in CUDA graphs, for comparison", 13, 10, **PEER),
+    Stage("doctor", ("examine",), "which rows and splits have equal bits, and all that must not matter", 70, 15, **AHEAD),
 )
 
 

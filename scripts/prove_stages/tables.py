@@ -18,7 +18,7 @@ def page(lines: Sequence[Line]) -> str:
     parts = [
         head,
         *void,
-        markdown(["stage", "ended", "s", "what it shows"], [stage_row(lines, stage.name) for stage in STAGES], "llrl"),
+        markdown(["stage", "ended", "s", "code", "what it shows"], [stage_row(lines, stage.name) for stage in STAGES], "llrll"),
     ]
     rows = [row for stage in STAGES for row in entry_rows(lines, stage.name)]
     parts.append(markdown(["stage", "figure", "value", "predicted", "bar", "bound by", "note"], rows, "llrrrll"))
@@ -30,14 +30,15 @@ def page(lines: Sequence[Line]) -> str:
 
 
 def stage_row(lines: Sequence[Line], name: str) -> list[str]:
-    """How a stage ended."""
+    """Says how a stage ended, and which code its figures are of."""
     stage = next(stage for stage in STAGES if stage.name == name)
     end = history.last_end(lines, name)
+    code = history.code_of(lines, name)
     if end is None:
         tried = history.measurements(lines, name)
-        return [name, f"stopped after {len(tried)} measurements" if tried else "not run yet", "", stage.proves]
+        return [name, f"stopped after {len(tried)} measurements" if tried else "not run yet", "", code, stage.proves]
     error = f": {end['error'].strip().splitlines()[-1]}" if end["error"] else ""
-    return [name, f"{end['status']}{error}", f"{end['seconds']:.0f}", stage.proves]
+    return [name, f"{end['status']}{error}", f"{end['seconds']:.0f}", code, stage.proves]
 
 
 def entry_rows(lines: Sequence[Line], stage: str) -> list[list[str]]:

@@ -93,6 +93,6 @@ def device_of(platform: str) -> torch.device:
 
 
 def num_different(one: Tensor, other: Tensor) -> int:
-    """How many numbers of two arrays have different bits; dtypes are equal and floating-point."""
+    """Counts how many numbers of two arrays have different bits; dtypes are equal and floating-point."""
     integers = {2: torch.int16, 4: torch.int32}[one.element_size()]
     return int((one.contiguous().view(integers) != other.contiguous().view(integers)).sum())

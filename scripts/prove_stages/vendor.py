@@ -28,7 +28,7 @@ def programs(setting: Setting) -> Iterator[Program]:
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each shape, the prompt first."""
+    """Measures each shape, the prompt first."""
     for shape in reversed(shapes(setting)):
         yield Measurement(shape.name, partial(measure, setting, shape))
 

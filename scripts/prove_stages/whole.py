@@ -15,7 +15,7 @@ def programs(setting: Setting) -> Iterator[Program]:
 
 
 def measurements(setting: Setting) -> Iterator[Measurement]:
-    """One for each, then the ratios."""
+    """Measures each of them, and the ratios."""
     yield from of_depth(setting, model(setting), *rows(setting))
 
 

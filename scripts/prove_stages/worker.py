@@ -1,10 +1,11 @@
-"""One stage in its own process: `python -m prove_stages.worker "decode" --results out/results.jsonl --size full --run 1`.
+"""Runs one stage in its own process: `python -m prove_stages.worker "decode" --results out/results.jsonl --size full --run 1`.
 
 Each measurement is written down before the next begins. One that fails is written down, too, and the next one runs, unless the
 device no longer answers: then this process ends, and the parent starts another.
 """
 
 import argparse
+import hashlib
 import importlib
 import os
 import sys
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 from detspec.choices import IMPLEMENTATIONS, LINEARS
 from detspec.errors import InputError
 from prove_stages import history
-from prove_stages.children import LOOK_S, RESTART
+from prove_stages.children import LOOK_S, RESTART, ROOT
 from prove_stages.environment import Unusable
 from prove_stages.journal import Entry, Journal
 from prove_stages.programs import Measurement, Program, Setting
@@ -31,6 +32,8 @@ from prove_stages.sizes import SIZES
 from prove_stages.stages import CUT_OFF, DONE, SOME_FAILED, STAGES, UNUSABLE, Stage, stage_of
 
 ERROR_CHARACTERS = 2000
+CODE = ("detspec/**/*.py", "scripts/prove_stages/*.py", "aot/kernel_shapes.py")
+CODE_DIGITS = 8
 SAME = ("device", "size", "implementation", "linear", "jax")  # of all results in a folder
 
 
@@ -78,7 +81,7 @@ def run_stage(stage: Stage, setting: Setting, journal: Journal, *, began: float,
     def end(status: str, why: str) -> None:
         journal.add("end", stage=stage.name, status=status, seconds=time.monotonic() - began, error=why, run=run)
 
-    lines = history.of_run(journal.lines(), run) if stage.gate else journal.lines()
+    lines = (history.of_run if stage.gate else history.of_code)(journal.lines(), run)
     done = history.known(lines, stage.name, run)
     failed = [name for name, line in history.measurements(lines, stage.name).items() if line["error"] and name in done]
     modules = [importlib.import_module(f"prove_stages.{name}") for name in stage.modules]
@@ -111,7 +114,7 @@ def run_stage(stage: Stage, setting: Setting, journal: Journal, *, began: float,
 
 
 def facts_of(setting: Setting, switches: Mapping[str, str]) -> dict[str, str]:
-    """What results depend on: the device, the size, and how attention and canonical products are computed."""
+    """Names what results depend on: the device, the size, the code, and how attention and canonical products are computed."""
     device = jax.devices()[0]
     numerics = setting.schedule_fn(setting.size.model).numerics
     return {
@@ -121,9 +124,18 @@ def facts_of(setting: Setting, switches: Mapping[str, str]) -> dict[str, str]:
         "implementation": numerics.implementation,
         "linear": numerics.linear,
         "switches": ", ".join(f"{name} {value}" for name, value in switches.items()),
+        "code": code(),
         "jax": jax.__version__,
         "compiler": device.client.platform_version.splitlines()[-1],
     }
+
+
+def code() -> str:
+    """The first digits of SHA-256 over the package and the stages."""
+    content = hashlib.sha256()
+    for path in sorted(path for pattern in CODE for path in ROOT.glob(pattern)):
+        content.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return content.hexdigest()[:CODE_DIGITS]
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
