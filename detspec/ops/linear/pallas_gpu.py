@@ -21,8 +21,8 @@
 Why these sizes: 64 bf16 rows need 64 FLOP per byte of weights. An H200 does 200 in the time of reading a byte, so padding a few
 decode rows to a tile costs no time. A byte of memory needs about 1.3 us to arrive, so 4.8 TB/s take 48 KiB in flight on each of
 132 processors. The ring of one tile holds 128 KiB of weights. Measured on an H200 with 32 rows, the weights of an 8B layer
-take 117 us (qkv 16.5, o 11.0, gate and up 59.5, down 30.2), XLA's products 133; a copy of as many bytes takes 104. Thread
-blocks that stay are worth a tenth, and a third with many rows: the next block of the result is fetched while the last one is
+take 117 us (qkv 16.5, o 11.0, gate and up 59.5, down 30.2), XLA's products 133; a copy of as many bytes takes 105. Thread
+blocks that stay are worth a tenth, and a fifth with many rows: the next block of the result is fetched while the last one is
 stored.
 """
 
