@@ -1,4 +1,4 @@
-"""All stages of `scripts/prove_on_device.py` compile for an H100, an H200, and a v6e where they apply, one layer deep."""
+"""All stages of `scripts/prove_on_device.py` compile for an H100, and for a v6e where they apply, one layer deep."""
 
 import dataclasses
 
