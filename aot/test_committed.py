@@ -111,7 +111,7 @@ def test_programs_of_an_engine_leave_no_choice_and_have_the_same_products():
     assert [offences(text) for text in texts] == [[]] * len(texts)
     expected = of_one_pass(kernels(replays))
     assert [of_one_pass(kernels(text)) for text in others if kernels(text)] == [expected] * len(CHOSEN)
-    # Of the last layer, prefill needs the keys and values alone.
+    # Prefill needs only the keys and values of the last layer.
     read = of_one_pass(kernels(prefill))
     assert read <= expected
     assert {product for product in expected - read if product.layer == "layer_0"} == set()

@@ -97,7 +97,7 @@ def test_options_of_gpus_stay_away_from_other_compilers(monkeypatch):
 
 
 def test_program_with_options_is_another_file(monkeypatch, tmp_path: Path):
-    """Its text is the same, so the options must be in its name."""
+    """Options stand in the name of a program, whose text is the same."""
     jitted = Jitted(square, static_argnames="schedule")
     numbers = []
     for platform in ("cpu", "gpu", "gpu"):
@@ -129,7 +129,7 @@ def test_doctor_of_a_gpu_without_kernels_names_the_options():
 
 @pytest.fixture
 def jax_folder(tmp_path: Path):
-    """Where jax keeps what it compiles in this test."""
+    """Folder in which jax keeps what it compiles in this test."""
     of_all_tests = jax.config.jax_compilation_cache_dir
     keep_in(str(tmp_path))
     yield tmp_path

@@ -727,7 +727,7 @@ def test_each_figure_is_written_before_the_next_one_and_replaces_the_one_of_its_
 
 
 def test_costly_measurement_is_skipped_when_less_time_is_left_than_the_one_before_took(tmp_path):
-    """Of 0.5 s the first takes 0.3, so 0.2 are left for the second. The third is not costly."""
+    """The first case takes 0.3 of 0.5 s, so 0.2 are left for the second. The third is not costly."""
     measurements = [*figures("first", 1.0, seconds=0.3), *figures("second", 1.0, seconds=0.3), *figures("third", 1.0)]
     _, lines = measured_stage(tmp_path, measurements, left_s=0.5)
     assert [line["name"] for line in lines if line["kind"] == "measurement"] == ["first", "third"]

@@ -73,7 +73,7 @@ class TestPallasGpu(AttentionContract):
         self.check_value(self.run(problem, self.numerics(shape), alibi=True), problem, alibi=True)
 
     def test_tiles_and_splits_without_pages_write_nothing(self, monkeypatch):
-        """Of two splits the second: sequences of one page, of three and of none, in memory full of nan."""
+        """Reads the second of two splits, for sequences of one page, of three and of none, in memory full of nan."""
         shape = self.shape(G=3, W=1, K=2, Q=2)
         problem = self.problem(shape, ends=self.positions(9, 40, 40))
         problem.positions[2] = NO_POSITION

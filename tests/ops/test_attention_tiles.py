@@ -21,7 +21,7 @@ def test_positions_of_tiles_that_only_repeat_and_of_padding_are_none():
 
 
 def splits_of(score: np.ndarray, value: np.ndarray, num_splits: int) -> tuple[np.ndarray, np.ndarray]:
-    """What kernels give for `score [X, K, rows, S]` and `value [X, K, S, H]` in equal splits."""
+    """Attends in equal splits, as kernels do, to `score [X, K, rows, S]` and `value [X, K, S, H]`."""
     scores = np.stack(np.split(score, num_splits, axis=-1), axis=1)
     values = np.stack(np.split(value, num_splits, axis=2), axis=1)
     sums = np.exp(scores).sum(-1)

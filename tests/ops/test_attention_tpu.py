@@ -51,7 +51,7 @@ class TestPallasTpu(AttentionContract):
         self.check_value(self.run(problem, numerics, sliding_window=sliding_window), problem, sliding_window=sliding_window)
 
     def test_tiles_and_splits_without_pages_have_no_program(self, monkeypatch):
-        """Of two splits the second: sequences of one page, of three and of none, in memory full of nan."""
+        """Reads the second of two splits, for sequences of one page, of three and of none, in memory full of nan."""
         shape = self.shape(G=3, W=1, K=2, Q=2)
         problem = self.problem(shape, ends=(9, 40, 40))
         problem.positions[2] = NO_POSITION
