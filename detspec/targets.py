@@ -80,8 +80,8 @@ def _gpu(
 # for a program that needs more. GPUs: NVIDIA's data sheets, of an H100, H200 and A100 (40 GB) those of the SXM versions; where
 # their peaks include sparsity, they are halved. Threads and shared memory of a processor come from the CUDA C++ Programming
 # Guide, "Technical Specifications per Compute Capability". Numbers of processors, clocks and L2 come from NVIDIA's white papers
-# on Turing, Ampere (A100), Ada and Hopper; an L4's L2 comes from its data sheet. What stands here of T4, L4 and A100 was written
-# from memory of these papers, and is yet to be compared with them.
+# on Turing, Ampere (A100), Ada and Hopper; an L4's L2 comes from its data sheet. What stands here of T4, L4 and A100 was
+# written from memory of these papers, and is yet to be compared with them.
 # Links: jax-ml.github.io/scaling-book, "All about TPUs"; of tpu7x, 1200 GB/s of a chip over 6 links of two directions. NVLink:
 # 900 and 600 GB/s in both directions, by NVIDIA's data sheets. A T4 and an L4 have none, only PCIe.
 HALF = "one TensorCore, half a chip"
