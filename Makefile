@@ -15,7 +15,7 @@ NEWER = import sys, venv; sys.exit(sys.version_info < (3, 12))
 PYTHON_DEVICE ?= $(shell for p in python3.12 python3.13 python3.14 python3 "$$(pyenv root 2>/dev/null)"/versions/3.1[2-9]*/bin/python; do \
 	"$$p" -c '$(NEWER)' 2>/dev/null && echo "$$p" && break; done)
 # What is compiled with them: the programs of `make prove` and those of an engine.
-FOR_DEVICE = aot/test_committed.py aot/test_prove.py
+FOR_DEVICE = tests/aot/test_committed.py tests/aot/test_prove.py
 
 # Tests start processes by the dozen, and without files of bytecode each compiles the sources of jax anew: 2 s instead of 0.6.
 unexport PYTHONDONTWRITEBYTECODE
@@ -68,7 +68,7 @@ test-mesh: env ## run the tests on eight simulated devices, but for those that t
 	@$(unoptimised); $(MESH) $(PYTEST) tests/mesh -m 'not optimised and not sweep' --dist worksteal $(ARGS)
 
 test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs without having one; ARGS='-k v6e' runs a part
-	$(VENV)/aot/bin/python -m pytest aot --numprocesses auto --dist worksteal $(ARGS)
+	$(VENV)/aot/bin/python -m pytest tests/aot --numprocesses auto --dist worksteal $(ARGS)
 	@if [ -n "$(ARGS)" ]; then echo "to run this part with the versions of a rented H100: make test-aot-device ARGS=..."; \
 	elif [ -n "$(PYTHON_DEVICE)" ]; then $(MAKE) --no-print-directory test-aot-device PYTHON_DEVICE="$(PYTHON_DEVICE)"; \
 	else echo "not compiled with the versions of a rented H100, which need Python 3.12: none was found. Give its path: make test-aot PYTHON_DEVICE=/path/to/python"; fi
@@ -77,13 +77,13 @@ test-aot-device: $(VENV)/aot-device/.installed ## the part of test-aot for an H1
 	$(VENV)/aot-device/bin/python -m pytest $(FOR_DEVICE) --numprocesses auto --dist worksteal -k 'not v6e and not h200' $(ARGS)
 
 kernels: $(VENV)/aot/.installed ## compile every kernel and rewrite docs/kernels.md
-	$(VENV)/aot/bin/python aot/compile_kernels.py
+	$(VENV)/aot/bin/python tests/aot/compile_kernels.py
 
 parity: $(VENV)/.installed-parity ## compare every model family with Hugging Face transformers
-	@$(unoptimised); OMP_NUM_THREADS=1 $(PYTEST) parity --dist worksteal $(ARGS)
+	@$(unoptimised); OMP_NUM_THREADS=1 $(PYTEST) tests/parity --dist worksteal $(ARGS)
 
 evals: $(VENV)/.installed-evals ## run the tests of `detspec eval`, with the lm-evaluation-harness
-	@$(unoptimised); $(PYTEST) evals --dist loadfile $(ARGS)
+	@$(unoptimised); $(PYTEST) tests/evals --dist loadfile $(ARGS)
 
 prove: env ## rehearse with tiny shapes what scripts/prove_on_device.py measures on a GPU or TPU
 	@rm -rf out/rehearsal; $(unoptimised); \

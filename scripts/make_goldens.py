@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "parity"))
+sys.path.insert(0, str(ROOT / "tests" / "parity"))
 
 from cases import CASES, LENGTH, greedy, logits, token_rows, write  # noqa: E402
 

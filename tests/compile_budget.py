@@ -26,10 +26,10 @@ BUDGET = {  # a quarter more than were counted when it was written, at most: a p
     "tests/draft": 240,
     "tests/doctor": 220,
     "tests/cli": 80,
-    "replications/thinking_states/tests": 60,  # 44 alone: a training step is three programs
+    "scripts/replications/thinking_states/tests": 60,  # 44 alone: a training step is three programs
     "tests/mesh": 400,  # a run of its own, which is not judged
     "tests/serve": 150,  # 66 alone, 108 in two processes
-    "evals": 120,  # a run of its own
+    "tests/evals": 120,  # a run of its own
     "tests/adapters": 64,  # 51 alone
     "tests/jobs": 95,  # 71 alone, 45 to 76 in runs of all tests
 }

@@ -16,7 +16,7 @@ from scripts.site_pages.field_comments import comment_of, comments
 
 ROOT = Path(__file__).parents[1]
 LISTED = ROOT / "docs" / "README.md"
-FOLDERS = ("docs", "dev", "replications")
+FOLDERS = ("docs", "scripts")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 
 

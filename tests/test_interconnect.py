@@ -1,4 +1,4 @@
-"""Links of groups of chips, worked out by hand; `aot/test_targets.py` compares places with the compiler's."""
+"""Links of groups of chips, worked out by hand; `tests/aot/test_targets.py` compares places with the compiler's."""
 
 import pytest
 

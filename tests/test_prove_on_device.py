@@ -38,7 +38,7 @@ MACHINE = {"kind": "run", "device": "a device", "size": "full", "jax": "1", "com
 @pytest.fixture(scope="module", autouse=True)
 def importable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for folder in (ROOT / "aot", SCRIPTS):
+        for folder in (ROOT / "tests" / "aot", SCRIPTS):
             patch.syspath_prepend(folder)
         yield
 
@@ -94,7 +94,7 @@ def test_parent_loads_no_jax_and_stages_need_no_package_but_jax_and_numpy():
     optional = part("packages").OPTIONAL
     program = f"""
 import runpy, sys
-sys.path[:0] = {[str(ROOT), str(SCRIPTS), str(ROOT / "aot")]}
+sys.path[:0] = {[str(ROOT), str(SCRIPTS), str(ROOT / "tests" / "aot")]}
 for name in {optional}: sys.modules[name] = None
 runpy.run_path({str(SCRIPT)!r})
 assert "jax" not in sys.modules
@@ -312,12 +312,12 @@ def test_gate_shows_what_it_measured_last_and_a_failure_does_not_replace_it():
 
 def test_code_of_results_changes_with_any_module_of_the_package_or_the_stages(tmp_path, monkeypatch):
     worker = part("worker")
-    for name in ("detspec/ops/a.py", "scripts/prove_stages/b.py", "aot/kernel_shapes.py", "docs/c.py"):
+    for name in ("detspec/ops/a.py", "scripts/prove_stages/b.py", "tests/aot/kernel_shapes.py", "docs/c.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     monkeypatch.setattr(worker, "ROOT", tmp_path)
     seen = [worker.code()]
-    for name in ("detspec/ops/a.py", "scripts/prove_stages/b.py", "aot/kernel_shapes.py"):
+    for name in ("detspec/ops/a.py", "scripts/prove_stages/b.py", "tests/aot/kernel_shapes.py"):
         (tmp_path / name).write_text("x")
         seen.append(worker.code())
     assert len({*seen}) == 4

@@ -26,11 +26,11 @@ import numpy as np
 import detspec as ds
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.task import tokenizer_of
-from replications.thinking_states.prompts import draw_problems
-from replications.thinking_states.tasks import PARITY
 from scripts.ablations.models import thinker
 from scripts.ablations.table import Options, Plot, Promise, Row, carry_out
 from scripts.ablations.turns import ROUNDS, Run, Turns, asked, generation, in_turns
+from scripts.replications.thinking_states.prompts import draw_problems
+from scripts.replications.thinking_states.tasks import PARITY
 
 CHUNKS = {"tiny": (8,), "full": (2, 4, 8, 16)}
 SEEDS = {"tiny": (0,), "full": (0, 1)}

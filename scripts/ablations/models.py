@@ -16,8 +16,8 @@ from detspec.model.params import quantized
 from detspec.train.batches import cut_rows, encode_documents
 from detspec.train.corpus import STDLIB, read_corpus
 from detspec.train.run import run_experiment
-from replications.thinking_states.tasks import PARITY
 from scripts.ablations.table import Options
+from scripts.replications.thinking_states.tasks import PARITY
 
 TINY = ds.ModelConfig(256, 64, 1, 4, 2, 16, 128, dtype="float32")
 HOLDOUT_ONE_IN = 25  # as in configs/tiny_python.py

@@ -15,7 +15,7 @@ from prove_stages.journal import Journal, Line
 from prove_stages.stages import CUT_OFF, FAILED, Stage
 
 ROOT = Path(__file__).parents[2]
-PATHS = (ROOT, ROOT / "scripts", ROOT / "aot")
+PATHS = (ROOT, ROOT / "scripts", ROOT / "tests" / "aot")
 RESTART = 3  # exit status of a worker whose device no longer answers after a failed measurement
 ERROR_LINES = 12  # of a stage that ended without a word
 LOOK_S = 0.2

@@ -21,7 +21,7 @@ SPARE_PAGES = 3  # pages that no table names, full of nan
 
 
 def attention_shape(layer: str, groups: int, window: int, max_len: int, *, decode: bool = False) -> AttentionShape:
-    """Attention of a layer named "llama3_1_8b/full", "gemma3_1b/sliding" or "small", as `aot/kernel_shapes.py` has it."""
+    """Attention of a layer named "llama3_1_8b/full", "gemma3_1b/sliding" or "small", as `tests/aot/kernel_shapes.py` has it."""
     model, _, kind = layer.partition("/")
     cfg = (
         dataclasses.replace(SMALL, sliding_window=33, sliding_layers=(True,) * SMALL.num_layers)

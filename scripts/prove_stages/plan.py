@@ -27,7 +27,7 @@ def targets() -> list[str]:
 
 
 def read() -> dict[str, Any]:
-    """Reads what `aot/compile_proof.py` wrote."""
+    """Reads what `tests/aot/compile_proof.py` wrote."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 

@@ -32,7 +32,7 @@ from prove_stages.sizes import SIZES
 from prove_stages.stages import CUT_OFF, DONE, SOME_FAILED, STAGES, UNUSABLE, Stage, stage_of
 
 ERROR_CHARACTERS = 2000
-CODE = ("detspec/**/*.py", "scripts/prove_stages/*.py", "aot/kernel_shapes.py")
+CODE = ("detspec/**/*.py", "scripts/prove_stages/*.py", "tests/aot/kernel_shapes.py")
 CODE_DIGITS = 8
 SAME = ("device", "size", "implementation", "linear", "jax")  # of all results in a folder
 

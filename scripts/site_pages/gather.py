@@ -131,8 +131,8 @@ class Folder:
 def page_of(source: Path) -> str:
     """Where a page of the repository lies in the folder.
 
-    README.md -> index.md    docs/mesh.md -> mesh.md    dev/LOG.md -> dev/log.md    replications/llm42/README.md ->
-    replications/llm42.md
+    README.md -> index.md    docs/mesh.md -> mesh.md    CONTRIBUTING.md -> contributing.md
+    scripts/replications/llm42/README.md -> scripts/replications/llm42.md
     """
     if source == Path("README.md"):
         return "index.md"

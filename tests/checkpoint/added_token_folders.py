@@ -1,6 +1,6 @@
 """Small folders of tokenizers whose tokens stand in several files, and the tokens that transformers finds in them.
 
-`parity/test_added_tokens.py` compares the expectations with transformers.
+`tests/parity/test_added_tokens.py` compares the expectations with transformers.
 """
 
 import json

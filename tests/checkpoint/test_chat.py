@@ -1,4 +1,4 @@
-"""Chat templates: what they see, what they may not do, and where they come from. Against transformers: parity/."""
+"""Chat templates: what they see, what they may not do, and where they come from. Against transformers: tests/parity/."""
 
 import datetime
 import json

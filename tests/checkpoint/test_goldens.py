@@ -1,6 +1,6 @@
 """Models of every family as Hugging Face transformers wrote them, against what it said of them: see scripts/make_goldens.py.
 
-The same comparison runs live, for more models, in parity/.
+The same comparison runs live, for more models, in tests/parity/.
 """
 
 from functools import partial

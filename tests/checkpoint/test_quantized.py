@@ -1,6 +1,6 @@
 """Quantized folders: the bits of their weights, whole and in any block, and one clear error for each way one can be wrong.
 
-parity/test_quantized.py compares folders that other libraries wrote with what transformers makes of them.
+tests/parity/test_quantized.py compares folders that other libraries wrote with what transformers makes of them.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a plan predicts and refuses; the compilers are not asked, see aot/test_plan.py."""
+"""What a plan predicts and refuses; the compilers are not asked, see tests/aot/test_plan.py."""
 
 import jax
 import pytest

@@ -1,0 +1,121 @@
+"""Seconds to compile one canonical pass by the number of layers: unrolled, as it runs, and scanned over stacked layers.
+
+    .venv/aot/bin/python tests/aot/compile_depths.py --targets cpu v6e:2x2 h200 --layers 4 16 64
+
+The scanned pass has one body: weights are stacked, all layers share one pool of pages, and the page table counts from the first
+page of a layer. Its program does not grow; what it costs shows in the temporaries and the bytes that the compiler counts, since
+a sliced weight may be copied before it is multiplied. Compile nothing else meanwhile.
+"""
+
+import argparse
+import dataclasses
+import os
+from functools import partial
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax must not look for the devices compiled for
+
+import time
+
+import jax
+import jax.numpy as jnp
+
+from detspec.cache import KVCache, init_cache
+from detspec.config import ModelConfig
+from detspec.environment import default_schedule
+from detspec.model.layers import block, logits_f32, rotations_of, scale_embeddings
+from detspec.model.params import Params, param_shapes
+from detspec.model.transformer import canonical_ops, forward, lookup, paged_attend, place
+from detspec.presets import preset
+from detspec.schedule import Schedule
+from detspec.state import Windows
+from detspec.target_compilers import compile_for, compilers
+from detspec.targets import canonical_schedule, target
+
+ROOM = {"max_requests": 8, "max_len": 2048}
+
+
+def main() -> None:
+    """Prints a line for each pass."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--targets", nargs="+", default=["cpu", "v6e:2x2", "h200"], metavar="NAME", help='targets, or "cpu"')
+    parser.add_argument("--layers", nargs="+", type=int, default=[4, 16, 64], help="depths")
+    parser.add_argument("--preset", default="qwen3_0_6b", help="the model whose layers they are")
+    args = parser.parse_args()
+    print(compilers())
+    print(f"{'target':10}{'layers':>8} {'pass':10}{'compile s':>11}{'temporaries MB':>16}{'GB accessed':>13}")
+    for name in args.targets:
+        for layers in args.layers:
+            cfg = dataclasses.replace(preset(args.preset), num_layers=layers)
+            schedule = default_schedule() if name == "cpu" else canonical_schedule(target(name), cfg)
+            for kind, program in (("unrolled", unrolled), ("scanned", scanned)):
+                seconds, temporaries, accessed = compiled(name, partial(program, cfg, schedule), *shapes(cfg, schedule, kind))
+                print(
+                    f"{name:10}{layers:8} {kind:10}{seconds:11.1f}{temporaries / 1e6:16.1f}{accessed / 1e9:13.2f}", flush=True
+                )
+
+
+def compiled(name: str, program: Any, *args: Any) -> tuple[float, int, float]:
+    """Seconds to compile, bytes of temporaries, and bytes accessed as the compiler counts them; the cache is donated."""
+    if name != "cpu":
+        found = compile_for(target(name), program, *args, donate=(2,))
+        return found.seconds, found.temp_bytes, found.accessed_bytes or 0.0
+    lowered = jax.jit(program, donate_argnums=(2,)).lower(*args)
+    began = time.perf_counter()
+    done = lowered.compile()
+    seconds = time.perf_counter() - began
+    memory = done.memory_analysis()
+    assert memory is not None
+    return seconds, memory.temp_size_in_bytes, (done.cost_analysis() or {}).get("bytes accessed", 0.0)
+
+
+def shapes(cfg: ModelConfig, schedule: Schedule, kind: str) -> tuple[Params, Windows, KVCache]:
+    """What a pass takes: weights, windows and cache, as shapes."""
+    G, W = schedule.budget.groups, schedule.budget.window
+    int32 = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    windows = Windows(tokens=int32((G, W)), sequence=int32((G,)), start=int32((G,)), count=int32((G,)))
+    params: Params = param_shapes(cfg)
+    cache = jax.eval_shape(partial(init_cache, cfg, **ROOM, numerics=schedule.numerics))
+    if kind == "scanned":
+
+        def stack(*leaves: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((len(leaves), *leaves[0].shape), leaves[0].dtype)
+
+        def join(pools: Any) -> tuple[jax.ShapeDtypeStruct]:
+            return (jax.ShapeDtypeStruct((len(pools) * pools[0].shape[0], *pools[0].shape[1:]), pools[0].dtype),)
+
+        params = {**params, "layers": jax.tree.map(stack, *params["layers"])}
+        cache = cache.replace(k=join(cache.k), v=join(cache.v))
+    return params, windows, cache
+
+
+def unrolled(cfg: ModelConfig, schedule: Schedule, params: Params, windows: Windows, cache: KVCache) -> Any:
+    """The pass as it runs."""
+    logits, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics)
+    return logits, cache
+
+
+def scanned(cfg: ModelConfig, schedule: Schedule, params: Params, windows: Windows, cache: KVCache) -> Any:
+    """The same with one body for all layers, which must be alike."""
+    places = place(windows, cache)
+    rotation = rotations_of(cfg, windows.positions.reshape(-1))[0]
+    ops = canonical_ops(cfg, schedule.numerics)
+    num_pages = cache.v[0].shape[0] // cfg.num_layers
+
+    def run_layer(carry: tuple[jax.Array, jax.Array, jax.Array], item: tuple[Any, jax.Array]) -> tuple[Any, None]:
+        x, k, v = carry
+        layer, index = item
+        first = index * num_pages
+        moved = places._replace(tables=places.tables + first, page_ids=places.page_ids + first)
+        attend = paged_attend(cfg, (k, v), moved, sliding_window=None, numerics=schedule.numerics)
+        x, (k, v) = block(layer, cfg, x, rotation, attend, ops)
+        return (x, k, v), None
+
+    x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1)))
+    items = params["layers"], jnp.arange(cfg.num_layers, dtype=jnp.int32)
+    (x, k, v), _ = jax.lax.scan(run_layer, (x, cache.k[0], cache.v[0]), items)
+    return logits_f32(params, cfg, x, ops), cache.replace(k=(k,), v=(v,))
+
+
+if __name__ == "__main__":
+    main()
