@@ -14,7 +14,8 @@ Accuracy   128 problems each: 1.00 at 5, 10, 20, 40 and 70 operations, 0.99 at 1
 These numbers are from before batches were cut into slices: the same training now ends with other bits.
 """
 
-from detspec.config import ModelConfig, ThinkingConfig
+from detspec.config import ThinkingConfig
+from detspec.model.dense import dense_config
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.parity import Parity
 from detspec.train.reasoning import ReasoningConfig
@@ -23,7 +24,7 @@ from detspec.train.reasoning import ReasoningConfig
 def get_config(arm: str = "thinking") -> ReasoningConfig:
     """The config of one arm."""
     return ReasoningConfig(
-        backbone=ModelConfig(
+        backbone=dense_config(
             vocab_size=64,
             d_model=64,
             num_layers=4,

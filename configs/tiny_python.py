@@ -16,7 +16,7 @@ Chips      The first 200 steps on 1, 2 and 4 CPU devices of one process, by turn
            d48bc46f21fb09fa7f953c1d4816c1f630b33375f0e0b7ade7471023a9ff82df.
 """
 
-from detspec.config import ModelConfig
+from detspec.model.dense import dense_config
 from detspec.train.batches import Phase
 from detspec.train.language import LanguageConfig
 from detspec.train.optimizer import OptimizerConfig
@@ -25,7 +25,7 @@ from detspec.train.optimizer import OptimizerConfig
 def get_config() -> LanguageConfig:
     """The run that made `detspec/assets/tiny_python`."""
     return LanguageConfig(
-        model=ModelConfig(
+        model=dense_config(
             vocab_size=2048,
             d_model=256,
             num_layers=4,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 __all__ = ["Completion", "Engine", "EngineConfig", "EngineGroup", "InputError", "Model", "ModelConfig", "Needs", "Request"]
 __all__ += ["SamplingParams", "Schedule", "Stats", "ThinkingConfig", "Thought", "Update"]
-__all__ += ["default_schedule", "draft_model", "fingerprint", "generate", "load", "score", "traces"]
+__all__ += ["default_schedule", "dense_config", "draft_model", "fingerprint", "generate", "load", "score", "traces"]
 
 if TYPE_CHECKING:
     from detspec import traces
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from detspec.errors import InputError
     from detspec.generation.loop import generate
     from detspec.generation.score import score
+    from detspec.model.dense import dense_config
     from detspec.sampling_params import SamplingParams
     from detspec.schedule import Schedule
 else:
@@ -51,6 +52,7 @@ else:
         "Thought": "engine.request",
         "Update": "engine.request",
         "default_schedule": "environment",
+        "dense_config": "model.dense",
         "draft_model": "engine.draft_model",
         "fingerprint": "environment",
         "generate": "generation.loop",

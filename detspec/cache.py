@@ -12,9 +12,16 @@ their slots last, so that its products, `[rows, H] @ [H, page]` and `[rows, page
 
 In int8 each key and each value of a token and KV head is rounded by itself, and its scale lies in the same page and slot. So
 what a slot holds depends on its own token alone, as it does in floats.
+
+Layers that are no attention declare pools of their own. A recurrent layer keeps states in a ring, by seat:
+
+    length    6         slots 4 and 5 lie in the second page of the ring of seat b, the state before slot 4 with them
+    rollback  length 3  the state before slot 0 is still in the first page, so a rollback may reach back by one page
 """
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,23 +49,38 @@ def numbers(pages: Pages) -> jax.Array:
     return pages.values if isinstance(pages, Int8Pages) else pages
 
 
-class KVCache(Struct):
-    """Keys and values of all sequences, in pages of one pool per layer."""
+class KV(NamedTuple):
+    """The pools of an attention layer."""
 
-    k: tuple[Pages, ...]  # L x [num_pages, K, page, H], or [num_pages, K, H, page] (`Numerics.key_slot_axis`)
-    v: tuple[Pages, ...]  # L x [num_pages, K, page, H]
+    k: Pages  # [num_pages, K, page, H], or [num_pages, K, H, page] (`Numerics.key_slot_axis`)
+    v: Pages  # [num_pages, K, page, H]
+
+
+class Pool(NamedTuple):
+    """An array of a layer's cache, as the layer declares it: zeros at first, shared by all sequences, and never copied whole.
+
+    Its first axis counts pages, which sequences find by the page table; or seats, of which each sequence has one, and the last
+    is scratch. Its second axis counts heads, which chips share. Leaves of a declaration are pools, nested like the arrays.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    slot_axis: int  # the axis of a page's slots
+    by_seat: bool = False
+
+
+class KVCache(Struct):
+    """What the layers keep of all sequences: for each layer a pytree of pools, and where in them each sequence lies."""
+
+    pools: tuple[Any, ...]  # L pytrees, `KV` of attention layers
     page_table: jax.Array  # [B, max_pages] int32
     length: jax.Array  # [B] int32, number of valid slots
-
-    @property
-    def page(self) -> int:
-        """Slots per page; a page is also the KV block of the canonical reduction."""
-        return numbers(self.v[0]).shape[2]
+    seat: jax.Array | None = None  # [B] int32, None if no layer keeps anything by seat
 
     @property
     def num_pages(self) -> int:
-        """Pages of a pool, the scratch page included."""
-        return numbers(self.v[0]).shape[0]
+        """Pages of a pool, the scratch page included; 0 without attention layers."""
+        return max((numbers(pools.v).shape[0] for pools in self.pools if isinstance(pools, KV)), default=0)
 
 
 def filled(shape: int | tuple[int, ...], value: Any, dtype: Any) -> jax.Array:
@@ -69,37 +91,71 @@ def filled(shape: int | tuple[int, ...], value: Any, dtype: Any) -> jax.Array:
 def init_cache(
     cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: Numerics, num_pages: int | None = None
 ) -> KVCache:
-    """An empty cache of `max_requests` rows of `max_len` positions (rounded up to whole pages), for passes of `numerics`.
+    """An empty cache of `max_requests` sequences of `max_len` positions (rounded up to whole pages), for passes of `numerics`.
 
     By default every sequence has its own pages, in order. With `num_pages`, which does not count the scratch page, sequences
     have no pages, and the caller allocates them.
     """
-    page = numerics.page
-    max_pages = -(-max_len // page)
+    max_pages = numerics.num_pages(max_len)
     table = np.zeros((max_requests, max_pages), np.int32)
     if num_pages is None:  # sequences own consecutive pages, one after the other
-        table = 1 + np.arange(max_requests * max_pages, dtype=np.int32).reshape(max_requests, max_pages)
-    num_pages = 1 + (max_requests * max_pages if num_pages is None else num_pages)
-    head_dim = numerics.cache_head_dim(cfg.head_dim)
-    values = (num_pages, cfg.num_kv_heads, page, head_dim)
-    keys = values if numerics.key_slot_axis == 2 else (num_pages, cfg.num_kv_heads, head_dim, page)
+        num_pages = max_requests * max_pages
+        table = 1 + np.arange(num_pages, dtype=np.int32).reshape(max_requests, max_pages)
+    declared = cache_pools(cfg, numerics, num_pages=num_pages, max_requests=max_requests)
+    has_seats = any(pool.by_seat for pool in _leaves(declared))
     return KVCache(
-        k=tuple(_empty_pages(keys, values[:3], numerics) for _ in range(cfg.num_layers)),
-        v=tuple(_empty_pages(values, values[:3], numerics) for _ in range(cfg.num_layers)),
+        pools=jax.tree.map(lambda pool: jnp.zeros(pool.shape, pool.dtype), declared, is_leaf=_is_pool),
         page_table=jnp.asarray(table),
         length=filled(max_requests, 0, np.int32),
+        seat=jnp.asarray(np.arange(max_requests, dtype=np.int32)) if has_seats else None,
     )
 
 
-def _empty_pages(shape: tuple[int, ...], scales: tuple[int, ...], numerics: Numerics) -> Pages:
-    pages = jnp.zeros(shape, jnp.dtype(numerics.cache_dtype))
-    return Int8Pages(pages, jnp.zeros(scales, jnp.float32)) if numerics.cache_dtype == "int8" else pages
+def cache_pools(cfg: ModelConfig, numerics: Numerics, *, num_pages: int = 0, max_requests: int = 0) -> tuple[Any, ...]:
+    """The pools that each layer declares, for `num_pages` pages and `max_requests` seats besides scratch."""
+    of_kinds = [kind.mixer.pools(numerics, 1 + num_pages, max_requests + 1) for kind in cfg.kinds]
+    return tuple(of_kinds[kind] for kind in cfg.pattern)
+
+
+def map_pools(fn: Callable[..., Any], cfg: ModelConfig, numerics: Numerics, *pools: Any) -> tuple[Any, ...]:
+    """`fn(declared, array, ...)` for each array of caches' `pools`; of `declared`, the shape means nothing."""
+    return jax.tree.map(fn, cache_pools(cfg, numerics), *pools, is_leaf=_is_pool)
+
+
+def shares_pages(cfg: ModelConfig, numerics: Numerics) -> bool:
+    """Whether sequences that begin alike may share pages: not if a layer keeps something for each sequence apart."""
+    return not any(pool.by_seat for pool in _leaves(cache_pools(cfg, numerics)))
 
 
 def cache_bytes(cfg: ModelConfig, *, max_requests: int, max_len: int, numerics: Numerics, num_pages: int | None = None) -> int:
-    """Bytes of keys and values that `init_cache` allocates for the same arguments, scales included."""
-    num_pages = 1 + (max_requests * -(-max_len // numerics.page) if num_pages is None else num_pages)
-    return 2 * cfg.num_layers * num_pages * numerics.page * cfg.num_kv_heads * slot_bytes(cfg.head_dim, numerics)
+    """Bytes of the pools that `init_cache` allocates for the same arguments."""
+    num_pages = max_requests * numerics.num_pages(max_len) if num_pages is None else num_pages
+    pools = _leaves(cache_pools(cfg, numerics, num_pages=num_pages, max_requests=max_requests))
+    return sum(math.prod(pool.shape) * np.dtype(pool.dtype).itemsize for pool in pools)
+
+
+def _is_pool(node: Any) -> bool:
+    return isinstance(node, Pool)
+
+
+def _leaves(declared: Any) -> list[Pool]:
+    return jax.tree.leaves(declared, is_leaf=_is_pool)
+
+
+def kv_pools(num_kv_heads: int, head_dim: int, numerics: Numerics, num_pages: int) -> KV:
+    """The pools of an attention layer with `num_kv_heads` keys and values of `head_dim` numbers a token."""
+    page = numerics.page
+    head_dim = numerics.cache_head_dim(head_dim)
+    values = (num_pages, num_kv_heads, page, head_dim)
+    keys = values if numerics.key_slot_axis == 2 else (num_pages, num_kv_heads, head_dim, page)
+    dtype = jnp.dtype(numerics.cache_dtype)
+
+    def pages(shape: tuple[int, ...], slot_axis: int) -> Any:
+        numbers = Pool(shape, dtype, slot_axis)
+        scale = Pool(values[:3], jnp.dtype(jnp.float32), 2)
+        return Int8Pages(numbers, scale) if numerics.cache_dtype == "int8" else numbers  # type: ignore[arg-type]
+
+    return KV(k=pages(keys, numerics.key_slot_axis), v=pages(values, 2))
 
 
 def slot_bytes(head_dim: int, numerics: Numerics) -> int:

@@ -1,4 +1,4 @@
-"""Frozen configuration values: the shape of a model."""
+"""Frozen configuration values: the shape of a model, as layers of a few kinds and the order in which they come."""
 
 import dataclasses
 from typing import Any
@@ -9,8 +9,6 @@ from detspec.choices import WEIGHTS
 from detspec.errors import InputError
 
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
-ACTIVATIONS = ("silu", "gelu_tanh")
-POSITION_ENCODINGS = ("rope", "alibi")
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 MAX_COUNT = 2**31 - 1  # of anything: positions, ids and sizes are int32
 MAX_NUMBER = 1e308  # an int may be larger than any float
@@ -25,6 +23,39 @@ def is_count(value: object) -> bool:
 def is_number(value: object) -> bool:
     """A finite int or float, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+
+
+def check_counts(config: Any, *fields: str) -> None:
+    """Raises `InputError` unless these fields of a dataclass are positive integers that int32 holds."""
+    for field in fields:
+        if not is_count(value := getattr(config, field)):
+            raise InputError(f"{_named(config, field)} must be a positive integer, at most 2**31-1, got {value!r}")
+
+
+def check_numbers(config: Any, *fields: str, optional: bool = False) -> None:
+    """Raises `InputError` unless these fields are positive numbers; with `optional` they may be None."""
+    for field in fields:
+        value = getattr(config, field)
+        if not (optional and value is None) and (not is_number(value) or not value > 0):
+            raise InputError(f"{_named(config, field)} must be a positive number{' or None' * optional}, got {value!r}")
+
+
+def check_flags(config: Any, *fields: str) -> None:
+    """Raises `InputError` unless these fields are True or False."""
+    for field in fields:
+        if not isinstance(value := getattr(config, field), bool):
+            raise InputError(f"{_named(config, field)} must be True or False, got {value!r}")
+
+
+def check_choice(config: Any, field: str, accepted: tuple[str, ...], *, optional: bool = False) -> None:
+    """Raises `InputError` unless this field is one of `accepted`; with `optional` it may be None."""
+    value = getattr(config, field)
+    if value not in accepted and not (optional and value is None):
+        raise InputError(f"{_named(config, field)} must be one of {accepted}{' or None' * optional}, got {value!r}")
+
+
+def _named(config: Any, field: str) -> str:
+    return f"{type(config).__name__}.{field}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +76,7 @@ class RopeScaling:
     attention_factor: float = 1.0  # scale of cosines and sines under "yarn"
 
     def __post_init__(self) -> None:
-        if self.kind not in ROPE_SCALINGS:
-            raise InputError(f"RopeScaling.kind must be one of {ROPE_SCALINGS}, got {self.kind!r}")
+        check_choice(self, "kind", ROPE_SCALINGS)
         if not is_number(self.factor) or not self.factor >= 1:
             raise InputError(f"RopeScaling.factor must be a number of at least 1, got {self.factor!r}")
         if self.kind != "linear" and not is_count(self.original_max_position):
@@ -54,16 +84,26 @@ class RopeScaling:
                 f"RopeScaling.original_max_position must be a positive integer, at most 2**31-1, with {self.kind!r}, "
                 f"got {self.original_max_position!r}"
             )
-        for field in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"):
-            if not is_number(getattr(self, field)) or not getattr(self, field) > 0:
-                raise InputError(f"RopeScaling.{field} must be a positive number, got {getattr(self, field)!r}")
-        if not isinstance(self.truncate, bool):
-            raise InputError(f"RopeScaling.truncate must be True or False, got {self.truncate!r}")
+        check_numbers(self, "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
+        check_flags(self, "truncate")
         if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
             raise InputError(
                 f"RopeScaling.low_freq_factor ({self.low_freq_factor}) must be less than its high_freq_factor "
                 f"({self.high_freq_factor})"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary positions of a layer."""
+
+    theta: float = 10000.0  # base of the rotary frequencies
+    scaling: RopeScaling | None = None  # stretches the frequencies; None leaves them
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "theta")
+        if self.scaling is not None and not isinstance(self.scaling, RopeScaling):
+            raise InputError(f"Rope.scaling must be a RopeScaling or None, got {self.scaling!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,37 +140,22 @@ class ThinkingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape of one decoder; the families (Llama, Mistral, Qwen, Gemma) are values of it.
+    """Shape of one decoder: layers of a few kinds in the order of `pattern`, between an embedding and an output head.
+
+    `detspec.dense_config` makes the config of a decoder whose layers are all attention and a gated MLP.
 
     Attributes:
         vocab_size: `V`, rows of the embedding.
         d_model: `D`, width of the residual stream.
-        num_layers: `L` decoder blocks.
-        num_heads: `N` query heads.
-        num_kv_heads: `K` key/value heads; divides `num_heads`.
-        head_dim: `H`; need not be `D / N`, must be even (rotary pairs).
-        d_ff: `F`, width of the gated MLP.
-        rope_theta: base of the rotary frequencies.
+        kinds: the different layers, each a `detspec.model.layers.Layer`.
+        pattern: for each of the `L` layers, which of `kinds` it is.
         norm_eps: epsilon of every RMSNorm.
         tie_embeddings: the output head is the embedding matrix.
         max_position: longest sequence the model was made for, in tokens.
         dtype: dtype of weights and activations: "float32", "bfloat16" or "float16". Reductions are float32 always.
-        rope_scaling: stretches the rotary frequencies; None leaves them.
-        sliding_window: positions that sliding layers attend to, their own included; None without such layers.
-        sliding_layers: for each layer, whether it slides; `()` if none does.
-        sliding_rope_theta: unscaled rotary base of the sliding layers, where it is another (Gemma 3).
-        qkv_bias: projections to queries, keys and values add a bias.
-        o_bias: the attention's output projection adds a bias.
-        qk_norm: queries and keys go through an RMSNorm of each head before they are rotated.
-        post_norms: attention and MLP outputs go through an RMSNorm of their own before they are added (Gemma 2 and 3).
         norm_plus_one: every RMSNorm multiplies by `1 + w`, in float32 (Gemma).
         scale_embeddings: embeddings are multiplied by `sqrt(D)` (Gemma).
-        activation: activation of the MLP's gate: "silu" or "gelu_tanh".
-        score_dim: attention scores are divided by its square root; None is `H`.
-        attn_softcap: scores are squashed into `+-cap` by `cap * tanh(scores / cap)`; None leaves them.
-        logit_softcap: the same for the logits.
-        position_encoding: "rope" rotates queries and keys; "alibi" lowers a head's scores in proportion to the distance (Press
-            et al. 2022, arXiv 2108.12409), and the rotary fields say nothing.
+        logit_softcap: logits are squashed into `+-cap` by `cap * tanh(logits / cap)`; None leaves them.
         thinking: how the model thinks while it reads; None if it has no layers for that.
         weights: "int8" for matrices rounded by row, whose products are exact sums of integers; None leaves them in `dtype`.
             Norms, biases and the embedding are in `dtype` either way, and a tied head is a rounded copy of the embedding.
@@ -138,70 +163,31 @@ class ModelConfig:
 
     vocab_size: int
     d_model: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    d_ff: int
-    rope_theta: float = 10000.0
+    kinds: tuple[Any, ...]
+    pattern: tuple[int, ...]
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
     max_position: int = 2048
     dtype: str = "bfloat16"
-    rope_scaling: RopeScaling | None = None
-    sliding_window: int | None = None
-    sliding_layers: tuple[bool, ...] = ()
-    sliding_rope_theta: float | None = None
-    qkv_bias: bool = False
-    o_bias: bool = False
-    qk_norm: bool = False
-    post_norms: bool = False
     norm_plus_one: bool = False
     scale_embeddings: bool = False
-    activation: str = "silu"
-    score_dim: float | None = None
-    attn_softcap: float | None = None
     logit_softcap: float | None = None
-    position_encoding: str = "rope"
     thinking: ThinkingConfig | None = None
     weights: str | None = None
 
     def __post_init__(self) -> None:
-        for field in ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff", "max_position"):
-            if not is_count(getattr(self, field)):
-                raise InputError(
-                    f"ModelConfig.{field} must be a positive integer, at most 2**31-1, got {getattr(self, field)!r}"
-                )
-        if self.num_layers > MAX_LAYERS:
-            raise InputError(f"ModelConfig.num_layers must be at most {MAX_LAYERS}, got {self.num_layers}")
-        for field in ("rope_theta", "norm_eps", "sliding_rope_theta", "score_dim", "attn_softcap", "logit_softcap"):
-            value = getattr(self, field)
-            optional = field not in ("rope_theta", "norm_eps")
-            if not (value is None and optional) and (not is_number(value) or not value > 0):
-                raise InputError(f"ModelConfig.{field} must be a positive number{' or None' * optional}, got {value!r}")
-        for field in ("tie_embeddings", "qkv_bias", "o_bias", "qk_norm", "post_norms", "norm_plus_one", "scale_embeddings"):
-            if not isinstance(getattr(self, field), bool):
-                raise InputError(f"ModelConfig.{field} must be True or False, got {getattr(self, field)!r}")
-        if self.num_heads % self.num_kv_heads:
-            raise InputError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
-        if self.head_dim % 2:
-            raise InputError(f"head_dim must be even (rotary pairs), got {self.head_dim}")
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype must be one of {sorted(DTYPES)}, got {self.dtype!r}")
-        if self.weights not in (None, *WEIGHTS):
-            raise InputError(f"weights must be one of {WEIGHTS} or None, got {self.weights!r}")
-        if self.activation not in ACTIVATIONS:
-            raise InputError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}")
-        if self.position_encoding not in POSITION_ENCODINGS:
-            raise InputError(f"position_encoding must be one of {POSITION_ENCODINGS}, got {self.position_encoding!r}")
-        if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
-            raise InputError(f"rope_scaling must be a RopeScaling or None, got {self.rope_scaling!r}")
-        if not all(isinstance(slides, bool) for slides in self.sliding_layers):
-            raise InputError(f"sliding_layers must be True or False for each layer, got {self.sliding_layers!r}")
-        if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
-            raise InputError(f"sliding_layers must name each of the {self.num_layers} layers, got {len(self.sliding_layers)}")
-        if (any(self.sliding_layers) or self.sliding_window is not None) and not is_count(self.sliding_window):
-            raise InputError(f"sliding layers need a sliding_window of at least 1, got {self.sliding_window!r}")
+        check_counts(self, "vocab_size", "d_model", "max_position")
+        check_numbers(self, "norm_eps")
+        check_numbers(self, "logit_softcap", optional=True)
+        check_flags(self, "tie_embeddings", "norm_plus_one", "scale_embeddings")
+        check_choice(self, "dtype", tuple(sorted(DTYPES)))
+        check_choice(self, "weights", WEIGHTS, optional=True)
+        if not 1 <= len(self.pattern) <= MAX_LAYERS:
+            raise InputError(f"ModelConfig.pattern must name 1 to {MAX_LAYERS} layers, got {len(self.pattern)}")
+        if unknown := [kind for kind in self.pattern if kind not in range(len(self.kinds))]:
+            raise InputError(
+                f"ModelConfig.pattern must hold numbers of the {len(self.kinds)} kinds of layers, from 0 on, got {unknown[0]!r}"
+            )
         if self.thinking is not None:
             self._check_thinking(self.thinking)
 
@@ -213,34 +199,24 @@ class ModelConfig:
         if thinking.end_id >= self.vocab_size:
             raise InputError(f"ThinkingConfig.end_id ({thinking.end_id}) lies outside the vocabulary of {self.vocab_size}")
 
-    def sliding_window_of(self, layer: int) -> int | None:
-        """Positions that `layer` attends to; None is all."""
-        return self.sliding_window if self.sliding_layers and self.sliding_layers[layer] else None
+    @property
+    def num_layers(self) -> int:
+        """`L`, decoder layers."""
+        return len(self.pattern)
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON has them: lists for tuples, an object for `rope_scaling`; without `weights` where that is None.
-
-        So the digests of models that are not rounded stay what they were before there was a choice.
-        """
-        values = {**dataclasses.asdict(self), "sliding_layers": list(self.sliding_layers)}
-        return {name: value for name, value in values.items() if name != "weights" or value is not None}
-
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> "ModelConfig":
-        """The config that `to_json` made `values` of; `TypeError` for a field that there is not."""
-        scaling = values.get("rope_scaling")
-        thinking = values.get("thinking")
-        rebuilt = {
-            "rope_scaling": None if scaling is None else RopeScaling(**scaling),
-            "thinking": None if thinking is None else ThinkingConfig(**thinking),
-            "sliding_layers": tuple(values.get("sliding_layers", ())),
-        }
-        return ModelConfig(**{**values, **rebuilt})
+    def layer(self, index: int) -> Any:
+        """Layer `index`, a `detspec.model.layers.Layer`; negative numbers count from the last one."""
+        return self.kinds[self.pattern[index]]
 
     @property
-    def score_scale(self) -> float:
-        """Factor of the attention scores."""
-        return (self.head_dim if self.score_dim is None else self.score_dim) ** -0.5
+    def layers(self) -> tuple[Any, ...]:
+        """All layers in order."""
+        return tuple(self.kinds[kind] for kind in self.pattern)
+
+    def with_layers(self, num_layers: int) -> "ModelConfig":
+        """The same model cut off after its first `num_layers` layers; its pattern goes on from the start if it has fewer."""
+        pattern = tuple(self.pattern[index % len(self.pattern)] for index in range(num_layers))
+        return dataclasses.replace(self, pattern=pattern)
 
     @property
     def jax_dtype(self) -> jnp.dtype:

@@ -68,9 +68,10 @@ def schedule_for(
             schedule = schedule.with_numerics(linear="pinned")
         if platform == "gpu" and cfg is not None:
             schedule = dataclasses.replace(schedule, numerics=schedule.numerics.for_weights(cfg.dtype))
-            fits = max(TILE_ROWS * cfg.num_kv_heads // cfg.num_heads, 1)
+            mixers = [kind.mixer for kind in cfg.kinds if hasattr(kind.mixer, "head_dim")]
+            fits = max(1, min(TILE_ROWS * mixer.num_kv_heads // mixer.num_heads for mixer in mixers))
             schedule = schedule.with_numerics(
-                page=WIDE_HEAD_PAGE if cfg.head_dim >= WIDE_HEAD_DIM else schedule.numerics.page,
+                page=WIDE_HEAD_PAGE if any(mixer.head_dim >= WIDE_HEAD_DIM for mixer in mixers) else schedule.numerics.page,
                 query_tile=min(schedule.numerics.query_tile, 1 << (fits.bit_length() - 1)),
             )
     return schedule

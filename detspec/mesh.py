@@ -28,11 +28,12 @@ from detspec.ops.collectives import CHIPS
 from detspec.state import GenState
 
 Tree = TypeVar("Tree")
+CUT_NAMES = {"N": "query heads", "K": "KV heads", "D": "width", "F": "MLP width", "V": "vocabulary"}
 P = PartitionSpec
 COPIES = P()  # the spec of arrays that all chips hold
-PAGES = P(None, "kv")  # the spec of page pools `[num_pages, K, ...]`
+PAGES = P(None, "kv")  # the spec of pools, whose second axis counts heads
 # The specs of a state: chips hold copies of all but the page pools.
-_CACHE = KVCache(k=PAGES, v=PAGES, page_table=COPIES, length=COPIES)  # type: ignore[arg-type]
+_CACHE = KVCache(pools=PAGES, page_table=COPIES, length=COPIES, seat=COPIES)  # type: ignore[arg-type]
 STATE: GenState = GenState(**{field.name: COPIES for field in dataclasses.fields(GenState)} | {"cache": _CACHE})  # type: ignore[arg-type]
 
 
@@ -48,7 +49,7 @@ def make_mesh(cfg: ModelConfig, num_chips: int, devices: list[Any] | None = None
     """
     check_fits(cfg, num_chips)
     devices = first_devices(num_chips, jax.devices() if devices is None else devices)
-    kv = math.gcd(cfg.num_kv_heads, num_chips)
+    kv = kv_parts(cfg, num_chips)
     chips = np.asarray(devices).reshape(kv, num_chips // kv)
     return Mesh(chips, CHIPS, axis_types=(AxisType.Auto,) * 2)
 
@@ -56,11 +57,11 @@ def make_mesh(cfg: ModelConfig, num_chips: int, devices: list[Any] | None = None
 def check_fits(cfg: ModelConfig, num_chips: int) -> None:
     """Raises `InputError` if a model of this `cfg` cannot be cut over `num_chips`."""
     if num_chips not in (fitting := fitting_chips(cfg)):
-        raise InputError(
-            f"the model cannot be cut over {num_chips} chips: numbers that divide its {cfg.num_heads} query heads, "
-            f"{cfg.num_kv_heads} KV heads, width {cfg.d_model}, MLP width {cfg.d_ff} and vocabulary {cfg.vocab_size} are "
-            f"{', '.join(map(str, fitting))}"
+        sizes = ", ".join(
+            f"{CUT_NAMES.get(letter, letter)} {', '.join(map(str, found))}" for letter, found in _cut_sizes(cfg).items()
         )
+        accepted = ", ".join(map(str, fitting))
+        raise InputError(f"the model cannot be cut over {num_chips} chips: numbers that divide its {sizes} are {accepted}")
 
 
 def first_devices(num_chips: int, devices: list[Any]) -> list[Any]:
@@ -77,9 +78,24 @@ def first_devices(num_chips: int, devices: list[Any]) -> list[Any]:
 
 def fitting_chips(cfg: ModelConfig) -> list[int]:
     """All numbers of chips that a model of this `cfg` can be cut over, ascending."""
-    divided = math.gcd(cfg.num_heads, cfg.d_model, cfg.d_ff, cfg.vocab_size)
-    K = cfg.num_kv_heads
-    return [n for n in range(1, divided + 1) if divided % n == 0 and (K % n == 0 or n % K == 0)]
+    sizes = {letter: math.gcd(*found) for letter, found in _cut_sizes(cfg).items()}
+    kv = sizes.pop("K", 0)
+    divided = math.gcd(*sizes.values())
+    return [n for n in range(1, divided + 1) if divided % n == 0 and (kv % n == 0 or n % kv == 0)]
+
+
+def kv_parts(cfg: ModelConfig, num_chips: int) -> int:
+    """Among how many parts `num_chips` chips share the KV heads."""
+    return math.gcd(num_chips, *_cut_sizes(cfg).get("K", ()))
+
+
+def _cut_sizes(cfg: ModelConfig) -> dict[str, list[int]]:
+    """By the letters of what is cut, whole heads for example, the sizes that weights have there."""
+    found: dict[str, set[int]] = {}
+    for leaf in jax.tree.leaves(weights(cfg)):
+        if _spec(leaf) != COPIES:
+            found.setdefault(leaf.axes[leaf.output_axis][0], set()).add(leaf.lengths[leaf.output_axis][0])
+    return {letter: sorted(found[letter]) for letter in sorted(found, key=[*CUT_NAMES, *found].index)}
 
 
 def param_specs(cfg: ModelConfig) -> Params:
@@ -94,11 +110,10 @@ def param_shardings(cfg: ModelConfig, mesh: Mesh) -> Params:
 
 def _spec(weight: Weight) -> PartitionSpec:
     """Matrices and the biases of heads are cut along their outputs, their first axis after that of experts."""
-    outputs = 0 if weight.experts is None else 1
-    axis = weight.axes[outputs]
-    if len(weight.axes) == outputs + 1 and axis not in ("NH", "KH"):
+    axis = weight.axes[weight.output_axis]
+    if len(weight.axes) == weight.output_axis + 1 and axis not in ("NH", "KH"):
         return COPIES  # norms, and biases of outputs that are gathered
-    return P(*[None] * outputs, "kv" if axis == "KH" else CHIPS)
+    return P(*[None] * weight.output_axis, "kv" if axis == "KH" else CHIPS)
 
 
 def mesh_of(tree: Any) -> Mesh | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from detspec.config import ModelConfig, RopeScaling
 from detspec.errors import InputError
+from detspec.model.dense import dense_config
 
 SIZES = ("num_layers", "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff", "vocab_size", "max_position")
 LLAMA_3: dict[str, Any] = {"rope_theta": 500000.0, "norm_eps": 1e-5}
@@ -33,7 +34,7 @@ def sixth_full(num_layers: int) -> tuple[bool, ...]:
 
 def model(*sizes: int, **traits: Any) -> ModelConfig:
     """A model of `SIZES`, in this order, with the `traits` of its family."""
-    return ModelConfig(**{**dict(zip(SIZES, sizes, strict=True)), **traits})
+    return dense_config(**{**dict(zip(SIZES, sizes, strict=True)), **traits})
 
 
 PRESETS = {

@@ -4,7 +4,10 @@ Compilers' own estimates are not used: they count the body of a loop once, and o
 """
 
 import dataclasses
+import math
+from typing import NamedTuple
 
+from detspec.schedule import Schedule
 from detspec.targets import Target
 
 
@@ -22,3 +25,23 @@ class Work:
     def bound(self, target: Target) -> str:
         """What takes longer on `target`: "memory" or "arithmetic"."""
         return "memory" if self.bytes / target.bytes_per_s >= self.flop / target.flop_per_s else "arithmetic"
+
+
+class PassShape(NamedTuple):
+    """What decides the work of one pass of a model.
+
+    Attributes:
+        schedule: the schedule of this pass: its rows, window, query tile, page and cache dtype count.
+        windows: windows that are not padding, at most `schedule.budget.groups`.
+        context: positions that each token attends to, its own included.
+        chips: chips that share the model, see `detspec.mesh`.
+    """
+
+    schedule: Schedule
+    windows: int
+    context: int
+    chips: int = 1
+
+    def own_share(self, num_heads: int) -> int:
+        """How many of `num_heads` heads a chip has, where those that chips cannot part are copied."""
+        return num_heads // math.gcd(num_heads, self.chips)

@@ -1,6 +1,6 @@
 """What a generator carries: windows of a pass, drafts, verdicts, and the state between steps."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,17 @@ class Windows(Struct):
     def used(self) -> jax.Array:
         """`[G, W]` bool, True where a token is not padding."""
         return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None, :] < self.count[:, None]
+
+
+class Injected(NamedTuple):
+    """Vectors that a pass adds to the stream."""
+
+    depth: int  # after so many layers
+    values: jax.Array  # [G, W, D], or [B, T, D] of whole sequences
+
+    def at(self, depth: int, x: jax.Array) -> jax.Array:
+        """The stream `x [..., D]` after `depth` layers, with the vectors if this is where they go in."""
+        return x + self.values.reshape(x.shape).astype(x.dtype) if depth == self.depth else x
 
 
 # What stands in a column of its own, in this order; after it come stop tokens, biased tokens and their biases.
@@ -176,6 +187,7 @@ class Reading(Struct):
     end: jax.Array  # [B] int32, chunks of the prompt that a thought follows; 0 for a sequence that does not think
     states: jax.Array  # [B, C, D], added to the stream of chunk `read`
     end_id: int = static_field()  # the token that ends a thought
+    in_layer: int = static_field()  # how many layers the stream has been through when states are added
 
     @property
     def chunk(self) -> int:
@@ -228,8 +240,8 @@ class GenState(Struct):
         """`[B]` bool, live sequences whose tokens any pass may take: all but those that still think about their prompt."""
         return self.live if self.reading is None else self.live & (self.reading.read >= self.reading.end)
 
-    def inject(self, windows: Windows) -> jax.Array | None:
-        """What is added to the stream of `windows` of sequences that have thought: `[G, W, D]`, or None without thinking."""
+    def inject(self, windows: Windows) -> Injected | None:
+        """The states `[G, W, D]` that `windows` of sequences that have thought get; None without thinking."""
         if self.reading is None:
             return None
         sequence = jnp.maximum(windows.sequence, 0)
@@ -237,7 +249,7 @@ class GenState(Struct):
         offset = windows.positions - (self.reading.read[sequence] * C)[:, None]
         states = self.reading.states[sequence[:, None], jnp.clip(offset, 0, C - 1)]
         inside = (offset >= 0) & (offset < C) & (self.reading.end[sequence] > 0)[:, None]
-        return jnp.where(inside[:, :, None], states, jnp.zeros_like(states))
+        return Injected(self.reading.in_layer, jnp.where(inside[:, :, None], states, jnp.zeros_like(states)))
 
 
 class Draft(Struct):

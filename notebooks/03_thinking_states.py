@@ -84,7 +84,7 @@ print("answer:", problem.answer)
 
 # %%
 config = ReasoningConfig(
-    backbone=ds.ModelConfig(
+    backbone=ds.dense_config(
         vocab_size=64,
         d_model=64,
         num_layers=4,

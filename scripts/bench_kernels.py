@@ -25,6 +25,7 @@ from detspec.config import ModelConfig
 from detspec.doctor.doctor import run_doctor
 from detspec.environment import default_schedule, fingerprint
 from detspec.generation.init import init_state
+from detspec.model.dense import dense_config, with_fields
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.model.work import pass_work
@@ -36,7 +37,7 @@ from detspec.schedule import Budget, FastPath, Numerics, Schedule
 from detspec.state import GenState, Windows
 
 LEAST_SAMPLE_S = 0.02  # calls are queued until a sample takes this long, which hides dispatch
-SMALL = ModelConfig(vocab_size=211, d_model=128, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=64, d_ff=256)
+SMALL = dense_config(vocab_size=211, d_model=128, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=64, d_ff=256)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +105,7 @@ def run(sizes: Sizes, schedule: Schedule, repeats: int) -> dict[str, Any]:
     copy_s, product_s = (median(seconds(call, repeats)) for call in (copying(sizes.copy_bytes), multiplying(sizes.side)))
     ceilings = {"bytes_per_s": 2 * sizes.copy_bytes / copy_s, "flop_per_s": 2 * sizes.side**3 / product_s}
     rows = [measured(contest, ceilings, repeats) for contest in tqdm(contests(sizes, schedule), unit="contest", disable=None)]
-    examined = dataclasses.replace(sizes.cfg, num_layers=min(sizes.cfg.num_layers, 4))
+    examined = with_fields(sizes.cfg, num_layers=min(sizes.cfg.num_layers, 4))
     doctor = run_doctor(random_model(examined), schedule=schedule, max_requests=min(sizes.rows, 8))
     return {
         "fingerprint": fingerprint(),
@@ -132,45 +133,48 @@ def contests(sizes: Sizes, schedule: Schedule) -> Iterator[Contest]:
 def attention_contest(sizes: Sizes, schedule: Schedule, name: str, context: int, target: float | None = None) -> Contest:
     """Windows at the end of `context` positions, compared with attention over contiguous keys and values."""
     cfg = sizes.cfg
+    mixer = cfg.layer(0).mixer
     G = schedule.budget.groups
     W = schedule.budget.window
     q, k_pages, v_pages, tables, positions = operands(cfg, schedule, context)
-    kernel = jax.jit(partial(paged_attention, scores=Scores(cfg.score_scale), numerics=schedule.numerics))
-    whole = (G, context, cfg.num_kv_heads, cfg.head_dim)
+    kernel = jax.jit(partial(paged_attention, scores=Scores(mixer.scores.scale), numerics=schedule.numerics))
+    whole = (G, context, mixer.num_kv_heads, mixer.head_dim)
     k, v = (jax.random.normal(jax.random.key(n), whole, jnp.bfloat16) for n in (3, 4))
     mask = None if context == W else (positions[:, None, :, None] >= jnp.arange(context, dtype=jnp.int32)[None, None, None])
     library = "cudnn" if jax.default_backend() == "gpu" else "xla"
     plain = jax.jit(
-        partial(jax.nn.dot_product_attention, scale=cfg.score_scale, is_causal=mask is None, implementation=library)
+        partial(jax.nn.dot_product_attention, scale=mixer.scores.scale, is_causal=mask is None, implementation=library)
     )
     calls = {"kernel": partial(kernel, q, k_pages, v_pages, tables, positions), **torch_attention(q, k, context)}
     calls[library] = partial(plain, q, k, v, mask=mask)
     seen = context - (W - 1) / 2
     tiles = G * -(-W // schedule.numerics.query_tile)
-    num_bytes = 2 * v_pages.dtype.itemsize * cfg.num_kv_heads * cfg.head_dim * (context * G if W > 1 else seen * tiles)
+    num_bytes = 2 * v_pages.dtype.itemsize * mixer.num_kv_heads * mixer.head_dim * (context * G if W > 1 else seen * tiles)
     return Contest(
-        f"attention, {name} at {context}", calls, (num_bytes, 4 * G * W * seen * cfg.num_heads * cfg.head_dim), target
+        f"attention, {name} at {context}", calls, (num_bytes, 4 * G * W * seen * mixer.num_heads * mixer.head_dim), target
     )
 
 
 def decode_contest(sizes: Sizes, schedule: Schedule) -> Contest:
     """One token of each sequence, compared with a copy that reads and writes as many bytes as its keys and values have."""
     cfg = sizes.cfg
+    mixer = cfg.layer(0).mixer
     q, k_pages, v_pages, tables, positions = operands(cfg, schedule, sizes.context)
-    kernel = jax.jit(partial(paged_attention, scores=Scores(cfg.score_scale), numerics=schedule.numerics))
-    num_bytes = 2 * sizes.rows * sizes.context * cfg.num_kv_heads * cfg.head_dim * v_pages.dtype.itemsize
+    kernel = jax.jit(partial(paged_attention, scores=Scores(mixer.scores.scale), numerics=schedule.numerics))
+    num_bytes = 2 * sizes.rows * sizes.context * mixer.num_kv_heads * mixer.head_dim * v_pages.dtype.itemsize
     calls = {"kernel": partial(kernel, q, k_pages, v_pages, tables, positions), "copy": copying(num_bytes // 2)}
-    flop = 4 * sizes.rows * sizes.context * cfg.num_heads * cfg.head_dim
+    flop = 4 * sizes.rows * sizes.context * mixer.num_heads * mixer.head_dim
     return Contest(f"attention, decode {sizes.rows} x {sizes.context}", calls, (num_bytes, flop), 0.75)
 
 
 def linear_contest(cfg: ModelConfig, schedule: Schedule, rows: int) -> Contest:
     """The down projection of all rows, pinned and as XLA compiles it."""
-    x = jax.random.normal(jax.random.key(0), (rows, cfg.d_ff), cfg.jax_dtype)
-    weight = jax.random.normal(jax.random.key(1), (cfg.d_model, cfg.d_ff), cfg.jax_dtype)
+    ff = cfg.layer(0).ff
+    x = jax.random.normal(jax.random.key(0), (rows, ff.d_ff), cfg.jax_dtype)
+    weight = jax.random.normal(jax.random.key(1), (cfg.d_model, ff.d_ff), cfg.jax_dtype)
     products = {name: jax.jit(linear_fn(schedule.with_numerics(linear=name).numerics)) for name in ("pinned", "xla")}
     calls = {name: partial(product, x, weight) for name, product in products.items()}
-    return Contest(f"product, {rows} rows of {cfg.d_ff} x {cfg.d_model}", calls, (weight.nbytes, 2 * rows * weight.size))
+    return Contest(f"product, {rows} rows of {ff.d_ff} x {cfg.d_model}", calls, (weight.nbytes, 2 * rows * weight.size))
 
 
 def model_contest(sizes: Sizes, schedule: Schedule) -> Contest:
@@ -204,12 +208,13 @@ def model_contest(sizes: Sizes, schedule: Schedule) -> Contest:
 
 def operands(cfg: ModelConfig, schedule: Schedule, context: int) -> tuple[jax.Array, ...]:
     """Queries, pages of keys and values, scattered page tables, and positions that end at `context`."""
+    mixer = cfg.layer(0).mixer
     G = schedule.budget.groups
     W = schedule.budget.window
     max_pages = -(-context // schedule.numerics.page)
     order = np.random.default_rng(0).permutation(G * max_pages).astype(np.int32)
-    pool = (1 + G * max_pages, cfg.num_kv_heads, schedule.numerics.page, schedule.numerics.cache_head_dim(cfg.head_dim))
-    q = jax.random.normal(jax.random.key(1), (G, W, cfg.num_heads, cfg.head_dim), jnp.bfloat16)
+    pool = (1 + G * max_pages, mixer.num_kv_heads, schedule.numerics.page, schedule.numerics.cache_head_dim(mixer.head_dim))
+    q = jax.random.normal(jax.random.key(1), (G, W, mixer.num_heads, mixer.head_dim), jnp.bfloat16)
     pages = jax.random.normal(jax.random.key(2), pool, jnp.dtype(schedule.numerics.cache_dtype))
     positions = jnp.broadcast_to(jnp.arange(context - W, context, dtype=jnp.int32), (G, W))
     keys = jnp.moveaxis(pages, 2, schedule.numerics.key_slot_axis)

@@ -31,6 +31,7 @@ import numpy as np
 from detspec import Engine, EngineConfig, InputError, Model, Needs, Request, SamplingParams, default_schedule, load
 from detspec.bench.bench import bench_prompts, random_model
 from detspec.bench.rounds import RunProgress, Variants
+from detspec.model.dense import config_to_json
 from detspec.model.params import num_params
 from detspec.presets import preset
 from detspec.progress import Progress
@@ -195,7 +196,7 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
     counts = [found.counts() for found in variants.values()]
     return {
         "fingerprint": engines[cells[0].rows, False].fingerprint(),
-        "model": {**model.cfg.to_json(), "num_params": num_params(model.cfg)},
+        "model": {**config_to_json(model.cfg), "num_params": num_params(model.cfg)},
         "settings": {**vars(args), "cpu_count": os.cpu_count(), "load_average": load_average},
         "workloads": [dataclasses.asdict(workload) for workload in workloads],
         "cells": [summary(cell, samples) for cell in cells],

@@ -27,6 +27,7 @@ import detspec as ds
 from detspec.bench.bench import bench_prompts, random_model
 from detspec.compile_cache import enable_jax_cache
 from detspec.config import ModelConfig
+from detspec.model.dense import with_fields
 from detspec.presets import preset
 from detspec.viz.curve import COLOURS
 from detspec.viz.saving import matplotlib_needed
@@ -58,7 +59,7 @@ class Case:
     def cfg(self) -> ModelConfig:
         """The shape of the model."""
         grown = {"vocabulary": "vocab_size", "layers": "num_layers"}.get(self.axis)
-        return dataclasses.replace(preset("tiny_python"), max_position=32768, **({grown: self.size} if grown else {}))
+        return with_fields(preset("tiny_python"), max_position=32768, **({grown: self.size} if grown else {}))
 
     @property
     def prompt_len(self) -> int:

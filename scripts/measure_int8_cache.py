@@ -120,7 +120,7 @@ def filled(cache: KVCache) -> KVCache:
             return jnp.asarray(rng.integers(-127, 128, pool.shape, np.int8))
         return jnp.asarray(rng.random(pool.shape, np.float32) / 32).astype(pool.dtype)
 
-    return cache.replace(k=jax.tree.map(random, cache.k), v=jax.tree.map(random, cache.v))
+    return cache.replace(pools=jax.tree.map(random, cache.pools))
 
 
 if __name__ == "__main__":

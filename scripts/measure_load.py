@@ -13,7 +13,6 @@ one device alone, since eight devices of a CPU share its cores.
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import subprocess
@@ -25,6 +24,8 @@ from io import FileIO
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from detspec.model.dense import with_fields
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +72,7 @@ def write(folder: Path, gb: float, shards: int) -> int:
 
     base = preset("random_100m")
     layer = 2 * (num_params(base) - 2 * base.vocab_size * base.d_model) / base.num_layers
-    cfg = dataclasses.replace(base, num_layers=max(1, round((gb * 1e9 - 4 * base.vocab_size * base.d_model) / layer)))
+    cfg = with_fields(base, num_layers=max(1, round((gb * 1e9 - 4 * base.vocab_size * base.d_model) / layer)))
     params = init_params(cfg, jax.random.key(0))
     save_hf(folder, cfg, params, max_shard_bytes=params_bytes(params) // shards + 1)
     return params_bytes(params)

@@ -100,7 +100,7 @@ def memory(sizes: Sequence[int]) -> list[dict[str, Any]]:
             model = dataclasses.replace(model, params=put(model.params, mesh, param_specs(cfg)))
             device = Device(model, ds.EngineConfig(max_requests=8, max_len=256))
             weights = fullest(model.params)
-            pages = fullest((device.state.cache.k, device.state.cache.v))
+            pages = fullest(device.state.cache.pools)
             whole = whole or {"weights": weights * chips, "pages": pages * kv}
             rows.append(
                 {

@@ -38,13 +38,14 @@ for i, (layers, width, heads, kv_heads, head_dim, hidden, vocab) in enumerate([
     (2, 64, 4, 2, 16, 128, 256), (3, 96, 6, 3, 16, 160, 300), (4, 128, 4, 4, 32, 192, 512), (5, 64, 2, 1, 32, 224, 400),
     (6, 160, 5, 5, 32, 256, 640), (7, 128, 8, 2, 16, 288, 700), (2, 256, 8, 4, 32, 320, 1000),
 ]):
-    cfg = ModelConfig(vocab, width, layers, heads, kv_heads, head_dim, hidden, tie_embeddings=True)
+    cfg = dense_config(vocab, width, layers, heads, kv_heads, head_dim, hidden, tie_embeddings=True)
     save_hf(Path(sys.argv[1]) / str(i), cfg, init_params(cfg, jax.random.key(i)))
 """
 SEVEN_MODELS = """
 import sys, time
 from pathlib import Path
 import detspec as ds
+from detspec.model.dense import dense_config
 for folder in sorted(Path(sys.argv[1]).iterdir()):
     model = ds.load(folder)
     ds.score(model.params, model.cfg, [[1, 2, 3, 4]])

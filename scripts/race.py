@@ -37,6 +37,7 @@ from tqdm import tqdm
 from detspec import InputError, Model, fingerprint, load
 from detspec.bench.bench import bench_prompts, random_model
 from detspec.checkpoint.hf import save_hf
+from detspec.model.dense import config_to_json
 from detspec.model.params import num_params, params_bytes
 from detspec.presets import preset
 
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "machine": describe_machine(),
         "fingerprint": fingerprint(),
         "model": {
-            **model.cfg.to_json(),
+            **config_to_json(model.cfg),
             "num_params": num_params(model.cfg),
             "params_bytes": params_bytes(model.params),
             "cache_bytes": cache_bytes(model, limits),
@@ -208,7 +209,8 @@ def describe_systems(running: Mapping[str, Process], texts: Mapping[str, dict[st
 def cache_bytes(model: Model, limits: Limits) -> int:
     """The bytes of keys and values of all requests at full length, in the dtype of the model."""
     cfg = model.cfg
-    per_position = 2 * cfg.num_layers * cfg.num_kv_heads * cfg.head_dim * jnp.dtype(cfg.dtype).itemsize
+    mixer = cfg.layer(0).mixer
+    per_position = 2 * cfg.num_layers * mixer.num_kv_heads * mixer.head_dim * jnp.dtype(cfg.dtype).itemsize
     return limits.max_requests * limits.max_len * per_position
 
 

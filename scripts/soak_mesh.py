@@ -27,7 +27,8 @@ from detspec.config import ModelConfig
 from detspec.engine.compiled import PROGRAMS
 from detspec.environment import default_schedule
 from detspec.mesh import make_mesh, param_specs, put
-from detspec.model import layers
+from detspec.model.dense import with_fields
+from detspec.model.mlp import GatedMLP
 from detspec.progress import Progress
 from scripts.soak.devices import be_patient
 from scripts.soak.record import commit
@@ -42,7 +43,7 @@ FEW_PAGES = 640  # for 64 requests of up to 25 pages
 # Rounding to bfloat16 hides most differences, so all families run in float32. Chips have whole KV heads, or share them.
 NUM_KV_HEADS = {"mistral": 1, "qwen3": 8}
 MODELS: dict[str, ModelConfig] = {
-    f"{name} float32": dataclasses.replace(cfg, dtype="float32", num_kv_heads=NUM_KV_HEADS.get(name, 2))
+    f"{name} float32": with_fields(cfg, dtype="float32", num_kv_heads=NUM_KV_HEADS.get(name, 2))
     for name, cfg in FAMILIES.items()
 } | {"gemma3 bfloat16": FAMILIES["gemma3"], "thinker bfloat16": THINKER_CFG}
 CONTROLLED = ("qwen2 float32", "gemma2 float32")  # models that controls run, too
@@ -174,13 +175,13 @@ def requests(vocab_size: int, number: int, deterministic: bool) -> tuple[list[li
 @contextlib.contextmanager
 def adding() -> Iterator[None]:
     """In this context chips add parts of sums; nothing that was compiled in it is used outside, nor the other way round."""
-    usual = layers.mlp
-    layers.mlp = mlp_added_across_chips
+    usual = GatedMLP.rows
+    GatedMLP.rows = mlp_added_across_chips  # type: ignore[method-assign]
     forget()
     try:
         yield
     finally:
-        layers.mlp = usual
+        GatedMLP.rows = usual  # type: ignore[method-assign]
         forget()
 
 

@@ -26,6 +26,7 @@ from detspec.generation.init import init_state
 from detspec.generation.insert import Entry, insert, pack_requests
 from detspec.generation.loop import Limits, dvr_step, run
 from detspec.generation.prefill import prefill
+from detspec.model.dense import dense_config, with_fields
 from detspec.model.params import Params, init_params, param_shapes
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Schedule
@@ -34,7 +35,7 @@ from detspec.state import Draft, GenState
 if TYPE_CHECKING:
     from tests.shelf import Shape
 
-TABLE_CFG = ModelConfig(
+TABLE_CFG = dense_config(
     vocab_size=16, d_model=16, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2, d_ff=2, norm_eps=1e-30, dtype="float32"
 )
 LONG_DRAFT = 11  # tokens, more than a window
@@ -42,13 +43,13 @@ COUNT_UP = tuple((t + 1) % 16 for t in range(16))
 TABLE_LOGPROB = 4 - math.log(math.exp(4) + 15)
 
 # Untied, so that greedy text does not repeat the last token for ever.
-RANDOM_CFG = ModelConfig(vocab_size=211, d_model=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, d_ff=96)
+RANDOM_CFG = dense_config(vocab_size=211, d_model=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, d_ff=96)
 
 # One value of the config for each family, the same size, sliding windows and rotary lengths shorter than the texts of tests.
 GEMMA = {"norm_plus_one": True, "post_norms": True, "scale_embeddings": True, "activation": "gelu_tanh", "score_dim": 20.0}
 YARN = RopeScaling("yarn", factor=4.0, original_max_position=16, attention_factor=1.14)
 FAMILY_CFGS = {
-    name: dataclasses.replace(RANDOM_CFG, **changes)
+    name: with_fields(RANDOM_CFG, **changes)
     for name, changes in {
         "llama": {"rope_scaling": RopeScaling("llama3", factor=8.0, original_max_position=16)},
         "mistral": {"num_kv_heads": 1, "sliding_window": 11, "sliding_layers": (True, True)},
@@ -68,7 +69,7 @@ FAMILY_CFGS = {
 }
 
 # Most slopes of 12 heads are no powers of two, so their products with distances are rounded.
-ALIBI_CFG = dataclasses.replace(RANDOM_CFG, num_heads=12, head_dim=8, position_encoding="alibi")
+ALIBI_CFG = with_fields(RANDOM_CFG, num_heads=12, head_dim=8, position_encoding="alibi")
 
 MAX_STOP_IDS = 24
 MAX_LOGIT_BIAS = 4

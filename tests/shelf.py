@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from detspec.config import ModelConfig
+from detspec.model.dense import dense_config
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import RANDOM_CFG, TABLE_CFG
 from tests.thinking.fakes import ALIBI_THINKER_CFG, TABLE_THINKER_CFG, THINKER_CFG
@@ -48,4 +49,4 @@ CROWD = Shape(dataclasses.replace(RANDOM_CFG, dtype="float32"), _schedule(16, 64
 THINKER = Shape(THINKER_CFG, _schedule(16, 16, 4), batch=3, length=48)
 ALIBI_THINKER = Shape(ALIBI_THINKER_CFG, _schedule(16, 16, 8), batch=2, length=48)
 # Never run: weights and cache large enough to be told from the rest of the memory.
-LARGE = Shape(ModelConfig(2048, 256, 4, 4, 2, 64, 688, tie_embeddings=True), _schedule(64, 64, 16), batch=8, length=512)
+LARGE = Shape(dense_config(2048, 256, 4, 4, 2, 64, 688, tie_embeddings=True), _schedule(64, 64, 16), batch=8, length=512)

@@ -30,17 +30,16 @@ def test_init_cache_hands_every_page_but_the_scratch_page_to_one_row(implementat
     cache = make_cache(implementation=implementation)
     assert cache.page_table.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert SCRATCH_PAGE == 0
-    assert cache.k[0].shape == keys
-    assert cache.v[0].shape == values
-    assert len(cache.k) == len(cache.v) == TABLE_CFG.num_layers
+    assert cache.pools[0].k.shape == keys
+    assert cache.pools[0].v.shape == values
+    assert len(cache.pools) == TABLE_CFG.num_layers
     assert cache.length.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("max_len", "page", "rounded"), [(10, 4, 12), (12, 4, 12), (1, 16, 16), (16, 16, 16), (17, 16, 32)])
 def test_init_cache_rounds_rows_up_to_whole_pages(max_len, page, rounded):
     cache = make_cache(max_len=max_len, page=page)
-    assert cache.page_table.shape[1] * cache.page == rounded
-    assert cache.page == page
+    assert cache.page_table.shape[1] * page == rounded
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_cache_bytes_are_those_of_the_pools(dtype, implementation):
     numerics = Numerics(page=4, cache_dtype=dtype, implementation=implementation)
     sizes = {"max_requests": 3, "max_len": 10, "numerics": numerics}
     cache = init_cache(TABLE_CFG, **sizes)
-    assert cache_bytes(TABLE_CFG, **sizes) == sum(leaf.nbytes for leaf in jax.tree.leaves((cache.k, cache.v)))
+    assert cache_bytes(TABLE_CFG, **sizes) == sum(leaf.nbytes for leaf in jax.tree.leaves(cache.pools))
 
 
 def keys(num_pages, K, page, H, dtype=jnp.float32):

@@ -8,6 +8,7 @@ import detspec as ds
 from detspec.environment import chosen_schedule, default_schedule, fingerprint, schedule_for, widens
 from detspec.errors import InputError
 from detspec.held import HELD
+from detspec.model.dense import with_fields
 from detspec.presets import preset
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import TABLE_CFG, table_model
@@ -80,7 +81,7 @@ def test_schedule_of_a_hopper_gpu_has_shorter_pages_for_wide_heads():
 def test_schedule_of_a_hopper_gpu_has_shorter_tiles_for_many_heads_of_a_kv_head():
     """128 rows: 16 positions of 8 heads, 8 of 12 (96 rows, not 192), 8 of 16, 1 of 100."""
     for heads, tile in ((8, 16), (12, 8), (16, 8), (100, 1)):
-        cfg = dataclasses.replace(TABLE_CFG, num_heads=heads)
+        cfg = with_fields(TABLE_CFG, num_heads=heads)
         assert schedule_for("gpu", "NVIDIA H200", "9.0", cfg).numerics.query_tile == tile
         assert schedule_for("tpu", "TPU v5 lite", "", cfg).numerics.query_tile == 16
 

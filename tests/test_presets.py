@@ -8,8 +8,8 @@ import pytest
 from detspec.checkpoint.hf import load_hf
 from detspec.checkpoint.hf_config import describe, family_of, read_fields
 from detspec.checkpoint.load import find_folder
-from detspec.config import ModelConfig
 from detspec.errors import InputError
+from detspec.model.dense import dense_config
 from detspec.model.params import num_params
 from detspec.presets import PRESETS, preset
 
@@ -46,7 +46,7 @@ def test_preset_is_what_some_hugging_face_config_says(name: str):
     family = family_of(cfg)
     problems: list[str] = []
     described = json.loads(json.dumps(describe(family, cfg)))
-    assert ModelConfig(**read_fields(described, family, problems)) == cfg
+    assert dense_config(**read_fields(described, family, problems)) == cfg
     assert not problems
     expected = {
         "llama": "llama",

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from detspec.config import ModelConfig
+from detspec.model.dense import dense_config, with_fields
 from detspec.model.work import pass_work
 from detspec.roofline import Work
 from detspec.schedule import Budget, Numerics, Schedule
@@ -12,7 +12,7 @@ from detspec.targets import target
 
 # Per layer: q 8x8, k and v 4x8 each, o 8x8, three of 16x8, two norms of 8: 64 + 64 + 64 + 384 + 16 = 592 weights.
 # Two layers, the final norm of 8 and the head of 32 x 8: 1448 multiplied (or added); the embedding is looked up.
-CFG = ModelConfig(vocab_size=32, d_model=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, dtype="bfloat16")
+CFG = dense_config(vocab_size=32, d_model=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, dtype="bfloat16")
 SCHEDULE = Schedule(Numerics(page=4, query_tile=2, cache_dtype="bfloat16"), Budget(12, 4))
 WEIGHTS, LOGITS, SLOT = 1448 * 2, 2 * 4 * 32, 2 * 4 * 2  # bytes: of all, of one row, of one slot in one layer
 
@@ -37,7 +37,7 @@ def test_decode_step_reads_each_rows_pages_once():
 
 
 def test_sliding_layer_reads_its_window_only():
-    sliding = dataclasses.replace(CFG, sliding_window=4, sliding_layers=(True, False))
+    sliding = with_fields(CFG, sliding_window=4, sliding_layers=(True, False))
     full, less = (pass_work(cfg, SCHEDULE, windows=3, context=9) for cfg in (CFG, sliding))
     assert full.bytes - less.bytes == 6 * 2 * 4 * SLOT  # one page of three, in one layer
     assert full.flop - less.flop == 12 * 2 * 2 * 5 * 2 * 4

@@ -25,6 +25,7 @@ from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule
 from detspec.errors import InputError
+from detspec.model.dense import config_to_json
 from detspec.model.params import init_params, num_params, params_bytes
 
 
@@ -92,7 +93,7 @@ def run_bench(
         "fingerprint": Engine(
             model, EngineConfig(max_requests=1, max_len=default_schedule(model.cfg).budget.window)
         ).fingerprint(),
-        "model": {**model.cfg.to_json(), "num_params": num_params(model.cfg), "bytes": params_bytes(model.params)},
+        "model": {**config_to_json(model.cfg), "num_params": num_params(model.cfg), "bytes": params_bytes(model.params)},
         "settings": {**json.loads(json.dumps(vars(settings))), "temperature": 0.0},
         "machine": machine,
         "batches": measured,
@@ -147,7 +148,7 @@ def bench_table(result: dict[str, Any]) -> str:
 
 def random_model(cfg: ModelConfig, seed: int = 0) -> Model:
     """Random weights of shape `cfg`, no tokenizer; the digest is made from config and seed, not from the weights."""
-    digest = hashlib.sha256(json.dumps(["random", seed, cfg.to_json()], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(["random", seed, config_to_json(cfg)], sort_keys=True).encode()).hexdigest()
     return Model(cfg, init_params(cfg, jax.random.key(seed)), tokenizer=None, eos_ids=(), digest=digest)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from detspec.checkpoint.blocks import Block, block_at, block_shape, is_rows, local_shards, slices, whole_block
 from detspec.config import ModelConfig
+from detspec.model.dense import config_to_json
 from detspec.model.params import Params
 
 HASHERS = 4  # threads at most; each holds one shard of a GPU or TPU in host memory
@@ -27,7 +28,7 @@ def digest_model(cfg: ModelConfig, params: Params) -> str:
     arrays = [leaf for _, leaf in leaves]
     is_local = all(not isinstance(array, jax.Array) or array.is_fully_addressable for array in arrays)
     hashes = _hash_here(arrays) if is_local else _hash_together(arrays)
-    described: list[Any] = [cfg.to_json()]
+    described: list[Any] = [config_to_json(cfg)]
     for (path, leaf), digest in zip(leaves, hashes, strict=True):
         described.append([jax.tree_util.keystr(path), list(leaf.shape), str(leaf.dtype), digest.hex()])
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -39,6 +39,7 @@ from detspec.checkpoint.shards import Source, Tensor, holds, is_stored_as, read_
 from detspec.checkpoint.tensor_names import CONSTANT, TensorNames, leaf_at, tensor_places
 from detspec.config import ModelConfig
 from detspec.errors import InputError
+from detspec.model.dense import dense_config
 from detspec.model.params import Params, param_shapes
 
 Tensors = dict[str, Header | Quantized]  # by the names of weights
@@ -155,7 +156,7 @@ def build_config(fields: dict[str, Any], tensors: dict[str, Header], path: Path)
             raise InputError(f"{path}: config.json names no dtype and its tensors have {dtypes}")
         fields = {**fields, "dtype": found[0]}
     try:
-        return ModelConfig(**fields)
+        return dense_config(**fields)
     except ValueError as error:
         raise InputError(f"{path}: config.json: {error}") from error
 

@@ -8,6 +8,7 @@ from detspec.checkpoint.families import FAMILIES, NULLABLE, PATTERN_KEYS, SIZE_F
 from detspec.checkpoint.inert_keys import INERT_KEYS
 from detspec.config import DTYPES, MAX_LAYERS, ModelConfig, RopeScaling, is_count, is_number
 from detspec.errors import InputError
+from detspec.model.dense import dense_config, flat_fields
 
 ACTIVATION_KEYS = ("hidden_act", "hidden_activation")
 # Name in config.json -> name in ModelConfig.
@@ -219,58 +220,63 @@ def family_of(cfg: ModelConfig) -> Family:
             "(ModelConfig.thinking): convert to our own folders, which keep the thinker and the compressor "
             "(detspec convert --to native)"
         )
-    if cfg.position_encoding != "rope":
+    mixers = [kind.mixer for kind in cfg.kinds]
+    if others := {getattr(mixer, "positions", "rope") for mixer in mixers} - {"rope"}:
         raise InputError(
             f"every family of Hugging Face ({accepted}) encodes positions by rotation and has no key for another way, got "
-            f"ModelConfig.position_encoding {cfg.position_encoding!r}: convert to our own folders, which keep it "
+            f"Attention.positions {others.pop()!r}: convert to our own folders, which keep it "
             "(detspec convert --to native)"
         )
-    for family in FAMILIES:
+    flat = flat_fields(cfg)
+    for family in FAMILIES if flat is not None else ():
         problems: list[str] = []
         fields = read_fields(describe(family, cfg), family, problems)
-        if not problems and ModelConfig(**fields) == cfg:
+        if not problems and dense_config(**fields) == cfg:
             return family
     raise InputError(f"no family of Hugging Face ({accepted}) has a model like {cfg}")
 
 
 def describe(family: Family, cfg: ModelConfig) -> HfConfig:
     """The `config.json` of `cfg`; rotary settings are written both as transformers 4 and as transformers 5 reads them."""
-    fields = {key: getattr(cfg, names[0]) for key, names in family.fields.items()}
+    flat = flat_fields(cfg)
+    assert flat is not None, cfg
+    fields = {key: flat[names[0]] for key, names in family.fields.items()}
     for key in ACTIVATION_KEYS:
         if key in fields:
             fields[key] = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == fields[key])
     if fields.get("query_pre_attn_scalar", 0) is None:
-        fields["query_pre_attn_scalar"] = cfg.head_dim
-    rope: dict[str, Any] = {"rope_theta": cfg.rope_theta, "rope_type": "default"}
-    if cfg.rope_scaling is not None:
-        names = ROPE_SCALING_FIELDS[cfg.rope_scaling.kind]
-        scaled = {theirs: getattr(cfg.rope_scaling, ours) for theirs, ours in names.items()}
-        rope |= {"rope_type": cfg.rope_scaling.kind, "factor": cfg.rope_scaling.factor, **scaled}
+        fields["query_pre_attn_scalar"] = flat["head_dim"]
+    rope: dict[str, Any] = {"rope_theta": flat["rope_theta"], "rope_type": "default"}
+    scaling = flat["rope_scaling"]
+    if scaling is not None:
+        names = ROPE_SCALING_FIELDS[scaling.kind]
+        scaled = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
+        rope |= {"rope_type": scaling.kind, "factor": scaling.factor, **scaled}
     described = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         **fields,
-        "rope_theta": cfg.rope_theta,
+        "rope_theta": flat["rope_theta"],
         "rope_parameters": rope,
         "dtype": cfg.dtype,
     }
-    if cfg.sliding_rope_theta is not None:
-        local = {"rope_theta": cfg.sliding_rope_theta, "rope_type": "default"}
-        described["rope_local_base_freq"] = cfg.sliding_rope_theta
+    if flat["sliding_rope_theta"] is not None:
+        local = {"rope_theta": flat["sliding_rope_theta"], "rope_type": "default"}
+        described["rope_local_base_freq"] = flat["sliding_rope_theta"]
         described["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
-    elif cfg.rope_scaling is not None:
+    elif scaling is not None:
         described["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
     if "sliding_window" not in family.fixed:
-        described |= describe_sliding(family, cfg)
+        described |= describe_sliding(family, flat)
     return described
 
 
-def describe_sliding(family: Family, cfg: ModelConfig) -> HfConfig:
+def describe_sliding(family: Family, flat: dict[str, Any]) -> HfConfig:
     """The config keys that say which layers slide."""
-    described: HfConfig = {"sliding_window": cfg.sliding_window}
+    described: HfConfig = {"sliding_window": flat["sliding_window"]}
     if "layer_types" not in family.fixed:
         kinds = {slides: kind for kind, slides in LAYER_TYPES.items()}
-        described["layer_types"] = [kinds[slides] for slides in cfg.sliding_layers or (False,) * cfg.num_layers]
+        described["layer_types"] = [kinds[slides] for slides in flat["sliding_layers"] or (False,) * flat["num_layers"]]
     if family.slides is past_max_window_layers:
-        described["use_sliding_window"] = any(cfg.sliding_layers)
+        described["use_sliding_window"] = any(flat["sliding_layers"])
     return described

@@ -21,8 +21,8 @@ from detspec.checkpoint.folder_kind import check_path
 from detspec.config import ModelConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
-from detspec.model.params import Params, WeightsFn, param_shapes, params_bytes
-from detspec.model.weights import weights
+from detspec.model.dense import config_from_json, config_to_json
+from detspec.model.params import Params, param_shapes, params_bytes
 from detspec.read_json import read_json_object
 
 MANIFEST_NAME = "manifest.json"
@@ -68,7 +68,7 @@ def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: str | 
             copy_side_files(Path(side_files_from), folder)
         manifest = {
             "format": FORMAT,
-            "config": cfg.to_json(),
+            "config": config_to_json(cfg),
             "digest": digest_model(cfg, params),
             "files": _file_sizes(folder / WEIGHTS_FOLDER),
             "written_with": fingerprint(),
@@ -77,11 +77,11 @@ def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: str | 
     return path
 
 
-def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn = weights) -> tuple[ModelConfig, Params, str]:
+def load_native(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params, str]:
     """Reads the folder at `path`: config, weights and their digest, which is checked.
 
     `sharding` says where each array goes, straight from disk: one `jax.sharding.Sharding` for all, or a pytree of them like the
-    parameters; the first device if None. `weights_fn` declares the weights of a config.
+    parameters; the first device if None.
 
     Raises `InputError` for no manifest, a damaged one or one of a later format, for weights that are missing, damaged, or not
     those of the manifest, and for a sharding that does not cut them into equal blocks.
@@ -93,7 +93,7 @@ def load_native(path: str | Path, *, sharding: Any = None, weights_fn: WeightsFn
     manifest, cfg = _read_manifest(path)
     stored_bytes = _check_files(path / WEIGHTS_FOLDER, manifest.get("files"))
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    target = param_shapes(cfg, sharding=sharding, weights_fn=weights_fn)
+    target = param_shapes(cfg, sharding=sharding)
     check_cuts(target)
     if params_bytes(target) > MAX_COMPRESSION * stored_bytes:
         raise InputError(f"{path}: the config asks for {params_bytes(target)} bytes of weights, on disk are {stored_bytes}")
@@ -163,6 +163,6 @@ def _read_manifest(path: Path) -> tuple[dict[str, Any], ModelConfig]:
     if not isinstance(config := manifest.get("config"), dict):
         raise InputError(f"{path / MANIFEST_NAME}: config must be a JSON object, got {config!r}")
     try:
-        return manifest, ModelConfig.from_json(config)
+        return manifest, config_from_json(config)
     except (TypeError, ValueError) as error:
         raise InputError(f"{path / MANIFEST_NAME}: config is none of this version: {error}") from error

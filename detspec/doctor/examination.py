@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.cache import Int8Pages, KVCache, Pages, init_cache, numbers
+from detspec.cache import KVCache, Pool, init_cache, map_pools
 from detspec.checkpoint.load import Model
 from detspec.config import ModelConfig
 from detspec.engine.bits import first_difference
@@ -42,7 +42,7 @@ SayFn = Callable[[str], None]  # told what comes next
 class PassResult:
     """What a pass says of the text, position by position."""
 
-    keys_values: np.ndarray  # [L, 2, positions, K, H] as stored
+    held: dict[str, np.ndarray]  # by pool, `[positions, ...]` as stored
     logits: np.ndarray  # [positions, V] float32
     tokens: np.ndarray  # [positions] int32, sampled
     logprobs: np.ndarray  # [positions] float32
@@ -130,9 +130,9 @@ class _Examination:
             yield "neighbours", "what the other windows hold, and how far along they are", variants
         variants = [(f"sequence {b}", partial(self.read, s, sequence=b)) for b in (1, NUM_SEQUENCES - 1)]
         yield "sequence", "which sequence of the cache the text is", variants
-        variants = [("reversed", partial(self.read, s, pool=Pool(is_reversed=True)))]
+        variants = [("reversed", partial(self.read, s, disturbance=Disturbance(is_reversed=True)))]
         yield "page placement", "which pages of the pool the text got", variants
-        variants = [("poisoned", partial(self.read, s, pool=Pool(is_poisoned=True)))]
+        variants = [("poisoned", partial(self.read, s, disturbance=Disturbance(is_poisoned=True)))]
         yield "stale slots", f"unused slots filled with +-{POISON:g}", variants
         if s.numerics.alignment == "free":
             firsts = [n for n in (1, s.budget.window // 2 + 1, s.budget.window - 1) if n > 0]
@@ -158,13 +158,13 @@ class _Examination:
         neighbours: int = 0,  # which set of other texts runs in the same passes; 0 is none
         first: int = 0,  # tokens of the first window, 0 for a whole one
         per_pass: int = 0,  # windows of the text in one pass; 0 for as many as fit
-        pool: "Pool | None" = None,  # what the page pool is like before the first pass; as allocated if None
+        disturbance: "Disturbance | None" = None,  # what page pools are like before the first pass; as allocated if None
     ) -> PassResult:
         """Runs the text through passes of `schedule` and reads off what they say."""
         W = schedule.budget.window
         G = schedule.budget.groups
         cache = init_cache(self.cfg, max_requests=NUM_SEQUENCES, max_len=self.length, numerics=self.schedule.numerics)
-        cache = disturbed(cache, self.schedule, pool or Pool())
+        cache = disturbed(cache, self.cfg, self.schedule, disturbance or Disturbance())
         starts = [0, *range(first, self.length, W)] if first else list(range(0, self.length, W))
         ends = [*starts[1:], self.length]
         windows = list(zip(starts, ends, strict=True))
@@ -187,51 +187,61 @@ class _Examination:
             *said, cache = run_pass(self.params, self.cfg, packed, cache, self.sampling, schedule=schedule)
             for place, (start, end) in enumerate(mine, group):
                 parts.append([np.asarray(x)[place, : end - start] for x in said])
-        held = keys_values(cache, sequence, self.length, self.schedule)
+        held = held_by(cache, self.cfg, sequence, self.length, self.schedule)
         return PassResult(held, *map(np.concatenate, zip(*parts, strict=True)))
 
 
-class Pool(NamedTuple):
-    """What must not matter about a page pool: pages handed out from the other end, large values in every slot."""
+POOL_NAMES = {
+    "k": "keys",
+    "v": "values",
+    "k.values": "keys",
+    "v.values": "values",
+    "k.scale": "key scales",
+    "v.scale": "value scales",
+}
+
+
+class Disturbance(NamedTuple):
+    """What must not matter about page pools: pages handed out from the other end, large values in every slot."""
 
     is_reversed: bool = False
     is_poisoned: bool = False
 
 
-def disturbed(cache: KVCache, schedule: Schedule, pool: Pool) -> KVCache:
-    """`cache`, just allocated, with pages as `pool` says."""
-    if pool.is_reversed:
+def disturbed(cache: KVCache, cfg: ModelConfig, schedule: Schedule, disturbance: Disturbance) -> KVCache:
+    """`cache`, just allocated, with pages as `disturbance` says."""
+    if disturbance.is_reversed:
         cache = cache.replace(page_table=cache.page_table[::-1, ::-1])
-    if pool.is_poisoned:
-        keys = tuple(_poisoned(x, schedule.numerics.key_slot_axis) for x in cache.k)
-        cache = cache.replace(k=keys, v=tuple(_poisoned(x, 2) for x in cache.v))
+    if disturbance.is_poisoned:
+        cache = cache.replace(pools=map_pools(_poisoned, cfg, schedule.numerics, cache.pools))
     return cache
 
 
-def _poisoned(pages: Pages, slot_axis: int) -> Pages:
-    """Empty pages with +-POISON in their slots by turns."""
-    slot = jnp.arange(numbers(pages).shape[slot_axis])
-    sign = jnp.moveaxis(jnp.where(slot % 2 == 0, 1, -1)[None, None, :, None], 2, slot_axis)
-    if isinstance(pages, Int8Pages):
-        return Int8Pages(pages.values + sign.astype(jnp.int8), jnp.full_like(pages.scale, POISON))
+def _poisoned(declared: Pool, pages: jax.Array) -> jax.Array:
+    """Empty pages with +-POISON in their slots by turns, +-1 in int8, POISON as scales."""
+    slot = jnp.arange(pages.shape[declared.slot_axis])
+    sign = jnp.where(slot % 2 == 0, 1, -1).reshape([-1 if axis == declared.slot_axis else 1 for axis in range(pages.ndim)])
+    if pages.dtype == jnp.int8:
+        return pages + sign.astype(jnp.int8)
+    if pages.ndim == 3:
+        return jnp.full_like(pages, POISON)
     return pages + (POISON * sign.astype(jnp.float32)).astype(pages.dtype)
 
 
-def keys_values(cache: KVCache, sequence: int, length: int, schedule: Schedule) -> np.ndarray:
-    """`[L, 2, length, K, H]`, what `cache` holds for the first positions of `sequence`; in int8 with the bytes of scales."""
+def held_by(cache: KVCache, cfg: ModelConfig, sequence: int, length: int, schedule: Schedule) -> dict[str, np.ndarray]:
+    """What the pages of each layer hold for the first positions of `sequence`: for each pool `[length, ...]` as stored."""
     position = np.arange(length)
-    pages = np.asarray(cache.page_table)[sequence, position // cache.page]
-    slots = position % cache.page
+    pages = np.asarray(cache.page_table)[sequence, position // schedule.numerics.page]
+    slots = position % schedule.numerics.page
 
-    def held(pool: Pages, slot_axis: int) -> np.ndarray:
-        if not isinstance(pool, Int8Pages):
-            return np.moveaxis(np.asarray(pool), slot_axis, 2)[pages, :, slots]
-        scale = np.ascontiguousarray(np.asarray(pool.scale)[pages, :, slots, None])
-        return np.concatenate([held(pool.values, slot_axis), scale.view(np.int8)], axis=-1)
+    def held(declared: Pool, pool: jax.Array) -> np.ndarray | None:
+        return None if declared.by_seat else np.moveaxis(np.asarray(pool), declared.slot_axis, 2)[pages, :, slots]
 
-    keys = [held(pool, schedule.numerics.key_slot_axis) for pool in cache.k]
-    values = [held(pool, 2) for pool in cache.v]
-    return np.stack([keys, values], axis=1)
+    found = map_pools(held, cfg, schedule.numerics, cache.pools)
+    named = [
+        (jax.tree_util.keystr(path, simple=True, separator="."), array) for path, array in jax.tree.leaves_with_path(found)
+    ]
+    return {f"{POOL_NAMES.get(name.partition('.')[2], name)} of layer {name.partition('.')[0]}": array for name, array in named}
 
 
 @partial(Jitted, static_argnames=("cfg", "schedule"), donate_argnames=("cache",))
@@ -258,7 +268,7 @@ def _put(batch: dict[str, np.ndarray], group: int, sequence: int, text: np.ndarr
 
 def _difference(anchor: PassResult, other: PassResult) -> str:
     """Where `other` first parts from `anchor`, layer by layer, in words; "" if nowhere."""
-    if differs := different_keys_values(anchor.keys_values, other.keys_values):
+    if differs := different_pages(anchor.held, other.held):
         return differs
     for name in ("logits", "tokens", "logprobs"):
         if found := first_difference([(getattr(anchor, name), getattr(other, name))]):
@@ -266,7 +276,9 @@ def _difference(anchor: PassResult, other: PassResult) -> str:
     return ""
 
 
-def different_keys_values(anchor: np.ndarray, other: np.ndarray) -> str:
-    """The first layer and position where `[L, 2, positions, K, H]` differ, in words; "" if nowhere."""
-    found = first_difference([(anchor, other)])
-    return "" if found is None else f"{('keys', 'values')[found[1]]} of layer {found[0]} at position {found[2]}"
+def different_pages(anchor: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> str:
+    """The first pool and position where pages hold other bits, see `held_by`, in words; "" if nowhere."""
+    for name, array in anchor.items():
+        if found := first_difference([(array, other[name])]):
+            return f"{name} at position {found[0]}"
+    return ""

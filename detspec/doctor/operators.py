@@ -119,9 +119,10 @@ def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> l
     rng = np.random.default_rng(0)
     dtype = cfg.jax_dtype
     D = cfg.d_model
-    H = cfg.head_dim
+    F = cfg.layer(0).ff.d_ff
+    H = cfg.layer(0).mixer.head_dim
     V = min(cfg.vocab_size, MOST_VOCAB)
-    up, down = (jnp.asarray(rng.standard_normal(shape, np.float32), dtype) for shape in ((cfg.d_ff, D), (D, cfg.d_ff)))
+    up, down = (jnp.asarray(rng.standard_normal(shape, np.float32), dtype) for shape in ((F, D), (D, F)))
     scale = jnp.ones(D, dtype)
     frequencies = rope_frequencies(H, 10000.0)
 
@@ -148,7 +149,7 @@ def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> l
     native = "XLA's sum"
     pinned = numerics.linear == "pinned"
     own = f"{numerics.linear}, {numerics.implementation}" if pinned else "XLA, held still" if _options(numerics) else "XLA"
-    products = [("product D to F", up, D), ("product F to D", down, cfg.d_ff)]
+    products = [("product D to F", up, D), ("product F to D", down, F)]
     return [
         *((name, own, True, product(weight, numerics), width) for name, weight, width in products),
         *((name, "XLA", False, product(weight, library), width) for name, weight, width in products if pinned),
@@ -232,19 +233,20 @@ def _first(base: dict[int, np.ndarray], other: dict[int, np.ndarray], what: str)
 
 def _attend_fn(cfg: ModelConfig, numerics: Numerics) -> Callable[[Sequence[int], int], dict[int, np.ndarray]]:
     """Attention of windows that start at some positions of one text: results `[N, H]` by position."""
-    one_layer = dataclasses.replace(cfg, num_layers=1)
-    cache = init_cache(one_layer, max_requests=1, max_len=LENGTH, numerics=numerics)
+    mixer = cfg.layer(0).mixer
+    cache = init_cache(cfg.with_layers(1), max_requests=1, max_len=LENGTH, numerics=numerics)
+    pools = cache.pools[0]
     rng = np.random.default_rng(2)
     place = np.arange(LENGTH)
     table = np.asarray(cache.page_table)[0]
-    width = (LENGTH, cfg.num_kv_heads, numbers(cache.v[0]).shape[3])
+    width = (LENGTH, mixer.num_kv_heads, numbers(pools.v).shape[3])
     keys, values = (jnp.asarray(rng.standard_normal(width, np.float32), cfg.jax_dtype) for _ in range(2))
     where = (jnp.asarray(table[place // numerics.page]), jnp.asarray(place % numerics.page, jnp.int32))
     append = append_fn(numerics)
-    k_pages = append(cache.k[0], keys, *where, slot_axis=numerics.key_slot_axis)
-    v_pages = append(cache.v[0], values, *where)
-    queries = rng.standard_normal((LENGTH, cfg.num_heads, cfg.head_dim), np.float32)
-    scores = Scores(scale=cfg.head_dim**-0.5)
+    k_pages = append(pools.k, keys, *where, slot_axis=numerics.key_slot_axis)
+    v_pages = append(pools.v, values, *where)
+    queries = rng.standard_normal((LENGTH, mixer.num_heads, mixer.head_dim), np.float32)
+    scores = Scores(scale=mixer.head_dim**-0.5)
     call = jax.jit(partial(paged_attention, scores=scores, numerics=numerics), compiler_options=_options(numerics))
 
     def attend(starts: Sequence[int], window: int) -> dict[int, np.ndarray]:

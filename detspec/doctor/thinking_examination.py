@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.doctor.examination import POISON, Axis, Check, Pool, SayFn, compare, different_keys_values, disturbed, keys_values
+from detspec.doctor.examination import POISON, Axis, Check, Disturbance, SayFn, compare, different_pages, disturbed, held_by
 from detspec.engine.bits import first_difference
 from detspec.generation.init import init_state
 from detspec.generation.insert import Entry, insert, pack_requests
@@ -20,13 +20,14 @@ from detspec.thinking.thoughts import thought_lists
 NUM_CHUNKS = (6, 13, 4)  # that are thought about, of the prompt and of two neighbours, if the model reads so far
 NUM_SEQUENCES = len(NUM_CHUNKS)
 SAMPLING = SamplingParams(max_tokens=1)
-POOLS = {"pages reversed": Pool(is_reversed=True), "poisoned": Pool(is_poisoned=True)}
+DISTURBANCES = {"pages reversed": Disturbance(is_reversed=True), "poisoned": Disturbance(is_poisoned=True)}
 
 
 class ReadPrompt(NamedTuple):
     """What is known of a prompt that was read."""
 
-    keys_values: np.ndarray  # [L, 2, positions, K, H]
+    held: dict[str, np.ndarray]  # by pool, `[positions, ...]` as stored
+    num_positions: int
     thoughts: np.ndarray  # [chunks, M] int32
     states: np.ndarray  # [C, D], of the last thought
 
@@ -66,11 +67,16 @@ class _Examination:
         for b in range(NUM_SEQUENCES):
             variants.append((f"sequence {b} of {NUM_SEQUENCES}", partial(self.read, sequence=b, neighbours=True)))
         yield "reading places", "which sequence the prompt is, and what others read", variants
-        placed = [(name, partial(self.read, pool=pool)) for name, pool in POOLS.items()]
+        placed = [(name, partial(self.read, disturbance=disturbance)) for name, disturbance in DISTURBANCES.items()]
         yield "reading pages", f"its pages, and unused slots filled with +-{POISON:g}", placed
 
     def read(
-        self, *, drafts: Sequence[Sequence[int]] = (), sequence: int = 0, neighbours: bool = False, pool: Pool | None = None
+        self,
+        *,
+        drafts: Sequence[Sequence[int]] = (),
+        sequence: int = 0,
+        neighbours: bool = False,
+        disturbance: Disturbance | None = None,
     ) -> ReadPrompt:
         """Reads the prompt as `sequence`, `neighbours` as the other ones, with `drafts` of its thoughts."""
         cfg = self.model.cfg
@@ -79,7 +85,7 @@ class _Examination:
         state = init_state(
             cfg, max_requests=NUM_SEQUENCES, max_len=max_len, max_stop_ids=1, max_logit_bias=1, schedule=schedule
         )
-        state = state.replace(cache=disturbed(state.cache, schedule, pool or Pool()))
+        state = state.replace(cache=disturbed(state.cache, cfg, schedule, disturbance or Disturbance()))
         places = [sequence, *(other for other in range(NUM_SEQUENCES) if other != sequence)]
         entries = [Entry(place, prompt, SAMPLING) for place, prompt in zip(places, self.prompts, strict=True)]
         entries[0] = entries[0]._replace(thoughts=drafts)
@@ -87,8 +93,9 @@ class _Examination:
         state = _read(self.model.params, cfg, state, schedule=schedule)
         assert state.reading is not None
         thoughts, states = (np.asarray(x[sequence]) for x in (state.reading.thoughts, state.reading.states))
-        held = keys_values(state.cache, sequence, int(state.cache.length[sequence]), schedule)
-        return ReadPrompt(held, thoughts[: self.num_chunks], states)
+        length = int(state.cache.length[sequence])
+        held = held_by(state.cache, cfg, sequence, length, schedule)
+        return ReadPrompt(held, length, thoughts[: self.num_chunks], states)
 
 
 _read = Jitted(think_prompt, static_argnames=("cfg", "schedule"))
@@ -96,9 +103,9 @@ _read = Jitted(think_prompt, static_argnames=("cfg", "schedule"))
 
 def _difference(anchor: ReadPrompt, other: ReadPrompt) -> str:
     """Where `other` first parts from `anchor`, in words; "" if nowhere."""
-    if anchor.keys_values.shape != other.keys_values.shape:
-        return f"{other.keys_values.shape[2]} positions were read, not {anchor.keys_values.shape[2]}"
-    if differs := different_keys_values(anchor.keys_values, other.keys_values):
+    if anchor.num_positions != other.num_positions:
+        return f"{other.num_positions} positions were read, not {anchor.num_positions}"
+    if differs := different_pages(anchor.held, other.held):
         return differs
     if found := first_difference([(anchor.thoughts, other.thoughts)]):
         said = [thought_lists(each.thoughts[found[0] : found[0] + 1])[0] for each in (anchor, other)]

@@ -89,7 +89,7 @@ def _read(device: Device) -> tuple[jax.Array, jax.Array, jax.Array]:
 def _first_layers(model: Model) -> Model:
     """The model cut off after its first layers, its head behind them; it does not think."""
     kept = min(NUM_LAYERS, model.cfg.num_layers)
-    cfg = dataclasses.replace(model.cfg, num_layers=kept, sliding_layers=model.cfg.sliding_layers[:kept], thinking=None)
+    cfg = dataclasses.replace(model.cfg.with_layers(kept), thinking=None)
     params = {name: part for name, part in model.params.items() if name != "thinking"}
     return dataclasses.replace(model, cfg=cfg, params={**params, "layers": model.params["layers"][:kept]})
 

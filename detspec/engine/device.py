@@ -294,7 +294,7 @@ class Device:
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> Call:
         nothing = [(SCRATCH_PAGE, SCRATCH_PAGE)] * (self.config.max_requests - len(pairs))
         source, target = np.asarray([*pairs, *nothing], np.int32).T
-        return Call(copy_pages, None, (self.state, source, target), {"numerics": self.schedule.numerics}, STATE)
+        return Call(copy_pages, self.model.cfg, (self.state, source, target), {"numerics": self.schedule.numerics}, STATE)
 
     def _run(self, call: Call, batch: int = 0) -> Any:
         """Runs the program of `call`. Of its shapes, only `batch` differs between calls with the same static arguments."""

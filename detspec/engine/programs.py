@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.cache import Pages
+from detspec.cache import Pool, map_pools
 from detspec.config import ModelConfig
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
 from detspec.generation.insert import Requests, put_requests
@@ -213,15 +213,15 @@ def run_segment(
     return part.with_processing(True), jax.tree.map(lambda x: x[chosen], report)
 
 
-@partial(jax.jit, static_argnames=("numerics",), donate_argnames=("state",))
-def copy_pages(state: GenState, source: jax.Array, target: jax.Array, *, numerics: Numerics) -> GenState:
+@partial(jax.jit, static_argnames=("cfg", "numerics"), donate_argnames=("state",))
+def copy_pages(state: GenState, cfg: ModelConfig, source: jax.Array, target: jax.Array, *, numerics: Numerics) -> GenState:
     """Copies pages `source [n]` over pages `target [n]`, in all layers; scratch over scratch where there is nothing to copy."""
     copy = copy_fn(numerics)
 
-    def copied(pools: tuple[Pages, ...]) -> tuple[Pages, ...]:
-        return jax.tree.map(lambda pages: copy(pages, source, target), pools)
+    def copied(declared: Pool, array: jax.Array) -> jax.Array:
+        return array if declared.by_seat else copy(array, source, target)
 
-    return state.replace(cache=state.cache.replace(k=copied(state.cache.k), v=copied(state.cache.v)))
+    return state.replace(cache=state.cache.replace(pools=map_pools(copied, cfg, numerics, state.cache.pools)))
 
 
 def _with_thoughts(

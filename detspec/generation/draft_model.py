@@ -11,12 +11,13 @@ request in the same place all look like that. Two texts with equal hashes would 
 """
 
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.cache import KVCache, Pages, init_cache
+from detspec.cache import KVCache, init_cache
 from detspec.config import ModelConfig
 from detspec.draft.self_draft import self_draft
 from detspec.draft.source import DraftSource
@@ -32,10 +33,9 @@ MAX_PASSES = 4  # over what its cache lacks, so that long prompts do not hold up
 
 
 class Held(Struct):
-    """The draft model's page pools, as those of `KVCache`, and what their slots stand for."""
+    """The draft model's pools, as those of `KVCache`, and what their slots stand for."""
 
-    k: tuple[Pages, ...]
-    v: tuple[Pages, ...]
+    pools: tuple[Any, ...]
     hashes: jax.Array  # [num_pages, page] uint32, of the text up to each slot's token; see `text_hashes`
 
 
@@ -68,7 +68,7 @@ def _init(own_cfg: ModelConfig, cfg: ModelConfig, schedule: Schedule, state: Gen
     num_pages = state.cache.num_pages
     own = init_cache(own_cfg, max_requests=B, max_len=max_len, numerics=schedule.numerics, num_pages=num_pages - 1)
     hashes = jnp.zeros((num_pages, schedule.numerics.page), jnp.uint32)
-    return DraftState(shared=Held(k=own.k, v=own.v, hashes=hashes))
+    return DraftState(shared=Held(pools=own.pools, hashes=hashes))
 
 
 def _draft(
@@ -125,13 +125,13 @@ def _draft(
         count=jnp.minimum(decoded.count, num_tokens),
         chance=jnp.full_like(decoded.chance, PRIOR_ACCEPTANCE),
         cache=state.cache,
-        state=DraftState(shared=Held(k=decoded.cache.k, v=decoded.cache.v, hashes=written)),
+        state=DraftState(shared=Held(pools=decoded.cache.pools, hashes=written)),
     )
 
 
 def _found(held: Held, state: GenState, hashes: jax.Array) -> tuple[KVCache, jax.Array]:
     """The draft model's cache under the page table of `state`, and how many positions of each text it has, `[B]` int32."""
-    cache = KVCache(k=held.k, v=held.v, page_table=state.cache.page_table, length=jnp.zeros_like(state.committed))
+    cache = KVCache(pools=held.pools, page_table=state.cache.page_table, length=jnp.zeros_like(state.committed))
     B, max_len = hashes.shape
     found = held.hashes[cache.page_table].reshape(B, -1)[:, :max_len]
     place = jnp.arange(max_len, dtype=jnp.int32)[None, :]
@@ -142,9 +142,10 @@ def _marked(
     hashes: jax.Array, cache: KVCache, sequence: jax.Array, position: jax.Array, of_text: jax.Array, used: jax.Array
 ) -> jax.Array:
     """`hashes` with those of texts put at the slots of positions `[n, m]` of sequences `[n, 1]`, where `used [n, m]`."""
-    table = cache.page_table[sequence, jnp.minimum(position // cache.page, cache.page_table.shape[1] - 1)]
-    page = jnp.where(used, table, hashes.shape[0])  # out of range: dropped
-    return hashes.at[page, position % cache.page].set(of_text, mode="drop")
+    num_pages, slots = hashes.shape
+    table = cache.page_table[sequence, jnp.minimum(position // slots, cache.page_table.shape[1] - 1)]
+    page = jnp.where(used, table, num_pages)  # out of range: dropped
+    return hashes.at[page, position % slots].set(of_text, mode="drop")
 
 
 def _cost_s(cost: float, num_tokens: int, ordinary_step_s: float) -> float:

@@ -15,9 +15,9 @@ CHANGED = ("tokens", "logprobs", "committed", "live", "finish", "counters", "rea
 def take_sequences(state: GenState, chosen: jax.Array) -> GenState:
     """The state of sequences `chosen [b]` alone; cache pools and `draft.shared` pass along whole."""
     nothing: Any = ()
-    cache = state.cache.replace(k=nothing, v=nothing)
+    cache = state.cache.replace(pools=nothing)
     part = jax.tree.map(lambda x: x[chosen], state.replace(cache=cache, draft=state.draft.replace(shared=nothing)))
-    cache = part.cache.replace(k=state.cache.k, v=state.cache.v)
+    cache = part.cache.replace(pools=state.cache.pools)
     return part.replace(cache=cache, draft=part.draft.replace(shared=state.draft.shared))
 
 
@@ -29,6 +29,6 @@ def put_sequences(state: GenState, chosen: jax.Array, part: GenState) -> GenStat
 
     return state.replace(
         **{name: put(getattr(state, name), getattr(part, name)) for name in CHANGED},
-        cache=part.cache.replace(length=put(state.cache.length, part.cache.length), page_table=state.cache.page_table),
+        cache=state.cache.replace(length=put(state.cache.length, part.cache.length), pools=part.cache.pools),
         draft=part.draft.replace(sequences=put(state.draft.sequences, part.draft.sequences)),
     )

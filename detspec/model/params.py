@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,27 +9,25 @@ import jax.numpy as jnp
 
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
-from detspec.model.weights import Weight, Weights, weights
+from detspec.model.weights import Weight, weights
 from detspec.ops.linear.int8 import QTensor, quantize
 
 Params = dict[str, Any]
-WeightsFn = Callable[[ModelConfig], Weights]
 
 
-def param_shapes(cfg: ModelConfig, *, sharding: Any = None, weights_fn: WeightsFn = weights) -> Params:
+def param_shapes(cfg: ModelConfig, *, sharding: Any = None) -> Params:
     """The pytree of `jax.ShapeDtypeStruct` that `cfg` asks for; every matrix is `[out, in]`, as checkpoints store it.
 
     Where matrices are rounded, each is a `QTensor` of these.
 
     `sharding` says where the arrays belong: one `jax.sharding.Sharding` for all, a pytree of them like the parameters, or None.
-    `weights_fn` declares the weights of a config.
     """
-    tree = weights_fn(cfg)
+    tree = weights(cfg)
     if sharding is None or isinstance(sharding, jax.sharding.Sharding):
         sharding = jax.tree.map(lambda _: sharding, tree)
 
     def shaped(leaf: Weight, place: Any) -> Any:
-        shape = leaf.shape(cfg)
+        shape = leaf.shape
         if cfg.weights is None or not leaf.is_matrix:
             return jax.ShapeDtypeStruct(shape, cfg.jax_dtype, sharding=place)
         values = jax.ShapeDtypeStruct(shape, jnp.int8, sharding=place)
@@ -39,24 +36,24 @@ def param_shapes(cfg: ModelConfig, *, sharding: Any = None, weights_fn: WeightsF
     return jax.tree.map(shaped, tree, sharding)
 
 
-def init_params(cfg: ModelConfig, key: jax.Array, *, weights_fn: WeightsFn = weights) -> Params:
+def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
     """Random weights, as each is declared; a thinker and a compressor are copies, see `with_thinking`.
 
     Rounded ones are those of the same model in `cfg.dtype`, rounded.
     """
     if cfg.weights is not None:
         full = dataclasses.replace(cfg, weights=None)
-        return quantized(init_params(full, key, weights_fn=weights_fn), full)
+        return quantized(init_params(full, key), full)
     if cfg.thinking is not None:
         backbone = dataclasses.replace(cfg, thinking=None)
-        return with_thinking(backbone, init_params(backbone, key, weights_fn=weights_fn), cfg.thinking)[1]
-    leaves, treedef = jax.tree.flatten(weights_fn(cfg))
+        return with_thinking(backbone, init_params(backbone, key), cfg.thinking)[1]
+    leaves, treedef = jax.tree.flatten(weights(cfg))
     keys = jax.random.split(key, len(leaves))
-    arrays = [leaf.init(k, leaf.shape(cfg), cfg).astype(cfg.jax_dtype) for leaf, k in zip(leaves, keys, strict=True)]
+    arrays = [leaf.init(k, leaf.shape, cfg).astype(cfg.jax_dtype) for leaf, k in zip(leaves, keys, strict=True)]
     return jax.tree.unflatten(treedef, arrays)
 
 
-def quantized(params: Params, cfg: ModelConfig, *, weights_fn: WeightsFn = weights, free: bool = False) -> Params:
+def quantized(params: Params, cfg: ModelConfig, *, free: bool = False) -> Params:
     """`params` in `cfg.dtype` with every matrix rounded to int8 by row, as models with `cfg.weights == "int8"` have them.
 
     A tied head becomes a rounded copy of the embedding; all else is the same arrays. May be jitted. On a mesh each chip rounds
@@ -76,7 +73,7 @@ def quantized(params: Params, cfg: ModelConfig, *, weights_fn: WeightsFn = weigh
             array.delete()
         return found
 
-    return jax.tree.map(rounded, weights_fn(dataclasses.replace(cfg, weights="int8")), params)
+    return jax.tree.map(rounded, weights(dataclasses.replace(cfg, weights="int8")), params)
 
 
 def fitted(params: Params, cfg: ModelConfig) -> Params:
@@ -114,31 +111,29 @@ def with_thinking(cfg: ModelConfig, params: Params, thinking: ThinkingConfig) ->
     return dataclasses.replace(cfg, thinking=thinking), {**params, "thinking": jax.tree.map(jnp.copy, parts)}
 
 
-def num_params(cfg: ModelConfig, *, weights_fn: WeightsFn = weights) -> int:
+def num_params(cfg: ModelConfig) -> int:
     """Number of weights, a tied head counted once."""
     cfg = dataclasses.replace(cfg, weights=None)  # a rounded head is the embedding's once more
-    return sum(math.prod(leaf.shape(cfg)) for leaf in jax.tree.leaves(weights_fn(cfg)))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights(cfg)))
 
 
-def active_params(cfg: ModelConfig, *, rows: int = 1, weights_fn: WeightsFn = weights) -> int:
+def active_params(cfg: ModelConfig, *, rows: int = 1) -> int:
     """Number of weights that a pass over `rows` tokens reads at most; with 1 row, those that each token is multiplied with.
 
     Only as many experts count as the tokens can choose. An embedding that is not the head is left out: it is not multiplied,
     single rows are looked up. So are the thinker and the compressor, which work between passes.
     """
-    return sum(leaf.active_size(cfg, rows) for leaf in _active(cfg, weights_fn))
+    return sum(leaf.active_size(rows) for leaf in _active(cfg))
 
 
-def active_bytes(cfg: ModelConfig, *, rows: int = 1, weights_fn: WeightsFn = weights) -> int:
+def active_bytes(cfg: ModelConfig, *, rows: int = 1) -> int:
     """Bytes of the `active_params` of a pass over `rows` tokens, scales of rounded ones left out."""
     rounded = {True: 1, False: cfg.jax_dtype.itemsize}
-    return sum(
-        leaf.active_size(cfg, rows) * rounded[cfg.weights is not None and leaf.is_matrix] for leaf in _active(cfg, weights_fn)
-    )
+    return sum(leaf.active_size(rows) * rounded[cfg.weights is not None and leaf.is_matrix] for leaf in _active(cfg))
 
 
-def _active(cfg: ModelConfig, weights_fn: WeightsFn) -> list[Weight]:
-    tree = weights_fn(cfg)
+def _active(cfg: ModelConfig) -> list[Weight]:
+    tree = weights(cfg)
     left_out = {"thinking", "embed"} if "head" in tree else {"thinking"}
     return jax.tree.leaves({name: part for name, part in tree.items() if name not in left_out})
 
@@ -148,9 +143,9 @@ def params_bytes(params: Params) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 
-def check_params(cfg: ModelConfig, params: Params, *, weights_fn: WeightsFn = weights) -> None:
+def check_params(cfg: ModelConfig, params: Params) -> None:
     """Raises `InputError` unless `params` have the tree, shapes and dtypes of the weights of `cfg`."""
-    expected = dict(jax.tree.leaves_with_path(param_shapes(cfg, weights_fn=weights_fn)))
+    expected = dict(jax.tree.leaves_with_path(param_shapes(cfg)))
     given = dict(jax.tree.leaves_with_path(params))
     missing = [f"{jax.tree_util.keystr(path)} is missing" for path in expected if path not in given]
     unknown = [f"{jax.tree_util.keystr(path)} is unknown" for path in given if path not in expected]

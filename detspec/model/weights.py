@@ -6,7 +6,7 @@ A declaration is a pytree like the parameters. Shapes, random weights, counts an
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +15,6 @@ import numpy as np
 
 from detspec.config import ModelConfig
 from detspec.errors import InputError
-
-# The dimension key: letter -> field of `ModelConfig`. `E` is the number of experts, which each weight of experts names itself.
-LETTERS = {"V": "vocab_size", "D": "d_model", "N": "num_heads", "K": "num_kv_heads", "H": "head_dim", "F": "d_ff"}
 
 Weights = dict[str, Any]  # a pytree of `Weight`, nested like the parameters
 InitFn = Callable[[jax.Array, tuple[int, ...], ModelConfig], jax.Array]  # (key, shape, cfg) -> float32 [*shape]
@@ -57,84 +54,89 @@ class Experts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """One array of the parameters; `InputError` if an axis has another letter, or "E" and `experts` are not given together."""
+    """One array of the parameters; `weight` makes it.
 
-    # one name for each axis, in letters of the dimension key: "NH" is `N * H` long. Matrices are `[out, in]`.
+    Attributes:
+        axes: a name for each axis, in letters: "NH" is `N * H` long. Matrices are `[out, in]`.
+        lengths: for each axis the lengths of its letters: `(N, H)`.
+        init: makes the first values.
+        experts: how long the first axis is, and how much of it one token takes; None without experts.
+        looked_up: a table of rows for tokens; others with two axes are matrices to multiply with.
+    """
+
     axes: tuple[str, ...]
-    init: InitFn = normal  # makes the first values
-    experts: Experts | None = None  # how long the first axis "E" is, and how much of it one token takes; None without experts
-    looked_up: bool = False  # a table of rows for tokens; others with two axes are matrices to multiply with
-
-    def __post_init__(self) -> None:
-        plain = self.axes if self.experts is None else self.axes[1:]
-        if not set("".join(plain)) <= set(LETTERS) or (self.experts is not None and self.axes[:1] != ("E",)):
-            raise InputError(
-                f"the axes of a weight are named in the letters {' '.join(LETTERS)}, after an E where it holds experts, got "
-                f"{' '.join(self.axes)!r} and experts={self.experts}"
-            )
+    lengths: tuple[tuple[int, ...], ...]
+    init: InitFn = normal
+    experts: Experts | None = None
+    looked_up: bool = False
 
     @property
     def is_matrix(self) -> bool:
         """Whether rows are multiplied with it, so that it may be rounded to int8."""
-        return len(self.axes) - (self.experts is not None) == 2 and not self.looked_up
+        return len(self.axes) - self.output_axis == 2 and not self.looked_up
 
-    def shape(self, cfg: ModelConfig) -> tuple[int, ...]:
-        """The length of each axis in a model of this `cfg`."""
-        sizes = {letter: getattr(cfg, field) for letter, field in LETTERS.items()}
-        sizes["E"] = 1 if self.experts is None else self.experts.num
-        return tuple(math.prod(sizes[letter] for letter in axis) for axis in self.axes)
+    @property
+    def output_axis(self) -> int:
+        """The axis of its outputs: the first after that of experts."""
+        return 0 if self.experts is None else 1
 
-    def active_size(self, cfg: ModelConfig, rows: int) -> int:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each axis."""
+        return tuple(map(math.prod, self.lengths))
+
+    def active_size(self, rows: int) -> int:
         """How many of the numbers a pass over `rows` tokens reads at most: those of `rows * active` experts."""
-        size = math.prod(self.shape(cfg))
+        size = math.prod(self.shape)
         return size if self.experts is None else size * min(self.experts.num, rows * self.experts.active) // self.experts.num
 
 
-def weight(axes: str, init: InitFn = normal, experts: Experts | None = None) -> Weight:
-    """A weight whose axes are named in one string: `weight("D NH", init=residual)` is `[D, N*H]`."""
-    return Weight(tuple(axes.split()), init, experts)
+def weight(
+    axes: str, sizes: Mapping[str, int], init: InitFn = normal, experts: Experts | None = None, *, looked_up: bool = False
+) -> Weight:
+    """A weight whose axes are named in one string: `weight("D NH", sizes, residual)` is `[D, N*H]`.
+
+    Args:
+        axes: letters of each axis; the first one is "E" where the weight holds experts.
+        sizes: how long each letter is.
+        init: makes the first values.
+        experts: gives the length of "E".
+        looked_up: see `Weight`.
+
+    Raises `InputError` if a letter has no size, or "E" and `experts` are not given together.
+    """
+    named = tuple(axes.split())
+    sizes = {**sizes, **({} if experts is None else {"E": experts.num})}
+    unknown = [letter for axis in named for letter in axis if letter not in sizes]
+    if unknown or (experts is not None and named[:1] != ("E",)):
+        raise InputError(
+            f"the axes of a weight are named in letters that have a size ({' '.join(sizes)}), after an E where it holds "
+            f"experts, got {axes!r} and experts={experts}"
+        )
+    return Weight(named, tuple(tuple(sizes[letter] for letter in axis) for axis in named), init, experts, looked_up)
 
 
-def layer_weights(cfg: ModelConfig, index: int) -> Weights:
-    """The weights of layer `index`; layers of one model may differ."""
-    norm = zeros if cfg.norm_plus_one else ones
-    layer = {
-        "attn_norm": weight("D", init=norm),
-        "q": weight("NH D"),
-        "k": weight("KH D"),
-        "v": weight("KH D"),
-        "o": weight("D NH", init=residual),
-        "mlp_norm": weight("D", init=norm),
-        "gate": weight("F D"),
-        "up": weight("F D"),
-        "down": weight("D F", init=residual),
-    }
-    if cfg.qkv_bias:
-        layer |= {"q_bias": weight("NH", init=zeros), "k_bias": weight("KH", init=zeros), "v_bias": weight("KH", init=zeros)}
-    if cfg.o_bias:
-        layer |= {"o_bias": weight("D", init=zeros)}
-    if cfg.qk_norm:
-        layer |= {"q_norm": weight("H", init=norm), "k_norm": weight("H", init=norm)}
-    if cfg.post_norms:
-        layer |= {"attn_post_norm": weight("D", init=norm), "mlp_post_norm": weight("D", init=norm)}
-    return layer
+def norm_weight(cfg: ModelConfig, axes: str = "D", **sizes: int) -> Weight:
+    """The scale of an RMSNorm that leaves what it norms as long as it is: 1, or 0 where models multiply by `1 + w`."""
+    return weight(axes, {"D": cfg.d_model, **sizes}, zeros if cfg.norm_plus_one else ones)
 
 
-def weights(cfg: ModelConfig, layer_fn: Callable[[ModelConfig, int], Weights] = layer_weights) -> Weights:
-    """All weights of `cfg`; `layer_fn(cfg, index)` declares those of a layer.
+def weights(cfg: ModelConfig) -> Weights:
+    """All weights of `cfg`: each layer declares its own.
 
     The head is the embedding if it is tied, or a copy of it if matrices are rounded. A model that thinks has one more layer
     like the last one, with a head of its own (the thinker), and one more like the first one (the compressor).
     """
-    final_norm = weight("D", init=zeros if cfg.norm_plus_one else ones)
+    sizes = {"V": cfg.vocab_size, "D": cfg.d_model}
+    of_kinds = [kind.weights(cfg) for kind in cfg.kinds]
     tree = {
-        "embed": Weight(("V", "D"), init=normal if cfg.tie_embeddings else unit, looked_up=True),
-        "layers": tuple(layer_fn(cfg, index) for index in range(cfg.num_layers)),
-        "final_norm": final_norm,
+        "embed": weight("V D", sizes, normal if cfg.tie_embeddings else unit, looked_up=True),
+        "layers": tuple(dict(of_kinds[kind]) for kind in cfg.pattern),
+        "final_norm": norm_weight(cfg),
     }
     if not cfg.tie_embeddings or cfg.weights is not None:
-        tree["head"] = weight("V D")
+        tree["head"] = weight("V D", sizes)
     if cfg.thinking is not None:
-        thinker = {"layer": layer_fn(cfg, cfg.num_layers - 1), "final_norm": final_norm, "head": weight("V D")}
-        tree["thinking"] = {"thinker": thinker, "compressor": {"layer": layer_fn(cfg, 0)}}
+        thinker = {"layer": dict(of_kinds[cfg.pattern[-1]]), "final_norm": norm_weight(cfg), "head": weight("V D", sizes)}
+        tree["thinking"] = {"thinker": thinker, "compressor": {"layer": dict(of_kinds[cfg.pattern[0]])}}
     return tree

@@ -65,8 +65,9 @@ def gathers(cfg: ModelConfig, rows: int, chips: int, *, whole_layers: int | None
     dtype = HLO_DTYPES[cfg.dtype]
     found: Exchanges = Counter()
     found[Exchange("all-reduce", "u32", rows * cfg.d_model, chips)] += 1
-    for width in (cfg.num_heads * cfg.head_dim, cfg.d_model, cfg.d_ff, cfg.d_model):
-        found[Exchange("all-gather", dtype, rows * width, chips)] += L
+    for layer in cfg.layers[:L]:
+        for width in (layer.mixer.num_heads * layer.mixer.head_dim, cfg.d_model, layer.ff.d_ff, cfg.d_model):
+            found[Exchange("all-gather", dtype, rows * width, chips)] += 1
     return +(found + sampling(cfg, rows, chips)) if head else +found
 
 
@@ -137,8 +138,9 @@ def added_floats(exchanges: Exchanges) -> list[Exchange]:
 
 def gathered_weights(exchanges: Exchanges, cfg: ModelConfig) -> list[Exchange]:
     """Those that bring a whole weight to each chip, by the number of elements; rows must be chosen to make it unique."""
+    mixer = cfg.layer(0).mixer
     D = cfg.d_model
-    widths = (cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim, cfg.d_ff, cfg.vocab_size)
+    widths = (mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim, cfg.layer(0).ff.d_ff, cfg.vocab_size)
     sizes = {D * width for width in widths}
     return [exchange for exchange in exchanges if exchange.elements in sizes]
 

@@ -21,7 +21,8 @@ from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, is_count
 from detspec.errors import InputError
 from detspec.interconnect import check_devices, links_of
-from detspec.mesh import check_fits, fitting_chips, param_specs
+from detspec.mesh import check_fits, fitting_chips, kv_parts, param_specs
+from detspec.model.dense import config_to_json
 from detspec.model.params import num_params, param_shapes
 from detspec.model.work import pass_work
 from detspec.planning.exchanges import Exchanges, added_floats, as_gathers, exchange_seconds, found_in, gathers, sums
@@ -90,7 +91,7 @@ def plan_chips(
     return {
         "settings": {
             "target": dataclasses.asdict(target),
-            "model": {**cfg.to_json(), "num_params": num_params(cfg)},
+            "model": {**config_to_json(cfg), "num_params": num_params(cfg)},
             "schedule": dataclasses.asdict(schedule),
             **room,
             "chips": chips,
@@ -153,7 +154,7 @@ def _compiled(
     """Compiles a program with each of `depths`."""
     found = Shallow(depths, [], [], 0.0)
     for depth in depths:
-        shallow = dataclasses.replace(cfg, num_layers=depth, sliding_layers=cfg.sliding_layers[:depth])
+        shallow = cfg.with_layers(depth)
         program = compile_program(name, shallow, target, chips, schedule=schedule, **room)
         found.gauges.append({gauge: getattr(program, gauge) for gauge in GAUGES})
         found.counts.append(found_in(program.hlo))
@@ -163,7 +164,7 @@ def _compiled(
 
 def _sizes(cfg: ModelConfig, chips: int, schedule: Schedule, room: dict[str, int]) -> dict[str, float]:
     """Bytes of weights and cache on each of `chips`."""
-    kv = math.gcd(cfg.num_kv_heads, chips)
+    kv = kv_parts(cfg, chips)
     parts = {"kv": kv, "query": chips // kv}
 
     def own_bytes(leaf: Any, spec: Any) -> float:

@@ -25,6 +25,7 @@ from detspec.errors import InputError
 from detspec.generation.init import init_state
 from detspec.generation.loop import dvr_step, ordinary_step
 from detspec.held import compiler_options
+from detspec.model.dense import config_to_json
 from detspec.model.params import Params, num_params, param_shapes, params_bytes
 from detspec.model.work import pass_work
 from detspec.roofline import Work
@@ -93,7 +94,7 @@ def plan(
     return {
         "settings": {
             "target": dataclasses.asdict(target),
-            "model": {**cfg.to_json(), "num_params": num_params(cfg)},
+            "model": {**config_to_json(cfg), "num_params": num_params(cfg)},
             "schedule": dataclasses.asdict(schedule),
             **room,
             "acceptance": ACCEPTANCE,

@@ -17,12 +17,15 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from detspec.cache import Pages, init_cache
+from detspec.cache import KV, init_cache
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
-from detspec.model.layers import RowOps, block, rotations_of, scale_embeddings
+from detspec.model.attention import Attention
+from detspec.model.layers import Layer, run_layer, scale_embeddings
 from detspec.model.params import Params
-from detspec.model.transformer import canonical_ops, lookup, paged_attend, place, sequence_attend, training_ops
+from detspec.model.places import Where, place
+from detspec.model.rows import RowOps, canonical_ops, training_ops
+from detspec.model.transformer import lookup
 from detspec.ops import collectives
 from detspec.ops.row_sum import first_largest
 from detspec.ops.softcap import softcap
@@ -45,10 +48,7 @@ def compress_sequences(params: Params, cfg: ModelConfig, thoughts: jax.Array) ->
     """States of given thoughts, differentiable in the parameters: `thoughts [X, M]` int32 -> `[X, C, D]`."""
     tokens = _compressor_tokens(cfg, thoughts)
     x = scale_embeddings(cfg, params["embed"][tokens])
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
-    rotation = rotations_of(cfg, positions)[0]
-    layer = params["thinking"]["compressor"]["layer"]
-    x, _ = block(layer, cfg, x, rotation, sequence_attend(cfg), training_ops(cfg))
+    x = _whole(cfg, _own_layer(cfg, 0), params["thinking"]["compressor"]["layer"], x)
     return _states(cfg, x, thoughts)
 
 
@@ -66,23 +66,18 @@ def think_sequences(params: Params, cfg: ModelConfig, tapped: jax.Array, thought
     M = thoughts.shape[1]
     said = scale_embeddings(cfg, params["embed"][jnp.maximum(thoughts[:, : M - 1], 0)])
     x = jnp.concatenate([tapped, said], axis=1)
-    positions = jnp.broadcast_to(jnp.arange(C + M - 1, dtype=jnp.int32), x.shape[:2])
-    ops = training_ops(cfg)
     thinker = params["thinking"]["thinker"]
-    x, _ = block(thinker["layer"], cfg, x, rotations_of(cfg, positions)[-1], sequence_attend(cfg), ops)
-    return _thought_logits(thinker, cfg, x[:, C - 1 :], ops)
+    x = _whole(cfg, _own_layer(cfg, -1), thinker["layer"], x)
+    return _thought_logits(thinker, cfg, x[:, C - 1 :], training_ops(cfg))
 
 
 def compress(params: Params, cfg: ModelConfig, thoughts: jax.Array, *, numerics: Numerics) -> jax.Array:
     """States of the thoughts of a canonical pass: `thoughts [G, M]` int32 -> `[G, C, D]`."""
     tokens = _compressor_tokens(cfg, thoughts)
     G, P = tokens.shape
-    desk = init_cache(_one_layer(cfg), max_requests=G, max_len=P, numerics=numerics)
-    windows = Windows(tokens=tokens, sequence=jnp.arange(G, dtype=jnp.int32), start=_all(G, 0), count=_all(G, P))
+    desk = _Desk(cfg, _own_layer(cfg, 0), numerics, num_sequences=G, length=P)
     x = scale_embeddings(cfg, lookup(params["embed"], tokens.reshape(-1), numerics=numerics))
-    rotation = rotations_of(cfg, windows.positions.reshape(-1))[0]
-    attend_fn = paged_attend(cfg, (desk.k[0], desk.v[0]), place(windows, desk), sliding_window=None, numerics=numerics)
-    x, _ = block(params["thinking"]["compressor"]["layer"], cfg, x, rotation, attend_fn, canonical_ops(cfg, numerics))
+    x, _ = desk.read(params["thinking"]["compressor"]["layer"], x, tokens, 0, desk.empty)
     return _states(cfg, x.reshape(G, P, -1), thoughts)
 
 
@@ -130,23 +125,15 @@ def think(
     end_id = thinking.end_id
     thinker = params["thinking"]["thinker"]
     ops = canonical_ops(cfg, numerics)
-    desk = init_cache(_one_layer(cfg), max_requests=G, max_len=C + M - 1, numerics=numerics)
-
-    def read(x: jax.Array, tokens: jax.Array, start: int, pages: tuple[Pages, Pages]) -> tuple[jax.Array, tuple[Pages, Pages]]:
-        sequence = jnp.arange(G, dtype=jnp.int32)
-        windows = Windows(tokens=tokens, sequence=sequence, start=_all(G, start), count=_all(G, tokens.shape[1]))
-        rotation = rotations_of(cfg, windows.positions.reshape(-1))[-1]
-        attend_fn = paged_attend(cfg, pages, place(windows, desk), sliding_window=None, numerics=numerics)
-        return block(thinker["layer"], cfg, x.reshape(-1, D), rotation, attend_fn, ops)
-
-    x, pages = read(tapped, jnp.zeros((G, C), jnp.int32), 0, (desk.k[0], desk.v[0]))
+    desk = _Desk(cfg, _own_layer(cfg, -1), numerics, num_sequences=G, length=C + M - 1)
+    x, pages = desk.read(thinker["layer"], tapped.reshape(-1, D), jnp.zeros((G, C), jnp.int32), 0, desk.empty)
     first = first_largest(_thought_logits(thinker, cfg, x.reshape(G, C, D)[:, -1], ops))
 
     def say(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         tokens, _ = carry
         said = jnp.maximum(tokens[:, : M - 1], 0)
         x = scale_embeddings(cfg, lookup(params["embed"], said.reshape(-1), numerics=numerics))
-        x, _ = read(x, said, C, pages)
+        x, _ = desk.read(thinker["layer"], x, said, C, pages)
         targets = first_largest(_thought_logits(thinker, cfg, x, ops)).reshape(G, M - 1)
         return _agreed(tokens, jnp.concatenate([first[:, None], targets], axis=1))
 
@@ -191,12 +178,44 @@ def _thought_logits(thinker: Params, cfg: ModelConfig, x: jax.Array, ops: RowOps
     return softcap(collectives.gather(own_f32), cfg.logit_softcap)
 
 
-def _one_layer(cfg: ModelConfig) -> ModelConfig:
-    """The config of a cache for one layer, with the KV heads of this chip."""
-    num_kv_heads = cfg.num_kv_heads // collectives.kv_chips()
-    return dataclasses.replace(
-        cfg, num_layers=1, num_kv_heads=num_kv_heads, sliding_layers=(), sliding_window=None, thinking=None
-    )
+def _own_layer(cfg: ModelConfig, index: int) -> Layer:
+    """Layer `index` as the compressor or the thinker runs it: over all positions, with the heads of this chip."""
+    layer: Layer = cfg.layer(index)
+    mixer = layer.mixer
+    assert isinstance(mixer, Attention)
+    own_heads = {name: getattr(mixer, name) // collectives.kv_chips() for name in ("num_heads", "num_kv_heads")}
+    return dataclasses.replace(layer, mixer=dataclasses.replace(mixer, window=None, **own_heads))
+
+
+def _whole(cfg: ModelConfig, layer: Layer, params: Params, x: jax.Array) -> jax.Array:
+    """`layer` over whole sequences `x [X, T, D]`, differentiable."""
+    ops = training_ops(cfg)
+    prepared = layer.mixer.prepare(jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2]))
+    return run_layer(layer, params, x, lambda normed: (layer.mixer.whole(params, normed, prepared, ops), None), ops, ops)[0]
+
+
+class _Desk:
+    """A layer over windows of sequences of its own, in pages that are thrown away afterwards."""
+
+    def __init__(self, cfg: ModelConfig, layer: Layer, numerics: Numerics, *, num_sequences: int, length: int) -> None:
+        alone = dataclasses.replace(cfg, kinds=(layer,), pattern=(0,), thinking=None)
+        self._cache = init_cache(alone, max_requests=num_sequences, max_len=length, numerics=numerics)
+        self._layer = layer
+        self._numerics = numerics
+        self._ops = canonical_ops(cfg, numerics)
+        self.empty: KV = self._cache.pools[0]
+
+    def read(self, params: Params, x: jax.Array, tokens: jax.Array, start: int, pages: KV) -> tuple[jax.Array, KV]:
+        """The layer over `x [G * W, D]` at positions from `start` on, of `tokens [G, W]`, and the pages with them."""
+        G, W = tokens.shape
+        windows = Windows(tokens=tokens, sequence=jnp.arange(G, dtype=jnp.int32), start=_all(G, start), count=_all(G, W))
+        places = place(windows, self._cache, self._numerics.page)
+        where = Where(windows, places, self._layer.mixer.prepare(windows.positions.reshape(-1)), self._numerics)
+
+        def mix(normed: jax.Array) -> tuple[jax.Array, KV]:
+            return self._layer.mixer.windows(params, normed, where, pages, self._ops, self._ops)
+
+        return run_layer(self._layer, params, x, mix, self._ops, self._ops)
 
 
 _all = partial(jnp.full, dtype=jnp.int32)

@@ -14,7 +14,7 @@ from detspec.config import ModelConfig
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.schedule import Schedule
-from detspec.state import NO_SEQUENCE, GenState, Windows
+from detspec.state import NO_SEQUENCE, GenState, Injected, Windows
 from detspec.thinking.blocks import compress_if_any, think, thinking_of
 from detspec.thinking.thoughts import trivial_thoughts
 
@@ -65,7 +65,13 @@ def draft_thoughts(params: Params, cfg: ModelConfig, state: GenState, schedule: 
             count=jnp.where(going, C, 0).astype(jnp.int32),
         )
         _, cache, tapped = forward(
-            params, cfg, windows, carry.cache, numerics=fast.numerics, inject=carry.states, tap_layer=thinking.out_layer
+            params,
+            cfg,
+            windows,
+            carry.cache,
+            numerics=fast.numerics,
+            inject=Injected(thinking.in_layer, carry.states),
+            tap_layer=thinking.out_layer,
         )
         assert tapped is not None
         drafted = carry.thoughts[sequence, place]

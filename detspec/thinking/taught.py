@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from detspec.config import ModelConfig
 from detspec.model.params import Params
 from detspec.model.transformer import forward_sequences
+from detspec.state import Injected
 from detspec.thinking.blocks import compress_sequences, think_sequences, thinking_of
 
 
@@ -31,7 +32,9 @@ def forward_taught(params: Params, cfg: ModelConfig, tokens: jax.Array, thoughts
     C = thinking.chunk
     states = compress_sequences(params, cfg, thoughts.reshape(B * X, M)).reshape(B, X * C, -1)
     inject = jnp.pad(states, ((0, 0), (C, C), (0, 0)))[:, :T]
-    logits, tapped = forward_sequences(params, cfg, tokens, inject=inject, tap_layer=thinking.out_layer)
+    logits, tapped = forward_sequences(
+        params, cfg, tokens, inject=Injected(thinking.in_layer, inject), tap_layer=thinking.out_layer
+    )
     assert tapped is not None
     chunks = tapped[:, : X * C].reshape(B * X, C, -1)
     return logits, think_sequences(params, cfg, chunks, thoughts.reshape(B * X, M)).reshape(B, X, M, -1)

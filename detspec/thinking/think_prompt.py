@@ -23,7 +23,7 @@ from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.model.transformer import forward
 from detspec.schedule import Schedule
-from detspec.state import NO_SEQUENCE, Counters, GenState, Reading, Windows
+from detspec.state import NO_SEQUENCE, Counters, GenState, Injected, Reading, Windows
 from detspec.struct import Struct
 from detspec.thinking.blocks import compress_if_any, think, thinking_of
 from detspec.thinking.thoughts import trivial_thoughts
@@ -76,11 +76,17 @@ def think_pass(params: Params, cfg: ModelConfig, state: GenState, *, schedule: S
     before = reading.thoughts[sequence, jnp.maximum(place - 1, 0)]
     assumes_draft = (chunks.depth > 0) & chunks.used
     assumed = compress_if_any(params, cfg, before, assumes_draft, numerics=schedule.numerics)
-    inject = jnp.where((chunks.depth == 0)[:, None, None], reading.states[sequence], assumed)
+    states = jnp.where((chunks.depth == 0)[:, None, None], reading.states[sequence], assumed)
 
     # 2. The pass, and the thoughts after its chunks.
     _, cache, tapped = forward(
-        params, cfg, chunks.windows, state.cache, numerics=schedule.numerics, inject=inject, tap_layer=thinking.out_layer
+        params,
+        cfg,
+        chunks.windows,
+        state.cache,
+        numerics=schedule.numerics,
+        inject=Injected(thinking.in_layer, states),
+        tap_layer=thinking.out_layer,
     )
     assert tapped is not None
     drafted = reading.thoughts[sequence, place]
@@ -137,6 +143,7 @@ def init_reading(cfg: ModelConfig, *, max_requests: int, max_len: int, schedule:
         end=jnp.zeros(max_requests, jnp.int32),
         states=jnp.zeros((max_requests, C, cfg.d_model), cfg.jax_dtype),
         end_id=thinking.end_id,
+        in_layer=thinking.in_layer,
     )
 
 

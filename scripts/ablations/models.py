@@ -19,7 +19,7 @@ from detspec.train.run import run_experiment
 from scripts.ablations.table import Options
 from scripts.replications.thinking_states.tasks import PARITY
 
-TINY = ds.ModelConfig(256, 64, 1, 4, 2, 16, 128, dtype="float32")
+TINY = ds.dense_config(256, 64, 1, 4, 2, 16, 128, dtype="float32")
 HOLDOUT_ONE_IN = 25  # as in configs/tiny_python.py
 TEXTS, TEXT_LEN = (32, 511)
 NUM_STEPS = 250

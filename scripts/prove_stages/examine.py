@@ -70,7 +70,7 @@ def examine_axes(model: Model, schedule: Schedule) -> Iterator[Entry]:
 
 def digest(result: PassResult) -> str:
     """The first digits of SHA-256 over keys, values and logits."""
-    return digest_of(result.keys_values, result.logits)
+    return digest_of(*result.held.values(), result.logits)
 
 
 def digest_of(*arrays: np.ndarray) -> str:

@@ -99,12 +99,13 @@ def compare_rows(setting: Setting) -> Iterator[Entry]:
 def product(setting: Setting, rows: int, linear: str = "pinned") -> Program:
     """The down projection of `rows` rows."""
     cfg = setting.size.cfg
+    ff = cfg.layer(0).ff
     schedule = setting.schedule_fn(cfg).with_numerics(linear=linear)
-    work = Work(2.0 * (rows + cfg.d_model) * cfg.d_ff + 4.0 * rows * cfg.d_model, 2.0 * rows * cfg.d_ff * cfg.d_model)
+    work = Work(2.0 * (rows + cfg.d_model) * ff.d_ff + 4.0 * rows * cfg.d_model, 2.0 * rows * ff.d_ff * cfg.d_model)
     return Program(
-        f"product, {linear}, {rows} x {cfg.d_ff} x {cfg.d_model}",
+        f"product, {linear}, {rows} x {ff.d_ff} x {cfg.d_model}",
         linear_fn(schedule.numerics),
-        lambda: (random((rows, cfg.d_ff)), random((cfg.d_model, cfg.d_ff), 1)),
+        lambda: (random((rows, ff.d_ff)), random((cfg.d_model, ff.d_ff), 1)),
         numerics=schedule.numerics,
         work=work,
         calls=50,

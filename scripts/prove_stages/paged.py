@@ -1,6 +1,5 @@
 """Operands of attention over pages: random where they are read, poisoned where they must not be."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ import numpy as np
 from kernel_shapes import AttentionShape
 
 from detspec.config import ModelConfig
+from detspec.model.dense import with_fields
 from detspec.ops.attention.api import NO_POSITION
 from detspec.ops.attention.scores import Scores
 from detspec.presets import preset
@@ -24,11 +24,11 @@ def attention_shape(layer: str, groups: int, window: int, max_len: int, *, decod
     """Attention of a layer named "llama3_1_8b/full", "gemma3_1b/sliding" or "small", as `tests/aot/kernel_shapes.py` has it."""
     model, _, kind = layer.partition("/")
     cfg = (
-        dataclasses.replace(SMALL, sliding_window=33, sliding_layers=(True,) * SMALL.num_layers)
-        if model == "small"
-        else preset(model)
+        with_fields(SMALL, sliding_window=33, sliding_layers=(True,) * SMALL.num_layers) if model == "small" else preset(model)
     )
-    scores = Scores(cfg.score_scale, cfg.attn_softcap, cfg.sliding_window if kind == "sliding" else None)
+    scores = Scores(
+        cfg.layer(0).mixer.scores.scale, cfg.layer(0).mixer.softcap, cfg.kinds[-1].mixer.window if kind == "sliding" else None
+    )
     name = f"{layer}/{'decode ' if decode else ''}{groups}x{window} at {max_len}"
     return of_model(cfg, name, groups, window, max_len, decode=decode, scores=scores)
 
@@ -37,12 +37,13 @@ def of_model(
     cfg: ModelConfig, name: str, groups: int, window: int, max_len: int, *, decode: bool = False, scores: Scores | None = None
 ) -> AttentionShape:
     """Attention of the full layers of `cfg`, unless `scores` says otherwise."""
+    mixer = cfg.layer(0).mixer
     return AttentionShape(
         name=name,
-        num_heads=cfg.num_heads,
-        num_kv_heads=cfg.num_kv_heads,
-        head_dim=cfg.head_dim,
-        scores=scores or Scores(cfg.score_scale),
+        num_heads=mixer.num_heads,
+        num_kv_heads=mixer.num_kv_heads,
+        head_dim=mixer.head_dim,
+        scores=scores or Scores(mixer.scores.scale),
         groups=groups,
         window=window,
         max_len=max_len,

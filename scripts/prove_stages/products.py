@@ -86,9 +86,11 @@ def contest(setting: Setting, rows: int) -> dict[str, Program]:
 
 def layers(cfg: ModelConfig, rows: int, kind: str, multiply: Products) -> Program:
     """A program that multiplies rows by the weights of LAYERS layers: q, k and v at once, o, gate and up at once, down."""
-    heads, kv_heads = cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
+    ff = cfg.layer(0).ff
+    mixer = cfg.layer(0).mixer
+    heads, kv_heads = (mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim)
     groups = ((cfg.d_model, (heads, kv_heads, kv_heads)), (heads, (cfg.d_model,)))
-    groups += ((cfg.d_model, (cfg.d_ff, cfg.d_ff)), (cfg.d_ff, (cfg.d_model,)))
+    groups += ((cfg.d_model, (ff.d_ff, ff.d_ff)), (ff.d_ff, (cfg.d_model,)))
     new = _random_int8 if kind == "int8" else random
 
     def make() -> tuple[list[jax.Array], list[list[list[jax.Array]]]]:
@@ -129,6 +131,7 @@ def _random_int8(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
 
 def is_exact(cfg: ModelConfig, rows: int) -> bool:
     """Whether the first outputs of an int8 product of all rows are the sums of int64."""
-    x, weight = jax.jit(lambda: (_random_int8((rows, cfg.d_ff)), _random_int8((cfg.d_model, cfg.d_ff), 1)))()
+    ff = cfg.layer(0).ff
+    x, weight = jax.jit(lambda: (_random_int8((rows, ff.d_ff)), _random_int8((cfg.d_model, ff.d_ff), 1)))()
     found = np.asarray(jax.jit(_integers)(x, weight)[0][:, :CHECKED])
     return bool((found == np.asarray(x).astype(np.int64) @ np.asarray(weight[:CHECKED]).astype(np.int64).T).all())

@@ -3,10 +3,11 @@
 import dataclasses
 
 from detspec.config import ModelConfig
+from detspec.model.dense import dense_config, with_fields
 from detspec.presets import preset
 
 LLAMA = preset("llama3_1_8b")
-SMALL = ModelConfig(vocab_size=211, d_model=128, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=64, d_ff=256)
+SMALL = dense_config(vocab_size=211, d_model=128, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=64, d_ff=256)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Size:
     @property
     def model(self) -> ModelConfig:
         """The model of passes and generation."""
-        return dataclasses.replace(self.cfg, num_layers=self.layers)
+        return with_fields(self.cfg, num_layers=self.layers)
 
 
 FULL = Size(
@@ -84,7 +85,7 @@ FULL = Size(
     cfg=LLAMA,
     layers=8,
     whole_layers=32,
-    examined=dataclasses.replace(LLAMA, num_layers=4, vocab_size=32768),
+    examined=with_fields(LLAMA, num_layers=4, vocab_size=32768),
     examined_rows=(1, 8, 32, 128, 512),
     examined_budget=None,
     copy_bytes=4 << 30,
@@ -121,7 +122,7 @@ TINY = Size(
     cfg=SMALL,
     layers=1,
     whole_layers=2,
-    examined=dataclasses.replace(SMALL, num_layers=1),
+    examined=with_fields(SMALL, num_layers=1),
     examined_rows=(16,),
     examined_budget=(8, 4),
     copy_bytes=1 << 20,

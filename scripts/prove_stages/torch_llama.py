@@ -50,7 +50,7 @@ def step(model: TorchLlama, cache: Sequence[LayerCache], tokens: Tensor, positio
     cfg = model.cfg
     x = F.embedding(tokens, model.embed)
     for layer, layer_cache in zip(model.layers, cache, strict=True):
-        heads = F.linear(norm(cfg, x, layer.attn_norm), layer.qkv).view(len(tokens), -1, cfg.head_dim)
+        heads = F.linear(norm(cfg, x, layer.attn_norm), layer.qkv).view(len(tokens), -1, cfg.layer(0).mixer.head_dim)
         attended = attention(cfg, heads, model.rotations[:, position], layer_cache, position)
         x = x + F.linear(attended, layer.o)
         gate, up = F.linear(norm(cfg, x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
@@ -65,15 +65,16 @@ def norm(cfg: ModelConfig, x: Tensor, weight: Tensor) -> Tensor:
 
 def attention(cfg: ModelConfig, heads: Tensor, rotation: Tensor, cache: LayerCache, position: int) -> Tensor:
     """Attention of `heads [B, N + 2K, H]` over the cache up to `position`, which it writes: `[B, N * H]`."""
+    mixer = cfg.layer(0).mixer
     keys, values = cache
     rotated_f32 = rotate(heads, rotation)  # values, too, which nothing reads: `roll` would copy a part before it rolls it
-    q_f32, k_f32, _ = rotated_f32.split([cfg.num_heads, cfg.num_kv_heads, cfg.num_kv_heads], dim=1)
+    q_f32, k_f32, _ = rotated_f32.split([mixer.num_heads, mixer.num_kv_heads, mixer.num_kv_heads], dim=1)
     keys[:, :, position] = k_f32
-    values[:, :, position] = heads[:, -cfg.num_kv_heads :]
+    values[:, :, position] = heads[:, -mixer.num_kv_heads :]
     seen = slice(position + 1)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # or an error: it never falls back to a slow one
         attended = F.scaled_dot_product_attention(
-            q_f32.to(heads.dtype)[:, :, None], keys[:, :, seen], values[:, :, seen], scale=cfg.score_scale, enable_gqa=True
+            q_f32.to(heads.dtype)[:, :, None], keys[:, :, seen], values[:, :, seen], scale=mixer.scores.scale, enable_gqa=True
         )
     return attended.reshape(len(heads), -1)
 
@@ -91,7 +92,8 @@ def rotations_of(cfg: ModelConfig, max_len: int, device: torch.device) -> Tensor
     x.roll(2)  = [b0 b1 a0 a1]
     rotated    = x * [c0 c1 c0 c1] + x.roll(2) * [-s0 -s1 s0 s1]
     """
-    frequencies = rope_frequencies(cfg.head_dim, cfg.rope_theta, cfg.rope_scaling)
+    mixer = cfg.layer(0).mixer
+    frequencies = rope_frequencies(mixer.head_dim, mixer.rope.theta, mixer.rope.scaling)
     angles = np.arange(max_len, dtype=np.float32)[:, None] * frequencies
     sines = np.sin(angles)
     halves = [[np.cos(angles)] * 2, [-sines, sines]]
@@ -100,6 +102,8 @@ def rotations_of(cfg: ModelConfig, max_len: int, device: torch.device) -> Tensor
 
 def random_llama(cfg: ModelConfig, max_len: int, device: torch.device) -> TorchLlama:
     """A model of random weights in `cfg.dtype`; matrices have deviation `1/sqrt(in)`."""
+    ff = cfg.layer(0).ff
+    mixer = cfg.layer(0).mixer
     generator = torch.Generator(device).manual_seed(0)
     like = {"dtype": getattr(torch, cfg.dtype), "device": device}
 
@@ -107,15 +111,15 @@ def random_llama(cfg: ModelConfig, max_len: int, device: torch.device) -> TorchL
         return torch.randn(num_out, num_in, generator=generator, **like).mul_(deviation or num_in**-0.5)
 
     def layer() -> TorchLayer:
-        q_width = cfg.num_heads * cfg.head_dim
-        kv_width = cfg.num_kv_heads * cfg.head_dim
+        q_width = mixer.num_heads * mixer.head_dim
+        kv_width = mixer.num_kv_heads * mixer.head_dim
         return TorchLayer(
             attn_norm=torch.ones(cfg.d_model, **like),
             qkv=matrix(q_width + 2 * kv_width, cfg.d_model),
             o=matrix(cfg.d_model, q_width),
             mlp_norm=torch.ones(cfg.d_model, **like),
-            gate_up=matrix(2 * cfg.d_ff, cfg.d_model),
-            down=matrix(cfg.d_model, cfg.d_ff),
+            gate_up=matrix(2 * ff.d_ff, cfg.d_model),
+            down=matrix(cfg.d_model, ff.d_ff),
         )
 
     return TorchLlama(
@@ -130,7 +134,8 @@ def random_llama(cfg: ModelConfig, max_len: int, device: torch.device) -> TorchL
 
 def random_cache(cfg: ModelConfig, batch: int, max_len: int, device: torch.device) -> list[LayerCache]:
     """Random keys and values of each layer, in `cfg.dtype`."""
+    mixer = cfg.layer(0).mixer
     generator = torch.Generator(device).manual_seed(1)
-    shape = (batch, cfg.num_kv_heads, max_len, cfg.head_dim)
+    shape = (batch, mixer.num_kv_heads, max_len, mixer.head_dim)
     like = {"dtype": getattr(torch, cfg.dtype), "device": device, "generator": generator}
     return [(torch.randn(shape, **like), torch.randn(shape, **like)) for _ in range(cfg.num_layers)]

@@ -1,9 +1,9 @@
 """A step, a canonical step and a canonical pass of the model at its full depth."""
 
-import dataclasses
 from collections.abc import Iterator
 
 from detspec.config import ModelConfig
+from detspec.model.dense import with_fields
 from prove_stages.passes import measured_schedules, of_depth, pass_program
 from prove_stages.programs import Measurement, Program, Setting
 
@@ -21,7 +21,7 @@ def measurements(setting: Setting) -> Iterator[Measurement]:
 
 def model(setting: Setting) -> ModelConfig:
     """The model at its full depth."""
-    return dataclasses.replace(setting.size.cfg, num_layers=setting.size.whole_layers)
+    return with_fields(setting.size.cfg, num_layers=setting.size.whole_layers)
 
 
 def rows(setting: Setting) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -14,6 +14,7 @@ from detspec.config import ModelConfig
 from detspec.engine.replayer import Replayer
 from detspec.environment import default_schedule
 from detspec.mesh import make_mesh, param_specs, put
+from detspec.model.dense import with_fields
 from detspec.model.params import Params, init_params
 from detspec.schedule import Schedule
 from scripts.soak.answers import Answer, Answers, name_of
@@ -116,7 +117,7 @@ def subjects(folder: Path, seed: int, size: Size) -> dict[str, Subject]:
     """A small random model, the same one with weights in which each logit occurs twice, and perhaps the shipped model."""
     folder.mkdir(exist_ok=True)
     weights = {RANDOM: random_model(RANDOM_CFG), TIED: tied(random_model(RANDOM_CFG))}
-    small_cfg = dataclasses.replace(RANDOM_CFG, num_layers=1)
+    small_cfg = with_fields(RANDOM_CFG, num_layers=1)
     small = model_of(small_cfg, init_params(small_cfg, jax.random.key(1)))
     material = Material(random_texts(RANDOM_CFG.vocab_size, 400), most_prompt=90, most_new=100)
     requests = requests_of(some_lines(material, size.engine_requests, seed))

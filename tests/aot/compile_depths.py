@@ -8,7 +8,6 @@ a sliced weight may be copied before it is multiplied. Compile nothing else mean
 """
 
 import argparse
-import dataclasses
 import os
 from functools import partial
 from typing import Any
@@ -20,12 +19,15 @@ import time
 import jax
 import jax.numpy as jnp
 
-from detspec.cache import KVCache, init_cache
+from detspec.cache import KV, KVCache, init_cache
 from detspec.config import ModelConfig
 from detspec.environment import default_schedule
-from detspec.model.layers import block, logits_f32, rotations_of, scale_embeddings
+from detspec.model.dense import with_fields
+from detspec.model.layers import logits_f32, run_layer, scale_embeddings
 from detspec.model.params import Params, param_shapes
-from detspec.model.transformer import canonical_ops, forward, lookup, paged_attend, place
+from detspec.model.places import Where, place
+from detspec.model.rows import canonical_ops
+from detspec.model.transformer import forward, lookup
 from detspec.presets import preset
 from detspec.schedule import Schedule
 from detspec.state import Windows
@@ -46,7 +48,7 @@ def main() -> None:
     print(f"{'target':10}{'layers':>8} {'pass':10}{'compile s':>11}{'temporaries MB':>16}{'GB accessed':>13}")
     for name in args.targets:
         for layers in args.layers:
-            cfg = dataclasses.replace(preset(args.preset), num_layers=layers)
+            cfg = with_fields(preset(args.preset), num_layers=layers)
             schedule = default_schedule() if name == "cpu" else canonical_schedule(target(name), cfg)
             for kind, program in (("unrolled", unrolled), ("scanned", scanned)):
                 seconds, temporaries, accessed = compiled(name, partial(program, cfg, schedule), *shapes(cfg, schedule, kind))
@@ -81,11 +83,11 @@ def shapes(cfg: ModelConfig, schedule: Schedule, kind: str) -> tuple[Params, Win
         def stack(*leaves: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((len(leaves), *leaves[0].shape), leaves[0].dtype)
 
-        def join(pools: Any) -> tuple[jax.ShapeDtypeStruct]:
-            return (jax.ShapeDtypeStruct((len(pools) * pools[0].shape[0], *pools[0].shape[1:]), pools[0].dtype),)
+        def join(pools: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((len(pools) * pools[0].shape[0], *pools[0].shape[1:]), pools[0].dtype)
 
         params = {**params, "layers": jax.tree.map(stack, *params["layers"])}
-        cache = cache.replace(k=join(cache.k), v=join(cache.v))
+        cache = cache.replace(pools=(KV(*map(join, zip(*cache.pools, strict=True))),))
     return params, windows, cache
 
 
@@ -97,24 +99,29 @@ def unrolled(cfg: ModelConfig, schedule: Schedule, params: Params, windows: Wind
 
 def scanned(cfg: ModelConfig, schedule: Schedule, params: Params, windows: Windows, cache: KVCache) -> Any:
     """The same with one body for all layers, which must be alike."""
-    places = place(windows, cache)
-    rotation = rotations_of(cfg, windows.positions.reshape(-1))[0]
+    numerics = schedule.numerics
+    places = place(windows, cache, numerics.page)
+    layer = cfg.layer(0)
+    prepared = layer.mixer.prepare(windows.positions.reshape(-1))
     ops = canonical_ops(cfg, schedule.numerics)
-    num_pages = cache.v[0].shape[0] // cfg.num_layers
+    num_pages = cache.num_pages // cfg.num_layers
 
-    def run_layer(carry: tuple[jax.Array, jax.Array, jax.Array], item: tuple[Any, jax.Array]) -> tuple[Any, None]:
-        x, k, v = carry
-        layer, index = item
+    def body(carry: tuple[jax.Array, KV], item: tuple[Any, jax.Array]) -> tuple[Any, None]:
+        x, pools = carry
+        layer_params, index = item
         first = index * num_pages
         moved = places._replace(tables=places.tables + first, page_ids=places.page_ids + first)
-        attend = paged_attend(cfg, (k, v), moved, sliding_window=None, numerics=schedule.numerics)
-        x, (k, v) = block(layer, cfg, x, rotation, attend, ops)
-        return (x, k, v), None
+        where = Where(windows, moved, prepared, numerics)
 
-    x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1)))
+        def mix(normed: jax.Array) -> tuple[jax.Array, KV]:
+            return layer.mixer.windows(layer_params, normed, where, pools, ops, ops)
+
+        return run_layer(layer, layer_params, x, mix, ops, ops), None
+
+    x = scale_embeddings(cfg, lookup(params["embed"], windows.tokens.reshape(-1), numerics=numerics))
     items = params["layers"], jnp.arange(cfg.num_layers, dtype=jnp.int32)
-    (x, k, v), _ = jax.lax.scan(run_layer, (x, cache.k[0], cache.v[0]), items)
-    return logits_f32(params, cfg, x, ops), cache.replace(k=(k,), v=(v,))
+    (x, pools), _ = jax.lax.scan(body, (x, cache.pools[0]), items)
+    return logits_f32(params, cfg, x, ops), cache.replace(pools=(pools,))
 
 
 if __name__ == "__main__":

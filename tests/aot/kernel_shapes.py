@@ -135,17 +135,17 @@ def attention_shapes() -> tuple[AttentionShape, ...]:
     shapes = []
     for model in MODELS:
         cfg = preset(model)
-        kinds = ["full", *["sliding"] * any(cfg.sliding_layers), *["alibi"] * (model == "qwen3_8b")]
+        kinds = ["full", *["sliding"] * any(cfg.pattern), *["alibi"] * (model == "qwen3_8b")]
         for kind in kinds:
-            sliding_window = cfg.sliding_window if kind == "sliding" else None
-            scores = Scores(cfg.score_scale, cfg.attn_softcap, sliding_window, kind == "alibi")
+            sliding_window = cfg.kinds[-1].mixer.window if kind == "sliding" else None
+            scores = Scores(cfg.layer(0).mixer.scores.scale, cfg.layer(0).mixer.softcap, sliding_window, kind == "alibi")
             for name, (groups, window, max_len) in (passes | (more if model in ("qwen3_8b", "gemma2_2b") else {})).items():
                 shapes.append(
                     AttentionShape(
                         name=f"{model}/{kind}/{name}",
-                        num_heads=cfg.num_heads,
-                        num_kv_heads=cfg.num_kv_heads,
-                        head_dim=cfg.head_dim,
+                        num_heads=cfg.layer(0).mixer.num_heads,
+                        num_kv_heads=cfg.layer(0).mixer.num_kv_heads,
+                        head_dim=cfg.layer(0).mixer.head_dim,
                         scores=scores,
                         groups=groups,
                         window=window,
@@ -162,12 +162,12 @@ def linear_shapes() -> tuple[LinearShape, ...]:
     shapes = []
     for model in MODELS:
         cfg = preset(model)
-        heads = cfg.num_heads * cfg.head_dim
+        heads = cfg.layer(0).mixer.num_heads * cfg.layer(0).mixer.head_dim
         products = {
             "q": (cfg.d_model, heads),
             "o": (heads, cfg.d_model),
-            "gate": (cfg.d_model, cfg.d_ff),
-            "down": (cfg.d_ff, cfg.d_model),
+            "gate": (cfg.d_model, cfg.layer(0).ff.d_ff),
+            "down": (cfg.layer(0).ff.d_ff, cfg.d_model),
             "head": (cfg.d_model, cfg.vocab_size),
         }
         for rows in ROWS if model == "qwen3_8b" else ROWS[-1:]:

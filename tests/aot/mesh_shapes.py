@@ -1,6 +1,5 @@
 """Programs for several chips that are compiled ahead of time: models at full width, few layers, the slices they run on."""
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -8,6 +7,7 @@ import jax
 from hlo import calls_over_pool, kernel_calls, pool_moves
 
 from detspec.config import ModelConfig
+from detspec.model.dense import with_fields
 from detspec.planning.exchanges import added_floats, as_gathers, found_in, gathered_weights, received_bytes
 from detspec.planning.mesh_programs import compile_program, expected, program_args
 from detspec.presets import preset
@@ -34,7 +34,7 @@ class MeshProgram(NamedTuple):
 
     def cfg(self, layers: int = LAYERS, **changes: Any) -> ModelConfig:
         """The model with few layers."""
-        return dataclasses.replace(preset(self.preset), num_layers=layers, **changes)
+        return with_fields(preset(self.preset), num_layers=layers, **changes)
 
     def compiled(self, cfg: ModelConfig) -> Compiled:
         """The program by the vendor's compiler."""
@@ -50,7 +50,9 @@ class MeshProgram(NamedTuple):
         by_formula = expected(self.program, cfg, schedule, self.chips, max_requests=ROOM["max_requests"])
         found = as_gathers(found_in(hlo), by_formula)
         state = program_args(self.program, cfg, schedule, **ROOM)[1]
-        pools = [own_part(pool, math.gcd(cfg.num_kv_heads, self.chips)) for pool in (*state.cache.k, *state.cache.v)]
+        pools = [
+            own_part(pool, math.gcd(cfg.layer(0).mixer.num_kv_heads, self.chips)) for pool in jax.tree.leaves(state.cache.pools)
+        ]
         return {
             **self._asdict(),
             "layers": cfg.num_layers,

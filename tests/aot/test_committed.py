@@ -26,6 +26,7 @@ from detspec.config import ModelConfig
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs, Plan, needed_plans
 from detspec.held import HELD
+from detspec.model.dense import with_fields
 from detspec.presets import preset
 from detspec.sampler import likeliest, reported_logits, sample
 from detspec.sampling_params import MAX_LOGPROBS, SamplingParams, sampling_arrays
@@ -37,11 +38,9 @@ from detspec.targets import canonical_schedule, target
 H100 = target("h100")
 # Narrow, because compiling takes long. The heads are those of Llama 3.1, the width is no power of two, and of two layers the
 # last is not the first.
-CFG = dataclasses.replace(
-    preset("llama3_1_8b"), num_layers=2, d_model=384, d_ff=768, num_heads=4, num_kv_heads=1, vocab_size=512
-)
+CFG = with_fields(preset("llama3_1_8b"), num_layers=2, d_model=384, d_ff=768, num_heads=4, num_kv_heads=1, vocab_size=512)
 # Scores and logits are capped, heads are wide, and norms stand after both halves of a layer.
-GEMMA = dataclasses.replace(
+GEMMA = with_fields(
     preset("gemma2_2b"),
     num_layers=1,
     sliding_layers=(True,),
@@ -88,7 +87,7 @@ def engine_texts(*labels: str, only: str = "") -> list[str]:
 
 def compiled_pass(groups: int, window: int, schedule: Schedule = SCHEDULE, cfg: ModelConfig = CFG, **options: Any) -> str:
     """Optimised HLO of one layer's pass, its logits included, cut into windows; `options` are the compiler's."""
-    cfg = dataclasses.replace(cfg, num_layers=1)
+    cfg = with_fields(cfg, num_layers=1)
     schedule = schedule.with_budget(groups * window, window)
     placed = SingleDeviceSharding(device_of(H100))
     args = jax.tree.map(

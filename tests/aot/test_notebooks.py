@@ -29,6 +29,7 @@ from detspec.engine.policy import Needs, needed_plans
 from detspec.engine.replayer import large_passes
 from detspec.generation.init import init_state
 from detspec.generation.loop import generate_state
+from detspec.model.dense import with_fields
 from detspec.model.params import Params, init_params
 from detspec.presets import preset
 from detspec.schedule import Schedule
@@ -43,12 +44,12 @@ TARGETS = ("v5e:2x2", "v6e:2x2")
 WITHOUT_KERNELS = ("t4", "l4", "a100")
 SWEPT = (*TARGETS, *WITHOUT_KERNELS, "h100")
 MAX_LEN = 256
-SHIPPED = dataclasses.replace(load_config("tiny_python"), num_layers=1)
+SHIPPED = with_fields(load_config("tiny_python"), num_layers=1)
 THINKER = load_config("thinking_parity")
 assert THINKER.thinking is not None
-THINKER = dataclasses.replace(THINKER, num_layers=2, thinking=dataclasses.replace(THINKER.thinking, out_layer=2))
+THINKER = with_fields(THINKER, num_layers=2, thinking=dataclasses.replace(THINKER.thinking, out_layer=2))
 SIZES = {"vocab_size": 2048, "d_model": 256, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "d_ff": 512, "head_dim": 64}
-RANDOM_QWEN3 = dataclasses.replace(preset("qwen3_0_6b"), **SIZES, max_position=1024, tie_embeddings=False)
+RANDOM_QWEN3 = with_fields(preset("qwen3_0_6b"), **SIZES, max_position=1024, tie_embeddings=False)
 
 
 class Notebook(NamedTuple):
@@ -124,7 +125,7 @@ FIRST: Mapping[str, Notebook] = {
     "ngram": Notebook(engine(SHIPPED, " ngram", method="ngram", **DRAFTS), 2),  # a narrow pass and a wide one
     "self": Notebook(engine(SHIPPED, "8x8 self", method="self", **DRAFTS), 2),  # the fast path and the pass
     "int8": Notebook(engine(SHIPPED, "8x8 int8", method="int8", **DRAFTS), 2),
-    "prefill": Notebook(engine(dataclasses.replace(SHIPPED, num_layers=2), "read_sequences", place=1, method="none"), 1),
+    "prefill": Notebook(engine(with_fields(SHIPPED, num_layers=2), "read_sequences", place=1, method="none"), 1),
     # Reading ahead: the backbone's two layers, the thinker twice, the compressor. Verification: these, and the compressor once
     # more. Replay: two layers.
     "thoughts": Notebook(engine(THINKER, "read_sequences", **READER), 5 + 6 + 2),

@@ -18,6 +18,7 @@ from detspec.generation.draft_model import draft_model_source
 from detspec.generation.init import init_state
 from detspec.generation.loop import Limits, dvr_step, generate_state, run
 from detspec.generation.prefill import prefill
+from detspec.model.dense import with_fields
 from detspec.model.params import Params, param_shapes
 from detspec.presets import preset
 from detspec.schedule import Schedule
@@ -27,8 +28,8 @@ from detspec.targets import canonical_schedule, target
 from detspec.thinking.think_prompt import think_prompt
 
 # The heads of Qwen3 0.6B; compilers take long for wide layers and many tokens. Logits must not be as large as a pool.
-CFG = dataclasses.replace(preset("qwen3_0_6b"), num_layers=2, d_model=256, d_ff=512, vocab_size=512)
-SMALL = dataclasses.replace(CFG, num_layers=1, num_heads=8, num_kv_heads=4)  # a draft model
+CFG = with_fields(preset("qwen3_0_6b"), num_layers=2, d_model=256, d_ff=512, vocab_size=512)
+SMALL = with_fields(CFG, num_layers=1, num_heads=8, num_kv_heads=4)  # a draft model
 THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=0)
 MAX_REQUESTS = 23  # 1 + 23 * 8 pages: 185 * 8 * 128 * 128 elements, which no other array has
 MAX_LEN = 1000
@@ -74,7 +75,7 @@ def prefill_that_keeps_the_old_cache(schedule: Schedule, params: Params, state: 
 def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str, numerics: dict[str, str]):
     compiled, state = compiled_for(name, generator, **numerics)
     hlo = compiled.program.as_text()
-    pools = tuple(jax.tree.leaves((state.cache.k, state.cache.v)))
+    pools = tuple(jax.tree.leaves(state.cache.pools))
     # Prefill, draft and canonical pass attend once a layer; what the last layer of prefill would attend to is never read.
     assert attention_calls(hlo, name) == 3 * CFG.num_layers - 1
     assert pool_moves(hlo, pools) == []
@@ -99,7 +100,7 @@ def test_steps_with_a_draft_model_move_neither_models_page_pools(name: str):
     # The canonical pass and the draft model's decoding; its reading ends with the keys and values of its one layer.
     assert attention_calls(hlo, name) == CFG.num_layers + SMALL.num_layers
     held = state.draft.shared
-    assert pool_moves(hlo, (*state.cache.k, *state.cache.v, *held.k, *held.v)) == []
+    assert pool_moves(hlo, jax.tree.leaves((state.cache.pools, held.pools))) == []
 
 
 @pytest.mark.parametrize("name", ["v5e:2x2", "h200"])
@@ -113,7 +114,7 @@ def test_reading_with_thoughts_compiles_with_kernels_inside_and_moves_no_page_po
     hlo = compiled.program.as_text()
     # The backbone, the thinker over chunk and thought, and the compressor before and after the pass.
     assert attention_calls(hlo, name) == CFG.num_layers + 4
-    pools = (*state.cache.k, *state.cache.v)
+    pools = jax.tree.leaves(state.cache.pools)
     assert pool_moves(hlo, pools) == []
     assert compiled.alias_bytes >= sum(pool.size * pool.dtype.itemsize for pool in pools)
 
@@ -121,7 +122,7 @@ def test_reading_with_thoughts_compiles_with_kernels_inside_and_moves_no_page_po
 @pytest.mark.parametrize("weights", ["int8", None])
 @pytest.mark.parametrize("name", ["v6e:2x2", "h200"])
 def test_only_the_products_of_weights_in_int8_are_integers_and_no_such_weight_becomes_floats(name: str, weights: str | None):
-    cfg = dataclasses.replace(CFG, d_ff=768, weights=weights)  # no other array has the shape of such a matrix
+    cfg = with_fields(CFG, d_ff=768, weights=weights)  # no other array has the shape of such a matrix
 
     def program(schedule: Schedule, params: Params, state: GenState) -> GenState:
         return prefill(params, cfg, state, schedule=schedule)
@@ -139,5 +140,5 @@ def test_only_the_products_of_weights_in_int8_are_integers_and_no_such_weight_be
 @pytest.mark.parametrize("name", ["v5e:2x2", "h200"])
 def test_program_that_keeps_the_old_cache_does_move_page_pools(name: str):
     compiled, state = compiled_for(name, prefill_that_keeps_the_old_cache)
-    pools = (*state.cache.k, *state.cache.v)
+    pools = jax.tree.leaves(state.cache.pools)
     assert len(pool_moves(compiled.program.as_text(), pools)) >= len(pools)

@@ -12,6 +12,7 @@ from prove_stages.programs import Program, Setting
 from prove_stages.sizes import FULL, Size
 from prove_stages.stages import STAGES, stage_of
 
+from detspec.model.dense import with_fields
 from detspec.target_compilers import device_of
 from detspec.targets import target
 
@@ -35,8 +36,8 @@ PAIRS = [(name, stage) for name in TARGETS if name != "h200" for stage in CHOSEN
 
 def cut(size: Size) -> Size:
     """The layers of `size`, but one of them, and fewer tokens: compilers take long for wide heads."""
-    short = dataclasses.replace(size.cfg, num_layers=1, vocab_size=512)
-    examined = dataclasses.replace(size.examined, num_layers=1, vocab_size=512)
+    short = with_fields(size.cfg, num_layers=1, vocab_size=512)
+    examined = with_fields(size.examined, num_layers=1, vocab_size=512)
     return dataclasses.replace(size, cfg=short, layers=1, whole_layers=1, examined=examined)
 
 

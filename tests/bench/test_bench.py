@@ -1,6 +1,5 @@
 """The benchmark: what is measured, in which order, and how it is summed up. Nothing here depends on speed."""
 
-import dataclasses
 import json
 from statistics import median
 
@@ -12,6 +11,7 @@ from detspec.bench.rounds import Case, Variants, cases_of
 from detspec.engine.engine import Engine
 from detspec.engine.request import Completion, Stats
 from detspec.errors import InputError
+from detspec.model.dense import with_fields
 from detspec.model.params import num_params
 from detspec.presets import preset
 from tests.fakes import RANDOM_CFG
@@ -19,7 +19,7 @@ from tests.fakes import RANDOM_CFG
 pytestmark = pytest.mark.slow
 
 REFUSED_WINDOW = 8
-CFG = dataclasses.replace(RANDOM_CFG, num_layers=1)
+CFG = with_fields(RANDOM_CFG, num_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_bound_counts_weights_once_and_keys_and_values_per_row():
 
 
 def test_random_model_digest_names_config_and_seed():
-    small = dataclasses.replace(RANDOM_CFG, num_layers=1)
+    small = with_fields(RANDOM_CFG, num_layers=1)
     digests = {random_model(RANDOM_CFG).digest, random_model(RANDOM_CFG, seed=1).digest, random_model(small).digest}
     assert len(digests) == 3
     assert random_model(RANDOM_CFG).digest in digests

@@ -22,13 +22,12 @@ from detspec.checkpoint.hf import load_hf, read_params, save_hf
 from detspec.checkpoint.native import load_native, save_native
 from detspec.config import ModelConfig
 from detspec.errors import InputError
+from detspec.model.dense import dense_config, with_fields
 from detspec.model.params import Params, init_params, param_shapes
-from detspec.model.weights import Experts
 from tests.checkpoint.quantizers import make_quantized
-from tests.checkpoint.test_stacked_tensors import CFG as EXPERTS_CFG
-from tests.checkpoint.test_stacked_tensors import NAMES, of_experts, write
+from tests.checkpoint.test_stacked_tensors import NAMES, with_experts, write
 
-CFG = ModelConfig(
+CFG = dense_config(
     vocab_size=64,
     d_model=16,
     num_layers=2,
@@ -176,15 +175,9 @@ def faults(root: Path, folder: Path, native: Path) -> dict[str, str]:
 
 def experts(root: Path) -> dict[str, bool]:
     """Whether a weight of stacked tensors has its bits when it is cut along experts (2 of 4), along rows, and along both."""
-    cfg = dataclasses.replace(EXPERTS_CFG, dtype="bfloat16")
-
-    def four(cfg: ModelConfig) -> Any:
-        tree = of_experts(cfg)
-        down = tree["layers"][1]["experts"]["down"]
-        tree["layers"][1]["experts"]["down"] = dataclasses.replace(down, experts=Experts(num=4, active=1))
-        return tree
-
-    params = init_params(EXPERTS_CFG, jax.random.key(0), weights_fn=four)
+    four = with_experts(4)
+    cfg = dataclasses.replace(four, dtype="bfloat16")
+    params = init_params(four, jax.random.key(0))
     folder = write(root / "experts", params)
     expected = bits(jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params))
     specs = {
@@ -196,7 +189,7 @@ def experts(root: Path) -> dict[str, bool]:
     same = {}
     for name, spec in specs.items():
         whole = NamedSharding(mesh_of(2, 4), PartitionSpec())
-        shapes = param_shapes(cfg, sharding=whole, weights_fn=four)
+        shapes = param_shapes(cfg, sharding=whole)
         down = shapes["layers"][1]["experts"]["down"]
         shapes["layers"][1]["experts"]["down"] = down.update(sharding=NamedSharding(whole.mesh, spec))
         headers = read_headers(folder, Problems(folder))
@@ -208,7 +201,7 @@ def experts(root: Path) -> dict[str, bool]:
 
 def of_quantized(folder: Path, name: str) -> dict[str, Any]:
     """What comes of loading a quantized folder onto one device, and cut along outputs, inputs and both."""
-    cfg = dataclasses.replace(CFG, d_model=32, d_ff=64, dtype="bfloat16")
+    cfg = with_fields(CFG, d_model=32, d_ff=64, dtype="bfloat16")
     make_quantized(name, folder, cfg)
     on_each = shardings(cfg)
     return {layout: loaded(load_hf, folder, on_each[layout]) for layout in ("none", *QUANTIZED_LAYOUTS)}

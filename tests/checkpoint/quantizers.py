@@ -1,6 +1,5 @@
 """Encoders of every quantized format, written apart from the decoders: random stored tensors and the matrix that they mean."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,11 @@ from safetensors.numpy import load_file, save_file
 from detspec.checkpoint.files import write_json
 from detspec.checkpoint.hf import save_hf
 from detspec.config import ModelConfig
+from detspec.model.dense import with_fields
 from detspec.model.params import param_shapes
 from tests.checkpoint.test_hf import TINY
 
-CFG = dataclasses.replace(TINY, d_model=32, d_ff=72)  # 72 is no multiple of MXFP4's 32 nor of the blocks below
+CFG = with_fields(TINY, d_model=32, d_ff=72)  # 72 is no multiple of MXFP4's 32 nor of the blocks below
 Stored = dict[str, np.ndarray]
 Encode = Callable[[np.random.Generator, int, int], tuple[Stored, np.ndarray]]
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the output whose number comes next in a word, from the lowest bits on

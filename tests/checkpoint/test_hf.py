@@ -18,12 +18,13 @@ from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
 from detspec.checkpoint.hf_config import DTYPE_KEYS, find_family, read_fields
 from detspec.checkpoint.inert_keys import INERT_KEYS
 from detspec.checkpoint.tensor_names import LLAMA_NAMES
-from detspec.config import ModelConfig, RopeScaling, ThinkingConfig
+from detspec.config import RopeScaling, ThinkingConfig
 from detspec.errors import InputError
+from detspec.model.dense import dense_config, with_fields
 from detspec.model.params import Params, init_params
 from tests.fakes import FAMILY_CFGS
 
-TINY = ModelConfig(
+TINY = dense_config(
     vocab_size=32,
     d_model=16,
     num_layers=2,
@@ -44,7 +45,7 @@ def bits(params: Params) -> list[bytes]:
 
 
 def make_folder(path: Path, **changes: Any) -> Path:
-    cfg = dataclasses.replace(TINY, **changes)
+    cfg = with_fields(TINY, **changes)
     save_hf(path, cfg, init_params(cfg, jax.random.key(0)), eos_ids=(2,))
     return path
 
@@ -100,7 +101,7 @@ def test_round_trip_of_every_family_returns_every_bit(tmp_path: Path, family: st
 
 
 def test_model_that_no_family_has_is_not_written(tmp_path: Path):
-    cfg = dataclasses.replace(TINY, post_norms=True, activation="silu", qk_norm=False)
+    cfg = with_fields(TINY, post_norms=True, activation="silu", qk_norm=False)
     with pytest.raises(InputError, match="no family of Hugging Face"):
         save_hf(tmp_path / "model", cfg, init_params(cfg, jax.random.key(0)))
     assert not (tmp_path / "model").exists()
@@ -109,7 +110,7 @@ def test_model_that_no_family_has_is_not_written(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"position_encoding": "alibi"}, "by rotation.*position_encoding 'alibi': convert to our own folders"),
+        ({"position_encoding": "alibi"}, "by rotation.*Attention.positions 'alibi': convert to our own folders"),
         (
             {"thinking": ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=3)},
             "convert to our own folders, which keep the thinker and the compressor",
@@ -118,7 +119,7 @@ def test_model_that_no_family_has_is_not_written(tmp_path: Path):
     ids=["alibi", "thinking"],
 )
 def test_model_that_folders_of_hugging_face_have_no_key_for_is_refused_by_name(tmp_path: Path, changes: dict, message: str):
-    cfg = dataclasses.replace(TINY, **changes)
+    cfg = with_fields(TINY, **changes)
     with pytest.raises(InputError, match=message):
         save_hf(tmp_path / "model", cfg, init_params(cfg, jax.random.key(0)))
     assert not (tmp_path / "model").exists()
@@ -239,7 +240,7 @@ def test_every_tensor_has_the_name_that_transformers_gives_it():
 def test_saving_replaces_a_model_folder_and_nothing_else(tmp_path: Path):
     folder = make_folder(tmp_path / "model")
     make_folder(tmp_path / "model", rope_theta=123.0)
-    assert load_hf(folder)[0].rope_theta == 123.0
+    assert load_hf(folder)[0].layer(0).mixer.rope.theta == 123.0
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("precious")
@@ -263,7 +264,7 @@ def test_config_of_transformers_4_is_read(tmp_path: Path):
         pretraining_tp=1,
         _name_or_path="x",
     )
-    assert load_hf(folder)[0] == dataclasses.replace(TINY, rope_theta=700.0)
+    assert load_hf(folder)[0] == with_fields(TINY, rope_theta=700.0)
 
 
 def test_keys_that_change_nothing_are_passed_over(tmp_path: Path):
@@ -323,7 +324,7 @@ def test_first_configs_of_gemma2_name_the_window_twice():
 def test_config_of_transformers_5_is_read(tmp_path: Path):
     folder = make_folder(tmp_path / "model")
     edit_config(folder, "rope_theta", rope_parameters={"rope_theta": 900.0, "rope_type": "default"}, pad_token_id=None)
-    assert load_hf(folder)[0] == dataclasses.replace(TINY, rope_theta=900.0)
+    assert load_hf(folder)[0] == with_fields(TINY, rope_theta=900.0)
 
 
 def test_config_keys_left_out_take_the_defaults_of_llama(tmp_path: Path):
@@ -331,7 +332,7 @@ def test_config_keys_left_out_take_the_defaults_of_llama(tmp_path: Path):
     left_out = ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings")
     edit_config(folder, "rope_theta", "rope_parameters", "dtype", *left_out)
     defaults = {"num_kv_heads": 4, "head_dim": 4, "norm_eps": 1e-6, "max_position": 2048, "rope_theta": 10000.0}
-    assert load_hf(folder)[0] == dataclasses.replace(TINY, **defaults)
+    assert load_hf(folder)[0] == with_fields(TINY, **defaults)
 
 
 def test_weights_come_in_the_dtype_of_the_config(tmp_path: Path):

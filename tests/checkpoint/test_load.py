@@ -1,6 +1,5 @@
 """Loading a model with its tokenizer, and the digest that names it."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -13,16 +12,16 @@ from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.hf import save_hf
 from detspec.checkpoint.load import find_folder, load, load_config
 from detspec.checkpoint.tokenizer import Tokenizer
-from detspec.config import ModelConfig
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request, check_request, request_of, tokens_of
 from detspec.errors import InputError
+from detspec.model.dense import dense_config, with_fields
 from detspec.model.params import init_params
 from detspec.openai.fields import BodyError
 from detspec.openai.prompts import chat_prompt, token_ids
 from detspec.sampling_params import SamplingParams
 
-TINY = ModelConfig(
+TINY = dense_config(
     vocab_size=12, d_model=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, max_position=64, dtype="float32"
 )
 
@@ -196,7 +195,7 @@ def test_digest_names_config_and_every_bit_of_the_weights(tmp_path: Path):
     assert digest == load(make_folder(tmp_path / "model")).digest
     assert len(digest) == 64
     flipped = {**params, "final_norm": params["final_norm"].at[3].set(jnp.nextafter(jnp.float32(1), jnp.float32(2)))}
-    other_cfg = dataclasses.replace(TINY, rope_theta=500.0)
+    other_cfg = with_fields(TINY, rope_theta=500.0)
     assert len({digest, digest_model(TINY, flipped), digest_model(other_cfg, params)}) == 3
 
 

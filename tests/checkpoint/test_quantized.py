@@ -109,7 +109,7 @@ def gather(folder: Path, name: str) -> dict[str, Any]:
     format = read_quantization({"quantization_config": FORMATS[name][0]}, problems)
     headers = read_headers(folder, problems)
     assert format is not None
-    found = gather_quantized(format, {LAYER + "weight": (CFG.d_model, CFG.d_ff)}, headers, problems)
+    found = gather_quantized(format, {LAYER + "weight": (CFG.d_model, CFG.layer(0).ff.d_ff)}, headers, problems)
     assert problems == []
     return found
 
@@ -204,7 +204,7 @@ def test_damaged_tensors_are_named(tmp_path: Path, name: str, change: Callable[[
 
 def test_layers_with_plain_weights_stay_as_they_are(tmp_path: Path):
     """As those that a config lists as ignored are stored; the others in the folder are dequantized."""
-    plain = np.full((CFG.d_model, CFG.d_ff), 0.25, np.float32)
+    plain = np.full((CFG.d_model, CFG.layer(0).ff.d_ff), 0.25, np.float32)
 
     def leave_out(tensors: dict[str, np.ndarray]) -> None:
         for suffix in ("qweight", "qzeros", "scales"):

@@ -1,8 +1,8 @@
 """A name table with two `{}`, made up for a layer of experts: many tensors make up one weight, in both directions."""
 
 import dataclasses
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,10 +13,12 @@ from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import check_tensors, named_tensors, read_params
 from detspec.checkpoint.tensor_names import LLAMA_NAMES, tensor_places
 from detspec.config import ModelConfig
+from detspec.model.dense import dense_config
 from detspec.model.params import Params, init_params, param_shapes
-from detspec.model.weights import Experts, Weights, layer_weights, weight, weights
+from detspec.model.rows import RowOps
+from detspec.model.weights import Experts, Weights, weight
 
-CFG = ModelConfig(
+CFG = dense_config(
     vocab_size=8,
     d_model=8,
     num_layers=2,
@@ -31,16 +33,26 @@ DOWN = "model.layers.{}.mlp.experts.{}.down_proj.weight"
 NAMES = {**LLAMA_NAMES, DOWN: ("layers", "{}", "experts", "down")}
 
 
-def layer_of_experts(cfg: ModelConfig, index: int) -> Weights:
-    """Layer 0 is dense; layer 1 has 3 experts instead."""
-    layer = layer_weights(cfg, index)
-    if index == 0:
-        return layer
-    dense = {name: leaf for name, leaf in layer.items() if name not in ("gate", "up", "down")}
-    return {**dense, "experts": {"down": weight("E D F", experts=Experts(num=3, active=1))}}
+@dataclasses.dataclass(frozen=True)
+class DownExperts:
+    """Experts of which only a part is there."""
+
+    num: int
+
+    def weights(self, cfg: ModelConfig) -> Weights:
+        return {"experts": {"down": weight("E D F", {"D": cfg.d_model, "F": 16}, experts=Experts(self.num, active=1))}}
+
+    def rows(self, params: dict[str, Any], x: jax.Array, ops: RowOps) -> jax.Array:
+        raise NotImplementedError
 
 
-of_experts = partial(weights, layer_fn=layer_of_experts)
+def with_experts(num: int) -> ModelConfig:
+    """Layer 0 is dense; layer 1 has `num` experts instead."""
+    layer = CFG.layer(0)
+    return dataclasses.replace(CFG, kinds=(layer, dataclasses.replace(layer, ff=DownExperts(num))), pattern=(0, 1))
+
+
+OF_EXPERTS = with_experts(3)
 
 
 def write(folder: Path, params: Params) -> Path:
@@ -53,14 +65,14 @@ def read(folder: Path, dtype: str = "float32") -> tuple[Params, list[str]]:
     """The weights, and what is wrong with them."""
     problems = Problems(folder)
     headers = read_headers(folder, problems)
-    shapes = param_shapes(dataclasses.replace(CFG, dtype=dtype), weights_fn=of_experts)
+    shapes = param_shapes(dataclasses.replace(OF_EXPERTS, dtype=dtype))
     check_tensors(NAMES, shapes, headers, problems)
     return ({} if problems else read_params(folder, NAMES, shapes, headers, problems)), list(problems)
 
 
 @pytest.fixture
 def params() -> Params:
-    return init_params(CFG, jax.random.key(0), weights_fn=of_experts)
+    return init_params(OF_EXPERTS, jax.random.key(0))
 
 
 def test_each_expert_has_a_tensor_of_its_own(params):
@@ -99,7 +111,7 @@ def test_experts_are_cast_and_go_to_the_sharding_of_their_weight(params, tmp_pat
     folder = write(tmp_path / "model", params)
     mesh = jax.make_mesh((1,), ("expert",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("expert"))
-    shapes = param_shapes(dataclasses.replace(CFG, dtype="bfloat16"), sharding=sharding, weights_fn=of_experts)
+    shapes = param_shapes(dataclasses.replace(OF_EXPERTS, dtype="bfloat16"), sharding=sharding)
     headers = read_headers(folder, Problems(folder))
     down = read_params(folder, NAMES, shapes, headers, Problems(folder))["layers"][1]["experts"]["down"]
     assert down.sharding == sharding

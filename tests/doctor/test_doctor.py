@@ -8,12 +8,13 @@ from detspec.bench.bench import random_model
 from detspec.doctor.doctor import run_doctor
 from detspec.doctor.examination import examine
 from detspec.engine.policy import canonical_plans
+from detspec.model.dense import with_fields
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import RANDOM_CFG
 
 pytestmark = pytest.mark.slow
 CFG = dataclasses.replace(RANDOM_CFG, max_position=128)  # the engine's programs are tried up to there
-ONE_LAYER = dataclasses.replace(CFG, num_layers=1)  # where all has to be equal; what differs is told by layer 1
+ONE_LAYER = with_fields(CFG, num_layers=1)  # where all has to be equal; what differs is told by layer 1
 
 
 def test_doctor_canonical_schedule_certified() -> None:

@@ -18,6 +18,7 @@ from detspec.generation.insert import Entry, insert, pack_requests
 from detspec.generation.loop import dvr_step, generate_state
 from detspec.generation.prefill import prefill
 from detspec.generation.sequences import put_sequences, take_sequences
+from detspec.model.dense import with_fields
 from detspec.model.params import Params, init_params
 from detspec.state import Draft, GenState
 from tests.fakes import Request, random_model, state_of
@@ -25,7 +26,7 @@ from tests.generation.one_at_a_time import FIXED, one_at_a_time, results
 from tests.shelf import MANY
 
 BF16, SCHEDULE = MANY.cfg, MANY.schedule
-SMALL_CFG = dataclasses.replace(BF16, num_layers=1, num_heads=2, num_kv_heads=1, d_model=32, d_ff=48)
+SMALL_CFG = with_fields(BF16, num_layers=1, num_heads=2, num_kv_heads=1, d_model=32, d_ff=48)
 OTHER_SEED = 7
 COST = 0.25  # of a draft step in ordinary ones
 # Without logits processing, a large part of a program, which a draft source leaves to others.
@@ -49,8 +50,8 @@ def leaking(draft_params, params, cfg, state: GenState, schedule, num_tokens) ->
     own_params, leaks = draft_params
     draft = draft_model_source(BF16, COST).draft(own_params, params, cfg, state, schedule, num_tokens)
     first = draft.cache.page_table[:, 0]
-    spoilt = tuple(jnp.where(leaks, pool.at[first, :, 0].add(1), pool) for pool in draft.cache.v)
-    return draft.replace(cache=draft.cache.replace(v=spoilt))
+    spoilt = tuple(pools._replace(v=jnp.where(leaks, pools.v.at[first, :, 0].add(1), pools.v)) for pools in draft.cache.pools)
+    return draft.replace(cache=draft.cache.replace(pools=spoilt))
 
 
 LEAKING = draft_model_source(BF16, COST)._replace(name="leaking", draft=leaking)
@@ -79,8 +80,8 @@ def credulous(draft_params, params, cfg, state: GenState, schedule, num_tokens) 
     own_params, believes = draft_params
     held = state.draft.shared
     place = jnp.arange(state.tokens.shape[1])
-    pages = state.cache.page_table[:, place // state.cache.page]
-    believed = held.hashes.at[pages, place % state.cache.page].set(text_hashes(state.tokens))
+    pages = state.cache.page_table[:, place // held.hashes.shape[1]]
+    believed = held.hashes.at[pages, place % held.hashes.shape[1]].set(text_hashes(state.tokens))
     held = held.replace(hashes=jnp.where(believes, believed, held.hashes))
     state = state.replace(draft=state.draft.replace(shared=held))
     return draft_model_source(SMALL_CFG, COST).draft(own_params, params, cfg, state, schedule, num_tokens)

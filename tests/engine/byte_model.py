@@ -13,17 +13,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.hf import save_hf
 from detspec.checkpoint.load import Model, load
-from detspec.config import ModelConfig
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion
+from detspec.model.dense import dense_config
 from detspec.model.params import Params, init_params
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 
 # Untied, so that greedy text does not repeat the last token for ever. The vocabulary is large enough for the backend to sum
 # its logits in other orders in other batches: ordinary generation must show what verification is for.
-BYTE_CFG = ModelConfig(
+BYTE_CFG = dense_config(
     vocab_size=2048, d_model=64, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16, d_ff=96, max_position=128
 )
 SCHEDULE = Schedule(Numerics(page=16), Budget(16, 4))

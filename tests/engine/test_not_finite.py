@@ -38,5 +38,5 @@ def test_not_finite_neighbours_and_later_requests_keep_their_bits(engine: Engine
 
 def test_not_finite_values_never_enter_the_cache(engine: Engine) -> None:
     engine.generate([[BROKEN] * 20, [5, BROKEN, 6]], SAMPLING)
-    assert all(bool(jnp.isfinite(pool).all()) for pool in engine.device.state.cache.v)
-    assert not all(bool(jnp.isfinite(pool).all()) for pool in engine.device.state.cache.k)  # it was there
+    assert all(bool(jnp.isfinite(pool).all()) for _, pool in engine.device.state.cache.pools)
+    assert not all(bool(jnp.isfinite(pool).all()) for pool, _ in engine.device.state.cache.pools)  # it was there

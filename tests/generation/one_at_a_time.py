@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from detspec.cache import Int8Pages, Pages
+from detspec.cache import KV, Int8Pages, Pages
 from detspec.draft.source import DraftParams
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
@@ -107,11 +107,16 @@ def partly_right(shape: Shape, requests: Sequence[Request]) -> DraftParams:
     return recorded(shape, each)
 
 
-def poisoned(pools: tuple[Pages, ...], rng: np.random.Generator) -> tuple[Pages, ...]:
-    """Finite numbers of both signs and all sizes up to 1e30."""
+def poisoned(pools: tuple[KV, ...], rng: np.random.Generator) -> tuple[KV, ...]:
+    """Finite numbers of both signs and all sizes up to 1e30 in place of all keys and values."""
+    keys, values = (_poisoned(each, rng) for each in zip(*pools, strict=True))
+    return tuple(map(KV, keys, values))
+
+
+def _poisoned(pools: tuple[Pages, ...], rng: np.random.Generator) -> tuple[Pages, ...]:
     if isinstance(pools[0], Int8Pages):
         values = rng.integers(-127, 128, pools[0].values.shape, np.int8)
-        return tuple(Int8Pages(jnp.array(values), scale) for scale in poisoned(tuple(pool.scale for pool in pools), rng))
+        return tuple(Int8Pages(jnp.array(values), scale) for scale in _poisoned(tuple(pool.scale for pool in pools), rng))
     magnitude = rng.uniform(-3, 30, pools[0].shape)
     noise = (rng.choice([-1.0, 1.0], pools[0].shape) * 10.0**magnitude).astype(np.float32)
     return tuple(jnp.asarray(noise).astype(pool.dtype) for pool in pools)

@@ -91,7 +91,7 @@ def scatter_and_poison(state: GenState, rng: np.random.Generator, poison: bool) 
     table = 1 + rng.permutation(pages).reshape(state.cache.page_table.shape).astype(np.int32)
     cache = state.cache.replace(page_table=jnp.asarray(table))
     if poison:
-        cache = cache.replace(**{name: poisoned(getattr(cache, name), rng) for name in ("k", "v")})
+        cache = cache.replace(pools=poisoned(cache.pools, rng))
     return state.replace(cache=cache)
 
 

@@ -49,7 +49,7 @@ def replayed(*, after_steps: int, refill: bool) -> list[tuple]:
     state = steps(state_of(MANY, FIXED), FIXED, after_steps)
     assert state.live.all()
     rng = np.random.default_rng(1)
-    cache = state.cache.replace(**{name: poisoned(getattr(state.cache, name), rng) for name in ("k", "v")})
+    cache = state.cache.replace(pools=poisoned(state.cache.pools, rng))
     if refill:
         cache = cache.replace(length=jnp.zeros_like(cache.length))
     return results(steps(state.replace(cache=cache), FIXED, MANY.length))

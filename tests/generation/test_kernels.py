@@ -1,10 +1,9 @@
 """Determinism with the kernels of TPUs and GPUs in Pallas's simulators, too slow there for drawn requests; and in int8."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
+from detspec.model.dense import with_fields
 from detspec.sampling_params import SamplingParams
 from tests.fakes import FAMILY_CFGS, Request, recorded
 from tests.generation.one_at_a_time import KERNELS, generate_all, one_at_a_time, results
@@ -13,7 +12,7 @@ from tests.gpu_simulator import simulated_programs_are_compiled_once  # noqa: F4
 from tests.shelf import TABLE
 
 # Eight rows a pass and one KV head: the simulators take minutes for more.
-CFG = dataclasses.replace(FAMILY_CFGS["gemma2"], num_kv_heads=1)
+CFG = with_fields(FAMILY_CFGS["gemma2"], num_kv_heads=1)
 PLAIN = TABLE._replace(cfg=CFG, batch=2, length=48).with_numerics(page=16)
 REQUESTS = [
     Request((5, 17, 9, 3, 60, 2, 11, 8, 4, 31, 7, 19, 5), SamplingParams(max_tokens=4)),  # into its second page of 16

@@ -89,7 +89,7 @@ def compiled_loop(shape: Shape, *, processing: bool = True, keep_old_cache: bool
             return dvr_step(params, cfg, state, draft_fn=own, schedule=schedule)[0]
 
         state, _ = run(state, step, limits=Limits(shape.length))
-        return (state, old.k, old.v) if keep_old_cache else state
+        return (state, old.pools) if keep_old_cache else state
 
     shapes = jax.eval_shape(lambda: state_of(shape, []).with_processing(processing))
     return jax.jit(program, donate_argnums=1).lower(param_shapes(cfg), shapes).compile(), shapes
@@ -101,7 +101,7 @@ def of_window(shape: Shape, window: int) -> Shape:
 
 def pool_copies(compiled, shapes) -> list[str]:
     """Copy instructions of the optimised HLO whose result is as large as a page pool."""
-    pools = {",".join(str(size) for size in pool.shape) for pool in jax.tree.leaves((shapes.cache.k, shapes.cache.v))}
+    pools = {",".join(str(size) for size in pool.shape) for pool in jax.tree.leaves(shapes.cache.pools)}
     copy = re.compile(rf"= \(?\w+\[({'|'.join(pools)})\].*\bcopy(-start)?\(")
     return [line.strip() for line in compiled.as_text().splitlines() if copy.search(line)]
 
@@ -118,7 +118,7 @@ def pool_copies(compiled, shapes) -> list[str]:
 def test_loop_copies_no_page_pool(asked):
     compiled, shapes = compiled_loop(**asked)
     assert pool_copies(compiled, shapes) == []
-    pools = jax.tree.leaves((shapes.cache.k, shapes.cache.v))
+    pools = jax.tree.leaves(shapes.cache.pools)
     assert compiled.memory_analysis().alias_size_in_bytes >= sum(pool.size * pool.dtype.itemsize for pool in pools)
 
 

@@ -81,7 +81,7 @@ def test_prefill_of_some_passes_goes_on_where_it_stopped_to_the_same_bits():
         state = one_pass(params, state)
         lengths.append(int(state.cache.length[0]))
     assert lengths == [16, 32, 39]
-    for ours, theirs in zip(state.cache.k + state.cache.v, whole.cache.k + whole.cache.v, strict=True):
+    for ours, theirs in zip(jax.tree.leaves(state.cache.pools), jax.tree.leaves(whole.cache.pools), strict=True):
         np.testing.assert_array_equal(bits(ours)[1:], bits(theirs)[1:])  # all but the scratch page
 
 
@@ -101,7 +101,7 @@ def stayed(shape: Shape) -> dict[str, bool]:
 
     def values(state, row):  # of its first 16 positions
         pages = np.asarray(state.cache.page_table)[row, : 16 // shape.schedule.numerics.page]
-        return [bits(pool)[pages].tolist() for pool in state.cache.v]
+        return [bits(pool)[pages].tolist() for _, pool in state.cache.pools]
 
     assert np.all(values(whole, 1))  # something was written everywhere
     verified = [(int(s.committed[0]), bits(s.logprobs)[0].tolist(), values(s, 0)) for s in (alone, both)]

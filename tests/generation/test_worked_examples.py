@@ -56,7 +56,9 @@ def counters(state: GenState, row: int = 0) -> dict[str, int]:
 def written(state: GenState, row: int = 0) -> int:
     """Leading positions of the row whose value vectors are in the pool (`weighted_model` writes none that is zero)."""
     table = state.cache.page_table[row]
-    values = np.asarray(state.cache.v[0][table]).transpose(0, 2, 1, 3).reshape(len(table) * state.cache.page, -1)
+    values = (
+        np.asarray(state.cache.pools[0].v[table]).transpose(0, 2, 1, 3).reshape(len(table) * TABLE.schedule.numerics.page, -1)
+    )
     filled = (values != 0).any(1)
     return int(filled.argmin())
 

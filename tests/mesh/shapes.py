@@ -1,7 +1,5 @@
 """A random model that 1, 2, 4 and 8 chips can share, a value of it for each family, and jobs for engines."""
 
-import dataclasses
-
 import jax
 import numpy as np
 
@@ -10,22 +8,21 @@ from detspec.config import ModelConfig, ThinkingConfig
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion
-from detspec.model import layers
+from detspec.model.dense import with_fields
+from detspec.model.mlp import ACTIVATION_FNS
 from detspec.ops import collectives
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.fakes import FAMILY_CFGS, RANDOM_CFG
 
 SIZES = {"vocab_size": 520, "num_heads": 8, "num_kv_heads": 2}  # 520 / 8 fills no vector, so loops have remainders
-CFG = dataclasses.replace(RANDOM_CFG, **SIZES)
+CFG = with_fields(RANDOM_CFG, **SIZES)
 FAMILIES = {
-    **{name: dataclasses.replace(cfg, **SIZES) for name, cfg in FAMILY_CFGS.items()},
-    "alibi": dataclasses.replace(CFG, position_encoding="alibi", dtype="float32"),
+    **{name: with_fields(cfg, **SIZES) for name, cfg in FAMILY_CFGS.items()},
+    "alibi": with_fields(CFG, position_encoding="alibi", dtype="float32"),
 }
-FAMILIES["mistral"] = dataclasses.replace(FAMILIES["mistral"], num_kv_heads=1)
-THINKER_CFG = dataclasses.replace(
-    CFG, num_layers=3, thinking=ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=5, end_id=0)
-)
+FAMILIES["mistral"] = with_fields(FAMILIES["mistral"], num_kv_heads=1)
+THINKER_CFG = with_fields(CFG, num_layers=3, thinking=ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=5, end_id=0))
 PINNED = Schedule(Numerics(page=16, implementation="cpu", linear="pinned", cache_dtype="bfloat16"), Budget(16, 4))
 
 Facts = tuple[tuple[int, ...], bytes, tuple, tuple, str, tuple]
@@ -88,10 +85,10 @@ def facts(completion: Completion) -> Facts:
     )
 
 
-def mlp_added_across_chips(layer, cfg, x, ops):
+def mlp_added_across_chips(mlp, layer, x, ops):
     """The MLP in the usual layout, a control: `down` is cut along its inputs, and chips add what they have."""
     gate_f32, up_f32 = ops.linears_f32(x, layer["gate"], layer["up"])
-    gated = (layers.ACTIVATION_FNS[cfg.activation](gate_f32) * up_f32).astype(x.dtype)
+    gated = (ACTIVATION_FNS[mlp.activation](gate_f32) * up_f32).astype(x.dtype)
     if collectives.num_chips() == 1:
         return ops.linear_f32(gated, layer["down"]).astype(x.dtype)
     down = collectives.gather(layer["down"].T).T  # [D, F], whole

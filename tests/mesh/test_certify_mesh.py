@@ -12,7 +12,7 @@ from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import DivergenceError
-from detspec.model import layers
+from detspec.model.mlp import GatedMLP
 from tests.mesh.conftest import model_on
 from tests.mesh.shapes import CFG, engine_on, mlp_added_across_chips, schedule_for
 
@@ -33,7 +33,7 @@ def test_chips_that_give_the_bits_of_one_have_its_name():
 
 
 def test_sums_that_are_added_across_chips_are_found_and_named(monkeypatch):
-    monkeypatch.setattr(layers, "mlp", mlp_added_across_chips)
+    monkeypatch.setattr(GatedMLP, "rows", mlp_added_across_chips)
     cfg = dataclasses.replace(CFG, dtype="float32")  # rounding to bfloat16 hides most differences
 
     found = {}

@@ -1,6 +1,5 @@
 """Optimised programs for 8 simulated chips exchange what the formula says: no float is added, no weight gathered."""
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -10,13 +9,14 @@ from jax.sharding import NamedSharding
 
 from detspec.config import ModelConfig
 from detspec.mesh import COPIES, STATE, make_mesh, over_chips
+from detspec.model.dense import dense_config, with_fields
 from detspec.ops.collectives import CHIPS
 from detspec.planning.exchanges import Exchange, Exchanges, added_floats, found_in, gathered_weights
 from detspec.planning.mesh_programs import PROGRAMS, expected, program_args
 from detspec.schedule import Budget, Schedule
 
 # Sizes all different, and no weight has as many elements as the values of 48 or 5 rows.
-CFG = ModelConfig(
+CFG = dense_config(
     vocab_size=160,
     d_model=64,
     num_layers=3,
@@ -27,7 +27,7 @@ CFG = ModelConfig(
     dtype="float32",
     max_position=64,
 )
-FEW_KV_HEADS = dataclasses.replace(CFG, num_kv_heads=2)
+FEW_KV_HEADS = with_fields(CFG, num_kv_heads=2)
 SCHEDULE = Schedule(budget=Budget(48, 8))
 ROOM = {"max_requests": 5, "max_len": 64}
 

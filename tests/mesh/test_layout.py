@@ -1,7 +1,5 @@
 """Where weights and pages lie on chips, and what is refused."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from detspec.engine.device import Device
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.mesh import fitting_chips, make_mesh, param_shardings, place_of
+from detspec.model.dense import with_fields
 from detspec.model.params import params_bytes
 from tests.fakes import random_model
 from tests.mesh.conftest import model_on
@@ -25,17 +24,17 @@ SMALL = EngineConfig(max_requests=2, max_len=64, compile_cache=False)
     ("num_kv_heads", "num_chips", "shape"), [(8, 8, (8, 1)), (2, 2, (2, 1)), (2, 4, (2, 2)), (2, 8, (2, 4)), (1, 4, (1, 4))]
 )
 def test_kv_heads_are_cut_first_and_copied_where_chips_are_more(num_kv_heads, num_chips, shape):
-    mesh = make_mesh(dataclasses.replace(CFG, num_kv_heads=num_kv_heads), num_chips)
+    mesh = make_mesh(with_fields(CFG, num_kv_heads=num_kv_heads), num_chips)
     assert (mesh.shape["kv"], mesh.shape["query"]) == shape
     assert mesh.devices.ravel().tolist() == jax.devices()[:num_chips]
 
 
 def test_each_chip_holds_its_share_of_weights_and_of_the_cache():
-    cfg = dataclasses.replace(CFG, num_kv_heads=8)
+    cfg = with_fields(CFG, num_kv_heads=8)
     one, eight = (Device(model_on(cfg, num_chips), SMALL) for num_chips in (1, 8))
 
     def parts(device: Device) -> tuple:
-        return device.model.params, (device.state.cache.k, device.state.cache.v)
+        return device.model.params, device.state.cache.pools
 
     for whole, shared in zip(parts(one), parts(eight), strict=True):
         own = sum(leaf.addressable_shards[-1].data.nbytes for leaf in jax.tree.leaves(shared))
@@ -47,7 +46,7 @@ def test_numbers_of_chips_that_do_not_divide_the_model_are_refused_with_those_th
     with pytest.raises(InputError, match=r"3 chips: numbers that divide .* are 1, 2, 4, 8$"):
         make_mesh(CFG, 3)
     with pytest.raises(InputError, match="16 chips were asked for, but jax has 8 cpu devices; JAX_NUM_CPU_DEVICES=16"):
-        make_mesh(dataclasses.replace(CFG, num_heads=16, num_kv_heads=16, d_ff=96, vocab_size=512), 16)
+        make_mesh(with_fields(CFG, num_heads=16, num_kv_heads=16, d_ff=96, vocab_size=512), 16)
     with pytest.raises(InputError, match="chips \\(2\\) and sharding were given"):
         ds.load(chips=2, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
 

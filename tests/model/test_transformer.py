@@ -11,6 +11,7 @@ import pytest
 
 from detspec.cache import KVCache, init_cache
 from detspec.config import ModelConfig, RopeScaling
+from detspec.model.dense import with_fields
 from detspec.model.params import init_params, param_shapes
 from detspec.model.transformer import forward, forward_sequences, place
 from detspec.ops.attention.api import NO_POSITION
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.optimised
 
 F32 = dataclasses.replace(RANDOM_CFG, dtype="float32", tie_embeddings=True)
 # With six query heads per KV head, jax 0.12 multiplies windows of 8 positions in another way than those of 1.
-F32_ALIBI = dataclasses.replace(ALIBI_CFG, dtype="float32", num_kv_heads=4)
-ONE_LAYER = dataclasses.replace(ALIBI_CFG, num_layers=1)
+F32_ALIBI = with_fields(ALIBI_CFG, dtype="float32", num_kv_heads=4)
+ONE_LAYER = with_fields(ALIBI_CFG, num_layers=1)
 LENGTH, ROWS = 24, 64
 TOKENS = np.random.default_rng(0).integers(0, RANDOM_CFG.vocab_size, LENGTH, dtype=np.int32)
 
@@ -88,7 +89,7 @@ def test_rows_that_are_not_wanted_move_no_bit_of_the_others_and_leave_their_keys
     (whole, whole_cache, _), (some, some_cache, _) = jax.device_get(results)
     rows = wanted.reshape(-1)
     assert (bits(some)[rows] == bits(whole)[rows]).all()
-    for ours, theirs in zip(some_cache.k + some_cache.v, whole_cache.k + whole_cache.v, strict=True):
+    for ours, theirs in zip(jax.tree.leaves(some_cache.pools), jax.tree.leaves(whole_cache.pools), strict=True):
         assert (bits(ours)[1:] == bits(theirs)[1:]).all()  # all but the scratch page
     assert np.isfinite(some).all()
     left_out = ~rows & np.asarray(windows.used).reshape(-1)
@@ -110,15 +111,15 @@ def test_forward_in_any_split_and_sequence_gives_the_same_bits(cfg):
 @pytest.mark.parametrize("rotary", [{"rope_theta": 100.0}, {"rope_scaling": RopeScaling("linear", factor=8.0)}], ids=str)
 def test_position_encoding_obeys_the_config(rotary):
     """What turns queries and keys of a rotary model says nothing to one of linear biases, and both tell positions apart."""
-    rope = dataclasses.replace(ONE_LAYER, position_encoding="rope")
+    rope = with_fields(ONE_LAYER, position_encoding="rope")
     expected = {cfg: bits(logits_of(cfg, 8)) for cfg in (ONE_LAYER, rope)}
     assert (expected[ONE_LAYER] != expected[rope]).any()
     for cfg, differs in ((ONE_LAYER, False), (rope, True)):
-        assert (bits(logits_of(dataclasses.replace(cfg, **rotary), 8)) != expected[cfg]).any() == differs
+        assert (bits(logits_of(with_fields(cfg, **rotary), 8)) != expected[cfg]).any() == differs
 
 
 def test_forward_with_pinned_products_gives_the_same_bits_for_any_number_of_rows():
-    cfg = dataclasses.replace(RANDOM_CFG, num_layers=1)
+    cfg = with_fields(RANDOM_CFG, num_layers=1)
     expected = bits(logits_of(cfg, 1, 24, linear="pinned"))
     for window, rows in ((1, 33), (8, 104)):
         assert (bits(logits_of(cfg, window, rows, linear="pinned")) == expected).all()
@@ -142,8 +143,8 @@ def test_forward_multiplies_all_weights_as_its_schedule_says(linear, rows_of_pro
 def test_forward_writes_the_pages_of_its_sequence_and_the_scratch_page_only():
     cache = empty_cache(F32, MANY.schedule)
     _, after, _ = one_pass(random_model(F32), F32, windows_of(8), cache, schedule=MANY.schedule)
-    written = [(np.asarray(pool) != 0).any((1, 2)) for pool in after.k]  # [num_pages, page]
-    written += [(np.asarray(pool) != 0).any((1, 3)) for pool in after.v]
+    written = [(np.asarray(pool) != 0).any((1, 2)) for pool, _ in after.pools]  # [num_pages, page]
+    written += [(np.asarray(pool) != 0).any((1, 3)) for _, pool in after.pools]
     for slots in written:
         assert slots[1].all()  # positions 0 .. 15 of sequence 0
         assert slots[2].tolist() == [True] * 8 + [False] * 8  # 16 .. 23
@@ -182,5 +183,5 @@ def test_windows_without_tokens_need_no_attention_whether_a_sequence_has_them_or
         start=np.array([7, 9, 0], np.int32),
         count=np.array([2, 0, 0], np.int32),
     )
-    places = place(windows, empty_cache(F32, MANY.schedule))
+    places = place(windows, empty_cache(F32, MANY.schedule), MANY.schedule.numerics.page)
     assert np.asarray(places.looking_from).tolist() == [[7, 8], [NO_POSITION] * 2, [NO_POSITION] * 2]

@@ -1,9 +1,8 @@
 """Declared weights: shapes, first values, counts and checks follow, for layers that differ from their neighbours too."""
 
 import dataclasses
-import math
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,20 +14,32 @@ from detspec.checkpoint.native import load_native, save_native
 from detspec.checkpoint.tensor_names import LLAMA_NAMES
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
+from detspec.model.attention import Attention
+from detspec.model.dense import KINDS
 from detspec.model.params import Params, active_params, check_params, init_params, num_params, param_shapes
-from detspec.model.weights import Experts, Weights, layer_weights, weight, weights
+from detspec.model.rows import RowOps
+from detspec.model.weights import Experts, Weights, weight
 from tests.fakes import ALIBI_CFG, FAMILY_CFGS, RANDOM_CFG
 
 THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=3)
 
 
-def uneven_layer(cfg: ModelConfig, index: int) -> Weights:
-    """Layer 1 alone has a matrix that its neighbours have not."""
-    layer = layer_weights(cfg, index)
-    return {**layer, "value_mix": weight("H D")} if index == 1 else layer
+@dataclasses.dataclass(frozen=True)
+class MixingAttention(Attention):
+    """Attention with a matrix that others have not."""
+
+    def weights(self, cfg: ModelConfig) -> Weights:
+        return {**Attention.weights(self, cfg), "value_mix": weight("H D", {"H": self.head_dim, "D": cfg.d_model})}
 
 
-uneven = partial(weights, layer_fn=uneven_layer)
+def uneven(cfg: ModelConfig) -> ModelConfig:
+    """`cfg` with such a matrix in its last layer alone."""
+    layer = cfg.layer(-1)
+    mixing = dataclasses.replace(layer, mixer=MixingAttention(**vars(layer.mixer)))
+    return dataclasses.replace(cfg, kinds=(*cfg.kinds, mixing), pattern=(*cfg.pattern[:-1], len(cfg.kinds)))
+
+
+UNEVEN = uneven(RANDOM_CFG)
 
 
 def flat_bytes(params: Params) -> list[bytes]:
@@ -59,53 +70,52 @@ def test_random_weights_are_those_of_earlier_versions(cfg: ModelConfig, expected
 
 
 def test_layer_with_a_weight_of_its_own_has_shape_first_values_and_count():
-    shapes = param_shapes(RANDOM_CFG, weights_fn=uneven)
+    shapes = param_shapes(UNEVEN)
     assert shapes["layers"][1]["value_mix"].shape == (16, 64)
     assert "value_mix" not in shapes["layers"][0]
-    params = init_params(RANDOM_CFG, jax.random.key(0), weights_fn=uneven)
+    params = init_params(UNEVEN, jax.random.key(0))
     assert np.asarray(params["layers"][1]["value_mix"], np.float32).std() == pytest.approx(64**-0.5, rel=0.1)
-    assert num_params(RANDOM_CFG, weights_fn=uneven) == num_params(RANDOM_CFG) + 16 * 64
-    assert active_params(RANDOM_CFG, weights_fn=uneven) == active_params(RANDOM_CFG) + 16 * 64
+    assert num_params(UNEVEN) == num_params(RANDOM_CFG) + 16 * 64
+    assert active_params(UNEVEN) == active_params(RANDOM_CFG) + 16 * 64
 
 
 def test_layer_with_a_weight_of_its_own_is_checked():
-    params = init_params(RANDOM_CFG, jax.random.key(0), weights_fn=uneven)
-    check_params(RANDOM_CFG, params, weights_fn=uneven)
+    params = init_params(UNEVEN, jax.random.key(0))
+    check_params(UNEVEN, params)
     with pytest.raises(InputError, match=r"\['layers'\]\[1\]\['value_mix'\] is unknown"):
         check_params(RANDOM_CFG, params)
     with pytest.raises(InputError, match=r"\['layers'\]\[1\]\['value_mix'\] is missing"):
-        check_params(RANDOM_CFG, init_params(RANDOM_CFG, jax.random.key(0)), weights_fn=uneven)
+        check_params(UNEVEN, init_params(RANDOM_CFG, jax.random.key(0)))
     params["layers"][1]["value_mix"] = params["layers"][1]["value_mix"].T
     with pytest.raises(InputError, match=r"'value_mix'\] has shape \(64, 16\) and dtype bfloat16, the model's has \(16, 64\)"):
-        check_params(RANDOM_CFG, params, weights_fn=uneven)
+        check_params(UNEVEN, params)
 
 
 def test_thinker_is_a_copy_of_a_last_layer_with_a_weight_of_its_own():
-    cfg = dataclasses.replace(RANDOM_CFG, thinking=THINKING)
-    params = init_params(cfg, jax.random.key(0), weights_fn=uneven)
-    check_params(cfg, params, weights_fn=uneven)
+    cfg = dataclasses.replace(UNEVEN, thinking=THINKING)
+    params = init_params(cfg, jax.random.key(0))
+    check_params(cfg, params)
     thinker, compressor = params["thinking"]["thinker"]["layer"], params["thinking"]["compressor"]["layer"]
     assert (thinker["value_mix"] == params["layers"][1]["value_mix"]).all()
     assert "value_mix" not in compressor
 
 
-def test_layer_with_a_weight_of_its_own_survives_our_folders(tmp_path: Path):
-    params = init_params(RANDOM_CFG, jax.random.key(0), weights_fn=uneven)
-    folder = save_native(tmp_path / "model", RANDOM_CFG, params).result()
-    cfg, loaded, _ = load_native(folder, weights_fn=uneven)
-    check_params(cfg, loaded, weights_fn=uneven)
-    assert flat_bytes(loaded) == flat_bytes(params)
-    with pytest.raises(
-        InputError, match=r"\['value_mix'\]: the folder has shape \(16, 64\), the config asks for no such weight"
-    ):
+def test_layer_with_a_weight_of_its_own_survives_our_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    params = init_params(UNEVEN, jax.random.key(0))
+    folder = save_native(tmp_path / "model", UNEVEN, params).result()
+    with pytest.raises(InputError, match="has no layers of kind 'MixingAttention', only Attention, GatedMLP"):
         load_native(folder)
+    monkeypatch.setitem(KINDS, "MixingAttention", MixingAttention)
+    cfg, loaded, _ = load_native(folder)
+    assert cfg == UNEVEN
+    assert flat_bytes(loaded) == flat_bytes(params)
 
 
 def test_layer_with_a_weight_of_its_own_has_a_name_in_checkpoints(tmp_path: Path):
     """The name table has one line for all layers; the layers that lack the weight have no such tensor."""
     name = "model.layers.{}.value_mix.weight"
     names = {**LLAMA_NAMES, name: ("layers", "{}", "value_mix")}
-    params = init_params(RANDOM_CFG, jax.random.key(0), weights_fn=uneven)
+    params = init_params(UNEVEN, jax.random.key(0))
     tensors = named_tensors(names, params)
     assert name.format(1) in tensors
     assert name.format(0) not in tensors
@@ -114,7 +124,7 @@ def test_layer_with_a_weight_of_its_own_has_a_name_in_checkpoints(tmp_path: Path
 
     write_tensors(tmp_path, tensors, None)
     problems = Problems(tmp_path)
-    headers, shapes = read_headers(tmp_path, problems), param_shapes(RANDOM_CFG, weights_fn=uneven)
+    headers, shapes = read_headers(tmp_path, problems), param_shapes(UNEVEN)
     check_tensors(names, shapes, headers, problems)
     assert flat_bytes(read_params(tmp_path, names, shapes, headers, problems)) == flat_bytes(params)
     assert problems == []
@@ -124,30 +134,36 @@ def test_layer_with_a_weight_of_its_own_has_a_name_in_checkpoints(tmp_path: Path
     ]
 
 
-def expert_layer(cfg: ModelConfig, index: int) -> Weights:
+@dataclasses.dataclass(frozen=True)
+class EightExperts:
     """8 experts of which a token takes 2, and a router that multiplies each token with all of its 8 rows."""
-    layer = layer_weights(cfg, index)
-    taken = Experts(num=8, active=2)
-    experts = {
-        "gate": weight("E F D", experts=taken),
-        "up": weight("E F D", experts=taken),
-        "down": weight("E D F", experts=taken),
-    }
-    rest = {name: leaf for name, leaf in layer.items() if name not in experts}
-    return {**rest, "router": weight("E D", experts=Experts(num=8, active=8)), "experts": experts}
+
+    d_ff: int
+
+    def weights(self, cfg: ModelConfig) -> Weights:
+        taken = Experts(num=8, active=2)
+        sizes = {"F": self.d_ff, "D": cfg.d_model}
+        experts = {name: weight("E F D", sizes, experts=taken) for name in ("gate", "up")}
+        experts["down"] = weight("E D F", sizes, experts=taken)
+        return {"router": weight("E D", sizes, experts=Experts(num=8, active=8)), "experts": experts}
+
+    def rows(self, params: dict[str, Any], x: jax.Array, ops: RowOps) -> jax.Array:
+        raise NotImplementedError
+
+
+OF_EXPERTS = dataclasses.replace(RANDOM_CFG, kinds=(dataclasses.replace(RANDOM_CFG.layer(0), ff=EightExperts(96)),))
 
 
 @pytest.mark.parametrize(("rows", "experts"), [(1, 2), (3, 6), (4, 8), (64, 8)])
 def test_experts_count_as_far_as_the_tokens_of_a_pass_can_choose_them(rows: int, experts: int):
     """d_model 64, d_ff 96: an expert has 3 x 64 x 96 weights, a dense layer as many; the router adds 8 x 64."""
-    of_experts = partial(weights, layer_fn=expert_layer)
     expert, router, dense = 3 * 64 * 96, 8 * 64, active_params(RANDOM_CFG)
-    assert num_params(RANDOM_CFG, weights_fn=of_experts) == num_params(RANDOM_CFG) + 2 * (7 * expert + router)
-    assert active_params(RANDOM_CFG, rows=rows, weights_fn=of_experts) == dense + 2 * ((experts - 1) * expert + router)
+    assert num_params(OF_EXPERTS) == num_params(RANDOM_CFG) + 2 * (7 * expert + router)
+    assert active_params(OF_EXPERTS, rows=rows) == dense + 2 * ((experts - 1) * expert + router)
 
 
 def test_each_expert_starts_as_a_dense_layer_would():
-    params = init_params(RANDOM_CFG, jax.random.key(0), weights_fn=partial(weights, layer_fn=expert_layer))
+    params = init_params(OF_EXPERTS, jax.random.key(0))
     up = np.asarray(params["layers"][0]["experts"]["up"], np.float32)
     assert up.shape == (8, 96, 64)
     np.testing.assert_allclose(up.std((1, 2)), 64**-0.5, rtol=0.05)
@@ -167,10 +183,11 @@ def test_active_weights_leave_out_what_a_pass_does_not_multiply():
     ("axes", "experts"), [("X D", None), ("E D", None), ("F D", Experts(2, 1)), ("F E", Experts(2, 1)), ("EF D", Experts(2, 1))]
 )
 def test_axes_that_the_dimension_key_does_not_explain_are_refused(axes: str, experts: Experts | None):
-    with pytest.raises(InputError, match=f"named in the letters V D N K H F.*got '{axes}'"):
-        weight(axes, experts=experts)
+    with pytest.raises(InputError, match=rf"letters that have a size \(D F.*got '{axes}'"):
+        weight(axes, {"D": 64, "F": 96}, experts=experts)
 
 
 def test_axis_of_two_letters_is_as_long_as_their_product():
-    assert weight("NH D").shape(RANDOM_CFG) == (4 * 16, 64)
-    assert math.prod(weight("KH").shape(RANDOM_CFG)) == 2 * 16
+    sizes = {"N": 4, "K": 2, "H": 16, "D": 64}
+    assert weight("NH D", sizes).shape == (4 * 16, 64)
+    assert weight("KH", sizes).shape == (2 * 16,)

@@ -17,6 +17,7 @@ import torch
 
 from detspec.config import ModelConfig, RopeScaling
 from detspec.environment import default_schedule
+from detspec.model.dense import dense_config, with_fields
 from detspec.model.params import Params, init_params
 from detspec.model.transformer import forward_sequences
 
@@ -31,7 +32,7 @@ from prove_stages.torch_llama import TorchLayer, TorchLlama, random_cache, rando
 
 CPU = torch.device("cpu")
 LENGTH = 40  # longer than the rotary length before it was extended
-SHAPE = ModelConfig(
+SHAPE = dense_config(
     vocab_size=101,
     d_model=48,
     num_layers=3,
@@ -102,7 +103,7 @@ def test_steps_over_a_cache_have_the_logits_of_whole_sequences_in_our_own_model(
 @pytest.mark.parametrize("changes", [{"rope_scaling": None}, {"norm_eps": 1e-2}, {"rope_theta": 9000.0}])
 def test_steps_of_another_model_have_other_logits(changes):
     params, model = weights_of(SHAPE, "float32")
-    other = dataclasses.replace(SHAPE, **changes)
+    other = with_fields(SHAPE, **changes)
     model = dataclasses.replace(model, cfg=other, rotations=rotations_of(other, LENGTH, CPU))
     tokens = np.random.default_rng(0).integers(0, SHAPE.vocab_size, (1, LENGTH))
     expected = np.asarray(sequences_of(params, SHAPE, jnp.asarray(tokens, jnp.int32))[0])

@@ -1,12 +1,11 @@
 """What programs exchange: lines of HLO as compilers write them, and bytes and seconds worked out by hand."""
 
-import dataclasses
 from collections import Counter
 
 import pytest
 
-from detspec.config import ModelConfig
 from detspec.interconnect import Links
+from detspec.model.dense import dense_config, with_fields
 from detspec.planning.exchanges import (
     Exchange,
     added_floats,
@@ -21,7 +20,7 @@ from detspec.planning.exchanges import (
 from detspec.presets import preset
 
 LLAMA = preset("llama3_1_8b")
-TINY = ModelConfig(vocab_size=32, d_model=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, dtype="bfloat16")
+TINY = dense_config(vocab_size=32, d_model=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, dtype="bfloat16")
 LINKS = Links(num=2, bytes_per_s=1e6, cut_bytes_per_s=2e6, hops=3, hop_s=1e-3, start_s=0.0)
 
 
@@ -90,7 +89,7 @@ def test_layer_of_llama_receives_13_bytes_for_each_row_and_channel_where_sums_re
         received_bytes(two) - received_bytes(one)
         for one, two in (
             (gathers(LLAMA, R, n, whole_layers=1), gathers(LLAMA, R, n, whole_layers=2)),
-            (*(sums(dataclasses.replace(LLAMA, num_layers=layers), R, n) for layers in (1, 2)),),
+            (*(sums(with_fields(LLAMA, num_layers=layers), R, n) for layers in (1, 2)),),
         )
     )
     assert (ours, others) == (13 * R * D * 7 / 8, 8 * R * D * 7 / 8)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig, ThinkingConfig
+from detspec.model.dense import with_fields
 from detspec.model.params import Params, param_shapes
 from tests.fakes import RANDOM_CFG, TABLE_CFG, random_model, table_model
 
@@ -24,7 +25,7 @@ TABLE_THINKER_CFG = dataclasses.replace(
     TABLE_CFG, thinking=ThinkingConfig(chunk=4, in_layer=0, out_layer=1, max_thought=3, end_id=0)
 )
 
-THINKER_CFG = dataclasses.replace(
+THINKER_CFG = with_fields(
     RANDOM_CFG,
     num_layers=2,
     d_model=32,
@@ -32,7 +33,7 @@ THINKER_CFG = dataclasses.replace(
     head_dim=8,
     thinking=ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=5, end_id=0),
 )
-ALIBI_THINKER_CFG = dataclasses.replace(
+ALIBI_THINKER_CFG = with_fields(
     THINKER_CFG,
     dtype="float32",
     num_layers=3,  # one of them after the layer whose output the thinker reads
@@ -59,6 +60,6 @@ def random_thinker(cfg: ModelConfig) -> Params:
     params = random_model(cfg)
     thinker = params["thinking"]["thinker"]
     # Another layer than the backbone's, or the thinker would mostly say what the model would.
-    layer = random_model(dataclasses.replace(cfg, num_layers=1, sliding_layers=(), thinking=None))["layers"][0]
+    layer = random_model(with_fields(cfg, num_layers=1, sliding_layers=(), thinking=None))["layers"][0]
     head = thinker["head"].at[0].multiply(6.0)
     return {**params, "thinking": {**params["thinking"], "thinker": {**thinker, "layer": layer, "head": head}}}

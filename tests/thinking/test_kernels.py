@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from detspec.model.dense import with_fields
 from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 from detspec.thinking.think_prompt import think_prompt
@@ -18,9 +19,7 @@ from tests.thinking.fakes import THINKER_CFG, random_thinker
 from tests.thinking.test_think_prompt import facts
 
 # Less for the simulators to do: one KV head, thoughts of up to three tokens, no layer after the one that is thought about.
-CFG = dataclasses.replace(
-    THINKER_CFG, num_kv_heads=1, num_layers=2, thinking=dataclasses.replace(THINKER_CFG.thinking, max_thought=3)
-)
+CFG = with_fields(THINKER_CFG, num_kv_heads=1, num_layers=2, thinking=dataclasses.replace(THINKER_CFG.thinking, max_thought=3))
 PLAIN = THINKER._replace(cfg=CFG, batch=2, length=32)
 PROMPTS = [np.random.default_rng(seed).integers(0, CFG.vocab_size, length).tolist() for seed, length in ((1, 14), (2, 9))]
 REQUESTS = [Request(tuple(prompt), SamplingParams(max_tokens=2)) for prompt in PROMPTS]

@@ -10,6 +10,7 @@ import pytest
 
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.generation.init import start_state
+from detspec.model.dense import dense_config, with_fields
 from detspec.model.params import Params
 from detspec.ops.alibi import alibi_slopes
 from detspec.ops.rope import rope_frequencies
@@ -24,13 +25,13 @@ from tests.double import QUICK_COMPILATION, in_float64
 from tests.fakes import random_model
 
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
-PLAIN = ModelConfig(*(31, 16, 3, 2, 2, 8, 24), dtype="float32", thinking=THINKING)
+PLAIN = dense_config(*(31, 16, 3, 2, 2, 8, 24), dtype="float32", thinking=THINKING)
 CFGS = {
     "plain": PLAIN,
-    "grouped": dataclasses.replace(PLAIN, num_heads=4, num_kv_heads=2, tie_embeddings=True),
-    "alibi": dataclasses.replace(PLAIN, position_encoding="alibi"),
-    "sliding": dataclasses.replace(PLAIN, sliding_window=3, sliding_layers=(True, False, True)),
-    "long thoughts": dataclasses.replace(
+    "grouped": with_fields(PLAIN, num_heads=4, num_kv_heads=2, tie_embeddings=True),
+    "alibi": with_fields(PLAIN, position_encoding="alibi"),
+    "sliding": with_fields(PLAIN, sliding_window=3, sliding_layers=(True, False, True)),
+    "long thoughts": with_fields(
         PLAIN, num_layers=2, thinking=dataclasses.replace(THINKING, in_layer=0, out_layer=1, max_thought=6)
     ),
 }
@@ -87,7 +88,7 @@ def slow_logits(params: Params, cfg: ModelConfig, tokens: np.ndarray, thoughts: 
                 x = x + np.concatenate(states)[:end]
             if depth == cfg.thinking.out_layer:
                 tapped = x
-            x = slow_block(layer, cfg, x, cfg.sliding_window_of(depth))
+            x = slow_block(layer, cfg, x, cfg.layer(depth).mixer.window)
         logits.append(norm(x, params["final_norm"], cfg)[chunk * C :] @ head.T)
         if chunk < len(thoughts):
             thought_logits.append(slow_thought(params, cfg, tapped[chunk * C :], thoughts[chunk]))
@@ -118,15 +119,16 @@ def slow_states(params: Params, cfg: ModelConfig, thought: np.ndarray) -> np.nda
 
 def slow_block(layer: Params, cfg: ModelConfig, x: np.ndarray, window: int | None) -> np.ndarray:
     """One layer over `x [T, D]` from position 0."""
-    T, (N, K, H) = len(x), (cfg.num_heads, cfg.num_kv_heads, cfg.head_dim)
+    mixer = cfg.layer(0).mixer
+    T, (N, K, H) = len(x), (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim)
     y = norm(x, layer["attn_norm"], cfg)
     q, k, v = (np.reshape(y @ layer[name].T, (T, -1, H)) for name in "qkv")
-    if cfg.position_encoding == "rope":
+    if mixer.positions == "rope":
         q, k = rotate(q, cfg), rotate(k, cfg)
     k, v = np.repeat(k, N // K, axis=1), np.repeat(v, N // K, axis=1)
     distance = np.arange(T)[:, None] - np.arange(T)[None, :]
     scores = np.einsum("TNH,SNH->NTS", q, k) * np.float64(np.float32(H**-0.5))
-    if cfg.position_encoding == "alibi":
+    if mixer.positions == "alibi":
         scores = scores - alibi_slopes(N).astype(np.float64)[:, None, None] * distance
     visible = (distance >= 0) & (distance < (window or T))
     weights = np.where(visible, np.exp(scores - np.where(visible, scores.real, -np.inf).max(-1, keepdims=True)), 0)
@@ -143,8 +145,9 @@ def norm(x: np.ndarray, scale: np.ndarray, cfg: ModelConfig) -> np.ndarray:
 
 def rotate(x: np.ndarray, cfg: ModelConfig) -> np.ndarray:
     """Rotary positions of `x [T, N, H]`: the first half of a head turns against the second."""
-    half = cfg.head_dim // 2
-    angle = np.arange(len(x))[:, None] * rope_frequencies(cfg.head_dim, cfg.rope_theta).astype(np.float64)[None, :]
+    mixer = cfg.layer(0).mixer
+    half = mixer.head_dim // 2
+    angle = np.arange(len(x))[:, None] * rope_frequencies(mixer.head_dim, mixer.rope.theta).astype(np.float64)[None, :]
     cos, sin = (f(angle)[:, None, :] for f in (np.cos, np.sin))
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

@@ -65,7 +65,9 @@ def facts(state: GenState) -> list[tuple]:
     """Of each row: thoughts, states, keys and values of its positions, tokens and log-probabilities, all as bits."""
     reading, rows = state.reading, []
     table, length = np.asarray(state.cache.page_table), np.asarray(state.cache.length)
-    pools = [np.asarray(pool).swapaxes(2, 3) for pool in state.cache.k] + [np.asarray(pool) for pool in state.cache.v]
+    pools = [np.asarray(pool).swapaxes(2, 3) for pool, _ in state.cache.pools] + [
+        np.asarray(pool) for _, pool in state.cache.pools
+    ]
     for b, n in enumerate(np.asarray(state.committed).tolist()):
         position = np.arange(length[b])
         page = pools[0].shape[2]
@@ -160,8 +162,7 @@ def drafts_of(kind: str, thoughts: list[list[int]], rng: np.random.Generator) ->
 def scattered(state: GenState, rng: np.random.Generator) -> GenState:
     """Pages handed out in another order, large numbers left in every slot."""
     table = 1 + rng.permutation(state.cache.page_table.size).reshape(state.cache.page_table.shape).astype(np.int32)
-    pools = {name: poisoned(getattr(state.cache, name), rng) for name in ("k", "v")}
-    return state.replace(cache=state.cache.replace(page_table=jnp.asarray(table), **pools))
+    return state.replace(cache=state.cache.replace(page_table=jnp.asarray(table), pools=poisoned(state.cache.pools, rng)))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "self" else ()) for name in CASES])

@@ -29,6 +29,7 @@ from detspec.train.language import LanguageConfig
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.parity import Parity
 from detspec.train.reasoning import ReasoningConfig
+from detspec.model.dense import dense_config
 
 MODEL = dict(
     vocab_size=300, d_model=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, d_ff=48, tie_embeddings=True,
@@ -39,11 +40,11 @@ OPTIMIZER = OptimizerConfig(peak_lr=3e-3, final_lr=1e-4, warmup_steps=1)
 def get_config(arm):
     if arm == "language":
         return LanguageConfig(
-            model=ModelConfig(**MODEL), corpus=CORPUS, holdout_one_in=3, optimizer=OPTIMIZER, checkpoint_every=2,
+            model=dense_config(**MODEL), corpus=CORPUS, holdout_one_in=3, optimizer=OPTIMIZER, checkpoint_every=2,
             phases=(Phase(num_steps=4, batch_size=8, seq_len=32), Phase(num_steps=1, batch_size=2, seq_len=48)),
         )
     return ReasoningConfig(
-        backbone=ModelConfig(**MODEL), thinking=ThinkingConfig(chunk=8, in_layer=0, out_layer=1, max_thought=4, end_id=0),
+        backbone=dense_config(**MODEL), thinking=ThinkingConfig(chunk=8, in_layer=0, out_layer=1, max_thought=4, end_id=0),
         task=Parity(), arm=arm, max_ops=3, seq_len=48, num_steps=5, batch_size=16, optimizer=OPTIMIZER, checkpoint_every=2,
         eval_ops=(2,),
     )

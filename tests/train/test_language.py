@@ -6,15 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from detspec.config import ModelConfig
 from detspec.errors import InputError
+from detspec.model.dense import dense_config
 from detspec.model.params import init_params, param_shapes
 from detspec.train.batches import Phase
 from detspec.train.language import LanguageConfig, token_losses
 from detspec.train.optimizer import OptimizerConfig, make_optimizer
 from detspec.train.step import init_state, make_train_step
 
-MODEL = ModelConfig(
+MODEL = dense_config(
     vocab_size=16, d_model=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, max_position=64, dtype="float32"
 )
 CONFIG = LanguageConfig(

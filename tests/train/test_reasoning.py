@@ -17,10 +17,11 @@ from detspec.config import ModelConfig, ThinkingConfig
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.parity import Parity
 from detspec.train.reasoning import ReasoningConfig
+from detspec.model.dense import dense_config
 
 def get_config(arm="thinking"):
     return ReasoningConfig(
-        backbone=ModelConfig(
+        backbone=dense_config(
             vocab_size=60, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24,
             tie_embeddings=True, max_position=128, dtype="float32",
         ),

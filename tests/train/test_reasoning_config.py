@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from detspec.config import ModelConfig, ThinkingConfig
+from detspec.config import ThinkingConfig
 from detspec.errors import InputError
+from detspec.model.dense import dense_config
 from detspec.train import reasoning
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.parity import Parity
@@ -16,7 +17,7 @@ from detspec.train.reasoning import ReasoningConfig
 
 THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=2, max_thought=4, end_id=0)
 CONFIG = ReasoningConfig(
-    backbone=ModelConfig(*(60, 16, 2, 2, 1, 8, 24), max_position=128, dtype="float32"),
+    backbone=dense_config(*(60, 16, 2, 2, 1, 8, 24), max_position=128, dtype="float32"),
     thinking=THINKING,
     task=Parity(),
     arm="thinking",

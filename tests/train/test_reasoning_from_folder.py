@@ -11,8 +11,9 @@ import pytest
 import detspec as ds
 from detspec.checkpoint.hf import save_hf
 from detspec.checkpoint.native import save_native
-from detspec.config import ModelConfig, ThinkingConfig
+from detspec.config import ThinkingConfig
 from detspec.errors import InputError
+from detspec.model.dense import dense_config
 from detspec.model.params import Params, param_shapes
 from detspec.train import reasoning
 from detspec.train.experiment import Experiment, Result
@@ -25,7 +26,7 @@ from detspec.train.reasoning import ReasoningConfig
 from detspec.train.run import differing_entries, run_experiment
 
 QUESTION = "Ann has 2. Bob has 3. How many?"
-CFG = ModelConfig(
+CFG = dense_config(
     vocab_size=32, d_model=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24, max_position=64, dtype="bfloat16"
 )
 

@@ -31,7 +31,7 @@ from detspec.train.optimizer import OptimizerConfig
 
 def get_config():
     return LanguageConfig(
-        model=ModelConfig(
+        model=dense_config(
             vocab_size=300, d_model=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, d_ff=48,
             tie_embeddings=True, max_position=64, dtype="float32",
         ),
@@ -44,6 +44,7 @@ def get_config():
 RUN = """
 import os, signal, sys
 from detspec.train.run import Log, train
+from detspec.model.dense import dense_config
 
 append, num_lines = Log.append, 0
 

@@ -65,8 +65,10 @@ def product_times(*, shape: Shape, rows: Sequence[int], norm_rows: int, repeats:
 
 def shapes_of(cfg: ModelConfig) -> list[tuple[int, int]]:
     """`[out, in]` of the products that are timed: queries, up, down and the head."""
+    ff = cfg.layer(0).ff
+    mixer = cfg.layer(0).mixer
     D = cfg.d_model
-    return [(cfg.num_heads * cfg.head_dim, D), (cfg.d_ff, D), (D, cfg.d_ff), (cfg.vocab_size, D)]
+    return [(mixer.num_heads * mixer.head_dim, D), (ff.d_ff, D), (D, ff.d_ff), (cfg.vocab_size, D)]
 
 
 def _compared(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:

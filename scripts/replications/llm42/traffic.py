@@ -18,6 +18,7 @@ from detspec.engine.policy import Needs
 from detspec.engine.request import Completion, Request
 from detspec.environment import default_schedule
 from detspec.errors import InputError
+from detspec.model.dense import with_fields
 from detspec.presets import preset
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Schedule
@@ -30,7 +31,7 @@ BOTH = Needs(deterministic=True, ordinary=True, processing=False)
 def config_of(shape: Shape) -> ModelConfig:
     """The preset with as many layers."""
     name, layers = shape
-    return dataclasses.replace(preset(name), num_layers=layers)
+    return with_fields(preset(name), num_layers=layers)
 
 
 def model_of(shape: Shape) -> Model:

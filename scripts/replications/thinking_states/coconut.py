@@ -10,6 +10,7 @@ Rows have prompts and numbers of latents of their own. What a row lacks is maske
 Gradients run through the loop (backpropagation through time).
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig
-from detspec.model.layers import AttendFn, block, logits_f32, rotations_of, scale_embeddings
+from detspec.model.attention import AttendFn, Attention
+from detspec.model.layers import logits_f32, run_layer, scale_embeddings
 from detspec.model.params import Params
-from detspec.model.transformer import training_ops
+from detspec.model.rows import training_ops
 from detspec.ops.alibi import alibi_slopes, lower_scores
 
 
@@ -64,10 +66,11 @@ def _think(
     params: Params, cfg: ModelConfig, first: jax.Array, start: jax.Array, has_latent: jax.Array, seen: list[_Keys]
 ) -> list[_Keys]:
     """`seen` and the latents, one for each column of `has_latent`; the first input is `first [B, 1, D]`."""
+    mixer = cfg.layer(0).mixer
     ops = training_ops(cfg)
     B, K = has_latent.shape
     positions = _count(has_latent, start)
-    empty = jnp.zeros((B, K, cfg.num_kv_heads, cfg.head_dim), first.dtype)
+    empty = jnp.zeros((B, K, mixer.num_kv_heads, mixer.head_dim), first.dtype)
     room = [(empty, empty)] * cfg.num_layers
 
     def step(carry: tuple[jax.Array, list[tuple[jax.Array, jax.Array]]], place: jax.Array):  # type: ignore[no-untyped-def]
@@ -89,18 +92,20 @@ def _read(
 ) -> tuple[jax.Array, list[_Keys]]:
     """The stream after all layers over `x [B, T, D]` at `positions`, after what was `seen` in each layer, and both joined."""
     ops = training_ops(cfg)
-    rotations = rotations_of(cfg, positions)
     after = []
-    for index, layer in enumerate(params["layers"]):
-        attend_fn = _attend(cfg, positions, there, seen[index] if seen else None)
-        x, keys = block(layer, cfg, x, rotations[index], attend_fn, ops)
+    for index, layer_params in enumerate(params["layers"]):
+        layer = cfg.layer(index)
+        attend_fn = _attend(layer.mixer, positions, there, seen[index] if seen else None)
+        mix = partial(layer.mixer.attend_with, layer_params)
+        rotation = layer.mixer.prepare(positions)
+        x, keys = run_layer(layer, layer_params, x, lambda h: mix(h, rotation, attend_fn, ops, ops), ops, ops)  # noqa: B023
         after.append(keys)
     return x, after
 
 
-def _attend(cfg: ModelConfig, positions: jax.Array, there: jax.Array, seen: _Keys | None) -> AttendFn:
+def _attend(mixer: Attention, positions: jax.Array, there: jax.Array, seen: _Keys | None) -> AttendFn:
     """Causal attention by positions, to what was `seen` and to the new tokens themselves; threads both on."""
-    slopes = alibi_slopes(cfg.num_heads).reshape(1, cfg.num_kv_heads, -1, 1, 1)
+    slopes = alibi_slopes(mixer.num_heads).reshape(1, mixer.num_kv_heads, -1, 1, 1)
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, _Keys]:
         keys = _Keys(k, v, positions, there)
@@ -108,9 +113,9 @@ def _attend(cfg: ModelConfig, positions: jax.Array, there: jax.Array, seen: _Key
             keys = _join(seen, keys)
         B, T, N, H = q.shape
         K = keys.k.shape[2]
-        scores = jnp.einsum("BTKQH,BSKH->BKQTS", q.reshape(B, T, K, N // K, H) * np.float32(cfg.score_scale), keys.k)
+        scores = jnp.einsum("BTKQH,BSKH->BKQTS", q.reshape(B, T, K, N // K, H) * np.float32(mixer.scores.scale), keys.k)
         distance = (positions[:, :, None] - keys.positions[:, None, :])[:, None, None]
-        if cfg.position_encoding == "alibi":
+        if mixer.positions == "alibi":
             scores = lower_scores(scores, jnp.asarray(slopes), distance)
         visible = (distance >= 0) & keys.there[:, None, None, None, :]
         # Padding sees nothing: a finite mask keeps its rows, and their gradients, finite.

@@ -18,6 +18,7 @@ import dataclasses
 from pathlib import Path
 
 from detspec.errors import InputError
+from detspec.model.dense import with_fields
 from detspec.train.reasoning import ReasoningConfig
 from scripts.replications.thinking_states.curriculum import CurriculumConfig
 from scripts.replications.thinking_states.tasks import SHORTER, TASKS, WINDOW, of_chunk, of_loop, sparse
@@ -105,7 +106,7 @@ def quick(config: Training) -> Training:
         base = quick(config.base)
         assert isinstance(base, ReasoningConfig)
         return dataclasses.replace(config, base=base, stage_steps=1)
-    backbone = dataclasses.replace(
+    backbone = with_fields(
         config.backbone_cfg,
         d_model=16,
         num_layers=2,
@@ -113,7 +114,7 @@ def quick(config: Training) -> Training:
         num_kv_heads=1,
         head_dim=8,
         d_ff=16,
-        sliding_layers=config.backbone_cfg.sliding_layers[:2],
+        sliding_layers=tuple(map(bool, config.backbone_cfg.pattern[:2])),
     )
     return dataclasses.replace(
         config,

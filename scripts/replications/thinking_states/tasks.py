@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from detspec.config import ModelConfig, ThinkingConfig
+from detspec.config import ThinkingConfig
+from detspec.model.dense import dense_config, with_fields
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.arithmetic import Arithmetic
 from detspec.train.problems.parity import Parity
@@ -13,7 +14,7 @@ from detspec.train.reasoning import ReasoningConfig
 TESTED = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 FEWER = (10, 20, 40, 70, 100)
 
-BACKBONE = ModelConfig(
+BACKBONE = dense_config(
     vocab_size=64,
     d_model=48,
     num_layers=4,
@@ -26,8 +27,8 @@ BACKBONE = ModelConfig(
     dtype="float32",
     position_encoding="alibi",
 )
-WIDER = dataclasses.replace(BACKBONE, d_model=64, head_dim=16, d_ff=128)
-WINDOW = dataclasses.replace(BACKBONE, position_encoding="rope", sliding_window=16, sliding_layers=(True,) * 4)
+WIDER = with_fields(BACKBONE, d_model=64, head_dim=16, d_ff=128)
+WINDOW = with_fields(BACKBONE, position_encoding="rope", sliding_window=16, sliding_layers=(True,) * 4)
 THINKING = ThinkingConfig(chunk=8, in_layer=1, out_layer=3, max_thought=4, end_id=0)
 PARITY = ReasoningConfig(
     backbone=BACKBONE,
@@ -70,7 +71,7 @@ KNOWN = dataclasses.replace(
 # A chunk holds one operation. The model has a layer before the loop, one after it, and four inside.
 ARITHMETIC = dataclasses.replace(
     PARITY,
-    backbone=dataclasses.replace(BACKBONE, num_layers=6),
+    backbone=with_fields(BACKBONE, num_layers=6),
     task=Arithmetic(),
     thinking=dataclasses.replace(THINKING, chunk=4, out_layer=5, max_thought=5),
     max_ops=8,

@@ -6,14 +6,17 @@ Every chunk waits for the previous one, forwards and backwards, as in training w
 2412.06769). Keys and values of earlier chunks are kept, so no chunk is computed twice.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from detspec.config import ModelConfig
-from detspec.model.layers import AttendFn, block, logits_f32, rotations_of, scale_embeddings
+from detspec.model.attention import AttendFn, Attention
+from detspec.model.layers import logits_f32, run_layer, scale_embeddings
 from detspec.model.params import Params
-from detspec.model.transformer import training_ops
+from detspec.model.rows import training_ops
 from detspec.ops.alibi import alibi_slopes, lower_scores
 from detspec.thinking.blocks import thinking_of
 
@@ -31,19 +34,22 @@ def forward_unrolled(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax
     logits = []
     for start in range(0, T, thinking.chunk):
         positions = start + jnp.broadcast_to(jnp.arange(thinking.chunk, dtype=jnp.int32), (B, thinking.chunk))
-        rotations = rotations_of(cfg, positions)
         x = scale_embeddings(cfg, params["embed"][tokens[:, start : start + thinking.chunk]])
-        for index, layer in enumerate(params["layers"]):
+        for index, layer_params in enumerate(params["layers"]):
             if index == thinking.in_layer:
                 x = x + state
-            x, seen[index] = block(layer, cfg, x, rotations[index], _attend_after(cfg, seen[index]), ops)
+            layer = cfg.layer(index)
+            attend_fn = _attend_after(layer.mixer, seen[index])
+            mix = partial(layer.mixer.attend_with, layer_params)
+            rotation = layer.mixer.prepare(positions)
+            x, seen[index] = run_layer(layer, layer_params, x, lambda h: mix(h, rotation, attend_fn, ops, ops), ops, ops)  # noqa: B023
             if index + 1 == thinking.out_layer:
                 state = x
         logits.append(logits_f32(params, cfg, x, ops))
     return jnp.concatenate(logits, axis=1)
 
 
-def _attend_after(cfg: ModelConfig, seen: tuple[jax.Array, jax.Array] | None) -> AttendFn:
+def _attend_after(mixer: Attention, seen: tuple[jax.Array, jax.Array] | None) -> AttendFn:
     """Causal attention of a chunk to itself and to the keys and values `seen [B, S, K, H]` of all earlier chunks."""
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -52,10 +58,10 @@ def _attend_after(cfg: ModelConfig, seen: tuple[jax.Array, jax.Array] | None) ->
             v = jnp.concatenate([seen[1], v], axis=1)
         (B, C, N, H) = q.shape
         (S, K) = k.shape[1:3]
-        grouped = q.reshape(B, C, K, N // K, H) * np.float32(cfg.score_scale)
+        grouped = q.reshape(B, C, K, N // K, H) * np.float32(mixer.scores.scale)
         scores = jnp.einsum("BTKQH,BSKH->BKQTS", grouped, k)
         distance = np.arange(S - C, S)[:, None] - np.arange(S)[None, :]
-        if cfg.position_encoding == "alibi":
+        if mixer.positions == "alibi":
             slopes = jnp.asarray(alibi_slopes(N).reshape(1, K, N // K, 1, 1))
             scores = lower_scores(scores, slopes, jnp.asarray(distance, jnp.int32)[None, None, None])
         weights = jax.nn.softmax(jnp.where(jnp.asarray(distance >= 0)[None, None, None], scores, -jnp.inf), axis=-1)

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from detspec.checkpoint.native import save_native
-from detspec.config import ModelConfig, ThinkingConfig
+from detspec.config import ThinkingConfig
 from detspec.errors import InputError
+from detspec.model.dense import dense_config
 from detspec.model.params import Params, init_params
-from detspec.model.transformer import forward_sequences, training_ops
+from detspec.model.rows import training_ops
+from detspec.model.transformer import forward_sequences
 from detspec.train.problems.parity import Parity
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.task import tokenizer_of
@@ -23,7 +25,7 @@ from scripts.replications.thinking_states.coconut import LatentRows, forward_lat
 from scripts.replications.thinking_states.curriculum import CurriculumConfig, LatentBatch, Rows, latent_loss
 from scripts.replications.thinking_states.runs import QUICK, get_config
 
-CFG = ModelConfig(
+CFG = dense_config(
     vocab_size=64,
     d_model=16,
     num_layers=2,

@@ -9,9 +9,10 @@ import pytest
 
 from detspec.cache import KVCache
 from detspec.checkpoint.load import Model
-from detspec.config import ModelConfig, ThinkingConfig
+from detspec.config import ThinkingConfig
 from detspec.environment import default_schedule
 from detspec.generation.loop import generate_state
+from detspec.model.dense import dense_config
 from detspec.model.params import init_params
 from detspec.model.transformer import forward_sequences
 from detspec.state import GenState
@@ -25,7 +26,7 @@ from scripts.replications.thinking_states.step_time import cut_in, random_batch
 from scripts.replications.thinking_states.unrolled import forward_unrolled
 
 THINKING = ThinkingConfig(chunk=4, in_layer=1, out_layer=2, max_thought=3, end_id=0)
-CFG = ModelConfig(
+CFG = dense_config(
     vocab_size=64,
     d_model=32,
     num_layers=2,
@@ -78,7 +79,7 @@ def test_forced_thought_stands_there_and_only_another_one_changes_what_is_read(m
 
 def keys_of_positions(cache: KVCache, first: int, end: int) -> jax.Array:
     """Keys of the last layer at positions `first .. end - 1`, which lie in the first page of every row."""
-    return cache.k[-1][cache.page_table[:, 0]][..., first:end]
+    return cache.pools[-1].k[cache.page_table[:, 0]][..., first:end]
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The trainings of the replication: every name makes a run that its problems fit, and every measurement finds its models."""
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 from detspec.checkpoint.native import save_native
 from detspec.config import ModelConfig
 from detspec.errors import InputError
+from detspec.model.dense import with_fields
 from detspec.model.params import Params, num_params, param_shapes
 from detspec.train.config import load_config
 from detspec.train.problems.task import tokenizer_of
@@ -73,7 +73,7 @@ def test_runs_that_go_on_from_others_ask_for_their_models(tmp_path):
     assert starts_from("variables40-thinking-0") == "variables20-thinking-0"
     assert starts_from("two_hop-cot-0") is starts_from("parity40-thinking-0") is None
     assert starts_from("loop-2") == "two_hop-facts-0"
-    cfg = dataclasses.replace(base_of(trainings()["two_hop-facts-0"]).backbone_cfg, num_layers=1)
+    cfg = with_fields(base_of(trainings()["two_hop-facts-0"]).backbone_cfg, num_layers=1)
     save_native(tmp_path / "two_hop-facts-0" / "export", cfg, untrained(cfg)).result()
     config = get_config("known-cot-0", tmp_path)
     assert base_of(config).backbone_cfg.num_layers == 1

@@ -1,0 +1,218 @@
+"""Attention as the mixer of a layer: its weights, its pools of pages, and how it runs over windows and whole sequences."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from detspec.cache import KV, kv_pools, slot_bytes
+from detspec.config import ModelConfig, Rope, check_choice, check_counts, check_flags, check_numbers, is_count
+from detspec.errors import InputError
+from detspec.model.places import Where
+from detspec.model.rows import RowOps
+from detspec.model.weights import Weights, norm_weight, residual, weight, zeros
+from detspec.ops import collectives
+from detspec.ops.alibi import alibi_slopes, lower_scores
+from detspec.ops.attention.api import append_fn, paged_attention
+from detspec.ops.attention.scores import Scores
+from detspec.ops.linear.api import biased
+from detspec.ops.rope import Rotation, apply_rope, rope_frequencies, rope_rotation
+from detspec.ops.softcap import softcap
+from detspec.roofline import PassShape, Work
+
+POSITIONS = ("rope", "alibi", "none")
+ROPE = Rope()
+
+# (q [..., N, H], k [..., K, H], v [..., K, H]) -> (attended [..., N, H], what the caller threads on)
+AttendFn = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Causal attention over keys and values of all positions, or of the last `window`.
+
+    Attributes:
+        num_heads: `N` query heads.
+        num_kv_heads: `K` key/value heads; divides `num_heads`.
+        head_dim: `H`; need not be `D / N`, must be even (rotary pairs).
+        positions: "rope" rotates queries and keys; "alibi" lowers a head's scores in proportion to the distance (Press et al.
+            2022, arXiv 2108.12409); "none" does neither.
+        rope: how they are rotated; it says nothing with other `positions`.
+        window: positions that a token attends to, its own included; None is all.
+        qkv_bias: projections to queries, keys and values add a bias.
+        o_bias: the output projection adds a bias.
+        qk_norm: queries and keys go through an RMSNorm of each head before they are rotated.
+        score_dim: scores are divided by its square root; None is `H`.
+        softcap: scores are squashed into `+-cap` by `cap * tanh(scores / cap)`; None leaves them.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    positions: str = "rope"
+    rope: Rope = ROPE
+    window: int | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    score_dim: float | None = None
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self, "num_heads", "num_kv_heads", "head_dim")
+        check_choice(self, "positions", POSITIONS)
+        check_flags(self, "qkv_bias", "o_bias", "qk_norm")
+        check_numbers(self, "score_dim", "softcap", optional=True)
+        if self.num_heads % self.num_kv_heads:
+            raise InputError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
+        if self.head_dim % 2:
+            raise InputError(f"head_dim must be even (rotary pairs), got {self.head_dim}")
+        if not isinstance(self.rope, Rope):
+            raise InputError(f"Attention.rope must be a Rope, got {self.rope!r}")
+        if self.window is not None and not is_count(self.window):
+            raise InputError(f"Attention.window must be a positive integer or None, got {self.window!r}")
+
+    @property
+    def scores(self) -> Scores:
+        """How a query and a key give a score."""
+        scale = (self.head_dim if self.score_dim is None else self.score_dim) ** -0.5
+        return Scores(scale, self.softcap, self.window, self.positions == "alibi")
+
+    def weights(self, cfg: ModelConfig) -> Weights:
+        """Projections, and biases and norms where it has some."""
+        sizes = {"N": self.num_heads, "K": self.num_kv_heads, "H": self.head_dim, "D": cfg.d_model}
+        declared = {
+            "q": weight("NH D", sizes),
+            "k": weight("KH D", sizes),
+            "v": weight("KH D", sizes),
+            "o": weight("D NH", sizes, residual),
+        }
+        if self.qkv_bias:
+            declared |= {f"{name}_bias": weight(axis, sizes, zeros) for name, axis in (("q", "NH"), ("k", "KH"), ("v", "KH"))}
+        if self.o_bias:
+            declared["o_bias"] = weight("D", sizes, zeros)
+        if self.qk_norm:
+            declared |= {f"{name}_norm": norm_weight(cfg, "H", H=self.head_dim) for name in "qk"}
+        return declared
+
+    def pools(self, numerics: Any, num_pages: int, num_seats: int) -> KV:
+        """Pages of keys and of values."""
+        return kv_pools(self.num_kv_heads, self.head_dim, numerics, num_pages)
+
+    def prepare(self, positions: jax.Array) -> Rotation | None:
+        """The rotation of `positions [...]`, which all layers of the kind share; None if it rotates nothing."""
+        if self.positions != "rope":
+            return None
+        scaling = self.rope.scaling
+        factor = 1.0 if scaling is None else scaling.attention_factor
+        return rope_rotation(positions, rope_frequencies(self.head_dim, self.rope.theta, scaling), factor)
+
+    def windows(
+        self, params: dict[str, Any], x: jax.Array, where: Where, pools: KV, ops: RowOps, out_ops: RowOps
+    ) -> tuple[jax.Array, KV]:
+        """Attention of token rows `x [R, D]` over one layer's pools, into which their own keys and values go first."""
+        return self.attend_with(params, x, where.prepared, self._paged(where, pools), ops, out_ops)
+
+    def whole(self, params: dict[str, Any], x: jax.Array, prepared: Rotation | None, ops: RowOps) -> jax.Array:
+        """Attention of whole sequences `x [B, T, D]` over themselves, differentiable."""
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
+            return attend_sequence(self.scores, q, k, v), None
+
+        return self.attend_with(params, x, prepared, attend, ops, ops)[0]
+
+    def work(self, shape: PassShape) -> Work:
+        """Pages that query tiles read once, each multiplied twice; a chip reads the pages of its KV heads."""
+        numerics = shape.schedule.numerics
+        window = shape.schedule.budget.window
+        seen = shape.context if self.window is None else min(shape.context, self.window)
+        tiles = shape.windows * -(-window // numerics.query_tile)
+        position_bytes = 2 * shape.own_share(self.num_kv_heads) * slot_bytes(self.head_dim, numerics)
+        return Work(
+            bytes=tiles * numerics.whole_pages(seen) * position_bytes,
+            flop=shape.windows * window * 4 * seen * self.num_heads * self.head_dim / shape.chips,
+        )
+
+    def attend_with(
+        self, params: dict[str, Any], x: jax.Array, rotation: Rotation | None, attend_fn: AttendFn, ops: RowOps, out_ops: RowOps
+    ) -> tuple[jax.Array, Any]:
+        """Projects `x [..., D]` to heads, rotates by `rotation`, attends by `attend_fn`, projects back.
+
+        `out_ops` works out what is only for the result, `ops` keys and values too.
+        """
+        heads = x.shape[:-1]
+        q, k, v = (
+            biased(y_f32, params.get(f"{name}_bias"), x.dtype).reshape(*heads, -1, self.head_dim)
+            for name, y_f32 in zip("qkv", ops.linears_f32(x, params["q"], params["k"], params["v"]), strict=True)
+        )
+        if self.qk_norm:
+            q = ops.norm(q, params["q_norm"])
+            k = ops.norm(k, params["k_norm"])
+        if rotation is not None:
+            q = apply_rope(q, rotation)
+            k = apply_rope(k, rotation)
+        attended, carry = attend_fn(q, k, v)
+        attended = collectives.gather(attended.reshape(*heads, -1).astype(x.dtype))
+        bias = None if "o_bias" not in params else collectives.own(params["o_bias"])
+        return collectives.gather(biased(out_ops.linear_f32(attended, params["o"]), bias, x.dtype)), carry
+
+    def _paged(self, where: Where, pools: KV) -> AttendFn:
+        """Attention over pages; threads on the written ones."""
+        numerics = where.numerics
+        places = where.places
+        G, W = places.looking_from.shape
+        write = append_fn(numerics)
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, KV]:
+            # A token whose keys or values are not finite breaks the tokens that attend to it, and no other: nan keys are masked
+            # with their scores, but nan values would reach tokens that mask them, as `0 * nan`.
+            sound = (jnp.isfinite(k) & jnp.isfinite(v)).all((1, 2))[:, None, None]
+            k = jnp.where(sound, k, jnp.nan)
+            v = jnp.where(sound, v, jnp.zeros_like(v))
+            written = KV(
+                k=write(pools.k, k, places.page_ids, places.slots, slot_axis=numerics.key_slot_axis),
+                v=write(pools.v, v, places.page_ids, places.slots),
+            )
+            attended = paged_attention(
+                q.reshape(G, W, -1, self.head_dim),
+                *written,
+                places.tables,
+                places.looking_from,
+                scores=self.scores,
+                numerics=numerics,
+            )
+            return attended.reshape(G * W, -1, self.head_dim), written
+
+        return attend
+
+
+def attend_sequence(scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, *, query_block: int = 128) -> jax.Array:
+    """Causal attention of whole sequences over themselves, for training: `q [B, T, N, H]`, `k, v [B, T, K, H]`.
+
+    Queries go in blocks that meet only the keys up to their own end, so nearly half of the masked products are never made:
+
+        query_block 2, T 4:   q 0..1 x k 0..1     q 2..3 x k 0..3
+
+    A query attends to the last `scores.sliding_window` positions up to its own, or to all of them. Linear biases lower a head's
+    capped scores by its slope times the distance.
+    """
+    B, T, N, H = q.shape
+    K = k.shape[2]
+    q_f32 = q.astype(jnp.float32).reshape(B, T, K, N // K, H) * np.float32(scores.scale)
+    k_f32 = k.astype(jnp.float32)
+    v_f32 = v.astype(jnp.float32)
+    slopes = jnp.asarray(alibi_slopes(N).reshape(1, K, N // K, 1, 1))
+    attended = []
+    for start in range(0, T, query_block):
+        end = min(start + query_block, T)
+        capped = softcap(jnp.einsum("BTKQH,BSKH->BKQTS", q_f32[:, start:end], k_f32[:, :end]), scores.cap)
+        distance = np.arange(start, end)[:, None] - np.arange(end)[None, :]
+        if scores.alibi:
+            capped = lower_scores(capped, slopes, jnp.asarray(distance, jnp.int32)[None, None, None])
+        visible = (distance >= 0) & (distance < (scores.sliding_window or T))
+        weights = jax.nn.softmax(jnp.where(visible[None, None, None], capped, -jnp.inf), axis=-1)
+        attended.append(jnp.einsum("BKQTS,BSKH->BTKQH", weights, v_f32[:, :end]))
+    return jnp.concatenate(attended, axis=1).reshape(B, T, N, H).astype(q.dtype)
