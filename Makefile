@@ -10,7 +10,7 @@ SUITABLE = import sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 
-# The versions of a rented H100 need Python 3.12: `make test-aot PYTHON_DEVICE=/path/to/python` skips this search.
+# The versions of a rented H100 need Python 3.12: `make test-aot-device PYTHON_DEVICE=/path/to/python` skips this search.
 NEWER = import sys, venv; sys.exit(sys.version_info < (3, 12))
 PYTHON_DEVICE ?= $(shell for p in python3.12 python3.13 python3.14 python3 "$$(pyenv root 2>/dev/null)"/versions/3.1[2-9]*/bin/python; do \
 	"$$p" -c '$(NEWER)' 2>/dev/null && echo "$$p" && break; done)
@@ -33,11 +33,14 @@ case "$$JAX_PLATFORMS" in "" | cpu) \
 	XLA_FLAGS="$$flags" JAX_PLATFORMS=cpu $(BIN)/python -c 'import jax; jax.devices()' 2> /dev/null || flags="$(UNOPTIMISED)"; \
 	export XLA_FLAGS="$$flags $$XLA_FLAGS"; echo "XLA_FLAGS=$$XLA_FLAGS";; esac
 endef
-# Tests that compare bits of programs.
+# Tests that compare bits of programs run in programs compiled as users do, and nowhere else.
 OPTIMISED = -m 'optimised and not kernels and not sweep'
+FAST = -m 'not optimised and not kernels and not slow and not sweep'
+# What a commit must pass, in this order.
+STEPS = env lint test test-slow test-optimised test-kernels test-mesh prove test-aot parity evals notebooks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow test-optimised test-sweeps test-kernels test-mesh test-aot test-aot-device kernels parity evals prove lint format notebooks always pairs docs docs-serve dist clean
+.PHONY: help env demo test check test-slow test-optimised test-sweeps test-kernels test-mesh test-aot test-aot-device kernels parity evals prove lint format notebooks always pairs docs docs-serve dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,18 +50,27 @@ env: $(VENV)/.installed ; @: ## create .venv and install detspec with its develo
 demo: $(VENV)/.installed-demo ## run the demonstration: generate, verify, roll back, compare bits
 	$(BIN)/detspec demo
 
-test: env ## run the tests
-	@$(unoptimised); $(PYTEST) --dist loadfile --no-loadscope-reorder $(ARGS)
+# Exit code 5: ARGS choose none of these tests.
+test: env ## run the tests that a change is tried with; ARGS='-k rope' runs a part
+	@$(unoptimised); $(PYTEST) $(FAST) --dist loadfile --no-loadscope-reorder $(ARGS) || { code=$$?; [ $$code -ne 5 ] || \
+		echo "no such test is among those of make test; what compares bits is in make test-optimised ARGS=..."; exit $$code; }
+
+check: ## run all that a commit must pass, with the seconds of each step; stops at the first failure
+	@export CI=true DETSPEC_TEST_RUN=check-$$$$; trap 'rm -rf "$${TMPDIR:-/tmp}/detspec-test-$$DETSPEC_TEST_RUN"' EXIT; \
+	for step in $(STEPS); do \
+		echo "==> make $$step"; start=$$(date +%s); \
+		$(MAKE) --no-print-directory $$step || exit 1; \
+		echo "==> make $$step: passed in $$(($$(date +%s) - start)) s"; \
+	done
 
 test-slow: env ## run the slow tests: whole commands, several model families
-	@$(unoptimised); $(PYTEST) -m slow --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(unoptimised); $(PYTEST) -m 'slow and not optimised' --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Exit code 5: ARGS choose none of these tests.
-test-optimised: env ## run again, in programs compiled as users do, the tests that compare bits of programs
+test-optimised: env ## run the tests that compare bits of programs, in programs compiled as users do
 	$(PYTEST) $(OPTIMISED) --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
 	$(MESH) $(PYTEST) tests/mesh $(OPTIMISED) --dist worksteal $(ARGS) || [ $$? -eq 5 ]
 
-test-sweeps: env ## run further cases of the slow tests; .ci/run does not
+test-sweeps: env ## run further cases of the slow tests; `make check` does not
 	@$(unoptimised); $(PYTEST) -m sweep --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-kernels: env ## run the TPU and GPU kernels in Pallas's simulators
@@ -69,11 +81,8 @@ test-mesh: env ## run the tests on eight simulated devices, but for those that t
 
 test-aot: $(VENV)/aot/.installed ## compile kernels and programs for TPUs and GPUs without having one; ARGS='-k v6e' runs a part
 	$(VENV)/aot/bin/python -m pytest tests/aot --numprocesses auto --dist worksteal $(ARGS)
-	@if [ -n "$(ARGS)" ]; then echo "to run this part with the versions of a rented H100: make test-aot-device ARGS=..."; \
-	elif [ -n "$(PYTHON_DEVICE)" ]; then $(MAKE) --no-print-directory test-aot-device PYTHON_DEVICE="$(PYTHON_DEVICE)"; \
-	else echo "not compiled with the versions of a rented H100, which need Python 3.12: none was found. Give its path: make test-aot PYTHON_DEVICE=/path/to/python"; fi
 
-test-aot-device: $(VENV)/aot-device/.installed ## the part of test-aot for an H100, with the versions that such a machine has
+test-aot-device: $(VENV)/aot-device/.installed ## the part of test-aot for an H100, with the versions of a rented one; before it is rented
 	$(VENV)/aot-device/bin/python -m pytest $(FOR_DEVICE) --numprocesses auto --dist worksteal -k 'not v6e and not h200' $(ARGS)
 
 kernels: $(VENV)/aot/.installed ## compile every kernel and rewrite docs/kernels.md
@@ -171,6 +180,7 @@ $(VENV)/aot/.installed: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/aot-device/.installed: pyproject.toml
+	@$(if $(PYTHON_DEVICE),:,echo "the versions of a rented H100 need Python 3.12 or newer, and none was found. Give its path: make test-aot-device PYTHON_DEVICE=/path/to/python" >&2; exit 1)
 	@echo "installing the compilers of a rented H100 into $(VENV)/aot-device (about 700 MB)"
 	@"$(PYTHON_DEVICE)" -m venv $(VENV)/aot-device
 	@$(VENV)/aot-device/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[aot-device]'

@@ -52,10 +52,8 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Counts compiled programs; only a run of all tests is judged."""
-    is_whole = config.args == config.getini("testpaths") and not config.option.keyword
-    is_usual = config.option.markexpr == "not kernels and not slow and not sweep"
-    config.pluginmanager.register(CompileBudget(is_whole and is_usual), "compile_budget")
+    """Counts the programs that each test has compiled."""
+    config.pluginmanager.register(CompileBudget(forget_programs), "compile_budget")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
