@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -24,12 +25,17 @@ def script():
 
 @pytest.mark.kernels
 def test_main_times_every_kernel_beside_its_measure(script, tmp_path, capsys, monkeypatch):
+    """The doctor is another test's: kernels in simulators would take it most of a minute."""
+    examined = []
+    monkeypatch.setattr(script, "run_doctor", lambda model, **how: examined.append(how) or SimpleNamespace(certified=True))
     out = tmp_path / "out.json"
     monkeypatch.setattr(sys, "argv", ["bench_kernels", "--interpret", "--repeats", "1", "--json", str(out)])
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # the library's attention needs both
         script.main()
     result = json.loads(out.read_text())
     assert result["certified"]
+    (how,) = examined
+    assert how["schedule"].numerics.implementation == "pallas_tpu"
     assert result["schedule"]["numerics"]["implementation"] == "pallas_tpu"
     against = {row["what"].split(",")[0]: row["measure"] for row in result["rows"]}
     assert against == {"attention": "copy", "product": "xla", "model": "decode step"}  # the last attention is decoding

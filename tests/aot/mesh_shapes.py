@@ -93,9 +93,8 @@ SWEEP += [MeshProgram(*of, "prefill", "pinned") for of in SLICES]
 TESTED = [
     MeshProgram("llama3_3_70b", "v6e:2x4", 8, "canonical pass"),
     MeshProgram("llama3_1_8b", "v5e:2x2", 4, "draft step"),
-    MeshProgram("llama3_3_70b", "v5p:2x2x2", 8, "prefill"),
     MeshProgram("llama3_1_8b", "v6e:2x4", 8, "prefill", "pinned"),
     MeshProgram("llama3_1_8b", "h200", 8, "canonical pass", "pinned"),
     MeshProgram("llama3_3_70b", "h200", 8, "draft step"),
-    MeshProgram("llama3_3_70b", "h200", 8, "prefill"),
 ]
+DEEPER = MeshProgram("llama3_3_70b", "h200", 8, "prefill")  # tested at several depths

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from detspec.cli import main
 
 
@@ -30,11 +28,11 @@ def with_config(folder: Path, vocab_size: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("target", ["v6e:2x2", "h200"])
-def test_plan_prints_what_it_writes(target: str, tmp_path, capsys):
+def test_plan_prints_what_it_writes(tmp_path, capsys):
+    """For a TPU; the plan for chips is one for GPUs."""
     folder = with_config(tmp_path, vocab_size=1024)
     file = folder / "plan.json"
-    assert main(["plan", "--model", str(folder), "--target", target, "--max-requests", "8", "--json", str(file)]) == 0
+    assert main(["plan", "--model", str(folder), "--target", "v6e:2x2", "--max-requests", "8", "--json", str(file)]) == 0
     printed = capsys.readouterr().out
     result = json.loads(file.read_text())
     memory = result["memory"]

@@ -84,7 +84,7 @@ def test_generator_compiles_with_kernels_inside_and_moves_no_page_pool(name: str
     assert compiled.temp_bytes < pool_bytes / 2  # a copy of all keys
 
 
-@pytest.mark.parametrize("name", ["v6e:2x2", "h200"])
+@pytest.mark.parametrize("name", ["v6e:2x2", pytest.param("h200", marks=pytest.mark.sweep)])
 def test_steps_with_a_draft_model_move_neither_models_page_pools(name: str):
     schedule = canonical_schedule(target(name), CFG)
     source = draft_model_source(SMALL, 0.1)

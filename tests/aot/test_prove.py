@@ -31,7 +31,14 @@ CHOSEN = {
     "doctor again": 1,
 }
 JAXS = ("vendor",)  # attention of jax itself, which does not keep to strict promotion
-PAIRS = [(name, stage) for name in TARGETS if name != "h200" for stage in CHOSEN]  # an H200 runs an H100's programs
+# Their programs for TPUs are those of other stages, or of engines, which tests/aot/test_notebooks.py compiles for TPUs.
+SWEPT = {("v6e:2x2", stage) for stage in ("doctor again", "whole", "generation", "completions")}
+PAIRS = [
+    pytest.param(name, stage, marks=[pytest.mark.sweep] * ((name, stage) in SWEPT))
+    for name in TARGETS
+    if name != "h200"  # which runs an H100's programs
+    for stage in CHOSEN
+]
 
 
 def cut(size: Size) -> Size:
