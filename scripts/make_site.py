@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Builds the documentation site without network, and fails where a link, an anchor or a reference leads nowhere.
 
-    python scripts/make_site.py         # into out/site; zensical.toml says how it looks
+    python scripts/make_site.py         # into out/site; docs/zensical.toml says how it looks
 
 1. `site_pages/gather.py` copies pages into out/pages: Markdown of the repository with its links rewritten, notebooks with
    outputs if out/notebooks has them, what each command's --help prints, and a page for each group of public names.
@@ -20,8 +20,10 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from site_pages import check, gather  # noqa: E402
 
-PAGES = ROOT / "out" / "pages"
-SITE = ROOT / "out" / "site"
+OUT = ROOT / "out"
+PAGES = OUT / "pages"
+SITE = OUT / "site"
+SETTINGS = ROOT / "docs" / "zensical.toml"  # whose site must lie below it, so a copy of it does
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 COMPLAINT = re.compile(r"\b(?:warning|error)\b", re.IGNORECASE)  # what mkdocstrings logs does not end zensical's build
 
@@ -45,7 +47,8 @@ def main() -> int:
 def build() -> list[str]:
     """Turns the pages into HTML; returns what zensical and mkdocstrings complain of, if they do."""
     command = [Path(sys.executable).with_name("zensical"), "build", "--clean", "--strict"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    shutil.copyfile(SETTINGS, OUT / SETTINGS.name)
+    done = subprocess.run(command, cwd=OUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     said, _, trace = COLOUR.sub("", done.stdout).partition("Traceback (most recent call last)")  # how it ends after warnings
     if not done.returncode and not COMPLAINT.search(said):
         return []
