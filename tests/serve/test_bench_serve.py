@@ -10,6 +10,7 @@ from scripts import bench_serve
 from tests.serve.running import make_engine, serving
 
 
+@pytest.mark.slow
 def test_results_have_the_names_of_vllms_and_say_what_failed(model, tmp_path):
     with serving(make_engine(model)) as server:
         shape = ["--random-input-len", "8", "--random-output-len", "4", "--random-range-ratio", "0.5", "--vocab-size", "128"]

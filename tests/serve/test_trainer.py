@@ -5,6 +5,7 @@ import concurrent.futures
 import json
 
 import jax
+import pytest
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import load
@@ -49,6 +50,7 @@ def test_trainer_pauses_changes_weights_and_goes_on(model, tmp_path):
     assert digest_model(BYTE_CFG, byte_params()) == load(tmp_path / "first").digest
 
 
+@pytest.mark.slow
 def test_model_in_int8_takes_new_weights_in_its_own_dtype(tmp_path):
     write_folder(tmp_path / "first")
     write_folder(tmp_path / "second", init_params(BYTE_CFG, jax.random.key(2)))
