@@ -22,13 +22,18 @@ pytest_plugins = ["tests.engine.fixtures"]
 RUN = os.environ.setdefault("DETSPEC_TEST_RUN", str(os.getpid()))  # the first process is the others' parent
 MAPPINGS = Path("/proc/self/maps")
 MAX_MAPPINGS = 30_000  # a file of tests takes up to some ten thousand
-# Files of which a test, or what is slow of them, takes half a minute: begun last, they would leave other processes idle.
+# Files that take half a minute in a suite of theirs, or have a test that does: begun last, they would leave other processes idle.
 LONGEST = tuple(
     Path(__file__).parent / name
     for name in (
         "processes/test_processes.py",
         "generation/test_determinism.py",
+        "thinking/test_think_prompt.py",
         "engine/test_thinking.py",
+        "test_soak.py",
+        "test_native.py",
+        "test_wheel.py",
+        "test_soak_workers.py",
         "doctor/test_doctor.py",
         "draft/test_int8_draft.py",
         "cli/test_generate.py",
