@@ -22,7 +22,7 @@ pytest_plugins = ["tests.engine.fixtures"]
 RUN = os.environ.setdefault("DETSPEC_TEST_RUN", str(os.getpid()))  # the first process is the others' parent
 MAPPINGS = Path("/proc/self/maps")
 MAX_MAPPINGS = 30_000  # a file of tests takes up to some ten thousand
-# Files that take half a minute in a suite of theirs, or have a test that does: begun last, they would leave other processes idle.
+# Files that take half a minute in a suite, or have a test that does: begun last, they would leave other processes idle.
 LONGEST = tuple(
     Path(__file__).parent / name
     for name in (
