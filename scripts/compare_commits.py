@@ -58,12 +58,20 @@ def main() -> int:
     return 0
 
 
-def start(commit: str, workdir: Path) -> subprocess.Popen[str]:
-    """A process that runs `commit`, in a worktree of its own."""
-    sha = subprocess.run(["git", "rev-parse", commit], capture_output=True, text=True, check=True).stdout.strip()
+def worktree(commit: str, workdir: Path) -> Path:
+    """The folder of a worktree of `commit`, made in `workdir` unless it is there."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", f"{commit}^{{commit}}"]
+    sha = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     folder = workdir / sha[:12]
     if not folder.exists():
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(folder), sha], check=True)
+        add = ["git", "-C", str(Path(__file__).parent), "worktree", "add", "--quiet", "--detach", str(folder), sha]
+        subprocess.run(add, check=True)
+    return folder
+
+
+def start(commit: str, workdir: Path) -> subprocess.Popen[str]:
+    """A process that runs `commit`, in a worktree of its own."""
+    folder = worktree(commit, workdir)
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     command = [sys.executable, str(Path(__file__).resolve()), "--turns"]
     worker = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
