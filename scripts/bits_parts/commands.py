@@ -57,7 +57,7 @@ def workers(record: Record) -> None:
     folder = new_folder("workers")
     write_lines(folder / "in.jsonl", _prompts())
     run(folder, "generate", "--prompts", "in.jsonl", "--out", "out.jsonl", "--shard", "auto", "--chunk-lines", "5", *OPTIONS)
-    run(folder, "merge", "--out", "out.jsonl", "--prompts", "in.jsonl")
+    run(folder, "merge", "--out", "out.jsonl")
     _take_files(record, folder)
 
 
