@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from detspec.checkpoint.blocks import Block, block_at, block_shape, is_rows, local_shards, slices, whole_block
+from detspec.checkpoint.blocks import Block, block_at, block_shape, local_shards, whole_block
 from detspec.config import ModelConfig
 from detspec.model.dense import config_to_json
 from detspec.model.params import Params
@@ -64,11 +64,11 @@ def _hash_parts(array: Any, parts: Iterable[tuple[Block, np.ndarray]]) -> bytes:
     sha = hashlib.sha256()
     whole = None
     for block, part in parts:
-        if is_rows(array.shape, block):
+        if block[1:] == whole_block(array.shape[1:]):  # whole rows
             sha.update(_bytes(part))
         else:  # rows lie on several devices
             whole = np.empty(array.shape, array.dtype) if whole is None else whole
-            whole[slices(block)] = part
+            whole[tuple(slice(*axis) for axis in block)] = part
     if whole is not None:
         sha.update(_bytes(whole))
     return sha.digest()

@@ -33,8 +33,7 @@ from detspec.checkpoint.files import (
 from detspec.checkpoint.folder_kind import ADAPTER_NAME, MERGE, check_path, no_folder
 from detspec.checkpoint.hf_config import describe, family_of, find_family, read_fields
 from detspec.checkpoint.quantization_config import read_quantization
-from detspec.checkpoint.quantized import Quantized, gather_quantized
-from detspec.checkpoint.quantized_formats import Format
+from detspec.checkpoint.quantized import Format, Quantized, gather_quantized
 from detspec.checkpoint.shards import Source, Tensor, holds, is_stored_as, read_arrays
 from detspec.checkpoint.tensor_names import CONSTANT, TensorNames, leaf_at, tensor_places
 from detspec.config import ModelConfig

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from detspec.checkpoint.hf_config import QUANTIZATION_KEYS
-from detspec.checkpoint.quantized_formats import MX_GROUP, Format, Group, awq, fp8, gptq, mxfp4, packed, whole_numbers
+from detspec.checkpoint.quantized import MX_GROUP, Format, Group, awq, fp8, gptq, mxfp4, packed, whole_numbers
 from detspec.config import is_count
 from detspec.errors import InputError
 

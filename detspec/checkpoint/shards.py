@@ -4,21 +4,23 @@
 2. The numbers of a block lie in the file as runs: one run where the weight is cut along its first axis.
 3. Runs are read in pieces, brought to the weight's dtype and checked while the processor's cache holds them.
    Quantized matrices are dequantized in pieces of whole groups.
-4. A whole block goes from host memory to its devices, and the next ones are read meanwhile.
+4. A whole block goes from host memory to its devices. Two weights at a time are on their way.
+
+Slices of the `safetensors` package do not serve. Memory-mapped ones take twice the memory, because pages that were read stay
+mapped; its other way of reading takes a whole tensor for each slice; and neither gives numpy a float8.
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
 
 from detspec.checkpoint.blocks import Block, block_shape, local_blocks, local_shards, runs, whole_block
 from detspec.checkpoint.files import FILE_DTYPES, QUANTIZED_DTYPES, Header
@@ -28,9 +30,6 @@ from detspec.errors import InputError
 READERS = 2  # threads; reading and checking let each other run
 PIECE_BYTES = 1 << 20
 ALIGNMENT = 64  # bytes; jax on a CPU uses arrays that are aligned so without a copy
-
-Job = TypeVar("Job")
-Result = TypeVar("Result")
 
 
 class Tensor(NamedTuple):
@@ -48,26 +47,27 @@ class Source(NamedTuple):
     like: jax.ShapeDtypeStruct
 
 
-Places = dict[Block, list[Sharding | None]]  # where each block goes; None is the default device
-
-
 def read_arrays(folder: Path, sources: list[Source]) -> Iterator[tuple[jax.Array, list[str]]]:
-    """Each weight in turn on its devices, and the names of its tensors of which this process read NaN or infinity.
+    """Yields each weight in turn on its devices, and the names of its tensors of which this process read NaN or infinity.
 
-    Besides the blocks that devices of a CPU keep, there are at most `READERS + 1` in host memory at a time."""
-    places = [_places(source.like) for source in sources]
-    jobs = [(source, block) for source, blocks in zip(sources, places, strict=True) for block in blocks]
+    Besides the blocks that devices of a CPU keep, there are at most `READERS` in host memory at a time."""
     with ThreadPoolExecutor(READERS) as pool:
-        read = _in_order(pool, lambda job: read_block(folder, *job), jobs)
-        for source, blocks in zip(sources, places, strict=True):
-            shards: list[jax.Array] = []
-            infinite: dict[str, None] = {}  # a tensor that lies in several blocks is named once
-            for targets in blocks.values():
-                block, names = next(read)
-                infinite |= dict.fromkeys(names)
-                shards += jax.block_until_ready([jax.device_put(block, target, may_alias=True) for target in targets])
-                del block  # else it would stay in memory while the next one is awaited
-            yield _assemble(source.like, shards), list(infinite)
+        yield from pool.map(partial(read_array, folder), sources)
+
+
+def read_array(folder: Path, source: Source) -> tuple[jax.Array, list[str]]:
+    """A weight on its devices, and the names of its tensors that are not finite in the blocks of this process."""
+    like = source.like
+    shards: list[jax.Array] = []
+    infinite: dict[str, None] = {}  # a tensor that lies in several blocks is named once
+    for block, targets in local_blocks(like.shape, like.sharding).items():
+        array, names = read_block(folder, source, block)
+        infinite |= dict.fromkeys(names)
+        shards += jax.block_until_ready([jax.device_put(array, target, may_alias=True) for target in targets])
+        del array  # else it would stay in memory while the next one is read
+    if like.sharding is None:
+        return shards[0], list(infinite)
+    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards, dtype=like.dtype), list(infinite)
 
 
 def read_block(folder: Path, source: Source, block: Block) -> tuple[np.ndarray, list[str]]:
@@ -89,83 +89,12 @@ def read_block(folder: Path, source: Source, block: Block) -> tuple[np.ndarray, 
 def is_stored_as(folder: Path, header: Header, array: jax.Array) -> bool:
     """Whether the tensor has the numbers of `array` in its dtype, as far as this process holds them."""
     for block, shard in local_shards(array).items():
-        expected = np.asarray(shard).reshape(-1)
-        with (folder / header.file).open("rb", buffering=0) as file:
-            for begin, offset, size in runs(header.shape, block, PIECE_BYTES // array.dtype.itemsize):
-                piece = np.empty(size, array.dtype)
-                _read_run(file, header, begin, piece)
-                if not np.array_equal(piece, expected[offset : offset + size]):
-                    return False
+        rest = np.asarray(shard).reshape(-1)
+        for piece in _read_pieces(folder, header, block, array.dtype):
+            if not np.array_equal(piece, rest[: piece.size]):
+                return False
+            rest = rest[piece.size :]
     return True
-
-
-def _places(like: jax.ShapeDtypeStruct) -> Places:
-    """The blocks of a weight that this process reads, and where each goes."""
-    sharding = like.sharding
-    if sharding is None:
-        return {whole_block(like.shape): [None]}
-    return {
-        block: [SingleDeviceSharding(device, memory_kind=sharding.memory_kind) for device in devices]
-        for block, devices in local_blocks(like.shape, sharding).items()
-    }
-
-
-def _in_order(pool: ThreadPoolExecutor, fn: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
-    """`fn` of each job in the order of `jobs`; unlike with `pool.map`, results that are not yet taken do not pile up."""
-    begun: deque[Future[Result]] = deque()
-    for job in jobs:
-        begun.append(pool.submit(fn, job))
-        if len(begun) > READERS:
-            yield begun.popleft().result()
-    while begun:
-        yield begun.popleft().result()
-
-
-def _assemble(like: jax.ShapeDtypeStruct, shards: list[jax.Array]) -> jax.Array:
-    """The array that is made of these shards of this process; without a sharding, the only one."""
-    if like.sharding is None:
-        (array,) = shards
-        return array
-    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards, dtype=like.dtype)
-
-
-def _fill(folder: Path, header: Header | Quantized, block: Block, array: np.ndarray) -> bool:
-    """Reads a block of a tensor into `array`, in its dtype; returns whether all of it is finite."""
-    if isinstance(header, Quantized):
-        return _fill_quantized(folder, header, block, array)
-    finite = True
-    for piece in _read_runs(folder, header, block, array):
-        finite &= all_finite(piece)
-    return finite
-
-
-def _fill_quantized(folder: Path, matrix: Quantized, block: Block, array: np.ndarray) -> bool:
-    """Dequantizes a block of a matrix into `array`, in its dtype; returns whether all of it is finite."""
-    wide = matrix.widen(block)
-    stored = {}
-    for suffix, part in matrix.format.parts.items():
-        cut = matrix.stored(part, wide)
-        array_of_part = _read_stored(folder, matrix.parts[suffix], cut[::-1] if part.turned else cut)
-        stored[suffix] = np.ascontiguousarray(array_of_part.T) if part.turned else array_of_part
-    finite = True
-    (top, bottom), (left, right) = block
-    for piece in matrix.pieces(wide):
-        (start, stop), (first, _) = piece
-        rows = slice(max(start, top), min(stop, bottom))
-        numbers = matrix.dequantize(stored, wide, piece)[rows.start - start : rows.stop - start, left - first : right - first]
-        target = array[rows.start - top : rows.stop - top]
-        with np.errstate(over="ignore"):
-            target[:] = numbers.astype(array.dtype)
-        finite &= all_finite(target)
-    return finite
-
-
-def _read_stored(folder: Path, header: Header, block: Block) -> np.ndarray:
-    """A block of a tensor in the dtype that it is stored in."""
-    array = np.empty(block_shape(block), stored_dtype(header))
-    for _ in _read_runs(folder, header, block, array):
-        pass
-    return array
 
 
 def holds(folder: Path, header: Header, expected: np.ndarray) -> bool:
@@ -174,24 +103,47 @@ def holds(folder: Path, header: Header, expected: np.ndarray) -> bool:
     return is_like and np.array_equal(_read_stored(folder, header, whole_block(header.shape)), expected)
 
 
-def _read_runs(folder: Path, header: Header, block: Block, array: np.ndarray) -> Iterator[np.ndarray]:
-    """Reads a block of a tensor into `array`, in its dtype, and yields each part of it when it is there."""
-    numbers = array.reshape(-1)
+def _fill(folder: Path, header: Header | Quantized, block: Block, array: np.ndarray) -> bool:
+    """Reads a block of a tensor into `array`, in its dtype; returns whether all of it is finite."""
+    finite = True
+    if isinstance(header, Quantized):
+        for rows, numbers in header.dequantized(block, partial(_read_stored, folder)):
+            with np.errstate(over="ignore"):
+                array[rows] = numbers.astype(array.dtype)
+            finite &= all_finite(array[rows])
+    else:
+        for piece in _read_pieces(folder, header, block, array.dtype, array):
+            finite &= all_finite(piece)
+    return finite
+
+
+def _read_stored(folder: Path, header: Header, block: Block) -> np.ndarray:
+    """A block of a tensor in the dtype that it is stored in."""
+    array = np.empty(block_shape(block), stored_dtype(header))
+    for _ in _read_pieces(folder, header, block, array.dtype, array):
+        pass
+    return array
+
+
+def _read_pieces(
+    folder: Path, header: Header, block: Block, dtype: np.dtype, into: np.ndarray | None = None
+) -> Iterator[np.ndarray]:
+    """Yields a block of a tensor in pieces `[n]` of `dtype`, in row-major order; numbers too large become infinite.
+
+    If there is an array to read `into`, the pieces are parts of it; else they are in memory of their own.
+    """
+    stored = stored_dtype(header)
+    rest = None if into is None else into.reshape(-1)
     with (folder / header.file).open("rb", buffering=0) as file:
-        for begin, offset, size in runs(header.shape, block, PIECE_BYTES // array.itemsize):
-            piece = numbers[offset : offset + size]
-            _read_run(file, header, begin, piece)
+        for begin, size in runs(header.shape, block, PIECE_BYTES // dtype.itemsize):
+            piece = np.empty(size, dtype) if rest is None else rest[:size]
+            read = piece if dtype == stored else np.empty(size, stored)
+            read_bytes(file, header.begin + begin * stored.itemsize, memoryview(read.view(np.uint8).data))
+            if read is not piece:
+                with np.errstate(over="ignore"):
+                    piece[:] = read.astype(dtype)
             yield piece
-
-
-def _read_run(file: FileIO, header: Header, begin: int, piece: np.ndarray) -> None:
-    """Sets `piece` to the tensor's numbers from `begin` on, in row-major order; those too large become infinite."""
-    dtype = stored_dtype(header)
-    stored = piece if piece.dtype == dtype else np.empty(piece.shape, dtype)
-    read_bytes(file, header.begin + begin * dtype.itemsize, memoryview(stored.view(np.uint8).data))
-    if stored is not piece:
-        with np.errstate(over="ignore"):
-            piece[:] = stored.astype(piece.dtype)
+            rest = None if rest is None else rest[size:]
 
 
 def stored_dtype(header: Header) -> np.dtype:
@@ -200,10 +152,7 @@ def stored_dtype(header: Header) -> np.dtype:
 
 
 def read_bytes(file: FileIO, begin: int, target: memoryview) -> None:
-    """Fills `target` with the bytes from `begin` on.
-
-    Pages of a memory-mapped file would be faulted in one by one, and then copied.
-    """
+    """Fills `target` with the bytes from `begin` on."""
     file.seek(begin)
     while target:
         count = file.readinto(target)

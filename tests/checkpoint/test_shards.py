@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,22 +168,32 @@ def test_weights_of_several_processes_are_not_written_to_a_folder_of_ours(root, 
     assert not (root / "refused").exists()
 
 
-def test_reading_waits_for_blocks_to_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """While one of 8 blocks is taken, `READERS` others are read; none is begun after them until the next one is taken."""
+def test_two_blocks_at_a_time_are_in_memory_until_they_are_on_their_devices(monkeypatch: pytest.MonkeyPatch):
+    """`READERS` blocks of 8 weights are read, and the next one when the device has one of them, not before."""
     begun = threading.Semaphore(0)
+    arrived = threading.Semaphore(0)
 
     def read(folder: Path, source: Source, block: Any) -> tuple[np.ndarray, list[str]]:
         begun.release()
         return np.zeros(2, np.float32), []
 
+    def put(array: np.ndarray, target: Any, **_: Any) -> Any:
+        assert arrived.acquire(timeout=300)
+        return array
+
     monkeypatch.setattr(shards, "read_block", read)
+    monkeypatch.setattr(shards.jax, "device_put", put)
     like = jax.ShapeDtypeStruct((2,), np.float32)
-    arrays = read_arrays(tmp_path, [Source([Tensor(str(i), Header("", (2,), "F32", 0, 8), None)], like) for i in range(8)])
-    next(arrays)
-    assert all(begun.acquire(timeout=300) for _ in range(1 + READERS))
-    assert not begun.acquire(timeout=0.2)
-    assert len(list(arrays)) == 7
-    assert all(begun.acquire(timeout=300) for _ in range(7 - READERS))
+    arrays = read_arrays(Path(), [Source([Tensor(str(i), Header("", (2,), "F32", 0, 8), None)], like) for i in range(8)])
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(lambda: len(list(arrays)))
+        assert all(begun.acquire(timeout=300) for _ in range(READERS))
+        assert not begun.acquire(timeout=0.2)
+        arrived.release()
+        assert begun.acquire(timeout=300)
+        assert not begun.acquire(timeout=0.2)
+        arrived.release(7)
+        assert taken.result(timeout=300) == 8
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="only devices of a CPU use memory of the host")
