@@ -32,7 +32,7 @@ import transformers
 from transformers.utils import chat_template_utils
 
 from detspec.checkpoint.chat import ChatTemplate, read_chat_template
-from detspec.checkpoint.template_files import TEMPLATE_FOLDER
+from detspec.checkpoint.folder import TEMPLATE_FOLDER
 from detspec.errors import InputError
 
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")

@@ -115,7 +115,7 @@ def measure_load(folder: Path, devices: int) -> dict[str, float]:
     sharding = cut_by_rows(folder, devices) if devices > 1 else None
     jax.block_until_ready(jax.numpy.ones(8) + 1)
     began = time.perf_counter()
-    from detspec.checkpoint import chat, hf, native, tokenizer  # noqa: F401
+    from detspec.checkpoint import chat, hf, orbax_folder, tokenizer  # noqa: F401
 
     before = memory("VmRSS")
     params = jax.block_until_ready(load(folder, sharding=sharding).params)

@@ -4,10 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from detspec.checkpoint.announce import say_loading
-from detspec.checkpoint.cast import cast_params
 from detspec.checkpoint.digest import digest_model
-from detspec.checkpoint.load import Model, load
+from detspec.checkpoint.load import Model, cast_params, load, say_loading
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule

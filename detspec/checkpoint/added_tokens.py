@@ -76,8 +76,13 @@ def add_named_tokens(tokenizer: tokenizers.Tokenizer, folder: Path) -> list[Any]
     return [*changed.items(), *(["split_special_tokens"] if tokenizer.encode_special_tokens else [])]
 
 
-def read_named_texts(folder: Path) -> dict[str, str]:
-    """Texts of the special tokens that have names in the files of `folder`; `InputError` as `add_named_tokens`."""
+def read_special_tokens(folder: Path) -> dict[str, str]:
+    """Texts of the special tokens that a folder names, by names such as "bos_token" or "image_token".
+
+    These are the keys that end in `_token`, and the keys of `extra_special_tokens` if that is an object. Tokens that only a
+    class of transformers names, as Gemma's the mask token, are not known here.
+    Raises `InputError` if a file cannot be read, or one of them is no token.
+    """
     return {name: _text(token) for name, token in _special_tokens(*_read_files(folder), folder).named.items()}
 
 

@@ -17,6 +17,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 
 from detspec.checkpoint.conversation import (
+    NO_TIME,
     Message,
     as_plain,
     check_parts,
@@ -31,12 +32,17 @@ from detspec.checkpoint.conversation import (
     unused_word,
     with_lists,
 )
-from detspec.checkpoint.template_files import DEFAULT_NAME, read_special_tokens, read_templates
+from detspec.checkpoint.folder import TEMPLATE_FOLDER
+from detspec.checkpoint.template_budget import MAX_SOURCE
 from detspec.checkpoint.template_sandbox import BoundedEnvironment
-from detspec.checkpoint.template_time import NO_TIME
 from detspec.errors import InputError
+from detspec.read_json import read_bounded, read_json_object
 
+TEMPLATE_FILE = "chat_template.jinja"
+CONFIG_FILE = "tokenizer_config.json"
+DEFAULT_NAME = "default"
 TOOLS_NAME = "tool_use"  # of the template for conversations with tools
+MAX_TEMPLATES = 64
 MAX_LAYOUT = 1000  # characters of a date's format
 # Variables that templates always see.
 GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
@@ -107,7 +113,7 @@ class ChatTemplate:
             tools: JSON schemas of functions that the model may call. If the folder has a template "tool_use", it is taken then.
             chat_template: the name of another one of the folder's templates.
             now: the time that templates print. The clock's if None: the text, and all that is generated from it, then change
-                from day to day. `template_time.NO_TIME` gives them none: they print the date that they name themselves, if any.
+                from day to day. `conversation.NO_TIME` gives them none: they print the date that they name themselves, if any.
             variables: what else the template reads, such as `documents` or `enable_thinking`.
 
         Raises:
@@ -191,8 +197,40 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
 
     Raises `InputError` if one of its files cannot be read, or holds what is no template or no special token.
     """
+    from detspec.checkpoint.added_tokens import read_special_tokens  # whoever only renders templates needs no tokenizers
+
     sources, path = read_templates(folder)
     return ChatTemplate(sources, read_special_tokens(folder), path=path) if sources else None
+
+
+def read_templates(folder: Path) -> tuple[dict[str, str], str]:
+    """Sources of a folder's chat templates by name, none if it has none; and where they stand.
+
+    A single one is called "default". If there are files of templates, the config's are not looked at.
+    Raises `InputError` if a file cannot be read, or holds what is no template.
+    """
+    paths = sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))
+    if len(paths) > MAX_TEMPLATES:
+        raise InputError(f"{folder / TEMPLATE_FOLDER} holds {len(paths)} templates, accepted are up to {MAX_TEMPLATES}")
+    named = {DEFAULT_NAME: folder / TEMPLATE_FILE} | {path.name.removesuffix(".jinja"): path for path in paths}
+    sources = {name: source for name, path in named.items() if (source := _read_source(path)) is not None}
+    if sources:
+        return sources, str(named[DEFAULT_NAME] if DEFAULT_NAME in sources else folder / TEMPLATE_FOLDER)
+    config = read_json_object(folder / CONFIG_FILE) or {}
+    given = config.get("chat_template")
+    where = f"{folder / CONFIG_FILE}: chat_template"
+    pairs: Any = given
+    if given is None:
+        pairs = []
+    elif isinstance(given, str):
+        pairs = [(DEFAULT_NAME, given)]
+    elif isinstance(given, dict):
+        pairs = list(given.items())
+    elif isinstance(given, list):
+        pairs = [(entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None) for entry in given]
+    if not isinstance(pairs, list) or not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise InputError(f"{where} must be a text, or a list of objects with name and template, got {given!r}")
+    return dict(pairs), where
 
 
 def _continued(asked: Any) -> str | None:
@@ -219,3 +257,12 @@ def _are_objects(value: Any) -> bool:
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+def _read_source(path: Path) -> str | None:
+    """The text of a file, its line ends as "\\n"; None if there is no such file."""
+    raw = read_bounded(path, 4 * MAX_SOURCE)
+    try:
+        return None if raw is None else raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 (byte {error.start + 1})") from error

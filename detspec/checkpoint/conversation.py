@@ -1,6 +1,7 @@
 """Conversations as chat templates see them: plain values, no null fields, thoughts under every name, an open last message."""
 
 import dataclasses
+import datetime
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 from detspec.errors import InputError
 
 Message = dict[str, Any]
+
+NO_TIME = datetime.datetime.min  # given to templates that shall see none
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; the first that is there counts
 # It stands after the last message while that is rendered. The blank at its end tells whether the template strips messages.
@@ -22,6 +25,14 @@ RESERVED = (
     *("messages", "now", "add_special_tokens", "conversation", "max_length", "padding", "return_assistant_tokens_mask"),
     *("return_dict", "return_tensors", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "truncation"),
 )
+
+
+def template_time(created: int | None) -> datetime.datetime:
+    """The time that templates print in a job that says it is `created`, seconds since 1970; the clock's would change.
+
+    A job that says nothing has none.
+    """
+    return NO_TIME if created is None else datetime.datetime.fromtimestamp(created, datetime.UTC)
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:

@@ -1,10 +1,6 @@
 """The JSON and safetensors files of a model folder, read and written; problems are collected and reported together."""
 
-import contextlib
 import dataclasses
-import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from detspec.checkpoint.folder_kind import OTHER_TOKENIZERS, no_config, no_weights
-from detspec.checkpoint.generation_config import GENERATION_CONFIG, read_eos_ids
-from detspec.checkpoint.template_files import TEMPLATE_FOLDER
-from detspec.config import ModelConfig
+from detspec.checkpoint.folder import no_config, no_weights, write_json
 from detspec.errors import InputError, shortened
 from detspec.read_json import LFS_ADVICE, LFS_POINTER, parse_json, read_json_object
 
@@ -27,17 +20,6 @@ FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # of wei
 # of the tensors that hold quantized weights
 QUANTIZED_DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}
 QUANTIZED_DTYPES |= {"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"}
-# Files next to the weights that are the same in folders of every kind.
-SIDE_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    *OTHER_TOKENIZERS,  # other programs read them
-    "merges.txt",
-    "chat_template.jinja",
-    GENERATION_CONFIG,
-)
 MAX_PROBLEMS = 6
 MAX_PROBLEM = 300  # characters
 COMPARED_BYTES = 1 << 20  # at a time
@@ -217,46 +199,3 @@ def split_shards(tensors: dict[str, jax.Array | np.ndarray], max_shard_bytes: in
         shard.append(name)
         size += tensor.nbytes
     yield shard
-
-
-def copy_side_files(source: Path, target: Path) -> None:
-    """Copies tokenizer, chat templates and generation config, as far as there are any, and which tokens end a text."""
-    for name in SIDE_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
-    for path in sorted((source / TEMPLATE_FOLDER).glob("*.jinja")):
-        (target / TEMPLATE_FOLDER).mkdir(exist_ok=True)
-        shutil.copyfile(path, target / TEMPLATE_FOLDER / path.name)
-    eos_ids = read_eos_ids(source)
-    if eos_ids and not read_eos_ids(target):  # they were in `config.json`, which folders of another kind have not
-        generation = read_json_object(target / GENERATION_CONFIG) or {}
-        write_json(target / GENERATION_CONFIG, {**generation, "eos_token_id": list(eos_ids)})
-
-
-@contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the place of `path` when the block ends; an old one there is deleted then."""
-    temporary = path.with_name(f".{path.name}.writing")
-    old = path.with_name(f".{path.name}.replaced")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    yield temporary
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        os.replace(path, old)
-    os.replace(temporary, path)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes `value` as indented JSON."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def check_not_rounded(path: Path, cfg: ModelConfig) -> None:
-    """Raises `InputError` if weights of `cfg` are rounded, which folders do not hold."""
-    if cfg.weights is not None:
-        raise InputError(
-            f"{path}: folders hold weights in float dtypes, and those of this model are in {cfg.weights}: save the model that "
-            f'they were rounded from, and load it with weights="{cfg.weights}"'
-        )

@@ -18,19 +18,17 @@ from tqdm import tqdm
 
 from detspec.checkpoint.blocks import check_cuts
 from detspec.checkpoint.families import Family
-from detspec.checkpoint.files import (
-    FILE_DTYPES,
-    Header,
-    Problems,
+from detspec.checkpoint.files import FILE_DTYPES, Header, Problems, read_headers, read_json, write_tensors
+from detspec.checkpoint.folder import (
+    ADAPTER_NAME,
+    MERGE,
     check_not_rounded,
+    check_path,
     copy_side_files,
     new_folder,
-    read_headers,
-    read_json,
+    no_folder,
     write_json,
-    write_tensors,
 )
-from detspec.checkpoint.folder_kind import ADAPTER_NAME, MERGE, check_path, no_folder
 from detspec.checkpoint.hf_config import describe, family_of, find_family, read_fields
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import Format, Quantized, gather_quantized

@@ -9,13 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
+
 from detspec.checkpoint.digest import digest_model
-from detspec.checkpoint.generation_config import read_eos_ids, read_sampling_defaults
+from detspec.checkpoint.folder import read_eos_ids, read_sampling_defaults
 from detspec.choices import WEIGHTS
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.mesh import make_mesh, param_shardings
 from detspec.model.params import Params, quantized
+from detspec.say import say
 
 if TYPE_CHECKING:
     from detspec.checkpoint.chat import ChatTemplate
@@ -28,7 +32,7 @@ SHIPPED_MODELS = ("tiny_python", "thinking_parity")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """What a folder holds.
+    """A loaded model: config, weights, tokenizer, chat template and digest.
 
     Attributes:
         cfg: shape and dtype.
@@ -87,7 +91,7 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
     """Loads the folder at `path`, Hugging Face's or our own, or a small model that comes with the package.
 
     Args:
-        path: a folder with a `config.json`, or one that `save_native` wrote; or the name of a shipped model, where there is no
+        path: a folder with a `config.json`, or one that `save_orbax` wrote; or the name of a shipped model, where there is no
             such folder: "tiny_python" (Python source code; the default) or "thinking_parity" (coin flips, Thinking States).
         chips: how many of this process's devices the model is cut over, see `detspec.mesh`. An engine runs where its model
             lies.
@@ -98,14 +102,14 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
             Loading needs the memory of the model in its own dtype. None keeps that.
 
     Raises:
-        InputError: the folder is unsound (see `load_hf`, `load_native`, `Tokenizer`), a token that ends a text lies beyond the
+        InputError: the folder is unsound (see `load_hf`, `load_orbax`, `Tokenizer`), a token that ends a text lies beyond the
             embedding, or the model cannot be cut over so many chips. The tokenizer may have such tokens: Gemma 3's has one.
     """
+    from detspec.checkpoint.added_tokens import read_special_tokens
     from detspec.checkpoint.chat import read_chat_template
-    from detspec.checkpoint.folder_kind import no_tokenizer
+    from detspec.checkpoint.folder import no_tokenizer
     from detspec.checkpoint.hf import load_hf
-    from detspec.checkpoint.native import is_native, load_native
-    from detspec.checkpoint.template_files import read_special_tokens
+    from detspec.checkpoint.orbax_folder import is_orbax, load_orbax
     from detspec.checkpoint.tokenizer import Tokenizer
 
     if weights not in (None, *WEIGHTS):
@@ -116,8 +120,8 @@ def load(path: str | Path | None = None, *, chips: int = 1, sharding: Any = None
             raise InputError(f"chips ({chips}) and sharding were given: each says where the weights go, give one of them")
         cfg = load_config(folder)
         sharding = param_shardings(cfg, make_mesh(cfg, chips))
-    if is_native(folder):
-        cfg, params, digest = load_native(folder, sharding=sharding)
+    if is_orbax(folder):
+        cfg, params, digest = load_orbax(folder, sharding=sharding)
     else:
         cfg, params = load_hf(folder, sharding=sharding)
         digest = None
@@ -151,10 +155,10 @@ def load_config(path: str | Path) -> ModelConfig:
     Raises `InputError` if there is no sound config, or a Hugging Face folder's names no dtype.
     """
     from detspec.checkpoint.hf import read_hf_config
-    from detspec.checkpoint.native import is_native, read_native_config
+    from detspec.checkpoint.orbax_folder import is_orbax, read_orbax_config
 
     folder = find_folder(path)
-    return read_native_config(folder) if is_native(folder) else read_hf_config(folder)
+    return read_orbax_config(folder) if is_orbax(folder) else read_hf_config(folder)
 
 
 def find_folder(path: str | Path | None) -> Path:
@@ -163,3 +167,29 @@ def find_folder(path: str | Path | None) -> Path:
     if str(path) not in SHIPPED_MODELS or Path(path).exists():
         return Path(path)
     return Path(str(importlib.resources.files("detspec") / "assets" / str(path)))
+
+
+def cast_params(cfg: ModelConfig, params: Params, dtype: str) -> tuple[ModelConfig, Params]:
+    """`cfg` and `params` in `dtype`; the very same if it is theirs; `InputError` if a weight is too large for `dtype`."""
+    if dtype == cfg.dtype:
+        return cfg, params
+    cfg = dataclasses.replace(cfg, dtype=dtype)
+
+    def cast(path: tuple[jax.tree_util.KeyEntry, ...], leaf: jax.Array) -> jax.Array:
+        smaller = leaf.astype(cfg.jax_dtype)
+        if not bool(jnp.isfinite(smaller).all()):
+            raise InputError(f"weights {jax.tree_util.keystr(path)} hold numbers too large for {dtype}")
+        return smaller
+
+    return cfg, jax.tree.map_with_path(cast, params)
+
+
+def say_loading(path: str | Path | None, *, what: str = "model") -> None:
+    """Writes `what` is being loaded from `path` to the standard error; and of a shipped model that it is a small one.
+
+    None is the shipped model that is loaded if none is named.
+    """
+    name = SHIPPED_MODELS[0] if path is None else str(path)
+    asked = "; --model names another" if path is None else ""
+    is_shipped = name in SHIPPED_MODELS and not Path(name).exists()
+    say(f"loading the {what} {name}{f', a small one that comes with detspec{asked}' if is_shipped else ''}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+MAX_SOURCE = 1 << 17  # characters of a template
 MAX_STEPS = 2_000_000
 MAX_CHARS = 1 << 26  # of all texts of one rendering
 MAX_TEXT = 1 << 22  # characters of one text, or of all texts in one value

@@ -21,6 +21,7 @@ from jinja2.utils import Namespace
 
 from detspec.checkpoint.template_budget import (
     CHEAP,
+    MAX_SOURCE,
     Budget,
     Overrun,
     check_format,
@@ -30,7 +31,6 @@ from detspec.checkpoint.template_budget import (
     check_values,
     method_cost,
 )
-from detspec.checkpoint.template_files import MAX_SOURCE
 from detspec.checkpoint.template_tree import count_work
 
 MAX_OPTION = 10_000  # widths, precisions and counts that filters take

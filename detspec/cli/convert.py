@@ -2,7 +2,7 @@
 
 import argparse
 
-KINDS = ("hf", "native")
+KINDS = ("hf", "orbax")
 SUMMARY = "convert a model folder"
 DESCRIPTION = """Reads a model folder, Hugging Face's or our own (orbax weights and a manifest), and writes the other kind. No
 weight changes a bit, unless --dtype asks for it. Files of the tokenizer, chat templates and the generation config are copied.
@@ -10,26 +10,29 @@ The folder appears only when all of it is on disk."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds its options."""
     add = parser.add_argument
     add("--model", metavar="DIR", required=True, help="the folder to read")
     add("--out", metavar="DIR", required=True, help="the folder to write")
-    add("--to", choices=KINDS, help="kind to write (default: the other one)")
+    add("--to", choices=KINDS, type=kind_of, help="kind to write (default: the other one)")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the weights (default: as they are)")
     add("--max-shard-gb", type=float, default=5.0, metavar="GB", help="largest weights file of a Hugging Face folder")
     add("--fresh", action="store_true", help="delete a folder that is there already, once the new one is on disk")
+
+
+def kind_of(name: str) -> str:
+    """The kind called `name`; "native" is the name that "orbax" had."""
+    return "orbax" if name == "native" else name
 
 
 def run(args: argparse.Namespace) -> int:
     """Converts, and prints what was written."""
     from pathlib import Path
 
-    from detspec.checkpoint.announce import say_loading
-    from detspec.checkpoint.cast import cast_params
     from detspec.checkpoint.digest import digest_model
     from detspec.checkpoint.hf import save_hf
-    from detspec.checkpoint.load import load
-    from detspec.checkpoint.native import is_native, save_native
+    from detspec.checkpoint.load import cast_params, load, say_loading
+    from detspec.checkpoint.orbax_folder import is_orbax, save_orbax
     from detspec.errors import InputError
     from detspec.model.params import num_params, params_bytes
 
@@ -42,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     say_loading(source)
     model = load(source)
     cfg, params = cast_params(model.cfg, model.params, args.dtype or model.cfg.dtype)
-    kind = args.to or ("hf" if is_native(source) else "native")
-    if kind == "native":
-        save_native(out, cfg, params, side_files_from=source).result()
+    kind = args.to or ("hf" if is_orbax(source) else "orbax")
+    if kind == "orbax":
+        save_orbax(out, cfg, params, side_files_from=source).result()
     else:
         most = int(args.max_shard_gb * 1e9)
         max_shard_bytes = most if params_bytes(params) > most else None

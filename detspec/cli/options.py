@@ -137,7 +137,7 @@ def say_model(args: argparse.Namespace, *, shipped: str | None = None) -> None:
     """Says that the model of `--model`, else the shipped one of that name, is being loaded; of several processes one does."""
     import jax
 
-    from detspec.checkpoint.announce import say_loading
+    from detspec.checkpoint.load import say_loading
 
     if jax.process_index() == 0:
         say_loading(shipped if args.model is None else args.model)
@@ -180,8 +180,7 @@ def load_drafters(args: argparse.Namespace, model: "Model") -> "dict[str, Drafte
         return {}
     import jax
 
-    from detspec.checkpoint.announce import say_loading
-    from detspec.checkpoint.load import load
+    from detspec.checkpoint.load import load, say_loading
     from detspec.engine.draft_model import draft_model
 
     if jax.process_index() == 0:

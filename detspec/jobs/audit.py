@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from detspec.checkpoint.conversation import template_time
 from detspec.checkpoint.load import Model
-from detspec.checkpoint.template_time import template_time
 from detspec.engine.replayer import Replayer
 from detspec.engine.request import Request
 from detspec.errors import InputError

@@ -7,9 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from detspec.checkpoint.conversation import check_variables
+from detspec.checkpoint.conversation import NO_TIME, check_variables
 from detspec.checkpoint.load import Model
-from detspec.checkpoint.template_time import NO_TIME
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Request, Thought, request_of
 from detspec.errors import InputError

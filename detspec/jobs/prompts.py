@@ -18,7 +18,7 @@ from gzip import GzipFile
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-from detspec.checkpoint.template_time import template_time
+from detspec.checkpoint.conversation import template_time
 from detspec.errors import InputError
 from detspec.jobs.file_kinds import GZIP, HEAD_BYTES, PACKED, kind_of
 from detspec.jobs.files import NO_ROOM, STDIO

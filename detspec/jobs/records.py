@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from detspec.checkpoint.conversation import NO_TIME
 from detspec.checkpoint.load import Model
-from detspec.checkpoint.template_time import NO_TIME
 from detspec.config import is_number
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request

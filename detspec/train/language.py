@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import tokenizers
 
-from detspec.checkpoint.cast import cast_params
 from detspec.checkpoint.hf import save_hf
+from detspec.checkpoint.load import cast_params
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from detspec.checkpoint.files import write_json
-from detspec.checkpoint.generation_config import GENERATION_CONFIG
+from detspec.checkpoint.folder import GENERATION_CONFIG, write_json
 from detspec.checkpoint.load import load, load_config
-from detspec.checkpoint.native import save_native
+from detspec.checkpoint.orbax_folder import save_orbax
 from detspec.config import ModelConfig, ThinkingConfig, is_count
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
@@ -206,4 +205,4 @@ def export(workdir: Path, cfg: ModelConfig, params: Params, tokenizer: tokenizer
     side_files.mkdir(exist_ok=True)
     tokenizer.save(str(side_files / "tokenizer.json"), pretty=True)
     write_json(side_files / GENERATION_CONFIG, {"eos_token_id": end_id})
-    save_native(workdir / "export", cfg, params, side_files_from=side_files).result()
+    save_orbax(workdir / "export", cfg, params, side_files_from=side_files).result()

@@ -19,7 +19,7 @@ from detspec.checkpoint import shards
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.files import Problems, read_headers
 from detspec.checkpoint.hf import load_hf, read_params, save_hf
-from detspec.checkpoint.native import load_native, save_native
+from detspec.checkpoint.orbax_folder import load_orbax, save_orbax
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, with_fields
@@ -149,7 +149,7 @@ def put_nan(tensors: dict[str, np.ndarray]) -> None:
     tensors["model.norm.weight"][5] = np.inf
 
 
-def faults(root: Path, folder: Path, native: Path) -> dict[str, str]:
+def faults(root: Path, folder: Path, ours: Path) -> dict[str, str]:
     """What is said of folders and shardings that are wrong; "" if nothing is."""
     tied_cfg = dataclasses.replace(CFG, tie_embeddings=True)
     save_hf(root / "tied", tied_cfg, make_params(tied_cfg))
@@ -169,7 +169,7 @@ def faults(root: Path, folder: Path, native: Path) -> dict[str, str]:
         "same head": error_of(load_hf, edited(root / "tied", root / "same", add_head), rows),
         "other head": error_of(load_hf, edited(root / "tied", root / "other", add_other_head), rows),
         "uneven hf": error_of(load_hf, folder, uneven),
-        "uneven native": error_of(load_native, native, uneven),
+        "uneven ours": error_of(load_orbax, ours, uneven),
     }
 
 
@@ -210,9 +210,9 @@ def of_quantized(folder: Path, name: str) -> dict[str, Any]:
 def main(root: Path) -> None:
     params = make_params(CFG)
     folder = root / "hf"
-    native = root / "native"
+    ours = root / "ours"
     save_hf(folder, CFG, params)
-    save_native(native, CFG, params).result()
+    save_orbax(ours, CFG, params).result()
     half = edited(folder, root / "half", lambda tensors: None)
     config = json.loads((folder / "config.json").read_text())
     (half / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
@@ -225,14 +225,14 @@ def main(root: Path) -> None:
         "half expected": {"bits": bits(half_params), "digest": digest_model(half_cfg, half_params)},
         "hf": {name: loaded(load_hf, folder, sharding) for name, sharding in on_each.items()},
         "half": {name: loaded(load_hf, half, sharding) for name, sharding in on_each.items()},
-        "native": {name: loaded(load_native, native, on_each[name]) for name in IN_OUR_FOLDERS},
+        "ours": {name: loaded(load_orbax, ours, on_each[name]) for name in IN_OUR_FOLDERS},
     }
     sharded = load_hf(folder, sharding=matrices(CFG, mesh_of(8), PartitionSpec("x")))[1]
-    save_native(root / "from shards", CFG, sharded).result()
-    found["from shards"] = loaded(load_native, root / "from shards", None)
+    save_orbax(root / "from shards", CFG, sharded).result()
+    found["from shards"] = loaded(load_orbax, root / "from shards", None)
     found["quantized"] = {name: of_quantized(root / name, name) for name in ("fp8", "awq")}
     found["exchanged"] = {"bits": bits(exchanged(sharded)), "digest": digest_model(CFG, exchanged(sharded))}
-    found["faults"] = faults(root, folder, native)
+    found["faults"] = faults(root, folder, ours)
     found["experts"] = experts(root)
     print(json.dumps(found))
 

@@ -1,6 +1,6 @@
 """One of two processes with two devices each, which hold a model together; prints what came of it as JSON.
 
-Its arguments are the number of the process, the address of process 0 and a folder with a model in each of `hf`, `native`.
+Its arguments are the number of the process, the address of process 0 and a folder with a model in each of `hf`, `ours`.
 """
 
 import json
@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.hf import load_hf
-from detspec.checkpoint.native import load_native, read_native_config, save_native
+from detspec.checkpoint.orbax_folder import load_orbax, read_orbax_config, save_orbax
 from detspec.errors import InputError
 from tests.checkpoint.on_eight_devices import bytes_read, matrices
 
@@ -22,7 +22,7 @@ from tests.checkpoint.on_eight_devices import bytes_read, matrices
 def main(process: int, address: str, root: Path) -> None:
     jax.distributed.initialize(address, num_processes=2, process_id=process)
     mesh = Mesh(np.array(jax.devices()), ("x",))
-    cfg = read_native_config(root / "native")
+    cfg = read_orbax_config(root / "ours")
     found: dict[str, Any] = {}
     for name, spec in {"rows": PartitionSpec("x"), "columns": PartitionSpec(None, "x")}.items():
         sharding = matrices(cfg, mesh, spec)
@@ -37,9 +37,9 @@ def main(process: int, address: str, root: Path) -> None:
             "digest": digest_model(cfg, params),
             "digest of one shard negated": digest_model(cfg, {**params, "embed": negated}),
         }
-    found["native"] = {"digest": load_native(root / "native", sharding=sharding)[2]}
+    found["ours"] = {"digest": load_orbax(root / "ours", sharding=sharding)[2]}
     try:
-        save_native(root / "refused", cfg, params)
+        save_orbax(root / "refused", cfg, params)
     except InputError as error:
         found["save"] = str(error)
     print(json.dumps(found))

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from detspec.checkpoint.files import write_json
+from detspec.checkpoint.folder import write_json
 from detspec.checkpoint.hf import save_hf
 from detspec.config import ModelConfig
 from detspec.model.dense import with_fields

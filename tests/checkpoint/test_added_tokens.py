@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models
 
-from detspec.checkpoint.added_tokens import ADDED_FILE, CONFIG_FILE, DECODER_KEY, EXTRA_KEY, MAP_FILE, OLD_EXTRA_KEY
-from detspec.checkpoint.template_files import read_special_tokens
+from detspec.checkpoint.added_tokens import (
+    ADDED_FILE,
+    CONFIG_FILE,
+    DECODER_KEY,
+    EXTRA_KEY,
+    MAP_FILE,
+    OLD_EXTRA_KEY,
+    read_special_tokens,
+)
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.errors import InputError
 from detspec.openai.token_texts import TokenTexts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from detspec.checkpoint.chat import ChatTemplate, read_chat_template
-from detspec.checkpoint.template_time import NO_TIME
+from detspec.checkpoint.conversation import NO_TIME
 from detspec.errors import InputError
 
 TURNS = (

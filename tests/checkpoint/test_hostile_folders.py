@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from detspec.checkpoint.chat import read_chat_template
-from detspec.checkpoint.generation_config import read_eos_ids, read_sampling_defaults
+from detspec.checkpoint.folder import read_eos_ids, read_sampling_defaults
 from detspec.checkpoint.hf import load_hf, save_hf
 from detspec.checkpoint.load import find_folder, load, load_config
-from detspec.checkpoint.native import MANIFEST_NAME, load_native, save_native
+from detspec.checkpoint.orbax_folder import MANIFEST_NAME, load_orbax, save_orbax
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.errors import InputError
 from detspec.model.dense import config_to_json
@@ -49,8 +49,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory) -> Path:
-    return save_native(tmp_path_factory.mktemp("hostile") / "native", TINY, init_params(TINY, jax.random.key(0))).result()
+def ours(tmp_path_factory) -> Path:
+    return save_orbax(tmp_path_factory.mktemp("hostile") / "ours", TINY, init_params(TINY, jax.random.key(0))).result()
 
 
 def with_file(path: Path, content: bytes, read: Callable[[], Any]) -> Any:
@@ -253,18 +253,18 @@ def test_pipe_or_folder_in_the_place_of_a_file_is_one_error(tmp_path, name):
 # Our own folders --------------------------------------------------------------------------------------------------------------
 
 
-def check_manifest(native: Path, content: bytes) -> None:
-    found = with_file(native / MANIFEST_NAME, content, lambda: load_config(native))
+def check_manifest(ours: Path, content: bytes) -> None:
+    found = with_file(ours / MANIFEST_NAME, content, lambda: load_config(ours))
     if not isinstance(found, InputError):
         assert hash(found) is not None
         json.dumps(config_to_json(found), allow_nan=False)
-    with_file(native / MANIFEST_NAME, content, lambda: load_native(native))
+    with_file(ours / MANIFEST_NAME, content, lambda: load_orbax(ours))
 
 
 @FILES
 @given(data=st.data())
-def test_any_manifest_loads_or_is_one_error(native, data):
-    check_manifest(native, data.draw(damaged(json.loads((native / MANIFEST_NAME).read_text()))))
+def test_any_manifest_loads_or_is_one_error(ours, data):
+    check_manifest(ours, data.draw(damaged(json.loads((ours / MANIFEST_NAME).read_text()))))
 
 
 @pytest.mark.parametrize(
@@ -284,17 +284,17 @@ def test_any_manifest_loads_or_is_one_error(native, data):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_hostile_manifest_is_one_error(native, changes, message):
-    manifest = json.loads((native / MANIFEST_NAME).read_text())
+def test_hostile_manifest_is_one_error(ours, changes, message):
+    manifest = json.loads((ours / MANIFEST_NAME).read_text())
     content = json.dumps({**manifest, "config": {**manifest["config"], **changes}}).encode()
-    found = with_file(native / MANIFEST_NAME, content, lambda: load_native(native))
+    found = with_file(ours / MANIFEST_NAME, content, lambda: load_orbax(ours))
     assert isinstance(found, InputError)
     assert message in str(found)
 
 
-def test_sound_folders_load(folder, sharded, native):
+def test_sound_folders_load(folder, sharded, ours):
     """The control: what is damaged above loads as it is."""
-    arrays = [np.asarray(load(path).params["embed"]) for path in (folder, sharded, native)]
+    arrays = [np.asarray(load(path).params["embed"]) for path in (folder, sharded, ours)]
     assert all(np.array_equal(array, arrays[0]) for array in arrays)
 
 

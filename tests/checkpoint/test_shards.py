@@ -85,7 +85,7 @@ def test_hugging_face_folder_is_brought_to_the_dtype_of_the_config_shard_by_shar
 
 @pytest.mark.parametrize("layout", IN_OUR_FOLDERS)
 def test_folder_of_ours_has_equal_bits_and_digest_on_every_mesh(found, layout):
-    judge(found["native"][layout], found["expected"])
+    judge(found["ours"][layout], found["expected"])
 
 
 @pytest.mark.parametrize("name", ["fp8", "awq"])
@@ -113,7 +113,7 @@ def test_folder_of_ours_that_was_saved_from_shards_is_the_same_model(found):
     ],
 )
 def test_embedding_is_cut_as_asked(found, layout, shape, devices):
-    for kind in ("hf", "half", "native") if layout in found["native"] else ("hf", "half"):
+    for kind in ("hf", "half", "ours") if layout in found["ours"] else ("hf", "half"):
         assert (found[kind][layout]["embedding"], found[kind][layout]["devices"]) == (shape, devices)
 
 
@@ -138,7 +138,7 @@ def test_stored_head_that_differs_in_the_last_shard_is_refused(found):
     assert f"tensor {HEAD} differs from the embedding" in found["faults"]["other head"]
 
 
-@pytest.mark.parametrize("kind", ["hf", "native"])
+@pytest.mark.parametrize("kind", ["hf", "ours"])
 def test_sharding_that_does_not_divide_the_weights_is_refused(found, kind):
     """3 devices divide no matrix of the model but those with 24 rows."""
     message = found["faults"][f"uneven {kind}"]
@@ -148,7 +148,7 @@ def test_sharding_that_does_not_divide_the_weights_is_refused(found, kind):
 
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 def test_two_processes_take_the_digest_of_one(found, of_two, layout):
-    digests = {run[layout]["digest"] for run in of_two} | {run["native"]["digest"] for run in of_two}
+    digests = {run[layout]["digest"] for run in of_two} | {run["ours"]["digest"] for run in of_two}
     assert digests == {found["expected"]["digest"]}
     (other,) = {run[layout]["digest of one shard negated"] for run in of_two}
     assert other not in digests

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from detspec.checkpoint.chat import ChatTemplate, read_chat_template
-from detspec.checkpoint.files import copy_side_files
-from detspec.checkpoint.template_files import MAX_TEMPLATES, read_special_tokens, read_templates
+from detspec.checkpoint.added_tokens import read_special_tokens
+from detspec.checkpoint.chat import MAX_TEMPLATES, ChatTemplate, read_chat_template, read_templates
+from detspec.checkpoint.folder import copy_side_files
 from detspec.errors import InputError
 
 TALK = [{"role": "user", "content": "q"}]

@@ -9,7 +9,7 @@ import pytest
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.hf import save_hf
 from detspec.checkpoint.load import Model, load
-from detspec.checkpoint.native import save_native
+from detspec.checkpoint.orbax_folder import save_orbax
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
@@ -109,7 +109,7 @@ def test_loaded_model_is_rounded_named_by_another_digest_and_smaller():
         load(weights="int4")
 
 
-@pytest.mark.parametrize("save", [save_hf, save_native])
+@pytest.mark.parametrize("save", [save_hf, save_orbax])
 def test_folder_of_rounded_weights_is_refused(save, tmp_path):
     with pytest.raises(InputError, match="folders hold weights in float dtypes, and those of this model are in int8"):
         save(tmp_path / "model", INT8, {})

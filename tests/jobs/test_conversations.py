@@ -6,7 +6,7 @@ import json
 import pytest
 
 from detspec.checkpoint.chat import ChatTemplate
-from detspec.checkpoint.template_time import NO_TIME
+from detspec.checkpoint.conversation import NO_TIME
 from detspec.errors import InputError
 from detspec.jobs.lines import parse_request
 from detspec.openai.bodies import parse_chat

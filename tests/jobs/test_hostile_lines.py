@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from detspec.checkpoint.chat import ChatTemplate
+from detspec.checkpoint.conversation import template_time
 from detspec.checkpoint.load import Model
-from detspec.checkpoint.template_time import template_time
 from detspec.errors import InputError
 from detspec.jobs import prompts as prompts_module
 from detspec.jobs.journal import open_journal, read_journal

@@ -10,7 +10,7 @@ import pytest
 
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import check_tensors, named_tensors, read_params
-from detspec.checkpoint.native import load_native, save_native
+from detspec.checkpoint.orbax_folder import load_orbax, save_orbax
 from detspec.checkpoint.tensor_names import LLAMA_NAMES
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
@@ -102,11 +102,11 @@ def test_thinker_is_a_copy_of_a_last_layer_with_a_weight_of_its_own():
 
 def test_layer_with_a_weight_of_its_own_survives_our_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     params = init_params(UNEVEN, jax.random.key(0))
-    folder = save_native(tmp_path / "model", UNEVEN, params).result()
+    folder = save_orbax(tmp_path / "model", UNEVEN, params).result()
     with pytest.raises(InputError, match="has no layers of kind 'MixingAttention', only Attention, GatedMLP"):
-        load_native(folder)
+        load_orbax(folder)
     monkeypatch.setitem(KINDS, "MixingAttention", MixingAttention)
-    cfg, loaded, _ = load_native(folder)
+    cfg, loaded, _ = load_orbax(folder)
     assert cfg == UNEVEN
     assert flat_bytes(loaded) == flat_bytes(params)
 

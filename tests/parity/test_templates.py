@@ -8,7 +8,7 @@ import tokenizers
 import transformers
 
 from detspec.checkpoint import chat
-from detspec.checkpoint.template_files import read_special_tokens
+from detspec.checkpoint.added_tokens import read_special_tokens
 from scripts.compare_templates import main
 
 TURNS = "{{ bos_token }}{%% for m in messages %%}<{{ m.role }}>%s{{ eos_token }}{%% endfor %%}"

@@ -10,7 +10,7 @@ import pytest
 
 import detspec as ds
 from detspec.checkpoint.hf import save_hf
-from detspec.checkpoint.native import save_native
+from detspec.checkpoint.orbax_folder import save_orbax
 from detspec.config import ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
@@ -87,7 +87,7 @@ def test_model_that_thinks_goes_on_with_its_own_thinker_and_is_refused_by_what_w
     config = config_of(folder, tmp_path / "traces.jsonl")
     experiment = config.experiment(tmp_path)
     trained = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf) + 1), experiment.init_params())
-    save_native(tmp_path / "thinks", config.model(tokenizer_of(config.task)), trained, side_files_from=folder).result()
+    save_orbax(tmp_path / "thinks", config.model(tokenizer_of(config.task)), trained, side_files_from=folder).result()
     further = dataclasses.replace(config, backbone=str(tmp_path / "thinks"))
     jax.tree.map(np.testing.assert_array_equal, further.experiment(tmp_path / "further").init_params(), trained)
     with pytest.raises(InputError, match=r"thinks: it goes on only with arm='thinking' and thinking=.*, got arm='cot'"):

@@ -12,9 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from detspec.checkpoint.cast import cast_params
 from detspec.checkpoint.hf import load_hf
-from detspec.checkpoint.load import load
+from detspec.checkpoint.load import cast_params, load
 from detspec.checkpoint.store import Store
 from detspec.errors import InputError
 from detspec.model.params import init_params

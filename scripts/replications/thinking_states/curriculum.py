@@ -24,7 +24,7 @@ import numpy as np
 import optax
 import tokenizers
 
-from detspec.checkpoint.files import write_json
+from detspec.checkpoint.folder import write_json
 from detspec.checkpoint.load import load
 from detspec.config import ModelConfig
 from detspec.errors import InputError

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from detspec.checkpoint.native import save_native
+from detspec.checkpoint.orbax_folder import save_orbax
 from detspec.config import ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused():
 @pytest.fixture
 def chain(params: Params, tmp_path: Path) -> Path:
     """The folder of an untrained model that could write a chain of thought."""
-    save_native(tmp_path / "export", CFG, params).result()
+    save_orbax(tmp_path / "export", CFG, params).result()
     return tmp_path / "export"
 
 

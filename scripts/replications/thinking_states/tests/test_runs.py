@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from detspec.checkpoint.native import save_native
+from detspec.checkpoint.orbax_folder import save_orbax
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.dense import with_fields
@@ -56,7 +56,7 @@ def test_longest_problems_fit_their_rows_and_thoughts(name: str, tmp_path):
     base = base_of(config)
     if isinstance(config, CurriculumConfig):
         cfg = base.model(tokenizer_of(base.task))
-        save_native(tmp_path / "chain", cfg, untrained(cfg)).result()
+        save_orbax(tmp_path / "chain", cfg, untrained(cfg)).result()
         config = started(config, tmp_path / "chain")
     experiment = config.experiment(tmp_path)
     for step in range(8):
@@ -74,7 +74,7 @@ def test_runs_that_go_on_from_others_ask_for_their_models(tmp_path):
     assert starts_from("two_hop-cot-0") is starts_from("parity40-thinking-0") is None
     assert starts_from("loop-2") == "two_hop-facts-0"
     cfg = with_fields(base_of(trainings()["two_hop-facts-0"]).backbone_cfg, num_layers=1)
-    save_native(tmp_path / "two_hop-facts-0" / "export", cfg, untrained(cfg)).result()
+    save_orbax(tmp_path / "two_hop-facts-0" / "export", cfg, untrained(cfg)).result()
     config = get_config("known-cot-0", tmp_path)
     assert base_of(config).backbone_cfg.num_layers == 1
     with pytest.raises(InputError, match="parity-cot-0/export: no such folder"):

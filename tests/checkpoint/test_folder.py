@@ -7,7 +7,7 @@ import pytest
 
 from detspec.checkpoint.hf import load_hf, read_hf_config
 from detspec.checkpoint.load import load, load_config
-from detspec.checkpoint.native import load_native, read_native_config
+from detspec.checkpoint.orbax_folder import load_orbax, read_orbax_config
 from detspec.errors import InputError
 from detspec.read_json import LFS_POINTER
 from tests.checkpoint.test_hf import INDEX, make_folder, make_shards
@@ -42,7 +42,7 @@ def test_path_that_is_none_on_the_hub_is_no_such_folder(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a/" * 3000, "a\0b", "\ud800"], ids=["long", "deep", "nul", "surrogate"])
-@pytest.mark.parametrize("read", [load, load_config, load_hf, load_native, read_hf_config, read_native_config])
+@pytest.mark.parametrize("read", [load, load_config, load_hf, load_orbax, read_hf_config, read_orbax_config])
 def test_path_that_no_file_can_have_is_one_short_error(name: str, read: Callable[[str], object]):
     with pytest.raises(InputError, match="is no path of a folder that can be read: ") as caught:
         read(name)

@@ -16,8 +16,8 @@ import jax
 
 from detspec.checkpoint.blocks import check_cuts
 from detspec.checkpoint.digest import digest_model
-from detspec.checkpoint.files import MAX_PROBLEMS, check_not_rounded, copy_side_files, new_folder, write_json
-from detspec.checkpoint.folder_kind import check_path
+from detspec.checkpoint.files import MAX_PROBLEMS
+from detspec.checkpoint.folder import check_not_rounded, check_path, copy_side_files, new_folder, write_json
 from detspec.config import ModelConfig
 from detspec.environment import fingerprint
 from detspec.errors import InputError
@@ -31,7 +31,7 @@ FORMAT = 1
 MAX_COMPRESSION = 1000  # bytes of weights for each byte on disk
 
 
-def save_native(
+def save_orbax(
     path: str | Path, cfg: ModelConfig, params: Params, *, side_files_from: str | Path | None = None
 ) -> Future[Path]:
     """Writes `params` to the folder `path` in the background; an existing folder of ours is replaced when all is on disk.
@@ -77,7 +77,7 @@ def _write(path: Path, cfg: ModelConfig, params: Params, side_files_from: str | 
     return path
 
 
-def load_native(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params, str]:
+def load_orbax(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params, str]:
     """Reads the folder at `path`: config, weights and their digest, which is checked.
 
     `sharding` says where each array goes, straight from disk: one `jax.sharding.Sharding` for all, or a pytree of them like the
@@ -111,13 +111,13 @@ def load_native(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig,
     return cfg, params, digest
 
 
-def read_native_config(path: str | Path) -> ModelConfig:
-    """The config of the folder at `path`; raises `InputError` for an unsound manifest, as `load_native` does."""
+def read_orbax_config(path: str | Path) -> ModelConfig:
+    """The config of the folder at `path`; raises `InputError` for an unsound manifest, as `load_orbax` does."""
     check_path(Path(path))
     return _read_manifest(Path(path).resolve())[1]
 
 
-def is_native(path: Path) -> bool:
+def is_orbax(path: Path) -> bool:
     """Whether `path` is a whole folder of ours; `InputError` if the file system takes no such path."""
     check_path(path)
     return (path / MANIFEST_NAME).is_file()

@@ -14,7 +14,7 @@ import pytest
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.hf import save_hf
 from detspec.checkpoint.load import load
-from detspec.checkpoint.native import MANIFEST_NAME, load_native, save_native
+from detspec.checkpoint.orbax_folder import MANIFEST_NAME, load_orbax, save_orbax
 from detspec.cli import main
 from detspec.errors import InputError
 from detspec.model.params import init_params
@@ -25,7 +25,7 @@ CFG = FAMILY_CFGS["gemma3"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return save_native(tmp_path / "model", CFG, random_model(CFG)).result()
+    return save_orbax(tmp_path / "model", CFG, random_model(CFG)).result()
 
 
 def edit_manifest(folder: Path, **changes) -> None:
@@ -40,7 +40,7 @@ def load_error(folder: Path) -> str:
 
 
 def test_every_bit_and_the_config_come_back(folder):
-    cfg, params, digest = load_native(folder)
+    cfg, params, digest = load_orbax(folder)
     assert cfg == CFG
     assert jax.tree.structure(params) == jax.tree.structure(random_model(CFG))
     assert digest == digest_model(CFG, random_model(CFG)) == digest_model(cfg, params)
@@ -82,13 +82,13 @@ print(model.digest)
 """
 
 
-@pytest.mark.parametrize("kind", ["native", "hf"])
+@pytest.mark.parametrize("kind", ["orbax", "hf"])
 def test_load_to_four_devices_cuts_every_array_on_its_way_from_the_host(tmp_path, kind):
     """212 rows of the embedding, 53 to a device; and the digest is that of one device."""
     cfg = dataclasses.replace(CFG, vocab_size=212)
     folder = tmp_path / "model"
-    if kind == "native":
-        save_native(folder, cfg, random_model(cfg)).result()
+    if kind == "orbax":
+        save_orbax(folder, cfg, random_model(cfg)).result()
     else:
         save_hf(folder, cfg, random_model(cfg))
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
@@ -99,21 +99,21 @@ def test_load_to_four_devices_cuts_every_array_on_its_way_from_the_host(tmp_path
 
 def test_folder_of_ours_is_replaced_and_nothing_else_is(folder, tmp_path):
     other = init_params(CFG, jax.random.key(9))
-    save_native(folder, CFG, other).result()
+    save_orbax(folder, CFG, other).result()
     assert load(folder).digest == digest_model(CFG, other)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     (tmp_path / "thesis").mkdir()
     with pytest.raises(InputError, match="not overwritten"):
-        save_native(tmp_path / "thesis", CFG, other)
+        save_orbax(tmp_path / "thesis", CFG, other)
 
 
 def test_write_that_breaks_off_leaves_the_old_folder(folder, monkeypatch):
     def full(*args):
         raise OSError("disk full")
 
-    monkeypatch.setattr("detspec.checkpoint.native.write_json", full)
+    monkeypatch.setattr("detspec.checkpoint.orbax_folder.write_json", full)
     with pytest.raises(OSError, match="disk full"):
-        save_native(folder, CFG, init_params(CFG, jax.random.key(9))).result()
+        save_orbax(folder, CFG, init_params(CFG, jax.random.key(9))).result()
     assert load(folder).digest == digest_model(CFG, random_model(CFG))
 
 
@@ -121,7 +121,7 @@ def test_folder_without_its_manifest_is_no_model(folder):
     (folder / MANIFEST_NAME).unlink()
     assert "config.json is missing" in load_error(folder)
     with pytest.raises(InputError, match="not written to its end"):
-        load_native(folder)
+        load_orbax(folder)
 
 
 def test_weights_that_are_damaged_or_missing_are_refused(folder):
@@ -189,7 +189,7 @@ def test_convert_keeps_the_tokens_that_end_a_text_of_a_config_that_names_them_al
 
 def test_convert_leaves_a_folder_that_is_there_unless_it_is_to_be_fresh(tmp_path, capsys):
     save_hf(tmp_path / "hf", RANDOM_CFG, random_model(RANDOM_CFG))
-    save_native(tmp_path / "kept", CFG, random_model(CFG)).result()
+    save_orbax(tmp_path / "kept", CFG, random_model(CFG)).result()
     command = ["convert", "--model", str(tmp_path / "hf"), "--out", str(tmp_path / "kept")]
     assert main(command) == 2
     assert "kept is there already: name another folder, or let --fresh delete it" in capsys.readouterr().err
@@ -201,14 +201,14 @@ def test_convert_leaves_a_folder_that_is_there_unless_it_is_to_be_fresh(tmp_path
 def test_convert_to_another_dtype_rounds_and_refuses_what_does_not_fit(tmp_path, capsys):
     cfg = FAMILY_CFGS["qwen3"]
     params = random_model(cfg)
-    save_native(tmp_path / "model", cfg, params).result()
-    args = ["convert", "--model", str(tmp_path / "model"), "--to", "native", "--out"]
+    save_orbax(tmp_path / "model", cfg, params).result()
+    args = ["convert", "--model", str(tmp_path / "model"), "--to", "orbax", "--out"]
     assert main([*args, str(tmp_path / "f32"), "--dtype", "float32"]) == 0
     wide = load(tmp_path / "f32")
     assert wide.cfg.dtype == "float32"
     np.testing.assert_array_equal(np.asarray(wide.params["embed"]), np.asarray(params["embed"]).astype(np.float32))
     huge = {**params, "embed": params["embed"] * 1e30}
-    save_native(tmp_path / "huge", cfg, huge).result()
+    save_orbax(tmp_path / "huge", cfg, huge).result()
     args[2] = str(tmp_path / "huge")
     assert main([*args, str(tmp_path / "f16"), "--dtype", "float16"]) == 2
     assert "['embed'] hold numbers too large for float16" in capsys.readouterr().err
