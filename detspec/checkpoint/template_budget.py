@@ -5,16 +5,13 @@ All of it is counted, nothing is measured: whether a template renders does not d
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
 MAX_SOURCE = 1 << 17  # characters of a template
 MAX_STEPS = 2_000_000
 MAX_CHARS = 1 << 26  # of all texts of one rendering
-MAX_TEXT = 1 << 22  # characters of one text, or of all texts in one value
-MAX_VALUES = 1 << 18  # entries of one list or object, those of its entries included
-MAX_BITS = 1 << 14  # of one integer
 
 REREADING = {"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"}
 ATOMS = (int, float, type(None))
@@ -25,6 +22,23 @@ NESTED = re.compile(r"\{[^{}]*\{")
 
 class Overrun(jinja2.TemplateError):
     """A template has used up its budget, or asked for a value that is too large."""
+
+
+class Limit(NamedTuple):
+    """The largest value of a kind that a template may make."""
+
+    kind: str  # as errors name it, with a place for its size
+    most: int
+
+    def check(self, size: int) -> None:
+        """Raises `Overrun` for a larger one."""
+        if size > self.most:
+            raise Overrun(f"it makes {self.kind.format(size)}, accepted are up to {self.most}")
+
+
+TEXT = Limit("a text of {} characters", 1 << 22)  # or all texts in one value
+ENTRIES = Limit("a list or an object of {} entries", 1 << 18)  # those of its entries included
+INTEGER = Limit("an integer of {} bits", 1 << 14)
 
 
 class Budget:
@@ -57,10 +71,10 @@ class Budget:
         """
         self.step()
         if isinstance(value, str):
-            check_text(len(value))
+            TEXT.check(len(value))
             self.read(len(value))
         elif isinstance(value, int):
-            check_int(value.bit_length())
+            INTEGER.check(value.bit_length())
         elif not isinstance(value, ATOMS):
             num_values, num_chars = size_of(value)
             self.step(num_values)
@@ -71,7 +85,7 @@ class Budget:
 def size_of(value: Any) -> tuple[int, int]:
     """Values inside `value`, and characters of the texts among them: 3 and 4 for `["ab", "ab"]`.
 
-    Raises `Overrun` if they are more than `MAX_VALUES` or `MAX_TEXT`.
+    Raises `Overrun` if they are more than `ENTRIES` or `TEXT` allows.
     """
     todo = [value]
     num_values = num_chars = 0
@@ -91,8 +105,8 @@ def size_of(value: Any) -> tuple[int, int]:
             todo.extend(part.values())
         elif isinstance(part, Collection):
             todo.extend(part)
-        check_values(num_values + len(todo))
-    check_text(num_chars)
+        ENTRIES.check(num_values + len(todo))
+    TEXT.check(num_chars)
     return num_values, num_chars
 
 
@@ -105,38 +119,20 @@ def method_cost(name: str, receiver: Any, args: tuple[Any, ...]) -> int:
     return len(receiver) * (1 + sought // CHEAP if name in REREADING else 1)
 
 
-def check_values(num_values: int) -> None:
-    """Raises `Overrun` for a list or an object of more than `MAX_VALUES` entries."""
-    if num_values > MAX_VALUES:
-        raise Overrun(f"it makes a list or an object of {num_values} entries, accepted are up to {MAX_VALUES}")
-
-
-def check_text(num_chars: int) -> None:
-    """Raises `Overrun` for a text of more than `MAX_TEXT` characters."""
-    if num_chars > MAX_TEXT:
-        raise Overrun(f"it makes a text of {num_chars} characters, accepted are up to {MAX_TEXT}")
-
-
-def check_int(num_bits: int) -> None:
-    """Raises `Overrun` for an integer of more than `MAX_BITS` bits."""
-    if num_bits > MAX_BITS:
-        raise Overrun(f"it makes an integer of {num_bits} bits, accepted are up to {MAX_BITS}")
-
-
 def check_format(text: str, mark: str, values: Any) -> None:
     """Raises `Overrun` if `text`, whose fields begin with `mark`, may become huge with `values` in it."""
     if mark in text and (WIDE.search(text) or (mark == "{" and NESTED.search(text))):
         raise Overrun(f"widths in formats must be numbers up to 9999, got {text[:100]!r}")
-    check_text(text.count(mark) * size_of(values)[1])
+    TEXT.check(text.count(mark) * size_of(values)[1])
 
 
 def check_result(name: str, receiver: Any, args: tuple[Any, ...]) -> None:
     """Raises `Overrun` if the method or filter `name` of a text, called with `args`, may give a huge result."""
-    check_text(max((abs(arg) for arg in args if isinstance(arg, int)), default=0))
+    TEXT.check(max((abs(arg) for arg in args if isinstance(arg, int)), default=0))
     if name == "replace" and len(args) >= 2:
-        check_text(receiver.count(args[0]) * len(str(args[1])) + len(receiver))
+        TEXT.check(receiver.count(args[0]) * len(str(args[1])) + len(receiver))
     elif name == "join" and args and isinstance(args[0], Collection):
-        check_text(len(receiver) * len(args[0]))
+        TEXT.check(len(receiver) * len(args[0]))
     elif name == "indent" and args:
         width = args[0] if isinstance(args[0], int) else len(str(args[0]))
-        check_text(len(receiver) + width * len(receiver.splitlines()))
+        TEXT.check(len(receiver) + width * len(receiver.splitlines()))

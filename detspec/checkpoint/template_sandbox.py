@@ -18,20 +18,20 @@ from jinja2 import nodes
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
 from detspec.checkpoint.template_budget import (
     CHEAP,
+    ENTRIES,
+    INTEGER,
     MAX_SOURCE,
+    TEXT,
     Budget,
     Overrun,
     check_format,
-    check_int,
     check_result,
-    check_text,
-    check_values,
     method_cost,
 )
-from detspec.checkpoint.template_tree import count_work
 
 MAX_OPTION = 10_000  # widths, precisions and counts that filters take
 
@@ -71,7 +71,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         if len(source) > MAX_SOURCE:
             raise Overrun(f"it has {len(source)} characters, accepted are up to {MAX_SOURCE}")
-        return count_work(super()._parse(source, name, filename))
+        return _Counted().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
 
     def concat(self, texts: Iterable[str]) -> str:  # type: ignore[override]
         """The parts of one output, joined."""
@@ -80,7 +80,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for text in texts:
             self.budget.read(len(text))
             size += len(text)
-            check_text(size)
+            TEXT.check(size)
             parts.append(text)
         return "".join(parts)
 
@@ -120,11 +120,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """`+ - * / // % **`."""
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
-            check_int(bits)
+            INTEGER.check(bits)
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(value, Collection) and isinstance(times, int):
-                    (check_text if isinstance(value, str) else check_values)(len(value) * times)
+                    (TEXT if isinstance(value, str) else ENTRIES).check(len(value) * times)
         elif operator == "%" and isinstance(left, str):
             self.budget.weigh((left, right), whole=True)
             check_format(left, "%", right)
@@ -192,7 +192,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if not isinstance(value, str):
                 self.budget.weigh(value, whole=True)
         text = "".join(map(str, values))
-        check_text(len(text))
+        TEXT.check(len(text))
         self.budget.read(len(text) // CHEAP)  # templates make a text longer piece by piece, and each time all of it is copied
         return text
 
@@ -221,3 +221,59 @@ class _Namespace(Namespace):
 def _as_list(value: Any) -> Any:
     """What a lazy filter gives as a list, so that it can be weighed; everything else as it is."""
     return list(value) if isinstance(value, Iterator) and not isinstance(value, LoopContext) else value
+
+
+class _Counted(NodeTransformer):
+    """Puts the counting into a syntax tree, as filters of the environment."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self._count_body(node)
+        if node.test is not None:
+            node.test = _filtered(node.test, "_weigh")
+        return node
+
+    def _count_body(self, node: Any) -> nodes.Node:
+        cost = sum(1 for _ in node.find_all(nodes.Node))
+        self.generic_visit(node)
+        step = nodes.ExprStmt(_filtered(nodes.Const(cost, lineno=node.lineno), "_step"), lineno=node.lineno)
+        node.body.insert(0, step)
+        return node  # type: ignore[no-any-return]
+
+    visit_Macro = visit_CallBlock = visit_Block = _count_body
+
+    def _weigh_whole(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "_weigh")
+
+    visit_List = visit_Dict = _weigh_whole
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        return self._weigh_whole(node) if node.ctx == "load" else self.generic_visit(node)
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:
+        if isinstance(node.value, int):
+            INTEGER.check(node.value.bit_length())
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        if isinstance(node.arg, nodes.Slice):
+            return self._weigh_whole(node)
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Const):  # a key is compared
+            node.arg = _filtered(node.arg, "_read")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_concat")
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _filtered(node.expr, "_read")
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, "_read")
+        return node
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
