@@ -33,7 +33,7 @@ from detspec.checkpoint.conversation import (
     with_lists,
 )
 from detspec.checkpoint.folder import TEMPLATE_FOLDER
-from detspec.checkpoint.template_budget import MAX_SOURCE
+from detspec.checkpoint.template_limits import MAX_SOURCE
 from detspec.checkpoint.template_sandbox import BoundedEnvironment
 from detspec.errors import InputError
 from detspec.read_json import read_bounded, read_json_object
@@ -81,7 +81,7 @@ class ChatTemplate:
         alone = self.sources.keys() == {DEFAULT_NAME}
         facts = [self.source if alone else self.sources, self._special_tokens]
         self.digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        self._lock = threading.Lock()  # one rendering at a time uses the budget
+        self._lock = threading.Lock()  # one rendering at a time uses the allowance
         self._environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self._environment.globals["raise_exception"] = _raise_exception
         self._compiled = {name: self._compile(name) for name in self.sources}
@@ -139,7 +139,7 @@ class ChatTemplate:
             if present != NO_TIME:
                 given["strftime_now"] = lambda layout: present.strftime(layout[:MAX_LAYOUT])
             with self._lock:
-                self._environment.budget.renew()
+                self._environment.allowance.renew()
                 text = self._compiled[name].render({**self._special_tokens, **given, **as_plain(variables)})
         except InputError:
             raise

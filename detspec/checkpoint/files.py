@@ -121,13 +121,13 @@ def read_file_headers(path: Path, file: str, problems: Problems) -> dict[str, He
             problems.append(f"{file} {LFS_ADVICE}")
             return {}
         length, entries = read_entries(path / file)
-        with safe_open(path / file, "numpy") as tensors:  # checks that the file is whole
-            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
-        return {
-            name: Header(file, tuple(part.get_shape()), part.get_dtype(), 8 + length + begin, end - begin)
-            for name, part in slices.items()
-            for begin, end in [entries[name]["data_offsets"]]
-        }
+        with safe_open(path / file, "numpy"):  # checks that the file is whole
+            return {
+                name: Header(file, tuple(entry["shape"]), entry["dtype"], 8 + length + begin, end - begin)
+                for name, entry in sorted(entries.items())
+                if name != "__metadata__"
+                for begin, end in [entry["data_offsets"]]
+            }
     except (SafetensorError, OSError, InputError) as error:
         problems.append(f"{file} cannot be read, it is damaged or incomplete: {error}")
         return {}

@@ -27,7 +27,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 PIECE_NUMBERS = 1 << 18  # of a matrix, that are dequantized at a time unless a group has more
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """One of the tensors that a matrix `[out, in]` is stored as."""
 
     dtypes: tuple[str, ...]  # those of safetensors that it may have
@@ -63,7 +63,7 @@ class Format(NamedTuple):
     """
 
     name: str
-    parts: dict[str, Part]
+    parts: dict[str, StoredPart]
     dequantize: Callable[[Tensors, Shape], np.ndarray]
     constants: dict[str, Callable[[Shape], np.ndarray]]
     unused: tuple[str, ...]
@@ -170,7 +170,7 @@ def _variant(format: Format, layer: str, shape: Shape, tensors: dict[str, Header
     return next(iter([*fitting, *there, format]))
 
 
-def _is_plain(header: Header, part: Part) -> bool:
+def _is_plain(header: Header, part: StoredPart) -> bool:
     """Whether a tensor that is called like the first part is a matrix that the format leaves out."""
     return header.dtype in FILE_DTYPES and header.dtype not in part.dtypes
 
@@ -193,7 +193,7 @@ def fp8(block: Group, scale: str = "weight_scale_inv") -> Format:
     def dequantize(tensors: Tensors, shape: Shape) -> np.ndarray:
         return tensors["weight"].astype(np.float32) * _spread(tensors[scale].astype(np.float32), block, shape)
 
-    parts = {"weight": Part(("F8_E4M3",)), scale: Part((*FLOATS, "F8_E8M0"), block)}
+    parts = {"weight": StoredPart(("F8_E4M3",)), scale: StoredPart((*FLOATS, "F8_E8M0"), block)}
     return Format("fp8", parts, dequantize, {}, ("activation_scale", "input_scale"))
 
 
@@ -204,9 +204,9 @@ def whole_numbers(dtype: str, group: Group, symmetric: bool) -> Format:
         zeros = None if symmetric else tensors["weight_zero_point"]
         return _scaled(tensors["weight"], zeros, tensors["weight_scale"], group, shape)
 
-    parts = {"weight": Part((dtype,)), "weight_scale": Part(FLOATS, group)}
+    parts = {"weight": StoredPart((dtype,)), "weight_scale": StoredPart(FLOATS, group)}
     if not symmetric:
-        parts["weight_zero_point"] = Part(("I8",), group)
+        parts["weight_zero_point"] = StoredPart(("I8",), group)
     return Format("compressed-tensors", parts, dequantize, {}, ("input_scale", "input_zero_point"))
 
 
@@ -219,9 +219,9 @@ def packed(bits: int, group: Group, symmetric: bool) -> Format:
         zeros = None if symmetric else _unpack(tensors["weight_zero_point"], bits, axis=0) - half
         return _scaled(_unpack(tensors["weight_packed"], bits, axis=1) - half, zeros, tensors["weight_scale"], group, shape)
 
-    parts = {"weight_packed": Part(("I32",), (1, per_word)), "weight_scale": Part(FLOATS, group)}
+    parts = {"weight_packed": StoredPart(("I32",), (1, per_word)), "weight_scale": StoredPart(FLOATS, group)}
     if not symmetric:
-        parts["weight_zero_point"] = Part(("I32",), (per_word, group[1]))
+        parts["weight_zero_point"] = StoredPart(("I32",), (per_word, group[1]))
     constants = {"weight_shape": lambda shape: np.array(shape)}
     return Format("compressed-tensors", parts, dequantize, constants, ("input_scale", "input_zero_point"))
 
@@ -234,7 +234,7 @@ def mxfp4() -> Format:
         scales = np.ldexp(np.float32(1), tensors["weight_scale"].view(np.uint8).astype(np.int32) - 127)
         return numbers * _spread(scales, (1, MX_GROUP), shape)
 
-    parts = {"weight_packed": Part(("U8",), (1, 2)), "weight_scale": Part(("U8", "F8_E8M0"), (1, MX_GROUP))}
+    parts = {"weight_packed": StoredPart(("U8",), (1, 2)), "weight_scale": StoredPart(("U8", "F8_E8M0"), (1, MX_GROUP))}
     return Format("compressed-tensors", parts, dequantize, {}, ("input_global_scale",))
 
 
@@ -247,9 +247,9 @@ def awq(group_size: int | None) -> Format:
         return _scaled(_unpack(tensors["qweight"], 4, axis=0, order=AWQ_ORDER), zeros, tensors["scales"], group, shape)
 
     parts = {
-        "qweight": Part(("I32",), (8, 1), turned=True),
-        "qzeros": Part(("I32",), (8, group_size), turned=True),
-        "scales": Part(FLOATS, group, turned=True),
+        "qweight": StoredPart(("I32",), (8, 1), turned=True),
+        "qzeros": StoredPart(("I32",), (8, group_size), turned=True),
+        "scales": StoredPart(FLOATS, group, turned=True),
     }
     return Format("awq", parts, dequantize, {}, ())
 
@@ -269,9 +269,9 @@ def gptq(bits: int, group_size: int | None, is_v2: bool) -> Format:
         return _scaled(_unpack(tensors["qweight"], bits, axis=1), zeros, tensors["scales"], group, shape)
 
     parts = {
-        "qweight": Part(("I32",), (1, per_word), turned=True),
-        "qzeros": Part(("I32",), (per_word, group_size), turned=True),
-        "scales": Part(FLOATS, group, turned=True),
+        "qweight": StoredPart(("I32",), (1, per_word), turned=True),
+        "qzeros": StoredPart(("I32",), (per_word, group_size), turned=True),
+        "scales": StoredPart(FLOATS, group, turned=True),
     }
     constants = {"g_idx": lambda shape: np.arange(shape[1]) // (group_size or shape[1])}
     return Format("gptq", parts, dequantize, constants, ())

@@ -20,13 +20,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from detspec.checkpoint.template_budget import (
+from detspec.checkpoint.template_limits import (
     CHEAP,
     ENTRIES,
     INTEGER,
     MAX_SOURCE,
     TEXT,
-    Budget,
+    Allowance,
     Overrun,
     check_format,
     check_result,
@@ -48,18 +48,18 @@ COUNTING_FILTERS = {"batch", "center", "indent", "round", "slice", "truncate"}
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox with the budgets above."""
+    """jinja2's sandbox, whose work is counted and bounded as above."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(optimized=False, finalize=self._as_text, **options)
-        self.budget = Budget()
+        self.allowance = Allowance()
         kept: dict[str, Any] = {name: fn for name, fn in self.filters.items() if name not in LEFT_OUT_FILTERS}
         kept["tojson"] = self._tojson
         self.filters = {name: self._bounded(name, fn, shallow=name in SHALLOW_FILTERS) for name, fn in kept.items()}
-        self.filters |= {"_step": self._step, "_weigh": self.budget.weigh, "_concat": self._concat_values}
-        self.filters["_read"] = functools.partial(self.budget.weigh, whole=True)
+        self.filters |= {"_step": self._step, "_weigh": self.allowance.weigh, "_concat": self._concat_values}
+        self.filters["_read"] = functools.partial(self.allowance.weigh, whole=True)
         tests: dict[str, Any] = self.tests
         self.tests = {
             name: self._bounded(name, fn, shallow=name not in COMPARING_TESTS | READING_TESTS) for name, fn in tests.items()
@@ -78,7 +78,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         parts = []
         size = 0
         for text in texts:
-            self.budget.read(len(text))
+            self.allowance.read(len(text))
             size += len(text)
             TEXT.check(size)
             parts.append(text)
@@ -96,7 +96,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         @functools.wraps(formatted)
         def bounded(*args: Any, **kwargs: Any) -> str:
-            self.budget.weigh((value.__self__, args, kwargs), whole=True)
+            self.allowance.weigh((value.__self__, args, kwargs), whole=True)
             check_format(value.__self__.replace("{{", "").replace("}}", ""), "{", (args, kwargs))
             return formatted(*args, **kwargs)
 
@@ -108,13 +108,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(receiver, str):
             args = tuple(_as_list(arg) for arg in args)
         if receiver is not None:  # a method
-            self.budget.weigh((args, kwargs), whole=True)
+            self.allowance.weigh((args, kwargs), whole=True)
         if isinstance(receiver, list | tuple | range):  # it is searched
-            self.budget.weigh(receiver, whole=True)
+            self.allowance.weigh(receiver, whole=True)
         if isinstance(receiver, str):
-            self.budget.read(method_cost(obj.__name__, receiver, (*args, *kwargs.values())))
+            self.allowance.read(method_cost(obj.__name__, receiver, (*args, *kwargs.values())))
             check_result(obj.__name__, receiver, args)
-        return self.budget.weigh(super().call(context, obj, *args, **kwargs))
+        return self.allowance.weigh(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """`+ - * / // % **`."""
@@ -126,15 +126,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 if isinstance(value, Collection) and isinstance(times, int):
                     (TEXT if isinstance(value, str) else ENTRIES).check(len(value) * times)
         elif operator == "%" and isinstance(left, str):
-            self.budget.weigh((left, right), whole=True)
+            self.allowance.weigh((left, right), whole=True)
             check_format(left, "%", right)
-        return self.budget.weigh(super().call_binop(context, operator, left, right))
+        return self.allowance.weigh(super().call_binop(context, operator, left, right))
 
     def _as_text(self, value: Any) -> str:
         """What is written of an expression."""
-        self.budget.weigh(value, whole=True)
+        self.allowance.weigh(value, whole=True)
         text = str(value)
-        self.budget.read(len(text))
+        self.allowance.read(len(text))
         return text
 
     def _bounded(self, name: str, fn: Callable[..., Any], *, shallow: bool) -> Callable[..., Any]:
@@ -144,17 +144,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         @functools.wraps(fn)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             args = (*args[:first], *(_as_list(arg) for arg in args[first:]))
-            self.budget.step(2)
+            self.allowance.step(2)
             value = args[first] if len(args) > first else None
             options = (*args[first + 1 :], *kwargs.values())
             for arg in () if shallow else (value, *options):
-                self.budget.weigh(arg, whole=name not in WALKING_FILTERS)
+                self.allowance.weigh(arg, whole=name not in WALKING_FILTERS)
             if name in LISTING_FILTERS and isinstance(value, str):
-                self.budget.step(len(value))
+                self.allowance.step(len(value))
             if name in NUMERIC and not isinstance(value, int | float):
                 raise Overrun(f"{name} takes a number, got {type(value).__name__}")
             if isinstance(value, Collection) and not isinstance(value, str):  # options may be paths of attributes
-                self.budget.step(
+                self.allowance.step(
                     len(value) * sum(option.count(".") + option.count(",") for option in options if isinstance(option, str))
                 )
             if name in COUNTING_FILTERS and any(isinstance(option, int) and abs(option) > MAX_OPTION for option in options):
@@ -164,12 +164,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if name == "format":
                 check_format(str(value), "%", options)
             if isinstance(value, str) and name == "trim":
-                self.budget.read(method_cost(name, value, options))
+                self.allowance.read(method_cost(name, value, options))
             if isinstance(value, str) and name in ("indent", "replace"):
                 check_result(name, value, options)
             if name == "join":
                 check_result(name, str(options[0]) if options else "", (value,))
-            return self.budget.weigh(fn(*args, **kwargs))
+            return self.allowance.weigh(fn(*args, **kwargs))
 
         return bounded
 
@@ -179,21 +179,21 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise Overrun(f"the filter tojson indents by 0 to 16, got {indent!r}")
         parts = []
         for part in json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, **layout).iterencode(value):
-            self.budget.read(len(part))
+            self.allowance.read(len(part))
             parts.append(part)
         return "".join(parts)
 
     def _step(self, count: int) -> None:
-        self.budget.step(max(1, count))
+        self.allowance.step(max(1, count))
 
     def _concat_values(self, values: list[Any]) -> str:
-        self.budget.weigh(values)
+        self.allowance.weigh(values)
         for value in values:
             if not isinstance(value, str):
-                self.budget.weigh(value, whole=True)
+                self.allowance.weigh(value, whole=True)
         text = "".join(map(str, values))
         TEXT.check(len(text))
-        self.budget.read(len(text) // CHEAP)  # templates make a text longer piece by piece, and each time all of it is copied
+        self.allowance.read(len(text) // CHEAP)  # a text is made longer piece by piece, and all of it is copied each time
         return text
 
 

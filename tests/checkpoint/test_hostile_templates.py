@@ -2,7 +2,7 @@
 
 import pytest
 
-from detspec.checkpoint import template_budget
+from detspec.checkpoint import template_limits
 from tests.checkpoint.test_template_sandbox import render
 from tests.hostile import refusal
 
@@ -172,7 +172,7 @@ def test_template_that_asks_for_too_much_at_once_is_one_error(source):
 @pytest.mark.parametrize("source", TOO_LONG.values(), ids=TOO_LONG)
 def test_template_that_goes_on_too_long_is_one_error(source, monkeypatch):
     """With a twentieth of the steps; the next test has all of them."""
-    monkeypatch.setattr(template_budget, "MAX_STEPS", template_budget.MAX_STEPS // 20)
+    monkeypatch.setattr(template_limits, "MAX_STEPS", template_limits.MAX_STEPS // 20)
     assert "it takes more than" in (message := refusal(lambda: render(source))) or "it makes" in message
 
 

@@ -1,4 +1,4 @@
-"""How much work a chat template may do: a budget of steps and characters, and bounds on single values.
+"""How much work a chat template may do: an allowance of steps and characters, and limits of single values.
 
 All of it is counted, nothing is measured: whether a template renders does not depend on the machine.
 """
@@ -21,7 +21,7 @@ NESTED = re.compile(r"\{[^{}]*\{")
 
 
 class Overrun(jinja2.TemplateError):
-    """A template has used up its budget, or asked for a value that is too large."""
+    """A template has used up its allowance, or asked for a value that is too large."""
 
 
 class Limit(NamedTuple):
@@ -41,7 +41,7 @@ ENTRIES = Limit("a list or an object of {} entries", 1 << 18)  # those of its en
 INTEGER = Limit("an integer of {} bits", 1 << 14)
 
 
-class Budget:
+class Allowance:
     """The work that one rendering may still do."""
 
     def __init__(self) -> None:
