@@ -37,7 +37,7 @@ class CompileCache:
         return hashlib.sha256(json.dumps([_surroundings(), made_from]).encode()).hexdigest()
 
     def read(self, name: str) -> bytes | None:
-        """What was written under `name`; None if nothing was. A damaged file is removed, with a warning."""
+        """Returns what was written under `name`, or None. A damaged file is removed, with a warning."""
         path = self.folder / f"{name}{SUFFIX}"
         try:
             raw = path.read_bytes()
@@ -94,7 +94,7 @@ def user_cache() -> CompileCache | None:
 
 
 def kernel_cache() -> CompileCache | None:
-    """The same cache, also if jax has one, which does not keep what other compilers make."""
+    """The cache of `user_cache`, also if jax has one, which does not keep what other compilers make."""
     chosen = os.environ.get(VARIABLE, "")
     if chosen == OFF:
         return None
@@ -146,7 +146,7 @@ def _unfit(folder: Path) -> str:
 
 
 def _surroundings() -> list[object]:
-    """What programs depend on besides their text: versions, device, and settings of jax and XLA."""
+    """All that programs depend on besides their text: versions, device, and settings of jax and XLA."""
     settings = {name: repr(value) for name, value in jax.config.values.items() if not name.startswith(IRRELEVANT)}
     flags = {name: os.environ.get(name, "") for name in FLAGS}
     return [fingerprint(), settings, flags]

@@ -88,7 +88,7 @@ def _gather(row: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _gathering() -> tuple[Mesh, Any]:
-    """One device of each process, and the program that copies to all of them what each has."""
+    """The first device of each process, and the program that copies to all of them what each has."""
     firsts = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.asarray([firsts[process] for process in sorted(firsts)]), ("processes",))
     return mesh, jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))

@@ -11,8 +11,7 @@ import jax
 
 from detspec.config import ModelConfig
 from detspec.errors import InputError
-from detspec.native.compiler import NO_COMPILER, find_compiler
-from detspec.native.processor import cpu_facts, has_tiles
+from detspec.native.processor import NO_COMPILER, cpu_facts, find_compiler, has_tiles
 from detspec.schedule import Budget, FastPath, Numerics, Schedule
 
 # Canonical passes by platform.
@@ -111,7 +110,7 @@ def chosen_schedule(schedule: Schedule | None, cfg: ModelConfig) -> Schedule:
 
 
 def fingerprint() -> dict[str, str]:
-    """What committed bits may depend on besides model, request, schedule and mesh: device kind and compiler versions.
+    """Facts that committed bits may depend on besides model, request, schedule and mesh: device kind and compiler versions.
 
     On a CPU the instruction sets belong to it, too: XLA compiles for them, and a virtual machine may hide some of them.
     A system or a compiler may also keep the kernels from a processor's matrix tiles. On GPUs and TPUs the flags of their

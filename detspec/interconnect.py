@@ -29,7 +29,7 @@ GPUS_OF_A_HOST = 8
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """What each device of a group receives values by."""
+    """The links by which each device of a group receives values."""
 
     num: int  # links of a chip in a corner to chips of the group
     bytes_per_s: float  # what a device receives by all of them
@@ -91,7 +91,7 @@ def check_devices(target: Target, chips: int) -> None:
 
 
 def coordinates(target: Target) -> list[tuple[int, ...]]:
-    """Where each device of a TPU slice lies, in jax's order; both halves of a chip at the same place."""
+    """Position of each device of a TPU slice, in jax's order; both halves of a chip have the same."""
     shape = slice_shape(target)
     hosts = [range(size // per) for size, per in zip(shape, (2, 2, 1), strict=False)]
     places = []

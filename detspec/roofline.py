@@ -23,7 +23,7 @@ class Work:
         return max(self.bytes / target.bytes_per_s, self.flop / target.flop_per_s)
 
     def bound(self, target: Target) -> str:
-        """What takes longer on `target`: "memory" or "arithmetic"."""
+        """Says what takes longer on `target`: "memory" or "arithmetic"."""
         return "memory" if self.bytes / target.bytes_per_s >= self.flop / target.flop_per_s else "arithmetic"
 
 

@@ -40,7 +40,7 @@ class Processors:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One device."""
+    """A device that programs can be compiled for."""
 
     name: str  # name that users give: a TPU slice by generation and topology, or a GPU
     platform: str  # "tpu" or "gpu"

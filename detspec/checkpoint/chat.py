@@ -159,14 +159,15 @@ class ChatTemplate:
         """
         plain = plain_messages(messages)
         check_parts(plain)
-        hidden = self._hidden_parts(plain, variables)
-        merged = with_lists(plain, hidden, one_part)
-        if merged != plain:
-            hidden = self._hidden_parts(merged, variables)
-        return self.render(with_lists(merged, hidden, one_text), **variables)
+        for form in (one_part, one_text):
+            hidden = self._hidden_parts(plain, variables)
+            if not hidden:
+                break
+            plain = with_lists(plain, hidden, form)
+        return self.render(plain, **variables)
 
     def _hidden_parts(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> set[int]:
-        """Places of messages whose lists of texts the template does not print as texts; all of them if it fails."""
+        """Indices of messages whose lists of texts the template does not print as texts; all of them if it fails."""
         probe = probe_parts(messages, unused_word(f"{self.sources}{messages}{variables}"))
         rendered = ""
         if probe != messages:

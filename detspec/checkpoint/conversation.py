@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,11 +114,11 @@ def open_last(messages: Sequence[Message], field: str, source: str) -> tuple[lis
     value = last.get(field)
     text: Any = value
     if isinstance(value, list | tuple):
-        places = [place for place, part in enumerate(value) if isinstance(part, dict) and "text" in part]
-        text = value[places[-1]]["text"] if places else None
+        indices = [index for index, part in enumerate(value) if isinstance(part, dict) and "text" in part]
+        text = value[indices[-1]]["text"] if indices else None
         if isinstance(text, str):
             parts = list(value)
-            parts[places[-1]] = {**parts[places[-1]], "text": text + OPEN_END}
+            parts[indices[-1]] = {**parts[indices[-1]], "text": text + OPEN_END}
             last[field] = type(value)(parts)
     elif isinstance(value, str):
         last |= dict.fromkeys(fields, value + OPEN_END)
@@ -132,23 +132,25 @@ def cut_open(rendered: str, text: str) -> str:
 
     Blanks at its end stay if the template keeps them. Raises `InputError` if the template changes the text.
     """
-    place = rendered.rfind(OPEN_END.strip())
-    if place < 0 or text.strip() not in rendered:
+    index = rendered.rfind(OPEN_END.strip())
+    if index < 0 or text.strip() not in rendered:
         raise InputError(
             f"continue_final_message: the chat template changes the last message, which the answer should go on from: {text!r}"
         )
-    kept = rendered[:place]
-    return kept if rendered[place:].startswith(OPEN_END) else kept.rstrip()
+    kept = rendered[:index]
+    return kept if rendered[index:].startswith(OPEN_END) else kept.rstrip()
 
 
 def check_parts(messages: Sequence[Message]) -> None:
     """Raises `InputError` for contents with pictures, sounds or files, and for parts of text without a text."""
-    for place, part in _parts(messages):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind in MEDIA:
-            raise InputError(f"messages[{place}] has a part of the type {kind!r}: models read text alone")
-        if kind == "text" and not isinstance(part.get("text"), str):
-            raise InputError(f'messages[{place}] has a part {part!r}; accepted are {{"type": "text", "text": ...}}')
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        for part in content if isinstance(content, list | tuple) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind in MEDIA:
+                raise InputError(f"messages[{index}] has a part of the type {kind!r}: models read text alone")
+            if kind == "text" and not isinstance(part.get("text"), str):
+                raise InputError(f'messages[{index}] has a part {part!r}; accepted are {{"type": "text", "text": ...}}')
 
 
 def unused_word(text: str) -> str:
@@ -159,31 +161,31 @@ def unused_word(text: str) -> str:
 def probe_parts(messages: Sequence[Message], word: str) -> list[Message]:
     """Messages in whose lists of texts each text is a word of its own, made of `word`; so is a field that no template reads."""
     probe = list(messages)
-    for place, parts in _text_lists(messages).items():
-        unread = f"{word}{place}unread"
-        content = [{**part, "text": f"{word}{place}text{number}end", UNREAD: unread} for number, part in enumerate(parts)]
-        probe[place] = {**messages[place], "content": content}
+    for index, parts in _text_lists(messages).items():
+        unread = f"{word}{index}unread"
+        content = [{**part, "text": f"{word}{index}text{number}end", UNREAD: unread} for number, part in enumerate(parts)]
+        probe[index] = {**messages[index], "content": content}
     return probe
 
 
 def hidden_parts(rendered: str, probe: Sequence[Message]) -> set[int]:
-    """Places of messages of which `rendered`, the text of `probe_parts`, leaves a text out or prints more than texts.
+    """Indices of messages of which `rendered`, the text of `probe_parts`, leaves a text out or prints more than texts.
 
     An empty list counts as hidden: templates print it, or fail at its first part.
     """
     seen = rendered.lower()  # templates may change the case
     return {
-        place
-        for place, parts in _text_lists(probe).items()
+        index
+        for index, parts in _text_lists(probe).items()
         if not parts or any(part["text"] not in seen or part[UNREAD] in seen for part in parts)
     }
 
 
-def with_lists(messages: Sequence[Message], places: Collection[int], form: Callable[[Sequence[Any]], Any]) -> list[Message]:
-    """Messages in which the lists at `places` have another `form`: that of `one_part` or `one_text`."""
+def with_lists(messages: Sequence[Message], indices: Collection[int], form: Callable[[Sequence[Any]], Any]) -> list[Message]:
+    """Messages in which the lists at `indices` have another `form`: that of `one_part` or `one_text`."""
     return [
-        {**message, "content": form(message["content"])} if place in places else message
-        for place, message in enumerate(messages)
+        {**message, "content": form(message["content"])} if index in indices else message
+        for index, message in enumerate(messages)
     ]
 
 
@@ -203,20 +205,12 @@ def _with_thoughts(message: Message) -> Message:
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
 
-def _parts(messages: Sequence[Message]) -> Iterator[tuple[int, Any]]:
-    """Parts of contents that are lists, each with its message's place."""
-    for place, message in enumerate(messages):
-        content = message.get("content")
-        if isinstance(content, list | tuple):
-            yield from ((place, part) for part in content)
-
-
 def _text_lists(messages: Sequence[Message]) -> dict[int, Sequence[Any]]:
-    """Contents that are lists of texts alone, by their messages' places."""
-    contents = {place: message.get("content") for place, message in enumerate(messages)}
+    """Contents that are lists of texts alone, by the indices of their messages."""
+    contents = {index: message.get("content") for index, message in enumerate(messages)}
     return {
-        place: content
-        for place, content in contents.items()
+        index: content
+        for index, content in contents.items()
         if isinstance(content, list | tuple) and all(_is_text(part) for part in content)
     }
 

@@ -33,7 +33,7 @@ from detspec.checkpoint.hf_config import describe, family_of, find_family, read_
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import Format, Quantized, gather_quantized
 from detspec.checkpoint.shards import Source, Tensor, holds, is_stored_as, read_arrays
-from detspec.checkpoint.tensor_names import CONSTANT, TensorNames, leaf_at, tensor_places
+from detspec.checkpoint.tensor_names import CONSTANT, TensorNames, leaf_at, tensor_paths
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
@@ -109,7 +109,7 @@ def save_hf(
 def named_tensors(names: TensorNames, params: Params) -> dict[str, jax.Array | np.ndarray]:
     """Every array of `params` under its Hugging Face name, in the order of the name table; stacked weights are split."""
     tensors = {}
-    for name, (path, part) in tensor_places(names, params).items():
+    for name, (path, part) in tensor_paths(names, params).items():
         leaf = leaf_at(params, path)
         tensors[name] = leaf if part is None else np.asarray(leaf)[part]
     return tensors
@@ -160,8 +160,8 @@ def build_config(fields: dict[str, Any], tensors: dict[str, Header], path: Path)
 
 def tensor_shapes(names: TensorNames, shapes: Params) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor that the weights `shapes` are made of."""
-    places = tensor_places(names, shapes).items()
-    return {name: leaf_at(shapes, path).shape[0 if part is None else 1 :] for name, (path, part) in places}
+    paths = tensor_paths(names, shapes).items()
+    return {name: leaf_at(shapes, path).shape[0 if part is None else 1 :] for name, (path, part) in paths}
 
 
 def check_tensors(names: TensorNames, shapes: Params, tensors: Tensors, problems: Problems) -> None:
@@ -215,12 +215,12 @@ def read_params(folder: Path, names: TensorNames, shapes: Params, tensors: Tenso
     NaN, infinity, and a stored tied head that differs from the embedding are problems.
     """
     params = jax.tree.map(lambda leaf: leaf, shapes)
-    places = tensor_places(names, shapes)
+    paths = tensor_paths(names, shapes)
     parts_of: dict[tuple[str | int, ...], list[Tensor]] = {}  # path of a weight -> the tensors that it is made of
-    for name in sorted(places, key=lambda name: (tensors[name].file, tensors[name].begin)):
-        parts_of.setdefault(places[name].path, []).append(Tensor(name, tensors[name], places[name].part))
+    for name in sorted(paths, key=lambda name: (tensors[name].file, tensors[name].begin)):
+        parts_of.setdefault(paths[name].path, []).append(Tensor(name, tensors[name], paths[name].part))
     sources = [Source(parts, leaf_at(shapes, path)) for path, parts in parts_of.items()]
-    with tqdm(total=len(places), desc=f"loading {folder.name}", unit=" tensors", delay=PATIENCE_S, leave=False) as bar:
+    with tqdm(total=len(paths), desc=f"loading {folder.name}", unit=" tensors", delay=PATIENCE_S, leave=False) as bar:
         for (path, parts), (array, infinite) in zip(parts_of.items(), read_arrays(folder, sources), strict=True):
             problems.extend(f"tensor {name} holds NaN or infinite weights as {array.dtype}" for name in infinite)
             *parents, last = path

@@ -67,7 +67,7 @@ class Model:
         return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)
 
     def text_facts(self) -> dict[str, Any]:
-        """What decides how text becomes tokens and tokens become text, and which tokens end a text."""
+        """All that decides how text becomes tokens and tokens become text, and which tokens end a text."""
         return {
             "tokenizer": None if self.tokenizer is None else self.tokenizer.digest,
             "chat_template": None if self.chat_template is None else self.chat_template.digest,

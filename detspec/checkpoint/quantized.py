@@ -28,7 +28,7 @@ PIECE_NUMBERS = 1 << 18  # of a matrix, that are dequantized at a time unless a 
 
 
 class StoredPart(NamedTuple):
-    """One of the tensors that a matrix `[out, in]` is stored as."""
+    """A tensor of those that a matrix `[out, in]` is stored as."""
 
     dtypes: tuple[str, ...]  # those of safetensors that it may have
     holds: Group = (1, 1)  # outputs and inputs that one of its numbers stands for
@@ -45,7 +45,7 @@ class StoredPart(NamedTuple):
         return (ins, outs) if self.turned else (outs, ins)
 
     def stored_block(self, shape: Shape, block: Block) -> Block:
-        """What of the tensor belongs to a block of whole words and groups, `[out, in]` whichever way it is stored."""
+        """The part of the tensor for a block of whole words and groups, `[out, in]` whichever way it is stored."""
         units = self.units(shape)
         return tuple((start // unit, math.ceil(stop / unit)) for (start, stop), unit in zip(block, units, strict=True))
 
@@ -127,7 +127,7 @@ class Quantized:
 def gather_quantized(
     format: Format, shapes: dict[str, tuple[int, ...]], tensors: dict[str, Header], problems: list[str]
 ) -> dict[str, Header | Quantized]:
-    """`tensors` with one entry for each quantized matrix in the place of the tensors that it is stored as.
+    """`tensors` with one entry for each quantized matrix instead of the tensors that it is stored as.
 
     `shapes` are those that the config asks for. A tensor that is missing, or has another shape or dtype than the format and
     the shape of its matrix ask for, is a problem.
@@ -176,7 +176,7 @@ def _is_plain(header: Header, part: StoredPart) -> bool:
 
 
 def _misfit(header: Header, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
-    """What is wrong with a header, or ""; axes of length 1 may be left out or added, as writers differ in them."""
+    """Says what is wrong with a header, or ""; axes of length 1 may be left out or added, as writers differ in them."""
     if [size for size in header.shape if size != 1] != [size for size in shape if size != 1]:
         return f"has shape {list(header.shape)}, the format and the config ask for {list(shape)}"
     if header.dtype not in dtypes:
@@ -258,7 +258,7 @@ def gptq(bits: int, group_size: int | None, is_v2: bool) -> Format:
     """GPTQ: inputs in words of 32 bits, zero points along outputs.
 
     Version 1 stores zero points less one, subtracted from whole words: a zero borrows from its neighbour. Adding one to each
-    place of the whole word undoes both.
+    field of the whole word undoes both.
     """
     group = (1, group_size)
     per_word = 32 // bits
@@ -306,9 +306,9 @@ def _unpack(words: np.ndarray, bits: int, *, axis: int, order: tuple[int, ...] |
     `[[0x21, 0x43]]` in bytes of two numbers becomes `[[1, 2, 3, 4]]` along axis 1 and `[[1, 3], [2, 4]]` along axis 0.
     """
     width = 8 * words.itemsize
-    places = np.arange(width // bits) if order is None else np.array(order)
+    fields_in_order = np.arange(width // bits) if order is None else np.array(order)
     unsigned = words.view(f"u{words.itemsize}")
-    shifts = (bits * places).astype(unsigned.dtype)
+    shifts = (bits * fields_in_order).astype(unsigned.dtype)
     fields = unsigned[:, None, :] >> shifts[:, None] if axis == 0 else unsigned[:, :, None] >> shifts
     numbers = (fields & unsigned.dtype.type((1 << bits) - 1)).astype(np.int32)
     return numbers.reshape(-1, words.shape[1]) if axis == 0 else numbers.reshape(words.shape[0], -1)

@@ -41,5 +41,5 @@ class Store:
 
 
 def local_sharding() -> jax.sharding.SingleDeviceSharding:
-    """Where restored arrays go: the first device of this process."""
+    """Puts restored arrays on the first device of this process."""
     return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

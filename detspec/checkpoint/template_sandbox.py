@@ -131,7 +131,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self.allowance.weigh(super().call_binop(context, operator, left, right))
 
     def _as_text(self, value: Any) -> str:
-        """What is written of an expression."""
+        """The text that is written of an expression."""
         self.allowance.weigh(value, whole=True)
         text = str(value)
         self.allowance.read(len(text))
@@ -219,7 +219,7 @@ class _Namespace(Namespace):
 
 
 def _as_list(value: Any) -> Any:
-    """What a lazy filter gives as a list, so that it can be weighed; everything else as it is."""
+    """A list of what a lazy filter gives, so that it can be weighed; everything else as it is."""
     return list(value) if isinstance(value, Iterator) and not isinstance(value, LoopContext) else value
 
 

@@ -1,4 +1,4 @@
-"""The tensors of Hugging Face checkpoints: their names, and the place of each in the parameters."""
+"""The tensors of Hugging Face checkpoints: their names, and the leaf of the parameters that each is."""
 
 import itertools
 import re
@@ -56,19 +56,19 @@ CONSTANT = re.compile(
 )
 
 
-class TensorPlace(NamedTuple):
-    """Where one tensor of a checkpoint belongs in the parameters."""
+class TensorPath(NamedTuple):
+    """The leaf of the parameters that a tensor of a checkpoint is, or is a part of."""
 
     path: tuple[str | int, ...]  # keys and indices from the root of the pytree
     part: int | None  # index on the first axis of a stacked weight; None if the tensor is the whole weight
 
 
-def tensor_places(names: TensorNames, params: Params) -> dict[str, TensorPlace]:
-    """Tensor name -> its place in `params`, layers in ascending order; `params` may hold shapes instead of arrays.
+def tensor_paths(names: TensorNames, params: Params) -> dict[str, TensorPath]:
+    """Tensor name -> its path in `params`, layers in ascending order; `params` may hold shapes instead of arrays.
 
     Raises `InputError` if `names` lacks a weight of `params`.
     """
-    places: dict[str, TensorPlace] = {}
+    paths: dict[str, TensorPath] = {}
     for layered, group in itertools.groupby(names.items(), key=lambda item: "{}" in item[1]):
         templates = list(group)
         for index in range(len(params["layers"])) if layered else (0,):
@@ -79,15 +79,15 @@ def tensor_places(names: TensorNames, params: Params) -> dict[str, TensorPlace]:
                     continue
                 numbers = (index,) * layered
                 if name.count("{}") == len(numbers):
-                    places[name.format(*numbers)] = TensorPlace(path, None)
+                    paths[name.format(*numbers)] = TensorPath(path, None)
                 else:
-                    places |= {name.format(*numbers, part): TensorPlace(path, part) for part in range(leaf.shape[0])}
-    named = {".".join(map(str, place.path)) for place in places.values()}
+                    paths |= {name.format(*numbers, part): TensorPath(path, part) for part in range(leaf.shape[0])}
+    named = {".".join(map(str, found.path)) for found in paths.values()}
     for path, _ in jax.tree.leaves_with_path(params):
         weight = jax.tree_util.keystr(path, simple=True, separator=".")
         if weight not in named:
             raise InputError(f"no tensor name for the weight {weight}: the table of names has {', '.join(names)}")
-    return places
+    return paths
 
 
 def leaf_at(tree: Any, path: Sequence[str | int]) -> Any:

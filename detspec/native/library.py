@@ -23,8 +23,7 @@ from jax.typing import DTypeLike
 from detspec.compile_cache import kernel_cache
 from detspec.environment import fingerprint
 from detspec.errors import InputError
-from detspec.native.compiler import NO_COMPILER, find_compiler
-from detspec.native.processor import TILE_OPTIONS, cpu_facts, has_tiles
+from detspec.native.processor import NO_COMPILER, TILE_OPTIONS, cpu_facts, find_compiler, has_tiles
 
 NAMES = ("linear", "int8_linear", "attention", "append", "append_int8", "copy", "take", "sum", "ceiling")
 FUNCTIONS = tuple(f"detspec_{name}" for name in NAMES)
@@ -50,7 +49,7 @@ def target(function: str, dtype: DTypeLike) -> str:
 
 @functools.cache
 def _register(dtype: str) -> str:
-    """What the names of all functions for `dtype` end in."""
+    """Registers all functions for `dtype`; returns what their names end in."""
     source = files("detspec.native").joinpath("kernels.c").read_text(encoding="utf-8")
     library = _load(_machine_code(source, options_for(dtype)))
     ending = f"{dtype}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"

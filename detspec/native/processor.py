@@ -1,13 +1,18 @@
-"""The processor: what Linux says of it, and whether the CPU kernels may use its matrix tiles."""
+"""The machine that CPU kernels are compiled for: its C compiler, its processor, and whether they may use matrix tiles."""
 
 import ctypes
 import functools
+import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 
-from detspec.native.compiler import find_compiler
-
+COMPILERS = ("cc", "gcc", "clang")
+NO_COMPILER = (
+    "the CPU kernels are compiled on first use, and no C compiler was found: install gcc or clang, or name one in the "
+    "environment variable CC"
+)
 # Intel's AMX, and the instructions that bring numbers into tiles.
 TILE_FLAGS = {"amx_tile", "amx_bf16", "amx_int8", "avx512bw", "avx512_vnni"}
 TILE_OPTIONS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
@@ -16,8 +21,14 @@ REQUEST_PERMISSION = 0x1023
 TILE_DATA = 18  # the tile registers
 
 
+def find_compiler() -> str | None:
+    """The compiler that the environment variable CC names, or else the first of `COMPILERS` that is installed."""
+    chosen = os.environ.get("CC")
+    return next(filter(None, map(shutil.which, (chosen,) if chosen else COMPILERS)), None)
+
+
 def cpu_facts() -> dict[str, str]:
-    """What Linux says of the first processor, by name: "vendor_id", "flags" and others; nothing on other systems."""
+    """Facts that Linux gives of the first processor, by name: "vendor_id", "flags" and others; none on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

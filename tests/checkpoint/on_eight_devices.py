@@ -102,7 +102,7 @@ def bytes_read(load: Callable[..., Any], folder: Path, sharding: Any) -> tuple[i
 
 
 def loaded(load: Callable[..., Any], folder: Path, sharding: Any) -> dict[str, Any]:
-    """What came of one load: bits, digest, bytes read, and whether every array lies where it should."""
+    """Loads, and describes what came of it: bits, digest, bytes read, and whether every array lies where it should."""
     num_read, (cfg, params, *_) = bytes_read(load, folder, sharding)
     wanted = jax.tree.map(lambda shape: shape.sharding, param_shapes(cfg, sharding=sharding))
     placed = jax.tree.map(lambda leaf, place: place is None or leaf.sharding == place, params, wanted)
@@ -117,7 +117,7 @@ def loaded(load: Callable[..., Any], folder: Path, sharding: Any) -> dict[str, A
 
 
 def exchanged(params: Params) -> Params:
-    """The same shards, but the first two of the embedding have changed places."""
+    """Parameters of the same shards, but the first two of the embedding have changed places."""
     embed = params["embed"]
     first, second, *rest = [shard.data for shard in embed.addressable_shards]
     devices = [shard.device for shard in embed.addressable_shards]
@@ -150,7 +150,7 @@ def put_nan(tensors: dict[str, np.ndarray]) -> None:
 
 
 def faults(root: Path, folder: Path, ours: Path) -> dict[str, str]:
-    """What is said of folders and shardings that are wrong; "" if nothing is."""
+    """Errors about folders and shardings that are wrong; "" without one."""
     tied_cfg = dataclasses.replace(CFG, tie_embeddings=True)
     save_hf(root / "tied", tied_cfg, make_params(tied_cfg))
     rows = matrices(tied_cfg, mesh_of(8), PartitionSpec("x"))

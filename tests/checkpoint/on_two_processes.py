@@ -1,4 +1,4 @@
-"""One of two processes with two devices each, which hold a model together; prints what came of it as JSON.
+"""A process of two, with two devices each, which hold a model together; prints what came of it as JSON.
 
 Its arguments are the number of the process, the address of process 0 and a folder with a model in each of `hf`, `ours`.
 """

@@ -62,7 +62,7 @@ def fp8(rng: np.random.Generator, outs: int, ins: int) -> tuple[Stored, np.ndarr
 
 
 def fp8_tensor(scale_name: str, scale_of: np.ndarray, activation_name: str) -> Encode:
-    """One scale a tensor, of the shape and dtype of `scale_of`, and one of activations, which changes nothing."""
+    """A scale for the tensor, of the shape and dtype of `scale_of`, and one of activations, which changes nothing."""
 
     def encode(rng: np.random.Generator, outs: int, ins: int) -> tuple[Stored, np.ndarray]:
         weight, numbers = e4m3(rng, (outs, ins))

@@ -126,7 +126,7 @@ def test_model_that_folders_of_hugging_face_have_no_key_for_is_refused_by_name(t
 
 
 def read(model_type: str, **config: Any) -> tuple[dict[str, Any], list[str]]:
-    """What the words of one `config.json` mean, and what is wrong with them."""
+    """The fields that one `config.json` gives, and what is wrong with it."""
     problems: list[str] = []
     sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 8}
     hf_config = {"model_type": model_type, **sizes, **config}
@@ -286,7 +286,7 @@ def test_keys_that_change_nothing_are_passed_over(tmp_path: Path):
 
 
 def test_every_key_that_transformers_leaves_in_old_configs_is_known():
-    """Those of `PretrainedConfig` in 4.x, of its generation settings, and what published folders are known to have."""
+    """Keys of `PretrainedConfig` in 4.x, of its generation settings, and what published folders are known to have."""
     published = "_commit_hash _model_name_or_path _name_or_path auto_map do_sample max_length max_sequence_length "
     published += "temperature top_p transformers.js_config unk_token_id _attn_implementation unsloth_version"
     settings = "min_length early_stopping num_beams num_beam_groups diversity_penalty top_k typical_p repetition_penalty "

@@ -54,7 +54,7 @@ def ours(tmp_path_factory) -> Path:
 
 
 def with_file(path: Path, content: bytes, read: Callable[[], Any]) -> Any:
-    """What `read` returns or raises while `path` holds `content`."""
+    """Returns what `read` returns or raises while `path` holds `content`."""
     before = path.read_bytes() if path.exists() else None
     path.write_bytes(content)
     try:

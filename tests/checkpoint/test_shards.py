@@ -52,7 +52,7 @@ def found(root: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def of_two(root: Path, found: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each of two processes says of the folders that `found` left."""
+    """Reports of two processes about the folders that `found` left."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"

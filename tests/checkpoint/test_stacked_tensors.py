@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import check_tensors, named_tensors, read_params
-from detspec.checkpoint.tensor_names import LLAMA_NAMES, tensor_places
+from detspec.checkpoint.tensor_names import LLAMA_NAMES, tensor_paths
 from detspec.config import ModelConfig
 from detspec.model.dense import dense_config
 from detspec.model.params import Params, init_params, param_shapes
@@ -82,7 +82,7 @@ def test_each_expert_has_a_tensor_of_its_own(params):
     assert stacked.shape == (3, 8, 16)
     for expert in range(3):
         assert (tensors[DOWN.format(1, expert)] == stacked[expert]).all()
-        assert tensor_places(NAMES, params)[DOWN.format(1, expert)] == (("layers", 1, "experts", "down"), expert)
+        assert tensor_paths(NAMES, params)[DOWN.format(1, expert)] == (("layers", 1, "experts", "down"), expert)
     assert (stacked[0] != stacked[1]).any()
 
 
