@@ -25,7 +25,6 @@ TRUNK = (
         "environment",
         "targets",
         "target_compilers",
-        "interconnect",
         "roofline",
         "progress",
         "seeds",

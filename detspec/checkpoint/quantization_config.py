@@ -15,24 +15,40 @@ from detspec.errors import InputError
 
 Settings = dict[str, Any]
 
+# Keys that are known, of which only some values are accepted if they are named in a table below.
 # Which layers are quantized is seen from the tensors: those that lists of layers leave out have plain ones.
-LISTS_OF_LAYERS = {"modules_to_not_convert", "modules_to_convert", "ignore", "ignored_layers", "targets"}
-FP8_KNOWN = {"quant_method", "activation_scheme", "fmt", "scale_fmt", "weight_block_size", "dequantize", "expert_dtype"}
-AWQ_KNOWN = {"quant_method", "bits", "group_size", "zero_point", "version", "backend", "do_fuse", "fuse_max_seq_len"}
-AWQ_KNOWN |= {"modules_to_fuse", "exllama_config"}
-GPTQ_KNOWN = {"quant_method", "bits", "group_size", "sym", "desc_act", "checkpoint_format", "format", "pack_dtype"}
-GPTQ_KNOWN |= {"is_marlin_format"}
+LISTS_OF_LAYERS = "modules_to_not_convert modules_to_convert ignore ignored_layers targets"
+FP8_KNOWN = "quant_method activation_scheme fmt scale_fmt weight_block_size dequantize expert_dtype"
+AWQ_KNOWN = """quant_method bits group_size zero_point version backend do_fuse fuse_max_seq_len modules_to_fuse
+    exllama_config"""
+GPTQ_KNOWN = "quant_method bits group_size sym desc_act checkpoint_format format pack_dtype is_marlin_format"
 # How GPTQ's tools made the weights, and settings of their kernels.
-TOOLS_KNOWN = {"method", "meta", "lm_head", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "mse"}
-TOOLS_KNOWN |= {"act_group_aware", "model_name_or_path", "model_file_base_name", "dataset", "tokenizer", "batch_size"}
-TOOLS_KNOWN |= {"block_name_to_quantize", "module_name_preceding_first_block", "modules_in_block_to_quantize", "pad_token_id"}
-TOOLS_KNOWN |= {"cache_block_outputs", "model_seqlen", "max_input_length", "use_cuda_fp16", "use_exllama", "disable_exllama"}
-TOOLS_KNOWN |= {"exllama_config", "backend"}
-COMPRESSED_KNOWN = {"quant_method", "format", "config_groups", "quantization_status", "global_compression_ratio", "version"}
-COMPRESSED_KNOWN |= {"kv_cache_scheme", "sparsity_config", "transform_config", "moe_sparsity_config"}
-GROUP_KNOWN = {"weights", "input_activations", "output_activations", "format"}
-WEIGHTS_KNOWN = {"num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "dynamic", "actorder"}
-WEIGHTS_KNOWN |= {"observer", "observer_kwargs", "scale_dtype", "zp_dtype"}
+TOOLS_KNOWN = """method meta lm_head damp_percent damp_auto_increment static_groups true_sequential mse act_group_aware
+    model_name_or_path model_file_base_name dataset tokenizer batch_size block_name_to_quantize
+    module_name_preceding_first_block modules_in_block_to_quantize pad_token_id cache_block_outputs model_seqlen
+    max_input_length use_cuda_fp16 use_exllama disable_exllama exllama_config backend"""
+COMPRESSED_KNOWN = """quant_method format config_groups quantization_status global_compression_ratio version kv_cache_scheme
+    sparsity_config transform_config moe_sparsity_config"""
+GROUP_KNOWN = "weights input_activations output_activations format"
+WEIGHTS_KNOWN = """num_bits type symmetric strategy group_size block_structure dynamic actorder observer observer_kwargs
+    scale_dtype zp_dtype"""
+
+# Key -> the values that are accepted; None is a key that is left out.
+Accepted = dict[str, tuple[Any, ...]]
+FP8_VALUES: Accepted = {"fmt": (None, "e4m3", "float8_e4m3fn"), "scale_fmt": (None, "float", "ue8m0")}
+# Of what AWQ's and GPTQ's tools can do to the tensors, the plain layouts.
+PLAIN_VALUES: Accepted = {"pack_dtype": (None, "int32"), "is_marlin_format": (None, False)}
+AWQ_VALUES: Accepted = {"bits": (4,), **dict.fromkeys(("version", "format", "checkpoint_format"), (None, "gemm", "GEMM"))}
+GPTQ_VALUES: Accepted = {"bits": (4, 8)}
+COMPRESSED_VALUES: Accepted = {
+    "quantization_status": (None, "compressed", "frozen"),  # both have the tensors of `format`
+    "kv_cache_scheme": (None,),  # a model with one was made for rounded keys and values
+    "transform_config": (None, {}),
+    "moe_sparsity_config": (None,),
+}
+GROUP_VALUES: Accepted = {"output_activations": (None,)}
+# Both are about calibration alone.
+WEIGHTS_VALUES: Accepted = {"dynamic": (None, False), "actorder": (None, False, "weight", "static")}
 MXFP4_OF_EXPERTS = "it stores the experts of gpt-oss, a family that is not supported"
 
 
@@ -58,9 +74,7 @@ def read_quantization(hf_config: Settings, problems: list[str]) -> Format | None
 
 
 def _read_fp8(settings: Settings) -> Format:
-    _check_keys(settings, FP8_KNOWN)
-    _check(settings, "fmt", None, "e4m3", "float8_e4m3fn")
-    _check(settings, "scale_fmt", None, "float", "ue8m0")
+    _check(settings, FP8_KNOWN, FP8_VALUES)
     blocks: list[Group] = [(128, 128), (None, None)]  # of folders that name none, those of AutoFP8 have a scale for the tensor
     if "weight_block_size" in settings:
         blocks = [(None, None) if settings["weight_block_size"] is None else _pair(settings, "weight_block_size")]
@@ -69,20 +83,16 @@ def _read_fp8(settings: Settings) -> Format:
 
 
 def _read_awq(settings: Settings) -> Format:
-    _check_keys(settings, AWQ_KNOWN | GPTQ_KNOWN | TOOLS_KNOWN)
-    _check(settings, "bits", 4)
-    for key in ("version", "format", "checkpoint_format"):
-        _check(settings, key, None, "gemm", "GEMM")
+    _check(settings, f"{AWQ_KNOWN} {GPTQ_KNOWN} {TOOLS_KNOWN}", {**AWQ_VALUES, **PLAIN_VALUES})
+    _check_order(settings)
     if settings.get("backend") == "llm-awq":
         raise InputError('backend = "llm-awq" is not supported: it has a layout of its own')
-    _check_words(settings)
     return awq(_group_size(settings))
 
 
 def _read_gptq(settings: Settings) -> Format:
-    _check_keys(settings, GPTQ_KNOWN | TOOLS_KNOWN)
-    _check(settings, "bits", 4, 8)
-    _check_words(settings)
+    _check(settings, f"{GPTQ_KNOWN} {TOOLS_KNOWN}", {**GPTQ_VALUES, **PLAIN_VALUES})
+    _check_order(settings)
     layouts = [settings[key] for key in ("checkpoint_format", "format") if settings.get(key) is not None] or ["gptq"]
     for layout in layouts:
         if layout not in ("gptq", "gptq_v2") or layout != layouts[0]:
@@ -91,11 +101,7 @@ def _read_gptq(settings: Settings) -> Format:
 
 
 def _read_compressed(settings: Settings) -> Format:
-    _check_keys(settings, COMPRESSED_KNOWN)
-    _check(settings, "quantization_status", None, "compressed", "frozen")  # both have the tensors of `format`
-    _check(settings, "kv_cache_scheme", None)  # such a model was made for rounded keys and values
-    _check(settings, "transform_config", None, {})
-    _check(settings, "moe_sparsity_config", None)
+    _check(settings, COMPRESSED_KNOWN, COMPRESSED_VALUES)
     sparsity = settings.get("sparsity_config")
     if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
         raise InputError(f"sparsity_config = {json.dumps(sparsity)} is not supported, only null or the format dense")
@@ -112,14 +118,11 @@ def _read_compressed(settings: Settings) -> Format:
 
 def _weights_of(group: Settings, settings: Settings) -> tuple[str, Settings]:
     """How a group stores weights: the format, and the arguments that their numbers depend on."""
-    _check_keys(group, GROUP_KNOWN)
-    _check(group, "output_activations", None)
+    _check(group, GROUP_KNOWN, GROUP_VALUES)
     weights = group.get("weights")
     if not isinstance(weights, dict):
         raise InputError(f"a group of config_groups must quantize weights, got {json.dumps(group)}")
-    _check_keys(weights, WEIGHTS_KNOWN)
-    _check(weights, "dynamic", None, False)
-    _check(weights, "actorder", None, False, "weight", "static")  # these two are about calibration alone
+    _check(weights, WEIGHTS_KNOWN, WEIGHTS_VALUES)
     name = group.get("format") or settings.get("format")
     defaults = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": None, "group_size": None, "block_structure": None}
     return str(name), {key: weights.get(key, default) for key, default in defaults.items()}
@@ -163,23 +166,21 @@ METHODS: dict[str, Callable[[Settings], Format]] = {
 }
 
 
-def _check_words(settings: Settings) -> None:
-    """Refuses what AWQ's and GPTQ's tools can do to the tensors beyond their plain layouts."""
+def _check_order(settings: Settings) -> None:
     if settings.get("desc_act") not in (None, False):
         raise InputError("desc_act = true (act-order) is not supported: its groups are not consecutive inputs")
-    _check(settings, "pack_dtype", None, "int32")
-    _check(settings, "is_marlin_format", None, False)
 
 
-def _check_keys(settings: Settings, known: set[str]) -> None:
-    if unknown := {key: value for key, value in settings.items() if key not in known | LISTS_OF_LAYERS and value is not None}:
+def _check(settings: Settings, known: str, accepted: Accepted) -> None:
+    """Refuses keys that are not `known`, and values of a key that are not those `accepted`; 1 is not True."""
+    names = f"{known} {LISTS_OF_LAYERS}".split()
+    if unknown := {key: value for key, value in settings.items() if key not in names and value is not None}:
         raise InputError(f"unknown keys {json.dumps(unknown)}; they may change the weights")
-
-
-def _check(settings: Settings, key: str, *accepted: Any) -> None:
-    if not any(type(settings.get(key)) is type(value) and settings.get(key) == value for value in accepted):
-        only = " or ".join(json.dumps(value) for value in accepted)
-        raise InputError(f"{key} = {json.dumps(settings.get(key))} is not supported, only {only}")
+    for key, values in accepted.items():
+        given = settings.get(key)
+        if not any(type(given) is type(value) and given == value for value in values):
+            only = " or ".join(json.dumps(value) for value in values)
+            raise InputError(f"{key} = {json.dumps(given)} is not supported, only {only}")
 
 
 def _group_size(settings: Settings) -> int | None:

@@ -18,7 +18,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from detspec.config import ModelConfig
-from detspec.interconnect import Links
+from detspec.roofline import Links
 
 HLO_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")

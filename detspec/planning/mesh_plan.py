@@ -20,7 +20,6 @@ import jax
 from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, is_count
 from detspec.errors import InputError
-from detspec.interconnect import check_devices, links_of
 from detspec.mesh import check_fits, fitting_chips, kv_parts, param_specs
 from detspec.model.dense import config_to_json
 from detspec.model.params import num_params, param_shapes
@@ -28,6 +27,7 @@ from detspec.model.work import pass_work
 from detspec.planning.exchanges import Exchanges, added_floats, as_gathers, exchange_seconds, found_in, gathers, sums
 from detspec.planning.mesh_programs import compile_program, expected
 from detspec.planning.planning import ACCEPTANCE, predict
+from detspec.roofline import check_devices, links_of
 from detspec.schedule import Schedule
 from detspec.target_compilers import compilers
 from detspec.targets import Target

@@ -12,11 +12,11 @@ from detspec.config import ModelConfig
 from detspec.generation.init import init_state
 from detspec.generation.prefill import prefill
 from detspec.held import compiler_options
-from detspec.interconnect import check_devices
 from detspec.mesh import COPIES, STATE, make_mesh, over_chips, param_shardings
 from detspec.model.params import Params, param_shapes
 from detspec.planning.exchanges import Exchanges, gathers
 from detspec.planning.planning import MAX_LOGIT_BIAS, MAX_STOP_IDS, canonical_step, draft_step
+from detspec.roofline import check_devices
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.target_compilers import Compiled, compile_for, devices_of

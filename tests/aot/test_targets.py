@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from detspec.interconnect import coordinates
+from detspec.roofline import coordinates
 from detspec.target_compilers import compile_for, device_of, devices_of
 from detspec.targets import GIB, TARGETS, target
 

@@ -18,6 +18,7 @@ from detspec.planning.exchanges import (
     sums,
 )
 from detspec.presets import preset
+from detspec.roofline import Links
 
 LLAMA = preset("llama3_1_8b")
 TINY = dense_config(vocab_size=32, d_model=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16, dtype="bfloat16")

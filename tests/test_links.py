@@ -3,7 +3,7 @@
 import pytest
 
 from detspec.errors import InputError
-from detspec.interconnect import Links, coordinates, links_of, num_devices
+from detspec.roofline import Links, coordinates, links_of, num_devices
 from detspec.targets import GB, target
 
 
