@@ -4,19 +4,20 @@
 2. The numbers of a block lie in the file as runs: one run where the weight is cut along its first axis.
 3. Runs are read in pieces, brought to the weight's dtype and checked while the processor's cache holds them.
    Quantized matrices are dequantized in pieces of whole groups.
-4. A whole block goes from host memory to its devices. Two weights at a time are on their way.
+4. A whole block goes from host memory to its devices, and the next ones are read meanwhile.
 
 Slices of the `safetensors` package do not serve. Memory-mapped ones take twice the memory, because pages that were read stay
 mapped; its other way of reading takes a whole tensor for each slice; and neither gives numpy a float8.
 """
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,9 @@ from detspec.errors import InputError
 READERS = 2  # threads; reading and checking let each other run
 PIECE_BYTES = 1 << 20
 ALIGNMENT = 64  # bytes; jax on a CPU uses arrays that are aligned so without a copy
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 class Tensor(NamedTuple):
@@ -50,24 +54,41 @@ class Source(NamedTuple):
 def read_arrays(folder: Path, sources: list[Source]) -> Iterator[tuple[jax.Array, list[str]]]:
     """Yields each weight in turn on its devices, and the names of its tensors of which this process read NaN or infinity.
 
-    Besides the blocks that devices of a CPU keep, there are at most `READERS` in host memory at a time."""
+    Besides the blocks that devices of a CPU keep, there are at most `READERS + 1` in host memory at a time. Blocks are read on
+    other threads and go to their devices on this one, where the caller's `jax.default_device` counts.
+    """
+    targets_of = [local_blocks(source.like.shape, source.like.sharding) for source in sources]
+    jobs = [(source, block) for source, blocks in zip(sources, targets_of, strict=True) for block in blocks]
     with ThreadPoolExecutor(READERS) as pool:
-        yield from pool.map(partial(read_array, folder), sources)
+        read = _in_order(pool, lambda job: read_block(folder, *job), jobs)
+        for source, blocks in zip(sources, targets_of, strict=True):
+            shards: list[jax.Array] = []
+            infinite: dict[str, None] = {}  # a tensor that lies in several blocks is named once
+            for targets in blocks.values():
+                block, names = next(read)
+                infinite |= dict.fromkeys(names)
+                shards += jax.block_until_ready([jax.device_put(block, target, may_alias=True) for target in targets])
+                del block  # else it would stay in memory while the next one is awaited
+            yield _assemble(source.like, shards), list(infinite)
 
 
-def read_array(folder: Path, source: Source) -> tuple[jax.Array, list[str]]:
-    """A weight on its devices, and the names of its tensors that are not finite in the blocks of this process."""
-    like = source.like
-    shards: list[jax.Array] = []
-    infinite: dict[str, None] = {}  # a tensor that lies in several blocks is named once
-    for block, targets in local_blocks(like.shape, like.sharding).items():
-        array, names = read_block(folder, source, block)
-        infinite |= dict.fromkeys(names)
-        shards += jax.block_until_ready([jax.device_put(array, target, may_alias=True) for target in targets])
-        del array  # else it would stay in memory while the next one is read
+def _in_order(pool: ThreadPoolExecutor, fn: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+    """`fn` of each job in the order of `jobs`; unlike with `pool.map`, results that are not yet taken do not pile up."""
+    begun: deque[Future[Result]] = deque()
+    for job in jobs:
+        begun.append(pool.submit(fn, job))
+        if len(begun) > READERS:
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()
+
+
+def _assemble(like: jax.ShapeDtypeStruct, shards: list[jax.Array]) -> jax.Array:
+    """The array that is made of these shards of this process; without a sharding, the only one."""
     if like.sharding is None:
-        return shards[0], list(infinite)
-    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards, dtype=like.dtype), list(infinite)
+        (array,) = shards
+        return array
+    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards, dtype=like.dtype)
 
 
 def read_block(folder: Path, source: Source, block: Block) -> tuple[np.ndarray, list[str]]:

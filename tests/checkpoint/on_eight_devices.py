@@ -232,6 +232,9 @@ def main(root: Path) -> None:
     found["from shards"] = loaded(load_orbax, root / "from shards", None)
     found["quantized"] = {name: of_quantized(root / name, name) for name in ("fp8", "awq")}
     found["exchanged"] = {"bits": bits(exchanged(sharded)), "digest": digest_model(CFG, exchanged(sharded))}
+    with jax.default_device(jax.devices()[1]):
+        leaves = jax.tree.leaves(load_hf(folder)[1])
+    found["default device"] = sorted({device.id for leaf in leaves for device in leaf.devices()})
     found["faults"] = faults(root, folder, ours)
     found["experts"] = experts(root)
     print(json.dumps(found))

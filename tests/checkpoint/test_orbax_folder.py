@@ -199,11 +199,15 @@ def test_convert_leaves_a_folder_that_is_there_unless_it_is_to_be_fresh(tmp_path
 
 
 def test_convert_to_another_dtype_rounds_and_refuses_what_does_not_fit(tmp_path, capsys):
+    """By the name that orbax folders had before, too: `--to native`."""
     cfg = FAMILY_CFGS["qwen3"]
     params = random_model(cfg)
     save_orbax(tmp_path / "model", cfg, params).result()
     args = ["convert", "--model", str(tmp_path / "model"), "--to", "orbax", "--out"]
     assert main([*args, str(tmp_path / "f32"), "--dtype", "float32"]) == 0
+    older = ["native" if arg == "orbax" else arg for arg in args]
+    assert main([*older, str(tmp_path / "older"), "--dtype", "float32"]) == 0
+    assert load(tmp_path / "older").digest == load(tmp_path / "f32").digest
     wide = load(tmp_path / "f32")
     assert wide.cfg.dtype == "float32"
     np.testing.assert_array_equal(np.asarray(wide.params["embed"]), np.asarray(params["embed"]).astype(np.float32))

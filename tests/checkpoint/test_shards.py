@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +127,10 @@ def test_stacked_experts_have_equal_bits_wherever_they_are_cut(found, cut):
     assert found["experts"][cut]
 
 
+def test_weights_without_a_sharding_go_to_the_default_device_of_the_caller(found):
+    assert found["default device"] == [1]
+
+
 def test_nan_in_several_shards_of_a_tensor_is_one_problem(found):
     down, norm = (f"tensor {name} holds NaN or infinite weights as float32" for name in (DOWN, "model.norm.weight"))
     assert found["faults"]["nan"].endswith(f"nan: {down}; {norm}")
@@ -168,32 +171,22 @@ def test_weights_of_several_processes_are_not_written_to_a_folder_of_ours(root, 
     assert not (root / "refused").exists()
 
 
-def test_two_blocks_at_a_time_are_in_memory_until_they_are_on_their_devices(monkeypatch: pytest.MonkeyPatch):
-    """`READERS` blocks of 8 weights are read, and the next one when the device has one of them, not before."""
+def test_reading_waits_for_blocks_to_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While one of 8 blocks is taken, `READERS` others are read; none is begun after them until the next one is taken."""
     begun = threading.Semaphore(0)
-    arrived = threading.Semaphore(0)
 
     def read(folder: Path, source: Source, block: Any) -> tuple[np.ndarray, list[str]]:
         begun.release()
         return np.zeros(2, np.float32), []
 
-    def put(array: np.ndarray, target: Any, **_: Any) -> Any:
-        assert arrived.acquire(timeout=300)
-        return array
-
     monkeypatch.setattr(shards, "read_block", read)
-    monkeypatch.setattr(shards.jax, "device_put", put)
     like = jax.ShapeDtypeStruct((2,), np.float32)
-    arrays = read_arrays(Path(), [Source([Tensor(str(i), Header("", (2,), "F32", 0, 8), None)], like) for i in range(8)])
-    with ThreadPoolExecutor(1) as pool:
-        taken = pool.submit(lambda: len(list(arrays)))
-        assert all(begun.acquire(timeout=300) for _ in range(READERS))
-        assert not begun.acquire(timeout=0.2)
-        arrived.release()
-        assert begun.acquire(timeout=300)
-        assert not begun.acquire(timeout=0.2)
-        arrived.release(7)
-        assert taken.result(timeout=300) == 8
+    arrays = read_arrays(tmp_path, [Source([Tensor(str(i), Header("", (2,), "F32", 0, 8), None)], like) for i in range(8)])
+    next(arrays)
+    assert all(begun.acquire(timeout=300) for _ in range(1 + READERS))
+    assert not begun.acquire(timeout=0.2)
+    assert len(list(arrays)) == 7
+    assert all(begun.acquire(timeout=300) for _ in range(7 - READERS))
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="only devices of a CPU use memory of the host")
