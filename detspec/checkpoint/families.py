@@ -1,4 +1,4 @@
-"""Model families of Hugging Face: what the keys of their `config.json` mean, and what their tensors are called.
+"""Model families of Hugging Face: what the keys of their `config.json` mean, and how their tensors are called.
 
 A new family is one more `Family`. Weights are not converted: matrices are `[out, in]` here as in every checkpoint, so a table
 of names is enough.
@@ -8,9 +8,47 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from detspec.checkpoint.tensor_names import GEMMA_NAMES, LLAMA_NAMES, TensorNames
-
 HfConfig = dict[str, Any]
+
+# Name of a tensor -> path in the pytree. The `{}` of a path is the index of the layer. A name with one `{}` more than its path
+# names the parts of a stacked weight along its first axis; here down is `[E, D, F]`, made of E tensors `[D, F]`:
+#
+#     "model.layers.{}.mlp.experts.{}.down_proj.weight": ("layers", "{}", "experts", "down")
+TensorNames = dict[str, tuple[str, ...]]
+
+EMBEDDING: TensorNames = {"model.embed_tokens.weight": ("embed",)}
+LAYER_NAMES: TensorNames = {
+    "model.layers.{}.input_layernorm.weight": ("layers", "{}", "attn_norm"),
+    "model.layers.{}.self_attn.q_proj.weight": ("layers", "{}", "q"),
+    "model.layers.{}.self_attn.q_proj.bias": ("layers", "{}", "q_bias"),
+    "model.layers.{}.self_attn.k_proj.weight": ("layers", "{}", "k"),
+    "model.layers.{}.self_attn.k_proj.bias": ("layers", "{}", "k_bias"),
+    "model.layers.{}.self_attn.v_proj.weight": ("layers", "{}", "v"),
+    "model.layers.{}.self_attn.v_proj.bias": ("layers", "{}", "v_bias"),
+    "model.layers.{}.self_attn.o_proj.weight": ("layers", "{}", "o"),
+    "model.layers.{}.self_attn.o_proj.bias": ("layers", "{}", "o_bias"),
+    "model.layers.{}.self_attn.q_norm.weight": ("layers", "{}", "q_norm"),
+    "model.layers.{}.self_attn.k_norm.weight": ("layers", "{}", "k_norm"),
+    "model.layers.{}.mlp.gate_proj.weight": ("layers", "{}", "gate"),
+    "model.layers.{}.mlp.up_proj.weight": ("layers", "{}", "up"),
+    "model.layers.{}.mlp.down_proj.weight": ("layers", "{}", "down"),
+}
+OUTPUT: TensorNames = {"model.norm.weight": ("final_norm",), "lm_head.weight": ("head",)}
+# Llama has two norms in a layer, each before what it feeds. Gemma has four; one name means another norm there.
+LLAMA_NAMES: TensorNames = {
+    **EMBEDDING,
+    **LAYER_NAMES,
+    "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "mlp_norm"),
+    **OUTPUT,
+}
+GEMMA_NAMES: TensorNames = {
+    **EMBEDDING,
+    **LAYER_NAMES,
+    "model.layers.{}.post_attention_layernorm.weight": ("layers", "{}", "attn_post_norm"),
+    "model.layers.{}.pre_feedforward_layernorm.weight": ("layers", "{}", "mlp_norm"),
+    "model.layers.{}.post_feedforward_layernorm.weight": ("layers", "{}", "mlp_post_norm"),
+    **OUTPUT,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,3 +191,53 @@ GEMMA3 = dataclasses.replace(
 )
 
 FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3)
+
+# Keys that do not change the logits in any family: where they come from, or why they are passed over -> which they are. Keys of
+# which some values would matter are not here: `FIXED` names the one value that is supported. `pretraining_tp` is in how many
+# parts transformers 4 cut matrices.
+INERT = {
+    "they name the family, which is looked up first": """
+        model_type architectures
+    """,
+    "where a checkpoint comes from and which program wrote it": """
+        _name_or_path _model_name_or_path name_or_path _commit_hash transformers_version finetuning_task unsloth_fixed
+        unsloth_version is_llama_config
+    """,
+    "code and settings that other programs would take; the architecture is one of those that are known here": """
+        auto_map transformers.js_config
+    """,
+    "the tokenizer's; eos_token_id is read where a text ends": """
+        bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class prefix
+        model_max_length tokenizer_model_max_length tokenizer_padding_side
+    """,
+    "lengths of training (LLaMA 1 and its fine-tunes); max_position_embeddings is the one that models have": """
+        max_sequence_length max_seq_len seq_length
+    """,
+    "settings of generation from before there was a generation_config.json; a request says how it is sampled": """
+        max_length max_new_tokens min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
+        temperature top_k top_p min_p typical_p epsilon_cutoff eta_cutoff penalty_alpha repetition_penalty
+        encoder_repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+        num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
+        remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens use_cache
+        cache_implementation
+    """,
+    "training alone: initial weights, dropout, losses, memory of gradients": """
+        attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout hidden_dropout_prob
+        attention_probs_dropout_prob initializer_range gradient_checkpointing use_gradient_checkpointing
+        tf_legacy_loss keys_to_ignore_at_inference
+    """,
+    "classifiers' and tasks' settings, which transformers writes for every model; a classifier has another architecture": """
+        id2label label2id num_labels _num_labels problem_type task_specific_params
+    """,
+    "how transformers computes the same numbers": """
+        attn_implementation _attn_implementation _attn_implementation_internal _attn_implementation_autoset
+        _flash_attn_2_enabled use_flash_attention_2 chunk_size_feed_forward pretraining_tp torchscript use_bfloat16
+    """,
+    "what a call of transformers returns": """
+        output_attentions output_hidden_states return_dict use_return_dict
+    """,
+    "whether an encoder of the BERT kind may look ahead; these families never do": """
+        is_decoder
+    """,
+}
+INERT_KEYS = {key: reason for reason, keys in INERT.items() for key in keys.split()}

@@ -8,16 +8,18 @@
 All that is wrong is gathered and raised as one `InputError`.
 """
 
+import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
 from detspec.checkpoint.blocks import check_cuts
-from detspec.checkpoint.families import Family
+from detspec.checkpoint.families import Family, TensorNames
 from detspec.checkpoint.files import FILE_DTYPES, Header, Problems, read_headers, read_json, write_tensors
 from detspec.checkpoint.folder import (
     ADAPTER_NAME,
@@ -33,7 +35,6 @@ from detspec.checkpoint.hf_config import describe, family_of, find_family, read_
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import Format, Quantized, gather_quantized
 from detspec.checkpoint.shards import Source, Tensor, holds, is_stored_as, read_arrays
-from detspec.checkpoint.tensor_names import CONSTANT, TensorNames, leaf_at, tensor_paths
 from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
@@ -41,7 +42,19 @@ from detspec.model.params import Params, param_shapes
 
 Tensors = dict[str, Header | Quantized]  # by the names of weights
 
+# Buffers that the config decides: rotary frequencies and tables, of a layer or of the model (Gemma 3 has some for each kind of
+# layers), and Gemma's scale of embeddings. Some programs store them, and they are not read.
+CONSTANT = re.compile(
+    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb(_local)?\.(\w+_)?(inv_freq|cos_cached|sin_cached)|model\.embed_tokens\.embed_scale"
+)
 PATIENCE_S = 2.0  # a progress bar appears when loading takes longer
+
+
+class TensorPath(NamedTuple):
+    """The leaf of the parameters that a tensor of a checkpoint is, or is a part of."""
+
+    path: tuple[str | int, ...]  # keys and indices from the root of the pytree
+    part: int | None  # index on the first axis of a stacked weight; None if the tensor is the whole weight
 
 
 def load_hf(path: str | Path, *, sharding: Any = None) -> tuple[ModelConfig, Params]:
@@ -156,6 +169,42 @@ def build_config(fields: dict[str, Any], tensors: dict[str, Header], path: Path)
         return dense_config(**fields)
     except ValueError as error:
         raise InputError(f"{path}: config.json: {error}") from error
+
+
+def tensor_paths(names: TensorNames, params: Params) -> dict[str, TensorPath]:
+    """Tensor name -> its path in `params`, layers in ascending order; `params` may hold shapes instead of arrays.
+
+    Raises `InputError` if `names` lacks a weight of `params`.
+    """
+    paths: dict[str, TensorPath] = {}
+    for layered, group in itertools.groupby(names.items(), key=lambda item: "{}" in item[1]):
+        templates = list(group)
+        for index in range(len(params["layers"])) if layered else (0,):
+            for name, template in templates:
+                path = tuple(index if key == "{}" else key for key in template)
+                leaf = leaf_at(params, path)
+                if leaf is None:
+                    continue
+                numbers = (index,) * layered
+                if name.count("{}") == len(numbers):
+                    paths[name.format(*numbers)] = TensorPath(path, None)
+                else:
+                    paths |= {name.format(*numbers, part): TensorPath(path, part) for part in range(leaf.shape[0])}
+    named = {".".join(map(str, found.path)) for found in paths.values()}
+    for path, _ in jax.tree.leaves_with_path(params):
+        weight = jax.tree_util.keystr(path, simple=True, separator=".")
+        if weight not in named:
+            raise InputError(f"no tensor name for the weight {weight}: the table of names has {', '.join(names)}")
+    return paths
+
+
+def leaf_at(tree: Any, path: Sequence[str | int]) -> Any:
+    """`tree[path[0]][path[1]]...`, or None if there is no such entry."""
+    for key in path:
+        if isinstance(tree, dict) and key not in tree:
+            return None
+        tree = tree[key]
+    return tree
 
 
 def tensor_shapes(names: TensorNames, shapes: Params) -> dict[str, tuple[int, ...]]:

@@ -4,8 +4,16 @@ import json
 import math
 from typing import Any
 
-from detspec.checkpoint.families import FAMILIES, NULLABLE, PATTERN_KEYS, SIZE_FIELDS, Family, HfConfig, past_max_window_layers
-from detspec.checkpoint.inert_keys import INERT_KEYS
+from detspec.checkpoint.families import (
+    FAMILIES,
+    INERT_KEYS,
+    NULLABLE,
+    PATTERN_KEYS,
+    SIZE_FIELDS,
+    Family,
+    HfConfig,
+    past_max_window_layers,
+)
 from detspec.config import DTYPES, MAX_LAYERS, ModelConfig, RopeScaling, is_count, is_number
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, flat_fields

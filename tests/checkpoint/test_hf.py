@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from detspec.checkpoint.families import FAMILIES
+from detspec.checkpoint.families import FAMILIES, INERT_KEYS, LLAMA_NAMES
 from detspec.checkpoint.files import write_tensors
 from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
 from detspec.checkpoint.hf_config import DTYPE_KEYS, find_family, read_fields

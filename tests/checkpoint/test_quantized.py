@@ -15,12 +15,12 @@ import pytest
 
 from detspec.checkpoint import quantized
 from detspec.checkpoint.digest import digest_model
+from detspec.checkpoint.families import LLAMA_NAMES
 from detspec.checkpoint.files import Header, Problems, read_headers
 from detspec.checkpoint.hf import load_hf, named_tensors, read_hf_config
 from detspec.checkpoint.quantization_config import read_quantization
 from detspec.checkpoint.quantized import Format, awq, gather_quantized, gptq
 from detspec.checkpoint.shards import Source, Tensor, read_block
-from detspec.checkpoint.tensor_names import LLAMA_NAMES
 from detspec.errors import InputError
 from tests.checkpoint.quantizers import CFG, FORMATS, GROUP, compressed, gptq_config, make_quantized
 from tests.checkpoint.test_hf import edit_config

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from detspec.checkpoint.families import LLAMA_NAMES
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
-from detspec.checkpoint.hf import check_tensors, named_tensors, read_params
-from detspec.checkpoint.tensor_names import LLAMA_NAMES, tensor_paths
+from detspec.checkpoint.hf import check_tensors, named_tensors, read_params, tensor_paths
 from detspec.config import ModelConfig
 from detspec.model.dense import dense_config
 from detspec.model.params import Params, init_params, param_shapes

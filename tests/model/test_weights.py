@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from detspec.checkpoint.families import LLAMA_NAMES
 from detspec.checkpoint.files import Problems, read_headers, write_tensors
 from detspec.checkpoint.hf import check_tensors, named_tensors, read_params
 from detspec.checkpoint.orbax_folder import load_orbax, save_orbax
-from detspec.checkpoint.tensor_names import LLAMA_NAMES
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.attention import Attention

@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 
-from detspec.interconnect import Links
 from detspec.model.dense import dense_config, with_fields
 from detspec.planning.exchanges import (
     Exchange,
