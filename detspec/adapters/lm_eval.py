@@ -19,8 +19,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from detspec.adapters.eval_options import EvalOptions, load_engine, options_of
-from detspec.adapters.gen_kwargs import sampling_of
+from detspec.adapters.eval_options import EvalOptions, load_engine, options_of, sampling_of
 from detspec.adapters.special_tokens import SpecialTokens, special_tokens_of
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine

@@ -22,8 +22,7 @@ from detspec.jobs.prompts import JobSpec
 from detspec.openai.bodies import DEFAULTS, Parsed, parse_chat, parse_completion
 from detspec.openai.bodies import requests_of as requests_of_body
 from detspec.openai.fields import UNKNOWN, UNSUPPORTED, BodyError
-from detspec.openai.responses import HEX, Answerer, chat_body, completion_body, error_body, make_answerer, response_id
-from detspec.openai.scores import scored
+from detspec.openai.responses import HEX, Answerer, answer_body, error_body, make_answerer, response_id, scored
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 
@@ -96,7 +95,7 @@ class BatchReader:
             parsed = parse_completion(line["body"], model, max_len=max_len, defaults=self._defaults)
         else:
             parsed = parse_chat(line["body"], model, max_len=max_len, defaults=self._defaults, now=self._now)
-        if parsed.stream:
+        if parsed.body.stream:
             raise BodyError("stream is true, but the lines of a batch are answered whole: omit it", "stream", UNSUPPORTED)
         return parsed if parsed.seed is not None else parsed.with_seed(seed_of(self._seed, line[KEY]))
 
@@ -133,9 +132,9 @@ class AskedBody:
             why = bad[0].error or "the model gave logits that are not finite"
             line = failure_line(self._custom_id, code, why, self._parsed.digest.encode())
             return (Output(0, num_tokens, "error", line),)
-        body = (completion_body if self._parsed.kind == "completion" else chat_body)(self._parsed, completions, self._answerer)
+        body = answer_body(self._parsed, completions, self._answerer)
         facts = self._custom_id.encode() + self._parsed.digest.encode()
-        request_id = self._parsed.request_id or response_id(self._parsed)
+        request_id = self._parsed.body.request_id or response_id(self._parsed)
         response = {"status_code": OK, "request_id": request_id, "body": body}
         return (Output(0, num_tokens, "stop", _line(self._custom_id, facts, response, None)),)
 

@@ -13,26 +13,28 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
+
+import msgspec
 
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Request, check_request, request_of
 from detspec.errors import InputError, ParameterError
 from detspec.openai.fields import (
-    CHAT,
-    COMPLETION,
     INVALID,
     MISSING,
     TOO_LONG,
     BodyError,
-    given_fields,
+    ChatBody,
+    CompletionBody,
+    StreamOptions,
+    read_fields,
     sampling_of,
     stream_options,
 )
 from detspec.openai.prompts import Prompt, chat_prompt, prompt_list, token_ids
-from detspec.openai.scores import scoring
 from detspec.sampling_params import SamplingParams, seed_of_noise
 
 COMPLETION_TOKENS = 16  # `max_tokens` of a completion that does not say
@@ -44,40 +46,31 @@ class Parsed:
     """A body that was checked.
 
     Attributes:
-        kind: which of the two it is.
-        model: the name of a model that it gives; None if it gives none.
+        body: its fields.
         prompts: token ids of each prompt; chat has one.
         texts: each prompt as text if it was given as such, else None.
         sampling: parameters for each prompt, of `n` samples. With `is_score`, `max_tokens` is 1, though nothing is generated.
         seed: the seed; None if the body gives none, and `sampling` then holds the default's.
+        logprobs: how many likeliest tokens to report at each position besides the chosen one; None for no log-probabilities.
+        options: what a stream says of its usage.
         is_score: `max_tokens` is 0: only log-probabilities of the prompt are wanted.
         echo: the text of the answer begins with the prompt.
-        logprobs: how many likeliest tokens to report at each position besides the chosen one; None for no log-probabilities.
-        prompt_logprobs: the same for the prompt, under that name; None if it is not asked for.
-        return_token_ids: answer with token ids, too.
-        return_weight_versions: say of each choice which weights its tokens come from.
-        tokens_as_ids: tokens are named `token_id:5` in log-probabilities.
-        stream, include_usage, continuous_usage: answer piece by piece; end with a chunk of usage; usage in each chunk.
-        request_id: the client's own name for the request.
     """
 
-    kind: Literal["completion", "chat"]
-    model: str | None
+    body: CompletionBody | ChatBody
     prompts: tuple[Prompt, ...]
     texts: tuple[str | None, ...]
     sampling: tuple[SamplingParams, ...]
     seed: int | None
+    logprobs: int | None
+    options: StreamOptions
     is_score: bool = False
     echo: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool = False
-    return_weight_versions: bool = False
-    tokens_as_ids: bool = False
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    request_id: str | None = None
+
+    @property
+    def kind(self) -> Literal["completion", "chat"]:
+        """Which of the two the body is."""
+        return "chat" if isinstance(self.body, ChatBody) else "completion"
 
     @property
     def n(self) -> int:
@@ -92,8 +85,9 @@ class Parsed:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 in hex of everything that decides the answer, the seed included; equal requests have equal digests."""
-        shape = (self.kind, self.is_score, self.echo, self.logprobs, self.prompt_logprobs, self.tokens_as_ids)
-        returned = [self.return_token_ids, self.return_weight_versions]
+        body = self.body
+        shape = [self.kind, self.is_score, self.echo, self.logprobs, body.prompt_logprobs, body.return_tokens_as_token_ids]
+        returned = [body.return_token_ids, body.return_weight_versions]
         facts = [shape, returned, self.prompts, [sampling.facts() for sampling in self.sampling]]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -102,56 +96,66 @@ class Parsed:
         return dataclasses.replace(self, seed=seed, sampling=seeded(self.sampling[0], seed, self.prompts))
 
 
-def parse_completion(body: Any, model: Model, *, max_len: int, defaults: SamplingParams = DEFAULTS) -> Parsed:
-    """Checks a body of `/v1/completions`, the JSON value, for engines of `model` whose requests have room for `max_len` tokens.
+def parse_completion(value: Any, model: Model, *, max_len: int, defaults: SamplingParams = DEFAULTS) -> Parsed:
+    """Checks the JSON `value`, a body of `/v1/completions`, for engines of `model` with room for `max_len` tokens of a request.
 
     `defaults` are for fields that the body does not give. Raises `BodyError`.
     """
-    given = given_fields(body, COMPLETION)
-    if "prompt" not in given:
+    body = read_fields(value, CompletionBody)
+    if body.prompt is None:
         raise BodyError(
             "the body needs a prompt: a text, a list of texts, token ids or a list of lists of them", "prompt", MISSING
         )
-    is_score = given.get("max_tokens") == 0
-    echo = given.get("echo", False)
-    if is_score:
-        if not echo:
-            raise BodyError("max_tokens 0 scores the prompt, which needs echo: true; else it must be at least 1", "max_tokens")
-        if given.get("n", 1) != 1:
-            raise BodyError(f"n is {given['n']}, but max_tokens 0 generates nothing: omit n", "n")
-        given["max_tokens"] = 1
-    logprobs = given.get("logprobs")
-    sampling = sampling_of(given, defaults)
-    if echo and logprobs is not None:
-        wanted = max(logprobs, given.get("prompt_logprobs", 0))
-        sampling = dataclasses.replace(sampling, prompt_logprobs=wanted)
-    add_special = given.get("add_special_tokens", True)
-    listed = prompt_list(given["prompt"])
+    is_score = body.max_tokens == 0
+    if is_score and not body.echo:
+        raise BodyError("max_tokens 0 scores the prompt, which needs echo: true; else it must be at least 1", "max_tokens")
+    if is_score and body.n not in (None, 1):
+        raise BodyError(f"n is {body.n}, but max_tokens 0 generates nothing: omit n", "n")
+    given = msgspec.structs.asdict(body)
+    sampling = sampling_of({**given, "max_tokens": 1} if is_score else given, defaults)
+    if body.echo and body.logprobs is not None:
+        sampling = dataclasses.replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
+    listed = prompt_list(body.prompt)
+    add_special = body.add_special_tokens is not False
     prompts = tuple(token_ids(prompt, model, max_len=max_len, add_special=add_special) for prompt in listed)
-    texts = tuple(prompt if isinstance(prompt, str) else None for prompt in listed)
-    asked = {"is_score": is_score, "echo": echo, "logprobs": logprobs}
-    return _parsed("completion", given, prompts, texts, sampling, asked)
+    return Parsed(
+        body=body,
+        prompts=prompts,
+        texts=tuple(prompt if isinstance(prompt, str) else None for prompt in listed),
+        sampling=seeded(sampling, sampling.seed, prompts),
+        seed=body.seed,
+        logprobs=body.logprobs,
+        options=stream_options(body),
+        is_score=is_score,
+        echo=body.echo,
+    )
 
 
-def parse_chat(body: Any, model: Model, *, max_len: int, defaults: SamplingParams = DEFAULTS, now: Any = None) -> Parsed:
+def parse_chat(value: Any, model: Model, *, max_len: int, defaults: SamplingParams = DEFAULTS, now: Any = None) -> Parsed:
     """Checks a body of `/v1/chat/completions`; see `parse_completion`.
 
     An answer may have as many tokens as there is room for, unless the body says how many. `now` is the time that the chat
     template prints, the clock's if None.
     """
-    given = given_fields(body, CHAT)
-    if "messages" not in given:
+    body = read_fields(value, ChatBody)
+    if body.messages is None:
         raise BodyError("the body needs messages: a list of objects with role and content", "messages", MISSING)
-    if "max_tokens" in given and given.get("max_completion_tokens", given["max_tokens"]) != given["max_tokens"]:
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise BodyError("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
-    wants_logprobs = given.pop("logprobs", False)
-    if given.get("top_logprobs") and not wants_logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise BodyError("top_logprobs needs logprobs: true", "top_logprobs")
-    prompt = chat_prompt(given, model, max_len=max_len, now=now)
-    room = max(1, max_len - len(prompt))
-    sampling = sampling_of(given, dataclasses.replace(defaults, max_tokens=room))
-    asked = {"logprobs": given.get("top_logprobs", 0) if wants_logprobs else None}
-    return _parsed("chat", given, (prompt,), (None,), sampling, asked)
+    prompt = chat_prompt(body, model, max_len=max_len, now=now)
+    given = {**msgspec.structs.asdict(body), "logprobs": None}  # a switch, and no parameter
+    sampling = sampling_of(given, dataclasses.replace(defaults, max_tokens=max(1, max_len - len(prompt))))
+    return Parsed(
+        body=body,
+        prompts=(prompt,),
+        texts=(None,),
+        sampling=(sampling,),
+        seed=body.seed,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        options=stream_options(body),
+    )
 
 
 def requests_of(parsed: Parsed, model: Model, config: EngineConfig, *, id: str) -> list[Request]:
@@ -186,29 +190,12 @@ def seeded(sampling: SamplingParams, seed: int, prompts: Sequence[Prompt]) -> tu
     return tuple(each)
 
 
-def _parsed(
-    kind: Literal["completion", "chat"],
-    given: Mapping[str, Any],
-    prompts: tuple[Prompt, ...],
-    texts: tuple[str | None, ...],
-    sampling: SamplingParams,
-    asked: Mapping[str, Any],
-) -> Parsed:
-    include_usage, continuous_usage = stream_options(given)
-    return Parsed(
-        kind=kind,
-        model=given.get("model"),
-        prompts=prompts,
-        texts=texts,
-        sampling=seeded(sampling, sampling.seed, prompts),
-        seed=given.get("seed"),
-        prompt_logprobs=given.get("prompt_logprobs"),
-        return_token_ids=given.get("return_token_ids", False),
-        return_weight_versions=given.get("return_weight_versions", False),
-        tokens_as_ids=given.get("return_tokens_as_token_ids", False),
-        stream=given.get("stream", False),
-        include_usage=include_usage,
-        continuous_usage=continuous_usage,
-        request_id=given.get("request_id"),
-        **asked,
+def scoring(request: Request) -> Request:
+    """Makes of a `request` for log-probabilities of its prompt one that scores all tokens after the first."""
+    first, *rest = request.prompt_token_ids
+    if not rest:
+        return request  # there is nothing to score: one token is generated, and not shown
+    sampling = dataclasses.replace(
+        request.sampling, prompt_logprobs=None, logprobs=request.sampling.prompt_logprobs or 0, thinking=None
     )
+    return dataclasses.replace(request, prompt_token_ids=(first,), sampling=sampling, given_token_ids=tuple(rest))

@@ -1,4 +1,4 @@
-"""The fields of a request body: which there are, what type each has, and which are refused by name.
+"""Request bodies field by field: types, refusals by name, and fields that are not implemented.
 
 A field that is null counts as not given. A field that changes nothing that is generated is accepted; one that would, and is not
 implemented, is refused unless its value asks for nothing (`NEUTRAL`), and so is an unknown one.
@@ -6,12 +6,15 @@ implemented, is refused unless its value asks for nothing (`NEUTRAL`), and so is
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
 
 from detspec.errors import InputError, ParameterError, shortened, shown
-from detspec.openai.neutral import NEUTRAL, NEUTRAL_OPTIONS, asks_for_nothing
-from detspec.sampling_params import SamplingParams
+from detspec.sampling_params import FIELDS, SamplingParams
 
 # Codes of `BodyError`, as OpenAI's errors have them.
 MISSING = "missing_required_parameter"
@@ -42,171 +45,210 @@ class BodyError(InputError):
         return str(self)
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """What JSON values a field takes."""
+class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that completions and chats share. A parameter of sampling that is None is not given."""
 
-    holds: Callable[[Any], bool]
-    sentence: str
-
-
-def _is_int(value: Any) -> bool:
-    return type(value) is int
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
-def all_are(kind: type, values: Iterable[Any]) -> bool:
-    """Whether each of `values` has the type `kind` itself: true is no integer."""
-    return set(map(type, values)) <= {kind}
-
-
-def _is_list_of(kind: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all_are(kind, value)
-
-
-INT = Kind(_is_int, "an integer")
-NUMBER = Kind(_is_number, "a number")
-BOOL = Kind(lambda value: type(value) is bool, "true or false")
-BOOL_OR_TEXT = Kind(lambda value: type(value) in (bool, str), "true, false or the name of a message's field")
-TEXT = Kind(lambda value: isinstance(value, str), "a string")
-OBJECT = Kind(lambda value: isinstance(value, dict), "an object")
-TEXTS = Kind(lambda value: isinstance(value, str) or _is_list_of(str)(value), "a string or a list of strings")
-INTS = Kind(_is_list_of(int), "a list of integers")
-LIST = Kind(lambda value: isinstance(value, list), "a list")
-ANY = Kind(lambda value: True, "anything")
-
-# Fields of a body that are sampling parameters, with the names these have; first those that the checks of others read.
-SAMPLING = {
-    "max_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "min_tokens": "min_tokens",
-    "n": "n",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "logit_bias": "logit_bias",
-    "seed": "seed",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "ignore_eos": "ignore_eos",
-    "logprobs": "logprobs",
-    "top_logprobs": "logprobs",
-    "prompt_logprobs": "prompt_logprobs",
-    "logprobs_mode": "logprobs_mode",
-    "is_deterministic": "deterministic",
-    "thinking": "thinking",
-}
-SHARED = {
-    "model": TEXT,
-    "max_tokens": INT,
-    "min_tokens": INT,
-    "n": INT,
-    "temperature": NUMBER,
-    "top_p": NUMBER,
-    "top_k": INT,
-    "min_p": NUMBER,
-    "repetition_penalty": NUMBER,
-    "frequency_penalty": NUMBER,
-    "presence_penalty": NUMBER,
-    "logit_bias": OBJECT,
-    "seed": INT,
-    "stop": TEXTS,
-    "stop_token_ids": INTS,
-    "ignore_eos": BOOL,
-    "prompt_logprobs": INT,
-    "logprobs_mode": TEXT,
-    "is_deterministic": BOOL,
-    "thinking": BOOL,
-    "add_special_tokens": BOOL,
-    "return_token_ids": BOOL,
-    "return_tokens_as_token_ids": BOOL,
-    "return_weight_versions": BOOL,
-    "request_id": TEXT,
-    "stream": BOOL,
-    "stream_options": OBJECT,
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    temperature: int | float | None = None
+    top_p: int | float | None = None
+    top_k: int | None = None
+    min_p: int | float | None = None
+    repetition_penalty: int | float | None = None
+    frequency_penalty: int | float | None = None
+    presence_penalty: int | float | None = None
+    logit_bias: dict[str, Any] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: str | None = None
+    is_deterministic: bool | None = None
+    thinking: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    return_weight_versions: bool = False
+    request_id: str | None = None
+    stream: bool = False
+    stream_options: dict[str, Any] = {}  # each body has its own
     # These change nothing that is generated.
-    "user": ANY,
-    "metadata": ANY,
-    "store": ANY,
-    "service_tier": ANY,
-    "prompt_cache_key": ANY,
-    "prompt_cache_retention": ANY,
-    "safety_identifier": ANY,
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+
+
+class CompletionBody(SharedBody, frozen=True, kw_only=True):
+    """The body of `/v1/completions`; `prompt` is what `prompts.prompt_list` takes."""
+
+    prompt: Any = None
+    logprobs: int | None = None
+    echo: bool = False
+
+
+class ChatBody(SharedBody, frozen=True, kw_only=True):
+    """The body of `/v1/chat/completions`."""
+
+    messages: list[Any] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | str | None = None
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/tokenize`: a text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | str | None = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The field `stream_options`: whether a stream ends with a chunk of usage, and whether each chunk has it."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+# How errors describe the type of a field.
+SENTENCES: dict[Any, str] = {
+    int: "an integer",
+    int | float: "a number",
+    bool: "true or false",
+    bool | str: "true, false or the name of a message's field",
+    str: "a string",
+    str | list[str]: "a string or a list of strings",
+    list[int]: "a list of integers",
+    list[Any]: "a list",
+    dict[str, Any]: "an object",
 }
-COMPLETION = {**SHARED, "prompt": ANY, "logprobs": INT, "echo": BOOL}
-CHAT = {
-    **SHARED,
-    "messages": LIST,
-    "logprobs": BOOL,
-    "top_logprobs": INT,
-    "max_completion_tokens": INT,
-    "chat_template_kwargs": OBJECT,
-    "add_generation_prompt": BOOL,
-    "continue_final_message": BOOL_OR_TEXT,
+# Fields that are sampling parameters of another name.
+RENAMED = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs", "is_deterministic": "deterministic"}
+# Fields that are not implemented, with the values that ask for nothing. A client may send every field that its own library has,
+# most of them at their defaults. Null asks for nothing, too.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    # OpenAI's
+    "best_of": (1,),
+    "function_call": ("none", "auto"),  # without functions there is none to call
+    "functions": ([],),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    # vLLM's
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "detokenize": (True,),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "echo": (False,),  # of a chat
+    "flat_logprobs": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "priority": (0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    # SGLang's
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "separate_reasoning": (True, False),  # a text is never parted, so both are the same
+    "stop_regex": ([],),
+    "stream_reasoning": (True,),
+    # TGI's
+    "typical_p": (1,),
+    "watermark": (False,),
+    "stream_options.include_obfuscation": (False,),  # OpenAI's
 }
+NULL_ALONE = (
+    *("audio", "moderation", "prediction", "reasoning_effort", "web_search_options"),  # OpenAI's
+    *("cache_salt", "chat_template", "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json"),  # vLLM's
+    *("guided_regex", "guided_whitespace_pattern", "kv_transfer_params", "prompt_embeds", "structural_tag"),
+    *("structured_outputs", "thinking_token_budget", "truncate_prompt_tokens"),
+    *("custom_logit_processor", "custom_params", "ebnf", "json_schema", "lora_path", "regex", "session_params"),  # SGLang's
+    *("adapter_id", "grammar", "tool_prompt", "truncate"),  # TGI's
+)
+NEUTRAL |= dict.fromkeys(NULL_ALONE, ())
 
-STREAM_OPTIONS = {"include_usage": BOOL, "continuous_usage_stats": BOOL}
-
-
-def given_fields(body: Any, accepted: Mapping[str, Kind]) -> dict[str, Any]:
-    """The fields of `body` that are not null, checked; raises `BodyError` naming one that is unknown or has another type."""
-    if not isinstance(body, dict):
-        raise BodyError(f"the body must be a JSON object, got {type(body).__name__}")
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in [name for name in given if name not in accepted]:
-        if name not in NEUTRAL:
-            raise BodyError(f"unknown field {name!r}; accepted: {', '.join(sorted(accepted))}", name, UNKNOWN)
-        value = given.pop(name)
-        if name != "best_of" or not asks_for_nothing(value, (given.get("n"),)):  # the best 2 of 2 are both
-            check_neutral(name, value, NEUTRAL[name])
-    for name, value in given.items():
-        check_kind(name, value, accepted[name])
-    return given
+Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
-def check_neutral(name: str, value: Any, neutral: Sequence[Any]) -> None:
-    """Raises `BodyError` unless the field `name`, which is not implemented, has a `value` that asks for nothing."""
-    if asks_for_nothing(value, neutral):
-        return
-    accepts = " or ".join(["omit it", *(f"give {json.dumps(one)}" for one in neutral)])
-    raise BodyError(f"{name} is not supported, got {value!r}: {accepts}", name, UNSUPPORTED)
+def read_fields(given: Any, kind: type[Fields], where: str = "") -> Fields:
+    """Reads the JSON value `given`, a body or the object in its field `where`, as a `kind`.
 
-
-def check_kind(name: str, value: Any, kind: Kind) -> None:
-    """Raises `BodyError` unless the field `name` may have this `value`."""
-    if not kind.holds(value):
-        raise BodyError(f"{name} must be {kind.sentence}, got {shown(value)}", name)
-
-
-def stream_options(given: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether a stream ends with a chunk of usage, and whether each chunk has it; `BodyError` for anything else."""
-    options = {name: value for name, value in given.get("stream_options", {}).items() if value is not None}
-    for name, value in options.items():
-        if name in NEUTRAL_OPTIONS:
-            check_neutral(f"stream_options.{name}", value, NEUTRAL_OPTIONS[name])
-        elif name not in STREAM_OPTIONS:
-            raise BodyError(
-                f"unknown field stream_options.{name}; accepted: {', '.join(STREAM_OPTIONS)}", "stream_options", UNKNOWN
-            )
-        else:
-            check_kind(f"stream_options.{name}", value, STREAM_OPTIONS[name])
-    if any(options.values()) and not given.get("stream"):
-        raise BodyError("stream_options need stream: true", "stream_options")
-    return options.get("include_usage", False), options.get("continuous_usage_stats", False)
-
-
-def sampling_of(given: Mapping[str, Any], defaults: SamplingParams, names: Sequence[str] = tuple(SAMPLING)) -> SamplingParams:
-    """`defaults` with the sampling fields `names` of `given` over them; `BodyError` naming the field that is out of range."""
-    values: dict[str, Any] = {SAMPLING[name]: given[name] for name in names if name in given}
+    Raises `BodyError` naming a field that is unknown, is not implemented, or has another type.
+    """
+    if not isinstance(given, dict):
+        raise BodyError(f"the body must be a JSON object, got {type(given).__name__}")
+    prefix = where and f"{where}."
+    known = kind.__struct_fields__
+    fields = {name: value for name, value in given.items() if value is not None}
+    for name in [name for name in fields if name not in known]:
+        if prefix + name not in NEUTRAL:
+            raise BodyError(f"unknown field {prefix + name!r}; accepted: {', '.join(sorted(known))}", where or name, UNKNOWN)
+        value = fields.pop(name)
+        if name != "best_of" or not asks_for_nothing(value, (fields.get("n"),)):  # the best 2 of 2 are both
+            check_neutral(prefix + name, value)
     try:
-        return dataclasses.replace(defaults, **values)
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        (name,) = re.findall(r"\$\.(\w+)", str(error))
+        hint = typing.get_type_hints(kind)[name]
+        accepted = next(sentence for type, sentence in SENTENCES.items() if hint in (type, type | None))
+        raise BodyError(f"{prefix}{name} must be {accepted}, got {shown(fields[name])}", prefix + name) from error
+
+
+def check_neutral(name: str, value: Any) -> None:
+    """Raises `BodyError` unless the field `name`, which is not implemented, has a `value` that asks for nothing."""
+    if not asks_for_nothing(value, NEUTRAL[name]):
+        accepts = " or ".join(["omit it", *(f"give {json.dumps(one)}" for one in NEUTRAL[name])])
+        raise BodyError(f"{name} is not supported, got {shown(value)}: {accepts}", name, UNSUPPORTED)
+
+
+def asks_for_nothing(value: Any, neutral: Sequence[Any]) -> bool:
+    """Whether `value` is one of `neutral`: 1.0 is 1, but true is not."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+
+
+def stream_options(body: SharedBody) -> StreamOptions:
+    """Reads the options of a stream; `BodyError` for anything else, and for options of an answer that is no stream."""
+    options = read_fields(body.stream_options, StreamOptions, "stream_options")
+    if options != StreamOptions() and not body.stream:
+        raise BodyError("stream_options need stream: true", "stream_options")
+    return options
+
+
+def sampling_of(given: Mapping[str, Any], defaults: SamplingParams) -> SamplingParams:
+    """Returns `defaults` with the fields `given` over them that are sampling parameters, unless None.
+
+    Raises `BodyError` naming the field that is out of range.
+    """
+    names = {RENAMED.get(name, name): name for name, value in given.items() if value is not None}
+    try:
+        return dataclasses.replace(defaults, **{name: given[names[name]] for name in FIELDS if name in names})
     except ParameterError as error:
-        name = next(name for name in names if name in given and SAMPLING[name] == error.name)
-        raise BodyError(str(error).replace(f"parameter {SAMPLING[name]} ", f"parameter {name} ", 1), name) from error
+        name = names[error.name]
+        raise BodyError(str(error).replace(f"parameter {error.name} ", f"parameter {name} ", 1), name) from error

@@ -1,22 +1,79 @@
-"""Log-probabilities in the shapes of completions, of chat, and of vLLM's `prompt_logprobs`."""
+"""Log-probabilities in the shapes of completions, of chat, and of vLLM's `prompt_logprobs`, and the tokens that they name."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from detspec.checkpoint.detokenizer import CACHED, Detokenizer, TokenBytes
+from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.engine.request import Completion, TopLogprobs
 from detspec.openai.bodies import Parsed
-from detspec.openai.token_texts import TokenPlaces, TokenTexts
 
 EXCLUDED = -9999.0  # stands for -inf and nan, which JSON lacks
 
 
-def completion_logprobs(
+class TokenTexts:
+    """Bytes and texts of the tokens of one tokenizer. Without a tokenizer a token's text is its number."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """Names the tokens of `tokenizer`."""
+        self.tokens = None if tokenizer is None else tokenizer.token_bytes
+        self.bytes_of = functools.lru_cache(maxsize=CACHED)(self._bytes_of)
+        self.text_of = functools.lru_cache(maxsize=CACHED)(self._text_of)
+
+    def _text_of(self, token: int, begins: bool = False) -> str:
+        r"""Its text; of bytes that are no whole characters `bytes:\xe2\x80`, so that no two such tokens look the same."""
+        raw = self.bytes_of(token, begins)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _bytes_of(self, token: int, begins: bool = False) -> bytes:
+        """The UTF-8 that it adds to a text, as the first token if it `begins` one; of a special token its name."""
+        if self.tokens is not None:
+            if token in self.tokens.special:
+                return self.tokens.added[token].encode()
+            if piece := self.tokens.after(None if begins else token, token):
+                return piece[0]
+        return f"<{token}>".encode()  # a row of the embedding without a token
+
+
+class TokenPlaces:
+    """The places of tokens in a text, which come one at a time."""
+
+    def __init__(self, tokens: TokenBytes | None, after: tuple[int, ...] = ()) -> None:
+        """Places count from 0 after the prompt `after`."""
+        self._detokenizer = Detokenizer(tokens, after=after)
+        self._length = 0
+
+    def next(self, token: int) -> tuple[int, bool]:
+        r"""Characters that are complete before the next `token`, and whether it begins the text.
+
+        The tokens `[" f", b"\xc3", b"\xa9", "x"]` are at 0, 2, 2 and 3.
+        """
+        place = self._length, self._detokenizer.begins
+        self._length += len(self._detokenizer.push(token))
+        return place
+
+
+def logprobs_of(
     parsed: Parsed, completion: Completion, texts: TokenTexts, places: TokenPlaces | None = None
-) -> dict[str, Any]:
-    """`tokens`, `token_logprobs`, `top_logprobs` and `text_offset`, of the prompt too if it is echoed.
+) -> dict[str, Any] | None:
+    """Makes the field `logprobs` of a choice; None if it is not asked for.
 
     `places` have seen the tokens before, if the completion is a part of a stream.
+    """
+    if parsed.logprobs is None:
+        return None
+    if places is None:
+        places = TokenPlaces(texts.tokens, () if parsed.echo else completion.prompt_token_ids)
+    return (_chat_logprobs if parsed.kind == "chat" else _completion_logprobs)(parsed, completion, texts, places)
+
+
+def _completion_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts, places: TokenPlaces) -> dict[str, Any]:
+    """Lists `tokens`, `token_logprobs`, `top_logprobs` and `text_offset`, of the prompt too if it is echoed.
 
     The first token of a prompt has null, and all have if the request was aborted before they were read. `top_logprobs` hold the
     chosen token, too; of two tokens of one text, they hold the likelier. `text_offset` counts the characters that are complete
@@ -33,7 +90,7 @@ def completion_logprobs(
     tokens += completion.token_ids
     logprobs += completion.logprobs
     top += likeliest(completion.top_logprobs, number, len(completion.token_ids))
-    at = _placed(parsed, completion, tokens, texts, places)
+    at = list(map(places.next, tokens))
     return {
         "tokens": [name_of(token, parsed, texts, begins) for token, (_, begins) in zip(tokens, at, strict=True)],
         "token_logprobs": [None if value is None else number_of(value) for value in logprobs],
@@ -47,30 +104,25 @@ def completion_logprobs(
     }
 
 
-def chat_logprobs(
-    parsed: Parsed, completion: Completion, texts: TokenTexts, places: TokenPlaces | None = None
-) -> dict[str, Any]:
-    """`content`: `token`, `logprob`, `bytes` and `top_logprobs` of each new token, the likeliest first.
-
-    `places` as for `completion_logprobs`.
-    """
+def _chat_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts, places: TokenPlaces) -> dict[str, Any]:
+    """Lists as `content` the `token`, `logprob`, `bytes` and `top_logprobs` of each new token, the likeliest first."""
     tops = likeliest(completion.top_logprobs, parsed.logprobs or 0, len(completion.token_ids))
     content = []
-    at = _placed(parsed, completion, completion.token_ids, texts, places)
-    for token, value, top, (_, begins) in zip(completion.token_ids, completion.logprobs, tops, at, strict=True):
+    for token, value, top in zip(completion.token_ids, completion.logprobs, tops, strict=True):
+        _, begins = places.next(token)
         listed = [_chat_entry(other, number, parsed, texts, begins) for other, number in top]
         content.append({**_chat_entry(token, value, parsed, texts, begins), "top_logprobs": listed})
     return {"content": content, "refusal": None}
 
 
 def prompt_logprobs(parsed: Parsed, completion: Completion, texts: TokenTexts) -> list[dict[str, Any] | None]:
-    """For each token of the prompt, it and the likeliest there, by token id; null for the first, as vLLM has them.
+    """Lists for each token of the prompt it and the likeliest there, by token id; null for the first, as vLLM has them.
 
     All are null if the request was aborted before they were read.
     `rank` counts from 1, and is null for a token of the prompt that is not among the likeliest.
     """
     values = of_prompt(completion)
-    tops = likeliest(completion.prompt_top_logprobs, parsed.prompt_logprobs or 0, len(values))
+    tops = likeliest(completion.prompt_top_logprobs, parsed.body.prompt_logprobs or 0, len(values))
     found: list[dict[str, Any] | None] = []
     for token, value, top in zip(completion.prompt_token_ids, values, tops, strict=True):
         if value is None:
@@ -104,16 +156,7 @@ def number_of(logprob: float) -> float:
 
 def name_of(token: int, parsed: Parsed, texts: TokenTexts, begins: bool = False) -> str:
     """The name of a token in an answer; a token that `begins` a text may read otherwise than it does later."""
-    return f"token_id:{token}" if parsed.tokens_as_ids else texts.text_of(token, begins)
-
-
-def _placed(
-    parsed: Parsed, completion: Completion, tokens: Sequence[int], texts: TokenTexts, places: TokenPlaces | None
-) -> list[tuple[int, bool]]:
-    """For each of `tokens`, the characters before it, and whether it begins a text."""
-    if places is None:
-        places = TokenPlaces(texts.tokens, () if parsed.echo else completion.prompt_token_ids)
-    return list(map(places.next, tokens))
+    return f"token_id:{token}" if parsed.body.return_tokens_as_token_ids else texts.text_of(token, begins)
 
 
 def _by_name(pairs: Sequence[tuple[int, float]], parsed: Parsed, texts: TokenTexts, begins: bool) -> dict[str, float]:

@@ -1,12 +1,12 @@
 """The prompts in a body: texts, token ids and conversations, as token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from detspec.checkpoint.conversation import check_variables
 from detspec.checkpoint.load import Model
 from detspec.errors import InputError
-from detspec.openai.fields import TOO_LONG, BodyError, all_are
+from detspec.openai.fields import TOO_LONG, BodyError, ChatBody, TokenizeBody
 
 MAX_CHARS_PER_TOKEN = 256  # no text has as many on average; a huge one would be split into tokens for minutes
 MAX_PROMPTS = 4096  # in one body
@@ -33,6 +33,11 @@ def prompt_list(prompt: Any) -> list[str | list[int]]:
     )
 
 
+def all_are(kind: type, values: Iterable[Any]) -> bool:
+    """Whether each of `values` has the type `kind` itself: true is no integer."""
+    return set(map(type, values)) <= {kind}
+
+
 def token_ids(prompt: str | list[int], model: Model, *, max_len: int, add_special: bool) -> Prompt:
     """Token ids of one prompt; `BodyError` for a text that is too long, or cannot be encoded."""
     if isinstance(prompt, list):
@@ -46,18 +51,23 @@ def token_ids(prompt: str | list[int], model: Model, *, max_len: int, add_specia
         raise BodyError(str(error), "prompt") from error
 
 
-def chat_prompt(given: Mapping[str, Any], model: Model, *, max_len: int, now: Any) -> Prompt:
-    """Token ids of the conversation in the fields `given`; `BodyError` if the model's template does not take it."""
-    variables = _variables(given)
-    check_messages(given["messages"])
-    _check_chars(sum(map(_content_chars, given["messages"])), max_len, "messages")
+def chat_prompt(body: ChatBody | TokenizeBody, model: Model, *, max_len: int, now: Any = None) -> Prompt:
+    """Token ids of the conversation in `body`; `BodyError` if the model's template does not take it.
+
+    `now` is the time that the template prints, the clock's if None.
+    """
+    messages = body.messages or []
+    options = {name: value for name in OPTIONS if (value := getattr(body, name)) is not None}
+    variables = _variables(body.chat_template_kwargs, options)
+    check_messages(messages)
+    _check_chars(sum(map(_content_chars, messages)), max_len, "messages")
     try:
-        if given.get("add_special_tokens") and model.chat_template is not None and model.tokenizer is not None:
-            return tuple(model.tokenizer.encode(model.chat_template.render_parts(given["messages"], now=now, **variables)))
-        return tuple(model.chat_prompt(given["messages"], now=now, **variables))
+        if body.add_special_tokens and model.chat_template is not None and model.tokenizer is not None:
+            return tuple(model.tokenizer.encode(model.chat_template.render_parts(messages, now=now, **variables)))
+        return tuple(model.chat_prompt(messages, now=now, **variables))
     except InputError as error:
-        option = next((name for name in (*OPTIONS, *KWARGS) if str(error).startswith(name)), "messages")
-        raise BodyError(str(error), option if option in given else "chat_template_kwargs") from error
+        name = next((name for name in (*OPTIONS, *KWARGS) if str(error).startswith(name)), "messages")
+        raise BodyError(str(error), name if name in (*options, "messages") else "chat_template_kwargs") from error
 
 
 def check_messages(messages: Sequence[Any]) -> None:
@@ -74,17 +84,16 @@ def check_messages(messages: Sequence[Any]) -> None:
             raise BodyError(f"messages[{place}].content must be a string or a list of parts, got {content!r}", "messages")
 
 
-def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Gathers what a body's fields hand to the chat template; `BodyError` if two of them disagree."""
-    variables = dict(given.get("chat_template_kwargs", {}))
+def _variables(kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Gathers what a body hands to the chat template; `BodyError` if its own fields `options` and its `kwargs` disagree."""
     try:
-        check_variables(variables)
+        check_variables(kwargs)
     except InputError as error:
         raise BodyError(str(error), "chat_template_kwargs") from error
-    for name in OPTIONS:
-        if name in given and variables.get(name) not in (None, given[name]):
+    for name, value in options.items():
+        if kwargs.get(name) not in (None, value):
             raise BodyError(f"{name} and chat_template_kwargs.{name} differ: give one of them", name)
-    return variables | {name: given[name] for name in OPTIONS if name in given}
+    return {**kwargs, **options}
 
 
 def _content_chars(message: Mapping[str, Any]) -> int:

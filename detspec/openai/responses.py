@@ -12,11 +12,10 @@ from typing import Any
 
 from detspec.checkpoint.detokenizer import Detokenizer
 from detspec.checkpoint.load import Model
-from detspec.engine.request import Completion
+from detspec.engine.request import GIVEN, Completion
 from detspec.openai.bodies import Parsed
 from detspec.openai.fields import BodyError
-from detspec.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
-from detspec.openai.token_texts import TokenTexts
+from detspec.openai.logprobs import TokenTexts, logprobs_of, prompt_logprobs
 
 HEX = 32  # digits of a digest in an id
 FINGERPRINT_HEX = 16
@@ -50,42 +49,35 @@ def make_answerer(model: Model, fingerprint: Mapping[str, Any], *, max_len: int,
     return Answerer(model, name, facts, system_fingerprint(facts), created, TokenTexts(model.tokenizer))
 
 
-def completion_body(parsed: Parsed, completions: Sequence[Completion], answerer: Answerer) -> dict[str, Any]:
-    """The body that answers a completion with the `completions` of all its choices, in order: prompt by prompt."""
-    choices = []
-    for index, completion in enumerate(completions):
-        text = (prompt_text(parsed, index // parsed.n, answerer) if parsed.echo else "") + completion.text
-        logprobs = None if parsed.logprobs is None else completion_logprobs(parsed, completion, answerer.token_texts)
-        choice = {"index": index, "text": text, "logprobs": logprobs}
-        choices.append({**choice, **ending(parsed, index, completion, answerer), **extras(parsed, completion, answerer)})
-    return {**head(parsed, answerer, "text_completion"), "choices": choices, **tail(parsed, completions, answerer)}
-
-
-def chat_body(parsed: Parsed, completions: Sequence[Completion], answerer: Answerer) -> dict[str, Any]:
-    """The body that answers a chat with the `completions` of all its choices, in order."""
-    choices = []
-    for index, completion in enumerate(completions):
-        message = {"role": "assistant", "content": completion.text, "refusal": None}
-        logprobs = None if parsed.logprobs is None else chat_logprobs(parsed, completion, answerer.token_texts)
-        choice = {"index": index, "message": message, "logprobs": logprobs}
-        choices.append({**choice, **ending(parsed, index, completion, answerer), **extras(parsed, completion, answerer)})
-    return {**head(parsed, answerer, "chat.completion"), "choices": choices, **tail(parsed, completions, answerer)}
-
-
-def head(parsed: Parsed, answerer: Answerer, kind: str) -> dict[str, Any]:
-    """The fields before the choices, also of a chunk of a stream; `kind` is its `object`."""
-    model = answerer.name if parsed.model is None else parsed.model
-    return {"id": response_id(parsed), "object": kind, "created": answerer.created, "model": model}
-
-
-def tail(parsed: Parsed, completions: Sequence[Completion], answerer: Answerer) -> dict[str, Any]:
-    """The fields after the choices."""
+def answer_body(parsed: Parsed, completions: Sequence[Completion], answerer: Answerer) -> dict[str, Any]:
+    """The body that answers `parsed` with the `completions` of all its choices, in order: prompt by prompt."""
+    is_chat = parsed.kind == "chat"
+    choices = [choice_of(parsed, index, completion, answerer) for index, completion in enumerate(completions)]
     num_tokens = sum(len(completion.token_ids) for completion in completions)
     return {
+        **head(parsed, answerer, "chat.completion" if is_chat else "text_completion"),
+        "choices": choices,
         "usage": usage(parsed, num_tokens),
         "seed": parsed.sampling[0].seed,
         "system_fingerprint": answerer.system_fingerprint,
     }
+
+
+def choice_of(parsed: Parsed, index: int, completion: Completion, answerer: Answerer) -> dict[str, Any]:
+    """Choice number `index` of an answer."""
+    if parsed.kind == "chat":
+        said: dict[str, Any] = {"message": {"role": "assistant", "content": completion.text, "refusal": None}}
+    else:
+        said = {"text": (prompt_text(parsed, index // parsed.n, answerer) if parsed.echo else "") + completion.text}
+    logprobs = logprobs_of(parsed, completion, answerer.token_texts)
+    ends = ending(parsed, index, completion, answerer)
+    return {"index": index, **said, "logprobs": logprobs, **ends, **extras(parsed, completion, answerer)}
+
+
+def head(parsed: Parsed, answerer: Answerer, kind: str) -> dict[str, Any]:
+    """The fields before the choices, also of a chunk of a stream; `kind` is its `object`."""
+    model = answerer.name if parsed.body.model is None else parsed.body.model
+    return {"id": response_id(parsed), "object": kind, "created": answerer.created, "model": model}
 
 
 def usage(parsed: Parsed, num_tokens: int) -> dict[str, int]:
@@ -104,11 +96,11 @@ def ending(parsed: Parsed, index: int, completion: Completion, answerer: Answere
 def extras(parsed: Parsed, completion: Completion, answerer: Answerer) -> dict[str, Any]:
     """What a choice has that OpenAI's has not: always its digest, the rest if it is asked for or there."""
     found: dict[str, Any] = {"digest": completion.digest}
-    if parsed.return_token_ids:
+    if parsed.body.return_token_ids:
         found |= {"prompt_token_ids": list(completion.prompt_token_ids), "token_ids": list(completion.token_ids)}
-    if parsed.return_weight_versions:
+    if parsed.body.return_weight_versions:
         found["weight_versions"] = weight_versions(completion, answerer)
-    if parsed.prompt_logprobs is not None:
+    if parsed.body.prompt_logprobs is not None:
         found["prompt_logprobs"] = prompt_logprobs(parsed, completion, answerer.token_texts)
     if completion.thoughts:
         found["thoughts"] = [
@@ -162,6 +154,23 @@ def system_fingerprint(facts: Mapping[str, Any]) -> str:
     """
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return f"detspec-{facts['detspec']}-{digest[:FINGERPRINT_HEX]}"
+
+
+def scored(completion: Completion, prompt: Sequence[int]) -> Completion:
+    """What was found of a scored text as a completion without new tokens after the whole text as its prompt."""
+    given = completion.finish_reason == GIVEN
+    is_read = completion.finish_reason not in ("abort", "error")
+    return dataclasses.replace(
+        completion,
+        prompt_token_ids=tuple(prompt),
+        token_ids=(),
+        logprobs=(),
+        text="",
+        top_logprobs=(),
+        finish_reason="length" if is_read else completion.finish_reason,
+        prompt_logprobs=(None, *(completion.logprobs if given else ())) if is_read else (),
+        prompt_top_logprobs=((), *completion.top_logprobs) if given and completion.top_logprobs else (),
+    )
 
 
 def error_body(error: BodyError) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -17,18 +18,18 @@ from starlette.types import Receive, Scope, Send
 
 from detspec.engine.request import Completion
 from detspec.errors import InputError
+from detspec.openai.bodies import parse_chat, parse_completion
 from detspec.openai.fields import BodyError
-from detspec.openai.responses import chat_body, completion_body, error_body
+from detspec.openai.responses import answer_body, error_body
+from detspec.serve.calls import CallFailed, ClientLeft, EngineStopped, HttpCall, QueueFull
 from detspec.serve.control import control_routes
-from detspec.serve.engine_thread import Call, ClientLeft, EngineStopped, EngineThread, QueueFull, Refused, RequestFailed
 from detspec.serve.http import answer, error, read_json
-from detspec.serve.service import Service
-from detspec.serve.streams import Chunks, events
-from detspec.serve.token_ids import IdChunks, completion_of, ids_body
+from detspec.serve.service import Parser, Service
+from detspec.serve.streams import events
+from detspec.serve.token_ids import ids_body, parse_ids
 from detspec.serve.tokens import token_routes
 
-BODIES = {"completion": completion_body, "chat": chat_body, "token_ids": ids_body}
-CHUNKS = {"completion": Chunks, "chat": Chunks, "token_ids": IdChunks}
+GENERATING = {"/v1/completions": parse_completion, "/v1/chat/completions": parse_chat, "/inference/v1/generate": parse_ids}
 RETRY_AFTER_S = "1"
 UNEXPECTED = "something went wrong in the server; its log says more"
 
@@ -47,18 +48,6 @@ def make_app(service: Service) -> Starlette:
             await service.thread.close()
             service.close()
 
-    async def completions(request: Request) -> Response:
-        body = await read_json(request, service.options.max_body_bytes)
-        return await generated(service, "completion", body, request)
-
-    async def chat(request: Request) -> Response:
-        body = await read_json(request, service.options.max_body_bytes)
-        return await generated(service, "chat", body, request)
-
-    async def from_ids(request: Request) -> Response:
-        body, num_bytes = await read_json(request, service.options.max_body_bytes)
-        return await generated(service, "token_ids", (completion_of(body), num_bytes), request)
-
     async def models(request: Request) -> Response:
         return answer({"object": "list", "data": [service.card]})
 
@@ -67,12 +56,10 @@ def make_app(service: Service) -> Starlette:
         return answer(service.card)
 
     routes = [
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
+        *(Route(path, functools.partial(generated, service, parser), methods=["POST"]) for path, parser in GENERATING.items()),
         Route("/v1/models", models),
         Route("/v1/models/", models),
         Route("/v1/models/{name:path}", model),  # names may have slashes
-        Route("/inference/v1/generate", from_ids, methods=["POST"]),
         *token_routes(service),
         *control_routes(service),
     ]
@@ -80,8 +67,7 @@ def make_app(service: Service) -> Starlette:
         InputError: _refused,
         QueueFull: _full,
         EngineStopped: _broken,
-        Refused: _broken,
-        RequestFailed: _broken,
+        CallFailed: _broken,
         HTTPException: _http_error,
         Exception: _unexpected,
     }
@@ -90,21 +76,40 @@ def make_app(service: Service) -> Starlette:
     return app
 
 
-async def generated(service: Service, kind: str, body: tuple[Any, int], request: Request) -> Response:
-    """The answer to a `body` of so many bytes, whole or as a stream."""
-    parsed = await service.parse(kind, *body)
+async def generated(service: Service, parser: Parser, request: Request) -> Response:
+    """The answer to a call whose body `parser` reads, whole or as a stream."""
+    parsed = await service.parse(parser, *await read_json(request, service.options.max_body_bytes))
     call = service.begin(parsed)
-    if parsed.stream:
-        return EventStream(service.thread, call, events(parsed, call, CHUNKS[kind]))
+    as_ids = parser is parse_ids
+    if parsed.body.stream:
+        return EventStream(service, call, events(parsed, call, as_ids=as_ids))
     found: dict[tuple[int, int], Completion] = {}
     try:
-        with service.thread.watching(call, request.receive):
+        with watching(service, call, request.receive):
             async for arrived in call.updates():
                 if arrived.update.completion is not None:
                     found[arrived.place, arrived.update.completion.index] = arrived.update.completion
     except ClientLeft:
         return Response(status_code=499)
-    return answer(BODIES[kind](parsed, [found[place] for place in sorted(found)], arrived.answerer))
+    return answer((ids_body if as_ids else answer_body)(parsed, [found[place] for place in sorted(found)], arrived.answerer))
+
+
+@contextlib.contextmanager
+def watching(service: Service, call: HttpCall, receive: Receive) -> Iterator[None]:
+    """Meanwhile, `call` ends with `ClientLeft` once its client disconnects; afterwards, what is open of it is aborted."""
+
+    async def end_with_client() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        service.thread.abort(call)  # it may have news to read until it finds that it has ended
+        call.fail(ClientLeft())
+
+    watch = asyncio.ensure_future(end_with_client())
+    try:
+        yield
+    finally:
+        watch.cancel()
+        service.thread.abort(call)
 
 
 class EventStream(Response):
@@ -112,9 +117,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, thread: EngineThread, call: Call, content: AsyncIterator[bytes]) -> None:
+    def __init__(self, service: Service, call: HttpCall, content: AsyncIterator[bytes]) -> None:
         """`content` yields whole events of the `call`, of which nothing is left open at the end."""
-        self._thread = thread
+        self._service = service
         self._call = call
         self._content = content
         self.status_code = 200
@@ -123,7 +128,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends them; an error after the first is sent as an event."""
-        with self._thread.watching(self._call, receive):
+        with watching(self._service, self._call, receive):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
                 async with contextlib.aclosing(self._content):  # type: ignore[type-var]  # it is a generator
@@ -132,7 +137,7 @@ class EventStream(Response):
             except ClientLeft:
                 return
             except Exception as failed:
-                is_expected = isinstance(failed, EngineStopped | Refused | RequestFailed)
+                is_expected = isinstance(failed, EngineStopped | CallFailed)
                 why = str(failed) if is_expected else UNEXPECTED
                 body = b"data: " + msgspec.json.encode(error(why, "server_error")) + b"\n\n"
                 await send({"type": "http.response.body", "body": body})

@@ -2,19 +2,25 @@
 
 import importlib.metadata
 
-from starlette.exceptions import HTTPException
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from detspec.errors import InputError
-from detspec.openai.fields import TEXT, BodyError, given_fields
+from detspec.openai.fields import BodyError, read_fields
 from detspec.serve.engine_thread import PAUSE_MODES
 from detspec.serve.http import answer, error, read_json
-from detspec.serve.service import InFlight, Service
+from detspec.serve.service import Service
 
-UPDATE = {"path": TEXT, "weight_version": TEXT}
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class WeightsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/update_weights`."""
+
+    path: str | None = None
+    weight_version: str | None = None
 
 
 def control_routes(service: Service) -> list[BaseRoute]:
@@ -72,15 +78,12 @@ def trainer_routes(service: Service) -> list[BaseRoute]:
         return answer({"is_paused": thread.is_paused})
 
     async def update_weights(request: Request) -> Response:
-        body = given_fields((await read_json(request, service.options.max_body_bytes))[0], UPDATE)
-        if "path" not in body:
+        value, _ = await read_json(request, service.options.max_body_bytes)
+        body = read_fields(value, WeightsBody)
+        if body.path is None:
             raise BodyError("the body needs a path: the name of a folder in that of --weights-dir", "path")
         try:
-            if thread.num_open and not (thread.is_paused and thread.is_quiet):
-                raise InFlight
-            await service.update_weights(body["path"], body.get("weight_version"))
-        except InFlight as failed:
-            raise HTTPException(409, "requests are in flight: POST /pause?mode=abort or mode=wait first") from failed
+            await service.update_weights(body.path, body.weight_version)
         except InputError as failed:
             return answer(error(str(failed), "invalid_request_error"), status=400)
         return answer(weights())

@@ -1,6 +1,6 @@
 """One thread that steps the engine, and what the event loop asks of it.
 
-1. `submit` checks that there is room, adds the requests of one HTTP call, and returns a `Call`, which hands out updates.
+1. `submit` checks that there is room, adds the requests of one HTTP call, and returns an `HttpCall`, which hands out updates.
 2. The thread steps while there is work. After each step it hands all updates to the event loop at once.
 3. `run_idle` runs a function in the thread between two steps, such as new weights.
 
@@ -13,89 +13,20 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
-
-from starlette.types import Receive
 
 from detspec.engine.engine import Engine
 from detspec.engine.request import Request, Update
 from detspec.errors import InputError
+from detspec.serve.calls import CallFailed, EngineStopped, HttpCall, QueueFull
 from detspec.serve.metrics import Metrics
 
 PAUSE_MODES = ("abort", "wait", "keep")
 IDLE_S = 0.05  # longest sleep of the thread when nothing wakes it
 POLL_S = 0.01  # between two looks of the event loop at something that ends soon
 CLOSE_S = 10.0  # longest wait for the thread at the end
-
-
-class QueueFull(Exception):
-    """There is no room for further requests; the client should come again."""
-
-
-class EngineStopped(Exception):
-    """Nothing is answered any more.
-
-    Attributes:
-        exit_code: that of the process.
-    """
-
-    exit_code = 1
-
-
-class Refused(Exception):
-    """The device certifies no program for a request that is to be deterministic."""
-
-
-class RequestFailed(Exception):
-    """The engine could not go on with a request; the others were answered."""
-
-    def __init__(self, id: str) -> None:
-        super().__init__(f"request {id} failed in the server, whose log says more under this id")
-
-
-class ClientLeft(Exception):
-    """The client of a call does not wait for its answer any more."""
-
-
-class Call:
-    """The requests of one HTTP call on their way."""
-
-    def __init__(self, requests: Sequence[Request], *, streamed: bool, arrive: Callable[[Update], Any]) -> None:
-        """One of `requests` for each prompt; `streamed` if updates are wanted before a sample ends.
-
-        `arrive` makes of an update what waits to be read. It is called before weights can change, readers may come late.
-        """
-        self.requests = requests
-        self.streamed = streamed
-        self.num_samples = sum(request.sampling.n for request in requests)
-        self.began = time.monotonic()
-        self.last: dict[tuple[str, int], float] = {}  # when each sample last had news
-        self._arrive = arrive
-        self._inbox: asyncio.Queue[tuple[Any, bool] | Exception] = asyncio.Queue()
-
-    def deliver(self, update: Update) -> None:
-        """Hands over an update, or the error that it met on its arrival."""
-        try:
-            self._inbox.put_nowait((self._arrive(update), update.completion is not None))
-        except Exception as failed:  # other calls get theirs all the same
-            self.fail(failed)
-
-    def fail(self, error: Exception) -> None:
-        """Ends the call early."""
-        self._inbox.put_nowait(error)
-
-    async def updates(self) -> AsyncIterator[Any]:
-        """Yields what arrived until all samples have ended; raises what ends the call early."""
-        num_ended = 0
-        while num_ended < self.num_samples:
-            item = await self._inbox.get()
-            if isinstance(item, Exception):
-                raise item
-            arrived, is_last = item
-            num_ended += is_last
-            yield arrived
 
 
 class EngineThread:
@@ -131,9 +62,7 @@ class EngineThread:
         self.on_failure: Callable[[], None] = lambda: None
         self._metrics = metrics
         self._prepares = prepares
-        self._calls: dict[str, Call] = {}  # by the id of each request that has not ended
-        self._left: dict[str, int] = {}  # samples of each that have not ended
-        self._backlog: deque[Call] = deque()  # submitted while paused
+        self._calls: dict[str, HttpCall] = {}  # by the id of each request that has not ended
         self._numbers = itertools.count()
         self._wake = threading.Event()
         self._is_closing = False
@@ -150,7 +79,7 @@ class EngineThread:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is in flight but calls that came while it was paused."""
-        return self.num_open == sum(call.num_samples for call in self._backlog)
+        return all(call.is_held for call in self._calls.values())
 
     def start(self) -> None:
         """Compiles and certifies in the thread, and steps; the event loop must run."""
@@ -161,14 +90,14 @@ class EngineThread:
         """An id that no other call has."""
         return str(next(self._numbers))
 
-    def submit(self, requests: Sequence[Request], *, stream: bool, arrive: Callable[[Update], Any]) -> Call:
-        """Adds the requests of one call, whose ids all differ; see `Call`.
+    def submit(self, requests: Sequence[Request], *, stream: bool, arrive: Callable[[Update], Any]) -> HttpCall:
+        """Adds the requests of one call, whose ids all differ; see `HttpCall`.
 
         Raises `QueueFull` if more samples would wait than may, `InputError` if there is never room for so many, and
         `EngineStopped` if the thread has ended.
         """
         self._check_runs()
-        call = Call(requests, streamed=stream, arrive=arrive)
+        call = HttpCall(requests, streamed=stream, arrive=arrive)
         room = self.engine.num_places + self.max_waiting
         has = f"there is room for {self.engine.num_places} that run and {self.max_waiting} that wait"
         if call.num_samples > room:
@@ -178,37 +107,20 @@ class EngineThread:
                 f"{self.num_open} samples are in flight, the call asks for {call.num_samples}, and {has}: come again"
             )
         self.num_open += call.num_samples
-        for request in requests:
-            self._calls[request.id] = call
-            self._left[request.id] = request.sampling.n
-        if self.is_paused:
-            self._backlog.append(call)
-        else:
+        self._calls |= dict.fromkeys(call.left, call)
+        call.is_held = self.is_paused
+        if not call.is_held:
             self._add(call)
         return call
 
-    def abort(self, call: Call) -> None:
-        """Ends what is open of `call` with the next step, or at once if it has not begun."""
-        if call in self._backlog:
-            self._backlog.remove(call)
-            for request in call.requests:
-                self._forget(request.id)
-            self.num_open -= call.num_samples
-            return
-        for request in call.requests:
-            if request.id in self._calls:
-                self.engine.abort(request.id)
+    def abort(self, call: HttpCall) -> None:
+        """Ends what is open of `call` with the next step, or at once if it is held."""
+        for id in list(call.left):
+            if call.is_held:
+                self._forget(id)
+            else:
+                self.engine.abort(id)
         self._wake.set()
-
-    @contextlib.contextmanager
-    def watching(self, call: Call, receive: Receive) -> Iterator[None]:
-        """Meanwhile, `call` ends with `ClientLeft` once its client disconnects; afterwards, what is open of it is aborted."""
-        watch = asyncio.ensure_future(self._end_with_client(call, receive))
-        try:
-            yield
-        finally:
-            watch.cancel()
-            self.abort(call)
 
     async def pause(self, mode: str) -> None:
         """New calls wait from now on. What is in flight is aborted, waited for, or kept where it is, as `mode` says.
@@ -219,7 +131,7 @@ class EngineThread:
         num_resumes = self._num_resumes
         self._holds = mode == "keep"
         if mode == "abort":
-            for call in self._begun():
+            for call in self._open(held=False):
                 self.abort(call)
         while mode != "keep" and num_resumes == self._num_resumes and not self.is_quiet:
             self._check_runs()
@@ -229,8 +141,9 @@ class EngineThread:
         """Goes on with what was kept, and with the calls that came in the meantime."""
         self.is_paused = self._holds = False
         self._num_resumes += 1
-        while self._backlog:
-            self._add(self._backlog.popleft())
+        for call in self._open(held=True):
+            call.is_held = False
+            self._add(call)
         self._wake.set()
 
     async def run_idle(self, task: Callable[[], Any]) -> Any:
@@ -244,13 +157,14 @@ class EngineThread:
     def abort_all(self) -> None:
         """Ends all that has begun with what it has, and all that has not with an error."""
         self._holds = False  # else what is kept would not end
-        for call in self._begun():
+        for call in self._open(held=False):
             self.abort(call)
-        self.end_calls(EngineStopped("the server ended before the call began"), self._backlog)
+        for call in self._open(held=True):
+            call.fail(EngineStopped("the server ended before the call began"))
 
-    def end_calls(self, why: EngineStopped, calls: Iterable[Call] | None = None) -> None:
-        """Ends `calls`, by default all, with `why` in place of what is still to come."""
-        for call in {id(call): call for call in (self._calls.values() if calls is None else calls)}.values():
+    def end_calls(self, why: EngineStopped) -> None:
+        """Ends all calls with `why` in place of what is still to come."""
+        for call in dict.fromkeys(self._calls.values()):
             call.fail(why)
 
     def fail(self, failure: EngineStopped) -> None:
@@ -273,19 +187,12 @@ class EngineThread:
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             self.loop.call_soon_threadsafe(fn, *args)
 
-    async def _end_with_client(self, call: Call, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.abort(call)  # it may have news to read until it finds that it has ended
-        call.fail(ClientLeft())
-
-    def _add(self, call: Call) -> None:
+    def _add(self, call: HttpCall) -> None:
         for request in call.requests:
             try:
                 self.engine.add(request, stream=call.streamed)
             except Exception as error:
                 self._forget(request.id)
-                self.num_open -= request.sampling.n
                 call.fail(error)
         self._wake.set()
 
@@ -293,12 +200,13 @@ class EngineThread:
         if self.failure is not None:
             raise self.failure
 
-    def _begun(self) -> list[Call]:
-        """The calls that are in flight, but for those that came while it was paused."""
-        return list({id(call): call for call in self._calls.values() if call not in self._backlog}.values())
+    def _open(self, *, held: bool) -> list[HttpCall]:
+        """The calls in flight that a pause holds, or those that it does not."""
+        return [call for call in dict.fromkeys(self._calls.values()) if call.is_held == held]
 
     def _forget(self, id: str) -> None:
-        del self._calls[id], self._left[id]
+        """Nothing more comes of request `id`."""
+        self.num_open -= self._calls.pop(id).left.pop(id)
 
     def _run(self) -> None:
         """What the thread does."""
@@ -353,14 +261,14 @@ class EngineThread:
             call.last[sample] = now
             if update.completion is not None:
                 self.num_open -= 1
-                self._left[id] -= 1
-                if not self._left[id]:
+                call.left[id] -= 1
+                if not call.left[id]:
                     self._forget(id)
             call.deliver(update)
 
     def _refuse(self, why: str) -> None:
         """Ends deterministic requests that cannot run; in the event loop."""
-        for call in self._begun():
+        for call in self._open(held=False):
             if any(request.sampling.deterministic for request in call.requests):
                 self.abort(call)
-                call.fail(Refused(why))
+                call.fail(CallFailed(why))

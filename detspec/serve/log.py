@@ -20,15 +20,7 @@ from detspec.jobs.audit_responses import GIVEN_KEY, HEADER_KEYS
 from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE
 from detspec.jobs.lines import completion_line
 from detspec.read_json import parse_json
-from detspec.serve.engine_thread import EngineStopped
-
-
-class LogFailed(EngineStopped):
-    """The log cannot be written any more, so nothing further is answered."""
-
-    def __init__(self, path: Path, error: OSError) -> None:
-        super().__init__(f"cannot write --log {path}: {error.strerror}; no further answer was given")
-        self.exit_code = NO_ROOM_CODE if error.errno in NO_ROOM else self.exit_code
+from detspec.serve.calls import EngineStopped
 
 
 class ResponseLog:
@@ -40,7 +32,7 @@ class ResponseLog:
         Raises `InputError` if it cannot be written, is no log, or another process writes to it.
         """
         self._path = path
-        self._failed: LogFailed | None = None
+        self._failed: EngineStopped | None = None
         with contextlib.ExitStack() as stack:
             try:
                 self._file = stack.enter_context(path.open("ab+", buffering=0))
@@ -50,19 +42,22 @@ class ResponseLog:
                     self._end = self._whole_lines()
                     self._file.truncate(self._end)
                 self.begin(engine)
-            except (OSError, LogFailed) as error:
+            except (OSError, EngineStopped) as error:
                 why = error.strerror if isinstance(error, OSError) else error.__cause__.strerror  # type: ignore[union-attr]
                 raise InputError(f"--log {path}: {why}") from error
             stack.pop_all()  # it stays open
 
     def begin(self, engine: Engine) -> None:
-        """Says what all bits from here on depend on. Raises `LogFailed`, as `write`."""
+        """Says what all bits from here on depend on. Raises `EngineStopped`, as `write`."""
         config = {**dataclasses.asdict(engine.config), "schedule": engine.schedule.bits()}
         facts = {"fingerprint": engine.fingerprint(), "text": engine.model.text_facts(), "engine": config}
         self._write(json.dumps(facts).encode())
 
     def write(self, request: Request, completion: Completion) -> None:
-        """Appends what came of one sample of `request`; raises `LogFailed`, and leaves no part of the line."""
+        """Appends what came of one sample of `request`.
+
+        Raises `EngineStopped` if it cannot be written: nothing further is answered. No part of the line is left.
+        """
         given = {GIVEN_KEY: request.given_token_ids} if request.given_token_ids else {}
         asked = {"prompt_token_ids": request.prompt_token_ids, **given, "sampling": request.sampling.facts()}
         record = completion_line(completion, request.sampling.n)
@@ -80,7 +75,8 @@ class ResponseLog:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            self._failed = LogFailed(self._path, error)
+            why = f"cannot write --log {self._path}: {error.strerror}; no further answer was given"
+            self._failed = EngineStopped(why, NO_ROOM_CODE if error.errno in NO_ROOM else 1)
             if self._is_regular:
                 self._file.truncate(self._end)
             raise self._failed from error

@@ -9,23 +9,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from starlette.exceptions import HTTPException
+
 from detspec.checkpoint.load import Model, load
 from detspec.engine.engine import Engine
 from detspec.engine.request import ABORTED, Request, Update
 from detspec.errors import InputError
 from detspec.model.params import Params
-from detspec.openai.bodies import Parsed, parse_chat, parse_completion, requests_of
+from detspec.openai.bodies import Parsed, requests_of
 from detspec.openai.fields import BodyError
-from detspec.openai.responses import Answerer, make_answerer, response_id
-from detspec.openai.scores import scored
-from detspec.serve.engine_thread import Call, EngineStopped, EngineThread, RequestFailed
+from detspec.openai.responses import Answerer, make_answerer, response_id, scored
+from detspec.serve.calls import CallFailed, EngineStopped, HttpCall
+from detspec.serve.engine_thread import EngineThread
 from detspec.serve.http import off_loop
-from detspec.serve.log import LogFailed, ResponseLog
+from detspec.serve.log import ResponseLog
 from detspec.serve.metrics import Metrics
 
 LOOK_S = 0.1  # between two looks whether the server is leaving
 ABORT_S = 5.0  # for samples that are aborted to be answered; they may wait for a program that is being compiled
-PARSERS = {"completion": parse_completion, "chat": parse_chat, "token_ids": parse_completion}
+IN_FLIGHT = "requests are in flight: POST /pause?mode=abort or mode=wait first"
+Parser = Callable[..., Parsed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +57,6 @@ class Options:
     log: Path | None = None
     grace_s: float = 60.0
     prepares: bool = True
-
-
-class InFlight(Exception):
-    """Requests are in flight, so the weights cannot change."""
 
 
 class Arrived(NamedTuple):
@@ -117,26 +116,28 @@ class Service:
         if name != self.options.name:
             raise BodyError(f"the model {name!r} is not served here, but {self.options.name!r}", "model", "model_not_found")
 
-    async def parse(self, kind: str, body: Any, num_bytes: int) -> Parsed:
-        """A body of that kind, checked and with its seed; `BodyError` if it is refused."""
-        parser: Any = PARSERS[kind]
+    async def parse(self, parser: Parser, body: Any, num_bytes: int) -> Parsed:
+        """A body of so many bytes, checked by `parser` and with its seed; `BodyError` if it is refused."""
         max_len = self.engine.config.max_len
         parsed = await off_loop(num_bytes, lambda: parser(body, self.model, max_len=max_len))
-        if parsed.model is not None:
-            self.check_name(parsed.model)
+        if parsed.body.model is not None:
+            self.check_name(parsed.body.model)
         return parsed if parsed.seed is not None else parsed.with_seed(self._seed(parsed))
 
-    def begin(self, parsed: Parsed) -> Call:
+    def begin(self, parsed: Parsed) -> HttpCall:
         """Submits what `parsed` asks for; raises `BodyError` if it does not fit, and as `EngineThread.submit`."""
         requests = requests_of(parsed, self.model, self.engine.config, id=self.thread.next_id())
-        stream = parsed.stream and not in_one_piece(parsed)
+        stream = parsed.body.stream and not in_one_piece(parsed)
         return self.thread.submit(requests, stream=stream, arrive=lambda update: self._arrived(parsed, requests, update))
 
     async def update_weights(self, name: str, weight_version: str | None) -> None:
         """Goes on with the weights in folder `name` of `weights_dir`.
 
-        Raises `InputError` if there is no such folder, or if shapes differ, and `InFlight` if requests are in flight.
+        Raises `InputError` if there is no such folder, or if shapes differ, and `HTTPException` 409 if requests are in
+        flight.
         """
+        if self.thread.num_open and not (self.thread.is_paused and self.thread.is_quiet):
+            raise HTTPException(409, IN_FLIGHT)
         assert self.options.weights_dir is not None
         if not name or name in (".", "..") or "/" in name or "\\" in name or not _is_folder(self.options.weights_dir / name):
             raise InputError(f"there is no folder of weights {name!r}; give the name of one in the folder of --weights-dir")
@@ -169,20 +170,20 @@ class Service:
             return
         try:
             write(self._log)
-        except LogFailed as failed:
+        except EngineStopped as failed:
             self.thread.fail(failed)
             raise
 
     def _arrived(self, parsed: Parsed, requests: Sequence[Request], update: Update) -> Arrived:
         """An update with what answers say of it; a completion is logged unless it was aborted.
 
-        Raises `RequestFailed` if it failed, and `LogFailed` if it cannot be logged: nothing is answered then, and the server
+        Raises `CallFailed` if it failed, and `EngineStopped` if it cannot be logged: nothing is answered then, and the server
         ends.
         """
         place = int(update.request.id.rpartition("/")[2])
         completion = update.completion
         if completion is not None and completion.error:
-            raise RequestFailed(completion.id)
+            raise CallFailed(f"request {completion.id} failed in the server, whose log says more under this id")
         if completion is not None:
             if self._log is not None and completion.finish_reason != ABORTED:
                 named = dataclasses.replace(completion, id=f"{response_id(parsed)}/{place}")
@@ -194,13 +195,13 @@ class Service:
     def _use(self, params: Params, weight_version: str | None) -> None:
         """Goes on with `params`; in the engine's thread. Updates before and after are named by their own weights."""
         if self.engine.has_work:
-            raise InFlight
+            raise HTTPException(409, IN_FLIGHT)
         self.engine.update_params(params, weight_version)
         self.thread.later(self._name, self._make_answerer())
 
     def _name(self, answerer: Answerer) -> None:
         self.answerer = answerer
-        with contextlib.suppress(LogFailed):  # the thread has failed then
+        with contextlib.suppress(EngineStopped):  # the thread has failed then
             self._logged(lambda log: log.begin(self.engine))
 
     def _make_answerer(self) -> Answerer:
@@ -223,5 +224,5 @@ def _is_folder(path: Path) -> bool:
 
 def in_one_piece(parsed: Parsed) -> bool:
     """Whether a stream has to wait for its end: the likeliest tokens, and those of the prompt, are read after it."""
-    of_prompt = parsed.prompt_logprobs is not None or (parsed.echo and parsed.logprobs is not None)
+    of_prompt = parsed.body.prompt_logprobs is not None or (parsed.echo and parsed.logprobs is not None)
     return bool(parsed.logprobs) or of_prompt or parsed.is_score

@@ -1,6 +1,5 @@
 """An answer piece by piece: updates of the engine as server-sent events in OpenAI's shapes."""
 
-import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -8,26 +7,29 @@ import msgspec
 
 from detspec.engine.request import Completion, Stats, Update
 from detspec.openai.bodies import Parsed
-from detspec.openai.logprobs import chat_logprobs, completion_logprobs
-from detspec.openai.responses import Answerer, chat_body, completion_body, ending, extras, head, prompt_text, usage
-from detspec.openai.token_texts import TokenPlaces
-from detspec.serve.engine_thread import Call
+from detspec.openai.logprobs import TokenPlaces, logprobs_of
+from detspec.openai.responses import Answerer, choice_of, ending, extras, head, prompt_text, usage
+from detspec.serve.calls import HttpCall
 from detspec.serve.service import in_one_piece
+from detspec.serve.token_ids import ids_chunk
 
 DONE = b"data: [DONE]\n\n"
 
 
-async def events(parsed: Parsed, call: Call, chunks_of: "type[Chunks]") -> AsyncIterator[bytes]:
-    """Yields the events of a stream."""
-    chunks: Chunks | None = None
+async def events(parsed: Parsed, call: HttpCall, *, as_ids: bool) -> AsyncIterator[bytes]:
+    """Yields the events of a stream, `as_ids` in the shape of `token_ids`."""
+    chunks: AnswerChunks | None = None
     async for arrived in call.updates():
+        if as_ids:
+            yield event(ids_chunk(parsed, arrived.update, arrived.answerer))
+            continue
         if chunks is None:  # only now, since weights may change until the call has begun
-            chunks = chunks_of(parsed, arrived.answerer)
+            chunks = AnswerChunks(parsed, arrived.answerer)
             for chunk in chunks.first():
                 yield event(chunk)
         for chunk in chunks.of(arrived.update, arrived.place):
             yield event(chunk)
-    if parsed.include_usage and chunks is not None:
+    if parsed.options.include_usage and chunks is not None:
         yield event(chunks.last())
     yield DONE
 
@@ -37,7 +39,7 @@ def event(content: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
-class Chunks:
+class AnswerChunks:
     """The chunks of one answer, each a part of the body that the whole answer would have."""
 
     def __init__(self, parsed: Parsed, answerer: Answerer) -> None:
@@ -76,7 +78,7 @@ class Chunks:
         if completion is not None:
             choice |= ending(self.parsed, index, completion, self.answerer)
             choice |= extras(self.parsed, completion, self.answerer)
-        if self.parsed.return_token_ids:
+        if self.parsed.body.return_token_ids:
             choice["token_ids"] = list(update.token_ids)  # those that are new, also in the last chunk
         yield self._chunk(choice)
 
@@ -87,23 +89,16 @@ class Chunks:
     def _whole(self, index: int, completion: Completion) -> dict[str, Any]:
         """A whole choice in one chunk."""
         self._num_tokens += len(completion.token_ids)
-        of_one = dataclasses.replace(
-            self.parsed,
-            prompts=(self.parsed.prompts[index // self.parsed.n],),
-            texts=(self.parsed.texts[index // self.parsed.n],),
-            sampling=(dataclasses.replace(self.parsed.sampling[index // self.parsed.n], n=1),),
-        )
-        body = (chat_body if self._is_chat else completion_body)(of_one, [completion], self.answerer)
-        choice = {**body["choices"][0], "index": index}
+        choice = choice_of(self.parsed, index, completion, self.answerer)
         if self._is_chat:
             choice["delta"] = {"content": choice.pop("message")["content"]}
         return self._chunk(choice)
 
     def _chunk(self, choice: dict[str, Any] | None) -> dict[str, Any]:
         chunk = {**self._head, "choices": [] if choice is None else [choice]}
-        if self.parsed.continuous_usage:
+        if self.parsed.options.continuous_usage_stats:
             chunk["usage"] = usage(self.parsed, self._num_tokens)
-        elif self.parsed.include_usage:
+        elif self.parsed.options.include_usage:
             chunk["usage"] = None  # OpenAI's clients tell by it that the last chunk will have it
         return {**chunk, "seed": self.parsed.sampling[0].seed, "system_fingerprint": self.answerer.system_fingerprint}
 
@@ -111,8 +106,7 @@ class Chunks:
         """Log-probabilities of the new tokens in `update`."""
         if self.parsed.logprobs is None:
             return None
-        new = Completion(update.request.id, (), update.token_ids, update.logprobs, update.text, "", "", Stats())
         if index not in self._places:
             self._places[index] = TokenPlaces(self.answerer.token_texts.tokens, update.request.prompt_token_ids)
-        make = chat_logprobs if self._is_chat else completion_logprobs
-        return make(self.parsed, new, self.answerer.token_texts, self._places[index])
+        new = Completion(update.request.id, (), update.token_ids, update.logprobs, update.text, "", "", Stats())
+        return logprobs_of(self.parsed, new, self.answerer.token_texts, self._places[index])

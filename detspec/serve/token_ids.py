@@ -1,31 +1,47 @@
-"""Token ids in, token ids out: `/inference/v1/generate`, for trainers that do without text."""
+"""Token ids in, token ids out: bodies of `/inference/v1/generate`, for trainers that do without text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from detspec.checkpoint.load import Model
 from detspec.engine.request import Completion, Update
-from detspec.openai.bodies import Parsed
-from detspec.openai.fields import BOOL, INTS, OBJECT, TEXT, BodyError, given_fields
+from detspec.openai.bodies import Parsed, parse_completion
+from detspec.openai.fields import BodyError, read_fields
 from detspec.openai.logprobs import number_of
 from detspec.openai.responses import Answerer, ending, response_id, usage, weight_versions
-from detspec.serve.streams import Chunks
 
-ACCEPTED = {"model": TEXT, "token_ids": INTS, "sampling_params": OBJECT, "stream": BOOL, "request_id": TEXT}
 OUR_OWN = ("prompt", "echo", "logprobs", "prompt_logprobs", "stream", "stream_options")  # fields that the body has no use for
 
 
-def completion_of(body: Any) -> dict[str, Any]:
+class IdsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a call."""
+
+    model: str | None = None
+    token_ids: list[int] | None = None
+    sampling_params: dict[str, Any] = {}
+    stream: bool = False
+    request_id: str | None = None
+
+
+def parse_ids(value: Any, model: Model, *, max_len: int) -> Parsed:
+    """Checks a body as `parse_completion` does that of a completion which asks for the same."""
+    return parse_completion(completion_of(value), model, max_len=max_len)
+
+
+def completion_of(value: Any) -> dict[str, Any]:
     """The body of a completion that asks for the same; `BodyError` if it is refused."""
-    given = given_fields(body, ACCEPTED)
-    if "token_ids" not in given:
+    body = read_fields(value, IdsBody)
+    if body.token_ids is None:
         raise BodyError("the body needs token_ids, those of one prompt", "token_ids")
-    prompt = given.pop("token_ids")
-    sampling = given.pop("sampling_params", {})
+    sampling = dict(body.sampling_params)
     if unused := [name for name in OUR_OWN if name in sampling]:
         raise BodyError(f"sampling_params must not hold {unused[0]}", "sampling_params")
     if sampling.get("detokenize") is False:  # an answer has no text
-        sampling = {name: value for name, value in sampling.items() if name != "detokenize"}
-    return {**sampling, **given, "prompt": prompt}
+        del sampling["detokenize"]
+    own = {"model": body.model, "stream": body.stream, "request_id": body.request_id, "prompt": body.token_ids}
+    return sampling | {name: value for name, value in own.items() if value is not None}
 
 
 def ids_body(parsed: Parsed, completions: Sequence[Completion], answerer: Answerer) -> dict[str, Any]:
@@ -38,23 +54,16 @@ def ids_body(parsed: Parsed, completions: Sequence[Completion], answerer: Answer
     return {**_head(parsed, answerer), "choices": choices, "usage": usage(parsed, num_tokens)}
 
 
-class IdChunks(Chunks):
-    """The same piece by piece."""
-
-    def first(self) -> Iterator[dict[str, Any]]:
-        """Nothing comes before the first tokens."""
-        yield from ()
-
-    def of(self, update: Update, place: int) -> Iterator[dict[str, Any]]:
-        """The chunk that holds what is new in `update`."""
-        choice = _choice(update.request.index, update.token_ids, update.logprobs)
-        if update.completion is not None:
-            choice |= _end(self.parsed, update.request.index, update.completion, self.answerer)
-        yield {**_head(self.parsed, self.answerer), "choices": [choice]}
+def ids_chunk(parsed: Parsed, update: Update, answerer: Answerer) -> dict[str, Any]:
+    """The chunk of a stream that holds what is new in `update`."""
+    choice = _choice(update.request.index, update.token_ids, update.logprobs)
+    if update.completion is not None:
+        choice |= _end(parsed, update.request.index, update.completion, answerer)
+    return {**_head(parsed, answerer), "choices": [choice]}
 
 
 def _head(parsed: Parsed, answerer: Answerer) -> dict[str, Any]:
-    request_id = response_id(parsed) if parsed.request_id is None else parsed.request_id
+    request_id = response_id(parsed) if parsed.body.request_id is None else parsed.body.request_id
     return {"request_id": request_id, "seed": parsed.sampling[0].seed, "system_fingerprint": answerer.system_fingerprint}
 
 

@@ -21,7 +21,7 @@ from detspec.checkpoint.added_tokens import (
 )
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.errors import InputError
-from detspec.openai.token_texts import TokenTexts
+from detspec.openai.logprobs import TokenTexts
 from tests.checkpoint.added_token_folders import END, FOLDERS, START, TEXT, Folder, described, token, tokenizer, write
 from tests.checkpoint.test_hostile_folders import FILES, with_file
 from tests.hostile import damaged

@@ -17,7 +17,7 @@ from detspec.engine.request import Request, check_request, request_of, tokens_of
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, with_fields
 from detspec.model.params import init_params
-from detspec.openai.fields import BodyError
+from detspec.openai.fields import BodyError, ChatBody
 from detspec.openai.prompts import chat_prompt, token_ids
 from detspec.sampling_params import SamplingParams
 
@@ -129,15 +129,15 @@ def test_token_beyond_the_embedding_is_refused_with_every_kind_of_prompt(tmp_pat
     model = load(folder)
     config = EngineConfig(max_len=16)
     sampling = SamplingParams(max_tokens=1)
-    body = {"messages": [{"role": "user", "content": "a m"}]}
+    messages = [{"role": "user", "content": "a m"}]
     named = r" holds the token 'm' with id 12, and the model has no embedding for it"
     for refused in (
         lambda: request_of(model, config, "a m", sampling),
         lambda: request_of(model, config, [0, 12], sampling),
         lambda: check_request(model, config, Request("0", (0,), sampling, given_token_ids=(1, 12))),
         lambda: token_ids("a m", model, max_len=16, add_special=True),
-        lambda: chat_prompt(body, model, max_len=16, now=None),
-        lambda: chat_prompt({**body, "add_special_tokens": True}, model, max_len=16, now=None),
+        lambda: chat_prompt(ChatBody(messages=messages), model, max_len=16, now=None),
+        lambda: chat_prompt(ChatBody(messages=messages, add_special_tokens=True), model, max_len=16, now=None),
     ):
         with pytest.raises(InputError, match=named):
             refused()

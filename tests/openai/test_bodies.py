@@ -1,6 +1,5 @@
 """Request bodies: prompts and sampling parameters, worked out by hand over a tokenizer of bytes."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -47,7 +46,7 @@ def test_completion_without_further_fields_has_openai_defaults(model):
     parsed = completion(model, model="m", prompt="def f")
     assert parsed.prompts == (encode(model, "def f"),)
     assert parsed.sampling == (SamplingParams(max_tokens=16, temperature=1.0),)
-    assert (parsed.model, parsed.seed, parsed.n, parsed.logprobs, parsed.echo) == ("m", None, 1, None, False)
+    assert (parsed.body.model, parsed.seed, parsed.n, parsed.logprobs, parsed.echo) == ("m", None, 1, None, False)
 
 
 def test_chat_is_rendered_and_may_fill_the_room(model):
@@ -59,7 +58,7 @@ def test_chat_is_rendered_and_may_fill_the_room(model):
 
 def test_null_is_not_given(model):
     names = ("stop", "seed", "logprobs", "max_tokens", "logit_bias", "echo", "best_of", "tools", "suffix")
-    assert completion(model, prompt="a", **dict.fromkeys(names)) == completion(model, prompt="a")
+    assert completion(model, prompt="a", **dict.fromkeys(names)).body == completion(model, prompt="a").body
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_seed_of_64_bits_is_answered_modulo_2_to_the_32(model):
 def test_seed_of_the_caller_equals_one_in_the_body(model):
     drawn = completion(model, prompt=["a", "a"], n=3).with_seed(7)
     given = completion(model, prompt=["a", "a"], n=3, seed=7)
-    assert drawn == given
+    assert drawn.sampling == given.sampling
     assert drawn.digest == given.digest != completion(model, prompt=["a", "a"], n=3, seed=8).digest
 
 
@@ -239,7 +238,7 @@ def test_digest_tells_requests_apart(model):
     digests = {completion(model, prompt="a", seed=1, **body).digest for body in bodies}
     assert len(digests) == len(bodies)
     assert completion(model, prompt="a", seed=1, user="me").digest in digests
-    assert dataclasses.replace(chat(model, seed=1), request_id="r").digest == chat(model, seed=1).digest
+    assert chat(model, seed=1, request_id="r").digest == chat(model, seed=1).digest
 
 
 def test_long_name_is_shortened_in_the_error(model):

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from detspec.openai.bodies import parse_chat, parse_completion
-from detspec.openai.fields import CHAT, COMPLETION, BodyError, given_fields, stream_options
-from detspec.openai.neutral import NEUTRAL, NEUTRAL_OPTIONS, asks_for_nothing
+from detspec.openai.fields import NEUTRAL, BodyError, ChatBody, CompletionBody, StreamOptions, asks_for_nothing, read_fields
 from tests.openai.test_bodies import MAX_LEN, chat, completion, model  # noqa: F401  # a fixture
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -47,20 +46,24 @@ OTHERS = (True, 2, "x", ["x"], {"x": 1})
 
 
 def test_what_clients_send_of_their_own_accord_changes_nothing(model):  # noqa: F811
-    assert completion(model, prompt="a", **CLIENTS) == completion(model, prompt="a")
-    assert chat(model, **CLIENTS, **IN_CHAT) == chat(model)
+    for body, plain in (
+        (completion(model, prompt="a", **CLIENTS), completion(model, prompt="a")),
+        (chat(model, **CLIENTS, **IN_CHAT), chat(model)),
+    ):
+        assert (body.digest, body.sampling, body.options) == (plain.digest, plain.sampling, plain.options)
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_neutral_value_is_accepted_and_any_other_is_refused_by_name(name):
-    accepted = {key: kind for key, kind in COMPLETION.items() if key != name}  # as in chats, which have no echo
+    *where, field = name.split(".")
+    kind = StreamOptions if where else ChatBody  # chats have no echo
     for value in (None, *NEUTRAL[name]):
-        assert given_fields({name: value}, accepted) == {}
+        assert read_fields({field: value}, kind, *where) == kind()
     for value in OTHERS:
         if asks_for_nothing(value, NEUTRAL[name]):
             continue
         with pytest.raises(BodyError, match=f"{name} is not supported, got .*: omit it") as caught:
-            given_fields({name: value}, accepted)
+            read_fields({field: value}, kind, *where)
         assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
 
 
@@ -78,24 +81,25 @@ def test_best_of_as_many_as_are_asked_for_chooses_none(model):  # noqa: F811
         completion(model, prompt="a", n=2, best_of=3)
 
 
-def test_options_of_a_stream_that_ask_for_nothing_need_no_stream():
+def test_options_of_a_stream_that_ask_for_nothing_need_no_stream(model):  # noqa: F811
     nothing = {"include_usage": False, "continuous_usage_stats": None, "include_obfuscation": False}
-    assert stream_options({"stream_options": nothing}) == (False, False)
-    assert stream_options({"stream": True, "stream_options": {**nothing, "include_usage": True}}) == (True, False)
+    assert completion(model, prompt="a", stream_options=nothing).options == StreamOptions()
+    used = completion(model, prompt="a", stream=True, stream_options={**nothing, "include_usage": True}).options
+    assert (used.include_usage, used.continuous_usage_stats) == (True, False)
     with pytest.raises(BodyError, match=r"stream_options\.include_obfuscation is not supported, got True"):
-        stream_options({"stream": True, "stream_options": {"include_obfuscation": True}})
+        completion(model, prompt="a", stream=True, stream_options={"include_obfuscation": True})
 
 
 def test_no_implemented_field_is_in_the_table():
-    assert set(NEUTRAL) & (set(COMPLETION) & set(CHAT)) == set()
-    assert set(NEUTRAL) & set(COMPLETION) == {"echo"}
+    assert set(NEUTRAL) & set(ChatBody.__struct_fields__) == set()
+    assert set(NEUTRAL) & set(CompletionBody.__struct_fields__) == {"echo"}
 
 
 def test_page_of_the_server_lists_the_table():
     def entry(name: str, values: tuple) -> str:
         return f"`{name}`" + (": " if values else "") + ", ".join(f"`{json.dumps(value)}`" for value in values)
 
-    listed = "; ".join(entry(name, values) for name, values in {**NEUTRAL, **NEUTRAL_OPTIONS}.items())
+    listed = "; ".join(entry(name, values) for name, values in NEUTRAL.items())
     page = " ".join((DOCS / "serving.md").read_text().split())
     assert f"{listed}." in page, listed
 

@@ -16,9 +16,8 @@ from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.engine.request import Completion, Stats, Thought
 from detspec.openai.bodies import parse_chat, parse_completion
 from detspec.openai.fields import BodyError
-from detspec.openai.responses import chat_body, completion_body, error_body, make_answerer, system_fingerprint
-from detspec.openai.scores import scored
-from detspec.openai.token_texts import TokenPlaces, TokenTexts
+from detspec.openai.logprobs import TokenPlaces, TokenTexts
+from detspec.openai.responses import answer_body, error_body, make_answerer, scored, system_fingerprint
 from tests.decoders import TOKENS, small_tokenizer
 from tests.engine.byte_model import BYTE_CFG, byte_tokenizer
 
@@ -81,7 +80,7 @@ def encode(model, text: str) -> list[int]:
 
 def test_completion_has_the_official_shape(model, answerer):
     parsed = completion(model, model="m")
-    body = completion_body(parsed, [ended(model, parsed, encode(model, "cd"))], answerer)
+    body = answer_body(parsed, [ended(model, parsed, encode(model, "cd"))], answerer)
     official = OfficialCompletion.model_validate(body)
     assert official.choices[0].text == "cd"
     assert official.choices[0].logprobs is None
@@ -101,7 +100,7 @@ def test_completion_has_the_official_shape(model, answerer):
 def test_chat_has_the_official_shape(model, answerer):
     parsed = chat(model, logprobs=True, top_logprobs=2)
     top = (((A, -0.25), (C, -0.5)), ((B, -1.0), (A, -2.0)))
-    body = chat_body(parsed, [ended(model, parsed, encode(model, "cb"), top_logprobs=top)], answerer)
+    body = answer_body(parsed, [ended(model, parsed, encode(model, "cb"), top_logprobs=top)], answerer)
     official = ChatCompletion.model_validate(body)
     assert official.choices[0].message.content == "cb"
     first = official.choices[0].logprobs.content[0]
@@ -113,7 +112,7 @@ def test_chat_has_the_official_shape(model, answerer):
 def test_completion_logprobs_name_the_chosen_token_and_the_likeliest(model, answerer):
     parsed = completion(model, logprobs=1)
     top = (((A, -0.25),), ((B, -1.0),))
-    body = completion_body(parsed, [ended(model, parsed, encode(model, "cb"), top_logprobs=top)], answerer)
+    body = answer_body(parsed, [ended(model, parsed, encode(model, "cb"), top_logprobs=top)], answerer)
     assert body["choices"][0]["logprobs"] == {
         "tokens": ["c", "b"],
         "token_logprobs": [-0.5, -1.0],
@@ -122,14 +121,14 @@ def test_completion_logprobs_name_the_chosen_token_and_the_likeliest(model, answ
     }
     OfficialCompletion.model_validate(body)
     plain = completion(model, logprobs=0)
-    body = completion_body(plain, [ended(model, plain, encode(model, "c"))], answerer)
+    body = answer_body(plain, [ended(model, plain, encode(model, "c"))], answerer)
     assert body["choices"][0]["logprobs"]["top_logprobs"] is None
 
 
 def test_echo_puts_the_prompt_before_and_null_first(model, answerer):
     parsed = completion(model, logprobs=1, echo=True)
     asked = {"top_logprobs": (((C, -0.5),),), "prompt_logprobs": (None, -3.0), "prompt_top_logprobs": ((), ((A, -0.125),))}
-    body = completion_body(parsed, [ended(model, parsed, encode(model, "c"), **asked)], answerer)
+    body = answer_body(parsed, [ended(model, parsed, encode(model, "c"), **asked)], answerer)
     assert body["choices"][0]["text"] == "abc"
     assert body["choices"][0]["logprobs"] == {
         "tokens": ["a", "b", "c"],
@@ -141,7 +140,7 @@ def test_echo_puts_the_prompt_before_and_null_first(model, answerer):
 
 def test_score_has_the_prompt_alone(model, answerer):
     parsed = completion(model, prompt=[A, B], logprobs=0, echo=True, max_tokens=0)
-    body = completion_body(parsed, [ended(model, parsed, [], prompt_logprobs=(None, -3.0))], answerer)
+    body = answer_body(parsed, [ended(model, parsed, [], prompt_logprobs=(None, -3.0))], answerer)
     assert body["choices"][0]["text"] == "ab"
     assert body["choices"][0]["logprobs"]["token_logprobs"] == [None, -3.0]
     assert body["usage"]["completion_tokens"] == 0
@@ -155,7 +154,7 @@ def test_prompt_of_an_aborted_request_has_nulls(model, answerer, max_tokens, log
     aborted = ended(model, parsed, [], finish_reason="abort")
     if parsed.is_score:
         aborted = scored(dataclasses.replace(aborted, prompt_token_ids=(A,)), parsed.prompts[0])
-    choice = completion_body(parsed, [aborted], answerer)["choices"][0]
+    choice = answer_body(parsed, [aborted], answerer)["choices"][0]
     assert choice["finish_reason"] == "abort"
     assert choice["logprobs"]["tokens"] == ["a", "b", "c"]
     assert choice["logprobs"]["token_logprobs"] == [None] * 3
@@ -166,10 +165,10 @@ def test_prompt_of_an_aborted_request_has_nulls(model, answerer, max_tokens, log
 @pytest.mark.parametrize("text", ["", "abc"])
 def test_weight_versions_are_one_span_at_most(model, answerer, text):
     parsed = completion(model, return_weight_versions=True)
-    choice = completion_body(parsed, [ended(model, parsed, encode(model, text))], answerer)["choices"][0]
+    choice = answer_body(parsed, [ended(model, parsed, encode(model, text))], answerer)["choices"][0]
     assert choice["weight_versions"] == ([{"start": 0, "end": 3, "version": "w"}] if text else [])
     plain = completion(model)
-    assert "weight_versions" not in completion_body(plain, [ended(model, plain, [A])], answerer)["choices"][0]
+    assert "weight_versions" not in answer_body(plain, [ended(model, plain, [A])], answerer)["choices"][0]
 
 
 def test_fingerprint_names_all_that_choices_depend_on(model):
@@ -182,7 +181,7 @@ def test_fingerprint_names_all_that_choices_depend_on(model):
 def test_prompt_logprobs_have_ranks(model, answerer):
     parsed = completion(model, prompt_logprobs=2)
     asked = {"prompt_logprobs": (None, -3.0), "prompt_top_logprobs": ((), ((A, -0.125), (C, -0.5)))}
-    body = completion_body(parsed, [ended(model, parsed, encode(model, "c"), **asked)], answerer)
+    body = answer_body(parsed, [ended(model, parsed, encode(model, "c"), **asked)], answerer)
     found = body["choices"][0]["prompt_logprobs"]
     assert found[0] is None
     assert found[1] == {
@@ -196,7 +195,7 @@ def test_choices_are_numbered_prompt_by_prompt(model, answerer):
     parsed = completion(model, prompt=["a", "b"], n=2)
     texts = ["aa", "ab", "ba", "bb"]
     ends = [ended(model, parsed, encode(model, text), index) for index, text in enumerate(texts)]
-    body = completion_body(parsed, ends, answerer)
+    body = answer_body(parsed, ends, answerer)
     assert [(choice["index"], choice["text"]) for choice in body["choices"]] == list(enumerate(texts))
     assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 8, "total_tokens": 10}
 
@@ -206,7 +205,7 @@ def test_stop_reason_is_what_the_request_named(model, answerer):
 
     def reason(ids, text, finish="stop"):
         end = ended(model, parsed, ids, text=text, finish_reason=finish)
-        return completion_body(parsed, [end], answerer)["choices"][0]["stop_reason"]
+        return answer_body(parsed, [end], answerer)["choices"][0]["stop_reason"]
 
     assert reason([A, C], "a") == "c"
     assert reason([A, B], "ab") == B
@@ -218,7 +217,7 @@ def test_floats_survive_as_float32_and_infinity_is_a_number(model, answerer):
     values = tuple(np.random.default_rng(0).normal(size=50).astype(np.float32).tolist())
     parsed = completion(model, logprobs=0, max_tokens=51)
     end = ended(model, parsed, [A] * 51, logprobs=(*values, float("-inf")))
-    read = json.loads(json.dumps(completion_body(parsed, [end], answerer), allow_nan=False))
+    read = json.loads(json.dumps(answer_body(parsed, [end], answerer), allow_nan=False))
     found = read["choices"][0]["logprobs"]["token_logprobs"]
     assert np.asarray(found[:50], np.float32).tobytes() == np.asarray(values, np.float32).tobytes()
     assert found[50] == -9999.0
@@ -227,12 +226,12 @@ def test_floats_survive_as_float32_and_infinity_is_a_number(model, answerer):
 def test_tokens_that_are_halves_of_characters_keep_their_bytes(model, answerer):
     ids = encode(model, "éa")
     parsed = chat(model, logprobs=True)
-    body = chat_body(parsed, [ended(model, parsed, ids)], answerer)
+    body = answer_body(parsed, [ended(model, parsed, ids)], answerer)
     content = body["choices"][0]["logprobs"]["content"]
     assert [entry["token"] for entry in content] == ["bytes:\\xc3", "bytes:\\xa9", "a"]
     assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == body["choices"][0]["message"]["content"]
     plain = completion(model, logprobs=0)
-    assert completion_body(plain, [ended(model, plain, ids)], answerer)["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1]
+    assert answer_body(plain, [ended(model, plain, ids)], answerer)["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1]
 
 
 def test_text_offsets_count_what_an_incremental_decoder_has_given(answerer):
@@ -260,7 +259,7 @@ def test_texts_tokens_and_offsets_agree_with_and_without_echo(tmp_path):
     for echo in (False, True):
         parsed = completion(model, prompt=prompt, echo=echo, logprobs=0)
         asked = {"text": " bé the", "prompt_logprobs": (None, -1.0, -2.0)}
-        choice = completion_body(parsed, [ended(model, parsed, new, **asked)], answerer)["choices"][0]
+        choice = answer_body(parsed, [ended(model, parsed, new, **asked)], answerer)["choices"][0]
         logprobs, number = choice["logprobs"], 3 if echo else 0
         assert choice["text"] == ("the b" if echo else "") + " bé the"
         assert logprobs["tokens"][:number] == ["<s>", "the", " b"][:number]
@@ -272,10 +271,10 @@ def test_texts_tokens_and_offsets_agree_with_and_without_echo(tmp_path):
 
 def test_echoed_prompt_that_ends_inside_a_character_leaves_it_to_the_answer(model, answerer):
     parsed = completion(model, prompt=[A, HALVES[0]], echo=True)
-    body = completion_body(parsed, [ended(model, parsed, [HALVES[1]], text="é")], answerer)
+    body = answer_body(parsed, [ended(model, parsed, [HALVES[1]], text="é")], answerer)
     assert body["choices"][0]["text"] == "aé"
     score = completion(model, prompt=[A, HALVES[0]], echo=True, max_tokens=0)
-    assert completion_body(score, [ended(model, score, [])], answerer)["choices"][0]["text"] == "a\ufffd"
+    assert answer_body(score, [ended(model, score, [])], answerer)["choices"][0]["text"] == "a\ufffd"
 
 
 def test_two_tokens_of_one_text_keep_the_likelier(model, answerer):
@@ -283,13 +282,13 @@ def test_two_tokens_of_one_text_keep_the_likelier(model, answerer):
     same = SimpleNamespace(text_of=lambda token, begins: "same", tokens=model.token_bytes)
     other = dataclasses.replace(answerer, token_texts=same)
     end = ended(model, parsed, [C], top_logprobs=(((A, -0.25), (B, -0.75)),))
-    assert completion_body(parsed, [end], other)["choices"][0]["logprobs"]["top_logprobs"] == [{"same": -0.25}]
+    assert answer_body(parsed, [end], other)["choices"][0]["logprobs"]["top_logprobs"] == [{"same": -0.25}]
 
 
 def test_extensions_are_there_when_asked(model, answerer):
     parsed = completion(model, return_token_ids=True, return_tokens_as_token_ids=True, logprobs=0)
     thought = Thought("t", (1, 2), is_cut=False)
-    choice = completion_body(parsed, [ended(model, parsed, [C], thoughts=(thought,))], answerer)["choices"][0]
+    choice = answer_body(parsed, [ended(model, parsed, [C], thoughts=(thought,))], answerer)["choices"][0]
     assert (choice["token_ids"], choice["prompt_token_ids"]) == ([C], encode(model, "ab"))
     assert choice["logprobs"]["tokens"] == [f"token_id:{C}"]
     assert choice["thoughts"] == [{"token_ids": [1, 2], "text": "t", "is_cut": False}]

@@ -20,7 +20,7 @@ from detspec.errors import InputError, ParameterError
 from detspec.jobs.batch_lines import BatchReader
 from detspec.jobs.lines import parse_request
 from detspec.jobs.prompts import JobSpec, Prompts
-from detspec.openai.fields import CHAT, COMPLETION, TOO_LONG
+from detspec.openai.fields import TOO_LONG, ChatBody, CompletionBody
 from detspec.sampling_params import FIELDS, SamplingParams
 from tests.engine.byte_model import facts
 from tests.hostile import outcome
@@ -227,7 +227,7 @@ def test_any_value_of_a_body_is_answered_or_refused_by_name(server, known, draws
 def a_body(rng: random.Random, values: list[Any]) -> tuple[str, dict[str, Any]]:
     """The name of a field, and where a body goes in which it has one of `values`."""
     is_chat = rng.random() < 0.5
-    name = rng.choice(list(CHAT if is_chat else COMPLETION))
+    name = rng.choice((ChatBody if is_chat else CompletionBody).__struct_fields__)
     body: dict[str, Any] = {"max_tokens": 2, "seed": 1}
     body |= {"messages": [{"role": "user", "content": "a"}]} if is_chat else {"prompt": PROMPT}
     if name == "max_completion_tokens":

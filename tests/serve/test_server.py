@@ -30,7 +30,7 @@ from detspec.serve.engine_thread import EngineThread
 from detspec.serve.log import ResponseLog
 from detspec.serve.metrics import Metrics
 from detspec.serve.service import Service
-from detspec.serve.streams import Chunks
+from detspec.serve.streams import AnswerChunks
 from tests.engine.fake_device import FakeDevice
 from tests.serve.running import Running, chatting, choices, chunks_of, make_engine, serving
 
@@ -283,7 +283,7 @@ def test_any_error_in_a_stream_is_its_last_event(model, monkeypatch):
         raise ZeroDivisionError("of our own")
 
     with serving(make_engine(model)) as server:
-        monkeypatch.setattr(Chunks, "of", fails)
+        monkeypatch.setattr(AnswerChunks, "of", fails)
         with server.http.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 4, "stream": True}) as stream:
             (line,) = [line for line in stream.iter_lines() if line]
         assert json.loads(line.removeprefix("data: "))["error"]["message"] == UNEXPECTED
@@ -329,7 +329,7 @@ def test_error_on_arrival_ends_its_own_call_alone(model, monkeypatch):
     arrived = Service._arrived
 
     def fails(self, parsed, requests, update):
-        if parsed.request_id == "bad":
+        if parsed.body.request_id == "bad":
             raise ZeroDivisionError("of our own")
         return arrived(self, parsed, requests, update)
 

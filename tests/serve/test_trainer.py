@@ -11,7 +11,8 @@ from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import load
 from detspec.jobs.audit_responses import run_audit_responses
 from detspec.model.params import init_params
-from detspec.serve.streams import DONE, Chunks, events
+from detspec.openai.bodies import parse_completion
+from detspec.serve.streams import DONE, events
 from tests.engine.byte_model import BYTE_CFG, byte_params, write_folder
 from tests.serve.running import chatting, choices, chunks_of, make_engine, serving
 
@@ -76,12 +77,12 @@ def test_what_is_read_late_has_the_name_and_the_log_of_its_own_weights(model, tm
         thread = server.service.thread
 
         async def read_late() -> list[bytes]:
-            parsed = await server.service.parse("completion", {**body, "stream": True}, 0)
+            parsed = await server.service.parse(parse_completion, {**body, "stream": True}, 0)
             call = server.service.begin(parsed)
             while thread.num_open:
                 await asyncio.sleep(0.01)
             await server.service.update_weights("second", "step 2")
-            return [part async for part in events(parsed, call, Chunks)]
+            return [part async for part in events(parsed, call, as_ids=False)]
 
         *_, last, done = asyncio.run_coroutine_threadsafe(read_late(), thread.loop).result(60)
         assert done == DONE
