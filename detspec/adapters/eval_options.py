@@ -163,7 +163,7 @@ def _whole(name: str, value: Any, *, least: float = -math.inf) -> int:
 
 
 def _texts(name: str, value: Any) -> list[str]:
-    """One text or several as a list."""
+    """Lists one text or several."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise InputError(f"generation argument {name} must be a text or a list of texts, got {shown(value)}")

@@ -72,7 +72,7 @@ class DetspecLM(TemplateLM):
 
     @classmethod
     def over(cls, engine: Engine, options: EvalOptions | None = None) -> "DetspecLM":
-        """The same over an engine that is there; of `options`, what is about requests counts."""
+        """Wraps an engine that is there; of `options`, those about requests count."""
         model = cls.__new__(cls)
         model._drive(engine, options or EvalOptions())
         return model
@@ -91,7 +91,7 @@ class DetspecLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What a text without a context is scored after."""
+        """The token that a text without a context is scored after."""
         return self._special.prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
@@ -115,7 +115,7 @@ class DetspecLM(TemplateLM):
         return self._special.name
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the results say of the model: all that bits depend on besides the requests, and a digest of it."""
+        """Describes the model in results: all that bits depend on besides the requests, and a digest of it."""
         cfg = self.engine.model.cfg
         fingerprint = self.engine.fingerprint()
         return {

@@ -28,7 +28,7 @@ SOURCES = ("pretrained", "path")  # arguments that name the model
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What was asked and answered about one document.
+    """Requests and answers about one document.
 
     Attributes:
         task: name of the task.
@@ -66,7 +66,7 @@ class Moved:
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """What the comparison found.
+    """Results of the comparison.
 
     Attributes:
         num_samples: samples that were answered again.
@@ -116,7 +116,7 @@ def check_results(results: Path, *, model_args: str = "", batch_size: str = "aut
     model = DetspecLM(**{"batch_size": batch_size, **source, **config.get("model_options", {}), **given})
     now = model.engine.fingerprint()
     names = sorted(now.keys() | config["fingerprint"].keys())
-    pairs = {name: (config["fingerprint"].get(name), plain(now.get(name))) for name in names}
+    pairs = {name: (config["fingerprint"].get(name), as_json(now.get(name))) for name in names}
     changed = {name: (old, new) for name, (old, new) in pairs.items() if old != new}
     return CheckReport(len(samples), tuple(moved_answers(model, samples)), changed)
 
@@ -151,23 +151,21 @@ def read_samples(results: Path, tasks: Mapping[str, Any]) -> Iterator[Sample]:
 def moved_answers(model: DetspecLM, samples: Sequence[Sample]) -> Iterator[Moved]:
     """The answers of `model` that are not the recorded ones, in the order of `samples`."""
     asked: dict[str, list[Instance]] = {}
-    instances = []
+    recorded = []
     for sample in samples:
-        own = [Instance(sample.kind, {}, arguments, number) for number, arguments in enumerate(sample.requests)]
-        instances.append(own)
-        for instance, answers in zip(own, sample.answers, strict=True):
+        for number, (arguments, answers) in enumerate(zip(sample.requests, sample.answers, strict=True)):
+            instance = Instance(sample.kind, {}, arguments, number)
             asked.setdefault(sample.kind, []).extend([instance] * len(answers))
+            recorded += [(sample, number, repeat, old, instance) for repeat, old in enumerate(answers)]
     for kind, requests in asked.items():
         for instance, answer in zip(requests, getattr(model, kind)(requests), strict=True):
             instance.resps.append(answer)
-    for sample, own in zip(samples, instances, strict=True):
-        for number, (instance, answers) in enumerate(zip(own, sample.answers, strict=True)):
-            for repeat, (old, answer) in enumerate(zip(answers, instance.resps, strict=True)):
-                new = plain(sanitize_list(answer))
-                if old != new:
-                    yield Moved(sample, number, repeat, old, new)
+    for sample, number, repeat, old, instance in recorded:
+        new = as_json(sanitize_list(instance.resps[repeat]))
+        if old != new:
+            yield Moved(sample, number, repeat, old, new)
 
 
-def plain(value: Any) -> Any:
-    """`value` as it comes back from a file of JSON."""
+def as_json(value: Any) -> Any:
+    """Returns `value` as it comes back from a file of JSON."""
     return json.loads(json.dumps(value))

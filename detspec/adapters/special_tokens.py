@@ -58,7 +58,7 @@ class SpecialTokens:
 
 
 def special_tokens_of(model: Model, prefix: int | None) -> SpecialTokens:
-    """What `model` has; `prefix`, if it is given, is taken for the token of that name.
+    """Finds those of `model`; `prefix`, if it is given, is taken for the token of that name.
 
     Raises `InputError` if the model has no tokenizer, or no token of its own could be the prefix.
     """

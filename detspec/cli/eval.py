@@ -24,7 +24,7 @@ NEEDED = 'detspec eval needs the lm-evaluation-harness, which is not installed: 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options; all others are the harness's."""
+    """Adds its options; all others are the harness's."""
     parser.allow_abbrev = False  # `--c` is not for us to complete
     parser.set_defaults(rest=[])
     add = parser.add_argument

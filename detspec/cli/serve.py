@@ -35,7 +35,7 @@ SHORT_STEPS = ("none", "ngram")  # drafts whose steps are short, because what ar
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds its options."""
     add = parser.add_argument
     add("--host", default=LOCALHOST, help="address to listen at; 0.0.0.0 is reached from other machines")
     add("--port", type=int, default=8000, help="0 takes a free one, and says which")

@@ -159,7 +159,7 @@ def parse_chat(value: Any, model: Model, *, max_len: int, defaults: SamplingPara
 
 
 def requests_of(parsed: Parsed, model: Model, config: EngineConfig, *, id: str) -> list[Request]:
-    """One request of `n` samples for each prompt, or one that scores it, with `id` and the prompt's number as its id, as `a/0`.
+    """Makes for each prompt a request of `n` samples, or one that scores it; `id` and the prompt's number are its id, as `a/0`.
 
     They are checked for engines of `model` and `config`. Raises `BodyError` if one does not fit.
     """

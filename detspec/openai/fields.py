@@ -139,59 +139,29 @@ SENTENCES: dict[Any, str] = {
 }
 # Fields that are sampling parameters of another name.
 RENAMED = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs", "is_deterministic": "deterministic"}
-# Fields that are not implemented, with the values that ask for nothing. A client may send every field that its own library has,
-# most of them at their defaults. Null asks for nothing, too.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    # OpenAI's
-    "best_of": (1,),
-    "function_call": ("none", "auto"),  # without functions there is none to call
-    "functions": ([],),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": ("medium",),
-    # vLLM's
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
-    "detokenize": (True,),
-    "documents": ([],),
-    "early_stopping": (False,),
-    "echo": (False,),  # of a chat
-    "flat_logprobs": (False,),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "priority": (0,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-    # SGLang's
-    "no_stop_trim": (False,),
-    "return_hidden_states": (False,),
-    "separate_reasoning": (True, False),  # a text is never parted, so both are the same
-    "stop_regex": ([],),
-    "stream_reasoning": (True,),
-    # TGI's
-    "typical_p": (1,),
-    "watermark": (False,),
-    "stream_options.include_obfuscation": (False,),  # OpenAI's
-}
-NULL_ALONE = (
-    *("audio", "moderation", "prediction", "reasoning_effort", "web_search_options"),  # OpenAI's
-    *("cache_salt", "chat_template", "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json"),  # vLLM's
-    *("guided_regex", "guided_whitespace_pattern", "kv_transfer_params", "prompt_embeds", "structural_tag"),
-    *("structured_outputs", "thinking_token_budget", "truncate_prompt_tokens"),
-    *("custom_logit_processor", "custom_params", "ebnf", "json_schema", "lora_path", "regex", "session_params"),  # SGLang's
-    *("adapter_id", "grammar", "tool_prompt", "truncate"),  # TGI's
+# Fields that are not implemented, by the values that ask for nothing. A client may send every field that its own library has,
+# most of them at their defaults. Null asks for nothing, too; some fields have no other such value.
+ACCEPTED: tuple[tuple[tuple[Any, ...], tuple[str, ...]], ...] = (
+    ((1,), ("best_of", "length_penalty", "typical_p")),
+    ((0,), ("priority",)),
+    ((True,), ("detokenize", "include_reasoning", "skip_special_tokens", "spaces_between_special_tokens", "stream_reasoning")),
+    ((False,), ("early_stopping", "echo", "flat_logprobs", "include_stop_str_in_output", "no_stop_trim")),  # echo of a chat
+    ((False,), ("return_hidden_states", "stream_options.include_obfuscation", "use_beam_search", "watermark")),
+    ((True, False), ("parallel_tool_calls", "separate_reasoning")),  # a text is never parted
+    (("",), ("suffix",)),
+    (("medium",), ("verbosity",)),
+    (("none", "auto"), ("function_call", "tool_choice")),  # without functions there is none to call
+    (([],), ("allowed_token_ids", "bad_words", "documents", "functions", "logits_processors", "stop_regex", "tools")),
+    ((["text"],), ("modalities",)),
+    (({},), ("media_io_kwargs", "mm_processor_kwargs", "vllm_xargs")),
+    (({"type": "text"},), ("response_format",)),
+    ((), ("adapter_id", "audio", "cache_salt", "chat_template", "custom_logit_processor", "custom_params", "ebnf", "grammar")),
+    ((), ("guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex")),
+    ((), ("guided_whitespace_pattern", "json_schema", "kv_transfer_params", "lora_path", "moderation", "prediction")),
+    ((), ("prompt_embeds", "reasoning_effort", "regex", "session_params", "structural_tag", "structured_outputs")),
+    ((), ("thinking_token_budget", "tool_prompt", "truncate", "truncate_prompt_tokens", "web_search_options")),
 )
-NEUTRAL |= dict.fromkeys(NULL_ALONE, ())
+NEUTRAL = {name: values for values, names in ACCEPTED for name in names}
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 

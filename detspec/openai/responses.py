@@ -23,7 +23,7 @@ FINGERPRINT_HEX = 16
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Answerer:
-    """What bodies say besides the completions.
+    """Facts that bodies state besides the completions.
 
     Attributes:
         model: decodes tokens.
@@ -44,7 +44,7 @@ class Answerer:
 
 
 def make_answerer(model: Model, fingerprint: Mapping[str, Any], *, max_len: int, name: str, created: int) -> Answerer:
-    """What answers of an engine of `model` with this `fingerprint()` and room for `max_len` tokens say."""
+    """Gathers what answers state of an engine of `model` with this `fingerprint()` and room for `max_len` tokens."""
     facts = {**fingerprint, "text": model.text_facts(), "max_len": max_len}
     return Answerer(model, name, facts, system_fingerprint(facts), created, TokenTexts(model.tokenizer))
 
@@ -94,7 +94,7 @@ def ending(parsed: Parsed, index: int, completion: Completion, answerer: Answere
 
 
 def extras(parsed: Parsed, completion: Completion, answerer: Answerer) -> dict[str, Any]:
-    """What a choice has that OpenAI's has not: always its digest, the rest if it is asked for or there."""
+    """Fields of a choice that OpenAI's has not: always its digest, the rest if it is asked for or there."""
     found: dict[str, Any] = {"digest": completion.digest}
     if parsed.body.return_token_ids:
         found |= {"prompt_token_ids": list(completion.prompt_token_ids), "token_ids": list(completion.token_ids)}
@@ -157,7 +157,7 @@ def system_fingerprint(facts: Mapping[str, Any]) -> str:
 
 
 def scored(completion: Completion, prompt: Sequence[int]) -> Completion:
-    """What was found of a scored text as a completion without new tokens after the whole text as its prompt."""
+    """Turns the scores of a text into a completion without new tokens after the whole text as its prompt."""
     given = completion.finish_reason == GIVEN
     is_read = completion.finish_reason not in ("abort", "error")
     return dataclasses.replace(

@@ -8,7 +8,6 @@ import hmac
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -25,7 +24,7 @@ from detspec.serve.calls import CallFailed, ClientLeft, EngineStopped, HttpCall,
 from detspec.serve.control import control_routes
 from detspec.serve.http import answer, error, read_json
 from detspec.serve.service import Parser, Service
-from detspec.serve.streams import events
+from detspec.serve.streams import event, events
 from detspec.serve.token_ids import ids_body, parse_ids
 from detspec.serve.tokens import token_routes
 
@@ -63,14 +62,7 @@ def make_app(service: Service) -> Starlette:
         *token_routes(service),
         *control_routes(service),
     ]
-    handlers = {
-        InputError: _refused,
-        QueueFull: _full,
-        EngineStopped: _broken,
-        CallFailed: _broken,
-        HTTPException: _http_error,
-        Exception: _unexpected,
-    }
+    handlers = dict.fromkeys((InputError, QueueFull, EngineStopped, CallFailed, HTTPException, Exception), refusal)
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.add_middleware(KeyCheck, key=service.options.api_key)
     return app
@@ -137,11 +129,8 @@ class EventStream(Response):
             except ClientLeft:
                 return
             except Exception as failed:
-                is_expected = isinstance(failed, EngineStopped | CallFailed)
-                why = str(failed) if is_expected else UNEXPECTED
-                body = b"data: " + msgspec.json.encode(error(why, "server_error")) + b"\n\n"
-                await send({"type": "http.response.body", "body": body})
-                if not is_expected:
+                await send({"type": "http.response.body", "body": event(error(reason(failed), "server_error"))})
+                if not isinstance(failed, EngineStopped | CallFailed):
                     raise
                 return
             await send({"type": "http.response.body", "body": b""})
@@ -165,24 +154,18 @@ class KeyCheck:
         await self.app(scope, receive, send)
 
 
-async def _refused(request: Request, failed: Exception) -> Response:
-    if not isinstance(failed, BodyError):
-        failed = BodyError(str(failed))
-    return answer(error_body(failed), status=404 if failed.code == "model_not_found" else 400)
+async def refusal(request: Request, failed: Exception) -> Response:
+    """The answer to a call that has `failed`."""
+    if isinstance(failed, InputError):
+        refused = failed if isinstance(failed, BodyError) else BodyError(str(failed))
+        return answer(error_body(refused), status=404 if refused.code == "model_not_found" else 400)
+    if isinstance(failed, QueueFull):
+        return answer(error(str(failed), "rate_limit_error"), status=429, headers={"retry-after": RETRY_AFTER_S})
+    if isinstance(failed, HTTPException):
+        return answer(error(failed.detail, "invalid_request_error"), status=failed.status_code, headers=failed.headers or {})
+    return answer(error(reason(failed), "server_error"), status=500)
 
 
-async def _full(request: Request, failed: Exception) -> Response:
-    return answer(error(str(failed), "rate_limit_error"), status=429, headers={"retry-after": RETRY_AFTER_S})
-
-
-async def _broken(request: Request, failed: Exception) -> Response:
-    return answer(error(str(failed), "server_error"), status=500)
-
-
-async def _http_error(request: Request, failed: Exception) -> Response:
-    assert isinstance(failed, HTTPException)
-    return answer(error(failed.detail, "invalid_request_error"), status=failed.status_code, headers=dict(failed.headers or {}))
-
-
-async def _unexpected(request: Request, failed: Exception) -> Response:
-    return answer(error(UNEXPECTED, "server_error"), status=500)
+def reason(failed: Exception) -> str:
+    """Says why a call got no answer, as far as clients may know."""
+    return str(failed) if isinstance(failed, EngineStopped | CallFailed) else UNEXPECTED

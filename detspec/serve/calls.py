@@ -13,7 +13,7 @@ class QueueFull(Exception):
 
 
 class EngineStopped(Exception):
-    """Nothing is answered any more.
+    """The engine answers nothing any more.
 
     Attributes:
         exit_code: that of the process.

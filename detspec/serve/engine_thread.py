@@ -1,4 +1,4 @@
-"""One thread that steps the engine, and what the event loop asks of it.
+"""A thread that steps the engine, and all that the event loop asks of it.
 
 1. `submit` checks that there is room, adds the requests of one HTTP call, and returns an `HttpCall`, which hands out updates.
 2. The thread steps while there is work. After each step it hands all updates to the event loop at once.
@@ -168,7 +168,7 @@ class EngineThread:
             call.fail(why)
 
     def fail(self, failure: EngineStopped) -> None:
-        """Nothing is answered from now on."""
+        """Answers nothing from now on."""
         if self.failure is None:
             self.failure = failure
             self.on_failure()
@@ -205,11 +205,11 @@ class EngineThread:
         return [call for call in dict.fromkeys(self._calls.values()) if call.is_held == held]
 
     def _forget(self, id: str) -> None:
-        """Nothing more comes of request `id`."""
+        """Drops request `id`, of which nothing more comes."""
         self.num_open -= self._calls.pop(id).left.pop(id)
 
     def _run(self) -> None:
-        """What the thread does."""
+        """Steps the engine until the server ends; in the thread."""
         try:
             if self._prepares:
                 self.engine.prepare_behind()

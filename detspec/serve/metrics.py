@@ -1,4 +1,4 @@
-"""What the server counts, as Prometheus reads it; names are vLLM's where it has them."""
+"""Counts of the server, as Prometheus reads them; names are vLLM's where it has them."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -6,7 +6,7 @@ from detspec.engine.request import Stats, Update
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 COUNTED = {
-    "spec_decode_num_drafts": ("num_verify_passes", "canonical passes that verified a stretch of a text"),
+    "spec_decode_num_drafts": ("num_verify_passes", "canonical passes that verified a span of a text"),
     "spec_decode_num_draft_tokens": ("num_draft_tokens", "drafted tokens that were read"),
     "spec_decode_num_accepted_tokens": ("num_accepted_draft_tokens", "drafted tokens that were accepted"),
     "rollbacks": ("num_rollbacks", "passes after which a cache was set back"),

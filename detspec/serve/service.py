@@ -1,4 +1,4 @@
-"""What the server serves: a model behind an engine thread, under a name, with what it answers and logs."""
+"""The service behind the routes: a model behind an engine thread, under a name, with what it answers and logs."""
 
 import asyncio
 import contextlib
@@ -60,7 +60,7 @@ class Options:
 
 
 class Arrived(NamedTuple):
-    """What is new of one sample.
+    """News of one sample.
 
     Attributes:
         place: the number of its prompt.
@@ -74,7 +74,7 @@ class Arrived(NamedTuple):
 
 
 class Service:
-    """One model, one engine, and what clients may ask of them.
+    """A model, its engine, and all that clients may ask of them.
 
     Attributes:
         options: how it behaves.
@@ -97,12 +97,12 @@ class Service:
 
     @property
     def engine(self) -> Engine:
-        """What generates."""
+        """The engine that generates."""
         return self.thread.engine
 
     @property
     def model(self) -> Model:
-        """What it runs."""
+        """The model that is served."""
         return self.engine.model
 
     @property

@@ -35,7 +35,7 @@ async def events(parsed: Parsed, call: HttpCall, *, as_ids: bool) -> AsyncIterat
 
 
 def event(content: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Encodes a server-sent event."""
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
@@ -52,7 +52,7 @@ class AnswerChunks:
         self._places: dict[int, TokenPlaces] = {}  # by the index of the choice
 
     def first(self) -> Iterator[dict[str, Any]]:
-        """What comes before anything is generated: roles of a chat, prompts that are echoed."""
+        """Yields the chunks that come before anything is generated: roles of a chat, prompts that are echoed."""
         for index in range(self.parsed.num_choices):
             if self._is_chat:
                 yield self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})

@@ -1,4 +1,4 @@
-"""What the harness asks of a tokenizer and a template: beginnings, once; conversations that go on."""
+"""Questions of the harness to a tokenizer and a template: beginnings, once; conversations that go on."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What all tests of `detspec eval` need: no network, compiled programs shared with the other tests, small tasks."""
+"""All that tests of `detspec eval` need: no network, compiled programs shared with the other tests, small tasks."""
 
 import os
 

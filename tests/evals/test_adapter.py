@@ -45,7 +45,7 @@ def choices() -> list[Instance]:
 
 
 def scored(lm: DetspecLM, texts: list[tuple[list[int], int]]) -> list[list[float]]:
-    """What the functional core gives for each text from its start on; all at once, in one program."""
+    """Log-probabilities of the functional core for each text from its start on; all at once, in one program."""
     model = lm.engine.model
     found = ds.score(model.params, model.cfg, [ids for ids, _ in texts], schedule=lm.engine.schedule)
     return [logprobs[start:].tolist() for logprobs, (_, start) in zip(found, texts, strict=True)]

@@ -16,7 +16,7 @@ SHAPE = {"max_len": 128, "schedule": None}  # the adapter has the schedule of th
 
 
 def samples(tasks, model: str, args: dict, names=TASKS) -> dict[str, list[str]]:
-    """What each document of each task was answered, in order."""
+    """Answers of each document of each task, in order."""
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
     found = simple_evaluate(model=model, model_args=args, tasks=list(names), task_manager=manager, bootstrap_iters=0)
     return {name: [json.dumps(sample["filtered_resps"]) for sample in found["samples"][name]] for name in names}

@@ -26,7 +26,7 @@ def client(server: Running):
 
 
 def expected(server: Running, one_row, prompt, **sampling):
-    """What an engine of one row gives, without a server."""
+    """Completions of an engine for one sequence, without a server."""
     return one_row.generate([prompt], SamplingParams(**{"max_tokens": 16, "temperature": 1.0, **sampling}))
 
 

@@ -57,7 +57,7 @@ def bodies(*, deterministic: bool = True) -> list[dict]:
 
 
 def streamed(server: Running, body: dict) -> str:
-    """What the chunks of a stream join to, as the choices of a whole answer."""
+    """Joins the chunks of a stream, to the choices of a whole answer."""
     joined: dict = {}
     for chunk in chunks_of(server, body):
         (choice,) = chunk["choices"]
@@ -132,7 +132,7 @@ def connected(server: Running) -> socket.socket:
 
 
 def memory_mb() -> float:
-    """What this process holds in memory."""
+    """Memory that this process holds."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
 
