@@ -17,7 +17,7 @@ These numbers are from before batches were cut into slices: the same training no
 from detspec.config import ThinkingConfig
 from detspec.model.dense import dense_config
 from detspec.train.optimizer import OptimizerConfig
-from detspec.train.problems.parity import Parity
+from detspec.train.problems.tasks import Parity
 from detspec.train.reasoning import ReasoningConfig
 
 

@@ -53,7 +53,7 @@ import detspec as ds
 from detspec.state import NO_TOKEN
 from detspec.thinking.taught import forward_taught
 from detspec.train.optimizer import OptimizerConfig
-from detspec.train.problems.parity import Parity
+from detspec.train.problems.tasks import Parity
 from detspec.train.reasoning import ReasoningConfig
 from detspec.train.run import read_log, run_experiment
 

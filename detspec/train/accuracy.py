@@ -15,7 +15,7 @@ from detspec.model.params import Params
 from detspec.sampling_params import SamplingParams
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.problem import Problem, read_answer
-from detspec.train.problems.task import Task
+from detspec.train.problems.tasks import Task
 from detspec.train.problems.words import END_ID
 
 EVAL_SEED = 2**32  # differs from every seed of a training batch

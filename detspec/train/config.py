@@ -56,3 +56,10 @@ def require_positive(config: Any, *fields: str) -> None:
         value = getattr(config, field)
         if not is_count(value):
             raise InputError(f"{type(config).__name__}.{field} must be a positive integer, got {value!r}")
+
+
+def require_one_of(config: Any, field: str, accepted: tuple[str, ...]) -> None:
+    """Raises `InputError` unless `field` is one of the `accepted` strings."""
+    value = getattr(config, field)
+    if value not in accepted:
+        raise InputError(f"{type(config).__name__}.{field} must be one of {', '.join(map(repr, accepted))}, got {value!r}")

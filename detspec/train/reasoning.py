@@ -24,7 +24,7 @@ from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.chunks import Batch, encode, make_batch
 from detspec.train.problems.problem import Problem, require_arm
-from detspec.train.problems.task import Task, tokenizer_of
+from detspec.train.problems.tasks import Task, tokenizer_of
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import FILLER
 from detspec.train.reasoning_loss import count, reasoning_loss, taught_loss

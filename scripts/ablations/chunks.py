@@ -25,7 +25,7 @@ import numpy as np
 
 import detspec as ds
 from detspec.train.problems.chunks import encode
-from detspec.train.problems.task import tokenizer_of
+from detspec.train.problems.tasks import tokenizer_of
 from scripts.ablations.models import thinker
 from scripts.ablations.table import Options, Plot, Promise, Row, carry_out
 from scripts.ablations.turns import ROUNDS, Run, Turns, asked, generation, in_turns

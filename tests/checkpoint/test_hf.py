@@ -16,8 +16,6 @@ from detspec.checkpoint.families import FAMILIES, INERT_KEYS, LLAMA_NAMES
 from detspec.checkpoint.files import write_tensors
 from detspec.checkpoint.hf import load_hf, named_tensors, save_hf
 from detspec.checkpoint.hf_config import DTYPE_KEYS, find_family, read_fields
-from detspec.checkpoint.inert_keys import INERT_KEYS
-from detspec.checkpoint.tensor_names import LLAMA_NAMES
 from detspec.config import RopeScaling, ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config, with_fields

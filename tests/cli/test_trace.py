@@ -10,7 +10,7 @@ from detspec.cli.trace import THINKING_PROMPT, thought_lines
 from detspec.sampling_params import SamplingParams
 from detspec.traces import record_thoughts
 from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
-from detspec.train.problems.parity import Parity
+from detspec.train.problems.tasks import Parity
 from detspec.train.problems.words import split
 from tests.engine.byte_model import BYTE_CFG
 

@@ -28,8 +28,7 @@ from detspec.thinking.drafts import draft_no_thoughts, draft_thoughts
 from detspec.thinking.think_prompt import next_chunks, think_pass
 from detspec.thinking.thoughts import thought_lists
 from detspec.train.problems.chunks import align, encode
-from detspec.train.problems.parity import Parity
-from detspec.train.problems.task import tokenizer_of
+from detspec.train.problems.tasks import Parity, tokenizer_of
 from tests.fakes import Request, bits, state_of
 from tests.generation.one_at_a_time import poisoned
 from tests.generation.test_loop import pool_copies

@@ -11,7 +11,7 @@ from detspec.train import run
 from detspec.train.config import load_config, split_source
 from detspec.train.experiment import Result
 from detspec.train.language import LanguageConfig
-from detspec.train.problems.task import tokenizer_of
+from detspec.train.problems.tasks import tokenizer_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Each file, with an arm where it has several, and the most bytes of float32 weights that its model takes.

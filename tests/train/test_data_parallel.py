@@ -27,7 +27,7 @@ from detspec.config import ModelConfig, ThinkingConfig
 from detspec.train.batches import Phase
 from detspec.train.language import LanguageConfig
 from detspec.train.optimizer import OptimizerConfig
-from detspec.train.problems.parity import Parity
+from detspec.train.problems.tasks import Parity
 from detspec.train.reasoning import ReasoningConfig
 from detspec.model.dense import dense_config
 

@@ -15,7 +15,7 @@ from tests.train.test_run import run_until_killed
 CONFIG = """
 from detspec.config import ModelConfig, ThinkingConfig
 from detspec.train.optimizer import OptimizerConfig
-from detspec.train.problems.parity import Parity
+from detspec.train.problems.tasks import Parity
 from detspec.train.reasoning import ReasoningConfig
 from detspec.model.dense import dense_config
 

@@ -11,7 +11,7 @@ from detspec.errors import InputError
 from detspec.model.dense import dense_config
 from detspec.train import reasoning
 from detspec.train.optimizer import OptimizerConfig
-from detspec.train.problems.parity import Parity
+from detspec.train.problems.tasks import Parity
 from detspec.train.problems.two_hop import TwoHop
 from detspec.train.reasoning import ReasoningConfig
 

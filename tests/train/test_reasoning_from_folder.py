@@ -19,7 +19,7 @@ from detspec.train import reasoning
 from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.chunks import Batch
-from detspec.train.problems.task import tokenizer_of
+from detspec.train.problems.tasks import tokenizer_of
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import word_tokenizer, words_in
 from detspec.train.reasoning import ReasoningConfig

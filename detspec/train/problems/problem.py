@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 from detspec.config import is_count
 from detspec.errors import InputError
@@ -10,6 +11,8 @@ from detspec.errors import InputError
 # "no_cot": the same texts as "thinking", without thoughts.
 ARMS = ("thinking", "cot", "no_cot")
 ANSWER_SIGN = "A:"
+
+Clause = tuple[str, str | None]  # a piece of a question, and the step that can be inferred at its end, if there is one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,14 @@ class Problem:
                 raise InputError(f"a mark must be an integer from 1 to the question's {length} characters, got {mark!r}")
         if any(earlier > later for earlier, later in itertools.pairwise(self.marks)):
             raise InputError(f"marks must not descend, got {list(self.marks)}; give the steps in the order of their marks")
+
+
+def problem_of(clauses: Sequence[Clause], closing: str, answer: str) -> Problem:
+    """The problem whose question is all `clauses` and then `closing`; each step's mark is the end of its clause."""
+    ends = itertools.accumulate(len(text) for text, _ in clauses)
+    marked = [(step, end) for (_, step), end in zip(clauses, ends, strict=True) if step is not None]
+    question = "".join([*(text for text, _ in clauses), closing])
+    return Problem(question, tuple(step for step, _ in marked), tuple(end for _, end in marked), answer)
 
 
 def texts(problem: Problem, arm: str) -> tuple[str, str]:

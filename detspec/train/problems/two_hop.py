@@ -7,15 +7,12 @@ import numpy as np
 
 from detspec.config import is_count
 from detspec.errors import InputError
-from detspec.train.config import require_seed
+from detspec.train.config import require_one_of, require_seed
 from detspec.train.corpus import is_heldout
-from detspec.train.problems.names import NAMES
-from detspec.train.problems.problem import Problem
-from detspec.train.problems.words import words_in
+from detspec.train.problems.problem import Problem, problem_of
+from detspec.train.problems.words import NAMES, words_in
 
 RELATIONS = ("friend", "boss", "teacher", "doctor", "neighbour", "rival", "coach", "tailor")
-SPLITS = ("train", "heldout")
-HELDOUT_BY = ("question", "start", "person")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +45,8 @@ class TwoHop:
             if not is_count(value) or not least <= value <= most:
                 raise InputError(f"TwoHop.{field} must be an integer from {least} to {most}, got {value!r}")
         require_seed(self)
-        if self.split not in SPLITS:
-            raise InputError(f"TwoHop.split must be one of {', '.join(map(repr, SPLITS))}, got {self.split!r}")
-        if self.heldout_by not in HELDOUT_BY:
-            raise InputError(f"TwoHop.heldout_by must be one of {', '.join(map(repr, HELDOUT_BY))}, got {self.heldout_by!r}")
+        require_one_of(self, "split", ("train", "heldout"))
+        require_one_of(self, "heldout_by", ("question", "start", "person"))
 
     def words(self) -> tuple[str, ...]:
         """All words that the texts use; they depend on the numbers of people and relations alone."""
@@ -108,8 +103,7 @@ class TwoHop:
 
 def problem(person: str, relation: str, bridge: str, rest: str, answer: str) -> Problem:
     """A question whose first two words determine `bridge`."""
-    known = f"{person}'s {relation}"
-    return Problem(f"{known} {rest}", (bridge,), (len(known),), answer)
+    return problem_of([(f"{person}'s {relation}", bridge)], f" {rest}", answer)
 
 
 def derangement(rng: np.random.Generator, size: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A tokenizer of whole words, for problems with a known list of words."""
+"""Words of problems: names of people, and a tokenizer of whole words for problems with a known list of them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,6 +12,17 @@ END = "<|end|>"  # ends texts and thoughts
 END_ID = 0
 FILLER = "<|filler|>"  # in front of a prompt, it shifts the borders of the chunks
 FILLER_ID = 1
+
+# one word each, none of which occurs in a question otherwise
+NAMES = (
+    *("Alice", "Bob", "Carol", "David", "Erin", "Frank", "Grace", "Henry", "Irene", "Jack"),
+    *("Karen", "Leo", "Maria", "Nathan", "Olga", "Peter", "Quinn", "Rosa", "Samuel", "Tina"),
+    *("Ursula", "Victor", "Wanda", "Xavier", "Yara", "Zoe", "Adam", "Bella", "Carlos", "Diana"),
+    *("Edgar", "Fiona", "George", "Hannah", "Ivan", "Julia", "Kevin", "Laura", "Martin", "Nora"),
+    *("Oscar", "Paula", "Ralph", "Sara", "Thomas", "Ulrich", "Vera", "Walter", "Yusuf", "Zelda"),
+    *("Anton", "Bruno", "Clara", "Dora", "Emil", "Felix", "Gina", "Hugo", "Ida", "Jonas"),
+    *("Kira", "Lena", "Milan", "Nina"),
+)
 
 
 def word_tokenizer(words: Sequence[str]) -> tokenizers.Tokenizer:

@@ -11,9 +11,8 @@ from detspec.environment import chosen_schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.train.problems.chunks import encode
-from detspec.train.problems.parity import Parity
 from detspec.train.problems.problem import Problem
-from detspec.train.problems.task import Task, tokenizer_of
+from detspec.train.problems.tasks import Parity, Task, tokenizer_of
 from scripts.replications.thinking_states.prefill import reading_counters
 from scripts.replications.thinking_states.prompts import decode, draw_problems, prompts_of, read_prompts, ready_state
 from scripts.replications.turns import Prepare, time_by_turns

@@ -35,7 +35,7 @@ from detspec.train.config import require_positive
 from detspec.train.experiment import Experiment, Result
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.problem import Problem
-from detspec.train.problems.task import tokenizer_of
+from detspec.train.problems.tasks import tokenizer_of
 from detspec.train.problems.words import FILLER_ID
 from detspec.train.reasoning import ReasoningConfig, export
 from detspec.train.slices import cut

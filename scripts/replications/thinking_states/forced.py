@@ -16,9 +16,8 @@ from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import compress
 from detspec.thinking.think_prompt import think_prompt
-from detspec.train.problems.parity import SIDES, Parity
 from detspec.train.problems.problem import Problem
-from detspec.train.problems.task import tokenizer_of
+from detspec.train.problems.tasks import SIDES, Parity, tokenizer_of
 from scripts.replications.thinking_states.prompts import decode, draw_problems, prompts_of, read_prompts, ready_state
 
 MAX_TOKENS = 2  # the answer and its end

@@ -19,7 +19,7 @@ from detspec.environment import chosen_schedule
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
-from detspec.train.problems.parity import Parity
+from detspec.train.problems.tasks import Parity
 from scripts.replications.thinking_states.prompts import draft_thoughts, draw_problems, prompts_of, read_prompts, ready_state
 from scripts.replications.turns import Prepare, time_by_turns
 

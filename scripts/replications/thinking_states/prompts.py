@@ -22,7 +22,7 @@ from detspec.state import GenState
 from detspec.thinking.think_prompt import think_prompt
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.problem import Problem
-from detspec.train.problems.task import Task, tokenizer_of
+from detspec.train.problems.tasks import Task, tokenizer_of
 from detspec.train.problems.words import END_ID
 
 

@@ -5,8 +5,7 @@ from statistics import median
 from typing import Any
 
 from detspec.checkpoint.load import Model
-from detspec.train.problems.arithmetic import Arithmetic
-from detspec.train.problems.task import Task
+from detspec.train.problems.tasks import Arithmetic, Task
 from detspec.train.problems.two_hop import TwoHop
 from scripts.replications.thinking_states.answer_time import PREFILL_WINDOW, Setting, continuations_of, counters, prepare
 from scripts.replications.thinking_states.prompts import draw_problems, prompts_of

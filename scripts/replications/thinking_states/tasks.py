@@ -5,10 +5,8 @@ import dataclasses
 from detspec.config import ThinkingConfig
 from detspec.model.dense import dense_config, with_fields
 from detspec.train.optimizer import OptimizerConfig
-from detspec.train.problems.arithmetic import Arithmetic
-from detspec.train.problems.parity import Parity
+from detspec.train.problems.tasks import Arithmetic, Parity, Variables
 from detspec.train.problems.two_hop import TwoHop
-from detspec.train.problems.variables import Variables
 from detspec.train.reasoning import ReasoningConfig
 
 TESTED = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from detspec.errors import InputError
-from detspec.train.problems.arithmetic import GAINS, Arithmetic
 from detspec.train.problems.problem import ARMS, texts
+from detspec.train.problems.tasks import GAINS, Arithmetic
 from detspec.train.problems.words import split
 from tests.train.problems.leaks import best_guess_accuracy
 

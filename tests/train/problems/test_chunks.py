@@ -11,8 +11,8 @@ from detspec.config import ThinkingConfig
 from detspec.errors import InputError
 from detspec.state import NO_TOKEN
 from detspec.train.problems.chunks import Encoded, align, encode, make_batch, token_marks
-from detspec.train.problems.parity import Parity
 from detspec.train.problems.problem import ARMS, Problem
+from detspec.train.problems.tasks import Parity
 from detspec.train.problems.words import END_ID, FILLER_ID, word_tokenizer, words_in
 
 # Tokens of the prompt:  0 Ann  1 has  2 1  3 .  4 Bob  5 has  6 2  7 .  8 All  9 ?  10 A  11 :     "one" after 2, "two" after 6

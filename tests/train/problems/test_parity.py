@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from detspec.errors import InputError
-from detspec.train.problems.parity import Parity
 from detspec.train.problems.problem import ARMS, Problem, texts
+from detspec.train.problems.tasks import Parity
 from detspec.train.problems.words import split
 from tests.train.problems.leaks import best_guess_accuracy
 

@@ -7,7 +7,7 @@ import pytest
 
 from detspec.errors import InputError
 from detspec.train.problems.problem import ARMS, Problem, texts
-from detspec.train.problems.variables import CLOSING, Variables
+from detspec.train.problems.tasks import CLOSING, Variables
 from detspec.train.problems.words import split
 from tests.train.problems.leaks import best_guess_accuracy
 

@@ -16,9 +16,8 @@ from detspec.model.dense import dense_config
 from detspec.model.params import Params, init_params
 from detspec.model.rows import training_ops
 from detspec.model.transformer import forward_sequences
-from detspec.train.problems.parity import Parity
 from detspec.train.problems.problem import Problem
-from detspec.train.problems.task import tokenizer_of
+from detspec.train.problems.tasks import Parity, tokenizer_of
 from detspec.train.reasoning import ReasoningConfig
 from detspec.train.run import run_experiment
 from scripts.replications.thinking_states.coconut import LatentRows, forward_latent

@@ -16,7 +16,7 @@ from detspec.model.dense import dense_config
 from detspec.model.params import init_params
 from detspec.model.transformer import forward_sequences
 from detspec.state import GenState
-from detspec.train.problems.parity import Parity
+from detspec.train.problems.tasks import Parity
 from scripts.replications.thinking_states.answer_time import Setting, answer_times, settings_of
 from scripts.replications.thinking_states.forced import middle, read_forced
 from scripts.replications.thinking_states.prefill import SOURCES, read_by, reading_counters

@@ -15,7 +15,7 @@ from detspec.errors import InputError
 from detspec.model.dense import with_fields
 from detspec.model.params import Params, num_params, param_shapes
 from detspec.train.config import load_config
-from detspec.train.problems.task import tokenizer_of
+from detspec.train.problems.tasks import tokenizer_of
 from detspec.train.reasoning import ReasoningConfig
 from scripts.replications.thinking_states.comparison import comparison
 from scripts.replications.thinking_states.curriculum import CurriculumConfig

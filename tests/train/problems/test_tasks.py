@@ -11,12 +11,10 @@ import detspec
 from detspec.config import ThinkingConfig
 from detspec.errors import InputError
 from detspec.train.problems.chunks import encode, make_batch
-from detspec.train.problems.parity import Parity
 from detspec.train.problems.problem import ARMS, read_answer, texts
-from detspec.train.problems.task import Task, tokenizer_of
+from detspec.train.problems.tasks import Parity, Task, Variables, tokenizer_of
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.two_hop import TwoHop
-from detspec.train.problems.variables import Variables
 
 TINY_PYTHON = Path(detspec.__file__).parent / "assets" / "tiny_python"
 
@@ -63,3 +61,33 @@ def test_tasks_are_frozen_and_equal_by_their_parameters():
 def test_traces_without_their_tokenizer_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"tokenizer\.json: no such tokenizer file"):
         tokenizer_of(Traces("unread", str(tmp_path)))
+
+
+def test_fillers_are_a_share_of_the_operations_and_never_all():
+    rng = np.random.default_rng(0)
+    assert [sum(Parity(0.8).draw_fillers(rng, n)) for n in (1, 2, 3, 5, 10)] == [0, 1, 2, 4, 8]
+    assert Parity(0.0).draw_fillers(rng, 4) == [False] * 4
+
+
+def test_every_operation_may_be_the_filler():
+    rng = np.random.default_rng(0)
+    assert {Parity(0.3).draw_fillers(rng, 3).index(True) for _ in range(50)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.0])
+def test_number_of_operations_that_is_none_is_refused(n: object):
+    with pytest.raises(InputError, match="a positive number of operations, got"):
+        Parity(0.5).draw_fillers(np.random.default_rng(0), n)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, "0.5", True, float("nan")])
+def test_share_outside_its_range_is_refused(share: object):
+    for task in (Parity, Variables):
+        with pytest.raises(InputError, match=rf"{task.__name__}\.filler must be a number in \[0, 1\), got"):
+            task(filler=share)
+
+
+def test_share_given_where_a_switch_is_asked_for_is_refused():
+    for task in (Parity, Variables):
+        with pytest.raises(InputError, match=rf"{task.__name__}\.up_to must be True or False, got 3: the share itself"):
+            task(up_to=3)
