@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Trains, and prints the final evaluation and where the exported model lies."""
     import sys
 
-    from detspec.train.config import split_source
+    from detspec.train.experiment import split_source
     from detspec.train.run import train
 
     file, arm = split_source(args.config)

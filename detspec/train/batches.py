@@ -9,8 +9,8 @@ import numpy as np
 import tokenizers
 
 from detspec.errors import InputError
-from detspec.train.config import require_positive
 from detspec.train.corpus import EOS_ID, Document
+from detspec.train.experiment import require_positive
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,14 @@
-"""What a kind of run hands to the training loop, which steps, logs, checkpoints and resumes."""
+"""An experiment, which a kind of run hands to the training loop, and the config files that describe it."""
 
 import dataclasses
+import inspect
+import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from detspec.config import is_count
+from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.step import LossFn
@@ -12,7 +16,7 @@ from detspec.train.step import LossFn
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a finished run reports."""
+    """Report of a finished run."""
 
     metrics: dict[str, float]  # the final evaluation, for the log and the user
     export: Path  # folder of the trained model
@@ -45,8 +49,63 @@ class Experiment:
 
 @runtime_checkable
 class TrainConfig(Protocol):
-    """What a config file makes: frozen settings. Their type is the kind of run."""
+    """Frozen settings that a config file makes; their type is the kind of run."""
 
     def experiment(self, workdir: Path) -> Experiment:
         """The run that these settings describe, in the existing folder `workdir`; `InputError` if its data is missing."""
         ...
+
+
+def load_config(source: str | Path) -> TrainConfig:
+    """Runs the Python file that `source`, "FILE" or "FILE:ARM", names; returns its `get_config()` or `get_config(ARM)`.
+
+    Raises `InputError` if the file is missing, `get_config` takes no arm or needs one, or the result is no config of a run.
+    """
+    path, arm = split_source(source)
+    if not path.is_file():
+        raise InputError(f"{path}: no such config file")
+    get_config = runpy.run_path(str(path)).get("get_config")
+    if get_config is None:
+        raise InputError(f"{path}: defines no get_config()")
+    args = () if arm is None else (arm,)
+    try:
+        inspect.signature(get_config).bind(*args)
+    except TypeError as error:
+        wrong = f"needs an arm; give {path}:ARM" if arm is None else f"takes no arm, got {arm!r}; give {path} alone"
+        raise InputError(f"{path}: its get_config {wrong}") from error
+    config = get_config(*args)
+    if not isinstance(config, TrainConfig):
+        kind = type(config).__name__
+        raise InputError(f"{path}: get_config must return the config of a run, such as LanguageConfig; got {kind}")
+    return config
+
+
+def split_source(source: str | Path) -> tuple[Path, str | None]:
+    """Splits "FILE" or "FILE:ARM" into file and arm. The arm follows the last colon; without a colon it is None."""
+    file, colon, arm = str(source).rpartition(":")
+    if not colon:
+        return Path(source), None
+    if not file or not arm:
+        raise InputError(f"config {str(source)!r} must be FILE or FILE:ARM")
+    return Path(file), arm
+
+
+def require_seed(config: Any) -> None:
+    """Raises `InputError` unless `config.seed` is an integer of at least 0."""
+    if not isinstance(config.seed, int) or isinstance(config.seed, bool) or config.seed < 0:
+        raise InputError(f"{type(config).__name__}.seed must be an integer of at least 0, got {config.seed!r}")
+
+
+def require_positive(config: Any, *fields: str) -> None:
+    """Raises `InputError` unless each of `fields` is a positive integer."""
+    for field in fields:
+        value = getattr(config, field)
+        if not is_count(value):
+            raise InputError(f"{type(config).__name__}.{field} must be a positive integer, got {value!r}")
+
+
+def require_one_of(config: Any, field: str, accepted: tuple[str, ...]) -> None:
+    """Raises `InputError` unless `field` is one of the `accepted` strings."""
+    value = getattr(config, field)
+    if value not in accepted:
+        raise InputError(f"{type(config).__name__}.{field} must be one of {', '.join(map(repr, accepted))}, got {value!r}")

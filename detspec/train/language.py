@@ -18,11 +18,10 @@ from detspec.errors import InputError
 from detspec.model.params import Params, init_params
 from detspec.model.transformer import forward_sequences
 from detspec.train.batches import Phase, batch_fn, cut_rows, digest_documents, encode_documents, phase_at
-from detspec.train.config import require_positive, require_seed
 from detspec.train.corpus import EOS_ID, Document, read_corpus, train_tokenizer
-from detspec.train.experiment import Experiment, Result
+from detspec.train.data_parallel import Slice, cut
+from detspec.train.experiment import Experiment, Result, require_positive, require_seed
 from detspec.train.optimizer import OptimizerConfig
-from detspec.train.slices import Slice, cut
 from detspec.train.step import Metrics
 
 

@@ -19,8 +19,8 @@ from detspec.errors import InputError
 from detspec.model.params import Params, init_params, with_thinking
 from detspec.thinking.think_prompt import init_reading
 from detspec.train.accuracy import Trained, accuracy_by_operations, longest
-from detspec.train.config import require_positive, require_seed
-from detspec.train.experiment import Experiment, Result
+from detspec.train.data_parallel import cut
+from detspec.train.experiment import Experiment, Result, require_positive, require_seed
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.chunks import Batch, encode, make_batch
 from detspec.train.problems.problem import Problem, require_arm
@@ -28,7 +28,6 @@ from detspec.train.problems.tasks import Task, tokenizer_of
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import FILLER
 from detspec.train.reasoning_loss import count, reasoning_loss, taught_loss
-from detspec.train.slices import cut
 from detspec.train.step import divided
 from detspec.viz.curve import draw_curves
 

@@ -22,11 +22,9 @@ from tqdm import tqdm
 from detspec.checkpoint.store import Store, local_sharding
 from detspec.errors import InputError
 from detspec.mesh import first_devices
-from detspec.train.config import load_config
-from detspec.train.data_parallel import require_equal_shares
-from detspec.train.experiment import Experiment, Result
+from detspec.train.data_parallel import MAX_SLICES, require_equal_shares
+from detspec.train.experiment import Experiment, Result, load_config
 from detspec.train.optimizer import lr_schedule, make_optimizer
-from detspec.train.slices import MAX_SLICES
 from detspec.train.step import TrainState, TrainStep, init_state, make_train_step
 
 LOG_NAME = "log.jsonl"

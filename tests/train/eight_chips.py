@@ -16,11 +16,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from detspec.model.params import Params
-from detspec.train.config import load_config
-from detspec.train.data_parallel import sum_over_slices
-from detspec.train.experiment import Experiment, Result
+from detspec.train.data_parallel import Slice, sum_over_slices
+from detspec.train.experiment import Experiment, Result, load_config
 from detspec.train.run import run_experiment
-from detspec.train.slices import Slice
 
 CHIPS = 1, 2, 4, 8
 CONTROLS = 1, 2, 4

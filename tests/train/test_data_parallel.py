@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 from detspec.errors import InputError
-from detspec.train.config import load_config
-from detspec.train.data_parallel import require_equal_shares, sum_over_slices
+from detspec.train.data_parallel import Slice, cut, require_equal_shares, sum_over_slices
+from detspec.train.experiment import load_config
 from detspec.train.reasoning_loss import count
 from detspec.train.run import train
-from detspec.train.slices import Slice, cut
 from detspec.train.step import divided
 
 CONFIG = """

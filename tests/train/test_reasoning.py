@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detspec.checkpoint.load import load
-from detspec.train.config import load_config
+from detspec.train.experiment import load_config
 from detspec.train.run import read_log, train
 from tests.train.test_run import run_until_killed
 

@@ -17,7 +17,7 @@ from detspec.checkpoint.load import cast_params, load
 from detspec.checkpoint.store import Store
 from detspec.errors import InputError
 from detspec.model.params import init_params
-from detspec.train.config import load_config
+from detspec.train.experiment import load_config
 from detspec.train.optimizer import make_optimizer
 from detspec.train.run import read_log, train
 from detspec.train.step import TrainState, init_state

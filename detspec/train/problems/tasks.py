@@ -13,7 +13,7 @@ import tokenizers
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.config import is_number
 from detspec.errors import InputError
-from detspec.train.config import require_one_of
+from detspec.train.experiment import require_one_of
 from detspec.train.problems.problem import Clause, Problem, problem_of
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import NAMES, word_tokenizer, words_in

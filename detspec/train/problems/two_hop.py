@@ -7,8 +7,8 @@ import numpy as np
 
 from detspec.config import is_count
 from detspec.errors import InputError
-from detspec.train.config import require_one_of, require_seed
 from detspec.train.corpus import is_heldout
+from detspec.train.experiment import require_one_of, require_seed
 from detspec.train.problems.problem import Problem, problem_of
 from detspec.train.problems.words import NAMES, words_in
 

@@ -31,14 +31,13 @@ from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.state import PAD_ID
 from detspec.train.accuracy import EVAL_SEED
-from detspec.train.config import require_positive
-from detspec.train.experiment import Experiment, Result
+from detspec.train.data_parallel import cut
+from detspec.train.experiment import Experiment, Result, require_positive
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.tasks import tokenizer_of
 from detspec.train.problems.words import FILLER_ID
 from detspec.train.reasoning import ReasoningConfig, export
-from detspec.train.slices import cut
 from detspec.train.step import Mean, Metrics, divided
 from scripts.replications.thinking_states.coconut import LatentRows, forward_latent
 

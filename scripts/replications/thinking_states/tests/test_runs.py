@@ -14,7 +14,7 @@ from detspec.config import ModelConfig
 from detspec.errors import InputError
 from detspec.model.dense import with_fields
 from detspec.model.params import Params, num_params, param_shapes
-from detspec.train.config import load_config
+from detspec.train.experiment import load_config
 from detspec.train.problems.tasks import tokenizer_of
 from detspec.train.reasoning import ReasoningConfig
 from scripts.replications.thinking_states.comparison import comparison
@@ -26,7 +26,7 @@ from scripts.replications.thinking_states.tables import document
 
 def test_config_file_is_found_by_the_installed_command(tmp_path):
     """Which does not search the current folder: `-P` leaves it out here too."""
-    code = f"from detspec.train.config import load_config; print(load_config({str(ROOT / CONFIG)!r} + ':chunk-2').seed)"
+    code = f"from detspec.train.experiment import load_config; print(load_config({str(ROOT / CONFIG)!r} + ':chunk-2').seed)"
     path = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "")}
     (tmp_path / "detspec").symlink_to(ROOT / "detspec")
     done = subprocess.run(

@@ -8,8 +8,7 @@ from detspec.cli.commands import main
 from detspec.errors import InputError
 from detspec.model.params import num_params
 from detspec.train import run
-from detspec.train.config import load_config, split_source
-from detspec.train.experiment import Result
+from detspec.train.experiment import Result, load_config, split_source
 from detspec.train.language import LanguageConfig
 from detspec.train.problems.tasks import tokenizer_of
 
