@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     from detspec.checkpoint.load import load_config
     from detspec.environment import widens
     from detspec.planning.mesh_plan import num_stages, plan_chips
-    from detspec.planning.mesh_table import mesh_table
-    from detspec.planning.planning import plan, plan_table
+    from detspec.planning.planning import plan
+    from detspec.planning.tables import mesh_table, plan_table
     from detspec.presets import preset
     from detspec.progress import Progress
     from detspec.targets import canonical_schedule, target

@@ -18,21 +18,18 @@ from typing import Any, NamedTuple
 import jax
 
 from detspec.cache import cache_bytes
-from detspec.config import ModelConfig, is_count
-from detspec.errors import InputError
+from detspec.config import ModelConfig
+from detspec.roofline import check_devices, links_of
 from detspec.mesh import check_fits, fitting_chips, kv_parts, param_specs
-from detspec.model.dense import config_to_json
-from detspec.model.params import num_params, param_shapes
+from detspec.model.params import param_shapes
 from detspec.model.work import pass_work
 from detspec.planning.exchanges import Exchanges, added_floats, as_gathers, exchange_seconds, found_in, gathers, sums
-from detspec.planning.mesh_programs import compile_program, expected
-from detspec.planning.planning import ACCEPTANCE, predict
-from detspec.roofline import check_devices, links_of
+from detspec.planning.planning import predict, require_counts, settings_of
+from detspec.planning.programs import PASSES, compile_program, expected, work_of
 from detspec.schedule import Schedule
 from detspec.target_compilers import compilers
 from detspec.targets import Target
 
-PASSES = ("draft step", "canonical pass")
 DEPTHS = (2, 4)  # layers of the programs that are compiled
 LAYOUTS = {"gather": gathers, "psum": sums}
 GAUGES = ("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "code_bytes")
@@ -56,13 +53,11 @@ def plan_chips(
     Returns:
         A dictionary that JSON can hold: `settings`, `versions`, the passes `draft_step` and `canonical_pass` on `chips`,
         `numbers`, a list with `memory` and `predicted` rates of each number of chips, and `best`, which of them serve this
-        load best; see `mesh_table`.
+        load best; see `tables`.
 
     Raises `InputError` if the model cannot be cut over `chips`, the target has fewer, or a package is missing.
     """
-    for name, value in (("chips", chips), ("max_requests", max_requests), ("max_len", max_len)):
-        if not is_count(value):
-            raise InputError(f"{name} must be an integer of at least 1, got {value!r}")
+    require_counts(chips=chips, max_requests=max_requests, max_len=max_len)
     check_devices(target, chips)
     room = {"max_requests": max_requests, "max_len": max_len}
     smaller = numbers_of_chips(cfg, chips)[:-1]
@@ -89,15 +84,7 @@ def plan_chips(
     sizes = {**_sizes(cfg, chips, schedule, room), "peak_bytes": peak}
     numbers.append(_of_number(cfg, target, chips, schedule, room, sizes))
     return {
-        "settings": {
-            "target": dataclasses.asdict(target),
-            "model": {**config_to_json(cfg), "num_params": num_params(cfg)},
-            "schedule": dataclasses.asdict(schedule),
-            **room,
-            "chips": chips,
-            "acceptance": ACCEPTANCE,
-            "depths": list(_depths(cfg)),
-        },
+        "settings": {**settings_of(cfg, target, schedule, {**room, "chips": chips}), "depths": list(_depths(cfg))},
         "versions": compilers(),
         **passes,
         "numbers": numbers,
@@ -190,10 +177,9 @@ def _pass(
 ) -> dict[str, Any]:
     """One pass: its work on each chip, its collectives, its seconds, and the compiler's figures."""
     live = room["max_requests"]
-    fed, windows = (schedule.fast(live), live) if name == "draft step" else (schedule, min(live, schedule.budget.groups))
-    work = pass_work(cfg, fed, windows=windows, context=room["max_len"], chips=chips)
+    work, rows = work_of(name, cfg, schedule, live=live, context=room["max_len"], chips=chips)
     own_s = work.seconds(target)
-    ours, others = (pass_seconds(own_s, cfg, target, chips, fed.budget.rows, layout) for layout in LAYOUTS)
+    ours, others = (pass_seconds(own_s, cfg, target, chips, rows, layout) for layout in LAYOUTS)
     exchanges = found["exchanges"]
     by_formula = Exchanges() if chips == 1 else expected(name, cfg, schedule, chips, max_requests=live)
     return {

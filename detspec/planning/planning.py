@@ -10,34 +10,23 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, is_count
-from detspec.draft.given import RECORDED
-from detspec.draft.source import Drafter, draft_fn
 from detspec.engine.policy import Drafting, canonical_plans, lookup_window
 from detspec.errors import InputError
-from detspec.generation.init import init_state
-from detspec.generation.loop import dvr_step, ordinary_step
-from detspec.held import compiler_options
-from detspec.model.dense import config_to_json
-from detspec.model.params import Params, num_params, param_shapes, params_bytes
+from detspec.model.params import num_params, param_shapes, params_bytes
 from detspec.model.work import pass_work
-from detspec.roofline import Work
+from detspec.planning.programs import PASSES, compile_program, work_of
 from detspec.schedule import Schedule
-from detspec.state import GenState
-from detspec.target_compilers import Compiled, compile_for, compilers
+from detspec.target_compilers import Compiled, compilers
 from detspec.targets import GPU_SHARE, Target
 
 ACCEPTANCE = 0.99  # probability that a self-drafted token is accepted: LLM-42 and our own runs see this, rounded down
 LOOKUP_TOKENS = 2.0  # tokens a step with prompt lookup, an assumption: published are 1.3 to 1.8 for chats, 3 to 5 for edits
-MAX_STOP_IDS = 16  # the engine's default, like the next
-MAX_LOGIT_BIAS = 64
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 # The TPU compiler's messages about the device's memory, arguments included: "total memory required for HLO temporaries
 # (28.06G) exceeds available HBM (15.75G)" or "Used 17.20G of 15.75G hbm". Messages about VMEM do not match.
@@ -66,39 +55,30 @@ def plan(
 
     Raises `InputError` if the model does not fit (the message says what would), or a package is missing, see `compile_for`.
     """
-    for name, value in (("max_requests", max_requests), ("max_len", max_len)):
-        if not is_count(value):
-            raise InputError(f"{name} must be an integer of at least 1, got {value!r}")
-    params = param_shapes(cfg)
+    require_counts(max_requests=max_requests, max_len=max_len)
     page = schedule.numerics.page
     room = {"max_requests": max_requests, "max_len": max_len}
     sizes = {
-        "weights_bytes": params_bytes(params),
+        "weights_bytes": params_bytes(param_shapes(cfg)),
         "cache_bytes": cache_bytes(cfg, **room, numerics=schedule.numerics),
         "row_bytes": -(-max_len // page) * cache_bytes(cfg, max_requests=1, max_len=page, numerics=schedule.numerics) // 2,
     }
-    _check_fits(target, sizes, max_requests, needed=sizes["weights_bytes"] + sizes["cache_bytes"])
-    state = jax.eval_shape(
-        lambda: init_state(cfg, **room, max_stop_ids=MAX_STOP_IDS, max_logit_bias=MAX_LOGIT_BIAS, schedule=schedule)
-    )
-    int32 = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    recorded = int32((max_requests, max_len)), int32((max_requests,))
-    decode = pass_work(cfg, schedule.fast(max_requests), windows=max_requests, context=max_len)
-    verify = pass_work(cfg, schedule, windows=min(max_requests, schedule.budget.groups), context=max_len)
+    _check_memory(target, sizes, max_requests, needed=sizes["weights_bytes"] + sizes["cache_bytes"])
     passes = {}
-    for name, fn, more, work in (("draft step", draft_step, (), decode), ("canonical pass", canonical_step, recorded, verify)):
+    for name in PASSES:
         on_stage(f"compiling the {name} of {cfg.num_layers} layers for {target.name}")
-        options = compiler_options(schedule.numerics, target.platform) if fn is canonical_step else {}
-        program = _compile(target, sizes, max_requests, options, partial(fn, cfg, schedule), params, state, *more)
-        passes[name.replace(" ", "_")] = _report(program, work, target)
+        program = _compiled(name, cfg, target, schedule, room, sizes)
+        work, _ = work_of(name, cfg, schedule, live=max_requests, context=max_len)
+        passes[name.replace(" ", "_")] = {
+            "flop": work.flop,
+            "bytes": work.bytes,
+            "least_ms": 1e3 * work.seconds(target),
+            "bound": work.bound(target),
+            "peak_bytes": program.peak_bytes,
+            "compiler": program.numbers(),
+        }
     return {
-        "settings": {
-            "target": dataclasses.asdict(target),
-            "model": {**config_to_json(cfg), "num_params": num_params(cfg)},
-            "schedule": dataclasses.asdict(schedule),
-            **room,
-            "acceptance": ACCEPTANCE,
-        },
+        "settings": settings_of(cfg, target, schedule, room),
         "versions": compilers(),
         "memory": {
             **sizes,
@@ -111,17 +91,22 @@ def plan(
     }
 
 
-def draft_step(cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState) -> GenState:
-    """One step of ordinary decoding, which is also one token of the self draft."""
-    return ordinary_step(params, cfg, state, schedule=schedule)
+def require_counts(**values: object) -> None:
+    """Raises `InputError` unless all `values` are positive integers."""
+    for name, value in values.items():
+        if not is_count(value):
+            raise InputError(f"{name} must be an integer of at least 1, got {value!r}")
 
 
-def canonical_step(
-    cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState, tokens: jax.Array, length: jax.Array
-) -> GenState:
-    """Verification and commit of drafts that are read from `tokens [B, max_len]`, `length [B]` of them each."""
-    recorded = draft_fn(Drafter(RECORDED, (tokens, length)), schedule)
-    return dvr_step(params, cfg, state, draft_fn=recorded, schedule=schedule)[0]
+def settings_of(cfg: ModelConfig, target: Target, schedule: Schedule, asked: dict[str, int]) -> dict[str, Any]:
+    """The settings of a plan, with the numbers that were `asked` for, as JSON can hold them."""
+    return {
+        "target": dataclasses.asdict(target),
+        "model": {**cfg.to_json(), "num_params": num_params(cfg)},
+        "schedule": dataclasses.asdict(schedule),
+        **asked,
+        "acceptance": ACCEPTANCE,
+    }
 
 
 SecondsFn = Callable[[Schedule, int], float]  # (schedule of a pass, its windows that are not padding) -> its seconds
@@ -175,76 +160,25 @@ def predict(
     }
 
 
-def plan_table(result: dict[str, Any]) -> str:
-    """The result of `plan` as text."""
-    settings = result["settings"]
-    memory = result["memory"]
-    predicted = result["predicted"]
-    target = settings["target"]
-    numerics = settings["schedule"]["numerics"]
-    budget = settings["schedule"]["budget"]
-    lines = [
-        f"{settings['model']['num_params'] / 1e9:.2f} B parameters, {settings['model']['dtype']}, on {target['name']}, "
-        f"{target['device']}: {target['hbm_bytes'] / 1e9:.0f} GB at {target['bytes_per_s'] / 1e12:.2f} TB/s, "
-        f"{target['flop_per_s'] / 1e12:.0f} TFLOP/s",
-        f"{settings['max_requests']} requests of {settings['max_len']} positions; a canonical pass of "
-        f"{budget['rows'] // budget['window']} x {budget['window']} rows; attention {numerics['implementation']!r}, "
-        f"cache {numerics['cache_dtype']}",
-        "",
-        "memory, from the compiler",
-        *(f"  {name:<26}{memory[f'{name}_bytes'] / 1e9:>9.2f} GB" for name in ("weights", "cache", "peak", "usable")),
-        "",
-        f"{'one pass':<18}{'GFLOP':>10}{'GB':>9}{'at least':>12}  {'bound by':<12}{'temporaries':>12}{'compiled in':>13}",
-    ]
-    for label, key in (("draft step", "draft_step"), ("canonical pass", "canonical_pass")):
-        row = result[key]
-        lines.append(
-            f"  {label:<16}{row['flop'] / 1e9:>10,.0f}{row['bytes'] / 1e9:>9.2f}{row['least_ms']:>9.2f} ms  {row['bound']:<12}"
-            f"{row['compiler']['temp_bytes'] / 1e6:>9,.0f} MB{row['compiler']['seconds']:>11.1f} s"
-        )
-    lines += [
-        "",
-        f"predicted from those times: sequences full, {settings['acceptance']:.0%} of drafted tokens accepted; nothing was run",
-        f"  ordinary decoding         {predicted['ordinary_tok_per_s']:>9,.0f} tok/s",
-        f"  canonical, windows of 1   {predicted['canonical_tok_per_s']:>9,.0f} tok/s",
-        f"  prompt lookup             {predicted['lookup_tok_per_s']:>9,.0f} tok/s, if a step commits {LOOKUP_TOKENS:g} tokens",
-        f"  drafting, windows of {budget['window']:<4} {predicted['drafting_tok_per_s']:>9,.0f} tok/s",
-        f"  best split of {budget['rows']} rows: {predicted['best_groups']} windows of {predicted['best_window']}, "
-        f"{predicted['best_tok_per_s']:,.0f} tok/s",
-    ]
-    return "\n".join(lines)
-
-
-def _report(program: Compiled, work: Work, target: Target) -> dict[str, Any]:
-    """One pass: its work, its least time, and the compiler's figures."""
-    return {
-        "flop": work.flop,
-        "bytes": work.bytes,
-        "least_ms": 1e3 * work.seconds(target),
-        "bound": work.bound(target),
-        "peak_bytes": program.peak_bytes,
-        "compiler": program.numbers(),
-    }
-
-
-def _compile(
-    target: Target, sizes: dict[str, int], max_requests: int, options: dict[str, Any], fn: Callable[..., Any], *args: Any
+def _compiled(
+    name: str, cfg: ModelConfig, target: Target, schedule: Schedule, room: dict[str, int], sizes: dict[str, int]
 ) -> Compiled:
-    """`compile_for`, which here raises `InputError` if the program needs more memory than there is."""
+    """`compile_program` for one device, which here raises `InputError` if the program needs more memory than there is."""
     try:
-        program = compile_for(target, fn, *args, donate=(1,), options=options)
+        program = compile_program(name, cfg, target, 1, schedule=schedule, **room)
     except jax.errors.JaxRuntimeError as error:
         found = OUT_OF_MEMORY.search(str(error))
         if "RESOURCE_EXHAUSTED" not in str(error) or found is None:
             raise
         needed, limit = (float(found[i]) * UNITS[found[i + 1]] for i in (1, 3))
-        _check_fits(dataclasses.replace(target, usable_bytes=int(limit)), sizes, max_requests, needed=int(needed))
+        limited = dataclasses.replace(target, usable_bytes=int(limit))
+        _check_memory(limited, sizes, room["max_requests"], needed=int(needed))
         raise
-    _check_fits(target, sizes, max_requests, needed=program.peak_bytes)
+    _check_memory(target, sizes, room["max_requests"], needed=program.peak_bytes)
     return program
 
 
-def _check_fits(target: Target, sizes: dict[str, int], max_requests: int, *, needed: int) -> None:
+def _check_memory(target: Target, sizes: dict[str, int], max_requests: int, *, needed: int) -> None:
     """Raises `InputError` if `needed` bytes are more than programs may use; the message says what would fit."""
     usable = target.usable_bytes
     weights = sizes["weights_bytes"]

@@ -9,7 +9,7 @@ from hlo import calls_over_pool, kernel_calls, pool_moves
 from detspec.config import ModelConfig
 from detspec.model.dense import with_fields
 from detspec.planning.exchanges import added_floats, as_gathers, found_in, gathered_weights, received_bytes
-from detspec.planning.mesh_programs import compile_program, expected, program_args
+from detspec.planning.programs import compile_program, expected, program_args
 from detspec.presets import preset
 from detspec.target_compilers import Compiled
 from detspec.targets import canonical_schedule, target
@@ -24,7 +24,7 @@ class MeshProgram(NamedTuple):
     preset: str
     target: str
     chips: int
-    program: str  # one of `mesh_programs.PROGRAMS`
+    program: str  # one of `programs.PROGRAMS`
     linear: str = "xla"
 
     @property

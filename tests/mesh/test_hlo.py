@@ -12,7 +12,7 @@ from detspec.mesh import COPIES, STATE, make_mesh, over_chips
 from detspec.model.dense import dense_config, with_fields
 from detspec.ops.collectives import CHIPS
 from detspec.planning.exchanges import Exchange, Exchanges, added_floats, found_in, gathered_weights
-from detspec.planning.mesh_programs import PROGRAMS, expected, program_args
+from detspec.planning.programs import PROGRAMS, expected, program_args
 from detspec.schedule import Budget, Schedule
 
 # Sizes all different, and no weight has as many elements as the values of 48 or 5 rows.

@@ -9,9 +9,9 @@ from detspec.errors import InputError
 from detspec.model.params import param_shapes, params_bytes
 from detspec.planning import mesh_plan
 from detspec.planning.mesh_plan import num_stages, numbers_of_chips, plan_chips
-from detspec.planning.mesh_programs import expected
-from detspec.planning.mesh_table import mesh_table
 from detspec.planning.planning import predict
+from detspec.planning.programs import expected
+from detspec.planning.tables import mesh_table
 from detspec.presets import preset
 from detspec.targets import canonical_schedule, target
 

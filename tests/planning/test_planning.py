@@ -5,8 +5,9 @@ import pytest
 
 from detspec.errors import InputError
 from detspec.model.work import pass_work
-from detspec.planning import planning
-from detspec.planning.planning import ACCEPTANCE, plan, plan_table, predict
+from detspec.planning import programs
+from detspec.planning.planning import ACCEPTANCE, plan, predict
+from detspec.planning.tables import plan_table
 from detspec.presets import preset
 from detspec.target_compilers import Compiled
 from detspec.targets import canonical_schedule, target
@@ -27,7 +28,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer) -> list:
             raise answer
         return answer
 
-    monkeypatch.setattr(planning, "compile_for", compile_for)
+    monkeypatch.setattr(programs, "compile_for", compile_for)
     return asked
 
 

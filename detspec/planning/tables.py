@@ -1,22 +1,53 @@
-"""The result of `mesh_plan.plan_chips` as text."""
+"""Results of `planning.plan` and `mesh_plan.plan_chips` as text."""
 
 from typing import Any
 
+from detspec.planning.planning import LOOKUP_TOKENS
+
 KEYS = ("draft_step", "canonical_pass")
+
+
+def plan_table(result: dict[str, Any]) -> str:
+    """The result of `plan` as text."""
+    settings = result["settings"]
+    memory = result["memory"]
+    predicted = result["predicted"]
+    numerics = settings["schedule"]["numerics"]
+    budget = settings["schedule"]["budget"]
+    how = f"attention {numerics['implementation']!r}, cache {numerics['cache_dtype']}"
+    lines = [
+        *_heading(settings, f"{settings['target']['name']}, ", how),
+        "",
+        "memory, from the compiler",
+        *_sizes({name: memory[f"{name}_bytes"] for name in ("weights", "cache", "peak", "usable")}),
+        "",
+        f"{'one pass':<18}{'GFLOP':>10}{'GB':>9}{'at least':>12}  {'bound by':<12}{'temporaries':>12}{'compiled in':>13}",
+    ]
+    for key in KEYS:
+        row = result[key]
+        lines.append(
+            f"  {key.replace('_', ' '):<16}{row['flop'] / 1e9:>10,.0f}{row['bytes'] / 1e9:>9.2f}{row['least_ms']:>9.2f} ms  {row['bound']:<12}"
+            f"{row['compiler']['temp_bytes'] / 1e6:>9,.0f} MB{row['compiler']['seconds']:>11.1f} s"
+        )
+    lines += [
+        "",
+        f"predicted from those times: sequences full, {settings['acceptance']:.0%} of drafted tokens accepted; nothing was run",
+        f"  ordinary decoding         {predicted['ordinary_tok_per_s']:>9,.0f} tok/s",
+        f"  canonical, windows of 1   {predicted['canonical_tok_per_s']:>9,.0f} tok/s",
+        f"  prompt lookup             {predicted['lookup_tok_per_s']:>9,.0f} tok/s, if a step commits {LOOKUP_TOKENS:g} tokens",
+        f"  drafting, windows of {budget['window']:<4} {predicted['drafting_tok_per_s']:>9,.0f} tok/s",
+        f"  best split of {budget['rows']} rows: {predicted['best_groups']} windows of {predicted['best_window']}, "
+        f"{predicted['best_tok_per_s']:,.0f} tok/s",
+    ]
+    return "\n".join(lines)
 
 
 def mesh_table(result: dict[str, Any]) -> str:
     """Memory, collectives and seconds on the number of chips that was asked for, and a line for each smaller number."""
     settings = result["settings"]
-    target = settings["target"]
-    budget = settings["schedule"]["budget"]
-    depths = " and ".join(map(str, settings["depths"]))
+    how = f"programs compiled with {' and '.join(map(str, settings['depths']))} layers"
     lines = [
-        f"{settings['model']['num_params'] / 1e9:.2f} B parameters, {settings['model']['dtype']}, on {settings['chips']} of "
-        f"{target['name']}, each {target['device']}: {target['hbm_bytes'] / 1e9:.0f} GB at {target['bytes_per_s'] / 1e12:.2f} "
-        f"TB/s, {target['flop_per_s'] / 1e12:.0f} TFLOP/s",
-        f"{settings['max_requests']} requests of {settings['max_len']} positions; a canonical pass of "
-        f"{budget['rows'] // budget['window']} x {budget['window']} rows; programs compiled with {depths} layers",
+        *_heading(settings, f"{settings['chips']} of {settings['target']['name']}, each ", how),
         "",
         *_memory(result),
         "",
@@ -33,12 +64,30 @@ def mesh_table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *_numbers(result)])
 
 
+def _heading(settings: dict[str, Any], devices: str, how: str) -> list[str]:
+    """Two lines about the model, the `devices`, the requests, and `how` passes run."""
+    target = settings["target"]
+    budget = settings["schedule"]["budget"]
+    return [
+        f"{settings['model']['num_params'] / 1e9:.2f} B parameters, {settings['model']['dtype']}, on {devices}"
+        f"{target['device']}: {target['hbm_bytes'] / 1e9:.0f} GB at {target['bytes_per_s'] / 1e12:.2f} TB/s, "
+        f"{target['flop_per_s'] / 1e12:.0f} TFLOP/s",
+        f"{settings['max_requests']} requests of {settings['max_len']} positions; a canonical pass of "
+        f"{budget['rows'] // budget['window']} x {budget['window']} rows; {how}",
+    ]
+
+
+def _sizes(sizes: dict[str, float]) -> list[str]:
+    """A line for each kind of memory."""
+    return [f"  {name:<26}{size / 1e9:>9.2f} GB" for name, size in sizes.items()]
+
+
 def _memory(result: dict[str, Any]) -> list[str]:
     memory = result["numbers"][-1]["memory"]
     temporaries = max(result[key]["compiler"]["temp_bytes"] for key in KEYS)
     sizes = {**{name: memory[f"{name}_bytes"] for name in ("weights", "cache")}, "temporaries": temporaries}
     sizes |= {name: memory[f"{name}_bytes"] for name in ("peak", "usable")}
-    return ["memory of each chip", *(f"  {name:<26}{size / 1e9:>9.2f} GB" for name, size in sizes.items())]
+    return ["memory of each chip", *_sizes(sizes)]
 
 
 def _collectives(result: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A model's programs compiled for several chips that are not here: each is one `jax.shard_map`, as when the engine runs it."""
+"""A model's programs, compiled for chips that are not here; on several chips each is one `jax.shard_map`, as in an engine."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,18 +9,37 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from detspec.config import ModelConfig
+from detspec.draft.given import RECORDED
+from detspec.draft.source import Drafter, draft_fn
+from detspec.engine.engine_config import EngineConfig
 from detspec.generation.init import init_state
+from detspec.generation.loop import dvr_step, ordinary_step
 from detspec.generation.prefill import prefill
 from detspec.held import compiler_options
 from detspec.mesh import COPIES, STATE, make_mesh, over_chips, param_shardings
 from detspec.model.params import Params, param_shapes
+from detspec.model.work import pass_work
 from detspec.planning.exchanges import Exchanges, gathers
-from detspec.planning.planning import MAX_LOGIT_BIAS, MAX_STOP_IDS, canonical_step, draft_step
-from detspec.roofline import check_devices
+from detspec.roofline import Work
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.target_compilers import Compiled, compile_for, devices_of
 from detspec.targets import Target
+
+PASSES = ("draft step", "canonical pass")  # programs that a plan consists of
+
+
+def draft_step(cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState) -> GenState:
+    """One step of ordinary decoding, which is also one token of the self draft."""
+    return ordinary_step(params, cfg, state, schedule=schedule)
+
+
+def canonical_step(
+    cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState, tokens: jax.Array, length: jax.Array
+) -> GenState:
+    """Verification and commit of drafts that are read from `tokens [B, max_len]`, `length [B]` of them each."""
+    recorded = draft_fn(Drafter(RECORDED, (tokens, length)), schedule)
+    return dvr_step(params, cfg, state, draft_fn=recorded, schedule=schedule)[0]
 
 
 def fill_cache(cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState) -> GenState:
@@ -38,7 +57,9 @@ PROGRAMS: dict[str, Callable[..., GenState]] = {
 def compile_program(
     name: str, cfg: ModelConfig, target: Target, chips: int, *, schedule: Schedule, max_requests: int, max_len: int
 ) -> Compiled:
-    """Compiles one of `PROGRAMS` for the first `chips` devices of `target`, weights and cache cut as `detspec.mesh` does.
+    """Compiles one of `PROGRAMS` for the first `chips` devices of `target`; nothing is allocated.
+
+    Weights and cache are cut over several chips as `detspec.mesh` does.
 
     Raises `InputError` if the model cannot be cut over so many chips, the target has fewer, or a package is missing.
     """
@@ -62,8 +83,8 @@ def program_args(
             cfg,
             max_requests=max_requests,
             max_len=max_len,
-            max_stop_ids=MAX_STOP_IDS,
-            max_logit_bias=MAX_LOGIT_BIAS,
+            max_stop_ids=EngineConfig.max_stop_ids,
+            max_logit_bias=EngineConfig.max_logit_bias,
             schedule=schedule,
         )
     )
@@ -84,3 +105,9 @@ def expected(name: str, cfg: ModelConfig, schedule: Schedule, chips: int, *, max
     if name == "prefill":
         return gathers(cfg, schedule.budget.rows, chips, whole_layers=cfg.num_layers - 1, head=False)
     return gathers(cfg, max_requests if name == "draft step" else schedule.budget.rows, chips)
+
+
+def work_of(name: str, cfg: ModelConfig, schedule: Schedule, *, live: int, context: int, chips: int = 1) -> tuple[Work, int]:
+    """The work on each chip of one of `PASSES` over `live` sequences of `context` positions, and the pass's rows."""
+    fed, windows = (schedule.fast(live), live) if name == "draft step" else (schedule, min(live, schedule.budget.groups))
+    return pass_work(cfg, fed, windows=windows, context=context, chips=chips), fed.budget.rows
