@@ -26,8 +26,8 @@ def plan_table(result: dict[str, Any]) -> str:
     for key in KEYS:
         row = result[key]
         lines.append(
-            f"  {key.replace('_', ' '):<16}{row['flop'] / 1e9:>10,.0f}{row['bytes'] / 1e9:>9.2f}{row['least_ms']:>9.2f} ms  {row['bound']:<12}"
-            f"{row['compiler']['temp_bytes'] / 1e6:>9,.0f} MB{row['compiler']['seconds']:>11.1f} s"
+            f"  {key.replace('_', ' '):<16}{row['flop'] / 1e9:>10,.0f}{row['bytes'] / 1e9:>9.2f}{row['least_ms']:>9.2f} ms  "
+            f"{row['bound']:<12}{row['compiler']['temp_bytes'] / 1e6:>9,.0f} MB{row['compiler']['seconds']:>11.1f} s"
         )
     lines += [
         "",
