@@ -12,6 +12,7 @@
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,9 +24,9 @@ from detspec.roofline import check_devices, links_of
 from detspec.mesh import check_fits, fitting_chips, kv_parts, param_specs
 from detspec.model.params import param_shapes
 from detspec.model.work import pass_work
-from detspec.planning.exchanges import Exchanges, added_floats, as_gathers, exchange_seconds, found_in, gathers, sums
+from detspec.planning.exchanges import Exchange, Exchanges, added_floats, as_gathers, exchange_seconds, found_in, gathers, sums
 from detspec.planning.planning import predict, require_counts, settings_of
-from detspec.planning.programs import PASSES, compile_program, expected, work_of
+from detspec.planning.programs import PASSES, Load, compile_program, expected, work_of
 from detspec.schedule import Schedule
 from detspec.target_compilers import compilers
 from detspec.targets import Target
@@ -35,56 +36,44 @@ LAYOUTS = {"gather": gathers, "psum": sums}
 GAUGES = ("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "code_bytes")
 
 
-def plan_chips(
-    cfg: ModelConfig,
-    target: Target,
-    *,
-    chips: int,
-    schedule: Schedule,
-    max_requests: int = 32,
-    max_len: int = 1024,
-    on_stage: Callable[[str], None] = lambda name: None,
-) -> dict[str, Any]:
-    """Compiles `cfg`'s programs for each number of chips up to `chips`, and predicts memory and speed of each.
+def plan_chips(load: Load, chips: int, *, on_stage: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+    """Compiles the programs of `load` for each number of chips up to `chips`, and predicts memory and speed of each.
 
-    `schedule` is the canonical one. Predictions are for `max_requests` full sequences of `max_len` positions on all chips
-    together. `on_stage` is called with the name of each stage, of which there are `num_stages`.
+    `on_stage` is called with the name of each stage, of which there are `num_stages`.
 
     Returns:
         A dictionary that JSON can hold: `settings`, `versions`, the passes `draft_step` and `canonical_pass` on `chips`,
         `numbers`, a list with `memory` and `predicted` rates of each number of chips, and `best`, which of them serve this
-        load best; see `tables`.
+        load best; see `mesh_table`.
 
     Raises `InputError` if the model cannot be cut over `chips`, the target has fewer, or a package is missing.
     """
-    require_counts(chips=chips, max_requests=max_requests, max_len=max_len)
+    require_counts(chips=chips, **load.room)
+    cfg = load.cfg
+    target = load.target
     check_devices(target, chips)
-    room = {"max_requests": max_requests, "max_len": max_len}
+    depths = _depths(cfg)
     smaller = numbers_of_chips(cfg, chips)[:-1]
     asked: dict[str, Shallow] = {}
     for name in PASSES:
         on_stage(f"compiling the {name} on {chips} of {target.name}")
-        asked[name] = _compiled(name, cfg, target, chips, schedule, room, _depths(cfg))
-    more_layers = cfg.num_layers - _depths(cfg)[0]
-    added = asked["canonical pass"].after(more_layers, "temp_bytes") - asked["canonical pass"].gauges[0]["temp_bytes"]
+        asked[name] = _compiled(name, load, chips, depths)
+    whole = {name: found.with_layers(cfg.num_layers) for name, found in asked.items()}
+    added = whole["canonical pass"]["temp_bytes"] - asked["canonical pass"].counts[0]["temp_bytes"]
     numbers = []
     for number in smaller:
         on_stage(f"compiling the canonical pass on {number} of {target.name}")
-        sizes = _sizes(cfg, number, schedule, room)
+        sizes = _sizes(load, number)
         needed = sum(sizes.values())
         if needed <= target.usable_bytes:
-            found = _compiled("canonical pass", cfg, target, number, schedule, room, _depths(cfg)[:1])
-            needed += found.gauges[0]["temp_bytes"] + found.gauges[0]["code_bytes"] + added
-        numbers.append(_of_number(cfg, target, number, schedule, room, {**sizes, "peak_bytes": needed}))
-    passes = {
-        name.replace(" ", "_"): _pass(name, cfg, target, chips, schedule, room, found.all_layers(more_layers))
-        for name, found in asked.items()
-    }
+            found = _compiled("canonical pass", load, number, depths[:1]).counts[0]
+            needed += found["temp_bytes"] + found["code_bytes"] + added
+        numbers.append(_of_number(load, number, {**sizes, "peak_bytes": needed}))
+    passes = {name.replace(" ", "_"): _pass(name, load, chips, whole[name], asked[name].seconds) for name in PASSES}
     peak = max(found["peak_bytes"] for found in passes.values())
-    sizes = {**_sizes(cfg, chips, schedule, room), "peak_bytes": peak}
-    numbers.append(_of_number(cfg, target, chips, schedule, room, sizes))
+    numbers.append(_of_number(load, chips, {**_sizes(load, chips), "peak_bytes": peak}))
     return {
-        "settings": {**settings_of(cfg, target, schedule, {**room, "chips": chips}), "depths": list(_depths(cfg))},
+        "settings": {**settings_of(load, chips=chips), "depths": list(depths)},
         "versions": compilers(),
         **passes,
         "numbers": numbers,
@@ -112,45 +101,36 @@ def _depths(cfg: ModelConfig) -> tuple[int, ...]:
 
 
 class Shallow(NamedTuple):
-    """What the compiler says of a program with few layers, or of two such programs."""
+    """Figures of a program with few layers, or of two such programs."""
 
     depths: tuple[int, ...]
-    gauges: list[dict[str, int]]  # bytes on each chip, by the names of GAUGES
-    counts: list[Exchanges]
+    counts: list[Counter[Any]]  # of each: bytes on each chip, by the names of GAUGES, and its exchanges
     seconds: float  # of compilation, of all
 
-    def after(self, layers: int, gauge: str) -> int:
-        """Bytes with `layers` more than the first program has."""
-        return _further(self.gauges[0][gauge], self.gauges[-1][gauge], layers, self.depths)
-
-    def all_layers(self, layers: int) -> dict[str, Any]:
-        """Bytes and collectives with `layers` more than the first program has."""
+    def with_layers(self, layers: int) -> Counter[Any]:
+        """The figures with `layers` in all: each further layer adds what one layer adds between the two depths."""
         first = self.counts[0]
         last = self.counts[-1]
-        exchanges = Exchanges({kind: _further(first[kind], last[kind], layers, self.depths) for kind in first | last})
-        return {**{gauge: self.after(layers, gauge) for gauge in GAUGES}, "exchanges": exchanges, "seconds": self.seconds}
+        between = max(1, self.depths[-1] - self.depths[0])
+        more = layers - self.depths[0]
+        return Counter({name: first[name] + (last[name] - first[name]) * more // between for name in first | last})
 
 
-def _further(first: int, last: int, layers: int, depths: tuple[int, ...]) -> int:
-    return first if len(depths) == 1 else first + (last - first) * layers // (depths[-1] - depths[0])
-
-
-def _compiled(
-    name: str, cfg: ModelConfig, target: Target, chips: int, schedule: Schedule, room: dict[str, int], depths: tuple[int, ...]
-) -> Shallow:
+def _compiled(name: str, load: Load, chips: int, depths: tuple[int, ...]) -> Shallow:
     """Compiles a program with each of `depths`."""
-    found = Shallow(depths, [], [], 0.0)
+    counts = []
+    seconds = 0.0
     for depth in depths:
-        shallow = cfg.with_layers(depth)
-        program = compile_program(name, shallow, target, chips, schedule=schedule, **room)
-        found.gauges.append({gauge: getattr(program, gauge) for gauge in GAUGES})
-        found.counts.append(found_in(program.hlo))
-        found = found._replace(seconds=found.seconds + program.seconds)
-    return found
+        shallow = load.cfg.with_layers(depth)
+        program = compile_program(name, load._replace(cfg=shallow), chips)
+        counts.append(Counter({**{gauge: getattr(program, gauge) for gauge in GAUGES}, **found_in(program.hlo)}))
+        seconds += program.seconds
+    return Shallow(depths, counts, seconds)
 
 
-def _sizes(cfg: ModelConfig, chips: int, schedule: Schedule, room: dict[str, int]) -> dict[str, float]:
+def _sizes(load: Load, chips: int) -> dict[str, float]:
     """Bytes of weights and cache on each of `chips`."""
+    cfg = load.cfg
     kv = kv_parts(cfg, chips)
     parts = {"kv": kv, "query": chips // kv}
 
@@ -161,7 +141,7 @@ def _sizes(cfg: ModelConfig, chips: int, schedule: Schedule, room: dict[str, int
     params = param_shapes(cfg)
     specs = jax.tree.broadcast(param_specs(cfg), params)  # a matrix in int8 has two arrays
     weights_bytes = sum(jax.tree.leaves(jax.tree.map(own_bytes, params, specs)))
-    return {"weights_bytes": weights_bytes, "cache_bytes": cache_bytes(cfg, **room, numerics=schedule.numerics) / kv}
+    return {"weights_bytes": weights_bytes, "cache_bytes": cache_bytes(cfg, **load.room, numerics=load.schedule.numerics) / kv}
 
 
 def pass_seconds(own_s: float, cfg: ModelConfig, target: Target, chips: int, rows: int, layout: str) -> tuple[float, float]:
@@ -172,16 +152,13 @@ def pass_seconds(own_s: float, cfg: ModelConfig, target: Target, chips: int, row
     return max(own_s, shared_s), own_s + shared_s
 
 
-def _pass(
-    name: str, cfg: ModelConfig, target: Target, chips: int, schedule: Schedule, room: dict[str, int], found: dict[str, Any]
-) -> dict[str, Any]:
+def _pass(name: str, load: Load, chips: int, found: Counter[Any], compiled_s: float) -> dict[str, Any]:
     """One pass: its work on each chip, its collectives, its seconds, and the compiler's figures."""
-    live = room["max_requests"]
-    work, rows = work_of(name, cfg, schedule, live=live, context=room["max_len"], chips=chips)
-    own_s = work.seconds(target)
-    ours, others = (pass_seconds(own_s, cfg, target, chips, rows, layout) for layout in LAYOUTS)
-    exchanges = found["exchanges"]
-    by_formula = Exchanges() if chips == 1 else expected(name, cfg, schedule, chips, max_requests=live)
+    work = work_of(name, load, chips)
+    own_s = work.seconds(load.target)
+    ours, others = (pass_seconds(own_s, load.cfg, load.target, chips, load.rows(name), layout) for layout in LAYOUTS)
+    exchanges = Counter({key: count for key, count in found.items() if isinstance(key, Exchange)})
+    by_formula: Exchanges = Counter() if chips == 1 else expected(name, load, chips)
     return {
         "flop": work.flop,
         "bytes": work.bytes,
@@ -197,16 +174,13 @@ def _pass(
         "equals_formula": as_gathers(exchanges, by_formula) == by_formula,
         "added_floats": len(added_floats(exchanges)),
         "peak_bytes": sum(found[gauge] for gauge in GAUGES) - 2 * found["alias_bytes"],
-        "compiler": {**{gauge: found[gauge] for gauge in GAUGES}, "seconds": found["seconds"]},
+        "compiler": {**{gauge: found[gauge] for gauge in GAUGES}, "seconds": compiled_s},
     }
 
 
-def _of_number(
-    cfg: ModelConfig, target: Target, chips: int, schedule: Schedule, room: dict[str, int], memory: dict[str, float]
-) -> dict[str, Any]:
+def _of_number(load: Load, chips: int, memory: dict[str, float]) -> dict[str, Any]:
     """Memory and rates on `chips`: at once, then in turn."""
-    live = room["max_requests"]
-    context = room["max_len"]
+    cfg, target, schedule, live, context = load
 
     @functools.cache
     def own_seconds(schedule: Schedule, windows: int) -> float:

@@ -18,9 +18,10 @@ from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, is_count
 from detspec.engine.policy import Drafting, canonical_plans, lookup_window
 from detspec.errors import InputError
+from detspec.model.dense import config_to_json
 from detspec.model.params import num_params, param_shapes, params_bytes
 from detspec.model.work import pass_work
-from detspec.planning.programs import PASSES, compile_program, work_of
+from detspec.planning.programs import PASSES, Load, compile_program, work_of
 from detspec.schedule import Schedule
 from detspec.target_compilers import Compiled, compilers
 from detspec.targets import GPU_SHARE, Target
@@ -35,19 +36,10 @@ OUT_OF_MEMORY = re.compile(
 )
 
 
-def plan(
-    cfg: ModelConfig,
-    target: Target,
-    *,
-    schedule: Schedule,
-    max_requests: int = 32,
-    max_len: int = 1024,
-    on_stage: Callable[[str], None] = lambda name: None,
-) -> dict[str, Any]:
-    """Compiles `cfg`'s draft step and canonical pass for one device of `target`, and predicts their speed.
+def plan(load: Load, *, on_stage: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+    """Compiles the draft step and the canonical pass of `load` for one device, and predicts their speed.
 
-    `schedule` is the canonical one, see `targets.canonical_schedule`. Predictions are for `max_requests` full sequences of
-    `max_len` positions. `on_stage` is called with the name of each stage.
+    `on_stage` is called with the name of each stage.
 
     Returns:
         A dictionary that JSON can hold: `settings`, `versions`, `memory`, the passes `draft_step` and `canonical_pass`,
@@ -55,20 +47,20 @@ def plan(
 
     Raises `InputError` if the model does not fit (the message says what would), or a package is missing, see `compile_for`.
     """
-    require_counts(max_requests=max_requests, max_len=max_len)
+    cfg, target, schedule, max_requests, max_len = load
+    require_counts(**load.room)
     page = schedule.numerics.page
-    room = {"max_requests": max_requests, "max_len": max_len}
     sizes = {
         "weights_bytes": params_bytes(param_shapes(cfg)),
-        "cache_bytes": cache_bytes(cfg, **room, numerics=schedule.numerics),
+        "cache_bytes": cache_bytes(cfg, **load.room, numerics=schedule.numerics),
         "row_bytes": -(-max_len // page) * cache_bytes(cfg, max_requests=1, max_len=page, numerics=schedule.numerics) // 2,
     }
-    _check_memory(target, sizes, max_requests, needed=sizes["weights_bytes"] + sizes["cache_bytes"])
+    _check_memory(load, sizes, needed=sizes["weights_bytes"] + sizes["cache_bytes"])
     passes = {}
     for name in PASSES:
         on_stage(f"compiling the {name} of {cfg.num_layers} layers for {target.name}")
-        program = _compiled(name, cfg, target, schedule, room, sizes)
-        work, _ = work_of(name, cfg, schedule, live=max_requests, context=max_len)
+        program = _compiled(name, load, sizes)
+        work = work_of(name, load)
         passes[name.replace(" ", "_")] = {
             "flop": work.flop,
             "bytes": work.bytes,
@@ -78,7 +70,7 @@ def plan(
             "compiler": program.numbers(),
         }
     return {
-        "settings": settings_of(cfg, target, schedule, room),
+        "settings": settings_of(load),
         "versions": compilers(),
         "memory": {
             **sizes,
@@ -98,13 +90,14 @@ def require_counts(**values: object) -> None:
             raise InputError(f"{name} must be an integer of at least 1, got {value!r}")
 
 
-def settings_of(cfg: ModelConfig, target: Target, schedule: Schedule, asked: dict[str, int]) -> dict[str, Any]:
-    """The settings of a plan, with the numbers that were `asked` for, as JSON can hold them."""
+def settings_of(load: Load, **more: int) -> dict[str, Any]:
+    """The load and `more` numbers that were asked for, as JSON can hold them."""
     return {
-        "target": dataclasses.asdict(target),
-        "model": {**cfg.to_json(), "num_params": num_params(cfg)},
-        "schedule": dataclasses.asdict(schedule),
-        **asked,
+        "target": dataclasses.asdict(load.target),
+        "model": {**load.cfg.to_json(), "num_params": num_params(load.cfg)},
+        "schedule": dataclasses.asdict(load.schedule),
+        **load.room,
+        **more,
         "acceptance": ACCEPTANCE,
     }
 
@@ -160,26 +153,25 @@ def predict(
     }
 
 
-def _compiled(
-    name: str, cfg: ModelConfig, target: Target, schedule: Schedule, room: dict[str, int], sizes: dict[str, int]
-) -> Compiled:
+def _compiled(name: str, load: Load, sizes: dict[str, int]) -> Compiled:
     """`compile_program` for one device, which here raises `InputError` if the program needs more memory than there is."""
     try:
-        program = compile_program(name, cfg, target, 1, schedule=schedule, **room)
+        program = compile_program(name, load, 1)
     except jax.errors.JaxRuntimeError as error:
         found = OUT_OF_MEMORY.search(str(error))
         if "RESOURCE_EXHAUSTED" not in str(error) or found is None:
             raise
         needed, limit = (float(found[i]) * UNITS[found[i + 1]] for i in (1, 3))
-        limited = dataclasses.replace(target, usable_bytes=int(limit))
-        _check_memory(limited, sizes, room["max_requests"], needed=int(needed))
+        limited = dataclasses.replace(load.target, usable_bytes=int(limit))
+        _check_memory(load._replace(target=limited), sizes, needed=int(needed))
         raise
-    _check_memory(target, sizes, room["max_requests"], needed=program.peak_bytes)
+    _check_memory(load, sizes, needed=program.peak_bytes)
     return program
 
 
-def _check_memory(target: Target, sizes: dict[str, int], max_requests: int, *, needed: int) -> None:
+def _check_memory(load: Load, sizes: dict[str, int], *, needed: int) -> None:
     """Raises `InputError` if `needed` bytes are more than programs may use; the message says what would fit."""
+    target = load.target
     usable = target.usable_bytes
     weights = sizes["weights_bytes"]
     if needed <= usable:
@@ -190,9 +182,9 @@ def _check_memory(target: Target, sizes: dict[str, int], max_requests: int, *, n
     if weights >= usable:
         devices = math.ceil(weights / usable)
         raise InputError(f"the model {said}: its weights alone take {weights / 1e9:.1f} GB, at least {devices} such devices")
-    rows = max_requests - math.ceil((needed - usable) / sizes["row_bytes"])
+    rows = load.max_requests - math.ceil((needed - usable) / sizes["row_bytes"])
     if rows < 1:
         raise InputError(f"the model {said}: not even one request of this length fits; lower max_len, or the rows of a pass")
     raise InputError(
-        f"the model with {max_requests} requests {said}; {rows} requests of this length should fit: lower max_requests"
+        f"the model with {load.max_requests} requests {said}; {rows} requests of this length should fit: lower max_requests"
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,25 @@ from detspec.target_compilers import Compiled, compile_for, devices_of
 from detspec.targets import Target
 
 PASSES = ("draft step", "canonical pass")  # programs that a plan consists of
+
+
+class Load(NamedTuple):
+    """A model on a target, how it runs there, and the full sequences that it serves: the subject of a plan."""
+
+    cfg: ModelConfig
+    target: Target
+    schedule: Schedule  # the canonical one, see `targets.canonical_schedule`
+    max_requests: int = 32  # on all chips together
+    max_len: int = 1024  # positions of each
+
+    @property
+    def room(self) -> dict[str, int]:
+        """The numbers of requests and positions, as keywords of functions that make caches."""
+        return {"max_requests": self.max_requests, "max_len": self.max_len}
+
+    def rows(self, name: str) -> int:
+        """Token rows of a pass of the program called `name`."""
+        return self.max_requests if name == "draft step" else self.schedule.budget.rows
 
 
 def draft_step(cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState) -> GenState:
@@ -54,42 +73,31 @@ PROGRAMS: dict[str, Callable[..., GenState]] = {
 }
 
 
-def compile_program(
-    name: str, cfg: ModelConfig, target: Target, chips: int, *, schedule: Schedule, max_requests: int, max_len: int
-) -> Compiled:
-    """Compiles one of `PROGRAMS` for the first `chips` devices of `target`; nothing is allocated.
+def compile_program(name: str, load: Load, chips: int) -> Compiled:
+    """Compiles one of `PROGRAMS` for the first `chips` devices of the target; nothing is allocated.
 
     Weights and cache are cut over several chips as `detspec.mesh` does.
 
     Raises `InputError` if the model cannot be cut over so many chips, the target has fewer, or a package is missing.
     """
+    cfg, target, schedule, *_ = load
     check_devices(target, chips)
     options = {} if name == "draft step" else compiler_options(schedule.numerics, target.platform)
+    program = partial(PROGRAMS[name], cfg, schedule)
     if chips == 1:
-        args = program_args(name, cfg, schedule, max_requests=max_requests, max_len=max_len)
-        return compile_for(target, partial(PROGRAMS[name], cfg, schedule), *args, donate=(1,), options=options)
+        return compile_for(target, program, *program_args(name, load), donate=(1,), options=options)
     mesh = make_mesh(cfg, chips, devices_of(target, chips))
-    args = program_args(name, cfg, schedule, max_requests=max_requests, max_len=max_len, mesh=mesh)
-    program = over_chips(partial(PROGRAMS[name], cfg, schedule), mesh, args, STATE)
-    return compile_for(target, program, *args, donate=(1,), options=options)
+    args = program_args(name, load, mesh)
+    return compile_for(target, over_chips(program, mesh, args, STATE), *args, donate=(1,), options=options)
 
 
-def program_args(
-    name: str, cfg: ModelConfig, schedule: Schedule, *, max_requests: int, max_len: int, mesh: jax.sharding.Mesh | None = None
-) -> tuple[Any, ...]:
+def program_args(name: str, load: Load, mesh: jax.sharding.Mesh | None = None) -> tuple[Any, ...]:
     """The shapes that a program takes: weights, state, and recorded drafts where it reads some; with their places on `mesh`."""
-    state = jax.eval_shape(
-        lambda: init_state(
-            cfg,
-            max_requests=max_requests,
-            max_len=max_len,
-            max_stop_ids=EngineConfig.max_stop_ids,
-            max_logit_bias=EngineConfig.max_logit_bias,
-            schedule=schedule,
-        )
-    )
+    cfg = load.cfg
+    most = {"max_stop_ids": EngineConfig.max_stop_ids, "max_logit_bias": EngineConfig.max_logit_bias}
+    state = jax.eval_shape(lambda: init_state(cfg, **load.room, **most, schedule=load.schedule))
     int32 = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    more = (int32((max_requests, max_len)), int32((max_requests,))) if name == "canonical pass" else ()
+    more = (int32((load.max_requests, load.max_len)), int32((load.max_requests,))) if name == "canonical pass" else ()
     if mesh is None:
         return (param_shapes(cfg), state, *more)
 
@@ -100,14 +108,19 @@ def program_args(
     return (param_shapes(cfg, sharding=param_shardings(cfg, mesh)), jax.tree.map(placed, STATE, state), *placed(COPIES, more))
 
 
-def expected(name: str, cfg: ModelConfig, schedule: Schedule, chips: int, *, max_requests: int) -> Exchanges:
-    """What one of `PROGRAMS` exchanges by arithmetic, the body of its loop over passes once."""
-    if name == "prefill":
-        return gathers(cfg, schedule.budget.rows, chips, whole_layers=cfg.num_layers - 1, head=False)
-    return gathers(cfg, max_requests if name == "draft step" else schedule.budget.rows, chips)
+def expected(name: str, load: Load, chips: int) -> Exchanges:
+    """The exchanges of one of `PROGRAMS` by arithmetic, the body of its loop over passes once."""
+    cfg = load.cfg
+    rows = load.max_requests if name == "draft step" else load.schedule.budget.rows
+    return (
+        gathers(cfg, rows, chips, whole_layers=cfg.num_layers - 1, head=False)
+        if name == "prefill"
+        else gathers(cfg, rows, chips)
+    )
 
 
-def work_of(name: str, cfg: ModelConfig, schedule: Schedule, *, live: int, context: int, chips: int = 1) -> tuple[Work, int]:
-    """The work on each chip of one of `PASSES` over `live` sequences of `context` positions, and the pass's rows."""
-    fed, windows = (schedule.fast(live), live) if name == "draft step" else (schedule, min(live, schedule.budget.groups))
-    return pass_work(cfg, fed, windows=windows, context=context, chips=chips), fed.budget.rows
+def work_of(name: str, load: Load, chips: int = 1) -> Work:
+    """The work on each chip of one of `PASSES`."""
+    live = load.max_requests
+    schedule = load.schedule.fast(live) if name == "draft step" else load.schedule
+    return pass_work(load.cfg, schedule, windows=min(live, schedule.budget.groups), context=load.max_len, chips=chips)
