@@ -1,14 +1,24 @@
 """Draws the passes that read a prompt with thoughts: a line per pass, a column per chunk, its draft and the verdict."""
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from detspec.traces.thought_shapes import GUTTER, INNER, MARGIN, RIGHT, Column, shown_places, thought_text
-from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
+from detspec.traces.thoughts import ThoughtPass, ThoughtText, ThoughtTrace
 from detspec.viz.colours import BLUE, BROWN, FAINT, GREEN, MARK_COLOURS, RED, RULE, YELLOW
-from detspec.viz.shapes import Rect, block, draw_legend, label, remarks, subscript, with_gaps
+from detspec.viz.shapes import Rect, block, draw_legend, label, printable, remarks, shown_places, subscript, with_gaps
 
+MARGIN = 0.4
+GUTTER = 1.95
+COLUMN = 1.52
+GAP_COLUMN = 0.7
+RIGHT = 1.6
+# where a column's boxes begin, and how wide they are
+LEFT_EDGE = 0.16
+INNER = 1.32
+MAX_COLUMNS = 7  # a longer prompt leaves out a run of chunks in the middle
+END = "<end>"
 HEADING = 0.98
 LINE = 1.02
 GAP_LINE = 0.35
@@ -29,6 +39,33 @@ MEANINGS = (
 )
 
 
+class Column(NamedTuple):
+    """A chunk's place in the picture; `chunk` None stands for a run left out."""
+
+    chunk: int | None
+    x: float
+
+    @property
+    def left(self) -> float:
+        """Left edge of its boxes."""
+        return self.x + LEFT_EDGE
+
+    @property
+    def middle(self) -> float:
+        """Centre of its boxes, or of the gap."""
+        return self.left + INNER / 2 if self.chunk is not None else self.x + GAP_COLUMN / 2
+
+
+def columns_of(trace: ThoughtTrace) -> list[Column]:
+    """Lays out a column for each chunk that is drawn."""
+    columns = []
+    x = MARGIN + GUTTER
+    for chunk in shown_places(len(trace.chunks), MAX_COLUMNS):
+        columns.append(Column(chunk, x))
+        x += GAP_COLUMN if chunk is None else COLUMN
+    return columns
+
+
 def rounds_height(trace: ThoughtTrace, columns: Sequence[Column]) -> float:
     """The height that `draw_rounds` takes, in inches."""
     lines = shown_passes(trace, [column.chunk for column in columns])
@@ -42,7 +79,7 @@ def shown_passes(trace: ThoughtTrace, chunks: Collection[int | None]) -> list[in
 
 
 def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top: float) -> None:
-    """From `top` down: the passes, how the answer came about, and a legend."""
+    """Draws from `top` down the passes, how the answer came about, and a legend."""
     label(axes, MARGIN, top + 0.2, "Rounds of speculation: draft, verify, commit by index", size=13.0, ha="left", weight="bold")
     rules = (
         "A pass reads all chunks that are left at once, or as many as it holds; each gets the state of the thought drafted for "
@@ -69,7 +106,7 @@ def draw_rounds(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top:
 
 
 def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Column], top: float) -> None:
-    """One pass: for each chunk the state it was given, the draft after it, and the verdict."""
+    """Draws a pass: for each chunk the state it was given, the draft after it, and the verdict."""
     one = trace.passes[number]
     reads = f"chunks {one.first} to {one.end - 1}" if one.end - one.first > 1 else f"chunk {one.first}"
     right = draw_heading(axes, columns, top, f"pass {number + 1}", f"reads {reads}")
@@ -92,14 +129,14 @@ def draw_pass(axes: Axes, trace: ThoughtTrace, number: int, columns: Sequence[Co
 
 
 def draw_verdict(axes: Axes, trace: ThoughtTrace, one: ThoughtPass, column: Column, top: float) -> None:
-    """One chunk in one pass."""
+    """Draws a chunk in a pass."""
     assert column.chunk is not None
     depth = column.chunk - one.first
     name = subscript("Z", column.chunk)
     label(axes, column.left + BLOCK_WIDTH / 2, top + 0.12, given(trace, one, column.chunk), size=7.0, color=FAINT)
     draw_block(axes, column, top + 0.21, YELLOW, f"{name}'", one.drafts[depth])
     if depth >= len(one.thoughts):
-        draw_block(axes, column, top + 0.57, RED, name, Thought(("void",)))
+        draw_block(axes, column, top + 0.57, RED, name, ThoughtText(("void",)))
         return
     right = depth < one.accepted
     draw_block(axes, column, top + 0.57, GREEN, name, one.thoughts[depth], hatched=not right)
@@ -110,17 +147,17 @@ def draw_verdict(axes: Axes, trace: ThoughtTrace, one: ThoughtPass, column: Colu
 def given(trace: ThoughtTrace, one: ThoughtPass, chunk: int) -> str:
     """The state that `chunk` was read with: from the committed or drafted thought after the previous chunk."""
     if chunk == one.first:
-        return state_text(chunk, trace.thoughts[chunk - 1] if chunk else Thought(), "")
+        return state_text(chunk, trace.thoughts[chunk - 1] if chunk else ThoughtText(), "")
     return state_text(chunk, one.drafts[chunk - 1 - one.first], "'")
 
 
-def state_text(chunk: int, before: Thought, sign: str) -> str:
+def state_text(chunk: int, before: ThoughtText, sign: str) -> str:
     """The state of `chunk`, from the thought `before` it; `sign` marks a draft."""
     return f"{subscript('S', chunk)} = " + ("0" if before.trivial else f"C({subscript('Z', chunk - 1)}{sign})")
 
 
 def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top: float) -> None:
-    """The last chunk and the answer."""
+    """Draws the last chunk and the answer."""
     last = len(trace.thoughts)
     right = draw_heading(axes, columns, top, "answer", f"chunk {last}, then decoding")
     for column in columns:
@@ -131,7 +168,7 @@ def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top
         else:
             state = state_text(last, trace.thoughts[-1], "")
             label(axes, column.left + BLOCK_WIDTH / 2, top + 0.12, state, size=7.0, color=FAINT)
-            draw_block(axes, column, top + 0.25, BLUE, "", Thought(trace.answer))
+            draw_block(axes, column, top + 0.25, BLUE, "", ThoughtText(trace.answer))
     x = right + 0.12
     passes = len(trace.passes)
     label(axes, x, top + 0.32, f"{passes} pass{'' if passes == 1 else 'es'}", size=9.0, ha="left", weight="bold")
@@ -139,7 +176,7 @@ def draw_closing(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], top
 
 
 def draw_heading(axes: Axes, columns: Sequence[Column], top: float, name: str, remark: str) -> float:
-    """A rule over a line of the panel, and its name on the left; returns where its columns end."""
+    """Draws a rule over a line of the panel, and its name on the left; returns the right end of its columns."""
     right = columns[-1].left + INNER
     axes.plot([MARGIN, right + RIGHT - 0.05], [top - 0.04, top - 0.04], color=RULE, linewidth=0.8)
     label(axes, MARGIN, top + 0.3, name, size=10.0, ha="left", weight="bold")
@@ -147,8 +184,16 @@ def draw_heading(axes: Axes, columns: Sequence[Column], top: float, name: str, r
     return right
 
 
-def draw_block(axes: Axes, column: Column, y: float, colour: str, symbol: str, thought: Thought, hatched: bool = False) -> None:
-    """A thought in the panel, as much of it as fits next to `symbol`."""
+def draw_block(
+    axes: Axes, column: Column, y: float, colour: str, symbol: str, thought: ThoughtText, hatched: bool = False
+) -> None:
+    """Draws a thought in the panel, as much of it as fits next to `symbol`."""
     text = thought_text(thought, TEXT_CHARS - len(symbol.rstrip("'")))
     at = Rect(column.left - 0.03, y, BLOCK_WIDTH + 0.03, BLOCK)
     block(axes, at, colour, symbol, text, hatched=hatched, size=TEXT_SIZE)
+
+
+def thought_text(thought: ThoughtText, max_chars: int) -> str:
+    """A thought on one line, cut if it is long; a trivial one is its end sign."""
+    text = END if thought.trivial else " ".join(token.strip() for token in thought.tokens)
+    return printable(text, max_chars).replace("·", " ")

@@ -8,37 +8,38 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from detspec.traces.draw_rounds import draw_rounds, rounds_height
-from detspec.traces.thought_shapes import (
-    CHIP_LINE,
-    COLUMN,
-    INNER,
-    MARGIN,
-    RIGHT,
-    Column,
-    answer_chips,
-    chip_lines,
-    columns_of,
-    draw_chips,
-    elbow,
-    plus,
-    thought_chips,
-    token_lines,
-)
-from detspec.traces.thoughts import ThoughtTrace
+from detspec.traces.draw_rounds import COLUMN, END, INNER, MARGIN, RIGHT, Column, columns_of, draw_rounds, rounds_height
+from detspec.traces.thoughts import ThoughtText, ThoughtTrace
 from detspec.viz.colours import BLUE, BROWN, FAINT, GREY, INK, PALE_BLUE, TEAL
 from detspec.viz.saving import save_figure
-from detspec.viz.shapes import Rect, arrow, box, canvas, cylinder, label, remarks, subscript
+from detspec.viz.shapes import Rect, arrow, box, canvas, cylinder, elbow, label, plus, printable, remarks, subscript
 
 TITLE = 0.6
 HEADING = 0.7
 STATE = Rect(0.02, -0.14, 0.42, 0.28)  # a state's box, from the left edge of a column's boxes and the line of L_in
 LAYERS = 0.5
+CHIP_SIZE = 6.5
+CHIP_CHAR = 0.0544
+CHIP_PAD = 0.075
+CHIP_LINE = 0.23
+CHIP_GAP = 0.03
+TOKEN_CHARS = 14
+# most tokens drawn for a chunk, and for a thought or an answer
+MAX_TOKENS = 32
+MAX_SAID = 12
 MIN_WIDTH = 10.6  # what the title and the legend need
 
 
+class Chip(NamedTuple):
+    """A token in its small box."""
+
+    text: str
+    colour: str = "white"
+    faint: bool = False
+
+
 class Levels(NamedTuple):
-    """Where the parts of all columns stand, from top to bottom."""
+    """Heights of the parts of all columns, from top to bottom."""
 
     thoughts: float  # lower edge of the thoughts
     pair: float  # upper edge of T and C
@@ -89,7 +90,7 @@ def levels_of(trace: ThoughtTrace, columns: Sequence[Column], top: float) -> Lev
     """The levels below `top`, with room for the longest thought and the longest chunk of tokens."""
     shown = [column.chunk for column in columns if column.chunk is not None]
     thoughts = [thought_chips(trace.thoughts[chunk]) for chunk in shown if chunk < len(trace.thoughts)]
-    most = max(len(chip_lines(chips, INNER - 0.1)) for chips in (*thoughts, answer_chips(trace)))
+    most = max(len(chip_lines(chips)) for chips in (*thoughts, answer_chips(trace)))
     bottom = top + 0.2 + most * CHIP_LINE + 0.1
     pair = bottom + 0.34
     out = pair + 0.34 + 0.24
@@ -102,7 +103,7 @@ def levels_of(trace: ThoughtTrace, columns: Sequence[Column], top: float) -> Lev
 
 
 def draw_lines(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], levels: Levels) -> None:
-    """The parts that run through all columns: the lines of L_in and L_out, and the cache behind the layers."""
+    """Draws the parts that run through all columns: the lines of L_in and L_out, and the cache behind the layers."""
     left = columns[0].x
     right = columns[-1].left + INNER
     corner = (left - 0.02, levels.layers - 0.09)
@@ -118,7 +119,7 @@ def draw_lines(axes: Axes, trace: ThoughtTrace, columns: Sequence[Column], level
 
 
 def draw_gutter(axes: Axes, trace: ThoughtTrace, levels: Levels) -> None:
-    """Names of the levels, and the KV cache to the left of the layers."""
+    """Draws the names of the levels, and the KV cache to the left of the layers."""
     names = (
         (levels.thoughts - 0.3, "thoughts Z", ("a few tokens each, up to an", "end token; faint: nothing to think")),
         (levels.pair + 0.05, "thinker T, compressor C", ("T reads a chunk and says its", "thought, C makes it a state")),
@@ -139,7 +140,7 @@ def draw_gutter(axes: Axes, trace: ThoughtTrace, levels: Levels) -> None:
 
 
 def draw_stream(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels) -> None:
-    """A chunk's tokens and the layers over them."""
+    """Draws a chunk's tokens and the layers over them."""
     assert column.chunk is not None
     in_layer, out_layer, num_layers = trace.layers
     is_last = column.chunk == len(trace.thoughts)
@@ -165,7 +166,7 @@ def draw_stream(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels)
 
 
 def draw_state(axes: Axes, trace: ThoughtTrace, before: Column | None, column: Column, levels: Levels) -> None:
-    """The state that a chunk is given, and its line from the previous thought."""
+    """Draws the state that a chunk is given, and its line from the previous thought."""
     assert column.chunk is not None
     x = column.left + STATE.x
     y = levels.added
@@ -188,19 +189,15 @@ def draw_state(axes: Axes, trace: ThoughtTrace, before: Column | None, column: C
 
 
 def draw_thought(axes: Axes, trace: ThoughtTrace, column: Column, after: Column | None, levels: Levels) -> None:
-    """T and C above a chunk, and the thought above both."""
+    """Draws T and C above a chunk, and the thought above both."""
     assert column.chunk is not None
     thought = trace.thoughts[column.chunk]
     faint = thought.trivial
-    lines = chip_lines(thought_chips(thought), INNER - 0.1)
-    height = len(lines) * CHIP_LINE + 0.1
     said = column.left + 0.32
     written = column.left + INNER - 0.32
-    width = INNER * 0.62 if faint else INNER
-    box(axes, Rect(column.middle - width / 2, levels.thoughts - height, width, height), "white", faint=faint)
-    draw_chips(axes, column.middle, levels.thoughts - height + 0.05, lines)
+    top = draw_said(axes, column.middle, levels.thoughts, thought_chips(thought), faint=faint)
     look: dict[str, Any] = {"size": 8.0, "color": FAINT} if faint else {"size": 10.0, "weight": "bold"}
-    label(axes, column.middle, levels.thoughts - height - 0.12, subscript("Z", column.chunk), **look)
+    label(axes, column.middle, top - 0.12, subscript("Z", column.chunk), **look)
     for x, letter in ((said, "T"), (written, "C")):
         quiet = faint and letter == "C"
         box(axes, Rect(x - 0.28, levels.pair, 0.56, 0.34), "white" if quiet else TEAL, faint=quiet)
@@ -214,12 +211,9 @@ def draw_thought(axes: Axes, trace: ThoughtTrace, column: Column, after: Column 
 
 
 def draw_answer(axes: Axes, trace: ThoughtTrace, column: Column, levels: Levels) -> None:
-    """The text that the model continues with after the last chunk."""
-    lines = chip_lines(answer_chips(trace), INNER - 0.1)
-    height = len(lines) * CHIP_LINE + 0.1
-    box(axes, Rect(column.left, levels.thoughts - height, INNER, height), "white")
-    draw_chips(axes, column.middle, levels.thoughts - height + 0.05, lines)
-    label(axes, column.middle, levels.thoughts - height - 0.12, "the answer", size=9.0, weight="bold")
+    """Draws the text that the model continues with after the last chunk."""
+    top = draw_said(axes, column.middle, levels.thoughts, answer_chips(trace))
+    label(axes, column.middle, top - 0.12, "the answer", size=9.0, weight="bold")
     arrow(axes, (column.middle, levels.layers), (column.middle, levels.thoughts), colour=INK)
     remarks(axes, column.middle + 0.07, levels.pair + 0.09, ("no thought", "follows here"), step=0.16)
 
@@ -235,3 +229,65 @@ def _layers(first: int, last: int) -> str:
     if last < first:
         return "embeddings"
     return f"layer {first}" if first == last else f"layers {first} to {last}"
+
+
+def draw_said(axes: Axes, middle: float, bottom: float, chips: Sequence[Chip], *, faint: bool = False) -> float:
+    """Draws generated tokens in a box that stands on `bottom`, a narrow one if `faint`; returns its upper edge."""
+    lines = chip_lines(chips)
+    top = bottom - (len(lines) * CHIP_LINE + 0.1)
+    width = INNER * 0.62 if faint else INNER
+    box(axes, Rect(middle - width / 2, top, width, bottom - top), "white", faint=faint)
+    draw_chips(axes, middle, top + 0.05, lines)
+    return top
+
+
+def chip_lines(chips: Sequence[Chip], width: float = INNER - 0.1) -> list[list[Chip]]:
+    """Cuts `chips` into lines of at most `width` inches, with their texts as they are printed."""
+    lines: list[list[Chip]] = [[]]
+    for chip in chips:
+        chip = chip._replace(text=printable(chip.text, TOKEN_CHARS))
+        if lines[-1] and line_width([*lines[-1], chip]) > width:
+            lines.append([])
+        lines[-1].append(chip)
+    return lines
+
+
+def line_width(line: Sequence[Chip]) -> float:
+    """Returns the inches that a line of chips takes."""
+    return sum(len(chip.text) * CHIP_CHAR + CHIP_PAD for chip in line) + CHIP_GAP * (len(line) - 1)
+
+
+def draw_chips(axes: Axes, middle: float, top: float, lines: Sequence[Sequence[Chip]]) -> None:
+    """Draws lines of chips, each centred."""
+    for number, line in enumerate(lines):
+        x = middle - line_width(line) / 2
+        y = top + number * CHIP_LINE
+        for chip in line:
+            width = len(chip.text) * CHIP_CHAR + CHIP_PAD
+            box(axes, Rect(x, y + 0.015, width, CHIP_LINE - 0.03), chip.colour, faint=chip.faint, rounding=0.03)
+            colour = FAINT if chip.faint else INK
+            label(axes, x + width / 2, y + CHIP_LINE / 2, chip.text, size=CHIP_SIZE, mono=True, color=colour)
+            x += width + CHIP_GAP
+
+
+def token_lines(trace: ThoughtTrace, chunk: int) -> list[list[Chip]]:
+    """The tokens of a chunk; the answer follows those of the last one."""
+    tokens = first_chips([Chip(text) for text in trace.chunks[chunk]], MAX_TOKENS)
+    follow = answer_chips(trace) if chunk == len(trace.thoughts) and trace.answer else []
+    return chip_lines([*tokens, *follow])
+
+
+def answer_chips(trace: ThoughtTrace) -> list[Chip]:
+    """The tokens of the answer, cut if it is long; the end sign if it is empty."""
+    return first_chips([Chip(text, BLUE) for text in trace.answer], MAX_SAID) or [Chip(END)]
+
+
+def thought_chips(thought: ThoughtText) -> list[Chip]:
+    """A thought's tokens and its end; a long one is cut."""
+    end = [Chip(END, "white", thought.trivial)] if thought.ended else []
+    return [*first_chips([Chip(text, BLUE) for text in thought.tokens], MAX_SAID), *end]
+
+
+def first_chips(chips: Sequence[Chip], most: int) -> list[Chip]:
+    """Returns all of `chips`, or the first ones and a sign that there are more."""
+    return list(chips) if len(chips) <= most else [*chips[: most - 1], Chip("…", chips[-1].colour)]

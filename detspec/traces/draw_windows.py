@@ -26,7 +26,7 @@ MAX_LINES = 18  # a longer window leaves out runs of tokens
 
 
 class Cell(NamedTuple):
-    """One token in one column: how its block looks, and the mark next to it."""
+    """A token in a column: the look of its block, and the mark next to it."""
 
     colour: str
     name: str
@@ -77,7 +77,7 @@ def trace_figure(trace: Trace, windows: Sequence[int] | None = None) -> Figure:
 
 
 def shown_tokens(window: TraceWindow) -> list[int | None]:
-    """Which of T0 ... T_W get a line; None stands for a run left out.
+    """Chooses which of T0 ... T_W get a line; None stands for a run left out.
 
     A long window keeps its beginning, its end and the tokens around its last accepted one.
     """
@@ -89,12 +89,12 @@ def shown_tokens(window: TraceWindow) -> list[int | None]:
 
 
 def window_height(window: TraceWindow) -> float:
-    """The height that `draw_window` takes."""
+    """Returns the height that `draw_window` takes."""
     return CYLINDER_TOP + CYLINDER_BODY + CYLINDER_WINDOW + 0.75 + LINE * max(len(shown_tokens(window)) + 0.4, 4.4) + 0.85
 
 
 def draw_window(axes: Axes, trace: Trace, index: int, top: float) -> None:
-    """One window from `top` down: stage names, caches, tokens and a caption."""
+    """Draws a window from `top` down: stage names, caches, tokens and a caption."""
     window = trace.windows[index]
     columns = [MARGIN + i * (COLUMN + GAP) for i in range(4)]
     stages = ["Prefill" if index == 0 else f"Prefill and {_count(index, 'window')}", "Decode", "Verify", _outcome(window)]
@@ -118,7 +118,7 @@ def draw_window(axes: Axes, trace: Trace, index: int, top: float) -> None:
 
 
 def draw_caches(axes: Axes, window: TraceWindow, index: int, columns: Sequence[float], top: float) -> None:
-    """Four cylinders: blue is the cache before the window, each slice below is one slot that the window wrote."""
+    """Draws four cylinders: blue is the cache before the window, each slice below is one slot that the window wrote."""
     kept = window.length_after - window.length_before
     rejected = window.length_verified - window.length_after
     drafted = window.length_drafted - window.length_before
@@ -141,14 +141,14 @@ def draw_caches(axes: Axes, window: TraceWindow, index: int, columns: Sequence[f
 
 
 def slices(runs: Sequence[tuple[str, int]], slot: float) -> list[tuple[str, float]]:
-    """Runs of `(colour, slots)` as parts of a cylinder: one part per slot, or one per run where slots get too thin."""
+    """Returns runs of `(colour, slots)` as parts of a cylinder: a part per slot, or per run where slots get too thin."""
     if slot < 0.04:
         return [(colour, number * slot) for colour, number in runs if number]
     return [(colour, slot) for colour, number in runs for _ in range(number)]
 
 
 def draw_request(axes: Axes, trace: Trace, index: int, x: float, top: float) -> None:
-    """The first column: the sequence so far, T0 at its end, and the requests that share the batch."""
+    """Draws the first column: the sequence so far, T0 at its end, and the requests that share the batch."""
     window = trace.windows[index]
     before = [*trace.prompt, trace.windows[0].last_token, *(token for w in trace.windows[:index] for token in w.committed)]
     tail = printable("".join(before[: window.start]), TOKEN_CHARS, tail=True)
@@ -160,7 +160,7 @@ def draw_request(axes: Axes, trace: Trace, index: int, x: float, top: float) -> 
 
 
 def draw_others(axes: Axes, other_rows: int, x: float, y: float) -> None:
-    """Grey blocks for the other requests of the batch, four at most, and their number."""
+    """Draws grey blocks for the other requests of the batch, four at most, and their number."""
     if other_rows:
         for i in range(min(other_rows, 4)):
             block(axes, Rect(x + i * COLUMN / 4, y, COLUMN / 4, 0.7 * LINE), GREY, "")
@@ -168,7 +168,7 @@ def draw_others(axes: Axes, other_rows: int, x: float, y: float) -> None:
 
 
 def draw_tokens(axes: Axes, window: TraceWindow, columns: Sequence[float], top: float) -> None:
-    """The token columns under decode, verify and the outcome, a line per token."""
+    """Draws the token columns under decode, verify and the outcome, a line per token."""
     arrow(axes, (columns[0] + COLUMN, top + 1.5 * LINE), (columns[1] - 0.3, top + LINE / 2))
     label(axes, columns[1] - 0.05, top - 0.1, "position", size=7.0, ha="right", color=FAINT)
     lines = shown_tokens(window)
@@ -195,7 +195,7 @@ def draw_tokens(axes: Axes, window: TraceWindow, columns: Sequence[float], top: 
 
 
 def cells(window: TraceWindow, i: int | None) -> tuple[Cell | None, Cell | None, Cell | None]:
-    """T_i as it stands in the columns of decode, verify and the outcome."""
+    """Returns T_i as it stands in the columns of decode, verify and the outcome."""
     if not i:
         opening = Cell(BLUE, subscript("T", 0), window.last_token)
         return opening, opening, opening
@@ -218,7 +218,7 @@ def _outcome(window: TraceWindow) -> str:
 
 
 def _captions(window: TraceWindow) -> tuple[str, str]:
-    """The outcome in a sentence, and what became of the last token."""
+    """Says the outcome in a sentence, and the fate of the last token."""
     last = subscript("T", len(window.committed))
     accepted = subscript("T", window.accepted)
     if len(window.committed) <= window.accepted:

@@ -1,7 +1,7 @@
 """A prompt read with thoughts, recorded pass by pass.
 
 The functions are those of the engine (`think_pass`, then the program of `ds.generate`), called one pass at a time, so that
-what a pass was given and what it committed can be looked at.
+the input and the result of each pass can be looked at.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from detspec.thinking.blocks import thinking_of
 from detspec.thinking.think_prompt import think_pass
 from detspec.thinking.thoughts import thought_lists
 from detspec.traces.record_windows import Prompt, encode_prompt, on_host, token_texts
-from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
+from detspec.traces.thoughts import ThoughtPass, ThoughtText, ThoughtTrace
 
 DRAFT_NAMES = {"none": "all thoughts drafted as trivial", "self": "thoughts drafted by a cheap pass that reads ahead"}
 
@@ -91,15 +91,14 @@ def _pass_between(model: Model, before: GenState, after: GenState, *, most: int)
         drafts=_thoughts(model, before.reading.thoughts[0, first:last]),
         accepted=int(after.counters.num_accepted_thoughts[0] - before.counters.num_accepted_thoughts[0]),
         thoughts=_thoughts(model, after.reading.thoughts[0, first:read]),
-        read=read,
         length=int(after.cache.length[0]),
     )
 
 
-def _thoughts(model: Model, thoughts: jax.Array) -> tuple[Thought, ...]:
+def _thoughts(model: Model, thoughts: jax.Array) -> tuple[ThoughtText, ...]:
     """`[n, M]` token ids as text."""
     end_id = thinking_of(model.cfg).end_id
     return tuple(
-        Thought(token_texts(model, [token for token in tokens if token != end_id]), ended=end_id in tokens)
+        ThoughtText(token_texts(model, [token for token in tokens if token != end_id]), ended=end_id in tokens)
         for tokens in thought_lists(np.asarray(thoughts))
     )

@@ -180,19 +180,19 @@ _prefilled = Jitted(prefill, static_argnames=("cfg", "schedule"), donate_argname
 def _step(
     params: Params, draft_params: DraftParams, cfg: ModelConfig, state: GenState, *, schedule: Schedule, source: DraftSource
 ) -> tuple[GenState, Step]:
-    """`dvr_step`, and what it drafted and verified without the caches."""
+    """Takes a `dvr_step`; returns its draft and its verdict, too, without the caches."""
     drafted_by = draft_fn(Drafter(source, draft_params), schedule)
     state, step = dvr_step(params, cfg, state, draft_fn=drafted_by, schedule=schedule)
     return state, Step(step.draft.replace(cache=None), step.verified.replace(cache=None))
 
 
 def on_host(state: GenState) -> GenState:
-    """`state` as numpy arrays, without keys and values."""
+    """Copies `state` to numpy arrays, without keys and values."""
     return jax.device_get(state.replace(cache=state.cache.replace(k=(), v=())))
 
 
 def _window(model: Model, row: int, before: GenState, draft: Draft, verified: Verified, after: GenState) -> TraceWindow:
-    """What one step did to `row`, from states of `on_host`."""
+    """The window of `row` that one step made, from states of `on_host`."""
     length = int(before.cache.length[row])
     committed = int(before.committed[row])
     num_drafted = int(draft.count[row])
@@ -219,11 +219,11 @@ def encode_prompt(model: Model, prompt: Prompt) -> tuple[int, ...]:
 
 
 def token_text(model: Model, token: int) -> str:
-    """One token as text; its id in angle brackets if it has no text, as special tokens have none."""
+    """Returns a token as text; its id in angle brackets if it has no text, as special tokens have none."""
     text = "" if model.tokenizer is None else model.tokenizer.decode([token])
     return text or f"<{token}>"
 
 
 def token_texts(model: Model, tokens: Iterable[int]) -> tuple[str, ...]:
-    """Each of `tokens` as text."""
+    """Returns each of `tokens` as text."""
     return tuple(token_text(model, int(token)) for token in tokens)

@@ -1,4 +1,4 @@
-"""What reading one prompt with thoughts went through: its chunks, their thoughts, and the passes that committed them.
+"""A record of how a prompt was read with thoughts: its chunks, their thoughts, and the passes that committed them.
 
 Worked example, six chunks, all drafts trivial, two thoughts that are not (a, b):
 
@@ -15,7 +15,7 @@ from detspec.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
-class Thought:
+class ThoughtText:
     """The tokens of one thought as text, without its end token."""
 
     tokens: tuple[str, ...] = ()  # none for a trivial thought
@@ -29,13 +29,12 @@ class Thought:
 
 @dataclasses.dataclass(frozen=True)
 class ThoughtPass:
-    """One canonical pass over the next chunks; `InputError` if the numbers contradict each other."""
+    """A canonical pass over the next chunks; `InputError` if the numbers contradict each other."""
 
     first: int  # the first chunk it read; thoughts after earlier chunks were committed before
-    drafts: tuple[Thought, ...]  # the drafted thought after each chunk it read
+    drafts: tuple[ThoughtText, ...]  # the drafted thought after each chunk it read
     accepted: int  # how many leading drafts equal the pass's own thoughts
-    thoughts: tuple[Thought, ...]  # what it committed: the accepted drafts, then its own thought for a rejected one
-    read: int  # chunks whose thoughts are committed after it
+    thoughts: tuple[ThoughtText, ...]  # what it committed: the accepted drafts, then its own thought for a rejected one
     length: int  # valid cache slots after it
 
     def __post_init__(self) -> None:
@@ -47,15 +46,15 @@ class ThoughtPass:
                 f"a pass that accepts {self.accepted} of {len(self.drafts)} drafts commits {committed} thoughts, "
                 f"got {len(self.thoughts)}"
             )
-        if self.read != self.first + committed:
-            raise InputError(
-                f"a pass that commits {committed} thoughts from chunk {self.first} on has read "
-                f"{self.first + committed} chunks, got {self.read}"
-            )
+
+    @property
+    def read(self) -> int:
+        """Number of chunks whose thoughts are committed after it."""
+        return self.first + len(self.thoughts)
 
     @property
     def end(self) -> int:
-        """One past the last chunk it read."""
+        """Index after the last chunk it read."""
         return self.first + len(self.drafts)
 
     @property
@@ -96,6 +95,6 @@ class ThoughtTrace:
             raise InputError(f"the passes commit {reached} thoughts, and {last} chunks are followed by one")
 
     @property
-    def thoughts(self) -> tuple[Thought, ...]:
-        """One after each chunk but the last."""
+    def thoughts(self) -> tuple[ThoughtText, ...]:
+        """The thought after each chunk but the last."""
         return tuple(thought for one in self.passes for thought in one.thoughts)

@@ -1,4 +1,4 @@
-"""What one request went through: its windows of draft, verify and commit, as text and plain numbers.
+"""A record of one request: its windows of draft, verify and commit, as text and plain numbers.
 
 Worked example, W = 4, T0 at position 35:
 
@@ -17,7 +17,7 @@ from detspec.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class TraceWindow:
-    """One window of one request; `InputError` if the numbers contradict each other."""
+    """A window of a request; `InputError` if the numbers contradict each other."""
 
     start: int  # position of `last_token` in the sequence
     last_token: str  # T0, the committed token that opens the window; its K/V was not yet written

@@ -9,15 +9,15 @@ from detspec.cli import main
 from detspec.cli.trace import THINKING_PROMPT, thought_lines
 from detspec.sampling_params import SamplingParams
 from detspec.traces import record_thoughts
-from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
+from detspec.traces.thoughts import ThoughtPass, ThoughtText, ThoughtTrace
 from detspec.train.problems.tasks import Parity
 from detspec.train.problems.words import split
 from tests.engine.byte_model import BYTE_CFG
 
-NOTHING, SAID = Thought(), Thought(("tails", " heads"), ended=False)
+NOTHING, SAID = ThoughtText(), ThoughtText(("tails", " heads"), ended=False)
 TRACE = ThoughtTrace(
     chunks=(("A", "coin"), ("Al", " flips"), ("?",)),
-    passes=(ThoughtPass(0, (NOTHING, NOTHING), 1, (NOTHING, SAID), read=2, length=4),),
+    passes=(ThoughtPass(0, (NOTHING, NOTHING), 1, (NOTHING, SAID), length=4),),
     answer=("heads",),
     chunk=2,
     layers=(1, 2, 2),

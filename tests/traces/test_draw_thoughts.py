@@ -12,23 +12,23 @@ from matplotlib.patches import FancyBboxPatch
 from matplotlib.text import Text
 
 from detspec.errors import InputError
-from detspec.traces.draw_rounds import MAX_LINES, shown_passes
-from detspec.traces.draw_thoughts import save_thoughts, thought_figure
-from detspec.traces.thought_shapes import MAX_COLUMNS, Chip, chip_lines, line_width, shown_places
-from detspec.traces.thoughts import Thought, ThoughtPass, ThoughtTrace
+from detspec.traces.draw_rounds import MAX_COLUMNS, MAX_LINES, shown_passes
+from detspec.traces.draw_thoughts import Chip, chip_lines, line_width, save_thoughts, thought_figure
+from detspec.traces.thoughts import ThoughtPass, ThoughtText, ThoughtTrace
 from detspec.viz.colours import BROWN, GREEN, RED, YELLOW
+from detspec.viz.shapes import shown_places
 
-NOTHING, A, B = Thought(), Thought(("a",)), Thought(("b", "bb"))
-WORDY = Thought(("incomprehensible",) * 20)
+NOTHING, A, B = ThoughtText(), ThoughtText(("a",)), ThoughtText(("b", "bb"))
+WORDY = ThoughtText(("incomprehensible",) * 20)
 CHUNKS = (*(tuple(f"w{i}{j}" for j in range(4)) for i in range(5)), ("Q", ":"))
 
 # All drafts trivial; chunks 1 and 3 are thought about.
 TRACE = ThoughtTrace(
     chunks=CHUNKS,
     passes=(
-        ThoughtPass(0, (NOTHING,) * 5, 1, (NOTHING, A), read=2, length=8),
-        ThoughtPass(2, (NOTHING,) * 3, 1, (NOTHING, B), read=4, length=16),
-        ThoughtPass(4, (NOTHING,), 1, (NOTHING,), read=5, length=20),
+        ThoughtPass(0, (NOTHING,) * 5, 1, (NOTHING, A), length=8),
+        ThoughtPass(2, (NOTHING,) * 3, 1, (NOTHING, B), length=16),
+        ThoughtPass(4, (NOTHING,), 1, (NOTHING,), length=20),
     ),
     answer=("heads",),
     chunk=4,
@@ -36,10 +36,10 @@ TRACE = ThoughtTrace(
     title="a $title$",
 )
 
-SMALL = ThoughtTrace(CHUNKS[:2], (ThoughtPass(0, (NOTHING,), 0, (A,), 1, 4),), ("x",), 4, (2, 30, 32), "t" * 150)
+SMALL = ThoughtTrace(CHUNKS[:2], (ThoughtPass(0, (NOTHING,), 0, (A,), 4),), ("x",), 4, (2, 30, 32), "t" * 150)
 
 
-def long_trace(number: int, draft: Thought = NOTHING) -> ThoughtTrace:
+def long_trace(number: int, draft: ThoughtText = NOTHING) -> ThoughtTrace:
     """`number` chunks of which every third one is thought about; passes of at most 8 chunks whose drafts are all `draft`."""
     thoughts = tuple(A if i % 3 == 1 else NOTHING for i in range(number - 1))
     passes, first = [], 0
@@ -48,7 +48,7 @@ def long_trace(number: int, draft: Thought = NOTHING) -> ThoughtTrace:
         accepted = next((i for i, thought in enumerate(ahead) if thought != draft), len(ahead))
         committed = ahead[: accepted + 1]
         read = first + len(committed)
-        passes.append(ThoughtPass(first, (draft,) * len(ahead), accepted, committed, read, 4 * read))
+        passes.append(ThoughtPass(first, (draft,) * len(ahead), accepted, committed, 4 * read))
         first = read
     return ThoughtTrace((*[CHUNKS[0]] * (number - 1), ("Q",)), tuple(passes), ("x",) * 40, 4, (1, 3, 4), "")
 
@@ -125,8 +125,8 @@ def test_figure_says_which_state_each_chunk_was_given():
     drafted = dataclasses.replace(
         TRACE,
         passes=(
-            ThoughtPass(0, (NOTHING, A, NOTHING, A, A), 3, (NOTHING, A, NOTHING, B), read=4, length=16),
-            ThoughtPass(4, (A,), 0, (NOTHING,), read=5, length=20),
+            ThoughtPass(0, (NOTHING, A, NOTHING, A, A), 3, (NOTHING, A, NOTHING, B), length=16),
+            ThoughtPass(4, (A,), 0, (NOTHING,), length=20),
         ),
     )
     shown = texts(thought_figure(drafted))
@@ -137,7 +137,7 @@ def test_figure_says_which_state_each_chunk_was_given():
 
 
 def test_thought_without_an_end_is_drawn_without():
-    unended = dataclasses.replace(TRACE.passes[0], thoughts=(NOTHING, Thought(("a",), ended=False)))
+    unended = dataclasses.replace(TRACE.passes[0], thoughts=(NOTHING, ThoughtText(("a",), ended=False)))
     cut = dataclasses.replace(TRACE, passes=(unended, *TRACE.passes[1:]))
     assert texts(thought_figure(TRACE)).count("<end>") - texts(thought_figure(cut)).count("<end>") == 1
 
@@ -150,7 +150,7 @@ def test_thought_without_an_end_is_drawn_without():
         long_trace(40),
         long_trace(130, draft=B),
         dataclasses.replace(TRACE, chunk=64, chunks=(*[("a long token",) * 64] * 5, ("\n 中 ",)), answer=()),
-        dataclasses.replace(TRACE, passes=(ThoughtPass(0, (WORDY,) * 5, 5, (WORDY,) * 5, 5, 20),), layers=(0, 1, 1)),
+        dataclasses.replace(TRACE, passes=(ThoughtPass(0, (WORDY,) * 5, 5, (WORDY,) * 5, 20),), layers=(0, 1, 1)),
         SMALL,
     ],
     ids=["example", "eight", "forty", "wrong", "wide", "wordy", "two"],
@@ -221,7 +221,6 @@ def test_save_thoughts_writes_a_deterministic_svg_and_a_png(tmp_path):
     [
         ({"accepted": 6}, r"between 0 and 5 \(drafts\), got 6"),
         ({"accepted": 2}, "accepts 2 of 5 drafts commits 3 thoughts, got 2"),
-        ({"read": 3}, "commits 2 thoughts from chunk 0 on has read 2 chunks, got 3"),
     ],
 )
 def test_pass_that_contradicts_itself_is_refused(change: dict, message: str):

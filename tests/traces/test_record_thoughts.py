@@ -14,7 +14,7 @@ from detspec.sampling_params import SamplingParams
 from detspec.state import GenState
 from detspec.traces.draw_thoughts import thought_figure
 from detspec.traces.record_thoughts import run_thought_trace
-from detspec.traces.thoughts import Thought, ThoughtTrace
+from detspec.traces.thoughts import ThoughtText, ThoughtTrace
 from tests.fakes import RANDOM_CFG
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def test_trace_agrees_with_the_state_of_the_reading(trivial: ThoughtTrace, final
 
 
 def test_trace_of_trivial_drafts_takes_a_round_for_every_thought(trivial: ThoughtTrace):
-    assert trivial.thoughts[0] == Thought()
+    assert trivial.thoughts[0] == ThoughtText()
     assert 5 < sum(not thought.trivial for thought in trivial.thoughts) < 11
     assert all(draft.trivial for one in trivial.passes for draft in one.drafts)
     assert sum(one.rejected for one in trivial.passes) == sum(not thought.trivial for thought in trivial.thoughts)
