@@ -38,13 +38,18 @@ class Work:
     bytes: float
     flop: float
 
+    def least_s(self, bytes_per_s: float, flop_per_s: float) -> tuple[float, float]:
+        """Least seconds of the memory and of the arithmetic, each at its rate."""
+        return self.bytes / bytes_per_s, self.flop / flop_per_s
+
     def seconds(self, target: Target) -> float:
         """Least seconds on `target`, where memory and arithmetic work at the same time, each at its peak."""
-        return max(self.bytes / target.bytes_per_s, self.flop / target.flop_per_s)
+        return max(self.least_s(target.bytes_per_s, target.flop_per_s))
 
     def bound(self, target: Target) -> str:
-        """Says what takes longer on `target`: "memory" or "arithmetic"."""
-        return "memory" if self.bytes / target.bytes_per_s >= self.flop / target.flop_per_s else "arithmetic"
+        """Names the longer of the two on `target`: "memory" or "arithmetic"."""
+        memory_s, arithmetic_s = self.least_s(target.bytes_per_s, target.flop_per_s)
+        return "memory" if memory_s >= arithmetic_s else "arithmetic"
 
 
 class PassShape(NamedTuple):

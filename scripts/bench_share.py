@@ -30,7 +30,7 @@ import numpy as np
 
 from detspec import Engine, EngineConfig, InputError, Model, Needs, Request, SamplingParams, default_schedule, load
 from detspec.bench.bench import bench_prompts, random_model
-from detspec.bench.rounds import RunProgress, Variants
+from detspec.bench.rounds import Variants, counted_runs
 from detspec.model.dense import config_to_json
 from detspec.model.params import num_params
 from detspec.presets import preset
@@ -176,7 +176,7 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
     engines = {kind: Engine(model, dataclasses.replace(config, max_requests=kind[0])) for kind in kinds}
     variants = {workload.name: Variants() for workload in workloads}
     samples: dict[Cell, list[dict[str, float]]] = {cell: [] for cell in cells}
-    progress = RunProgress(len(cells) * (args.repeats + 1), on_progress)
+    on_run = counted_runs(len(cells) * (args.repeats + 1), on_progress)
     load_average = os.getloadavg()[0]
 
     def run(cell: Cell) -> dict[str, float]:
@@ -184,14 +184,14 @@ def measure(model: Model, args: argparse.Namespace, on_progress: Callable[[int, 
         return run_once(engines[cell.rows, cell.ordinary_engine], chosen, variants[cell.workload], stream=args.stream)
 
     for cell in cells:
-        progress.next(f"{cell.label}: compiling and certifying")
+        on_run(f"{cell.label}: compiling and certifying")
         engine = engines[cell.rows, cell.ordinary_engine]
         needs = Needs(deterministic=not cell.ordinary_engine, processing=args.processing)
         engine.prepare(needs=needs)  # nothing is made in between
         run(cell)
     for number in range(args.repeats):
         for cell in cells if number % 2 == 0 else reversed(cells):
-            progress.next(cell.label)
+            on_run(cell.label)
             samples[cell].append(run(cell))
     counts = [found.counts() for found in variants.values()]
     return {

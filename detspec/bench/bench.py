@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from detspec.bench.bound import bound, measure_machine
-from detspec.bench.rounds import RunProgress, Variants, cases_of, measure
+from detspec.bench.rounds import Variants, cases_of, counted_runs, measure
 from detspec.checkpoint.load import Model
 from detspec.choices import BENCH_MODES
 from detspec.config import ModelConfig
@@ -31,7 +31,7 @@ from detspec.model.params import init_params, num_params, params_bytes
 
 @dataclasses.dataclass(frozen=True)
 class BenchSettings:
-    """What is measured; `InputError` for an unknown mode, a share outside 0 .. 100, or nothing to measure."""
+    """Settings of a measurement; `InputError` for an unknown mode, a share outside 0 .. 100, or nothing to measure."""
 
     batches: Sequence[int] = (1, 8, 32)  # numbers of requests in flight
     # some of "ordinary" (nothing is verified; always measured, for comparison), "canonical" (one canonical row per request),
@@ -78,14 +78,14 @@ def run_bench(
     settings = settings or BenchSettings()
     prompts = bench_prompts(model, max(settings.batches), settings.prompt_len)
     cases = {batch: cases_of(batch, settings.modes, settings.shares, settings.windows) for batch in settings.batches}
-    progress = RunProgress(sum(len(c) for c in cases.values()) * (settings.repeats + 1), on_progress)
+    on_run = counted_runs(sum(len(c) for c in cases.values()) * (settings.repeats + 1), on_progress)
     machine = measure_machine(model.cfg)
     context = settings.prompt_len + settings.new_tokens / 2
     by_mode = Variants()
     measured = []
     for batch in settings.batches:
         requests = prompts[:batch]
-        entry = measure(model, cases[batch], requests, settings.new_tokens, settings.repeats, progress, by_mode)
+        entry = measure(model, cases[batch], requests, settings.new_tokens, settings.repeats, on_run, by_mode)
         step_ms = 1e3 * batch / entry["cases"][0]["median_tok_per_s"]  # the first case is "ordinary"
         limits = bound(model.cfg, machine, batch=batch, context=context, step_ms=step_ms)
         measured.append({"batch": batch, "bound": limits, **entry})

@@ -1,4 +1,4 @@
-"""What bounds an ordinary step: the memory, the arithmetic, or neither."""
+"""Bounds of an ordinary step: the memory, the arithmetic, or neither."""
 
 import os
 import timeit
@@ -70,15 +70,15 @@ def bound(cfg: ModelConfig, machine: dict[str, Any], *, batch: int, context: flo
     `name`: "memory", "compute" or "overhead".
     """
     work = pass_work(cfg, default_schedule(cfg).fast(batch), windows=batch, context=round(context))
-    floors = {"memory": 1e3 * work.bytes / machine["read_bytes_per_s"], "compute": 1e3 * work.flop / machine["flop_per_s"]}
-    possible = {key: value for key, value in floors.items() if value <= 1.1 * step_ms}
-    name = max(possible, key=lambda key: possible[key], default="overhead")
+    memory_s, compute_s = work.least_s(machine["read_bytes_per_s"], machine["flop_per_s"])
+    least_ms = {"memory": 1e3 * memory_s, "compute": 1e3 * compute_s}
+    explains = {name: ms for name, ms in least_ms.items() if step_ms / 2 <= ms <= 1.1 * step_ms}
     return {
         "bytes": work.bytes,
         "flop": work.flop,
         "step_ms": step_ms,
-        **{f"{key}_ms": value for key, value in floors.items()},
-        "name": name if possible.get(name, 0.0) >= step_ms / 2 else "overhead",
+        **{f"{name}_ms": ms for name, ms in least_ms.items()},
+        "name": max(explains, key=lambda name: explains[name], default="overhead"),
     }
 
 

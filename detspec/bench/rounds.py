@@ -1,6 +1,8 @@
 """The cases of one batch size, run in turn: warm-up, then rounds in which each is timed once."""
 
 import dataclasses
+import functools
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -29,7 +31,7 @@ METHODS = dict.fromkeys(("ordinary", "canonical", "batch_invariant"), "none") | 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One timed case: a mode, and how many of the batch's requests are deterministic."""
+    """A timed case: a mode, and how many of the batch's requests are deterministic."""
 
     mode: str
     window: int
@@ -48,19 +50,10 @@ class Case:
         return own.with_numerics(linear="pinned") if self.mode == "batch_invariant" else own
 
 
-class RunProgress:
-    """Counts runs and tells the listener."""
-
-    def __init__(self, total: int, listener: Callable[[int, int, str], None] | None) -> None:
-        self.done = 0
-        self.total = total
-        self.listener = listener
-
-    def next(self, what: str) -> None:
-        """One run is about to begin."""
-        if self.listener is not None:
-            self.listener(self.done, self.total, what)
-        self.done += 1
+def counted_runs(total: int, on_progress: Callable[[int, int, str], None] | None) -> Callable[[str], None]:
+    """Makes a function that is called with the name of each run, and tells `on_progress` how many of `total` ran before."""
+    done = itertools.count()
+    return lambda name: None if on_progress is None else on_progress(next(done), total, name)
 
 
 def cases_of(batch: int, modes: Sequence[str], shares: Sequence[int], windows: Sequence[int]) -> list[Case]:
@@ -88,50 +81,49 @@ def measure(
     prompts: list[tuple[int, ...]],
     new_tokens: int,
     repeats: int,
-    progress: RunProgress,
+    on_run: Callable[[str], None],
     by_mode: "Variants",
 ) -> dict[str, Any]:
-    """All cases of one batch size: a warm-up of each, then `repeats` rounds. Adds the results to `by_mode`."""
-    engines: dict[tuple[str, int, Schedule], Engine] = {}
+    """Runs all cases of one batch size: a warm-up of each, then `repeats` rounds. Adds the results to `by_mode`."""
     refused: dict[Case, str] = {}
     samples: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     variants = Variants()
+
+    @functools.cache
+    def engine_of(method: str, window: int, schedule: Schedule) -> Engine:
+        config = EngineConfig(
+            max_requests=len(prompts),
+            max_len=max(len(prompts[0]) + new_tokens, schedule.budget.window, window),
+            method=method,
+            num_speculative_tokens=max(window - 1, 1),
+            schedule=schedule,
+        )
+        return Engine(model, config)
+
+    def run(case: Case) -> dict[str, Any]:
+        engine = engine_of(METHODS[case.mode], case.window, case.schedule(model.cfg))
+        engine.prepare(len(prompts), Needs(case.num_deterministic > 0, case.num_deterministic < len(prompts), False))
+        return _run_once(engine, case, prompts, new_tokens, variants, by_mode)
+
     for case in cases:
-        progress.next(f"batch {len(prompts)}, {case.label}: compiling and certifying")
-        key = METHODS[case.mode], case.window, case.schedule(model.cfg)
-        if key not in engines:
-            engines[key] = _engine(model, case, prompts, new_tokens)
+        on_run(f"batch {len(prompts)}, {case.label}: compiling and certifying")
         try:
-            engines[key].prepare(len(prompts), Needs(case.num_deterministic > 0, case.num_deterministic < len(prompts), False))
-            _run_once(engines[key], case, prompts, new_tokens, variants, by_mode)
+            run(case)
         except InputError as error:  # this device does not certify it: a result, not a failure
             refused[case] = str(error)
     for _ in range(repeats):
         for case in cases:
-            progress.next(f"batch {len(prompts)}, {case.label}")
+            on_run(f"batch {len(prompts)}, {case.label}")
             if case not in refused:
-                engine = engines[METHODS[case.mode], case.window, case.schedule(model.cfg)]
-                samples[case].append(_run_once(engine, case, prompts, new_tokens, variants, by_mode))
+                samples[case].append(run(case))
     ordinary = [sample["tok_per_s"] for sample in samples[cases[0]]]
     return {"cases": [_summary(case, samples[case], ordinary, refused.get(case)) for case in cases], "bits": variants.counts()}
-
-
-def _engine(model: Model, case: Case, prompts: list[tuple[int, ...]], new_tokens: int) -> Engine:
-    schedule = case.schedule(model.cfg)
-    config = EngineConfig(
-        max_requests=len(prompts),
-        max_len=max(len(prompts[0]) + new_tokens, schedule.budget.window, case.window),
-        method=METHODS[case.mode],
-        num_speculative_tokens=max(case.window - 1, 1),
-        schedule=schedule,
-    )
-    return Engine(model, config)
 
 
 def _run_once(
     engine: Engine, case: Case, prompts: list[tuple[int, ...]], new_tokens: int, variants: "Variants", by_mode: "Variants"
 ) -> dict[str, Any]:
-    """One timed run, with the counters of its completions."""
+    """Times one run; returns its speed and the counters of its completions."""
     ordinary = SamplingParams(max_tokens=new_tokens, ignore_eos=True, deterministic=False)
     deterministic = dataclasses.replace(ordinary, deterministic=True)
     each = [deterministic] * case.num_deterministic + [ordinary] * (len(prompts) - case.num_deterministic)
@@ -179,7 +171,7 @@ class Variants:
         self._seen: dict[str, dict[str, set[bytes]]] = defaultdict(lambda: defaultdict(set))
 
     def add(self, kind: str, completion: Completion) -> None:
-        """One result of a request."""
+        """Adds a result of a request."""
         tokens = np.asarray(completion.token_ids, np.int32)
         logprobs = np.asarray(completion.logprobs, np.float32)
         self._seen[kind][completion.id].add(tokens.tobytes() + logprobs.tobytes())

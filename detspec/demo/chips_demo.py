@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from detspec.checkpoint.load import Model
-from detspec.demo.demo import Change, Run, compare, demo_prompts, one_run, ready_engine
+from detspec.demo.demo import Change, compare, demo_prompts, one_run, ready_engine
 from detspec.engine.bits import same_bits
 from detspec.engine.certify_mesh import on_one_chip
 from detspec.mesh import COPIES, over_chips, place_of
@@ -26,7 +26,7 @@ METHOD = "none"  # speed is not the point here, and drafts take long to compile
 
 @dataclasses.dataclass(frozen=True)
 class ChipsReport:
-    """What changed from one chip to several."""
+    """Changes from one chip to several."""
 
     changes: tuple[Change, ...]
     num_added: int  # sums of the control that have other bits
@@ -62,10 +62,11 @@ def run_chips_demo(
             engines.append(ready_engine(each, batch, prompts, max_tokens, METHOD))
         for temperature in TEMPERATURES:
             progress(f"batch {batch}, temperature {temperature:g}")
-            runs: list[Run] = []
-            for label, engine in zip(labels, engines, strict=True):
-                in_order = list(range(len(prompts)))
-                runs.append(one_run(engine, "deterministic", temperature, label, prompts, in_order, max_tokens))
+            order = range(len(prompts))
+            runs = [
+                one_run(engine, "deterministic", temperature, label, prompts, order, max_tokens)
+                for label, engine in zip(labels, engines, strict=True)
+            ]
             change = compare(*(run.completions for run in runs))
             changes.append(change)
             texts = f"{change.texts}/{change.num_texts}"

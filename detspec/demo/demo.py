@@ -37,7 +37,7 @@ REPEATS = 2  # runs of each kind, in turn; the faster one counts, since noise on
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """How many texts, and how many log-probabilities by bit pattern, differ from the first run's."""
+    """Numbers of texts, and of log-probabilities by bit pattern, that differ from the first run's."""
 
     texts: int
     logprobs: int
@@ -51,7 +51,7 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class DemoRun:
     """All prompts generated once. `completions` have the order of the prompts, even if the run shuffled them."""
 
     kind: str
@@ -72,15 +72,15 @@ class DemoReport:
     """All runs so far, in order. Each run is compared with the first one of its kind and temperature."""
 
     prompts: tuple[str, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[DemoRun, ...]
     plans: tuple[str, ...]
 
-    def reference(self, run: Run) -> Run:
+    def reference(self, run: DemoRun) -> DemoRun:
         """The first run of the same kind and temperature."""
         return next(r for r in self.runs if (r.kind, r.temperature) == (run.kind, run.temperature))
 
-    def change(self, run: Run) -> Change:
-        """What changed in `run` compared with its reference."""
+    def change(self, run: DemoRun) -> Change:
+        """The change in `run` compared with its reference."""
         return compare(self.reference(run).completions, run.completions)
 
     @property
@@ -94,7 +94,7 @@ class DemoReport:
         return not all(self.change(run).none for run in self.runs if run.kind == "ordinary")
 
     def heading(self) -> str:
-        """What stands over the table of changes."""
+        """The lines over the table of changes."""
         return "\n".join(
             [
                 f"Changes compared with batch {BATCHES[0]}, of {len(self.prompts)} texts and of the bits of log-probabilities:",
@@ -105,12 +105,12 @@ class DemoReport:
         )
 
     def row(self, temperature: float, label: str) -> str:
-        """One line of the table of changes: the runs that have been made with this label, of both kinds."""
+        """A line of the table of changes: the runs that have been made with this label, of both kinds."""
         runs = [run for run in self.runs if (run.temperature, run.label) == (temperature, label)]
         cells = "   ".join(self._cells([run for run in runs if run.kind == kind]) for kind in KINDS)
         return f"  {f'temperature {temperature:g}, {label}':38}{cells}".rstrip()
 
-    def _cells(self, repeats: list[Run]) -> str:
+    def _cells(self, repeats: list[DemoRun]) -> str:
         """The largest change among the repeats of one run."""
         if not repeats:
             return f"{'':24}"
@@ -134,7 +134,7 @@ class DemoReport:
         return ""
 
     def speed(self, batch: int) -> str:
-        """One line of the table of speeds."""
+        """A line of the table of speeds."""
         rates = [self._rate(kind, batch) for kind in KINDS]
         return f"  {f'batch {batch}':16}{rates[0]:12,.0f}{rates[1]:16,.0f}{rates[1] / rates[0]:8.2f}"
 
@@ -150,7 +150,7 @@ class DemoReport:
         return tokens / seconds
 
     def speculation(self) -> str:
-        """Which programs ran, and what the self draft did."""
+        """The programs that ran, and the counters of the self draft."""
         lines = [f"\nPrograms certified here (windows x rows per window [batch]): {', '.join(self.plans)}"]
         for run in self.runs:
             if SELF_DRAFT in run.label:
@@ -182,9 +182,14 @@ def run_demo(
     """
     prompts = demo_prompts()
     report = DemoReport(tuple(prompts), (), ())
-    in_order = list(range(len(prompts)))
+
+    def run(engine: Engine, kind: str, temperature: float, label: str, order: Sequence[int] = range(len(prompts))) -> None:
+        nonlocal report
+        made = one_run(engine, kind, temperature, label, prompts, order, max_tokens)
+        report = dataclasses.replace(report, runs=(*report.runs, made))
+
     shuffled = np.random.default_rng(SHUFFLE_SEED).permutation(len(prompts)).tolist()
-    settings = [(batch, f"batch {batch}", in_order) for batch in BATCHES]
+    settings: list[tuple[int, str, Sequence[int]]] = [(batch, f"batch {batch}", range(len(prompts))) for batch in BATCHES]
     settings.append((BATCHES[-1], f"batch {BATCHES[-1]}, shuffled", shuffled))
     with ThreadPoolExecutor(1) as compiler:
         ready = {batch: compiler.submit(ready_engine, model, batch, prompts, max_tokens, "auto") for batch in BATCHES}
@@ -193,16 +198,14 @@ def run_demo(
             for batch, label, order in settings:
                 progress(f"temperature {temperature:g}, {label}")
                 for kind in KINDS:
-                    run = one_run(ready[batch].result(), kind, temperature, label, prompts, order, max_tokens)
-                    report = dataclasses.replace(report, runs=(*report.runs, run))
+                    run(ready[batch].result(), kind, temperature, label, order)
                 show(report.row(temperature, label))
         engines = {batch: engine.result() for batch, engine in ready.items()}
     drafting = ready_engine(model, DRAFTING_BATCH, prompts, max_tokens, "self")
     for temperature in TEMPERATURES:
         label = f"batch {DRAFTING_BATCH}, {SELF_DRAFT}"
         progress(f"temperature {temperature:g}, {label}")
-        run = one_run(drafting, "deterministic", temperature, label, prompts, in_order, max_tokens)
-        report = dataclasses.replace(report, runs=(*report.runs, run))
+        run(drafting, "deterministic", temperature, label)
         show(report.row(temperature, label))
     if parting := report.parting():
         show(parting)
@@ -212,8 +215,7 @@ def run_demo(
         engines[batch].prepare(batch, Needs(processing=False))  # all that is compiled in the end, and nothing while it is timed
         for temperature in TEMPERATURES:
             for kind in KINDS * REPEATS:
-                run = one_run(engines[batch], kind, temperature, TIMED, prompts, in_order, max_tokens)
-                report = dataclasses.replace(report, runs=(*report.runs, run))
+                run(engines[batch], kind, temperature, TIMED)
         show(report.speed(batch))
     certificates = [c for engine in (*engines.values(), drafting) for c in engine.certificates.values()]
     plans = dict.fromkeys(certificate.plan.label for certificate in certificates if certificate.is_certified)
@@ -244,7 +246,7 @@ def ready_engine(model: Model, batch: int, prompts: Sequence[str], max_tokens: i
 
 def one_run(
     engine: Engine, kind: str, temperature: float, label: str, prompts: Sequence[str], order: Sequence[int], max_tokens: int
-) -> Run:
+) -> DemoRun:
     """Generates the prompts in `order`; the seed of each prompt is its index."""
     asked = SamplingParams(max_tokens=max_tokens, temperature=temperature, deterministic=kind == "deterministic")
     sampling = [dataclasses.replace(asked, seed=i) for i in order]
@@ -253,7 +255,7 @@ def one_run(
     seconds = time.perf_counter() - began
     by_prompt = dict(zip(order, completions, strict=True))
     ordered = tuple(by_prompt[i] for i in range(len(prompts)))
-    return Run(kind, temperature, engine.config.max_requests, label, ordered, seconds)
+    return DemoRun(kind, temperature, engine.config.max_requests, label, ordered, seconds)
 
 
 def compare(first: Sequence[Completion], second: Sequence[Completion]) -> Change:

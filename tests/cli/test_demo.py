@@ -7,7 +7,7 @@ import pytest
 from detspec.checkpoint.load import load
 from detspec.cli.commands import main
 from detspec.demo import demo
-from detspec.demo.demo import Change, DemoReport, Run, compare, demo_prompts
+from detspec.demo.demo import Change, DemoReport, DemoRun, compare, demo_prompts
 from detspec.engine.request import Completion, Stats
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def report(*, ordinary_changes: bool, deterministic_changes: bool) -> DemoReport
     a, b = (completion((1, 2), (-1.0, -2.0)),), (completion((1, 2), (-1.0, -2.5)),)
     runs = []
     for kind, changes in (("ordinary", ordinary_changes), ("deterministic", deterministic_changes)):
-        runs += [Run(kind, 0.0, 1, "batch 1", a, 1.0), Run(kind, 0.0, 5, "batch 5", b if changes else a, 1.0)]
+        runs += [DemoRun(kind, 0.0, 1, "batch 1", a, 1.0), DemoRun(kind, 0.0, 5, "batch 5", b if changes else a, 1.0)]
     return DemoReport(("x",), tuple(runs), ())
 
 

@@ -42,7 +42,8 @@ def pass_times(*, shape: Shape, rows: Sequence[int], context: int, repeats: int)
     for number, schedule in budgets.items():
         ms = 1e3 * median(seconds[str(number)])
         work = pass_work(model.cfg, schedule, windows=schedule.budget.groups, context=context)
-        least = {"memory": 1e3 * work.bytes / machine["read_bytes_per_s"], "compute": 1e3 * work.flop / machine["flop_per_s"]}
+        memory_s, compute_s = work.least_s(machine["read_bytes_per_s"], machine["flop_per_s"])
+        least = {"memory": 1e3 * memory_s, "compute": 1e3 * compute_s}
         longer = max(least, key=lambda name: least[name])
         bound = longer if least[longer] >= ms / 2 else "overhead"
         found.append({"rows": number, "ms": ms, **{f"{name}_ms": value for name, value in least.items()}, "bound": bound})
