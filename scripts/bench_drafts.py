@@ -34,8 +34,7 @@ from tqdm import tqdm
 
 import detspec as ds
 from detspec.compile_cache import enable_jax_cache
-from detspec.viz.curve import COLOURS
-from detspec.viz.saving import matplotlib_needed
+from detspec.viz.figures import COLOURS, matplotlib_needed
 
 METHODS = ("ordinary", "none", "ngram", "auto")
 NEW = 192  # tokens of each request

@@ -29,8 +29,7 @@ from detspec.compile_cache import enable_jax_cache
 from detspec.config import ModelConfig
 from detspec.model.dense import with_fields
 from detspec.presets import preset
-from detspec.viz.curve import COLOURS
-from detspec.viz.saving import matplotlib_needed
+from detspec.viz.figures import COLOURS, matplotlib_needed
 
 SHORT, LONG = 16, 48  # new tokens of the two texts whose times are compared
 SIZES = {

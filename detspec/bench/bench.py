@@ -153,7 +153,7 @@ def random_model(cfg: ModelConfig, seed: int = 0) -> Model:
 
 
 def bench_prompts(model: Model, number: int, prompt_len: int) -> list[tuple[int, ...]]:
-    """`number` different prompts of `prompt_len` tokens: stretches of the demo's texts, or random ids without a tokenizer."""
+    """`number` different prompts of `prompt_len` tokens: spans of the demo's texts, or random ids without a tokenizer."""
     if model.tokenizer is None:
         ids = np.random.default_rng(0).integers(0, model.cfg.vocab_size, size=(number, prompt_len))
         return [tuple(row) for row in ids.tolist()]

@@ -15,7 +15,7 @@ not depend on the batch, as batch-invariant kernels have them), dvr (self draft)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds its options."""
     add = parser.add_argument
     add_model(parser)
     add_weights(parser)

@@ -26,7 +26,7 @@ TRACE_PROMPTS = 4
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds its options."""
     add = parser.add_argument
     add_model(parser)
     add_chips(parser)

@@ -16,7 +16,7 @@ to a row's place, and to a query's place in its window. Exit code 1 if one of a 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds its options."""
     add = parser.add_argument
     add_model(parser)
     add_weights(parser)

@@ -13,7 +13,7 @@ which number of them serves the load best. Needs pip install 'detspec[aot]'."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds its options."""
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--preset", metavar="NAME", help="a published shape, e.g. qwen3_8b")
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from detspec.environment import widens
     from detspec.planning.mesh_plan import num_stages, plan_chips
     from detspec.planning.planning import plan
-    from detspec.planning.programs import Load
+    from detspec.planning.programs import Deployment
     from detspec.planning.tables import mesh_table, plan_table
     from detspec.presets import preset
     from detspec.progress import Progress
@@ -50,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
     schedule = canonical_schedule(device, cfg, window=args.window, groups=args.group)
     if args.cache_dtype is not None:
         schedule = schedule.with_numerics(cache_dtype=args.cache_dtype)
-    load = Load(cfg, device, schedule, args.max_requests, args.max_len)
+    deployed = Deployment(cfg, device, schedule, args.max_requests, args.max_len)
     if args.chips is None:
         with Progress(2, "programs") as progress:
-            result = plan(load, on_stage=progress.next_stage)
+            result = plan(deployed, on_stage=progress.next_stage)
         print(plan_table(result))
     else:
         with Progress(num_stages(cfg, args.chips), "programs") as progress:
-            result = plan_chips(load, args.chips, on_stage=progress.next_stage)
+            result = plan_chips(deployed, args.chips, on_stage=progress.next_stage)
         print(mesh_table(result))
     if device.gpu and (slower := widens(device.gpu.capability, cfg)):
         print(f"\na {device.name} takes longer than is predicted here. {slower}")

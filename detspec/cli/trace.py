@@ -26,7 +26,7 @@ THINKING_PROMPT = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds its options."""
     add = parser.add_argument
     add_model(parser)
     add("--prompt", metavar="TEXT", help="what to continue (default: search)")

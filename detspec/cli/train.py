@@ -13,7 +13,7 @@ GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes small trainings up to 1.6 times as f
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds its options."""
     add = parser.add_argument
     add(
         "--config",

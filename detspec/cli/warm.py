@@ -14,7 +14,7 @@ also to its instruction sets: run this where the jobs run."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds its options."""
     add_model(parser)
     add_weights(parser)
     add_cache_dtype(parser)

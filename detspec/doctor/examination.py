@@ -10,7 +10,7 @@ sizes: if nothing differs there, the comparison has no power on this device and 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,10 @@ from detspec.schedule import Budget, Schedule
 from detspec.state import NO_SEQUENCE, SamplingArrays, Windows
 
 POISON = 1e30  # finite: what a masked slot may hold
-TEXT = 0  # the sequence that holds the text under examination
-NUM_SEQUENCES = 4  # the others are neighbours
+POOL_NAMES = {"k": "keys", "v": "values", "k.values": "keys", "v.values": "values", "k.scale": "key scales"}
+POOL_NAMES["v.scale"] = "value scales"
+SAMPLING = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)
+NUM_SEQUENCES = 4  # the text under examination and three neighbours
 
 T = TypeVar("T")
 Variants = Sequence[tuple[str, Callable[[], T]]]  # by name
@@ -40,7 +42,7 @@ SayFn = Callable[[str], None]  # told what comes next
 
 @dataclasses.dataclass(frozen=True)
 class PassResult:
-    """What a pass says of the text, position by position."""
+    """Results of a pass over the text, position by position."""
 
     held: dict[str, np.ndarray]  # by pool, `[positions, ...]` as stored
     logits: np.ndarray  # [positions, V] float32
@@ -50,7 +52,7 @@ class PassResult:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One axis of variation: how many variants were run, and the first difference in words, "" if there is none."""
+    """An axis of variation: the number of variants that were run, and the first difference in words, "" if there is none."""
 
     axis: str
     meaning: str
@@ -65,25 +67,25 @@ class Check:
 
 def examine(model: Model, schedule: Schedule, say: SayFn = lambda step: None) -> tuple[tuple[Check, ...], Check]:
     """Varies the canonical pass of `schedule` along each axis; returns the checks and the inverse control."""
-    examination = _Examination(model, schedule)
+    read = partial(read_text, model, schedule)
     say("anchor")
-    anchor = examination.read(schedule)
-    checks = compare(anchor, examination.axes(), _difference, say)
-    (control,) = compare(anchor, examination.control(), _difference, say)
+    anchor = read(schedule)
+    checks = compare(anchor, axes(read, schedule), _difference, say)
+    (control,) = compare(anchor, [inverse_control(read, schedule)], _difference, say)
     return checks, control
 
 
 def examine_budgets(
     model: Model, schedule: Schedule, budgets: Sequence[Budget], say: SayFn = lambda step: None
 ) -> tuple[PassResult, dict[Budget, str]]:
-    """What the pass of `schedule` says, and where passes of other budgets first differ from it, in words; "" if nowhere."""
-    examination = _Examination(model, schedule)
+    """Reads the text in passes of `schedule` and of other budgets: the first result, and where others differ, "" if nowhere."""
+    read = partial(read_text, model, schedule)
     say("anchor")
-    anchor = examination.read(schedule)
+    anchor = read(schedule)
     differences = {}
     for budget in budgets:
         say(f"{budget.rows} rows in windows of {budget.window}")
-        differences[budget] = _difference(anchor, examination.read(schedule.with_budget(budget.rows, budget.window)))
+        differences[budget] = _difference(anchor, read(schedule.with_budget(budget.rows, budget.window)))
     return anchor, differences
 
 
@@ -102,117 +104,112 @@ def compare(anchor: T, axes: Iterable[Axis[T]], difference_fn: Callable[[T, T], 
 
 
 def text_length(cfg: ModelConfig, schedule: Schedule) -> int:
-    """Positions of the text: more than two passes, a whole number of neither windows nor pages."""
+    """Number of positions of the text: more than two passes, a whole number of neither windows nor pages."""
     return min(2 * schedule.budget.rows + 23, 200, cfg.max_position)
 
 
-class _Examination:
-    """One text, its neighbours, and the ways to run them through a pass."""
-
-    def __init__(self, model: Model, schedule: Schedule) -> None:
-        self.params = model.params
-        self.cfg = model.cfg
-        self.schedule = schedule
-        rng = np.random.default_rng(0)
-        self.length = text_length(model.cfg, schedule)
-        self.texts = rng.integers(0, self.cfg.vocab_size, size=(NUM_SEQUENCES, self.length)).astype(np.int32)
-        self.sampling = sampling_arrays([SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=7)])
-
-    def axes(self) -> Iterator[Axis[PassResult]]:
-        """The ways to vary a reading."""
-        s = self.schedule
-        yield "run", "the same pass again", [("again", partial(self.read, s))]
-        if groups := sorted({1, s.budget.groups // 2, s.budget.groups - 1} - {0}):
-            variants = [(f"window {g} of {s.budget.groups}", partial(self.read, s, group=g)) for g in groups]
-            yield "group index", "place of the text's window in the pass", variants
-        if s.budget.groups > 1:
-            variants = [(f"set {n}", partial(self.read, s, group=s.budget.groups // 2, neighbours=n)) for n in (1, 2, 3)]
-            yield "neighbours", "what the other windows hold, and how far along they are", variants
-        variants = [(f"sequence {b}", partial(self.read, s, sequence=b)) for b in (1, NUM_SEQUENCES - 1)]
-        yield "sequence", "which sequence of the cache the text is", variants
-        variants = [("reversed", partial(self.read, s, disturbance=Disturbance(is_reversed=True)))]
-        yield "page placement", "which pages of the pool the text got", variants
-        variants = [("poisoned", partial(self.read, s, disturbance=Disturbance(is_poisoned=True)))]
-        yield "stale slots", f"unused slots filled with +-{POISON:g}", variants
-        if s.numerics.alignment == "free":
-            firsts = [n for n in (1, s.budget.window // 2 + 1, s.budget.window - 1) if n > 0]
-            variants = [(f"first window of {n}", partial(self.read, s, first=n)) for n in firsts]
-            yield "window offset", "where windows start", variants
-            splits = [2**i for i in range(s.budget.rows.bit_length()) if 2**i != s.budget.window]
-            variants = [(f"{s.budget.rows // w}x{w}", partial(self.read, s.with_budget(s.budget.rows, w))) for w in splits]
-            yield "split", f"how the budget of {s.budget.rows} rows is cut into windows", variants
-            variants = [("one token a pass", partial(self.read, s.with_budget(s.budget.rows, 1), per_pass=1))]
-            yield "prefix rebuild", "prefix decoded token by token, not prefilled", variants
-
-    def control(self) -> Iterator[Axis[PassResult]]:
-        """The text decoded on the fast path at several batch sizes: log-probabilities must differ somewhere."""
-        variants = [(f"batch {n}", partial(self.read, self.schedule.fast(n), per_pass=1)) for n in (1, 2, 4, 16)]
-        yield "inverse control", "the fast path, other batch sizes", variants
-
-    def read(
-        self,
-        schedule: Schedule,
-        *,
-        sequence: int = TEXT,  # which sequence of the cache the text is
-        group: int = 0,  # window of each pass that the text starts at; 0 lets it fill the pass
-        neighbours: int = 0,  # which set of other texts runs in the same passes; 0 is none
-        first: int = 0,  # tokens of the first window, 0 for a whole one
-        per_pass: int = 0,  # windows of the text in one pass; 0 for as many as fit
-        disturbance: "Disturbance | None" = None,  # what page pools are like before the first pass; as allocated if None
-    ) -> PassResult:
-        """Runs the text through passes of `schedule` and reads off what they say."""
-        W = schedule.budget.window
-        G = schedule.budget.groups
-        cache = init_cache(self.cfg, max_requests=NUM_SEQUENCES, max_len=self.length, numerics=self.schedule.numerics)
-        cache = disturbed(cache, self.cfg, self.schedule, disturbance or Disturbance())
-        starts = [0, *range(first, self.length, W)] if first else list(range(0, self.length, W))
-        ends = [*starts[1:], self.length]
-        windows = list(zip(starts, ends, strict=True))
-        room = min(per_pass or G, G - group)
-        parts: list[list[np.ndarray]] = []  # logits, tokens and log-probabilities of each window
-        for index in range(0, len(windows), room):
-            mine = windows[index : index + room]
-            batch = {name: np.zeros(G, np.int32) for name in ("start", "count")}
-            batch |= {"tokens": np.zeros((G, W), np.int32), "sequence": np.full(G, NO_SEQUENCE, np.int32)}  # padding
-            for place, (start, end) in enumerate(mine, group):
-                _put(batch, place, sequence, self.texts[TEXT], start, end)
-            if neighbours:
-                taken = range(group, group + len(mine))
-                others = [g for g in range(G) if g not in taken]
-                for n, g in enumerate(others[: NUM_SEQUENCES - 1]):
-                    other = (sequence + 1 + n) % NUM_SEQUENCES
-                    start = (index // room * W * neighbours + 3 * n * (neighbours - 1)) % max(1, self.length - W)
-                    _put(batch, g, other, self.texts[other], start, min(start + max(1, W - n), self.length))
-            packed = Windows(**jax.tree.map(jnp.asarray, batch))
-            *said, cache = run_pass(self.params, self.cfg, packed, cache, self.sampling, schedule=schedule)
-            for place, (start, end) in enumerate(mine, group):
-                parts.append([np.asarray(x)[place, : end - start] for x in said])
-        held = held_by(cache, self.cfg, sequence, self.length, self.schedule)
-        return PassResult(held, *map(np.concatenate, zip(*parts, strict=True)))
-
-
-POOL_NAMES = {
-    "k": "keys",
-    "v": "values",
-    "k.values": "keys",
-    "v.values": "values",
-    "k.scale": "key scales",
-    "v.scale": "value scales",
-}
-
-
 class Disturbance(NamedTuple):
-    """What must not matter about page pools: pages handed out from the other end, large values in every slot."""
+    """Properties of page pools that must not matter: pages handed out from the other end, large values in every slot."""
 
     is_reversed: bool = False
     is_poisoned: bool = False
 
 
-def disturbed(cache: KVCache, cfg: ModelConfig, schedule: Schedule, disturbance: Disturbance) -> KVCache:
-    """`cache`, just allocated, with pages as `disturbance` says."""
-    if disturbance.is_reversed:
+class Variation(NamedTuple):
+    """A way to read the text; none may change a bit."""
+
+    sequence: int = 0  # which sequence of the cache the text is
+    group: int = 0  # window of each pass that the text starts at; 0 lets it fill the pass
+    neighbours: int = 0  # which set of other texts runs in the same passes; 0 is none
+    first: int = 0  # tokens of the first window, 0 for a whole one
+    per_pass: int = 0  # windows of the text in one pass; 0 for as many as fit
+    pools: Disturbance = Disturbance()  # the page pools before the first pass
+
+
+USUAL = Variation()
+
+
+def axes(read_fn: Callable[[Schedule, Variation], PassResult], schedule: Schedule) -> Iterator[Axis[PassResult]]:
+    """Yields the ways to vary a reading by passes of `schedule`."""
+    rows, window = dataclasses.astuple(schedule.budget)
+    groups = schedule.budget.groups
+
+    def read(of: Schedule = schedule, **how: Any) -> Callable[[], PassResult]:
+        return partial(read_fn, of, Variation(**how))
+
+    yield "run", "the same pass again", [("again", read())]
+    if places := sorted({1, groups // 2, groups - 1} - {0}):
+        variants = [(f"window {g} of {groups}", read(group=g)) for g in places]
+        yield "group index", "place of the text's window in the pass", variants
+    if groups > 1:
+        variants = [(f"set {n}", read(group=groups // 2, neighbours=n)) for n in (1, 2, 3)]
+        yield "neighbours", "what the other windows hold, and how far along they are", variants
+    variants = [(f"sequence {b}", read(sequence=b)) for b in (1, NUM_SEQUENCES - 1)]
+    yield "sequence", "which sequence of the cache the text is", variants
+    yield "page placement", "which pages of the pool the text got", [("reversed", read(pools=Disturbance(is_reversed=True)))]
+    yield "stale slots", f"unused slots filled with +-{POISON:g}", [("poisoned", read(pools=Disturbance(is_poisoned=True)))]
+    if schedule.numerics.alignment == "free":
+        firsts = [n for n in (1, window // 2 + 1, window - 1) if n > 0]
+        yield "window offset", "where windows start", [(f"first window of {n}", read(first=n)) for n in firsts]
+        splits = [2**i for i in range(rows.bit_length()) if 2**i != window]
+        variants = [(f"{rows // w}x{w}", read(schedule.with_budget(rows, w))) for w in splits]
+        yield "split", f"how the budget of {rows} rows is cut into windows", variants
+        variants = [("one token a pass", read(schedule.with_budget(rows, 1), per_pass=1))]
+        yield "prefix rebuild", "prefix decoded token by token, not prefilled", variants
+
+
+def inverse_control(read_fn: Callable[[Schedule, Variation], PassResult], schedule: Schedule) -> Axis[PassResult]:
+    """The text decoded on the fast path at several batch sizes: log-probabilities must differ somewhere."""
+    variants = [(f"batch {n}", partial(read_fn, schedule.fast(n), Variation(per_pass=1))) for n in (1, 2, 4, 16)]
+    return "inverse control", "the fast path, other batch sizes", variants
+
+
+def read_text(model: Model, examined: Schedule, schedule: Schedule, how: Variation = USUAL) -> PassResult:
+    """Runs the made-up text that belongs to `examined` through passes of `schedule`, and collects their results."""
+    sequence, group, neighbours, first, per_pass, pools = how
+    length = text_length(model.cfg, examined)
+    texts = np.random.default_rng(0).integers(0, model.cfg.vocab_size, size=(NUM_SEQUENCES, length)).astype(np.int32)
+    sampling = sampling_arrays([SAMPLING])
+    W = schedule.budget.window
+    G = schedule.budget.groups
+    cache = init_cache(model.cfg, max_requests=NUM_SEQUENCES, max_len=length, numerics=examined.numerics)
+    cache = disturbed(cache, model.cfg, examined, pools)
+    starts = [0, *range(first, length, W)] if first else list(range(0, length, W))
+    windows = list(zip(starts, [*starts[1:], length], strict=True))
+    room = min(per_pass or G, G - group)
+    parts: list[list[np.ndarray]] = []  # logits, tokens and log-probabilities of each window
+    for index in range(0, len(windows), room):
+        mine = dict(enumerate(windows[index : index + room], group))
+        batch = {name: np.zeros(G, np.int32) for name in ("start", "count")}
+        batch |= {"tokens": np.zeros((G, W), np.int32), "sequence": np.full(G, NO_SEQUENCE, np.int32)}  # padding
+        for window, (start, end) in mine.items():
+            _put(batch, window, sequence, texts[0], start, end)
+        others = [window for window in range(G) if window not in mine] if neighbours else []
+        for n, window in enumerate(others[: NUM_SEQUENCES - 1]):
+            other = (sequence + 1 + n) % NUM_SEQUENCES
+            start = (index // room * W * neighbours + 3 * n * (neighbours - 1)) % max(1, length - W)
+            _put(batch, window, other, texts[other], start, min(start + max(1, W - n), length))
+        packed = Windows(**jax.tree.map(jnp.asarray, batch))
+        *said, cache = run_pass(model.params, model.cfg, packed, cache, sampling, schedule=schedule)
+        for window, (start, end) in mine.items():
+            parts.append([np.asarray(x)[window, : end - start] for x in said])
+    held = held_by(cache, model.cfg, sequence, length, examined)
+    return PassResult(held, *map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _put(batch: dict[str, np.ndarray], window: int, sequence: int, text: np.ndarray, start: int, end: int) -> None:
+    """Makes a window of the pass hold `text[start:end]` of `sequence`."""
+    batch["tokens"][window, : end - start] = text[start:end]
+    batch["sequence"][window] = sequence
+    batch["start"][window] = start
+    batch["count"][window] = end - start
+
+
+def disturbed(cache: KVCache, cfg: ModelConfig, schedule: Schedule, pools: Disturbance) -> KVCache:
+    """`cache`, just allocated, with pages as `pools` says."""
+    if pools.is_reversed:
         cache = cache.replace(page_table=cache.page_table[::-1, ::-1])
-    if disturbance.is_poisoned:
+    if pools.is_poisoned:
         cache = cache.replace(pools=map_pools(_poisoned, cfg, schedule.numerics, cache.pools))
     return cache
 
@@ -229,7 +226,7 @@ def _poisoned(declared: Pool, pages: jax.Array) -> jax.Array:
 
 
 def held_by(cache: KVCache, cfg: ModelConfig, sequence: int, length: int, schedule: Schedule) -> dict[str, np.ndarray]:
-    """What the pages of each layer hold for the first positions of `sequence`: for each pool `[length, ...]` as stored."""
+    """Reads what pages hold for the first positions of `sequence`: for each pool of each layer `[length, ...]` as stored."""
     position = np.arange(length)
     pages = np.asarray(cache.page_table)[sequence, position // schedule.numerics.page]
     slots = position % schedule.numerics.page
@@ -237,18 +234,18 @@ def held_by(cache: KVCache, cfg: ModelConfig, sequence: int, length: int, schedu
     def held(declared: Pool, pool: jax.Array) -> np.ndarray | None:
         return None if declared.by_seat else np.moveaxis(np.asarray(pool), declared.slot_axis, 2)[pages, :, slots]
 
-    found = map_pools(held, cfg, schedule.numerics, cache.pools)
-    named = [
-        (jax.tree_util.keystr(path, simple=True, separator="."), array) for path, array in jax.tree.leaves_with_path(found)
-    ]
-    return {f"{POOL_NAMES.get(name.partition('.')[2], name)} of layer {name.partition('.')[0]}": array for name, array in named}
+    named = {}
+    for path, array in jax.tree.leaves_with_path(map_pools(held, cfg, schedule.numerics, cache.pools)):
+        layer, _, name = jax.tree_util.keystr(path, simple=True, separator=".").partition(".")
+        named[f"{POOL_NAMES.get(name, name)} of layer {layer}"] = array
+    return named
 
 
 @partial(Jitted, static_argnames=("cfg", "schedule"), donate_argnames=("cache",))
 def run_pass(
     params: Params, cfg: ModelConfig, windows: Windows, cache: KVCache, sampling: SamplingArrays, *, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, jax.Array, KVCache]:
-    """One pass: logits `[G, W, V]`, sampled tokens and log-probabilities `[G, W]`, and the cache."""
+    """Runs a pass: logits `[G, W, V]`, sampled tokens and log-probabilities `[G, W]`, and the cache."""
     G, W = windows.tokens.shape
     logits_f32, cache, _ = forward(params, cfg, windows, cache, numerics=schedule.numerics)
     rows = jax.tree.map(lambda x: jnp.repeat(x, G * W, axis=0), sampling)
@@ -258,16 +255,8 @@ def run_pass(
     return logits_f32.reshape(G, W, -1), tokens.reshape(G, W), logprobs.reshape(G, W), cache
 
 
-def _put(batch: dict[str, np.ndarray], group: int, sequence: int, text: np.ndarray, start: int, end: int) -> None:
-    """Makes window `group` hold `text[start:end]` of `sequence`."""
-    batch["tokens"][group, : end - start] = text[start:end]
-    batch["sequence"][group] = sequence
-    batch["start"][group] = start
-    batch["count"][group] = end - start
-
-
 def _difference(anchor: PassResult, other: PassResult) -> str:
-    """Where `other` first parts from `anchor`, layer by layer, in words; "" if nowhere."""
+    """Says where `other` first parts from `anchor`, layer by layer; "" if nowhere."""
     if differs := different_pages(anchor.held, other.held):
         return differs
     for name in ("logits", "tokens", "logprobs"):
@@ -277,7 +266,7 @@ def _difference(anchor: PassResult, other: PassResult) -> str:
 
 
 def different_pages(anchor: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> str:
-    """The first pool and position where pages hold other bits, see `held_by`, in words; "" if nowhere."""
+    """Names the first pool and position where pages hold other bits, see `held_by`; "" if nowhere."""
     for name, array in anchor.items():
         if found := first_difference([(array, other[name])]):
             return f"{name} at position {found[0]}"

@@ -12,7 +12,7 @@ program, where XLA fuses: `detspec doctor` without this option examines whole pr
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ Found = str | None  # "" if no bit differs, else where; None if it does not appl
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """What was found of one operation."""
+    """Findings about an operation."""
 
     name: str
     how: str  # what runs it
@@ -114,29 +114,25 @@ def examine_operators(
     return OperatorReport(fingerprint(), tuple(rows), tuple(found))
 
 
-def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> list[tuple[str, str, bool, RowsFn, int]]:
-    """Name, what runs it, whether canonical passes do, the function, and the width of its rows."""
+def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> Iterator[tuple[str, str, bool, RowsFn, int]]:
+    """Yields name, what runs it, whether canonical passes do, the function, and the width of its rows."""
     rng = np.random.default_rng(0)
     dtype = cfg.jax_dtype
     D = cfg.d_model
     F = cfg.layer(0).ff.d_ff
     H = cfg.layer(0).mixer.head_dim
-    V = min(cfg.vocab_size, MOST_VOCAB)
     up, down = (jnp.asarray(rng.standard_normal(shape, np.float32), dtype) for shape in ((F, D), (D, F)))
     scale = jnp.ones(D, dtype)
     frequencies = rope_frequencies(H, 10000.0)
 
-    def product(weight: jax.Array, numerics: Numerics) -> RowsFn:
-        return _compiled(lambda x: linear_fn(numerics)(x.astype(dtype), weight), numerics)
+    def norm(x: jax.Array, numerics: Numerics) -> jax.Array:
+        return rms_norm(x.astype(dtype), scale, 1e-6, sum_fn(numerics))
 
-    def norm(numerics: Numerics) -> RowsFn:
-        return _compiled(lambda x: rms_norm(x.astype(dtype), scale, 1e-6, sum_fn(numerics)), numerics)
+    def logprobs(x: jax.Array, numerics: Numerics) -> jax.Array:
+        return logprobs_at(x, jnp.zeros(len(x), jnp.int32), sum_fn(numerics))[:, None]
 
-    def logprobs(numerics: Numerics) -> RowsFn:
-        return _compiled(lambda x: logprobs_at(x, jnp.zeros(len(x), jnp.int32), sum_fn(numerics))[:, None], numerics)
-
-    def total(numerics: Numerics) -> RowsFn:
-        return _compiled(lambda x: sum_fn(numerics)(x)[:, None], numerics)
+    def total(x: jax.Array, numerics: Numerics) -> jax.Array:
+        return sum_fn(numerics)(x)[:, None]
 
     def rotate(x: jax.Array) -> jax.Array:
         position = (jnp.abs(x[:, 0]) * 100).astype(jnp.int32)
@@ -145,23 +141,18 @@ def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> l
     def gated(x: jax.Array) -> jax.Array:
         return jax.nn.silu(x.astype(dtype)) * x.astype(dtype)
 
-    fixed = f"{numerics.reductions} sum"
-    native = "XLA's sum"
     pinned = numerics.linear == "pinned"
     own = f"{numerics.linear}, {numerics.implementation}" if pinned else "XLA, held still" if _options(numerics) else "XLA"
-    products = [("product D to F", up, D), ("product F to D", down, F)]
-    return [
-        *((name, own, True, product(weight, numerics), width) for name, weight, width in products),
-        *((name, "XLA", False, product(weight, library), width) for name, weight, width in products if pinned),
-        ("sum", fixed, True, total(numerics), D),
-        ("sum", native, False, total(library), D),
-        ("RMS norm", fixed, True, norm(numerics), D),
-        ("RMS norm", native, False, norm(library), D),
-        ("log-probability", fixed, True, logprobs(numerics), V),
-        ("log-probability", native, False, logprobs(library), V),
-        ("rotary position", "elementwise", True, _compiled(rotate, numerics), H),
-        ("SiLU and product", "elementwise", True, _compiled(gated, numerics), D),
-    ]
+    for how, each in [(own, numerics), ("XLA", library)] if pinned else [(own, numerics)]:
+        for name, weight in (("product D to F", up), ("product F to D", down)):
+            product = _compiled(lambda x, weight=weight, each=each: linear_fn(each)(x.astype(dtype), weight), each)
+            yield name, how, each is numerics, product, weight.shape[1]
+    summing = {"sum": (total, D), "RMS norm": (norm, D), "log-probability": (logprobs, min(cfg.vocab_size, MOST_VOCAB))}
+    for name, (fn, width) in summing.items():
+        for how, each in ((f"{numerics.reductions} sum", numerics), ("XLA's sum", library)):
+            yield name, how, each is numerics, _compiled(partial(fn, numerics=each), each), width
+    yield "rotary position", "elementwise", True, _compiled(rotate, numerics), H
+    yield "SiLU and product", "elementwise", True, _compiled(gated, numerics), D
 
 
 def _options(numerics: Numerics) -> dict[str, Any]:
@@ -198,14 +189,14 @@ def slot_difference(fn: RowsFn, x: np.ndarray) -> str:
 
 
 def _attentions(numerics: Numerics) -> list[tuple[str, bool, Numerics]]:
-    """What runs attention: canonical passes, and a sequence cut in parts where the longest one says, as fast kernels do."""
+    """Lists what runs attention: canonical passes, and four parts of a sequence cut by the longest one, as in fast kernels."""
     small = dataclasses.replace(numerics, page=min(numerics.page, 16))
     cut = dataclasses.replace(small, num_splits=4, reductions="native", implementation="reference", interpret=False)
     return [(f"{numerics.implementation}, page by page", True, numerics), ("reference, 4 parts", False, cut)]
 
 
 def examine_attention(cfg: ModelConfig, numerics: Numerics, how: str, canonical: bool) -> Operator:
-    """One text's queries in windows of one length, then alone, in other places, with other windows and neighbours."""
+    """Compares a text's queries in windows of one length, then alone, in other places, with other windows and neighbours."""
     attend = _attend_fn(cfg, numerics)
     whole = range(0, LENGTH - WINDOWS[-1] + 1, WINDOWS[-1])
     base = attend(whole, WINDOWS[-1])
@@ -235,16 +226,15 @@ def _attend_fn(cfg: ModelConfig, numerics: Numerics) -> Callable[[Sequence[int],
     """Attention of windows that start at some positions of one text: results `[N, H]` by position."""
     mixer = cfg.layer(0).mixer
     cache = init_cache(cfg.with_layers(1), max_requests=1, max_len=LENGTH, numerics=numerics)
-    pools = cache.pools[0]
     rng = np.random.default_rng(2)
     place = np.arange(LENGTH)
     table = np.asarray(cache.page_table)[0]
-    width = (LENGTH, mixer.num_kv_heads, numbers(pools.v).shape[3])
+    width = (LENGTH, mixer.num_kv_heads, numbers(cache.pools[0].v).shape[3])
     keys, values = (jnp.asarray(rng.standard_normal(width, np.float32), cfg.jax_dtype) for _ in range(2))
     where = (jnp.asarray(table[place // numerics.page]), jnp.asarray(place % numerics.page, jnp.int32))
     append = append_fn(numerics)
-    k_pages = append(pools.k, keys, *where, slot_axis=numerics.key_slot_axis)
-    v_pages = append(pools.v, values, *where)
+    k_pages = append(cache.pools[0].k, keys, *where, slot_axis=numerics.key_slot_axis)
+    v_pages = append(cache.pools[0].v, values, *where)
     queries = rng.standard_normal((LENGTH, mixer.num_heads, mixer.head_dim), np.float32)
     scores = Scores(scale=mixer.head_dim**-0.5)
     call = jax.jit(partial(paged_attention, scores=scores, numerics=numerics), compiler_options=_options(numerics))

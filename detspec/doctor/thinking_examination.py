@@ -1,6 +1,6 @@
-"""Examination of reading with thoughts: what must not matter to thoughts, their states, and the keys and values behind them."""
+"""Examination of reading with thoughts: no variation may change thoughts, their states, or the keys and values behind them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,11 +20,12 @@ from detspec.thinking.thoughts import thought_lists
 NUM_CHUNKS = (6, 13, 4)  # that are thought about, of the prompt and of two neighbours, if the model reads so far
 NUM_SEQUENCES = len(NUM_CHUNKS)
 SAMPLING = SamplingParams(max_tokens=1)
-DISTURBANCES = {"pages reversed": Disturbance(is_reversed=True), "poisoned": Disturbance(is_poisoned=True)}
+AS_ALLOCATED = Disturbance()
+POOLS = {"pages reversed": Disturbance(is_reversed=True), "poisoned": Disturbance(is_poisoned=True)}
 
 
 class ReadPrompt(NamedTuple):
-    """What is known of a prompt that was read."""
+    """Results of reading a prompt."""
 
     held: dict[str, np.ndarray]  # by pool, `[positions, ...]` as stored
     num_positions: int
@@ -36,73 +37,62 @@ def examine_thoughts(model: Model, schedule: Schedule, say: SayFn = lambda step:
     """Varies how `model` reads one made-up prompt in passes of `schedule`; no checks if it does not think."""
     if model.cfg.thinking is None:
         return ()
-    examination = _Examination(model, schedule)
-    anchor = examination.read()
-    return compare(anchor, examination.axes(anchor), _difference, say)
+    read = partial(read_prompt, model, schedule)
+    anchor = read()
+    return compare(anchor, axes(read, anchor, model.cfg.vocab_size), _difference, say)
 
 
-class _Examination:
-    """A prompt, its neighbours, and the ways to read them."""
+def axes(read: Callable[..., ReadPrompt], anchor: ReadPrompt, vocab_size: int) -> Iterator[Axis[ReadPrompt]]:
+    """Yields the ways to vary a reading."""
+    right = thought_lists(anchor.thoughts)
+    wrong = [[(thought[0] + 1) % vocab_size, *thought[1:]] for thought in right]
+    partly = [wrong[i] if i % 3 == 0 else thought for i, thought in enumerate(right)]
+    drafted = {"right": right, "every third wrong": partly, "all wrong": wrong}
+    variants = [(name, partial(read, drafts=drafts)) for name, drafts in drafted.items()]
+    yield "drafted thoughts", "what the drafts of the thoughts were", variants
+    variants = [("sequence 1 alone", partial(read, sequence=1))]
+    variants += [(f"sequence {b} of {NUM_SEQUENCES}", partial(read, sequence=b, neighbours=True)) for b in range(NUM_SEQUENCES)]
+    yield "reading places", "which sequence the prompt is, and what others read", variants
+    variants = [(name, partial(read, pools=pools)) for name, pools in POOLS.items()]
+    yield "reading pages", f"its pages, and unused slots filled with +-{POISON:g}", variants
 
-    def __init__(self, model: Model, schedule: Schedule) -> None:
-        self.model = model
-        self.schedule = schedule
-        cfg = model.cfg
-        assert cfg.thinking is not None
-        most = (cfg.max_position - 2) // cfg.thinking.chunk
-        self.num_chunks, *others = (min(number, most) for number in NUM_CHUNKS)
-        rng = np.random.default_rng(0)
-        lengths = [number * cfg.thinking.chunk + 1 for number in (self.num_chunks, *others)]
-        self.prompts = [rng.integers(0, cfg.vocab_size, length).tolist() for length in lengths]
 
-    def axes(self, anchor: ReadPrompt) -> Iterator[Axis[ReadPrompt]]:
-        """The ways to vary a reading."""
-        right = thought_lists(anchor.thoughts)
-        wrong = [[(thought[0] + 1) % self.model.cfg.vocab_size, *thought[1:]] for thought in right]
-        partly = [wrong[i] if i % 3 == 0 else thought for i, thought in enumerate(right)]
-        told = {"right": right, "every third wrong": partly, "all wrong": wrong}
-        variants = [(name, partial(self.read, drafts=drafts)) for name, drafts in told.items()]
-        yield "drafted thoughts", "what the drafts of the thoughts were", variants
-        variants = [("sequence 1 alone", partial(self.read, sequence=1))]
-        for b in range(NUM_SEQUENCES):
-            variants.append((f"sequence {b} of {NUM_SEQUENCES}", partial(self.read, sequence=b, neighbours=True)))
-        yield "reading places", "which sequence the prompt is, and what others read", variants
-        placed = [(name, partial(self.read, disturbance=disturbance)) for name, disturbance in DISTURBANCES.items()]
-        yield "reading pages", f"its pages, and unused slots filled with +-{POISON:g}", placed
-
-    def read(
-        self,
-        *,
-        drafts: Sequence[Sequence[int]] = (),
-        sequence: int = 0,
-        neighbours: bool = False,
-        disturbance: Disturbance | None = None,
-    ) -> ReadPrompt:
-        """Reads the prompt as `sequence`, `neighbours` as the other ones, with `drafts` of its thoughts."""
-        cfg = self.model.cfg
-        schedule = self.schedule
-        max_len = schedule.numerics.whole_pages(max(map(len, self.prompts)) + SAMPLING.max_tokens)
-        state = init_state(
-            cfg, max_requests=NUM_SEQUENCES, max_len=max_len, max_stop_ids=1, max_logit_bias=1, schedule=schedule
-        )
-        state = state.replace(cache=disturbed(state.cache, cfg, schedule, disturbance or Disturbance()))
-        places = [sequence, *(other for other in range(NUM_SEQUENCES) if other != sequence)]
-        entries = [Entry(place, prompt, SAMPLING) for place, prompt in zip(places, self.prompts, strict=True)]
-        entries[0] = entries[0]._replace(thoughts=drafts)
-        state = insert(state, pack_requests(state, entries if neighbours else entries[:1], ()))
-        state = _read(self.model.params, cfg, state, schedule=schedule)
-        assert state.reading is not None
-        thoughts, states = (np.asarray(x[sequence]) for x in (state.reading.thoughts, state.reading.states))
-        length = int(state.cache.length[sequence])
-        held = held_by(state.cache, cfg, sequence, length, schedule)
-        return ReadPrompt(held, length, thoughts[: self.num_chunks], states)
+def read_prompt(
+    model: Model,
+    schedule: Schedule,
+    *,
+    drafts: Sequence[Sequence[int]] = (),
+    sequence: int = 0,
+    neighbours: bool = False,
+    pools: Disturbance = AS_ALLOCATED,
+) -> ReadPrompt:
+    """Reads a made-up prompt as `sequence`, `neighbours` as the other ones, with `drafts` of its thoughts."""
+    cfg = model.cfg
+    assert cfg.thinking is not None
+    most = (cfg.max_position - 2) // cfg.thinking.chunk
+    num_chunks = [min(number, most) for number in NUM_CHUNKS]
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, cfg.vocab_size, number * cfg.thinking.chunk + 1).tolist() for number in num_chunks]
+    max_len = schedule.numerics.whole_pages(max(map(len, prompts)) + SAMPLING.max_tokens)
+    state = init_state(cfg, max_requests=NUM_SEQUENCES, max_len=max_len, max_stop_ids=1, max_logit_bias=1, schedule=schedule)
+    state = state.replace(cache=disturbed(state.cache, model.cfg, schedule, pools))
+    places = [sequence, *(other for other in range(NUM_SEQUENCES) if other != sequence)]
+    entries = [Entry(place, prompt, SAMPLING) for place, prompt in zip(places, prompts, strict=True)]
+    entries[0] = entries[0]._replace(thoughts=drafts)
+    state = insert(state, pack_requests(state, entries if neighbours else entries[:1], ()))
+    state = _read(model.params, cfg, state, schedule=schedule)
+    assert state.reading is not None
+    thoughts, states = (np.asarray(x[sequence]) for x in (state.reading.thoughts, state.reading.states))
+    length = int(state.cache.length[sequence])
+    held = held_by(state.cache, model.cfg, sequence, length, schedule)
+    return ReadPrompt(held, length, thoughts[: num_chunks[0]], states)
 
 
 _read = Jitted(think_prompt, static_argnames=("cfg", "schedule"))
 
 
 def _difference(anchor: ReadPrompt, other: ReadPrompt) -> str:
-    """Where `other` first parts from `anchor`, in words; "" if nowhere."""
+    """Says where `other` first parts from `anchor`; "" if nowhere."""
     if anchor.num_positions != other.num_positions:
         return f"{other.num_positions} positions were read, not {anchor.num_positions}"
     if differs := different_pages(anchor.held, other.held):

@@ -1,1 +1,1 @@
-"""What a TPU or GPU that is not here would do: programs compiled for it, with their memory and bounds."""
+"""Plans for a TPU or GPU that is not here: programs compiled for it, with their memory and bounds."""

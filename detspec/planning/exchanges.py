@@ -1,4 +1,4 @@
-"""What chips exchange in a pass: as optimised programs have it, and by arithmetic, for our layout and for the usual one.
+"""Exchanges of chips in a pass: as optimised programs have it, and by arithmetic, for our layout and for the usual one.
 
     per layer, R rows               kind          elements     received by each of n chips
     ours    attended heads          all-gather    R x NH       (n-1)/n of the array
@@ -30,7 +30,7 @@ MESH_GROUPS = re.compile(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}")  # mesh['kv'
 
 
 class Exchange(NamedTuple):
-    """One collective."""
+    """A collective."""
 
     kind: str  # one of KINDS
     dtype: str  # as HLO writes it: "bf16", "u32"
@@ -57,7 +57,7 @@ Exchanges = Counter[Exchange]
 
 
 def gathers(cfg: ModelConfig, rows: int, chips: int, *, whole_layers: int | None = None, head: bool = True) -> Exchanges:
-    """What a pass over `rows` exchanges in our layout; `whole_layers` is all of them if None.
+    """Counts the exchanges of a pass over `rows` in our layout; `whole_layers` is all of them if None.
 
     Filling the cache needs keys and values of the last layer, but neither its output nor logits: `L - 1` whole layers, no head.
     """
@@ -72,14 +72,14 @@ def gathers(cfg: ModelConfig, rows: int, chips: int, *, whole_layers: int | None
 
 
 def sums(cfg: ModelConfig, rows: int, chips: int) -> Exchanges:
-    """The same for the usual layout: `o` and `down` cut along their inputs, and their partial sums added across chips."""
+    """Counts those of the usual layout: `o` and `down` cut along their inputs, and their partial sums added across chips."""
     found: Exchanges = Counter()
     found[Exchange("all-reduce", HLO_DTYPES[cfg.dtype], rows * cfg.d_model, chips)] += 1 + 2 * cfg.num_layers
     return found + sampling(cfg, rows, chips)
 
 
 def sampling(cfg: ModelConfig, rows: int, chips: int) -> Exchanges:
-    """What is exchanged between the head and the commit: whole rows of logits, then tokens and log-probabilities' bits."""
+    """Counts the exchanges between the head and the commit: whole rows of logits, then tokens and log-probabilities' bits."""
     padded = -(-rows // chips) * chips
     return Counter(
         {
@@ -132,12 +132,12 @@ def as_gathers(found: Exchanges, by_formula: Exchanges) -> Exchanges:
 
 
 def added_floats(exchanges: Exchanges) -> list[Exchange]:
-    """Those that add floating-point numbers of several chips: their order of additions is not ours."""
+    """Lists those that add floating-point numbers of several chips: their order of additions is not ours."""
     return [exchange for exchange in exchanges if exchange.kind in ("all-reduce", "reduce-scatter") and "f" in exchange.dtype]
 
 
 def gathered_weights(exchanges: Exchanges, cfg: ModelConfig) -> list[Exchange]:
-    """Those that bring a whole weight to each chip, by the number of elements; rows must be chosen to make it unique."""
+    """Lists those that bring a whole weight to each chip, by the number of elements; rows must be chosen to make it unique."""
     mixer = cfg.layer(0).mixer
     D = cfg.d_model
     widths = (mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim, cfg.layer(0).ff.d_ff, cfg.vocab_size)

@@ -26,7 +26,7 @@ from detspec.model.params import param_shapes
 from detspec.model.work import pass_work
 from detspec.planning.exchanges import Exchange, Exchanges, added_floats, as_gathers, exchange_seconds, found_in, gathers, sums
 from detspec.planning.planning import predict, require_counts, settings_of
-from detspec.planning.programs import PASSES, Load, compile_program, expected, work_of
+from detspec.planning.programs import PASSES, Deployment, compile_program, expected, work_of
 from detspec.schedule import Schedule
 from detspec.target_compilers import compilers
 from detspec.targets import Target
@@ -36,8 +36,8 @@ LAYOUTS = {"gather": gathers, "psum": sums}
 GAUGES = ("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "code_bytes")
 
 
-def plan_chips(load: Load, chips: int, *, on_stage: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
-    """Compiles the programs of `load` for each number of chips up to `chips`, and predicts memory and speed of each.
+def plan_chips(deployed: Deployment, chips: int, *, on_stage: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+    """Compiles the programs of `deployed` for each number of chips up to `chips`, and predicts memory and speed of each.
 
     `on_stage` is called with the name of each stage, of which there are `num_stages`.
 
@@ -48,32 +48,32 @@ def plan_chips(load: Load, chips: int, *, on_stage: Callable[[str], None] = lamb
 
     Raises `InputError` if the model cannot be cut over `chips`, the target has fewer, or a package is missing.
     """
-    require_counts(chips=chips, **load.room)
-    cfg = load.cfg
-    target = load.target
+    require_counts(chips=chips, **deployed.room)
+    cfg = deployed.cfg
+    target = deployed.target
     check_devices(target, chips)
     depths = _depths(cfg)
     smaller = numbers_of_chips(cfg, chips)[:-1]
     asked: dict[str, Shallow] = {}
     for name in PASSES:
         on_stage(f"compiling the {name} on {chips} of {target.name}")
-        asked[name] = _compiled(name, load, chips, depths)
+        asked[name] = _compiled(name, deployed, chips, depths)
     whole = {name: found.with_layers(cfg.num_layers) for name, found in asked.items()}
     added = whole["canonical pass"]["temp_bytes"] - asked["canonical pass"].counts[0]["temp_bytes"]
     numbers = []
     for number in smaller:
         on_stage(f"compiling the canonical pass on {number} of {target.name}")
-        sizes = _sizes(load, number)
+        sizes = _sizes(deployed, number)
         needed = sum(sizes.values())
         if needed <= target.usable_bytes:
-            found = _compiled("canonical pass", load, number, depths[:1]).counts[0]
+            found = _compiled("canonical pass", deployed, number, depths[:1]).counts[0]
             needed += found["temp_bytes"] + found["code_bytes"] + added
-        numbers.append(_of_number(load, number, {**sizes, "peak_bytes": needed}))
-    passes = {name.replace(" ", "_"): _pass(name, load, chips, whole[name], asked[name].seconds) for name in PASSES}
+        numbers.append(_of_number(deployed, number, {**sizes, "peak_bytes": needed}))
+    passes = {name.replace(" ", "_"): _pass(name, deployed, chips, whole[name], asked[name].seconds) for name in PASSES}
     peak = max(found["peak_bytes"] for found in passes.values())
-    numbers.append(_of_number(load, chips, {**_sizes(load, chips), "peak_bytes": peak}))
+    numbers.append(_of_number(deployed, chips, {**_sizes(deployed, chips), "peak_bytes": peak}))
     return {
-        "settings": {**settings_of(load, chips=chips), "depths": list(depths)},
+        "settings": {**settings_of(deployed, chips=chips), "depths": list(depths)},
         "versions": compilers(),
         **passes,
         "numbers": numbers,
@@ -116,21 +116,21 @@ class Shallow(NamedTuple):
         return Counter({name: first[name] + (last[name] - first[name]) * more // between for name in first | last})
 
 
-def _compiled(name: str, load: Load, chips: int, depths: tuple[int, ...]) -> Shallow:
+def _compiled(name: str, deployed: Deployment, chips: int, depths: tuple[int, ...]) -> Shallow:
     """Compiles a program with each of `depths`."""
     counts = []
     seconds = 0.0
     for depth in depths:
-        shallow = load.cfg.with_layers(depth)
-        program = compile_program(name, load._replace(cfg=shallow), chips)
+        shallow = deployed.cfg.with_layers(depth)
+        program = compile_program(name, deployed._replace(cfg=shallow), chips)
         counts.append(Counter({**{gauge: getattr(program, gauge) for gauge in GAUGES}, **found_in(program.hlo)}))
         seconds += program.seconds
     return Shallow(depths, counts, seconds)
 
 
-def _sizes(load: Load, chips: int) -> dict[str, float]:
+def _sizes(deployed: Deployment, chips: int) -> dict[str, float]:
     """Bytes of weights and cache on each of `chips`."""
-    cfg = load.cfg
+    cfg = deployed.cfg
     kv = kv_parts(cfg, chips)
     parts = {"kv": kv, "query": chips // kv}
 
@@ -141,7 +141,10 @@ def _sizes(load: Load, chips: int) -> dict[str, float]:
     params = param_shapes(cfg)
     specs = jax.tree.broadcast(param_specs(cfg), params)  # a matrix in int8 has two arrays
     weights_bytes = sum(jax.tree.leaves(jax.tree.map(own_bytes, params, specs)))
-    return {"weights_bytes": weights_bytes, "cache_bytes": cache_bytes(cfg, **load.room, numerics=load.schedule.numerics) / kv}
+    return {
+        "weights_bytes": weights_bytes,
+        "cache_bytes": cache_bytes(cfg, **deployed.room, numerics=deployed.schedule.numerics) / kv,
+    }
 
 
 def pass_seconds(own_s: float, cfg: ModelConfig, target: Target, chips: int, rows: int, layout: str) -> tuple[float, float]:
@@ -152,13 +155,15 @@ def pass_seconds(own_s: float, cfg: ModelConfig, target: Target, chips: int, row
     return max(own_s, shared_s), own_s + shared_s
 
 
-def _pass(name: str, load: Load, chips: int, found: Counter[Any], compiled_s: float) -> dict[str, Any]:
-    """One pass: its work on each chip, its collectives, its seconds, and the compiler's figures."""
-    work = work_of(name, load, chips)
-    own_s = work.seconds(load.target)
-    ours, others = (pass_seconds(own_s, load.cfg, load.target, chips, load.rows(name), layout) for layout in LAYOUTS)
+def _pass(name: str, deployed: Deployment, chips: int, found: Counter[Any], compiled_s: float) -> dict[str, Any]:
+    """Describes a pass: its work on each chip, its collectives, its seconds, and the compiler's figures."""
+    work = work_of(name, deployed, chips)
+    own_s = work.seconds(deployed.target)
+    ours, others = (
+        pass_seconds(own_s, deployed.cfg, deployed.target, chips, deployed.rows(name), layout) for layout in LAYOUTS
+    )
     exchanges = Counter({key: count for key, count in found.items() if isinstance(key, Exchange)})
-    by_formula: Exchanges = Counter() if chips == 1 else expected(name, load, chips)
+    by_formula: Exchanges = Counter() if chips == 1 else expected(name, deployed, chips)
     return {
         "flop": work.flop,
         "bytes": work.bytes,
@@ -178,9 +183,9 @@ def _pass(name: str, load: Load, chips: int, found: Counter[Any], compiled_s: fl
     }
 
 
-def _of_number(load: Load, chips: int, memory: dict[str, float]) -> dict[str, Any]:
+def _of_number(deployed: Deployment, chips: int, memory: dict[str, float]) -> dict[str, Any]:
     """Memory and rates on `chips`: at once, then in turn."""
-    cfg, target, schedule, live, context = load
+    cfg, target, schedule, live, context = deployed
 
     @functools.cache
     def own_seconds(schedule: Schedule, windows: int) -> float:

@@ -21,7 +21,7 @@ from detspec.errors import InputError
 from detspec.model.dense import config_to_json
 from detspec.model.params import num_params, param_shapes, params_bytes
 from detspec.model.work import pass_work
-from detspec.planning.programs import PASSES, Load, compile_program, work_of
+from detspec.planning.programs import PASSES, Deployment, compile_program, work_of
 from detspec.schedule import Schedule
 from detspec.target_compilers import Compiled, compilers
 from detspec.targets import GPU_SHARE, Target
@@ -36,8 +36,8 @@ OUT_OF_MEMORY = re.compile(
 )
 
 
-def plan(load: Load, *, on_stage: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
-    """Compiles the draft step and the canonical pass of `load` for one device, and predicts their speed.
+def plan(deployed: Deployment, *, on_stage: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+    """Compiles the draft step and the canonical pass of `deployed` for one device, and predicts their speed.
 
     `on_stage` is called with the name of each stage.
 
@@ -47,20 +47,20 @@ def plan(load: Load, *, on_stage: Callable[[str], None] = lambda name: None) -> 
 
     Raises `InputError` if the model does not fit (the message says what would), or a package is missing, see `compile_for`.
     """
-    cfg, target, schedule, max_requests, max_len = load
-    require_counts(**load.room)
+    cfg, target, schedule, max_requests, max_len = deployed
+    require_counts(**deployed.room)
     page = schedule.numerics.page
     sizes = {
         "weights_bytes": params_bytes(param_shapes(cfg)),
-        "cache_bytes": cache_bytes(cfg, **load.room, numerics=schedule.numerics),
+        "cache_bytes": cache_bytes(cfg, **deployed.room, numerics=schedule.numerics),
         "row_bytes": -(-max_len // page) * cache_bytes(cfg, max_requests=1, max_len=page, numerics=schedule.numerics) // 2,
     }
-    _check_memory(load, sizes, needed=sizes["weights_bytes"] + sizes["cache_bytes"])
+    _check_memory(deployed, sizes, needed=sizes["weights_bytes"] + sizes["cache_bytes"])
     passes = {}
     for name in PASSES:
         on_stage(f"compiling the {name} of {cfg.num_layers} layers for {target.name}")
-        program = _compiled(name, load, sizes)
-        work = work_of(name, load)
+        program = _compiled(name, deployed, sizes)
+        work = work_of(name, deployed)
         passes[name.replace(" ", "_")] = {
             "flop": work.flop,
             "bytes": work.bytes,
@@ -70,7 +70,7 @@ def plan(load: Load, *, on_stage: Callable[[str], None] = lambda name: None) -> 
             "compiler": program.numbers(),
         }
     return {
-        "settings": settings_of(load),
+        "settings": settings_of(deployed),
         "versions": compilers(),
         "memory": {
             **sizes,
@@ -90,13 +90,13 @@ def require_counts(**values: object) -> None:
             raise InputError(f"{name} must be an integer of at least 1, got {value!r}")
 
 
-def settings_of(load: Load, **more: int) -> dict[str, Any]:
+def settings_of(deployed: Deployment, **more: int) -> dict[str, Any]:
     """The load and `more` numbers that were asked for, as JSON can hold them."""
     return {
-        "target": dataclasses.asdict(load.target),
-        "model": {**load.cfg.to_json(), "num_params": num_params(load.cfg)},
-        "schedule": dataclasses.asdict(load.schedule),
-        **load.room,
+        "target": dataclasses.asdict(deployed.target),
+        "model": {**deployed.cfg.to_json(), "num_params": num_params(deployed.cfg)},
+        "schedule": dataclasses.asdict(deployed.schedule),
+        **deployed.room,
         **more,
         "acceptance": ACCEPTANCE,
     }
@@ -153,25 +153,25 @@ def predict(
     }
 
 
-def _compiled(name: str, load: Load, sizes: dict[str, int]) -> Compiled:
+def _compiled(name: str, deployed: Deployment, sizes: dict[str, int]) -> Compiled:
     """`compile_program` for one device, which here raises `InputError` if the program needs more memory than there is."""
     try:
-        program = compile_program(name, load, 1)
+        program = compile_program(name, deployed, 1)
     except jax.errors.JaxRuntimeError as error:
         found = OUT_OF_MEMORY.search(str(error))
         if "RESOURCE_EXHAUSTED" not in str(error) or found is None:
             raise
         needed, limit = (float(found[i]) * UNITS[found[i + 1]] for i in (1, 3))
-        limited = dataclasses.replace(load.target, usable_bytes=int(limit))
-        _check_memory(load._replace(target=limited), sizes, needed=int(needed))
+        limited = dataclasses.replace(deployed.target, usable_bytes=int(limit))
+        _check_memory(deployed._replace(target=limited), sizes, needed=int(needed))
         raise
-    _check_memory(load, sizes, needed=program.peak_bytes)
+    _check_memory(deployed, sizes, needed=program.peak_bytes)
     return program
 
 
-def _check_memory(load: Load, sizes: dict[str, int], *, needed: int) -> None:
+def _check_memory(deployed: Deployment, sizes: dict[str, int], *, needed: int) -> None:
     """Raises `InputError` if `needed` bytes are more than programs may use; the message says what would fit."""
-    target = load.target
+    target = deployed.target
     usable = target.usable_bytes
     weights = sizes["weights_bytes"]
     if needed <= usable:
@@ -182,9 +182,9 @@ def _check_memory(load: Load, sizes: dict[str, int], *, needed: int) -> None:
     if weights >= usable:
         devices = math.ceil(weights / usable)
         raise InputError(f"the model {said}: its weights alone take {weights / 1e9:.1f} GB, at least {devices} such devices")
-    rows = load.max_requests - math.ceil((needed - usable) / sizes["row_bytes"])
+    rows = deployed.max_requests - math.ceil((needed - usable) / sizes["row_bytes"])
     if rows < 1:
         raise InputError(f"the model {said}: not even one request of this length fits; lower max_len, or the rows of a pass")
     raise InputError(
-        f"the model with {load.max_requests} requests {said}; {rows} requests of this length should fit: lower max_requests"
+        f"the model with {deployed.max_requests} requests {said}; {rows} requests of this length should fit: lower max_requests"
     )

@@ -29,7 +29,7 @@ from detspec.targets import Target
 PASSES = ("draft step", "canonical pass")  # programs that a plan consists of
 
 
-class Load(NamedTuple):
+class Deployment(NamedTuple):
     """A model on a target, how it runs there, and the full sequences that it serves: the subject of a plan."""
 
     cfg: ModelConfig
@@ -49,7 +49,7 @@ class Load(NamedTuple):
 
 
 def draft_step(cfg: ModelConfig, schedule: Schedule, params: Params, state: GenState) -> GenState:
-    """One step of ordinary decoding, which is also one token of the self draft."""
+    """A step of ordinary decoding, which is also one token of the self draft."""
     return ordinary_step(params, cfg, state, schedule=schedule)
 
 
@@ -73,31 +73,33 @@ PROGRAMS: dict[str, Callable[..., GenState]] = {
 }
 
 
-def compile_program(name: str, load: Load, chips: int) -> Compiled:
+def compile_program(name: str, deployed: Deployment, chips: int) -> Compiled:
     """Compiles one of `PROGRAMS` for the first `chips` devices of the target; nothing is allocated.
 
     Weights and cache are cut over several chips as `detspec.mesh` does.
 
     Raises `InputError` if the model cannot be cut over so many chips, the target has fewer, or a package is missing.
     """
-    cfg, target, schedule, *_ = load
+    cfg, target, schedule, *_ = deployed
     check_devices(target, chips)
     options = {} if name == "draft step" else compiler_options(schedule.numerics, target.platform)
     program = partial(PROGRAMS[name], cfg, schedule)
     if chips == 1:
-        return compile_for(target, program, *program_args(name, load), donate=(1,), options=options)
+        return compile_for(target, program, *program_args(name, deployed), donate=(1,), options=options)
     mesh = make_mesh(cfg, chips, devices_of(target, chips))
-    args = program_args(name, load, mesh)
+    args = program_args(name, deployed, mesh)
     return compile_for(target, over_chips(program, mesh, args, STATE), *args, donate=(1,), options=options)
 
 
-def program_args(name: str, load: Load, mesh: jax.sharding.Mesh | None = None) -> tuple[Any, ...]:
+def program_args(name: str, deployed: Deployment, mesh: jax.sharding.Mesh | None = None) -> tuple[Any, ...]:
     """The shapes that a program takes: weights, state, and recorded drafts where it reads some; with their places on `mesh`."""
-    cfg = load.cfg
+    cfg = deployed.cfg
     most = {"max_stop_ids": EngineConfig.max_stop_ids, "max_logit_bias": EngineConfig.max_logit_bias}
-    state = jax.eval_shape(lambda: init_state(cfg, **load.room, **most, schedule=load.schedule))
+    state = jax.eval_shape(lambda: init_state(cfg, **deployed.room, **most, schedule=deployed.schedule))
     int32 = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    more = (int32((load.max_requests, load.max_len)), int32((load.max_requests,))) if name == "canonical pass" else ()
+    more = (
+        (int32((deployed.max_requests, deployed.max_len)), int32((deployed.max_requests,))) if name == "canonical pass" else ()
+    )
     if mesh is None:
         return (param_shapes(cfg), state, *more)
 
@@ -108,10 +110,10 @@ def program_args(name: str, load: Load, mesh: jax.sharding.Mesh | None = None) -
     return (param_shapes(cfg, sharding=param_shardings(cfg, mesh)), jax.tree.map(placed, STATE, state), *placed(COPIES, more))
 
 
-def expected(name: str, load: Load, chips: int) -> Exchanges:
+def expected(name: str, deployed: Deployment, chips: int) -> Exchanges:
     """The exchanges of one of `PROGRAMS` by arithmetic, the body of its loop over passes once."""
-    cfg = load.cfg
-    rows = load.max_requests if name == "draft step" else load.schedule.budget.rows
+    cfg = deployed.cfg
+    rows = deployed.max_requests if name == "draft step" else deployed.schedule.budget.rows
     return (
         gathers(cfg, rows, chips, whole_layers=cfg.num_layers - 1, head=False)
         if name == "prefill"
@@ -119,8 +121,8 @@ def expected(name: str, load: Load, chips: int) -> Exchanges:
     )
 
 
-def work_of(name: str, load: Load, chips: int = 1) -> Work:
+def work_of(name: str, deployed: Deployment, chips: int = 1) -> Work:
     """The work on each chip of one of `PASSES`."""
-    live = load.max_requests
-    schedule = load.schedule.fast(live) if name == "draft step" else load.schedule
-    return pass_work(load.cfg, schedule, windows=min(live, schedule.budget.groups), context=load.max_len, chips=chips)
+    live = deployed.max_requests
+    schedule = deployed.schedule.fast(live) if name == "draft step" else deployed.schedule
+    return pass_work(deployed.cfg, schedule, windows=min(live, schedule.budget.groups), context=deployed.max_len, chips=chips)

@@ -6,7 +6,7 @@ Names are looked up when they are used, so that nothing here is imported with th
 import importlib
 from typing import TYPE_CHECKING
 
-from detspec.viz.saving import matplotlib_needed
+from detspec.viz.figures import matplotlib_needed
 
 __all__ = ["find_rollback", "run_thought_trace", "run_trace", "save_thoughts", "save_trace", "thought_figure", "trace_figure"]
 

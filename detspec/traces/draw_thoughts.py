@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from detspec.traces.draw_rounds import COLUMN, END, INNER, MARGIN, RIGHT, Column, columns_of, draw_rounds, rounds_height
 from detspec.traces.thoughts import ThoughtText, ThoughtTrace
 from detspec.viz.colours import BLUE, BROWN, FAINT, GREY, INK, PALE_BLUE, TEAL
-from detspec.viz.saving import save_figure
+from detspec.viz.figures import save_figure
 from detspec.viz.shapes import Rect, arrow, box, canvas, cylinder, elbow, label, plus, printable, remarks, subscript
 
 TITLE = 0.6

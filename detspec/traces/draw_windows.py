@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from detspec.errors import InputError
 from detspec.traces.windows import Trace, TraceWindow, default_windows
 from detspec.viz.colours import BLUE, FAINT, GREEN, GREY, MARK_COLOURS, RED, YELLOW
-from detspec.viz.saving import save_figure
+from detspec.viz.figures import save_figure
 from detspec.viz.shapes import Rect, arrow, block, canvas, cylinder, draw_legend, label, printable, subscript, with_gaps
 
 COLUMN = 2.25

@@ -11,6 +11,7 @@ import numpy as np
 
 from detspec.checkpoint.load import Model
 from detspec.draft.table import source_of
+from detspec.engine.request import tokens_of
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.generation.init import start_state
@@ -21,7 +22,7 @@ from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.think_prompt import think_pass
 from detspec.thinking.thoughts import thought_lists
-from detspec.traces.record_windows import Prompt, encode_prompt, on_host, token_texts
+from detspec.traces.record_windows import Prompt, on_host, token_texts
 from detspec.traces.thoughts import ThoughtPass, ThoughtText, ThoughtTrace
 
 DRAFT_NAMES = {"none": "all thoughts drafted as trivial", "self": "thoughts drafted by a cheap pass that reads ahead"}
@@ -41,7 +42,7 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
     """
     cfg = model.cfg
     thinking = thinking_of(cfg)
-    ids = encode_prompt(model, prompt)
+    ids = tokens_of(model, prompt)
     C = thinking.chunk
     if 0 < len(ids) <= C:
         raise InputError(

@@ -16,6 +16,7 @@ from detspec.draft.self_draft import SELF
 from detspec.draft.source import Drafter, DraftParams, DraftSource, draft_fn
 from detspec.draft.table import source_of
 from detspec.engine.policy import Drafting, canonical_plans
+from detspec.engine.request import tokens_of
 from detspec.environment import default_schedule
 from detspec.errors import InputError
 from detspec.generation.init import start_state
@@ -160,7 +161,7 @@ def _start(
         raise InputError("only a deterministic request has windows to trace, got deterministic=False")
     if window < 2 or window & (window - 1):
         raise InputError(f"the window must be a power of two of at least 2, got {window!r}")
-    ids = [encode_prompt(model, prompt) for prompt in prompts]
+    ids = [tokens_of(model, prompt) for prompt in prompts]
     each = [replace(sampling, max_tokens=max_tokens, seed=(sampling.seed + b) % 2**32) for b in range(len(ids))]
     schedule = default_schedule(model.cfg)
     max_len = max(max(len(prompt) for prompt in ids) + max_tokens, schedule.budget.window, window)
@@ -207,15 +208,6 @@ def _window(model: Model, row: int, before: GenState, draft: Draft, verified: Ve
         length_drafted=length + num_drafted,
         length_after=int(after.cache.length[row]),
     )
-
-
-def encode_prompt(model: Model, prompt: Prompt) -> tuple[int, ...]:
-    """Token ids of a prompt; `InputError` if it is text and the model has no tokenizer."""
-    if not isinstance(prompt, str):
-        return tuple(prompt)
-    if model.tokenizer is None:
-        raise InputError(f"{model.no_tokenizer}, so prompts must be token ids, not text")
-    return tuple(model.tokenizer.encode(prompt))
 
 
 def token_text(model: Model, token: int) -> str:

@@ -28,7 +28,7 @@ SPLIT_PATTERN = r" ?[A-Za-z_]+| ?[^\s\w]+|[\r\n]+ *(?= \S)|[\r\n]+\s*|\d{1,3}| +
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One text, and its path relative to the corpus, which is the same on every machine."""
+    """A text, and its path relative to the corpus, which is the same on every machine."""
 
     name: str
     text: str

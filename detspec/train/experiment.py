@@ -24,7 +24,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One run as the loop sees it. Steps count from 0."""
+    """A run as the loop sees it. Steps count from 0."""
 
     num_steps: int  # optimiser steps of the run
     eval_every: int  # steps between evaluations during training

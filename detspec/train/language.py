@@ -27,7 +27,7 @@ from detspec.train.step import Metrics
 
 @dataclasses.dataclass(frozen=True)
 class LanguageConfig:
-    """One run of a language model. On one kind of device, config and corpus determine every bit of the result."""
+    """Settings of a run of a language model. On one kind of device, config and corpus determine every bit of the result."""
 
     model: ModelConfig  # shape of the model; `dtype` is that of the master weights and must be "float32"
     corpus: str  # "python_stdlib", or a folder whose `*.py` and `*.txt` files are the documents

@@ -29,12 +29,12 @@ from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import FILLER
 from detspec.train.reasoning_loss import count, reasoning_loss, taught_loss
 from detspec.train.step import divided
-from detspec.viz.curve import draw_curves
+from detspec.viz.figures import draw_curves
 
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningConfig:
-    """One run of a model that reasons."""
+    """Settings of a run of a model that reasons."""
 
     # shape of a model trained from scratch, without thinking layers. `dtype` must be "float32" (master weights); `vocab_size`
     # is raised to the task's words. Or a folder, Hugging Face or native: the run starts from its weights in float32, and the

@@ -1,4 +1,4 @@
-"""One training run from config to exported model. `Experiment` describes what is trained.
+"""A training run from config to exported model. `Experiment` describes what is trained.
 
 1. Read the config; its type makes the `Experiment`.
 2. Restore the newest checkpoint in `workdir`, or start from the initial state; cut the log back to that step.

@@ -1,4 +1,4 @@
-"""One optimiser step as a pure function of a state and a batch's slices, for any loss."""
+"""An optimiser step as a pure function of a state and a batch's slices, for any loss."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from detspec.compile_cache import enable_jax_cache
-from detspec.viz.curve import COLOURS
-from detspec.viz.saving import matplotlib_needed
+from detspec.viz.figures import COLOURS, matplotlib_needed
 
 Row = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from hlo import calls_over_pool, kernel_calls, pool_moves
 from detspec.config import ModelConfig
 from detspec.model.dense import with_fields
 from detspec.planning.exchanges import added_floats, as_gathers, found_in, gathered_weights, received_bytes
-from detspec.planning.programs import Load, compile_program, expected, program_args
+from detspec.planning.programs import Deployment, compile_program, expected, program_args
 from detspec.presets import preset
 from detspec.target_compilers import Compiled
 from detspec.targets import canonical_schedule, target
@@ -36,24 +36,24 @@ class MeshProgram(NamedTuple):
         """The model with few layers."""
         return with_fields(preset(self.preset), num_layers=layers, **changes)
 
-    def load(self, cfg: ModelConfig) -> Load:
+    def deployment(self, cfg: ModelConfig) -> Deployment:
         """Requests for `cfg` on the slice."""
         device = target(self.target)
-        return Load(cfg, device, canonical_schedule(device, cfg).with_numerics(linear=self.linear), **ROOM)
+        return Deployment(cfg, device, canonical_schedule(device, cfg).with_numerics(linear=self.linear), **ROOM)
 
     def compiled(self, cfg: ModelConfig) -> Compiled:
         """The program by the vendor's compiler."""
-        return compile_program(self.program, self.load(cfg), self.chips)
+        return compile_program(self.program, self.deployment(cfg), self.chips)
 
     def report(self, cfg: ModelConfig) -> dict[str, Any]:
         """What is true of the optimised program, ready for JSON."""
-        load = self.load(cfg)
-        platform = load.target.platform
+        deployed = self.deployment(cfg)
+        platform = deployed.target.platform
         program = self.compiled(cfg)
         hlo = program.hlo
-        by_formula = expected(self.program, load, self.chips)
+        by_formula = expected(self.program, deployed, self.chips)
         found = as_gathers(found_in(hlo), by_formula)
-        state = program_args(self.program, load)[1]
+        state = program_args(self.program, deployed)[1]
         pools = [own_part(pool, math.gcd(cfg.layer(0).mixer.num_kv_heads, self.chips)) for pool in jax.tree.leaves(state.cache.pools)]
         return {
             **self._asdict(),

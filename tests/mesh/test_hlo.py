@@ -12,7 +12,7 @@ from detspec.mesh import COPIES, STATE, make_mesh, over_chips
 from detspec.model.dense import dense_config, with_fields
 from detspec.ops.collectives import CHIPS
 from detspec.planning.exchanges import Exchange, Exchanges, added_floats, found_in, gathered_weights
-from detspec.planning.programs import PROGRAMS, Load, expected, program_args
+from detspec.planning.programs import PROGRAMS, Deployment, expected, program_args
 from detspec.schedule import Budget, Schedule
 from detspec.targets import target
 
@@ -32,14 +32,14 @@ FEW_KV_HEADS = with_fields(CFG, num_kv_heads=2)
 SCHEDULE = Schedule(budget=Budget(48, 8))
 
 
-def load_of(cfg: ModelConfig) -> Load:
-    return Load(cfg, target("v6e:2x4"), SCHEDULE, max_requests=5, max_len=64)  # the target is not asked
+def deployment_of(cfg: ModelConfig) -> Deployment:
+    return Deployment(cfg, target("v6e:2x4"), SCHEDULE, max_requests=5, max_len=64)  # the target is not asked
 
 
 def optimised(name: str, cfg: ModelConfig, chips: int) -> Exchanges:
     """What one of the programs exchanges on `chips` CPU devices."""
     mesh = make_mesh(cfg, chips)
-    args = program_args(name, load_of(cfg), mesh)
+    args = program_args(name, deployment_of(cfg), mesh)
     program = over_chips(partial(PROGRAMS[name], cfg, SCHEDULE), mesh, args, STATE)
     return found_in(jax.jit(program, donate_argnums=(1,)).lower(*args).compile().as_text())
 
@@ -48,7 +48,7 @@ def optimised(name: str, cfg: ModelConfig, chips: int) -> Exchanges:
 @pytest.mark.parametrize(("cfg", "chips"), [(CFG, 8), (CFG, 2), (FEW_KV_HEADS, 4)], ids=["8 x 1", "2 x 1", "2 x 2"])
 def test_program_exchanges_what_the_formula_says_and_adds_no_float(name: str, cfg: ModelConfig, chips: int):
     found = optimised(name, cfg, chips)
-    assert found == expected(name, load_of(cfg), chips)
+    assert found == expected(name, deployment_of(cfg), chips)
     assert added_floats(found) == []
     assert gathered_weights(found, cfg) == []
 

@@ -10,7 +10,7 @@ from detspec.model.params import param_shapes, params_bytes
 from detspec.planning import mesh_plan
 from detspec.planning.mesh_plan import num_stages, numbers_of_chips, plan_chips
 from detspec.planning.planning import predict
-from detspec.planning.programs import Load, expected
+from detspec.planning.programs import Deployment, expected
 from detspec.planning.tables import mesh_table
 from detspec.presets import preset
 from detspec.targets import canonical_schedule, target
@@ -27,10 +27,10 @@ def answering(monkeypatch: pytest.MonkeyPatch, *, layer_temp: int = 1_000_000, m
     """
     asked = []
 
-    def compile_program(name, load, chips):
-        layers = load.cfg.num_layers
+    def compile_program(name, deployed, chips):
+        layers = deployed.cfg.num_layers
         asked.append((name, chips, layers))
-        lines = [] if chips == 1 else list(expected(name, load, chips).elements())
+        lines = [] if chips == 1 else list(expected(name, deployed, chips).elements())
         hlo = "\n".join(f"%x = {e.dtype}[{e.elements}] {e.kind}(%y), replica_groups=[1,{e.chips}]<=[{e.chips}]" for e in lines)
         return SimpleNamespace(
             argument_bytes=1000 * layers,
@@ -49,7 +49,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *, layer_temp: int = 1_000_000, m
 def test_plan_compiles_two_depths_of_what_is_asked_and_one_of_smaller_numbers(monkeypatch):
     asked = answering(monkeypatch)
     stages = []
-    plan_chips(Load(QWEN, V6E, SCHEDULE), 4, on_stage=stages.append)
+    plan_chips(Deployment(QWEN, V6E, SCHEDULE), 4, on_stage=stages.append)
     assert asked == [
         ("draft step", 4, 2),
         ("draft step", 4, 4),
@@ -64,7 +64,7 @@ def test_plan_compiles_two_depths_of_what_is_asked_and_one_of_smaller_numbers(mo
 def test_memory_and_collectives_of_all_layers_follow_from_two_depths(monkeypatch):
     """36 layers: 1000 bytes of arguments and 1 MB of temporaries each, 10 MB of temporaries without any, 5 bytes of code."""
     answering(monkeypatch)
-    result = plan_chips(Load(QWEN, V6E, SCHEDULE), 4)
+    result = plan_chips(Deployment(QWEN, V6E, SCHEDULE), 4)
     assert result["canonical_pass"]["compiler"]["temp_bytes"] == 46_000_000
     assert result["canonical_pass"]["peak_bytes"] == 36_000 + 46_000_000 + 5
     assert result["canonical_pass"]["equals_formula"]
@@ -77,7 +77,7 @@ def test_memory_and_collectives_of_all_layers_follow_from_two_depths(monkeypatch
 
 def test_program_that_exchanges_more_is_reported(monkeypatch):
     answering(monkeypatch, more="\n%z = f32[8] all-reduce(%y), replica_groups={{0,1,2,3}}")
-    result = plan_chips(Load(QWEN, V6E, SCHEDULE), 4)
+    result = plan_chips(Deployment(QWEN, V6E, SCHEDULE), 4)
     assert not result["canonical_pass"]["equals_formula"]
     assert result["canonical_pass"]["added_floats"] == 1
     table = mesh_table(result)
@@ -87,7 +87,7 @@ def test_program_that_exchanges_more_is_reported(monkeypatch):
 def test_model_that_fits_on_many_chips_alone_says_where_it_does_not(monkeypatch):
     """Weights of 141 GB: nothing is compiled for one chip of 102 GB."""
     asked = answering(monkeypatch)
-    result = plan_chips(Load(LLAMA, V5P, SCHEDULE), 8)
+    result = plan_chips(Deployment(LLAMA, V5P, SCHEDULE), 8)
     assert [(found["chips"], found["fits"]) for found in result["numbers"]] == [(1, False), (2, True), (4, True), (8, True)]
     assert 1 not in {chips for _, chips, _ in asked}
     table = mesh_table(result)
@@ -97,14 +97,14 @@ def test_model_that_fits_on_many_chips_alone_says_where_it_does_not(monkeypatch)
 
 def test_rates_of_one_chip_are_those_of_a_plan_without_chips(monkeypatch):
     answering(monkeypatch)
-    one = plan_chips(Load(QWEN, V6E, SCHEDULE), 4)["numbers"][0]
+    one = plan_chips(Deployment(QWEN, V6E, SCHEDULE), 4)["numbers"][0]
     alone = predict(QWEN, V6E, schedule=SCHEDULE, live=32, context=1024)["predicted"]
     assert one["predicted"] == {"gather": [alone, alone], "psum": [alone, alone]}
 
 
 def test_more_overlap_is_faster_and_psum_exchanges_less(monkeypatch):
     answering(monkeypatch)
-    result = plan_chips(Load(QWEN, V6E, SCHEDULE), 4)
+    result = plan_chips(Deployment(QWEN, V6E, SCHEDULE), 4)
     for key in ("draft_step", "canonical_pass"):
         found = result[key]
         assert found["at_once_ms"] < found["in_turn_ms"] == pytest.approx(found["chip_ms"] + found["exchange_ms"], rel=1e-9)
@@ -122,7 +122,7 @@ def test_more_overlap_is_faster_and_psum_exchanges_less(monkeypatch):
 def test_numbers_of_chips_that_do_not_work_are_refused(chips: int, message: str, monkeypatch):
     asked = answering(monkeypatch)
     with pytest.raises(InputError, match=message):
-        plan_chips(Load(QWEN, V6E, SCHEDULE), chips)
+        plan_chips(Deployment(QWEN, V6E, SCHEDULE), chips)
     assert asked == []
 
 
@@ -135,7 +135,7 @@ def test_weights_in_int8_are_counted_with_their_scales_and_halved_by_two_chips(m
     answering(monkeypatch)
     rounded = dataclasses.replace(QWEN, weights="int8")
     alone, halved = (
-        plan_chips(Load(rounded, V6E, SCHEDULE), chips)["numbers"][-1]["memory"]["weights_bytes"] for chips in (1, 2)
+        plan_chips(Deployment(rounded, V6E, SCHEDULE), chips)["numbers"][-1]["memory"]["weights_bytes"] for chips in (1, 2)
     )
     assert alone == params_bytes(param_shapes(rounded))
     assert alone / 2 < halved < 0.501 * alone

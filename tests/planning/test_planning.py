@@ -7,7 +7,7 @@ from detspec.errors import InputError
 from detspec.model.work import pass_work
 from detspec.planning import programs
 from detspec.planning.planning import ACCEPTANCE, plan, predict
-from detspec.planning.programs import Load
+from detspec.planning.programs import Deployment
 from detspec.planning.tables import plan_table
 from detspec.presets import preset
 from detspec.target_compilers import Compiled
@@ -50,7 +50,7 @@ def compiled(peak_gb: float) -> Compiled:
 
 def test_plan_asks_for_two_programs_of_shapes_alone(monkeypatch):
     asked = answering(monkeypatch, compiled(30))
-    plan(Load(QWEN, V6E, SCHEDULE, max_requests=32, max_len=1024))
+    plan(Deployment(QWEN, V6E, SCHEDULE, max_requests=32, max_len=1024))
     assert len(asked) == 2
     for _, _, args, donate in asked:
         assert {type(leaf) for leaf in jax.tree.leaves(args)} == {jax.ShapeDtypeStruct}
@@ -61,11 +61,11 @@ def test_plan_asks_for_two_programs_of_shapes_alone(monkeypatch):
 def test_plan_says_what_memory_there_is_and_what_it_needs(monkeypatch):
     """Weights: 8.19 B of 2 bytes. Cache: 1 + 32 x 8 pages of 128 slots, 36 layers of 2 x 8 x 128 values of 2 bytes."""
     answering(monkeypatch, compiled(30))
-    result = plan(Load(QWEN, V6E, SCHEDULE, max_requests=32, max_len=1024))
+    result = plan(Deployment(QWEN, V6E, SCHEDULE, max_requests=32, max_len=1024))
     assert result["memory"]["weights_bytes"] == 2 * 8_190_735_360
     assert result["memory"]["cache_bytes"] == 257 * 128 * 36 * 2 * 8 * 128 * 2
     assert result["memory"]["peak_bytes"] == 30e9
-    in_int8 = plan(Load(QWEN, V6E, SCHEDULE.with_numerics(cache_dtype="int8"), max_requests=32, max_len=1024))
+    in_int8 = plan(Deployment(QWEN, V6E, SCHEDULE.with_numerics(cache_dtype="int8"), max_requests=32, max_len=1024))
     assert in_int8["memory"]["cache_bytes"] == 257 * 128 * 36 * 2 * 8 * (128 + 4)  # a scale of 4 bytes for 128 values
     table = plan_table(result)
     for shown in ("16.38 GB", "4.85 GB", "30.00 GB", "33.54 GB", "memory", "nothing was run"):
@@ -77,28 +77,28 @@ def test_plan_that_does_not_fit_says_how_many_rows_would(monkeypatch):
     with pytest.raises(
         InputError, match=r"128 requests needs 35\.7 GB of v6e:2x2, .* may use 33\.5 GB; (\d+) requests"
     ) as error:
-        plan(Load(QWEN, V6E, SCHEDULE, max_requests=128, max_len=1024))
+        plan(Deployment(QWEN, V6E, SCHEDULE, max_requests=128, max_len=1024))
     assert asked == []  # nothing is compiled that cannot fit
     rows = int(str(error.value).split("GB; ")[1].split()[0])
     answering(monkeypatch, compiled(30))
-    assert plan(Load(QWEN, V6E, SCHEDULE, max_requests=rows, max_len=1024))["settings"]["max_requests"] == rows
+    assert plan(Deployment(QWEN, V6E, SCHEDULE, max_requests=rows, max_len=1024))["settings"]["max_requests"] == rows
     with pytest.raises(InputError, match=f"{rows} requests of this length should fit"):
-        plan(Load(QWEN, V6E, SCHEDULE, max_requests=rows + 1, max_len=1024))
+        plan(Deployment(QWEN, V6E, SCHEDULE, max_requests=rows + 1, max_len=1024))
 
 
 def test_plan_of_weights_that_do_not_fit_says_how_many_devices_they_take():
     """Llama 3.3 70B: 141.1 GB over 33.54 GB."""
     with pytest.raises(InputError, match=r"weights alone take 141\.1 GB, at least 5 such devices"):
-        plan(Load(preset("llama3_3_70b"), V6E, SCHEDULE))
+        plan(Deployment(preset("llama3_3_70b"), V6E, SCHEDULE))
 
 
 def test_plan_whose_program_does_not_fit_counts_its_temporaries(monkeypatch):
     """40 GB over 33.54 GB is 6.46 GB too much: 43 rows of 151 MB."""
     answering(monkeypatch, compiled(40))
     with pytest.raises(InputError, match=r"64 requests needs 40\.0 GB .*; 21 requests of this length should fit"):
-        plan(Load(QWEN, V6E, SCHEDULE, max_requests=64, max_len=1024))
+        plan(Deployment(QWEN, V6E, SCHEDULE, max_requests=64, max_len=1024))
     with pytest.raises(InputError, match="not even one request"):
-        plan(Load(QWEN, V6E, SCHEDULE, max_requests=32, max_len=1024))
+        plan(Deployment(QWEN, V6E, SCHEDULE, max_requests=32, max_len=1024))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_plan_whose_program_does_not_fit_counts_its_temporaries(monkeypatch):
 def test_plan_turns_the_compilers_out_of_memory_into_a_refusal(message: str, monkeypatch):
     answering(monkeypatch, jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {message}"))
     with pytest.raises(InputError, match=r"needs 40\.0 GB .* may use 33\.5 GB; 21 requests"):
-        plan(Load(QWEN, V6E, SCHEDULE, max_requests=64, max_len=1024))
+        plan(Deployment(QWEN, V6E, SCHEDULE, max_requests=64, max_len=1024))
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_plan_turns_the_compilers_out_of_memory_into_a_refusal(message: str, mon
 def test_plan_passes_on_other_errors_of_the_compiler(message: str, monkeypatch):
     answering(monkeypatch, jax.errors.JaxRuntimeError(message))
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        plan(Load(QWEN, V6E, SCHEDULE, max_requests=32, max_len=1024))
+        plan(Deployment(QWEN, V6E, SCHEDULE, max_requests=32, max_len=1024))
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_requests", 0), ("max_len", -1), ("max_requests", True)])
 def test_plan_refuses_what_is_no_number_of_rows_or_positions(name: str, value: int):
     with pytest.raises(InputError, match=f"{name}.*{value}"):
-        plan(Load(QWEN, V6E, SCHEDULE, **{name: value}))
+        plan(Deployment(QWEN, V6E, SCHEDULE, **{name: value}))
 
 
 def test_predicted_rates_are_tokens_over_roofline_times():

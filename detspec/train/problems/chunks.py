@@ -14,7 +14,7 @@ from detspec.train.problems.words import END_ID, FILLER_ID, encode_texts
 
 
 class Encoded(NamedTuple):
-    """One problem in one arm, as token ids. `marks` and `steps` are empty except in the arm "thinking"."""
+    """A problem in one arm, as token ids. `marks` and `steps` are empty except in the arm "thinking"."""
 
     question: str  # its text, for error messages
     prompt: list[int]

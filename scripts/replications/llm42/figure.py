@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from detspec.viz.colours import FAINT, INK
-from detspec.viz.curve import COLOURS
-from detspec.viz.saving import matplotlib_needed
+from detspec.viz.figures import COLOURS, matplotlib_needed
 from scripts.replications.llm42 import paper
 from scripts.replications.llm42.headlines import PANELS, Found
 from scripts.replications.llm42.one_request import BASE

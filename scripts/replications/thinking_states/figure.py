@@ -6,8 +6,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from detspec.viz.colours import FAINT, INK
-from detspec.viz.curve import COLOURS
-from detspec.viz.saving import matplotlib_needed
+from detspec.viz.figures import COLOURS, matplotlib_needed
 from scripts.replications.thinking_states import paper
 from scripts.replications.thinking_states.comparison import SWEPT, Results, runs_of, swept, tested
 
