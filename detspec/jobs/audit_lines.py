@@ -7,7 +7,7 @@ canonical pass, without drafts, whatever the body of the answer holds. The first
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from detspec.engine.engine import Engine
 from detspec.engine.policy import Needs
 from detspec.engine.request import Completion, Request, completion_digest
 from detspec.errors import InputError
-from detspec.jobs.asked import Asked, Output
 from detspec.jobs.audit_report import AuditReport, Difference
 from detspec.jobs.batch_lines import KEY, BatchReader, parse_id
 from detspec.jobs.generation import Work, generate
+from detspec.jobs.lines import Asked, Output, pass_over
 from detspec.jobs.origin import Origin, machine_differences
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.records import PromptsById
@@ -46,14 +46,14 @@ def audit_lines(
     engine = Engine(model, config)
     report = AuditReport(machine=machine_differences(origin, str(engine.fingerprint()["mesh"])))
     spec = JobSpec(prompts.file, origin.sampling, is_openai=True, created=origin.created)
-    reader = BatchReader(engine, spec, {}, origin.fingerprint)
+    reader = _Again(BatchReader(engine, spec, {}, origin.fingerprint), origin.digest)
     waiting: dict[int, tuple[dict[str, Any], bool]] = {}  # by number of the prompt: the record, and whether it is deterministic
 
     def lines() -> Iterator[Asked]:
         for record, (number, raw) in _read(records, prompts):
             asked = reader.asked(number, raw)
-            waiting[number] = record, all(request.sampling.deterministic for request in asked.requests)
-            yield _Again(asked, origin.digest)
+            waiting[number] = record, all(request.sampling.deterministic for request in asked.facts.requests)
+            yield asked
 
     def compare(number: int, output: Output) -> None:
         progress.finished()
@@ -68,40 +68,42 @@ def audit_lines(
             report.num_ordinary_reproduced += what is None
 
     began = time.perf_counter()
-    work = Work(lines(), max_requests, Needs(deterministic=True, ordinary=False, processing=False))
+    work = Work(lines(), reader, max_requests, Needs(deterministic=True, ordinary=False, processing=False))
     generate(engine, work, compare, progress, StopSignals())
     report.replay_s = time.perf_counter() - began
     return report
 
 
 class _Again:
-    """A line of input whose samples are all deterministic, with digests as if it were answered in the place of its job."""
+    """A reader of lines whose samples are all made deterministic, with digests as if their job answered them."""
 
-    def __init__(self, asked: Asked, context: str) -> None:
+    def __init__(self, reader: BatchReader, context: str) -> None:
         """`context` digests all that the bits of the records depend on."""
-        self.number = asked.number
-        self.num_outputs = asked.num_outputs
-        self.requests = [
+        self.id_of = reader.id_of
+        self._reader = reader
+        self._context = context
+
+    def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = pass_over) -> Asked:
+        """Line `number`; its `facts` are the line as its job asked for it."""
+        asked = self._reader.asked(number, raw, note_id)
+        requests = [
             dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, deterministic=True))
             for request in asked.requests
         ]
-        self._asked = asked
-        self._context = context
-        self._samples: dict[tuple[str, int], Request] = {
-            (sample.id, sample.index): sample for request in asked.requests for sample in request.samples()
-        }
+        return dataclasses.replace(asked, requests=tuple(requests), facts=asked)
 
-    def ready(self) -> Sequence[Output]:
-        """What is there without any completion."""
-        return self._asked.ready()
+    def outputs(self, asked: Asked, completions: Sequence[Completion]) -> Sequence[Output]:
+        """The line of output, with the last of the completions."""
+        samples = {(sample.id, sample.index): sample for request in asked.facts.requests for sample in request.samples()}
+        if len(completions) < len(samples):
+            return ()
+        return self._reader.outputs(asked.facts, [self._in_place(each, samples[each.id, each.index]) for each in completions])
 
-    def take(self, completion: Completion) -> Sequence[Output]:
-        """What is there with one completion more."""
-        sample = self._samples[completion.id, completion.index]
+    def _in_place(self, completion: Completion, sample: Request) -> Completion:
         logprobs = np.asarray(completion.logprobs, np.float32)
         thoughts = [thought.token_ids for thought in completion.thoughts]
         digest = completion_digest(sample, completion.token_ids, logprobs, thoughts, self._context)
-        return self._asked.take(dataclasses.replace(completion, digest=digest))
+        return dataclasses.replace(completion, digest=digest)
 
 
 def first_difference(recorded: Any, canonical: Any, name: str = "") -> str | None:

@@ -10,19 +10,18 @@ with the error, and the job goes on.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from detspec.engine.engine_group import AnyEngine
-from detspec.engine.request import Completion, Request
+from detspec.engine.request import Completion
 from detspec.errors import InputError
-from detspec.jobs.asked import Output
-from detspec.jobs.lines import check_size
+from detspec.jobs.lines import Asked, Output, check_size, pass_over
 from detspec.jobs.prompts import JobSpec
 from detspec.openai.bodies import DEFAULTS, Parsed, parse_chat, parse_completion
 from detspec.openai.bodies import requests_of as requests_of_body
 from detspec.openai.fields import UNKNOWN, UNSUPPORTED, BodyError
-from detspec.openai.responses import HEX, Answerer, answer_body, error_body, make_answerer, response_id, scored
+from detspec.openai.responses import HEX, answer_body, error_body, make_answerer, response_id, scored
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 
@@ -39,8 +38,15 @@ OK = 200
 BAD_REQUEST = 400
 
 
+class AskedBody(NamedTuple):
+    """The facts of a sound line: the user's id, and the body."""
+
+    custom_id: str
+    parsed: Parsed
+
+
 class BatchReader:
-    """Makes of each line of a job what it asks an engine for."""
+    """A reader of OpenAI's lines, see `lines.Reader`: requests of a body, and a line of output when all samples are there."""
 
     def __init__(
         self, engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str], fingerprint: Mapping[str, Any] | None = None
@@ -70,22 +76,48 @@ class BatchReader:
             engine.model, fingerprint, max_len=engine.config.max_len, name=MODEL_NAME, created=spec.created or 0
         )
 
-    def asked(self, number: int, raw: bytes) -> "AskedBody | AskedNothing":
-        """Line `number` of the input; what is wrong with it becomes its answer."""
+    def id_of(self, raw: bytes) -> str:
+        """The user's id of a line. Raises `InputError` if it has none."""
+        return str(parse_id(raw)[KEY])
+
+    def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = pass_over) -> Asked:
+        """Line `number` of the input; what is wrong with it becomes its answer, which is then all of its `facts`."""
         custom_id: str | None = None
         try:
             line = parse_id(raw)
             custom_id = line[KEY]
+            note_id(line[KEY])
             check_frame(line)
             if number in self._repeated:
                 raise InputError(self._repeated[number])
             parsed = self._parse(line)
             requests = requests_of_body(parsed, self._engine.model, self._engine.config, id=str(number))
         except BodyError as error:
-            return AskedNothing(number, bad_request_line(custom_id, error, raw))
+            return Asked(number, (), 1, bad_request_line(custom_id, error, raw))
         except InputError as error:
-            return AskedNothing(number, failure_line(custom_id, BAD_LINE, str(error), raw))
-        return AskedBody(number, custom_id, parsed, requests, self._answerer)
+            return Asked(number, (), 1, failure_line(custom_id, BAD_LINE, str(error), raw))
+        return Asked(number, tuple(requests), 1, AskedBody(line[KEY], parsed))
+
+    def outputs(self, asked: Asked, completions: Sequence[Completion]) -> Sequence[Output]:
+        """The line, with the last of the completions; at once if it is an error."""
+        if not asked.requests:
+            return (Output(0, 0, "error", asked.facts),)
+        custom_id, parsed = asked.facts
+        if len(completions) < parsed.num_choices:
+            return ()
+        places = {request.id: place for place, request in enumerate(asked.requests)}
+        ordered = sorted(completions, key=lambda one: (places[one.id], one.index))
+        if parsed.is_score:
+            ordered = [scored(one, parsed.prompts[places[one.id]]) for one in ordered]
+        num_tokens = sum(len(one.token_ids) for one in ordered)
+        if bad := [one for one in ordered if one.finish_reason == "error"]:
+            code = FAILED if bad[0].error else NOT_FINITE
+            why = bad[0].error or "the model gave logits that are not finite"
+            return (Output(0, num_tokens, "error", failure_line(custom_id, code, why, parsed.digest.encode())),)
+        body = answer_body(parsed, ordered, self._answerer)
+        facts = custom_id.encode() + parsed.digest.encode()
+        response = {"status_code": OK, "request_id": parsed.body.request_id or response_id(parsed), "body": body}
+        return (Output(0, num_tokens, "stop", _line(custom_id, facts, response, None)),)
 
     def _parse(self, line: Mapping[str, Any]) -> Parsed:
         """The body of a line; `BodyError` for what a batch does not do."""
@@ -98,64 +130,6 @@ class BatchReader:
         if parsed.body.stream:
             raise BodyError("stream is true, but the lines of a batch are answered whole: omit it", "stream", UNSUPPORTED)
         return parsed if parsed.seed is not None else parsed.with_seed(seed_of(self._seed, line[KEY]))
-
-
-class AskedBody:
-    """A sound line: the requests of its body, and one line of output when all their samples are there."""
-
-    def __init__(self, number: int, custom_id: str, parsed: Parsed, requests: Sequence[Request], answerer: Answerer) -> None:
-        self.number = number
-        self.requests = tuple(requests)
-        self.num_outputs = 1
-        self._custom_id = custom_id
-        self._parsed = parsed
-        self._answerer = answerer
-        self._place = {request.id: place for place, request in enumerate(requests)}
-        self._there: dict[int, Completion] = {}  # by number of the choice
-
-    def ready(self) -> Sequence[Output]:
-        """Nothing."""
-        return ()
-
-    def take(self, completion: Completion) -> Sequence[Output]:
-        """The line, with the last of the completions."""
-        place = self._place[completion.id]
-        if self._parsed.is_score:
-            completion = scored(completion, self._parsed.prompts[place])
-        self._there[place * self._parsed.n + completion.index] = completion
-        if len(self._there) < self._parsed.num_choices:
-            return ()
-        completions = [self._there[index] for index in range(self._parsed.num_choices)]
-        num_tokens = sum(len(one.token_ids) for one in completions)
-        if bad := [one for one in completions if one.finish_reason == "error"]:
-            code = FAILED if bad[0].error else NOT_FINITE
-            why = bad[0].error or "the model gave logits that are not finite"
-            line = failure_line(self._custom_id, code, why, self._parsed.digest.encode())
-            return (Output(0, num_tokens, "error", line),)
-        body = answer_body(self._parsed, completions, self._answerer)
-        facts = self._custom_id.encode() + self._parsed.digest.encode()
-        request_id = self._parsed.body.request_id or response_id(self._parsed)
-        response = {"status_code": OK, "request_id": request_id, "body": body}
-        return (Output(0, num_tokens, "stop", _line(self._custom_id, facts, response, None)),)
-
-
-class AskedNothing:
-    """A line that is answered by an error."""
-
-    num_outputs = 1
-    requests: tuple[Request, ...] = ()
-
-    def __init__(self, number: int, line: bytes) -> None:
-        self.number = number
-        self._line = line
-
-    def ready(self) -> Sequence[Output]:
-        """The error."""
-        return (Output(0, 0, "error", self._line),)
-
-    def take(self, completion: Completion) -> Sequence[Output]:
-        """Never called: it has no requests."""
-        raise AssertionError("no request, no completion")
 
 
 def check_frame(line: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from detspec.jobs.journal import read_journal
 from detspec.jobs.manifest import complete_manifest, job_header
 from detspec.jobs.overwrite import check_free
 from detspec.jobs.prompts import JobSpec
-from detspec.jobs.scan import Scan, scan
+from detspec.jobs.scan import Scan, read_lines
 from detspec.model.params import num_params, params_bytes
 
 
@@ -19,7 +19,8 @@ def plan_job(engine: AnyEngine, spec: JobSpec, out: Path | None) -> str:
 
     `out`, its manifest and its journal are looked at, if it is not None. Raises `InputError` as `run_job` does.
     """
-    found = scan(engine, spec, reject=None if spec.on_error == "stop" else lambda _: None)
+    with read_lines(engine, spec, keep=False) as reading:
+        found = reading.found
     header = job_header(engine, spec)
     num_kept = 0
     num_todo = found.num_completions

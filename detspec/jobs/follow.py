@@ -13,11 +13,11 @@ import numpy as np
 
 from detspec.engine.engine_group import AnyEngine
 from detspec.errors import InputError
-from detspec.jobs.asked import Output
 from detspec.jobs.generation import Work, generate
+from detspec.jobs.lines import Output
 from detspec.jobs.manifest import differences
 from detspec.jobs.prompts import JobSpec
-from detspec.jobs.scan import requests, scan
+from detspec.jobs.scan import read_lines
 from detspec.jobs.signals import StopSignals
 from detspec.progress import Progress
 
@@ -64,17 +64,18 @@ def follow(engine: AnyEngine, spec: JobSpec, signals: StopSignals) -> Outcome:
     """
     if (outcome := _told(engine)) is not None:
         return outcome
-    found = scan(engine, spec, reject=None if spec.on_error == "stop" else lambda line: None)
-    content = np.frombuffer(engine.agreement.exchange(b"")[0], np.uint8)
-    kept = np.unpackbits(content, count=len(found.counts)).astype(bool).tolist()
-    todo = requests(engine, spec, found, is_done=lambda number: kept[number - found.first])
-    num_todo = sum(count for count, is_kept in zip(found.counts, kept, strict=True) if not is_kept)
 
     def pass_over(number: int, output: Output) -> None:
         """The first process keeps it."""
 
-    with Progress(num_todo, "requests", shown=False) as progress:
-        generate(engine, Work(todo, num_todo, found.needs), pass_over, progress, signals)
+    with read_lines(engine, spec) as reading:
+        found = reading.found
+        content = np.frombuffer(engine.agreement.exchange(b"")[0], np.uint8)
+        kept = np.unpackbits(content, count=len(found.counts)).astype(bool).tolist()
+        num_todo = sum(count for count, is_kept in zip(found.counts, kept, strict=True) if not is_kept)
+        work = Work(reading.todo(lambda number: kept[number - found.first]), reading.reader, num_todo, found.needs)
+        with Progress(num_todo, "requests", shown=False) as progress:
+            generate(engine, work, pass_over, progress, signals)
     outcome = _told(engine)
     assert outcome is not None
     return outcome

@@ -8,33 +8,31 @@ from typing import Any
 
 from detspec.engine.engine_group import AnyEngine
 from detspec.engine.policy import Needs
-from detspec.engine.request import GIVEN, Stats, Update
-from detspec.jobs.asked import Asked, Output
+from detspec.engine.request import GIVEN, Request, Stats, Update
+from detspec.jobs.lines import Asked, Output, Reader
 from detspec.jobs.signals import StopSignals
 from detspec.progress import Progress
 
 KeepFn = Callable[[int, Output], None]  # takes a line of output, with the number of the line of input
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a job has to generate.
+    """Lines that a job has to generate.
 
     Attributes:
         lines: lines of input, one at a time; None for nothing at the moment, while more may come.
+        reader: their format.
         num_completions: how many completions they produce, or more.
         needs: what they together need of programs.
         is_over: whether what is in flight is not wanted any more, and no line will come.
     """
 
     lines: Iterator[Asked | None]
+    reader: Reader
     num_completions: int
     needs: Needs
-    is_over: Callable[[], bool] = _never
+    is_over: Callable[[], bool] = lambda: False
 
 
 def generate(engine: AnyEngine, work: Work, keep: KeepFn, progress: Progress, signals: StopSignals) -> dict[str, Any]:
@@ -49,14 +47,17 @@ def generate(engine: AnyEngine, work: Work, keep: KeepFn, progress: Progress, si
         engine.prepare(work.num_completions, work.needs, first_only=True)
     prepared = time.perf_counter()
     progress.stage("generating", at_once=True)
-    run = _Run(engine, work.lines, keep)
+    run = _Run(work, keep)
     with signals.deferred():
         try:
-            while run.fill() and not work.is_over() and not engine.agreement.stops(signals.received):
-                num_tokens = engine.num_tokens
-                run.take(engine.step())
+            num_tokens = engine.num_tokens
+            for updates in _drive(engine, run.requests()):
+                run.take(updates)
                 acceptance = run.counters.draft_acceptance_rate if run.counters.num_draft_tokens else None
                 progress.segment(engine.num_tokens - num_tokens, engine.num_live, acceptance=acceptance)
+                num_tokens = engine.num_tokens
+                if work.is_over() or engine.agreement.stops(signals.received):
+                    break
         finally:
             updates = engine.stop()  # what is on the device ends, the rest is dropped
         run.take(updates)
@@ -79,47 +80,67 @@ def generate(engine: AnyEngine, work: Work, keep: KeepFn, progress: Progress, si
     }
 
 
-class _Run:
-    """What a job has in flight, and what came of it so far."""
+def _drive(engine: AnyEngine, source: Iterator[Request | None]) -> Iterator[Sequence[Update]]:
+    """Keeps about two rounds of places of requests in flight; yields what each step brings."""
+    num_open = 0
+    is_exhausted = False
+    while True:
+        while num_open < 2 * engine.num_places and not is_exhausted:
+            try:
+                request = next(source)
+            except StopIteration:
+                is_exhausted = True
+                break
+            if request is None:  # nothing at the moment
+                break
+            num_open += request.sampling.n
+            engine.add(request)
+        if is_exhausted and not num_open:
+            return
+        updates = engine.step()
+        num_open -= sum(update.completion is not None for update in updates)
+        yield updates
 
-    def __init__(self, engine: AnyEngine, lines: Iterator[Asked | None], keep: KeepFn) -> None:
+
+class _Run:
+    """Lines in flight, and what came of them so far."""
+
+    def __init__(self, work: Work, keep: KeepFn) -> None:
         self.num_tokens = 0
         self.counters = Stats()
-        self._engine = engine
-        self._lines: Iterator[Asked | None] | None = lines  # None after the last one
+        self._work = work
         self._keep = keep
-        self._in_flight: dict[str, list[Any]] = {}  # id: line, completions to come
-        self._num_open = 0
+        self._in_flight: dict[str, list[Any]] = {}  # by id of a request: line, completions to write, completions to come
 
-    def fill(self) -> bool:
-        """Adds requests up to a round of places more than there are; whether any are in flight, or may come."""
-        while self._lines is not None and self._num_open < 2 * self._engine.num_places:
-            try:
-                asked = next(self._lines)
-            except StopIteration:
-                self._lines = None
-                break
+    def requests(self) -> Iterator[Request | None]:
+        """Requests of one line after the other, None for nothing at the moment; answers lines without requests."""
+        for asked in self._work.lines:
             if asked is None:
-                break
-            for request in asked.requests:
-                self._in_flight[request.id] = [asked, request.sampling.n]
-                self._num_open += request.sampling.n
-                self._engine.add(request)
-            self._write(asked, asked.ready())
-        return self._num_open > 0 or self._lines is not None
+                yield None
+            elif asked.requests:
+                there: list[Any] = []
+                self._in_flight |= {request.id: [asked, there, request.sampling.n] for request in asked.requests}
+                yield from asked.requests
+            else:
+                self._write(asked, [])
 
     def take(self, updates: Sequence[Update]) -> None:
         """Keeps the completions among `updates`."""
         for completion in (update.completion for update in updates if update.completion is not None):
             entry = self._in_flight[completion.id]
-            entry[1] -= 1
-            if not entry[1]:
+            asked, there, _ = entry
+            entry[2] -= 1
+            if not entry[2]:
                 del self._in_flight[completion.id]
-            self._num_open -= 1
             self.num_tokens += 0 if completion.finish_reason == GIVEN else len(completion.token_ids)
             self.counters += completion.stats
-            self._write(entry[0], entry[0].take(completion))
+            there.append(completion)
+            if self._write(asked, there):
+                there.clear()
 
-    def _write(self, asked: Asked, outputs: Sequence[Output]) -> None:
+    def _write(self, asked: Asked, there: Sequence[Any]) -> bool:
+        """Keeps the lines of output that are there; whether any is."""
+        outputs = self._work.reader.outputs(asked, there)
         for output in outputs:
             self._keep(asked.number, output)
+        return bool(outputs)

@@ -1,6 +1,6 @@
 """A batch job: prompts in, completions out. It may be killed and started again at any moment.
 
-1. `scan` checks every line. One malformed line ends the job before generation, unless such lines are to be rejected.
+1. `read_lines` checks every line. A malformed one ends the job before generation, unless such lines are to be rejected.
 2. The journal holds completions of earlier starts. The job generates the others and appends each to the journal.
 3. The output is assembled from the journal in input order. Statistics and manifest, then the output itself, get their
    final names by one `os.replace` each; then the journal is deleted.
@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from detspec.engine.engine_group import AnyEngine
-from detspec.jobs.asked import Output
 from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, journal_path, new_files, remove_leftovers, sibling
 from detspec.jobs.follow import check_same_job, follow, refusals_told, tell, tell_kept
 from detspec.jobs.generation import Work, generate
 from detspec.jobs.journal import Journal, open_journal
+from detspec.jobs.lines import Output
 from detspec.jobs.manifest import complete_manifest, job_header, job_manifest
 from detspec.jobs.output import MOST_NAMED, JobResult, line_id, put_together
 from detspec.jobs.overwrite import check_free
 from detspec.jobs.prompts import JobSpec
-from detspec.jobs.scan import Scan, requests, scan
+from detspec.jobs.scan import Reading, read_lines
 from detspec.jobs.signals import Stopped, StopSignals
 from detspec.progress import Progress
 
@@ -73,13 +73,17 @@ def run_job(
             remove_leftovers(out, *(sibling(out, what) for what in ("errors", "stats", "manifest", "rejects")))
             began = time.perf_counter()
             progress.stage("reading the prompts", at_once=True)
-            found = scan_into(engine, spec, out)
+            reading = stack.enter_context(read_lines(engine, spec, out.parent))
+            found = reading.found
+            if spec.on_error == "reject":
+                with new_files(sibling(out, "rejects")) as (file,):
+                    file.writelines(reading.rejects)
             journal.load(found.first, found.counts)
             tell_kept(engine, [journal.has(found.first + place) for place in range(len(found.counts))])
             num_resumed = journal.num_kept
             scan_s = time.perf_counter() - began
             try:
-                stats = fill(journal, engine, spec, found, progress, signals or StopSignals())
+                stats = fill(journal, engine, reading, progress, signals or StopSignals())
             finally:
                 journal.sync()
                 kept = f"{journal.num_kept} of {found.num_completions} completions"
@@ -108,12 +112,13 @@ def stream_job(engine: AnyEngine, spec: JobSpec, file: BinaryIO, *, signals: Sto
     """
     check_same_job(engine, job_header(engine, spec))
     with Progress(0, "requests", shown=engine.agreement.is_first) as progress:
-        return _stream(engine, spec, file, progress, signals or StopSignals())
+        progress.stage("reading the prompts", at_once=True)
+        with read_lines(engine, spec) as reading:
+            return _stream(engine, reading, file, progress, signals or StopSignals())
 
 
-def _stream(engine: AnyEngine, spec: JobSpec, file: BinaryIO, progress: Progress, signals: StopSignals) -> JobResult:
-    progress.stage("reading the prompts", at_once=True)
-    found = scan(engine, spec)
+def _stream(engine: AnyEngine, reading: Reading, file: BinaryIO, progress: Progress, signals: StopSignals) -> JobResult:
+    found = reading.found
     progress.count(0, found.num_completions)
     waiting: dict[tuple[int, int], bytes] = {}
     following = found.first, 0
@@ -135,23 +140,13 @@ def _stream(engine: AnyEngine, spec: JobSpec, file: BinaryIO, progress: Progress
             following = (number, index + 1) if index + 1 < found.counts[number - found.first] else (number + 1, 0)
         file.flush()
 
-    work = Work(requests(engine, spec, found), found.num_completions, found.needs)
+    work = Work(reading.todo(), reading.reader, found.num_completions, found.needs)
     stats = generate(engine, work, write, progress, signals)
     stats = {"num_requests": found.num_requests, "num_tokens": num_tokens, "num_resumed": 0, "last_start": stats}
     return JobResult(stats, len(failed), tuple(failed[:MOST_NAMED]), 0)
 
 
-def scan_into(engine: AnyEngine, spec: JobSpec, out: Path) -> Scan:
-    """Scans; if the job rejects malformed lines, writes them to the `rejects` file next to `out`."""
-    if spec.on_error == "stop":
-        return scan(engine, spec)
-    with new_files(sibling(out, "rejects")) as (file,):
-        return scan(engine, spec, reject=file.write)
-
-
-def fill(
-    journal: Journal, engine: AnyEngine, spec: JobSpec, found: Scan, progress: Progress, signals: StopSignals
-) -> dict[str, Any]:
+def fill(journal: Journal, engine: AnyEngine, reading: Reading, progress: Progress, signals: StopSignals) -> dict[str, Any]:
     """Generates what is not in the journal, and appends it; returns statistics."""
 
     def keep(number: int, output: Output) -> None:
@@ -160,6 +155,7 @@ def fill(
         progress.finished()
 
     num_todo = journal.num_todo
-    work = Work(requests(engine, spec, found, is_done=journal.has), num_todo, found.needs)
+    found = reading.found
+    work = Work(reading.todo(journal.has), reading.reader, num_todo, found.needs)
     progress.count(found.num_completions - num_todo, found.num_completions)
     return generate(engine, work, keep, progress, signals)

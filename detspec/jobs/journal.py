@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from detspec.errors import InputError
-from detspec.jobs.asked import Output
 from detspec.jobs.files import sync_folder
+from detspec.jobs.lines import Output
 from detspec.jobs.manifest import differences
 from detspec.read_json import parse_json
 

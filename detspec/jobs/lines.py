@@ -1,18 +1,19 @@
-"""Parses a line of input into a checked request, and formats a completion as a line of output."""
+"""Lines of our own format: a line of input becomes a checked request, a completion becomes a line of output."""
 
 import dataclasses
 import datetime
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from detspec.checkpoint.conversation import NO_TIME, check_variables
 from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
+from detspec.engine.engine_group import AnyEngine
 from detspec.engine.request import Completion, Request, Thought, request_of
 from detspec.errors import InputError
-from detspec.jobs.prompts import MAX_LINE_BYTES
+from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 
@@ -24,14 +25,97 @@ MAX_CHARS_PER_TOKEN = 256  # no text has as many on average; a huge one would be
 LOGPROB_KEYS = ("top_logprobs", "prompt_logprobs", "prompt_top_logprobs")
 
 
-def parse_request(
-    raw: bytes, model: Model, config: EngineConfig, defaults: SamplingParams, now: datetime.datetime = NO_TIME
-) -> Request:
-    """Parses a line into a request, checked for engines of `model` and `config`; `InputError` says what is wrong.
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A checked line of input. It holds plain data alone, so it can wait in a file.
 
-    `now` is the time that chat templates print.
+    Attributes:
+        number: its place among the lines of input, from 0.
+        requests: what to generate or to score; none for a line that an error answers.
+        num_outputs: lines of output that will come of it.
+        facts: what these say besides completions, as the reader of the line put it.
     """
-    line = parse_line(raw)
+
+    number: int
+    requests: tuple[Request, ...]
+    num_outputs: int
+    facts: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """A line of output.
+
+    Attributes:
+        index: its number among the lines of output of one line of input.
+        num_tokens: new tokens in it.
+        finish_reason: that of a completion; "error" for what failed.
+        line: the bytes, without newline.
+    """
+
+    index: int
+    num_tokens: int
+    finish_reason: str
+    line: bytes
+
+
+class Reader(Protocol):
+    """A format of lines: turns lines into requests, and completions into lines of output."""
+
+    def id_of(self, raw: bytes) -> str:
+        """The id of a line. Raises `InputError` if it has none."""
+
+    def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = ...) -> Asked:
+        """Line `number` of the input; calls `note_id` with its id if it has one.
+
+        Raises `InputError` if the line is malformed and no error can answer it.
+        """
+
+    def outputs(self, asked: Asked, completions: Sequence[Completion]) -> Sequence[Output]:
+        """Lines of output that are there with the last of the `completions` of a line; without any, if it has no requests."""
+
+
+def pass_over(id: str) -> None:
+    """Takes no note of an id."""
+
+
+class LineReader:
+    """A reader of our own lines: one request each, and a line of output for each of its samples."""
+
+    def __init__(self, engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -> None:
+        """`repeated` are errors for lines whose id was used before, by number."""
+        self._engine = engine
+        self._defaults = spec.defaults
+        self._now = spec.now
+        self._repeated = repeated
+
+    def id_of(self, raw: bytes) -> str:
+        """See `Reader`."""
+        return str(parse_line(raw)["id"])
+
+    def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = pass_over) -> Asked:
+        """See `Reader`; `facts` are the metadata of the line."""
+        line = parse_line(raw)
+        note_id(line["id"])
+        if number in self._repeated:
+            raise InputError(self._repeated[number])
+        request = parse_request(line, self._engine.model, self._engine.config, self._defaults, self._now)
+        return Asked(number, (request,), request.sampling.n, line.get("metadata"))
+
+    def outputs(self, asked: Asked, completions: Sequence[Completion]) -> Sequence[Output]:
+        """See `Reader`."""
+        last = completions[-1]
+        line = completion_line(last, asked.requests[0].sampling.n, asked.facts)
+        return (Output(last.index, len(last.token_ids), last.finish_reason, line),)
+
+
+def parse_request(
+    line: dict[str, Any], model: Model, config: EngineConfig, defaults: SamplingParams, now: datetime.datetime = NO_TIME
+) -> Request:
+    """Turns a line that `parse_line` took into a request, checked for engines of `model` and `config`.
+
+    `now` is the time that chat templates print. Raises `InputError`, which says what is wrong.
+    """
     id = line["id"]
     refuse_unknown(line, LINE_KEYS, "key")
     line = {key: value for key, value in line.items() if value is not None}  # null gives nothing
@@ -65,11 +149,6 @@ def parse_line(raw: bytes) -> dict[str, Any]:
     if not isinstance(id, str) or not id:
         raise InputError(f'needs an "id", a string that is not empty, got {id!r}')
     return line
-
-
-def metadata_of(raw: bytes) -> dict[str, Any] | None:
-    """Reads the object that a line, which `parse_request` took, carries to its lines of output; None if there is none."""
-    return parse_line(raw).get("metadata")
 
 
 def check_metadata(value: object) -> None:
@@ -124,13 +203,13 @@ def merge_sampling(given: object, defaults: SamplingParams) -> SamplingParams:
 
 
 def refuse_unknown(given: dict[str, object], accepted: Sequence[str], what: str) -> None:
-    """Raises `InputError` naming the keys of `given` that are not `accepted`."""
+    """Raises `InputError` that names the keys of `given` that are not `accepted`."""
     if unknown := sorted(set(given) - set(accepted)):
         raise InputError(f"unknown {what} {', '.join(map(repr, unknown))}; accepted: {', '.join(accepted)}")
 
 
 def completion_line(completion: Completion, num_samples: int, metadata: dict[str, Any] | None = None) -> bytes:
-    """One line of output without newline; it holds deterministic facts alone. `num_samples` is the `n` of the request.
+    """A line of output without newline; it holds deterministic facts alone. `num_samples` is the `n` of the request.
 
     `metadata` is what the line of input carries; no digest covers it.
     A log-probability is written as the shortest decimal that parses to the same float64. Every float32 is a float64, so
@@ -156,7 +235,7 @@ def completion_line(completion: Completion, num_samples: int, metadata: dict[str
 
 
 def thought_line(thought: Thought) -> dict[str, Any]:
-    """One thought as JSON for a line of output."""
+    """A thought as JSON for a line of output."""
     return {"token_ids": list(thought.token_ids), "text": thought.text, "is_cut": thought.is_cut}
 
 
@@ -168,5 +247,5 @@ def as_json(value: Any) -> Any:
 
 
 def reject_line(number: int, error: str, raw: bytes) -> bytes:
-    """One line of `*.rejects.jsonl`: the line's `number` in the input from 1, the error, and the line itself."""
+    """A line of `*.rejects.jsonl`: the line's `number` in the input from 1, the error, and the line itself."""
     return json.dumps({"line": number, "error": error, "raw": raw.decode("utf-8", "backslashreplace")}).encode() + b"\n"

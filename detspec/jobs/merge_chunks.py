@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from detspec.errors import InputError
-from detspec.jobs.asked import Output
 from detspec.jobs.chunk_folder import host_of
 from detspec.jobs.files import new_files, sibling
 from detspec.jobs.journal import line_of, read_journal, sound_lines
+from detspec.jobs.lines import Output
 from detspec.jobs.manifest import header_of
 from detspec.jobs.merge import add_starts
 from detspec.jobs.output import line_id, put_together

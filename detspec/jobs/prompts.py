@@ -153,6 +153,11 @@ class JobSpec:
         """The time that chat templates print."""
         return template_time(self.created)
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether a malformed line ends the job."""
+        return self.on_error == "stop" and not self.is_openai
+
 
 def bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Byte at which each line begins, and the line.

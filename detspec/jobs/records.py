@@ -17,7 +17,7 @@ from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.jobs.batch_lines import KEY, parse_id
 from detspec.jobs.files import NO_ROOM
-from detspec.jobs.lines import LOGPROB_KEYS, metadata_of, parse_line, parse_request, refuse_unknown
+from detspec.jobs.lines import LOGPROB_KEYS, parse_line, parse_request, refuse_unknown
 from detspec.jobs.prompts import Mark
 from detspec.jobs.tables import open_prompts
 from detspec.read_json import parse_json
@@ -161,7 +161,8 @@ class PromptsById:
             return self._last
         _, raw = self.line(id)
         try:
-            self._last = parse_request(raw, model, config, defaults, self._now), metadata_of(raw)
+            line = parse_line(raw)
+            self._last = parse_request(line, model, config, defaults, self._now), line.get("metadata")
         except InputError as error:
             raise InputError(f"{self._path}: {error}") from error
         return self._last

@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Iterator
 
 from detspec.engine.engine_group import AnyEngine
-from detspec.jobs.asked import Asked, Output
 from detspec.jobs.chunk_choice import Take, choose, choose_to_help, is_to_check
 from detspec.jobs.chunk_folder import ChunkFolder
 from detspec.jobs.journal import Journal, line_of, sound_lines
+from detspec.jobs.lines import Asked, Output
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import make_reader
 from detspec.jobs.stored_scan import Chunks
@@ -51,7 +51,7 @@ class Share:
         self.num_finished = 0
         self._engine = engine
         self._spec = spec
-        self._reader = make_reader(engine, spec, chunks.found.repeated)
+        self.reader = make_reader(engine, spec, chunks.found.repeated)
         self._folder = folder
         self._chunks = chunks
         self._journal = journal
@@ -89,7 +89,7 @@ class Share:
                 continue
             for number, raw in self._read(held):
                 if number in held.missing:  # others may have written it meanwhile
-                    asked = self._reader.asked(number, raw)
+                    asked = self.reader.asked(number, raw)
                     num_samples = sum(request.sampling.n for request in asked.requests)
                     self._open[number] = [self._chunks.found.counts[number], num_samples]
                     self._num_open += num_samples

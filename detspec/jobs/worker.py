@@ -22,7 +22,7 @@ from detspec.jobs.manifest import HEADER_KEYS, complete_manifest, differences, j
 from detspec.jobs.output import JobResult
 from detspec.jobs.overwrite import check_free
 from detspec.jobs.prompts import JobSpec
-from detspec.jobs.scan import scan
+from detspec.jobs.scan import read_lines
 from detspec.jobs.share import Share
 from detspec.jobs.signals import Stopped, StopSignals
 from detspec.jobs.stored_scan import Chunks, cut, load, store
@@ -93,7 +93,7 @@ def run_worker(
             if share.is_over():
                 journal.remove()
                 return JobResult({}, 0, (), chunks.found.num_rejected)
-            work = Work(share.lines(), chunks.found.num_completions, chunks.found.needs, share.is_over)
+            work = Work(share.lines(), share.reader, chunks.found.num_completions, chunks.found.needs, share.is_over)
             stats = generate(engine, work, share.keep, progress, signals or StopSignals())
             stats = {"worker": name, "num_chunks": share.num_finished, "load_s": round(load_s, 3), "scan_s": scan_s, **stats}
             with new_files(folder.file("stats.json")) as (file,):
@@ -123,8 +123,9 @@ def _obtain(engine: AnyEngine, spec: JobSpec, folder: ChunkFolder, header: dict[
     """
     job = read_job(folder.path)
     if job is None:
-        with new_files(folder.path / REJECTS) as (rejects,):
-            found = scan(engine, spec, reject=None if spec.on_error == "stop" else rejects.write)
+        with read_lines(engine, spec, keep=False) as reading, new_files(folder.path / REJECTS) as (rejects,):
+            rejects.writelines(reading.rejects)
+            found = reading.found
         chunks = cut(spec.prompts, found, size)
         store(folder.path, chunks)
         mine = {**job_manifest(header, engine, spec.prompts, found), "chunk_lines": chunks.size}

@@ -10,7 +10,7 @@ from detspec.engine.request import Request
 from detspec.errors import InputError
 from detspec.jobs.audit import run_audit
 from detspec.jobs.job import run_job
-from detspec.jobs.lines import LINE_KEYS, parse_request
+from detspec.jobs.lines import LINE_KEYS, parse_line, parse_request
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.jobs.records import read_records
 from detspec.sampling_params import FIELDS, SamplingParams
@@ -140,7 +140,7 @@ def test_key_of_a_line_that_is_null_is_not_given(three_rows, tmp_path):
 
 
 def parsed(engine: Engine, line: dict) -> Request:
-    return parse_request(json.dumps(line).encode(), engine.model, engine.config, SHORT)
+    return parse_request(parse_line(json.dumps(line).encode()), engine.model, engine.config, SHORT)
 
 
 def test_null_in_a_line_leaves_the_jobs_parameter(three_rows, tmp_path):

@@ -18,13 +18,13 @@ from detspec.checkpoint.load import Model
 from detspec.errors import InputError
 from detspec.jobs import prompts as prompts_module
 from detspec.jobs.journal import open_journal, read_journal
-from detspec.jobs.lines import parse_request
+from detspec.jobs.lines import parse_line, parse_request
 from detspec.jobs.manifest import job_header, job_manifest
 from detspec.jobs.merge import merge
 from detspec.jobs.origin import machine_differences, read_origin
 from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec, Prompts
 from detspec.jobs.records import PromptsById, parse_record
-from detspec.jobs.scan import requests, scan
+from detspec.jobs.scan import read_lines
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 from tests.hostile import MARK, RAW, as_bytes, damaged, outcome, refusal
@@ -64,14 +64,14 @@ def chatty(one_row) -> Model:
 def test_sound_lines_are_taken(one_row, chatty):
     """The control: what is damaged below is taken as it is."""
     for line in LINES:
-        assert parse_request(as_bytes(line), chatty, one_row.config, DEFAULTS).id == line["id"]
+        assert parse_request(parse_line(as_bytes(line)), chatty, one_row.config, DEFAULTS).id == line["id"]
     assert parse_record(as_bytes(RECORD), 8).id == "a"
 
 
 @FILES
 @given(st.sampled_from(LINES).flatmap(damaged))
 def test_any_line_is_a_request_or_one_error(one_row, chatty, raw):
-    found = outcome(lambda: parse_request(raw, chatty, one_row.config, DEFAULTS))
+    found = outcome(lambda: parse_request(parse_line(raw), chatty, one_row.config, DEFAULTS))
     if not isinstance(found, InputError):
         json.dumps(dataclasses.asdict(found.sampling), allow_nan=False)
         np.asarray(found.prompt_token_ids, np.int32)
@@ -103,13 +103,13 @@ def test_any_line_is_a_request_or_one_error(one_row, chatty, raw):
     ids=lambda value: str(value)[:30] if isinstance(value, str) else None,
 )
 def test_hostile_line_is_one_error(one_row, chatty, line, message):
-    assert message in refusal(lambda: parse_request(as_bytes(line), chatty, one_row.config, DEFAULTS))
+    assert message in refusal(lambda: parse_request(parse_line(as_bytes(line)), chatty, one_row.config, DEFAULTS))
 
 
 def test_variables_of_a_template_may_have_any_name(one_row, chatty):
     """`self` and `messages` are names in the code that renders, too."""
     line = {**LINES[2], "chat_template_kwargs": {"self": 1, "documents": [], "": 2, "a b": 3}}
-    assert parse_request(as_bytes(line), chatty, one_row.config, DEFAULTS).id == "c"
+    assert parse_request(parse_line(as_bytes(line)), chatty, one_row.config, DEFAULTS).id == "c"
 
 
 def test_template_that_prints_the_date_is_given_none(one_row, chatty):
@@ -117,8 +117,8 @@ def test_template_that_prints_the_date_is_given_none(one_row, chatty):
     date = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}ab{% endif %}"
     dated = dataclasses.replace(chatty, chat_template=ChatTemplate(date, {}))
     raw = as_bytes({"id": "a", "messages": [{"role": "user", "content": "x"}]})
-    assert dated.decode(parse_request(raw, dated, one_row.config, DEFAULTS).prompt_token_ids) == "ab"
-    told = parse_request(raw, dated, one_row.config, DEFAULTS, template_time(86400))
+    assert dated.decode(parse_request(parse_line(raw), dated, one_row.config, DEFAULTS).prompt_token_ids) == "ab"
+    told = parse_request(parse_line(raw), dated, one_row.config, DEFAULTS, template_time(86400))
     assert dated.decode(told.prompt_token_ids) == "1970"
 
 
@@ -139,9 +139,13 @@ def test_any_file_of_prompts_is_scanned_or_is_one_error(one_row, tmp_path, raws,
 
     def read() -> int:
         with Prompts(str(tmp_path / "in.jsonl")) as prompts:
-            spec = JobSpec(prompts, DEFAULTS)
-            found = scan(one_row, spec, reject=None if strict else lambda _: None)
-            assert len(list(requests(one_row, spec, found))) == found.num_requests
+            spec = JobSpec(prompts, DEFAULTS, on_error="stop" if strict else "reject")
+            with read_lines(one_row, spec) as reading:
+                found = reading.found
+                assert [found.first + at for at, count in enumerate(found.counts) if count] == [
+                    one.number for one in reading.todo()
+                ]
+                assert len(list(reading.rejects)) == found.num_rejected
             return found.num_lines
 
     outcome(read)
@@ -155,9 +159,9 @@ def test_line_without_an_end_is_not_held(one_row, tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_bytes(b"\n".join([b'"' + b"x" * 1000, sound, b"y" * 101, b"z" * 100 + b"\n"]))
     with Prompts(str(tmp_path / "in.jsonl")) as prompts:
         assert [(place, len(raw)) for _, place, raw in prompts.lines()] == [(1, 101), (2, len(sound)), (3, 101), (4, 100)]
-        rejected: list[bytes] = []
-        found = scan(one_row, JobSpec(prompts, DEFAULTS), reject=rejected.append)
-        assert found.num_requests == 1
+        with read_lines(one_row, JobSpec(prompts, DEFAULTS, on_error="reject")) as reading:
+            rejected = list(reading.rejects)
+            assert reading.found.num_requests == 1
     errors = [json.loads(line)["error"] for line in rejected]
     assert ["that are accepted" in error for error in errors] == [True, True, False]
 
@@ -248,7 +252,8 @@ def manifest(one_row, tmp_path_factory) -> dict[str, Any]:
     with Prompts(str(path)) as prompts:
         spec = JobSpec(prompts, DEFAULTS)
         header = job_header(one_row, spec)
-        found = scan(one_row, spec)
+        with read_lines(one_row, spec) as reading:
+            found = reading.found
         output = {"sha256": "0", "bytes": 0, "num_failed": 0}
         return json.loads(json.dumps({**job_manifest(header, one_row, prompts, found), "output": output}))
 

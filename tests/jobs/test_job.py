@@ -23,7 +23,7 @@ from detspec.jobs.dry_run import plan_job
 from detspec.jobs.files import journal_path, shard_path, sibling
 from detspec.jobs.job import JobResult, Unfinished, run_job, stream_job
 from detspec.jobs.journal import open_journal
-from detspec.jobs.lines import completion_line, parse_request, reject_line
+from detspec.jobs.lines import completion_line, parse_line, parse_request, reject_line
 from detspec.jobs.manifest import job_header
 from detspec.jobs.merge import merge
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
@@ -107,7 +107,7 @@ def test_conversation_is_rendered_and_continued(one_row, monkeypatch):
     text = line(id="text", prompt="def f(x):\n    return 'é'\n")
 
     def read(raw):
-        return parse_request(raw, one_row.model, one_row.config, DEFAULTS)
+        return parse_request(parse_line(raw), one_row.model, one_row.config, DEFAULTS)
 
     assert read(chat) == read(text)
     with pytest.raises(InputError, match=r"the conversation is empty.*\(id 'text'\)"):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from detspec.errors import InputError
-from detspec.jobs.asked import Output
 from detspec.jobs.journal import open_journal, read_journal, sound_lines
+from detspec.jobs.lines import Output
 
 HEADER = {"fingerprint": {"model": "abc", "jax": "1"}, "sampling": {"temperature": 0.0}, "shard": [0, 1]}
 COUNTS = [1, 0, 2, 1]  # requests 10 to 13; 11 was rejected, 12 has two completions

@@ -13,7 +13,7 @@ from detspec.errors import InputError
 from detspec.jobs.audit import metadata_difference
 from detspec.jobs.convert_output import convert_output
 from detspec.jobs.job import run_job, stream_job
-from detspec.jobs.lines import MAX_METADATA_BYTES, parse_request
+from detspec.jobs.lines import MAX_METADATA_BYTES, parse_line, parse_request
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.jobs.records import parse_record
 from detspec.jobs.tables import open_prompts
@@ -86,7 +86,7 @@ def test_metadata_that_cannot_travel_are_refused_by_name(metadata, said):
     engine = paced()
     raw = json.dumps({"id": "a", "prompt_token_ids": [1], "metadata": metadata}).encode()
     with pytest.raises(InputError, match=said):
-        parse_request(raw, engine.model, engine.config, DEFAULTS)
+        parse_request(parse_line(raw), engine.model, engine.config, DEFAULTS)
 
 
 def table_lines(folder: Path, metadata) -> list[dict]:
@@ -157,7 +157,7 @@ def test_text_of_metadata_that_is_no_object_is_an_error_of_its_row(text, tmp_pat
     engine = paced()
     raw = json.dumps(table_lines(tmp_path, ["{}", text])[1]).encode()
     with pytest.raises(InputError, match='"metadata" must'):
-        parse_request(raw, engine.model, engine.config, DEFAULTS)
+        parse_request(parse_line(raw), engine.model, engine.config, DEFAULTS)
 
 
 def test_metadata_are_part_of_what_a_table_is(tmp_path):

@@ -2,13 +2,16 @@
 
 import io
 import json
+from collections import Counter
 
 import pytest
 
 from detspec.engine.engine import Engine
+from detspec.engine.request import request_of
 from detspec.errors import InputError
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
-from detspec.jobs.scan import block, requests, scan
+from detspec.jobs.scan import Spool, block, read_lines
+from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import byte_params, make_engine, without_tokenizer
 
@@ -32,12 +35,13 @@ def write(tmp_path):
     return write
 
 
-def read(prompts: Prompts, engine: Engine, *, defaults=DEFAULTS, shard=UNSHARDED, reject=None) -> list:
-    """The requests of a file, or of a shard of it."""
-    spec = JobSpec(prompts, defaults, shard)
-    with prompts:
-        found = scan(engine, spec, reject=reject)
-        return [asked.requests[0] for asked in requests(engine, spec, found)]
+def read(prompts: Prompts, engine: Engine, *, defaults=DEFAULTS, shard=UNSHARDED, rejected: list | None = None) -> list:
+    """The requests of a file, or of a shard of it; malformed lines go into `rejected` if there is such a list."""
+    spec = JobSpec(prompts, defaults, shard, "stop" if rejected is None else "reject")
+    with prompts, read_lines(engine, spec) as reading:
+        if rejected is not None:
+            rejected += reading.rejects
+        return [asked.requests[0] for asked in reading.todo()]
 
 
 SOUND = line(id="sound", prompt_token_ids=[1])
@@ -97,7 +101,7 @@ def test_bad_line_is_refused_by_its_number(bad, message, one_row, write):
 def test_bad_lines_are_handed_over_and_the_sound_ones_kept(one_row, write):
     lines = [SOUND, b"{", line(id="long", prompt_token_ids=[1] * 60), b"", SOUND, b"\xff", line(id="last", prompt="x")]
     rejected: list[bytes] = []
-    found = read(write(lines), one_row, reject=rejected.append)
+    found = read(write(lines), one_row, rejected=rejected)
     assert [request.id for request in found] == ["sound", "last"]
     errors = [json.loads(text) for text in rejected]
     assert [error["line"] for error in errors] == [2, 3, 5, 6]
@@ -133,7 +137,8 @@ def test_line_over_the_defaults_keeps_the_others(one_row, write):
 
 def test_scan_counts_what_a_job_will_take(one_row, write):
     with write([line(id="a", prompt="abc"), b"{", line(id="b", prompt="x", sampling={"max_tokens": 20})]) as prompts:
-        found = scan(one_row, JobSpec(prompts, DEFAULTS), reject=lambda _: None)
+        with read_lines(one_row, JobSpec(prompts, DEFAULTS, on_error="reject")) as reading:
+            found = reading.found
     assert (found.num_lines, found.num_requests, found.num_rejected, found.num_completions) == (3, 2, 1, 2)
     assert (found.num_prompt_tokens, found.longest_prompt, found.num_new_tokens, found.most_new_tokens) == (4, 3, 28, 20)
 
@@ -156,7 +161,7 @@ def test_every_shard_sees_an_id_that_another_one_has_too(one_row, write):
         with pytest.raises(InputError, match="line 4: id 'a' was already used on line 1"):
             read(write(lines), one_row, shard=(index, 2))
     rejected: list[bytes] = []
-    found = [[r.id for r in read(write(lines), one_row, shard=(i, 2), reject=rejected.append)] for i in (0, 1)]
+    found = [[r.id for r in read(write(lines), one_row, shard=(i, 2), rejected=rejected)] for i in (0, 1)]
     assert found == [["a", "b"], ["c"]]
     assert [json.loads(text)["line"] for text in rejected] == [4]
 
@@ -178,22 +183,50 @@ def test_ids_that_share_a_hash_are_told_apart(one_row, write, monkeypatch):
 # Files ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_requests_are_made_when_they_are_asked_for(one_row, write):
+def test_requests_that_are_done_are_passed_over(one_row, write):
     with write([line(id=f"r{i}", prompt="x") for i in range(3)]) as prompts:
-        spec = JobSpec(prompts, DEFAULTS)
-        made = requests(one_row, spec, scan(one_row, spec), is_done=lambda number: number == 1)
-        assert [(asked.number, asked.requests[0].id) for asked in made] == [(0, "r0"), (2, "r2")]
+        with read_lines(one_row, JobSpec(prompts, DEFAULTS)) as reading:
+            made = reading.todo(lambda number: number == 1)
+            assert [(asked.number, asked.requests[0].id) for asked in made] == [(0, "r0"), (2, "r2")]
 
 
-def test_file_that_changes_under_the_job_is_refused(one_row, write):
+@pytest.mark.parametrize("ids", ["abc", "abca"])
+def test_each_line_is_read_and_tokenized_once_unless_an_id_is_there_twice(ids, one_row, write, monkeypatch):
+    """The control: with an id that is there twice, lines are read three times and tokenized twice."""
+    counts = Counter()
+
+    def counted(name: str, fn):
+        return lambda *args, **keywords: counts.update([name]) or fn(*args, **keywords)
+
+    monkeypatch.setattr("detspec.jobs.lines.parse_json", counted("read", parse_json))
+    monkeypatch.setattr("detspec.jobs.lines.request_of", counted("tokenized", request_of))
+    with write([line(id=id, prompt="x") for id in ids]) as prompts:
+        with read_lines(one_row, JobSpec(prompts, DEFAULTS, on_error="reject")) as reading:
+            assert [asked.number for asked in reading.todo()] == [0, 1, 2]
+    assert counts == ({"read": 3, "tokenized": 3} if ids == "abc" else {"read": 12, "tokenized": 7})
+
+
+def test_spool_gives_back_what_was_added_from_memory_and_from_a_file(tmp_path, monkeypatch):
+    for most in (1 << 20, 1):
+        monkeypatch.setattr("detspec.jobs.scan.MOST_BYTES", most)
+        with Spool(tmp_path) as spool:
+            for number in range(100):
+                spool.add((number, b"x" * number))
+            assert [list(spool), list(spool)] == [[(number, b"x" * number) for number in range(100)]] * 2
+            spool.clear()
+            spool.add("after")
+            assert list(spool) == ["after"]
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_file_that_changes_under_the_job_is_refused(write):
     with write([line(id="a", prompt="x"), line(id="b", prompt="x")]) as prompts:
-        spec = JobSpec(prompts, DEFAULTS)
-        made = requests(one_row, spec, scan(one_row, spec))
-        next(made)
+        lines = prompts.lines()
+        next(lines)
         with open(prompts.source, "ab") as file:
             file.write(b"\n")
         with pytest.raises(InputError, match=r"in\.jsonl was changed while the job read it"):
-            list(made)
+            list(lines)
 
 
 def test_standard_input_is_read_as_often_as_a_file(one_row, write, monkeypatch):
@@ -202,8 +235,8 @@ def test_standard_input_is_read_as_often_as_a_file(one_row, write, monkeypatch):
     with Prompts("-") as prompts, write([text]) as same:
         assert prompts.name == "stdin"
         assert prompts.sha256 == same.sha256
-        spec = JobSpec(prompts, DEFAULTS)
-        assert [asked.requests[0].id for asked in requests(one_row, spec, scan(one_row, spec))] == ["a", "b"]
+        with read_lines(one_row, JobSpec(prompts, DEFAULTS)) as reading:
+            assert [asked.requests[0].id for asked in reading.todo()] == ["a", "b"]
 
 
 def test_text_without_a_tokenizer_is_refused(write):

@@ -11,9 +11,9 @@ from pyarrow import compute, parquet
 
 from detspec.checkpoint.chat import ChatTemplate
 from detspec.errors import InputError
-from detspec.jobs.lines import parse_request
+from detspec.jobs.lines import parse_line, parse_request
 from detspec.jobs.prompts import JobSpec
-from detspec.jobs.scan import scan
+from detspec.jobs.scan import read_lines
 from detspec.jobs.tables import open_prompts
 from detspec.sampling_params import SamplingParams
 from tests.jobs.paced import PacedEngine
@@ -125,7 +125,7 @@ def test_what_is_half_a_conversation_is_an_error_of_its_row(half, tmp_path):
     engine = PacedEngine(lambda seconds: None)
     raws = [raw for _, _, raw in open_prompts(stream(tmp_path, {column: pa.array(cells, pa.string())})).lines()]
     with pytest.raises(InputError, match=r'"messages" must be a list|"messages", one that is not null'):
-        parse_request(raws[row], engine.model, engine.config, SamplingParams())
+        parse_request(parse_line(raws[row]), engine.model, engine.config, SamplingParams())
 
 
 MESSAGE = json.dumps(CHAT[0])
@@ -133,12 +133,16 @@ MESSAGE = json.dumps(CHAT[0])
 
 @pytest.mark.parametrize("cells", [["plain", MESSAGE], [MESSAGE, MESSAGE]], ids=["after a text", "first"])
 def test_text_that_is_one_message_is_refused_with_ways_out_that_work(cells, one_row, tmp_path):
-    with pytest.raises(
-        InputError, match=r"if it is no conversation, write column 'prompt' as lines .*; if it is one message, put"
+    spec = JobSpec(open_prompts(stream(tmp_path, {"prompt": cells})), SamplingParams(max_tokens=1))
+    with (
+        pytest.raises(
+            InputError, match=r"if it is no conversation, write column 'prompt' as lines .*; if it is one message, put"
+        ),
+        read_lines(one_row, spec),
     ):
-        scan(one_row, JobSpec(open_prompts(stream(tmp_path, {"prompt": cells})), SamplingParams(max_tokens=1)))
+        pass
     line = json.dumps({"id": "a", "prompt": MESSAGE}).encode()
-    request = parse_request(line, one_row.model, one_row.config, SamplingParams(max_tokens=1))
+    request = parse_request(parse_line(line), one_row.model, one_row.config, SamplingParams(max_tokens=1))
     assert one_row.model.decode(request.prompt_token_ids) == MESSAGE
     assert lines(tmp_path, {"prompt": [f"[{MESSAGE}]"]}) == [{"messages": [CHAT[0]]}]
 
@@ -153,7 +157,7 @@ def test_conversation_of_texts_is_rendered(one_row, tmp_path):
     object.__setattr__(model, "chat_template", ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}))
     try:
         (raw,) = [raw for _, _, raw in open_prompts(stream(tmp_path, {"messages": [json.dumps(CHAT[:1])]})).lines()]
-        request = parse_request(raw, model, one_row.config, SamplingParams(max_tokens=4))
+        request = parse_request(parse_line(raw), model, one_row.config, SamplingParams(max_tokens=4))
     finally:
         object.__setattr__(model, "chat_template", None)
     assert model.decode(request.prompt_token_ids) == "hi"

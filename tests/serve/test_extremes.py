@@ -18,7 +18,7 @@ from detspec.engine.engine import Engine
 from detspec.engine.request import Completion, Request
 from detspec.errors import InputError, ParameterError
 from detspec.jobs.batch_lines import BatchReader
-from detspec.jobs.lines import parse_request
+from detspec.jobs.lines import parse_line, parse_request
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.openai.fields import TOO_LONG, ChatBody, CompletionBody
 from detspec.sampling_params import FIELDS, SamplingParams
@@ -175,7 +175,7 @@ def test_any_value_of_a_line_is_run_or_refused_by_name(engine, known, draws):
         if name == "prompt":
             del line["prompt_token_ids"]
         line |= {"sampling": {name: value}} if name in FIELDS else {name: value}
-        found = outcome(lambda: parse_request(json.dumps(line).encode(), engine.model, engine.config, defaults))
+        found = outcome(lambda: parse_request(parse_line(json.dumps(line).encode()), engine.model, engine.config, defaults))
         return [] if is_refused(found, name) else [Request(str(number), found.prompt_token_ids, found.sampling)]
 
     run_all(engine, known, draws, read)
@@ -191,7 +191,7 @@ def test_any_value_of_a_batch_line_is_answered_or_refused_by_name(engine, known,
         asked = reader.asked(number, raw)
         if asked.requests:
             return list(asked.requests)
-        answer = json.loads(asked.ready()[0].line)
+        answer = json.loads(reader.outputs(asked, [])[0].line)
         if answer["error"] is None:
             refused = answer["response"]["body"]["error"]
             assert names(refused, name)
