@@ -136,9 +136,9 @@ def test_line_over_the_defaults_keeps_the_others(one_row, write):
 
 
 def test_scan_counts_what_a_job_will_take(one_row, write):
-    with write([line(id="a", prompt="abc"), b"{", line(id="b", prompt="x", sampling={"max_tokens": 20})]) as prompts:
-        with read_lines(one_row, JobSpec(prompts, DEFAULTS, on_error="reject")) as reading:
-            found = reading.found
+    lines = [line(id="a", prompt="abc"), b"{", line(id="b", prompt="x", sampling={"max_tokens": 20})]
+    with write(lines) as prompts, read_lines(one_row, JobSpec(prompts, DEFAULTS, on_error="reject")) as reading:
+        found = reading.found
     assert (found.num_lines, found.num_requests, found.num_rejected, found.num_completions) == (3, 2, 1, 2)
     assert (found.num_prompt_tokens, found.longest_prompt, found.num_new_tokens, found.most_new_tokens) == (4, 3, 28, 20)
 
@@ -184,10 +184,10 @@ def test_ids_that_share_a_hash_are_told_apart(one_row, write, monkeypatch):
 
 
 def test_requests_that_are_done_are_passed_over(one_row, write):
-    with write([line(id=f"r{i}", prompt="x") for i in range(3)]) as prompts:
-        with read_lines(one_row, JobSpec(prompts, DEFAULTS)) as reading:
-            made = reading.todo(lambda number: number == 1)
-            assert [(asked.number, asked.requests[0].id) for asked in made] == [(0, "r0"), (2, "r2")]
+    lines = [line(id=f"r{i}", prompt="x") for i in range(3)]
+    with write(lines) as prompts, read_lines(one_row, JobSpec(prompts, DEFAULTS)) as reading:
+        made = reading.todo(lambda number: number == 1)
+        assert [(asked.number, asked.requests[0].id) for asked in made] == [(0, "r0"), (2, "r2")]
 
 
 @pytest.mark.parametrize("ids", ["abc", "abca"])
@@ -200,9 +200,9 @@ def test_each_line_is_read_and_tokenized_once_unless_an_id_is_there_twice(ids, o
 
     monkeypatch.setattr("detspec.jobs.lines.parse_json", counted("read", parse_json))
     monkeypatch.setattr("detspec.jobs.lines.request_of", counted("tokenized", request_of))
-    with write([line(id=id, prompt="x") for id in ids]) as prompts:
-        with read_lines(one_row, JobSpec(prompts, DEFAULTS, on_error="reject")) as reading:
-            assert [asked.number for asked in reading.todo()] == [0, 1, 2]
+    lines = [line(id=id, prompt="x") for id in ids]
+    with write(lines) as prompts, read_lines(one_row, JobSpec(prompts, DEFAULTS, on_error="reject")) as reading:
+        assert [asked.number for asked in reading.todo()] == [0, 1, 2]
     assert counts == ({"read": 3, "tokenized": 3} if ids == "abc" else {"read": 12, "tokenized": 7})
 
 
