@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-from detspec.errors import InputError
 from detspec.say import say
 
 SUMMARY = "join the outputs of shards"
@@ -25,23 +24,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0, or 3 if the disk is full."""
-    from detspec.jobs.chunk_folder import chunk_folder
-    from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, check_out, find_shards
+    from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, check_out
     from detspec.jobs.merge import merge
-    from detspec.jobs.merge_chunks import merge_chunks
 
     check_out(args.out, "-")
-    out = Path(args.out)
-    chunks = chunk_folder(out)
-    if not args.shards and chunks.is_dir() and find_shards(out):
-        raise InputError(f"there are both {chunks} and shards of {out}: remove those of one job, or name the shards to merge")
-    say(f"joining the parts of {out}")
+    say(f"joining the parts of {args.out}")
     try:
-        stats = (
-            merge_chunks(out, chunks, fresh=args.fresh)
-            if chunks.is_dir() and not args.shards
-            else merge(out, args.shards, fresh=args.fresh)
-        )
+        stats = merge(Path(args.out), args.shards, fresh=args.fresh)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

@@ -21,7 +21,7 @@ from detspec.jobs.generation import Work, generate
 from detspec.jobs.journal import Journal, open_journal
 from detspec.jobs.lines import Output
 from detspec.jobs.manifest import complete_manifest, job_header, job_manifest
-from detspec.jobs.output import MOST_NAMED, JobResult, line_id, put_together
+from detspec.jobs.output import MOST_NAMED, JobResult, counts_of, line_id, put_together
 from detspec.jobs.overwrite import check_free
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import Reading, read_lines
@@ -89,8 +89,11 @@ def run_job(
                 kept = f"{journal.num_kept} of {found.num_completions} completions"
             progress.stage("writing the output")
             last_start = {"load_s": round(load_s, 3), "scan_s": round(scan_s, 3), **stats}
-            stats = {"num_resumed": num_resumed, "last_start": last_start}
-            result = put_together(journal, out, job_manifest(header, engine, spec.prompts, found), found, stats)
+            counts = counts_of(found, num_tokens=journal.num_tokens, num_failed=journal.num_failed)
+            stats = {**counts, "num_resumed": num_resumed, "last_start": last_start}
+            manifest = job_manifest(header, engine, spec.prompts, found)
+            splits = spec.is_openai and bool(journal.num_failed)
+            result = put_together(out, journal.outputs(), manifest, stats, splits=splits)
             journal.remove()
             tell(engine, (result.num_failed, result.num_rejected))
             return result

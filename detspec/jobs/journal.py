@@ -46,19 +46,19 @@ class Journal:
         path: the file.
         num_kept: completions in the file.
         num_tokens: tokens of these completions.
+        num_failed: those of them with finish reason "error".
     """
 
     def __init__(self, path: Path, end: int, file: FileIO | None) -> None:
         """A journal whose header ends at byte `end`; it writes to `file`, or is read-only if that is None."""
         self.path = path
-        self.num_kept = self.num_tokens = 0
+        self.num_kept = self.num_tokens = self.num_failed = 0
         self._file = file
         self._end = end
         self._pending: list[bytes] = []
         self._first = 0
         self._starts = array("Q", [0])  # output index of each request's first completion, then the end
         self._offsets = array("q")  # byte in the file where each output line's entry begins
-        self._failed = bytearray()  # 1 for output lines with finish reason "error"
         self._synced = time.monotonic()
         self._unsynced = False
 
@@ -71,7 +71,6 @@ class Journal:
         for count in counts:
             self._starts.append(self._starts[-1] + count)
         self._offsets.extend(NOWHERE for _ in range(self._starts[-1]))
-        self._failed.extend(bytes(self._starts[-1]))
         for raw in sound_lines(self.path, self._end):
             self._note(raw)
         if self._file is not None:
@@ -93,11 +92,6 @@ class Journal:
         """Completions to generate: all completions of each request that is not wholly in the file."""
         numbers = range(self._first, self._first + len(self._starts) - 1)
         return sum(end - start for number in numbers if not self.has(number) for start, end in [self._places(number)])
-
-    @property
-    def failed(self) -> set[int]:
-        """Output indices of completions with finish reason "error"."""
-        return {place for place, failed in enumerate(self._failed) if failed}
 
     def add(self, number: int, output: Output, *, again: bool = False) -> None:
         """Adds one line of output; the next `flush` writes it to the file.
@@ -131,8 +125,8 @@ class Journal:
         self._synced = time.monotonic()
         self._unsynced = False
 
-    def lines(self) -> Iterator[bytes]:
-        """All lines of output, in the order of the input. The journal must be complete.
+    def outputs(self) -> Iterator[Output]:
+        """Yields all lines of output, in the order of the input. The journal must be complete.
 
         Raises `InputError` if an entry was damaged after it was written.
         """
@@ -142,7 +136,7 @@ class Journal:
                 found = line_of(file.readline())
                 if found is None:
                     raise InputError(f"{self.path} was damaged at byte {offset}: start over with --fresh")
-                yield found[1].line + b"\n"
+                yield found[1]
 
     def remove(self) -> None:
         """Deletes the file."""
@@ -162,7 +156,7 @@ class Journal:
         place = start + int(entry[2])
         if place < end and self._offsets[place] == NOWHERE:
             self._offsets[place] = self._end
-            self._failed[place] = entry[4] == b"error"
+            self.num_failed += entry[4] == b"error"
             self.num_kept += 1
             self.num_tokens += int(entry[3])
         self._end += len(raw)

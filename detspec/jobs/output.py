@@ -2,12 +2,14 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from detspec.jobs.files import new_files, pretty_json, sibling
+from detspec.jobs.lines import Output
 from detspec.jobs.scan import Scan
 
 MOST_NAMED = 10
@@ -25,56 +27,63 @@ class JobResult:
     num_rejected: int  # malformed lines
 
 
-class Kept(Protocol):
-    """All lines of output of a job: a complete journal, or several."""
+def put_together(
+    out: Path,
+    outputs: Iterable[Output],
+    manifest: Mapping[str, Any],
+    stats: Mapping[str, Any],
+    *,
+    splits: bool,
+    rejects: Iterable[bytes] = (),
+) -> JobResult:
+    """Writes `out`, statistics and manifest, and `rejects` if there are any; they get their names together, `out` last.
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in them."""
-
-    @property
-    def failed(self) -> set[int]:
-        """Output indices of completions with finish reason "error"."""
-
-    def lines(self) -> Iterator[bytes]:
-        """All lines of output, in the order of the input."""
-
-
-def put_together(kept: Kept, out: Path, manifest: Mapping[str, Any], found: Scan, stats: Mapping[str, Any]) -> JobResult:
-    """Writes `out`, statistics and manifest; of OpenAI's lines, those that failed into a file of errors.
-
-    `manifest` lacks facts about the output, `stats` the counts of the whole job.
+    Args:
+        out: the output.
+        outputs: all lines of output, in the order of the input.
+        manifest: that of the job, without facts about the output.
+        stats: statistics, with `num_failed` and `num_rejected`.
+        splits: lines that have failed go into a file of errors.
+        rejects: malformed lines, if they are not written yet.
     """
-    places = kept.failed
+    num_failed = stats["num_failed"]
     failed: list[str] = []
     digest = hashlib.sha256()
     errors_digest = hashlib.sha256()
-    splits = "openai" in manifest and bool(places)
-    names = (out, *([sibling(out, "errors")] if splits else []), sibling(out, "stats"), sibling(out, "manifest"))
-    with new_files(*names) as (out_file, *errors_file, stats_file, manifest_file):
-        for place, line in enumerate(kept.lines()):
-            is_apart = splits and place in places
-            (errors_file[0] if is_apart else out_file).write(line)
-            (errors_digest if is_apart else digest).update(line)
-            if place in places and len(failed) < MOST_NAMED:
+    rejects = iter(rejects)
+    first_reject = list(itertools.islice(rejects, 1))
+    kinds = [kind for kind, there in (("errors", splits), ("rejects", first_reject)) if there]
+    with new_files(out, *(sibling(out, kind) for kind in (*kinds, "stats", "manifest"))) as (out_file, *others):
+        files = dict(zip((*kinds, "stats", "manifest"), others, strict=True))
+        for output in outputs:
+            line = output.line + b"\n"
+            has_failed = output.finish_reason == "error"
+            (files["errors"] if splits and has_failed else out_file).write(line)
+            (errors_digest if splits and has_failed else digest).update(line)
+            if has_failed and len(failed) < MOST_NAMED:
                 failed.append(line_id(line))
-        counts = {
-            "num_requests": found.num_requests,
-            "num_rejected": found.num_rejected,
-            "num_prompt_tokens": found.num_prompt_tokens,
-            "num_tokens": kept.num_tokens,
-            "num_failed": len(places),
-        }
-        whole = {**counts, **stats}
-        stats_file.write(pretty_json(whole))
-        output = {"sha256": digest.hexdigest(), "bytes": out_file.tell(), "num_failed": len(places)}
-        output |= {"errors_sha256": errors_digest.hexdigest()} if splits else {}
-        manifest_file.write(pretty_json({**manifest, "output": output}))
-    if not found.num_rejected:
+        if first_reject:
+            files["rejects"].writelines(itertools.chain(first_reject, rejects))
+        files["stats"].write(pretty_json(stats))
+        facts = {"sha256": digest.hexdigest(), "bytes": out_file.tell(), "num_failed": num_failed}
+        facts |= {"errors_sha256": errors_digest.hexdigest()} if splits else {}
+        files["manifest"].write(pretty_json({**manifest, "output": facts}))
+    if not stats["num_rejected"]:
         sibling(out, "rejects").unlink(missing_ok=True)  # empty, or left by an earlier job
     if "openai" in manifest and not splits:
         sibling(out, "errors").unlink(missing_ok=True)
-    return JobResult(whole, len(places), tuple(failed), found.num_rejected)
+    return JobResult(dict(stats), num_failed, tuple(failed), stats["num_rejected"])
+
+
+def counts_of(found: Scan, *, num_tokens: int, num_failed: int) -> dict[str, int]:
+    """The counts of a whole job, as its statistics begin."""
+    return {
+        "num_requests": found.num_requests,
+        "num_rejected": found.num_rejected,
+        "num_prompt_tokens": found.num_prompt_tokens,
+        "num_tokens": num_tokens,
+        "num_failed": num_failed,
+    }
 
 
 def line_id(line: bytes) -> str:

@@ -1,7 +1,7 @@
 """A worker of a job without fixed shards: takes chunks of lines until all are done, by it or by others.
 
 The first workers scan the prompts and store what they found; later ones read it. What a worker does then is in `share`, and
-`merge_chunks` joins the journals.
+`merge` joins the journals.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def run_worker(
     load_s: float = 0.0,
     signals: StopSignals | None = None,
 ) -> JobResult:
-    """Does chunks of the job whose output will be `out`, until all are done; `merge_chunks` then writes that.
+    """Does chunks of the job whose output will be `out`, until all are done; `merge` then writes that.
 
     Statistics are empty if there was nothing to do. Raises `InputError` if a line is malformed, or `out` or the folder belongs
     to another job, and `Unfinished` if a signal arrived, or the disk is full.
@@ -99,7 +99,7 @@ def run_worker(
             with new_files(folder.file("stats.json")) as (file,):
                 file.write(pretty_json(stats))
             counts = {"num_requests": chunks.found.num_requests, "num_tokens": journal.num_tokens, "num_resumed": 0}
-            return JobResult({**counts, "last_start": stats}, len(journal.failed), (), chunks.found.num_rejected)
+            return JobResult({**counts, "last_start": stats}, journal.num_failed, (), chunks.found.num_rejected)
     except Stopped as stopped:
         why = str(stopped)
         code = stopped.exit_code

@@ -13,12 +13,10 @@ from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.jobs.batch_lines import seed_of
-from detspec.jobs.chunk_folder import chunk_folder
 from detspec.jobs.files import shard_path, sibling
 from detspec.jobs.job import Unfinished, run_job, stream_job
 from detspec.jobs.manifest import job_header
 from detspec.jobs.merge import merge
-from detspec.jobs.merge_chunks import merge_chunks
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
 from detspec.jobs.scan import is_openai
 from detspec.jobs.signals import Stopped
@@ -207,7 +205,7 @@ def test_shards_and_workers_give_the_bytes_of_one_job(talking, tmp_path):
                 merge(out)
             else:
                 run_worker(three_rows, spec_of(prompts), out, WorkerOptions(chunk_lines=2))
-                merge_chunks(out, chunk_folder(out))
+                merge(out)
         assert out.read_bytes() == whole.read_bytes()
         for kind in kinds:
             assert sibling(out, kind).read_bytes() == sibling(whole, kind).read_bytes()

@@ -10,11 +10,9 @@ import pytest
 from pyarrow import feather, parquet
 
 from detspec.errors import InputError
-from detspec.jobs.chunk_folder import chunk_folder
 from detspec.jobs.files import shard_path, sibling
 from detspec.jobs.job import run_job
 from detspec.jobs.merge import merge
-from detspec.jobs.merge_chunks import merge_chunks
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.jobs.records import PromptsById
 from detspec.jobs.tables import open_prompts
@@ -188,7 +186,7 @@ def test_resumed_jobs_fixed_shards_and_workers_give_the_bytes_of_one_job(form, t
             run_job(engine(), dataclasses.replace(spec, shard=(index, 3)), shard_path(outputs[2], index, 3))
         merge(outputs[2])
         run_worker(engine(), spec, outputs[3], WorkerOptions(chunk_lines=4))
-        merge_chunks(outputs[3], chunk_folder(outputs[3]))
+        merge(outputs[3])
     assert len({path.read_bytes() for path in outputs}) == 1
 
 
@@ -199,7 +197,7 @@ def test_jobs_and_workers_of_tables_give_the_bytes_of_those_of_lines(source, tmp
     rows = open_prompts(source, column="token_ids", id_column="key")
     run_job(engine(), JobSpec(rows, DEFAULTS), outputs[1])
     run_worker(engine(), JobSpec(rows, DEFAULTS), outputs[2], WorkerOptions(chunk_lines=4))
-    merge_chunks(outputs[2], chunk_folder(outputs[2]))
+    merge(outputs[2])
     assert len({path.read_bytes() for path in outputs}) == 1
     manifest = json.loads(sibling(outputs[2], "manifest").read_text())
     assert (manifest["prompts"]["column"], manifest["prompts"]["id_column"]) == ("token_ids", "key")

@@ -15,7 +15,7 @@ from detspec.jobs.chunk_folder import ChunkFolder, Claim, View, chunk_folder, ho
 from detspec.jobs.files import sibling
 from detspec.jobs.heartbeat import Heartbeat
 from detspec.jobs.job import Unfinished, run_job
-from detspec.jobs.merge_chunks import merge_chunks
+from detspec.jobs.merge import merge
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.jobs.signals import StopSignals
 from detspec.jobs.stored_scan import cut, load
@@ -81,7 +81,7 @@ class Job:
 
     def merged(self) -> dict:
         """Statistics of the merged output."""
-        return merge_chunks(self.out, self.folder)
+        return merge(self.out)
 
     @property
     def num_added(self) -> int:
@@ -402,7 +402,7 @@ def test_output_of_another_job_is_left_as_it_is_by_workers_and_merge(tmp_path):
     with pytest.raises(InputError, match=f"{refusal} write over it with --fresh"):
         again.merged()
     assert files_of(job.out) == kept
-    merge_chunks(job.out, job.folder, fresh=True)
+    merge(job.out, fresh=True)
     assert files_of(job.out) == whole(prompts) != kept
     assert again.merged()["num_requests"] == 20  # its own may be written again
 
