@@ -17,16 +17,18 @@ import os
 import re
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from detspec.errors import InputError
 
 NAME = re.compile(r"(\d{7})\.(\d+|done|check\d+|checked)")
 UNNAMED = re.compile(r"[^A-Za-z0-9.]+")
+BEAT_S = 5.0
 STALE_S = 60.0  # a heartbeat that is older belongs to a worker that was killed or frozen
-NEVER = -1e18
 
 
 class Clock:
@@ -64,22 +66,34 @@ class Claim:
     is_live: bool
 
 
+class Task(NamedTuple):
+    """A chunk to do, or one that is done to do once more, to compare."""
+
+    chunk: int
+    is_check: bool = False
+
+    def claimed(self, attempt: int) -> str:
+        """The name of the file that claims it."""
+        return f"{self.chunk:07}.{'check' if self.is_check else ''}{attempt}"
+
+    @property
+    def done(self) -> str:
+        """The name of the file that says who did it."""
+        return f"{self.chunk:07}.{'checked' if self.is_check else 'done'}"
+
+
 @dataclasses.dataclass(frozen=True)
 class View:
     """What a worker sees in the folder.
 
     Attributes:
-        done: chunks whose lines are all there.
-        claims: claims of chunks that are not done.
-        checked: chunks that were done once more.
-        checks: claims of checks that are not done.
+        done: tasks whose lines are all there.
+        claims: claims of tasks that are not done.
         live: names of workers whose heartbeat is young.
     """
 
-    done: set[int]
-    claims: dict[int, tuple[Claim, ...]]
-    checked: set[int]
-    checks: dict[int, tuple[Claim, ...]]
+    done: set[Task]
+    claims: dict[Task, tuple[Claim, ...]]
     live: frozenset[str]
 
 
@@ -98,6 +112,7 @@ class ChunkFolder:
         self.clock = clock or Clock()
         self._stale_s = stale_s
         self._claims: dict[str, tuple[str, int]] = {}  # what claims say; it never changes
+        self._authors: dict[Task, list[str]] = {}  # of tasks that are done
         self._stamped = 0.0  # the last heartbeat by the file system's clock
         self._beaten = self.clock.now()  # and by this process's
         path.mkdir(exist_ok=True)
@@ -111,77 +126,85 @@ class ChunkFolder:
         self._stamped = self.clock.stamp(self.file("alive"))
         self._beaten = self.clock.now()
 
-    def leave(self) -> None:
-        """Takes the heartbeat away, so that others take this worker's chunks at once."""
-        self.file("alive").unlink(missing_ok=True)
+    @contextlib.contextmanager
+    def alive(self) -> Iterator[None]:
+        """Shows that this worker lives, from a thread, since a pass or a compilation may take minutes.
 
-    def claim(self, chunk: int, attempt: int, start: int, *, check: bool = False) -> bool:
-        """Whether this worker is the one that made claim number `attempt` of `chunk`."""
-        path = self.path / f"{chunk:07}.{'check' if check else ''}{attempt}"
+        At the end the heartbeat is taken away, so that others take this worker's chunks at once.
+        """
+        ended = threading.Event()
+
+        def run() -> None:
+            while not ended.wait(BEAT_S):
+                with contextlib.suppress(OSError):  # others will take its chunks, which costs time alone
+                    self.beat()
+
+        thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+        self.beat()
+        thread.start()
         try:
-            with path.open("xb") as file:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            with contextlib.suppress(OSError):
+                self.file("alive").unlink(missing_ok=True)
+
+    def claim(self, task: Task, attempt: int, start: int) -> bool:
+        """Whether this worker is the one that made claim number `attempt` of `task`."""
+        try:
+            with (self.path / task.claimed(attempt)).open("xb") as file:
                 file.write(json.dumps({"worker": self.worker, "start": start}).encode())
         except FileExistsError:
             return False
         return True
 
-    def finish(self, chunk: int, workers: Sequence[str], *, check: bool = False) -> None:
-        """Says that all lines of `chunk` are in the journals of `workers`."""
+    def finish(self, task: Task, workers: Sequence[str]) -> None:
+        """Says that all lines of `task` are in the journals of `workers`."""
         temporary = self.path / f".{secrets.token_hex(8)}"
         temporary.write_text(json.dumps(sorted(workers)), encoding="utf-8")
-        os.replace(temporary, self.path / f"{chunk:07}.{'checked' if check else 'done'}")
+        os.replace(temporary, self.path / task.done)
 
-    def authors(self, chunk: int, *, check: bool = False) -> list[str]:
-        """The workers whose journals hold a chunk that is done, or was done once more as a `check`."""
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.path / f"{chunk:07}.{'checked' if check else 'done'}").read_bytes())
-            return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
-        return []
+    def authors(self, task: Task) -> list[str]:
+        """The workers whose journals hold the lines of a task that is done."""
+        if not self._authors.get(task):
+            with contextlib.suppress(OSError, ValueError):
+                found = json.loads((self.path / task.done).read_bytes())
+                self._authors[task] = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+        return self._authors.get(task, [])
 
     def forget_lost(self) -> None:
-        """Takes back that chunks are done or checked whose journals were removed."""
+        """Takes back that tasks are done whose journals were removed, and with a chunk that it was checked."""
         journals = {path.name.removesuffix(".journal") for path in self.path.glob("*.journal")}
-
-        def is_lost(chunk: int, *, check: bool = False) -> bool:
-            authors = self.authors(chunk, check=check)
-            return not authors or not set(authors) <= journals
-
-        view = self.look()
-        lost = set(filter(is_lost, view.done))
-        for chunk in lost:
-            (self.path / f"{chunk:07}.done").unlink(missing_ok=True)
-        for chunk in view.checked:
-            if chunk in lost or is_lost(chunk, check=True):
-                (self.path / f"{chunk:07}.checked").unlink(missing_ok=True)
+        done = self.look().done
+        lost = {task for task in done if not self.authors(task) or not journals.issuperset(self.authors(task))}
+        for task in done:
+            if task in lost or Task(task.chunk) in lost:
+                (self.path / task.done).unlink(missing_ok=True)
 
     def look(self) -> View:
-        """What is in the folder now. Raises `InputError` if it is gone."""
+        """Returns what is in the folder now. Raises `InputError` if it is gone."""
         try:
             names = os.listdir(self.path)
         except FileNotFoundError as error:
             raise InputError(f"{self.path} was removed while workers used it: start them again") from error
-        done: set[int] = set()
-        checked: set[int] = set()
-        claims: dict[int, list[str]] = {}
-        checks: dict[int, list[str]] = {}
+        done: set[Task] = set()
+        claimed: dict[Task, list[str]] = {}
         for name in names:
             if match := NAME.fullmatch(name):
-                chunk = int(match[1])
-                kind = match[2]
-                if kind in ("done", "checked"):
-                    (done if kind == "done" else checked).add(chunk)
+                task = Task(int(match[1]), match[2].startswith("check"))
+                if name == task.done:
+                    done.add(task)
                 else:
-                    (checks if kind.startswith("check") else claims).setdefault(chunk, []).append(name)
+                    claimed.setdefault(task, []).append(name)
         live = frozenset(name.removesuffix(".alive") for name in names if name.endswith(".alive") and self._is_young(name))
-        return View(done, self._read(claims, done, live), checked, self._read(checks, checked, live), live)
-
-    def _read(self, names: dict[int, list[str]], finished: set[int], live: frozenset[str]) -> dict[int, tuple[Claim, ...]]:
-        found = {}
-        for chunk, files in names.items():
-            if chunk not in finished:
-                ordered = sorted(files, key=lambda name: (len(name), name))
-                found[chunk] = tuple(self._claim(name, live) for name in ordered)
-        return found
+        claims = {
+            task: tuple(self._claim(name, live) for name in sorted(files, key=lambda name: (len(name), name)))
+            for task, files in claimed.items()
+            if task not in done
+        }
+        self._authors = {task: who for task, who in self._authors.items() if task in done}
+        return View(done, claims, live)
 
     def _claim(self, name: str, live: frozenset[str]) -> Claim:
         if name not in self._claims:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.errors import InputError
 from detspec.jobs.chunk_folder import chunk_folder, host_of
+from detspec.jobs.chunks import Chunks, load
 from detspec.jobs.files import find_shards, journal_path, shard_path, sibling
 from detspec.jobs.journal import line_of, read_journal, sound_lines
 from detspec.jobs.lines import Output
@@ -22,7 +23,6 @@ from detspec.jobs.manifest import differences, header_of, read_manifest
 from detspec.jobs.output import MOST_NAMED, counts_of, line_id, put_together
 from detspec.jobs.overwrite import check_free
 from detspec.jobs.scan import hash_id, repeated_hashes
-from detspec.jobs.stored_scan import Chunks, load
 from detspec.jobs.worker import JOB, REJECTS, read_job
 from detspec.read_json import parse_json, read_json_object
 

@@ -13,9 +13,9 @@ from typing import Any
 from detspec.engine.engine_group import AnyEngine
 from detspec.errors import InputError
 from detspec.jobs.chunk_folder import STALE_S, ChunkFolder, Clock, chunk_folder, worker_name
+from detspec.jobs.chunks import Chunks, cut, load, store
 from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, new_file_once, new_files, pretty_json
 from detspec.jobs.generation import Work, generate
-from detspec.jobs.heartbeat import Heartbeat
 from detspec.jobs.job import Unfinished
 from detspec.jobs.journal import open_journal
 from detspec.jobs.manifest import HEADER_KEYS, complete_manifest, differences, job_header, job_manifest
@@ -25,7 +25,6 @@ from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import read_lines
 from detspec.jobs.share import Share
 from detspec.jobs.signals import Stopped, StopSignals
-from detspec.jobs.stored_scan import Chunks, cut, load, store
 from detspec.progress import Progress
 from detspec.read_json import read_json_object
 
@@ -78,7 +77,7 @@ def run_worker(
     try:
         with contextlib.ExitStack() as stack:
             if options.has_heartbeat:
-                stack.enter_context(Heartbeat(folder))
+                stack.enter_context(folder.alive())
             else:
                 folder.beat()
             progress = stack.enter_context(Progress(0, "requests"))

@@ -522,9 +522,9 @@ def test_full_disk_ends_the_job_and_nothing_finished_is_lost(three_rows, referen
 
     put_together = jobs.put_together
 
-    def put_together_on_a_full_disk(*args):
+    def put_together_on_a_full_disk(*args, **keywords):
         with full_disk(1000):
-            return put_together(*args)
+            return put_together(*args, **keywords)
 
     monkeypatch.setattr(jobs, "put_together", put_together_on_a_full_disk)
     with pytest.raises(Unfinished, match="8 of 8 completions are kept"):

@@ -10,15 +10,13 @@ from typing import ClassVar
 import pytest
 
 from detspec.errors import InputError
-from detspec.jobs.chunk_choice import Take, choose, choose_to_help, is_to_check, may_check
-from detspec.jobs.chunk_folder import ChunkFolder, Claim, View, chunk_folder, host_of, worker_name
+from detspec.jobs.chunk_folder import ChunkFolder, Claim, Task, View, chunk_folder, host_of, worker_name
+from detspec.jobs.chunks import Take, choose, choose_to_help, cut, is_to_check, load, may_check
 from detspec.jobs.files import sibling
-from detspec.jobs.heartbeat import Heartbeat
 from detspec.jobs.job import Unfinished, run_job
 from detspec.jobs.merge import merge
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.jobs.signals import StopSignals
-from detspec.jobs.stored_scan import cut, load
 from detspec.jobs.worker import WorkerOptions, run_worker
 from detspec.progress import Progress
 from detspec.sampling_params import SamplingParams
@@ -423,17 +421,17 @@ def test_claims_are_made_once_and_heartbeats_follow_the_file_system(tmp_path):
     a, b = (ChunkFolder(tmp_path / "chunks", name, stale_s=60) for name in ("a-1-a", "b-1-a"))
     a.beat()
     b.beat()
-    assert a.claim(3, 0, 17)
-    assert not b.claim(3, 0, 0)
-    assert b.look().claims == {3: (Claim("a-1-a", 17, is_live=True),)}
+    assert a.claim(Task(3), 0, 17)
+    assert not b.claim(Task(3), 0, 0)
+    assert b.look().claims == {Task(3): (Claim("a-1-a", 17, is_live=True),)}
     clock = b.file("alive").stat().st_mtime
     os.utime(b.file("alive"), (clock + 3600, clock + 3600))  # the file system's clock is an hour ahead of this host's
     b._stamped = clock + 3600
-    assert b.look().claims[3][0].is_live is False
+    assert b.look().claims[Task(3)][0].is_live is False
     assert b.look().live == {"b-1-a"}
-    a.finish(3, ["a-1-a"])
-    assert b.look().done == {3}
-    assert b.authors(3) == ["a-1-a"]
+    a.finish(Task(3), ["a-1-a"])
+    assert b.look().done == {Task(3)}
+    assert b.authors(Task(3)) == ["a-1-a"]
 
 
 def test_claim_that_cannot_be_read_counts_by_its_own_age(tmp_path):
@@ -443,15 +441,15 @@ def test_claim_that_cannot_be_read_counts_by_its_own_age(tmp_path):
     (folder.path / "0000002.0").write_bytes(b"{")
     os.utime(folder.path / "0000002.0", (1, 1))
     claims = folder.look().claims
-    assert [claims[chunk][0] for chunk in (1, 2)] == [Claim("", 0, is_live=True), Claim("", 0, is_live=False)]
+    assert [claims[Task(chunk)][0] for chunk in (1, 2)] == [Claim("", 0, is_live=True), Claim("", 0, is_live=False)]
 
 
 def test_heartbeat_is_there_while_the_worker_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("detspec.jobs.heartbeat.BEAT_S", 0.001)
+    monkeypatch.setattr("detspec.jobs.chunk_folder.BEAT_S", 0.001)
     folder = ChunkFolder(tmp_path / "chunks", "a-1-a")
     beats = []
     monkeypatch.setattr(folder, "beat", lambda: beats.append(ChunkFolder.beat(folder)))
-    with Heartbeat(folder):
+    with folder.alive():
         while len(beats) < 3:
             pass
         assert folder.look().live == {"a-1-a"}
@@ -469,19 +467,27 @@ def test_choice_takes_free_then_abandoned_then_checks_and_helps_the_least_helped
     def claims(*names: str) -> tuple[Claim, ...]:
         return tuple(Claim(name.rstrip("!"), 0, not name.endswith("!")) for name in names)
 
-    live = frozenset({"me", "x", "y"})
-    view = View({0}, {1: claims("x"), 2: claims("y!"), 3: claims("me")}, set(), {}, live)
-    assert choose(view, "me", 5, first=1) == Take(4, 0)
-    assert choose(view, "me", 4, first=4) == Take(2, 1, others=claims("y!"))
-    held = dataclasses.replace(view, claims={1: claims("x"), 3: claims("me")})
+    def seen(done: set[int], live: str = "me x y", **claimed: tuple[Claim, ...]) -> View:
+        return View(
+            set(map(Task, done)), {Task(int(name[1:])): those for name, those in claimed.items()}, frozenset(live.split())
+        )
+
+    check = Task(0, is_check=True)
+    view = seen({0}, _1=claims("x"), _2=claims("y!"), _3=claims("me"))
+    assert choose(view, "me", 5, first=1) == Take(Task(4), 0)
+    assert choose(view, "me", 4, first=4) == Take(Task(2), 1, others=claims("y!"))
+    held = seen({0}, _1=claims("x"), _3=claims("me"))
     assert choose(held, "me", 4, first=4) is None
-    assert choose(held, "me", 4, first=4, to_check=[0]) == Take(0, 0, check=True)
-    assert choose(held, "me", 4, first=4, to_check=[0], authors=lambda chunk: ["me"]) is None
-    alone = dataclasses.replace(held, live=frozenset({"me"}))
-    assert choose(alone, "me", 4, first=4, to_check=[0], authors=lambda chunk: ["me"]) == Take(0, 0, check=True)
-    busy = View(set(), {1: claims("x", "y"), 2: claims("x"), 5: claims("y"), 3: claims("me", "x")}, set(), {}, live)
-    assert choose_to_help(busy, "me") == Take(5, 1, others=claims("y"))
-    full = View(set(), {1: claims("a", "b", "c")}, set(), {}, live)
+    assert choose(held, "me", 4, first=4, to_check=[0]) == Take(check, 0)
+    assert choose(held, "me", 4, first=4, to_check=[0], authors=lambda task: ["me"]) is None
+    alone = seen({0}, "me", _1=claims("x"), _3=claims("me"))
+    assert choose(alone, "me", 4, first=4, to_check=[0], authors=lambda task: ["me"]) == Take(check, 0)
+    left = dataclasses.replace(held, claims={**held.claims, check: claims("y!")})
+    assert choose(left, "me", 4, first=4, to_check=[0]) == Take(check, 1)
+    assert choose_to_help(dataclasses.replace(held, claims={check: claims("x")}), "me") is None
+    busy = seen(set(), _1=claims("x", "y"), _2=claims("x"), _5=claims("y"), _3=claims("me", "x"))
+    assert choose_to_help(busy, "me") == Take(Task(5), 1, others=claims("y"))
+    full = seen(set(), _1=claims("a", "b", "c"))
     assert choose_to_help(full, "me") is None
 
 
@@ -498,7 +504,7 @@ def test_choice_takes_free_then_abandoned_then_checks_and_helps_the_least_helped
     ],
 )
 def test_those_check_who_are_far_from_the_authors(authors, live, busy, those):
-    view = View(set(), {}, set(), {7: tuple(Claim(name, 0, True) for name in busy)}, frozenset(live))
+    view = View(set(), {Task(7, is_check=True): tuple(Claim(name, 0, True) for name in busy)}, frozenset(live))
     assert [name for name in live if may_check(name, authors, view)] == those
 
 
@@ -507,12 +513,11 @@ def test_check_whose_journal_is_gone_is_taken_back(tmp_path):
     for worker in ("a-1-x", "b-1-z"):
         folder.file("journal", worker).touch()
     for chunk in (0, 1, 2):
-        folder.finish(chunk, ["a-1-x"])
-        folder.finish(chunk, ["b-1-z" if chunk else "lost-1-y"], check=True)
-    folder.finish(2, ["lost-1-y"])
+        folder.finish(Task(chunk), ["a-1-x"])
+        folder.finish(Task(chunk, is_check=True), ["b-1-z" if chunk else "lost-1-y"])
+    folder.finish(Task(2), ["lost-1-y"])
     folder.forget_lost()
-    view = folder.look()
-    assert (view.done, view.checked) == ({0, 1}, {1})
+    assert folder.look().done == {Task(0), Task(1), Task(1, is_check=True)}
 
 
 def test_shares_to_check_grow_into_each_other():

@@ -1,0 +1,166 @@
+"""Chunks of a job's lines: how workers cut a file, what the first of them found in it, and which chunk a worker does next.
+
+The choice is a pure function of what the worker sees in the folder:
+
+1. A chunk that has no claim.
+2. One whose workers were all killed or frozen.
+3. One to be checked, best on another host than those who did it, else by another worker; by one of them if no other lives.
+4. With nothing else to do, one that others are about to do: stragglers get help.
+"""
+
+import dataclasses
+import hashlib
+import json
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from detspec.engine.policy import Needs
+from detspec.errors import InputError
+from detspec.jobs.chunk_folder import Claim, Task, View, host_of
+from detspec.jobs.files import new_files
+from detspec.jobs.prompts import Mark, PromptLines
+from detspec.jobs.scan import Scan
+
+MOST_CHUNKS = 4096  # more would make a folder slow to list
+LEAST_CHUNKS = 256  # where that leaves at least a line each
+MOST_LINES = 16  # of a chunk, unless there would be too many
+MOST_LIVE = 3  # workers at one chunk
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """The lines of a job, cut into blocks of one size.
+
+    Attributes:
+        found: counts of the whole file.
+        size: lines of a chunk, the last one perhaps fewer.
+        marks: where each chunk begins in the file.
+    """
+
+    found: Scan
+    size: int
+    marks: tuple[Mark, ...]
+
+    def numbers(self, chunk: int) -> range:
+        """The numbers of its lines."""
+        return range(chunk * self.size, min((chunk + 1) * self.size, self.found.num_lines))
+
+    def num_outputs(self, chunk: int) -> int:
+        """Lines of output that it has."""
+        return sum(self.found.counts[number] for number in self.numbers(chunk))
+
+
+def cut(prompts: PromptLines, found: Scan, size: int | None) -> Chunks:
+    """`found` in chunks of `size` lines, by default up to 16, and as many as leave no more than 4096 chunks."""
+    size = size or max(-(-found.num_lines // MOST_CHUNKS), min(MOST_LINES, found.num_lines // LEAST_CHUNKS), 1)
+    return Chunks(found, size, tuple(prompts.marks(size)))
+
+
+def store(folder: Path, chunks: Chunks) -> None:
+    """Writes them for workers who come later, and for merging."""
+    facts = {name: value for name, value in vars(chunks.found).items() if name not in ("counts", "needs")}
+    text = json.dumps({**facts, "needs": chunks.found.needs._asdict()})
+    with new_files(_path(folder, chunks.size)) as (file,):
+        counts = np.frombuffer(chunks.found.counts, np.uint32)
+        np.savez(file, counts=counts, marks=np.asarray(chunks.marks, np.int64), facts=np.frombuffer(text.encode(), np.uint8))
+
+
+def load(folder: Path, size: int) -> Chunks:
+    """Reads what `store` wrote of chunks of `size` lines. Raises `InputError` if the file is missing or damaged."""
+    path = _path(folder, size)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            facts: dict[str, Any] = json.loads(file["facts"].tobytes())
+            counts = array("I", file["counts"].astype(np.uint32).tobytes())
+            marks = tuple(Mark(*map(int, row)) for row in file["marks"])
+        facts |= {"needs": Needs(**facts["needs"]), "repeated": {int(n): why for n, why in facts["repeated"].items()}}
+        return Chunks(Scan(**facts, counts=counts), size, marks)
+    except Exception as error:  # a damaged archive raises many kinds
+        raise InputError(f"{path} is damaged ({error}): remove it and job.json, and start a worker again") from error
+
+
+def _path(folder: Path, size: int) -> Path:
+    return folder / f"scan.{size}.npz"
+
+
+# Which chunk is next --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Take:
+    """A task to claim.
+
+    Attributes:
+        task: the chunk, and whether it is to be checked.
+        attempt: number of the claim.
+        others: claims of other workers, whose lines need not be done again.
+    """
+
+    task: Task
+    attempt: int
+    others: tuple[Claim, ...] = ()
+
+
+def choose(
+    view: View,
+    worker: str,
+    num_chunks: int,
+    *,
+    first: int,
+    to_check: Sequence[int] = (),
+    authors: Callable[[Task], Collection[str]] = lambda task: (),
+) -> Take | None:
+    """Makes choices 1 to 3 for `worker`; None for nothing.
+
+    All chunks before `first` have claims. `to_check` are the chunks that have to be done twice, `authors` those who did one.
+    """
+    for task in map(Task, range(first, num_chunks)):
+        if task not in view.done and task not in view.claims:
+            return Take(task, 0)
+    for task, claims in sorted(view.claims.items()):
+        if not task.is_check and _is_left(claims, worker):
+            return Take(task, len(claims), claims)
+    for chunk in to_check:
+        check = Task(chunk, is_check=True)
+        if Task(chunk) in view.done and check not in view.done and may_check(worker, authors(Task(chunk)), view):
+            claims = view.claims.get(check, ())
+            if _is_left(claims, worker):
+                return Take(check, len(claims))
+    return None
+
+
+def choose_to_help(view: View, worker: str) -> Take | None:
+    """The chunk of other workers that `worker` may do as well, that with the fewest workers; None for none."""
+    candidates = []
+    for task, claims in view.claims.items():
+        num_live = sum(claim.is_live for claim in claims)
+        if not task.is_check and num_live < MOST_LIVE and all(claim.worker != worker for claim in claims):
+            candidates.append((num_live, -task.chunk, Take(task, len(claims), claims)))
+    return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
+
+
+def may_check(worker: str, authors: Collection[str], view: View) -> bool:
+    """Whether `worker` may do again what `authors` did: one of them only if no other worker lives, another one on their hosts
+    only if none on other hosts is free."""
+    if worker in authors:
+        return view.live <= {*authors, worker}
+    hosts = set(map(host_of, authors))
+    if host_of(worker) not in hosts:
+        return True
+    busy = {claim.worker for claims in view.claims.values() for claim in claims}
+    return not any(host_of(name) not in hosts for name in view.live - busy)
+
+
+def is_to_check(chunk: int, share: float, job: str) -> bool:
+    """Whether a chunk of the `job` is among the `share` that is done twice; the same for all workers, and for larger shares."""
+    digest = hashlib.blake2b(f"{job}/{chunk}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
+
+
+def _is_left(claims: Sequence[Claim], worker: str) -> bool:
+    """Whether nobody who claimed a task lives, and `worker` did not claim it."""
+    return not any(claim.is_live or claim.worker == worker for claim in claims)
