@@ -19,7 +19,7 @@ do not; 2 bad input."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds the options of the subcommand."""
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--records", metavar="OUT.jsonl", help="the output of `detspec generate`")
@@ -34,8 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 0 if all deterministic records reproduce, else 1."""
-    from detspec.jobs.audit import run_audit
-    from detspec.jobs.audit_responses import run_audit_responses
+    from detspec.jobs.audit import run_audit, run_audit_responses
 
     if args.responses is not None:
         if args.prompts is not None:

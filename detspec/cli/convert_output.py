@@ -14,7 +14,7 @@ is JSON text. Memory holds a thousand rows. It needs pyarrow (pip install 'detsp
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds the options of the subcommand."""
     parser.add_argument("source", type=Path, metavar="OUT.jsonl", help="the output of a job")
     parser.add_argument("target", type=Path, metavar="OUT.parquet", help="the file to write")
     parser.add_argument("--fresh", action="store_true", help="write over a file that is there already")

@@ -25,8 +25,8 @@ from detspec.errors import InputError
 from detspec.say import say
 
 if TYPE_CHECKING:
+    from detspec.jobs.generation import StopSignals
     from detspec.jobs.output import JobResult
-    from detspec.jobs.signals import StopSignals
 
 SUMMARY = "complete a file of prompts"
 DESCRIPTION = """Completes every line of a JSONL file. A line in is {"id": "a", "prompt": "..."} or {"id": "a",
@@ -53,7 +53,7 @@ AUTO = "auto"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds the options of the subcommand."""
     add = parser.add_argument
     add(
         "--prompts",
@@ -141,8 +141,8 @@ def parse_share(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Returns 0; 1 if requests ended with finish reason "error" or lines were rejected; or the code of `Unfinished`."""
     from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE
+    from detspec.jobs.generation import Stopped, StopSignals
     from detspec.jobs.job import Unfinished
-    from detspec.jobs.signals import Stopped, StopSignals
 
     try:
         with StopSignals() as signals:  # inside, so that a signal is caught that comes when all is done

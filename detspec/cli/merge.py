@@ -15,7 +15,7 @@ wrong with the shards; 3 the disk is full."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Adds the options of the subcommand."""
     add = parser.add_argument
     add("--out", required=True, metavar="OUT.jsonl", help="the --out of the job")
     add("--fresh", action="store_true", help="write over an OUT.jsonl that is there already, whatever it is")

@@ -82,7 +82,7 @@ def report_path(text: str) -> str:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """What a request asks for; names and meanings are vLLM's."""
+    """Options of sampling; names and meanings are vLLM's."""
     add = parser.add_argument_group("sampling").add_argument
     add("--max-tokens", type=int, default=64, metavar="N", help="most new tokens of a request")
     add("--min-tokens", type=int, default=0, metavar="N", help="least new tokens before a stop token may come")

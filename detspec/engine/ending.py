@@ -1,10 +1,15 @@
 """How a sequence ends: by the device, by a stop string that the host finds, or aborted; and the updates that go out."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from detspec.checkpoint.load import Model
-from detspec.engine.request import FINISH_REASONS, Completion, Thought, Update, completion_digest
+from detspec.engine.request import FAILED, FINISH_REASONS, GIVEN, Completion, Request, Thought, Update, completion_digest
 from detspec.engine.sequence import SequenceState, asked_logprobs
+from detspec.engine.text import text_of
+from detspec.generation.commit import ending
+from detspec.sampling_params import all_stop_ids
 from detspec.state import RUNNING, STOP
 
 
@@ -21,6 +26,41 @@ def end_if_done(sequence: SequenceState) -> None:
         if sequence.text.is_stopped:
             sequence.cut(sequence.text.num_tokens)
             sequence.finish_reason = FINISH_REASONS[STOP]
+
+
+def ending_of(
+    request: Request, token_ids: Sequence[int], targets: np.ndarray, logprobs: np.ndarray, model: Model
+) -> tuple[int, str | None, str]:
+    """Finds where the canonical text of `request` ends that begins with `token_ids`, `n` of them.
+
+    Args:
+        request: one sample, or given tokens that are scored.
+        token_ids: new tokens, or those that are given.
+        targets: `[n + 1]` int32, canonical tokens there and after them; `[n]` if there is no room for more.
+        logprobs: float32, their log-probabilities.
+        model: the model.
+
+    Returns:
+        How many of `token_ids` the text has, its finish reason (None if it goes on after them), and what it says.
+    """
+    most = request.sampling.max_tokens
+    length = min(len(token_ids), most)
+    text = text_of(request, model.token_bytes)
+    finish_reason: str | None
+    if request.given_token_ids:
+        finish_reason = FAILED if np.isnan(logprobs).any() else GIVEN
+        finish_reason = finish_reason if length == most else None
+    else:
+        is_stop = np.isin(targets, all_stop_ids(request.sampling, model.eos_ids))
+        offered = np.asarray([min(len(targets), most)], np.int32)
+        num_taken, finish = ending(is_stop[None, :], logprobs[None, :], offered, np.asarray([most], np.int32))
+        is_over = num_taken[0] <= len(token_ids)  # else by the token that follows
+        finish_reason = FINISH_REASONS.get(int(finish[0])) if is_over else None
+        length = min(length, int(num_taken[0]))
+    text.read(token_ids[:length])
+    if text.is_stopped:
+        return text.num_tokens, FINISH_REASONS[STOP], text.text
+    return length, finish_reason, text.whole
 
 
 def update_of(sequence: SequenceState, model: Model, context: str) -> Update:

@@ -6,6 +6,8 @@ W = 4, T0 at position p is the last committed token:
     accepted 2   commit T1 T2 and the correction T3      committed + 3, length p + 3; slots p+3 and later are stale
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -30,20 +32,14 @@ def commit(state: GenState, draft: Draft, verified: Verified | None = None) -> G
         cache = verified.cache
     offered = jnp.where(state.ready, jnp.minimum(offered, state.limit - state.committed), 0)
 
-    offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
-    within = offset < offered[:, None]
-    broken_at = _first(within & ~jnp.isfinite(logprobs), offered)
-    stop_at = _first(within & state.sampling.is_stop(tokens), offered)
-    num_new = jnp.minimum(broken_at, jnp.minimum(stop_at + 1, offered))
+    num_new, finish = ending(state.sampling.is_stop(tokens), logprobs, offered, state.limit - state.committed)
+    finish = jnp.where(state.ready, finish, state.finish).astype(jnp.int32)
 
     B, max_len = state.tokens.shape
     sequence = jnp.arange(B, dtype=jnp.int32)[:, None]
+    offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     place = jnp.where(offset < num_new[:, None], state.committed[:, None] + offset, max_len)
     committed = state.committed + num_new
-    finish = jnp.where(committed >= state.limit, LENGTH, RUNNING)
-    finish = jnp.where(stop_at < jnp.minimum(offered, broken_at), STOP, finish)
-    finish = jnp.where(broken_at < jnp.minimum(offered, stop_at + 1), NOT_FINITE, finish)
-    finish = jnp.where(state.ready, finish, state.finish).astype(jnp.int32)
     return state.replace(
         tokens=state.tokens.at[sequence, place].set(tokens, mode="drop"),
         logprobs=state.logprobs.at[sequence, place].set(logprobs, mode="drop"),
@@ -56,9 +52,33 @@ def commit(state: GenState, draft: Draft, verified: Verified | None = None) -> G
     )
 
 
-def _first(true_at: jax.Array, none: jax.Array) -> jax.Array:
+def ending(is_stop: Any, logprobs: Any, offered: Any, room: Any) -> tuple[Any, Any]:
+    """Finds where texts end: at a stop token, which is kept, before a log-probability that is not finite, or with no room left.
+
+    Device and audits ask it, with arrays of jax or of numpy.
+
+    Args:
+        is_stop: `[B, W]` bool, whether a token ends its text.
+        logprobs: `[B, W]` float32, log-probabilities of the tokens.
+        offered: `[B]` int32, tokens that may be taken, at most `room`.
+        room: `[B]` int32, tokens that the text may still get.
+
+    Returns:
+        `[B]` int32, tokens that are taken, and `[B]` int32, `LENGTH`, `STOP`, `NOT_FINITE`, or `RUNNING` if the text goes on.
+    """
+    xp = logprobs.__array_namespace__()
+    within = xp.arange(logprobs.shape[1], dtype=xp.int32)[None, :] < offered[:, None]
+    broken_at = _first(xp, within & ~xp.isfinite(logprobs), offered)
+    stop_at = _first(xp, within & is_stop, offered)
+    num_new = xp.minimum(broken_at, xp.minimum(stop_at + 1, offered))
+    finish = xp.where(num_new >= room, LENGTH, RUNNING)
+    finish = xp.where(stop_at < xp.minimum(offered, broken_at), STOP, finish)
+    return num_new, xp.where(broken_at < xp.minimum(offered, stop_at + 1), NOT_FINITE, finish)
+
+
+def _first(xp: Any, true_at: Any, none: Any) -> Any:
     """Index of the first True in each line of `true_at [B, n]`, or `none [B]`."""
-    return jnp.where(true_at.any(1), jnp.argmax(true_at, axis=1).astype(jnp.int32), none)
+    return xp.where(true_at.any(1), xp.argmax(true_at, axis=1).astype(xp.int32), none)
 
 
 def _count(counters: Counters, verified: Verified, num_new: jax.Array) -> Counters:

@@ -1,42 +1,69 @@
-"""Audit of a job's output: every record is replayed through the canonical pass and compared bit for bit.
+"""Audit of what a job wrote or a server answered: every record is replayed through the canonical pass and compared bit for bit.
 
 1. The manifest next to the records names their model, schedule and sampling; the file of prompts holds the requests.
 2. The replayer reads the recorded tokens, teacher-forced. At each position it gives the canonical token.
 3. `difference_of` derives the canonical completion, and names the first place where the record differs from it.
+
+A server's log is replayed in the same way. A line of it that has a fingerprint says what the bits of the lines after it depend
+on: the server began, or got other weights. Each other line holds what was asked and the record of one sample, or of one text
+that was scored.
 
 Up to the first difference the record is the canonical text, so nothing has to be generated. An aborted record holds fewer
 tokens than the canonical completion, and differs where it ends. A failed request has no tokens, and is counted apart. OpenAI's
 lines need not hold tokens: `audit_lines` answers them again.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import itertools
+import json
+import shutil
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO
 
 from detspec.checkpoint.conversation import template_time
 from detspec.checkpoint.load import Model
+from detspec.engine.engine_config import EngineConfig
 from detspec.engine.replayer import Replayer
-from detspec.engine.request import Request
+from detspec.engine.request import Request, check_request
 from detspec.errors import InputError
-from detspec.jobs.audit_lines import NOTHING, audit_lines, first_difference
-from detspec.jobs.audit_report import AuditReport, Difference
-from detspec.jobs.difference import difference_of
+from detspec.jobs.audit_lines import audit_lines
+from detspec.jobs.difference import AuditReport, difference_of
 from detspec.jobs.files import STDIO
-from detspec.jobs.origin import Origin, check_model, machine_differences, read_origin
-from detspec.jobs.records import PromptsById, Record, read_records
+from detspec.jobs.records import (
+    Origin,
+    PromptsById,
+    Recorded,
+    check_model,
+    machine_differences,
+    parse_record,
+    read_origin,
+    read_records,
+    sample_of,
+)
 from detspec.progress import Progress
+from detspec.read_json import parse_json
+from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
+
+HEADER_KEYS = {"fingerprint", "text", "engine"}  # of a line of a log that says what bits depend on
+GIVEN_KEY = "given_token_ids"  # of a line that holds a score: what was scored after the prompt
+LINE_KEYS = {"prompt_token_ids", "sampling", "record"}
 
 
-class Recorded(NamedTuple):
-    """A record, the request of one sample that it answers, and the metadata of the line of input."""
+@dataclasses.dataclass
+class LogPart:
+    """Tells where the lines of a log lie between two changes of what bits depend on: a log may not fit into memory."""
 
-    record: Record
-    request: Request
-    metadata: dict[str, Any] | None = None
+    origin: Origin
+    byte: int  # where they begin in the file
+    place: int  # number of the first in the file, from 1
+    num_lines: int = 0
 
 
 def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_requests: int = 32) -> AuditReport:
@@ -52,14 +79,11 @@ def run_audit(model: Model, records: Path, *, prompts: Path | None = None, max_r
         if origin.source == STDIO:
             raise InputError("the job read its prompts from the standard input: name their file with --prompts")
         prompts = Path(origin.source)
-    columns = {"column": origin.column, "id_column": origin.id_column}
-    now = template_time(origin.created)
-    opened = PromptsById(prompts, origin.sha256, **columns, is_openai=origin.is_openai, now=now)
-    with opened as asked, Progress(_count_lines(records), "records") as progress:
+    with PromptsById(prompts, origin) as asked, Progress(_count_lines(records), "records") as progress:
         if origin.is_openai:
-            report = audit_lines(model, records, asked, origin, max_requests=max_requests, progress=progress)
+            report = audit_lines(model, records, asked, max_requests=max_requests, progress=progress)
         else:
-            requests = _asked(model, records, asked, origin)
+            requests = _asked(model, records, asked)
             report = audit_records(model, origin, requests, max_requests=max_requests, progress=progress)
     if not report.num_records + report.num_ordinary + report.num_failed:
         raise InputError(f"{records} holds no records")
@@ -78,26 +102,14 @@ def audit_records(
     progress.stage("replaying", at_once=True)
     began = time.perf_counter()
     for replay in replayer.run(_to_replay(records, waiting, report, progress)):
-        record, request, metadata = waiting.popleft()
-        found = difference_of(record, request, replay, model, origin.digest) or metadata_difference(record, metadata)
-        report.num_tokens += len(record.token_ids)
-        if not request.sampling.deterministic:
-            report.num_ordinary += 1
-            report.num_ordinary_reproduced += found is None
-        else:
-            report.num_records += 1
-            report.differences += [] if found is None else [found]
+        recorded = waiting.popleft()
+        found = difference_of(recorded, replay, model, origin.digest)
+        num_tokens = len(recorded.record.token_ids)
+        report.count(found, num_tokens, deterministic=recorded.request.sampling.deterministic)
         progress.finished()
-        progress.segment(len(record.token_ids), len(waiting))
+        progress.segment(num_tokens, len(waiting))
     report.replay_s = time.perf_counter() - began
     return report
-
-
-def metadata_difference(record: Record, metadata: dict[str, Any] | None) -> Difference | None:
-    """Finds where a record's metadata part from those of its line of input; None if they are equal."""
-    recorded, canonical = (NOTHING if value is None else value for value in (record.metadata, metadata))
-    what = first_difference(recorded, canonical, "metadata")
-    return None if what is None else Difference(record.name, None, what)
 
 
 def _to_replay(
@@ -114,25 +126,15 @@ def _to_replay(
         yield request, request.given_token_ids or record.token_ids[: request.sampling.max_tokens]
 
 
-def _asked(model: Model, records: Path, prompts: PromptsById, origin: Origin) -> Iterator[Recorded]:
+def _asked(model: Model, records: Path, prompts: PromptsById) -> Iterator[Recorded]:
     """The records of a job, each with the sample that it answers."""
     seen: set[str] = set()
     for record in read_records(records, model.cfg.vocab_size):
         if record.name in seen:
             raise InputError(f"{records}: the record {record.name!r} occurs twice")
         seen.add(record.name)
-        request, metadata = prompts.asked(record.id, model, origin.engine, origin.sampling)
+        request, metadata = prompts.asked(record.id, model)
         yield Recorded(record, sample_of(request, record), metadata)
-
-
-def sample_of(request: Request, record: Record) -> Request:
-    """The sample of `request` that the index of `record` names; `InputError` if there is none."""
-    n = request.sampling.n
-    numbers = (None,) if n == 1 else range(n)
-    if record.index not in numbers:
-        known = "no index" if n == 1 else f"an index in 0 .. {n - 1}"
-        raise InputError(f"the record {record.id!r} has index {record.index}, but its request has n = {n}: accepted is {known}")
-    return next(itertools.islice(request.samples(), record.index or 0, None))
 
 
 def _count_lines(path: Path) -> int:
@@ -141,3 +143,104 @@ def _count_lines(path: Path) -> int:
             return sum(1 for raw in file if raw.strip())
     except OSError as error:
         raise InputError(f"--records {path}: {error.strerror}") from error
+
+
+# A server's log -----------------------------------------------------------------------------------------------------------
+
+
+def run_audit_responses(model: Model, log: Path, *, max_requests: int = 32) -> AuditReport:
+    """Replays what a server with this `log` answered by `model`; samples of other weights are named and left out.
+
+    Raises `InputError` if the log is missing or malformed, or holds nothing that `model` answered.
+    """
+    with open_log(log) as file:
+        return _audit_log(model, log, file, max_requests)
+
+
+def _audit_log(model: Model, log: Path, file: BinaryIO, max_requests: int) -> AuditReport:
+    parts = read_log(log, file)
+    ours = [part for part in parts if part.origin.fingerprint["model"] == model.digest]
+    num_lines = sum(part.num_lines for part in ours)
+    report = AuditReport(num_other_weights=sum(part.num_lines for part in parts) - num_lines)
+    with Progress(num_lines, "records") as progress:
+        for part in ours:
+            check_model(part.origin, model)
+            records = _records_of(part, model, log, file)
+            found = audit_records(model, part.origin, records, max_requests=max_requests, progress=progress)
+            report.add(found)
+    if not report.num_records + report.num_ordinary:
+        other = (
+            f", but {report.num_other_weights} of other weights: name their folder with --model"
+            if report.num_other_weights
+            else ""
+        )
+        raise InputError(f"{log} holds no records of this model{other}")
+    return report
+
+
+@contextlib.contextmanager
+def open_log(log: Path) -> Iterator[BinaryIO]:
+    """Opens the log for reading more than once: what cannot be, as a pipe, is copied. `InputError` if it cannot be read."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file: BinaryIO = stack.enter_context(log.open("rb"))
+            if not file.seekable():
+                copy = stack.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(file, copy)
+                copy.seek(0)
+                file = copy
+        except OSError as error:
+            raise InputError(f"--responses {log}: {error.strerror}") from error
+        yield file
+
+
+def read_log(log: Path, file: BinaryIO) -> list[LogPart]:
+    """The parts of a log that hold records; the last line may be cut off. `InputError` names a line that is no log's."""
+    parts: list[LogPart] = []
+    byte = 0
+    for number, raw in enumerate(file, start=1):
+        byte += len(raw)
+        if not raw.endswith(b"\n"):
+            break
+        try:
+            line = parse_json(raw)
+            if not isinstance(line, dict):
+                raise InputError("is no JSON object")
+            if line.keys() == HEADER_KEYS:
+                parts.append(LogPart(_origin_of(line), byte, number + 1))
+            elif line.keys() - {GIVEN_KEY} == LINE_KEYS and parts:
+                parts[-1].num_lines += 1
+            else:
+                raise InputError(
+                    f"has the keys {', '.join(line)}; a log has {sorted(HEADER_KEYS)} first, then {sorted(LINE_KEYS)}"
+                )
+        except InputError as error:
+            raise InputError(f"{log} line {number}: {error}") from error
+    return [part for part in parts if part.num_lines]
+
+
+def _records_of(part: LogPart, model: Model, log: Path, file: BinaryIO) -> Iterator[Recorded]:
+    """The records of one part, each with the sample that it answers."""
+    file.seek(part.byte)
+    for number, raw in enumerate(itertools.islice(file, part.num_lines), start=part.place):
+        try:
+            line: Any = parse_json(raw)
+            record = parse_record(json.dumps(line["record"]).encode(), model.cfg.vocab_size)
+            sampling = SamplingParams(**line["sampling"])
+            prompt = tuple(line["prompt_token_ids"])
+            given = tuple(line.get(GIVEN_KEY, ()))
+            request = Request(record.id, prompt, sampling, given_token_ids=given)
+            yield Recorded(record, sample_of(check_request(model, part.origin.engine, request), record))
+        except (InputError, KeyError, TypeError) as error:
+            raise InputError(f"{log} line {number}: {error}") from error
+
+
+def _origin_of(header: dict[str, Any]) -> Origin:
+    """Returns what bits depend on, as a header says."""
+    try:
+        fingerprint = header["fingerprint"]
+        digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
+        engine = EngineConfig(**{**header["engine"], "schedule": Schedule.from_bits(fingerprint["schedule"])})
+        return Origin(digest, fingerprint, dict(header["text"]), SamplingParams(), engine, source="", sha256="")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"is no header that this version can read: {error!r}") from error

@@ -11,12 +11,12 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from detspec.engine.engine_group import AnyEngine
 from detspec.engine.request import Completion
 from detspec.errors import InputError
-from detspec.jobs.lines import Asked, Output, check_size, pass_over
+from detspec.jobs.lines import CheckedLine, Output, check_size, pass_over
 from detspec.jobs.prompts import JobSpec
 from detspec.openai.bodies import DEFAULTS, Parsed, parse_chat, parse_completion
 from detspec.openai.bodies import requests_of as requests_of_body
@@ -36,13 +36,6 @@ FAILED = "request_failed"
 BAD_LINE = "invalid_line"
 OK = 200
 BAD_REQUEST = 400
-
-
-class AskedBody(NamedTuple):
-    """The facts of a sound line: the user's id, and the body."""
-
-    custom_id: str
-    parsed: Parsed
 
 
 class BatchReader:
@@ -80,8 +73,8 @@ class BatchReader:
         """The user's id of a line. Raises `InputError` if it has none."""
         return str(parse_id(raw)[KEY])
 
-    def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = pass_over) -> Asked:
-        """Line `number` of the input; what is wrong with it becomes its answer, which is then all of its `facts`."""
+    def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = pass_over) -> CheckedLine:
+        """Line `number` of the input; its `facts` are id and body, or the answer that says what is wrong with it."""
         custom_id: str | None = None
         try:
             line = parse_id(raw)
@@ -93,12 +86,12 @@ class BatchReader:
             parsed = self._parse(line)
             requests = requests_of_body(parsed, self._engine.model, self._engine.config, id=str(number))
         except BodyError as error:
-            return Asked(number, (), 1, bad_request_line(custom_id, error, raw))
+            return CheckedLine(number, (), 1, bad_request_line(custom_id, error, raw))
         except InputError as error:
-            return Asked(number, (), 1, failure_line(custom_id, BAD_LINE, str(error), raw))
-        return Asked(number, tuple(requests), 1, AskedBody(line[KEY], parsed))
+            return CheckedLine(number, (), 1, failure_line(custom_id, BAD_LINE, str(error), raw))
+        return CheckedLine(number, tuple(requests), 1, (custom_id, parsed))
 
-    def outputs(self, asked: Asked, completions: Sequence[Completion]) -> Sequence[Output]:
+    def outputs(self, asked: CheckedLine, completions: Sequence[Completion]) -> Sequence[Output]:
         """The line, with the last of the completions; at once if it is an error."""
         if not asked.requests:
             return (Output(0, 0, "error", asked.facts),)

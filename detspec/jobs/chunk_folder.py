@@ -31,7 +31,7 @@ BEAT_S = 5.0
 STALE_S = 60.0  # a heartbeat that is older belongs to a worker that was killed or frozen
 
 
-class Clock:
+class WorkerClock:
     """Time as a worker sees it; tests put another one in its place."""
 
     def now(self) -> float:
@@ -66,7 +66,7 @@ class Claim:
     is_live: bool
 
 
-class Task(NamedTuple):
+class ChunkTask(NamedTuple):
     """A chunk to do, or one that is done to do once more, to compare."""
 
     chunk: int
@@ -84,7 +84,7 @@ class Task(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What a worker sees in the folder.
+    """The state of a folder as a worker sees it.
 
     Attributes:
         done: tasks whose lines are all there.
@@ -92,8 +92,8 @@ class View:
         live: names of workers whose heartbeat is young.
     """
 
-    done: set[Task]
-    claims: dict[Task, tuple[Claim, ...]]
+    done: set[ChunkTask]
+    claims: dict[ChunkTask, tuple[Claim, ...]]
     live: frozenset[str]
 
 
@@ -105,14 +105,14 @@ class ChunkFolder:
         worker: this worker's name.
     """
 
-    def __init__(self, path: Path, worker: str, *, clock: Clock | None = None, stale_s: float = STALE_S) -> None:
+    def __init__(self, path: Path, worker: str, *, clock: WorkerClock | None = None, stale_s: float = STALE_S) -> None:
         """The folder at `path`, made if missing; nothing is written yet."""
         self.path = path
         self.worker = worker
-        self.clock = clock or Clock()
+        self.clock = clock or WorkerClock()
         self._stale_s = stale_s
         self._claims: dict[str, tuple[str, int]] = {}  # what claims say; it never changes
-        self._authors: dict[Task, list[str]] = {}  # of tasks that are done
+        self._authors: dict[ChunkTask, list[str]] = {}  # of tasks that are done
         self._stamped = 0.0  # the last heartbeat by the file system's clock
         self._beaten = self.clock.now()  # and by this process's
         path.mkdir(exist_ok=True)
@@ -150,7 +150,7 @@ class ChunkFolder:
             with contextlib.suppress(OSError):
                 self.file("alive").unlink(missing_ok=True)
 
-    def claim(self, task: Task, attempt: int, start: int) -> bool:
+    def claim(self, task: ChunkTask, attempt: int, start: int) -> bool:
         """Whether this worker is the one that made claim number `attempt` of `task`."""
         try:
             with (self.path / task.claimed(attempt)).open("xb") as file:
@@ -159,13 +159,13 @@ class ChunkFolder:
             return False
         return True
 
-    def finish(self, task: Task, workers: Sequence[str]) -> None:
+    def finish(self, task: ChunkTask, workers: Sequence[str]) -> None:
         """Says that all lines of `task` are in the journals of `workers`."""
         temporary = self.path / f".{secrets.token_hex(8)}"
         temporary.write_text(json.dumps(sorted(workers)), encoding="utf-8")
         os.replace(temporary, self.path / task.done)
 
-    def authors(self, task: Task) -> list[str]:
+    def authors(self, task: ChunkTask) -> list[str]:
         """The workers whose journals hold the lines of a task that is done."""
         if not self._authors.get(task):
             with contextlib.suppress(OSError, ValueError):
@@ -179,7 +179,7 @@ class ChunkFolder:
         done = self.look().done
         lost = {task for task in done if not self.authors(task) or not journals.issuperset(self.authors(task))}
         for task in done:
-            if task in lost or Task(task.chunk) in lost:
+            if task in lost or ChunkTask(task.chunk) in lost:
                 (self.path / task.done).unlink(missing_ok=True)
 
     def look(self) -> View:
@@ -188,11 +188,11 @@ class ChunkFolder:
             names = os.listdir(self.path)
         except FileNotFoundError as error:
             raise InputError(f"{self.path} was removed while workers used it: start them again") from error
-        done: set[Task] = set()
-        claimed: dict[Task, list[str]] = {}
+        done: set[ChunkTask] = set()
+        claimed: dict[ChunkTask, list[str]] = {}
         for name in names:
             if match := NAME.fullmatch(name):
-                task = Task(int(match[1]), match[2].startswith("check"))
+                task = ChunkTask(int(match[1]), match[2].startswith("check"))
                 if name == task.done:
                     done.add(task)
                 else:

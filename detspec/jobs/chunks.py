@@ -20,7 +20,7 @@ import numpy as np
 
 from detspec.engine.policy import Needs
 from detspec.errors import InputError
-from detspec.jobs.chunk_folder import Claim, Task, View, host_of
+from detspec.jobs.chunk_folder import ChunkTask, Claim, View, host_of
 from detspec.jobs.files import new_files
 from detspec.jobs.prompts import Mark, PromptLines
 from detspec.jobs.scan import Scan
@@ -32,7 +32,7 @@ MOST_LIVE = 3  # workers at one chunk
 
 
 @dataclasses.dataclass(frozen=True)
-class Chunks:
+class ChunkedLines:
     """The lines of a job, cut into blocks of one size.
 
     Attributes:
@@ -54,13 +54,13 @@ class Chunks:
         return sum(self.found.counts[number] for number in self.numbers(chunk))
 
 
-def cut(prompts: PromptLines, found: Scan, size: int | None) -> Chunks:
+def cut(prompts: PromptLines, found: Scan, size: int | None) -> ChunkedLines:
     """`found` in chunks of `size` lines, by default up to 16, and as many as leave no more than 4096 chunks."""
     size = size or max(-(-found.num_lines // MOST_CHUNKS), min(MOST_LINES, found.num_lines // LEAST_CHUNKS), 1)
-    return Chunks(found, size, tuple(prompts.marks(size)))
+    return ChunkedLines(found, size, tuple(prompts.marks(size)))
 
 
-def store(folder: Path, chunks: Chunks) -> None:
+def store(folder: Path, chunks: ChunkedLines) -> None:
     """Writes them for workers who come later, and for merging."""
     facts = {name: value for name, value in vars(chunks.found).items() if name not in ("counts", "needs")}
     text = json.dumps({**facts, "needs": chunks.found.needs._asdict()})
@@ -69,7 +69,7 @@ def store(folder: Path, chunks: Chunks) -> None:
         np.savez(file, counts=counts, marks=np.asarray(chunks.marks, np.int64), facts=np.frombuffer(text.encode(), np.uint8))
 
 
-def load(folder: Path, size: int) -> Chunks:
+def load(folder: Path, size: int) -> ChunkedLines:
     """Reads what `store` wrote of chunks of `size` lines. Raises `InputError` if the file is missing or damaged."""
     path = _path(folder, size)
     try:
@@ -78,7 +78,7 @@ def load(folder: Path, size: int) -> Chunks:
             counts = array("I", file["counts"].astype(np.uint32).tobytes())
             marks = tuple(Mark(*map(int, row)) for row in file["marks"])
         facts |= {"needs": Needs(**facts["needs"]), "repeated": {int(n): why for n, why in facts["repeated"].items()}}
-        return Chunks(Scan(**facts, counts=counts), size, marks)
+        return ChunkedLines(Scan(**facts, counts=counts), size, marks)
     except Exception as error:  # a damaged archive raises many kinds
         raise InputError(f"{path} is damaged ({error}): remove it and job.json, and start a worker again") from error
 
@@ -90,21 +90,6 @@ def _path(folder: Path, size: int) -> Path:
 # Which chunk is next --------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Take:
-    """A task to claim.
-
-    Attributes:
-        task: the chunk, and whether it is to be checked.
-        attempt: number of the claim.
-        others: claims of other workers, whose lines need not be done again.
-    """
-
-    task: Task
-    attempt: int
-    others: tuple[Claim, ...] = ()
-
-
 def choose(
     view: View,
     worker: str,
@@ -112,35 +97,34 @@ def choose(
     *,
     first: int,
     to_check: Sequence[int] = (),
-    authors: Callable[[Task], Collection[str]] = lambda task: (),
-) -> Take | None:
+    authors: Callable[[ChunkTask], Collection[str]] = lambda task: (),
+) -> ChunkTask | None:
     """Makes choices 1 to 3 for `worker`; None for nothing.
 
     All chunks before `first` have claims. `to_check` are the chunks that have to be done twice, `authors` those who did one.
     """
-    for task in map(Task, range(first, num_chunks)):
+    for task in map(ChunkTask, range(first, num_chunks)):
         if task not in view.done and task not in view.claims:
-            return Take(task, 0)
+            return task
     for task, claims in sorted(view.claims.items()):
         if not task.is_check and _is_left(claims, worker):
-            return Take(task, len(claims), claims)
+            return task
     for chunk in to_check:
-        check = Task(chunk, is_check=True)
-        if Task(chunk) in view.done and check not in view.done and may_check(worker, authors(Task(chunk)), view):
-            claims = view.claims.get(check, ())
-            if _is_left(claims, worker):
-                return Take(check, len(claims))
+        check = ChunkTask(chunk, is_check=True)
+        is_due = ChunkTask(chunk) in view.done and check not in view.done
+        if is_due and may_check(worker, authors(ChunkTask(chunk)), view) and _is_left(view.claims.get(check, ()), worker):
+            return check
     return None
 
 
-def choose_to_help(view: View, worker: str) -> Take | None:
+def choose_to_help(view: View, worker: str) -> ChunkTask | None:
     """The chunk of other workers that `worker` may do as well, that with the fewest workers; None for none."""
     candidates = []
     for task, claims in view.claims.items():
         num_live = sum(claim.is_live for claim in claims)
         if not task.is_check and num_live < MOST_LIVE and all(claim.worker != worker for claim in claims):
-            candidates.append((num_live, -task.chunk, Take(task, len(claims), claims)))
-    return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
+            candidates.append((num_live, -task.chunk, task))
+    return min(candidates)[2] if candidates else None
 
 
 def may_check(worker: str, authors: Collection[str], view: View) -> bool:

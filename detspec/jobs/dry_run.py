@@ -8,7 +8,7 @@ from detspec.engine.policy import needed_plans
 from detspec.jobs.files import journal_path
 from detspec.jobs.journal import read_journal
 from detspec.jobs.manifest import complete_manifest, job_header
-from detspec.jobs.overwrite import check_free
+from detspec.jobs.output import check_free
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import Scan, read_lines
 from detspec.model.params import num_params, params_bytes

@@ -1,23 +1,86 @@
-"""Generates the requests of a job until they are done or a signal arrives, and measures the speed."""
+"""Generates the requests of a job until they are done or a signal asks it to stop, and measures the speed.
 
+Such signals are SIGTERM, from a cluster's scheduler, and SIGINT, from Ctrl-C.
+"""
+
+import contextlib
 import dataclasses
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from detspec.engine.engine_group import AnyEngine
 from detspec.engine.policy import Needs
 from detspec.engine.request import GIVEN, Request, Stats, Update
-from detspec.jobs.lines import Asked, Output, Reader
-from detspec.jobs.signals import StopSignals
+from detspec.jobs.lines import CheckedLine, Output, Reader
 from detspec.progress import Progress
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+BY_SIGNAL = 128  # added to the signal's number in exit codes: 130 after SIGINT, 143 after SIGTERM
 
 KeepFn = Callable[[int, Output], None]  # takes a line of output, with the number of the line of input
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal asked the process to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = BY_SIGNAL + number
+
+
+class StopSignals:
+    """A context manager in which the first signal raises `Stopped`, at a point the program chooses. A second signal kills."""
+
+    def __init__(self) -> None:
+        self._received = 0  # 0 for none
+        self._deferred = False
+
+    def __enter__(self) -> "StopSignals":
+        self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def received(self) -> int:
+        """The number of the signal that has arrived, 0 for none."""
+        return self._received
+
+    def take(self, number: int) -> None:
+        """Goes on as if signal `number` had arrived, unless it is 0 or another one has."""
+        self._received = self._received or number
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Inside this block a signal waits for `check`; outside, it raises at once."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+        self.check()
+
+    def check(self) -> None:
+        """Raises `Stopped` if a signal has arrived."""
+        if self._received:
+            raise Stopped(self._received)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = number
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        if not self._deferred:
+            self.check()
+
+
 @dataclasses.dataclass(frozen=True)
-class Work:
+class Workload:
     """Lines that a job has to generate.
 
     Attributes:
@@ -28,14 +91,14 @@ class Work:
         is_over: whether what is in flight is not wanted any more, and no line will come.
     """
 
-    lines: Iterator[Asked | None]
+    lines: Iterator[CheckedLine | None]
     reader: Reader
     num_completions: int
     needs: Needs
     is_over: Callable[[], bool] = lambda: False
 
 
-def generate(engine: AnyEngine, work: Work, keep: KeepFn, progress: Progress, signals: StopSignals) -> dict[str, Any]:
+def generate(engine: AnyEngine, work: Workload, keep: KeepFn, progress: Progress, signals: StopSignals) -> dict[str, Any]:
     """Calls `keep(number, output)`, which counts it on `progress`, for each line of output as it is finished.
 
     Returns statistics. Raises `Stopped` if a signal arrived, here or at a process that shares the mesh, after the running
@@ -47,7 +110,7 @@ def generate(engine: AnyEngine, work: Work, keep: KeepFn, progress: Progress, si
         engine.prepare(work.num_completions, work.needs, first_only=True)
     prepared = time.perf_counter()
     progress.stage("generating", at_once=True)
-    run = _Run(work, keep)
+    run = _InFlight(work, keep)
     with signals.deferred():
         try:
             num_tokens = engine.num_tokens
@@ -102,10 +165,10 @@ def _drive(engine: AnyEngine, source: Iterator[Request | None]) -> Iterator[Sequ
         yield updates
 
 
-class _Run:
+class _InFlight:
     """Lines in flight, and what came of them so far."""
 
-    def __init__(self, work: Work, keep: KeepFn) -> None:
+    def __init__(self, work: Workload, keep: KeepFn) -> None:
         self.num_tokens = 0
         self.counters = Stats()
         self._work = work
@@ -138,7 +201,7 @@ class _Run:
             if self._write(asked, there):
                 there.clear()
 
-    def _write(self, asked: Asked, there: Sequence[Any]) -> bool:
+    def _write(self, asked: CheckedLine, there: Sequence[Any]) -> bool:
         """Keeps the lines of output that are there; whether any is."""
         outputs = self._work.reader.outputs(asked, there)
         for output in outputs:

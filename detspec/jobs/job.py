@@ -5,28 +5,35 @@
 3. The output is assembled from the journal in input order. Statistics and manifest, then the output itself, get their
    final names by one `os.replace` each; then the journal is deleted.
 
+Of processes that share a mesh, the first writes journal and results, and the others run what it runs. Both sides exchange, in
+this order: what the job is, whether its output is already complete, which requests the journal holds, at the end the outcome.
+
 The output holds deterministic facts alone, so it is byte-identical across batch sizes, orders of arrival, kills and resumes.
 Timings and counters go to `*.stats.json`; `*.manifest.json` lists what the bits depend on.
 """
 
 import contextlib
+import json
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from detspec.engine.engine_group import AnyEngine
+from detspec.errors import InputError
 from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, journal_path, new_files, remove_leftovers, sibling
-from detspec.jobs.follow import check_same_job, follow, refusals_told, tell, tell_kept
-from detspec.jobs.generation import Work, generate
+from detspec.jobs.generation import Stopped, StopSignals, Workload, generate
 from detspec.jobs.journal import Journal, open_journal
 from detspec.jobs.lines import Output
-from detspec.jobs.manifest import complete_manifest, job_header, job_manifest
-from detspec.jobs.output import MOST_NAMED, JobResult, counts_of, line_id, put_together
-from detspec.jobs.overwrite import check_free
+from detspec.jobs.manifest import complete_manifest, differences, job_header, job_manifest
+from detspec.jobs.output import MOST_NAMED, JobResult, check_free, counts_of, line_id, put_together
 from detspec.jobs.prompts import JobSpec
-from detspec.jobs.scan import Reading, read_lines
-from detspec.jobs.signals import Stopped, StopSignals
+from detspec.jobs.scan import JobLines, read_lines
 from detspec.progress import Progress
+
+Outcome = tuple[int, int]  # failed completions and rejected lines
 
 
 class Unfinished(Exception):
@@ -35,6 +42,20 @@ class Unfinished(Exception):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@contextlib.contextmanager
+def unfinished_if_stopped(where: Path, what_is_kept: Callable[[], str]) -> Iterator[None]:
+    """Raises `Unfinished`, which says `what_is_kept`, if a signal stops the block, or the disk of `where` is full."""
+    try:
+        yield
+    except Stopped as stopped:
+        raise Unfinished(f"{stopped}: {what_is_kept()}", stopped.exit_code) from stopped
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        why = f"error: cannot write {error.filename or where}: {error.strerror}"
+        raise Unfinished(f"{why}: {what_is_kept()}", NO_ROOM_CODE) from error
 
 
 def run_job(
@@ -65,47 +86,41 @@ def run_job(
         tell(engine, outcome)
         return JobResult({}, outcome[0], (), outcome[1])
     kept = "what was finished"
-    try:
-        with contextlib.ExitStack() as stack, Progress(0, "requests") as progress:
-            with refusals_told(engine):
-                journal = stack.enter_context(open_journal(journal_path(out), header, fresh=fresh))
-            tell(engine, None)
-            remove_leftovers(out, *(sibling(out, what) for what in ("errors", "stats", "manifest", "rejects")))
-            began = time.perf_counter()
-            progress.stage("reading the prompts", at_once=True)
-            reading = stack.enter_context(read_lines(engine, spec, out.parent))
-            found = reading.found
-            if spec.on_error == "reject":
-                with new_files(sibling(out, "rejects")) as (file,):
-                    file.writelines(reading.rejects)
-            journal.load(found.first, found.counts)
-            tell_kept(engine, [journal.has(found.first + place) for place in range(len(found.counts))])
-            num_resumed = journal.num_kept
-            scan_s = time.perf_counter() - began
-            try:
-                stats = fill(journal, engine, reading, progress, signals or StopSignals())
-            finally:
-                journal.sync()
-                kept = f"{journal.num_kept} of {found.num_completions} completions"
-            progress.stage("writing the output")
-            last_start = {"load_s": round(load_s, 3), "scan_s": round(scan_s, 3), **stats}
-            counts = counts_of(found, num_tokens=journal.num_tokens, num_failed=journal.num_failed)
-            stats = {**counts, "num_resumed": num_resumed, "last_start": last_start}
-            manifest = job_manifest(header, engine, spec.prompts, found)
-            splits = spec.is_openai and bool(journal.num_failed)
-            result = put_together(out, journal.outputs(), manifest, stats, splits=splits)
-            journal.remove()
-            tell(engine, (result.num_failed, result.num_rejected))
-            return result
-    except Stopped as stopped:
-        why = str(stopped)
-        code = stopped.exit_code
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        why = f"error: cannot write {error.filename or out}: {error.strerror}"
-        code = NO_ROOM_CODE
-    raise Unfinished(f"{why}: {kept} are kept in {journal_path(out)}, and the same command resumes", code)
+
+    def what_is_kept() -> str:
+        return f"{kept} are kept in {journal_path(out)}, and the same command resumes"
+
+    with unfinished_if_stopped(out, what_is_kept), contextlib.ExitStack() as stack, Progress(0, "requests") as progress:
+        with refusals_told(engine):
+            journal = stack.enter_context(open_journal(journal_path(out), header, fresh=fresh))
+        tell(engine, None)
+        remove_leftovers(out, *(sibling(out, what) for what in ("errors", "stats", "manifest", "rejects")))
+        began = time.perf_counter()
+        progress.stage("reading the prompts", at_once=True)
+        reading = stack.enter_context(read_lines(engine, spec, out.parent))
+        found = reading.found
+        if spec.on_error == "reject":
+            with new_files(sibling(out, "rejects")) as (file,):
+                file.writelines(reading.rejects)
+        journal.load(found.first, found.counts)
+        tell_kept(engine, [journal.has(found.first + place) for place in range(len(found.counts))])
+        num_resumed = journal.num_kept
+        scan_s = time.perf_counter() - began
+        try:
+            stats = fill(journal, engine, reading, progress, signals or StopSignals())
+        finally:
+            journal.sync()
+            kept = f"{journal.num_kept} of {found.num_completions} completions"
+        progress.stage("writing the output")
+        last_start = {"load_s": round(load_s, 3), "scan_s": round(scan_s, 3), **stats}
+        counts = counts_of(found, num_tokens=journal.num_tokens, num_failed=journal.num_failed)
+        stats = {**counts, "num_resumed": num_resumed, "last_start": last_start}
+        manifest = job_manifest(header, engine, spec.prompts, found)
+        splits = spec.is_openai and bool(journal.num_failed)
+        result = put_together(out, journal.outputs(), manifest, stats, splits=splits)
+        journal.remove()
+        tell(engine, (result.num_failed, result.num_rejected))
+        return result
 
 
 def stream_job(engine: AnyEngine, spec: JobSpec, file: BinaryIO, *, signals: StopSignals | None = None) -> JobResult:
@@ -120,7 +135,7 @@ def stream_job(engine: AnyEngine, spec: JobSpec, file: BinaryIO, *, signals: Sto
             return _stream(engine, reading, file, progress, signals or StopSignals())
 
 
-def _stream(engine: AnyEngine, reading: Reading, file: BinaryIO, progress: Progress, signals: StopSignals) -> JobResult:
+def _stream(engine: AnyEngine, reading: JobLines, file: BinaryIO, progress: Progress, signals: StopSignals) -> JobResult:
     found = reading.found
     progress.count(0, found.num_completions)
     waiting: dict[tuple[int, int], bytes] = {}
@@ -143,13 +158,13 @@ def _stream(engine: AnyEngine, reading: Reading, file: BinaryIO, progress: Progr
             following = (number, index + 1) if index + 1 < found.counts[number - found.first] else (number + 1, 0)
         file.flush()
 
-    work = Work(reading.todo(), reading.reader, found.num_completions, found.needs)
+    work = Workload(reading.todo(), reading.reader, found.num_completions, found.needs)
     stats = generate(engine, work, write, progress, signals)
     stats = {"num_requests": found.num_requests, "num_tokens": num_tokens, "num_resumed": 0, "last_start": stats}
     return JobResult(stats, len(failed), tuple(failed[:MOST_NAMED]), 0)
 
 
-def fill(journal: Journal, engine: AnyEngine, reading: Reading, progress: Progress, signals: StopSignals) -> dict[str, Any]:
+def fill(journal: Journal, engine: AnyEngine, reading: JobLines, progress: Progress, signals: StopSignals) -> dict[str, Any]:
     """Generates what is not in the journal, and appends it; returns statistics."""
 
     def keep(number: int, output: Output) -> None:
@@ -159,6 +174,74 @@ def fill(journal: Journal, engine: AnyEngine, reading: Reading, progress: Progre
 
     num_todo = journal.num_todo
     found = reading.found
-    work = Work(reading.todo(journal.has), reading.reader, num_todo, found.needs)
+    work = Workload(reading.todo(journal.has), reading.reader, num_todo, found.needs)
     progress.count(found.num_completions - num_todo, found.num_completions)
     return generate(engine, work, keep, progress, signals)
+
+
+# Processes that share a mesh -----------------------------------------------------------------------------------------------
+
+
+def check_same_job(engine: AnyEngine, header: Mapping[str, Any]) -> None:
+    """Raises `InputError` unless all processes were given the job with `header`: the same prompts, options and model."""
+    headers = [json.loads(content) for content in engine.agreement.exchange(json.dumps(header).encode())]
+    for process, other in enumerate(headers):
+        if other != headers[0]:
+            parts = "; ".join(differences(other, headers[0], them=f"process {process}", us="process 0"))
+            raise InputError(
+                f"processes that share a mesh need the same job: {parts}. Start all with the same command, files and machines; "
+                "processes that are to run apart need JAX_NUM_PROCESSES=1"
+            )
+
+
+def tell(engine: AnyEngine, outcome: Outcome | None) -> None:
+    """Tells the others the `outcome` of the job, or that it is still to come."""
+    engine.agreement.exchange(json.dumps(outcome).encode())
+
+
+@contextlib.contextmanager
+def refusals_told(engine: AnyEngine) -> Iterator[None]:
+    """Tells the others if the first process refuses the job, in place of the outcome: they would wait for it."""
+    try:
+        yield
+    except InputError as error:
+        engine.agreement.exchange(json.dumps(str(error)).encode())
+        raise
+
+
+def tell_kept(engine: AnyEngine, kept: Sequence[bool]) -> None:
+    """Tells the others which requests of the shard need not be generated, because all their completions are kept."""
+    engine.agreement.exchange(np.packbits(np.asarray(kept, bool)).tobytes())
+
+
+def follow(engine: AnyEngine, spec: JobSpec, signals: StopSignals) -> Outcome:
+    """Generates what the first process does not keep, and writes nothing; returns the outcome.
+
+    Raises `InputError` if a line is malformed or the first process refuses the job, and `Stopped` if a signal arrived at any
+    process.
+    """
+    if (outcome := _told(engine)) is not None:
+        return outcome
+
+    def pass_over(number: int, output: Output) -> None:
+        """The first process keeps it."""
+
+    with read_lines(engine, spec) as reading:
+        found = reading.found
+        content = np.frombuffer(engine.agreement.exchange(b"")[0], np.uint8)
+        kept = np.unpackbits(content, count=len(found.counts)).astype(bool).tolist()
+        num_todo = sum(count for count, is_kept in zip(found.counts, kept, strict=True) if not is_kept)
+        work = Workload(reading.todo(lambda number: kept[number - found.first]), reading.reader, num_todo, found.needs)
+        with Progress(num_todo, "requests", shown=False) as progress:
+            generate(engine, work, pass_over, progress, signals)
+    outcome = _told(engine)
+    assert outcome is not None
+    return outcome
+
+
+def _told(engine: AnyEngine) -> Outcome | None:
+    """Returns what the first process told; raises `InputError` if it refuses the job."""
+    outcome = json.loads(engine.agreement.exchange(b"")[0])
+    if isinstance(outcome, str):
+        raise InputError(outcome)
+    return None if outcome is None else (outcome[0], outcome[1])

@@ -26,7 +26,7 @@ LOGPROB_KEYS = ("top_logprobs", "prompt_logprobs", "prompt_top_logprobs")
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class CheckedLine:
     """A checked line of input. It holds plain data alone, so it can wait in a file.
 
     Attributes:
@@ -65,13 +65,13 @@ class Reader(Protocol):
     def id_of(self, raw: bytes) -> str:
         """The id of a line. Raises `InputError` if it has none."""
 
-    def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = ...) -> Asked:
+    def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = ...) -> CheckedLine:
         """Line `number` of the input; calls `note_id` with its id if it has one.
 
         Raises `InputError` if the line is malformed and no error can answer it.
         """
 
-    def outputs(self, asked: Asked, completions: Sequence[Completion]) -> Sequence[Output]:
+    def outputs(self, asked: CheckedLine, completions: Sequence[Completion]) -> Sequence[Output]:
         """Lines of output that are there with the last of the `completions` of a line; without any, if it has no requests."""
 
 
@@ -93,16 +93,16 @@ class LineReader:
         """See `Reader`."""
         return str(parse_line(raw)["id"])
 
-    def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = pass_over) -> Asked:
+    def asked(self, number: int, raw: bytes, note_id: Callable[[str], object] = pass_over) -> CheckedLine:
         """See `Reader`; `facts` are the metadata of the line."""
         line = parse_line(raw)
         note_id(line["id"])
         if number in self._repeated:
             raise InputError(self._repeated[number])
         request = parse_request(line, self._engine.model, self._engine.config, self._defaults, self._now)
-        return Asked(number, (request,), request.sampling.n, line.get("metadata"))
+        return CheckedLine(number, (request,), request.sampling.n, line.get("metadata"))
 
-    def outputs(self, asked: Asked, completions: Sequence[Completion]) -> Sequence[Output]:
+    def outputs(self, asked: CheckedLine, completions: Sequence[Completion]) -> Sequence[Output]:
         """See `Reader`."""
         last = completions[-1]
         line = completion_line(last, asked.requests[0].sampling.n, asked.facts)

@@ -1,4 +1,4 @@
-"""What the bytes of an output depend on: the header of the journal, and most of the manifest."""
+"""All that the bytes of an output depend on: the header of the journal, and most of the manifest."""
 
 import dataclasses
 import hashlib

@@ -15,13 +15,12 @@ from typing import Any, BinaryIO
 from detspec.engine.request import STATS_FIELDS, Stats
 from detspec.errors import InputError
 from detspec.jobs.chunk_folder import chunk_folder, host_of
-from detspec.jobs.chunks import Chunks, load
+from detspec.jobs.chunks import ChunkedLines, load
 from detspec.jobs.files import find_shards, journal_path, shard_path, sibling
 from detspec.jobs.journal import line_of, read_journal, sound_lines
 from detspec.jobs.lines import Output
 from detspec.jobs.manifest import differences, header_of, read_manifest
-from detspec.jobs.output import MOST_NAMED, counts_of, line_id, put_together
-from detspec.jobs.overwrite import check_free
+from detspec.jobs.output import MOST_NAMED, check_free, counts_of, line_id, put_together
 from detspec.jobs.scan import hash_id, repeated_hashes
 from detspec.jobs.worker import JOB, REJECTS, read_job
 from detspec.read_json import parse_json, read_json_object
@@ -202,8 +201,8 @@ def _merge_workers(out: Path, folder: Path, *, fresh: bool) -> dict[str, Any]:
             journals.add(path, header)
         journals.check(folder)
         each = [stats for path in sorted(folder.glob("*.stats.json")) if (stats := read_json_object(path)) is not None]
-        told = {"num_workers": len(journals.paths), "num_compared": journals.num_compared}
-        told |= {"last_start": add_starts(each) if each else {}}
+        last_start = add_starts(each) if each else {}
+        told = {"num_workers": len(journals.paths), "num_compared": journals.num_compared, "last_start": last_start}
         stats = {**counts_of(found, num_tokens=journals.num_tokens, num_failed=journals.num_failed), **told}
         splits = "openai" in job and bool(journals.num_failed)
         rejects = _lines_of([folder / REJECTS] if found.num_rejected else [])
@@ -221,7 +220,7 @@ class WorkerJournals:
         num_compared: how many more times lines were there, and had the same bytes.
     """
 
-    def __init__(self, chunks: Chunks) -> None:
+    def __init__(self, chunks: ChunkedLines) -> None:
         self.paths: list[Path] = []
         self.num_tokens = self.num_failed = self.num_compared = 0
         self._chunks = chunks

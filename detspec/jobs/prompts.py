@@ -31,7 +31,7 @@ UNSHARDED = (0, 1)
 
 
 class Mark(NamedTuple):
-    """Where a file of prompts can be read from.
+    """A place that a file of prompts can be read from.
 
     Attributes:
         number: index of the next line that is not blank.
@@ -48,7 +48,7 @@ START = Mark(0, 1, 0)
 
 
 class PromptLines(Protocol):
-    """What a job reads: lines with their places, as often as it wants. The attributes are those of `Prompts`."""
+    """Prompts of a job: lines with their places, as often as it wants. The attributes are those of `Prompts`."""
 
     source: str
     name: str
@@ -58,14 +58,11 @@ class PromptLines(Protocol):
     def options(self) -> dict[str, str | None]:
         """How `source` is read, if that needs saying."""
 
-    def marked(self, start: Mark = ...) -> Iterator[tuple[Mark, bytes]]:
+    def lines(self, start: Mark = ...) -> Iterator[tuple[Mark, bytes]]:
         """Lines that are not blank, each with its place."""
 
-    def lines(self, start: Mark = ...) -> Iterator[tuple[int, int, bytes]]:
-        """The same, with index and line number."""
-
     def marks(self, size: int) -> Iterator[Mark]:
-        """Where each block of `size` lines begins."""
+        """Marks of the beginnings of blocks of `size` lines."""
 
     def advice(self, raw: bytes) -> str:
         """An end for the error of a malformed line."""
@@ -101,27 +98,22 @@ class Prompts:
 
     @property
     def options(self) -> dict[str, str | None]:
-        """Nothing has to be said of lines."""
+        """Returns {}: lines need no options."""
         return {}
-
-    def lines(self, start: Mark = START) -> Iterator[tuple[int, int, bytes]]:
-        """Yields index, line number in the file from 1, and bytes of each non-blank line. Use one iterator at a time.
-
-        Raises `InputError` if the file changed since it was opened.
-        """
-        for mark, raw in self.marked(start):
-            yield mark.number, mark.place, raw
 
     def marks(self, size: int) -> Iterator[Mark]:
         """Yields where each block of `size` non-blank lines begins."""
-        return (mark for mark, _ in self.marked() if mark.number % size == 0)
+        return (mark for mark, _ in self.lines() if mark.number % size == 0)
 
     def advice(self, raw: bytes) -> str:
         """Returns "": errors of lines say it all."""
         return ""
 
-    def marked(self, start: Mark = START) -> Iterator[tuple[Mark, bytes]]:
-        """Yields the non-blank lines with their places, see `lines`."""
+    def lines(self, start: Mark = START) -> Iterator[tuple[Mark, bytes]]:
+        """Yields the lines that are not blank, each with its place. Use one iterator at a time.
+
+        Raises `InputError` if the file changed since it was opened.
+        """
         self._file.seek(start.byte)
         number = start.number
         for place, (byte, raw) in enumerate(bounded_lines(self._file), start=start.place):
@@ -139,7 +131,7 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class JobSpec:
-    """What a job reads, and how."""
+    """The input of a job, and how it is read."""
 
     prompts: PromptLines  # the file of prompts
     defaults: SamplingParams  # sampling parameters for fields that a line does not give

@@ -11,6 +11,7 @@ Non-blank lines are numbered from 0 over the whole file, so a line has the same 
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import pickle
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from detspec.engine.policy import Needs
 from detspec.errors import InputError
 from detspec.jobs.batch_lines import KEY as BATCH_KEY
 from detspec.jobs.batch_lines import BatchReader
-from detspec.jobs.lines import Asked, LineReader, Reader, reject_line
+from detspec.jobs.lines import CheckedLine, LineReader, Reader, reject_line
 from detspec.jobs.prompts import MAX_LINE_BYTES, UNSHARDED, JobSpec, PromptLines
 from detspec.read_json import parse_json
 
@@ -73,7 +74,7 @@ class Spool:
 
     def __init__(self, folder: Path | None = None) -> None:
         """An empty one. The file lies in `folder`, by default in that of temporary files."""
-        self._file = tempfile.SpooledTemporaryFile(MOST_BYTES, dir=folder)  # noqa: SIM115
+        self._file = tempfile.SpooledTemporaryFile(MOST_BYTES, dir=None if folder is None else str(folder))  # noqa: SIM115
         self._number = 0
 
     def __enter__(self) -> "Spool":
@@ -99,13 +100,13 @@ class Spool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class JobLines:
     """The lines of a job after all were read.
 
     Attributes:
         found: their counts.
         reader: their format.
-        asked: sound lines of this shard, each an `Asked`.
+        asked: sound lines of this shard, each an `CheckedLine`.
         rejects: for each malformed line of this shard a line of `*.rejects.jsonl`.
     """
 
@@ -114,13 +115,13 @@ class Reading:
     asked: Spool
     rejects: Spool
 
-    def todo(self, is_done: Callable[[int], bool] = lambda _: False) -> Iterator[Asked]:
+    def todo(self, is_done: Callable[[int], bool] = lambda _: False) -> Iterator[CheckedLine]:
         """Yields each sound line for whose number `is_done` is false."""
         return (asked for asked in self.asked if not is_done(asked.number))
 
 
 @contextlib.contextmanager
-def read_lines(engine: AnyEngine, spec: JobSpec, folder: Path | None = None, *, keep: bool = True) -> Iterator[Reading]:
+def read_lines(engine: AnyEngine, spec: JobSpec, folder: Path | None = None, *, keep: bool = True) -> Iterator[JobLines]:
     """Checks the ids of the whole file, and this shard's lines as requests to `engine`.
 
     `folder` is for temporary files. Without `keep`, sound lines are only counted.
@@ -131,7 +132,7 @@ def read_lines(engine: AnyEngine, spec: JobSpec, folder: Path | None = None, *, 
     prompts = spec.prompts
     reader = make_reader(engine, spec, {})
     with Spool(folder) as asked, Spool(folder) as rejects:
-        keep_fn: Callable[[Asked], object] = asked.add if keep else lambda _: None
+        keep_fn: Callable[[CheckedLine], object] = asked.add if keep else lambda _: None
         found, hashes = _check_lines(reader, spec, keep_fn, rejects.add)
         if not found.num_lines:
             raise InputError(
@@ -143,7 +144,7 @@ def read_lines(engine: AnyEngine, spec: JobSpec, folder: Path | None = None, *, 
             reader = make_reader(engine, spec, repeated)
             found, _ = _check_lines(reader, spec, keep_fn, rejects.add)
             found = dataclasses.replace(found, repeated=repeated)
-        yield Reading(found, reader, asked, rejects)
+        yield JobLines(found, reader, asked, rejects)
 
 
 def make_reader(engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -> Reader:
@@ -153,9 +154,7 @@ def make_reader(engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -
 
 def is_openai(prompts: PromptLines) -> bool:
     """Whether the lines are OpenAI's: the first that is a JSON object with one of the two ids has theirs."""
-    for number, _, raw in prompts.lines():
-        if number == MOST_GUESSED:
-            break
+    for _, raw in itertools.islice(prompts.lines(), MOST_GUESSED):
         with contextlib.suppress(InputError):
             line = parse_json(raw) if len(raw) <= MAX_LINE_BYTES else None
             if isinstance(line, dict) and (BATCH_KEY in line or "id" in line):
@@ -180,7 +179,7 @@ def hash_id(id: str) -> int:
 
 
 def _check_lines(
-    reader: Reader, spec: JobSpec, keep: Callable[[Asked], object], reject: Callable[[bytes], object]
+    reader: Reader, spec: JobSpec, keep: Callable[[CheckedLine], object], reject: Callable[[bytes], object]
 ) -> tuple[Scan, "array[int]"]:
     """Reads all lines, and hands over the sound and the malformed ones of the shard; returns counts, and hashes of all ids."""
     prompts = spec.prompts
@@ -196,20 +195,20 @@ def _check_lines(
     def note_id(id: str) -> None:
         hashes.append(hash_id(id))
 
-    for number, place, raw in prompts.lines():
+    for mark, raw in prompts.lines():
         num_lines += 1
-        is_ours = first <= number < end
+        is_ours = first <= mark.number < end
         try:
             if not is_ours:
                 note_id(reader.id_of(raw))
                 continue
-            asked = reader.asked(number, raw, note_id)
+            asked = reader.asked(mark.number, raw, note_id)
         except InputError as error:
             why = f"{error}{prompts.advice(raw) if is_ours else ''}"
             if spec.is_strict:
-                raise InputError(f"{prompts.name} line {place}: {why}") from error
+                raise InputError(f"{prompts.name} line {mark.place}: {why}") from error
             if is_ours:
-                reject(reject_line(place, why, raw))
+                reject(reject_line(mark.place, why, raw))
                 counts.append(0)
             continue
         keep(asked)
@@ -235,13 +234,13 @@ def _find_repeated(reader: Reader, spec: JobSpec, suspects: set[int]) -> dict[in
     """
     place_of: dict[str, int] = {}
     repeated: dict[int, str] = {}
-    for number, place, raw in spec.prompts.lines():
+    for mark, raw in spec.prompts.lines():
         try:
             id = reader.id_of(raw)
         except InputError:
             continue
-        if hash_id(id) in suspects and place_of.setdefault(id, place) != place:
-            repeated[number] = f"id {id!r} was already used on line {place_of[id]}"
+        if hash_id(id) in suspects and place_of.setdefault(id, mark.place) != mark.place:
+            repeated[mark.number] = f"id {id!r} was already used on line {place_of[id]}"
             if spec.is_strict:
-                raise InputError(f"{spec.prompts.name} line {place}: {repeated[number]}")
+                raise InputError(f"{spec.prompts.name} line {mark.place}: {repeated[mark.number]}")
     return repeated

@@ -7,13 +7,14 @@
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from detspec.engine.engine_group import AnyEngine
-from detspec.jobs.chunk_folder import ChunkFolder, Claim, Task
-from detspec.jobs.chunks import Chunks, choose, choose_to_help, is_to_check
+from detspec.jobs.chunk_folder import ChunkFolder, ChunkTask, Claim
+from detspec.jobs.chunks import ChunkedLines, choose, choose_to_help, is_to_check
 from detspec.jobs.journal import Journal, line_of, sound_lines
-from detspec.jobs.lines import Asked, Output
+from detspec.jobs.lines import CheckedLine, Output
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import make_reader
 from detspec.progress import Progress
@@ -36,7 +37,7 @@ class _Held:
         tails: how far journals of other workers were read.
     """
 
-    task: Task
+    task: ChunkTask
     others: tuple[Claim, ...]
     missing: dict[int, set[int]]
     authors: set[str] = dataclasses.field(default_factory=set)
@@ -64,7 +65,7 @@ class Share:
         engine: AnyEngine,
         spec: JobSpec,
         folder: ChunkFolder,
-        chunks: Chunks,
+        chunks: ChunkedLines,
         journal: Journal,
         double_check: float,
         progress: Progress,
@@ -80,9 +81,9 @@ class Share:
         numbers = range(len(chunks.marks))
         sha256 = spec.prompts.sha256
         self._to_check = [chunk for chunk in numbers if double_check and is_to_check(chunk, double_check, sha256)]
-        self._all = {*map(Task, numbers), *(Task(chunk, is_check=True) for chunk in self._to_check)}
-        self._held: dict[Task, _Held] = {}
-        self._counted: set[Task] = set()  # tasks that are counted on the bar
+        self._all = {*map(ChunkTask, numbers), *(ChunkTask(chunk, is_check=True) for chunk in self._to_check)}
+        self._held: dict[ChunkTask, _Held] = {}
+        self._counted: set[ChunkTask] = set()  # tasks that are counted on the bar
         self._first = 0  # chunks before have claims
         self._open: dict[int, list[int]] = {}  # lines of input in flight: lines of output to come, samples
         self._looked = self._synced = folder.clock.now()
@@ -95,7 +96,7 @@ class Share:
         self._look()
         return self._view.done.issuperset(self._all)
 
-    def lines(self) -> Iterator[Asked | None]:
+    def lines(self) -> Iterator[CheckedLine | None]:
         """Yields the lines of one chunk after the other; None while there is nothing to do."""
         while not self.is_over():
             held = self._claim_next()
@@ -119,9 +120,9 @@ class Share:
         if not self._open[number][0]:
             del self._open[number]
         chunk = number // self._chunks.size
-        check = self._held.get(Task(chunk, is_check=True))
+        check = self._held.get(ChunkTask(chunk, is_check=True))
         self._journal.add(number, output, again=check is not None)
-        held = check or self._held.get(Task(chunk))
+        held = check or self._held.get(ChunkTask(chunk))
         if held is not None:  # else others have finished the chunk meanwhile
             held.arrived(number, output.index, self._folder.worker)
         self._journal.flush()
@@ -135,41 +136,38 @@ class Share:
         while True:
             self._skip_claimed()
             authors = self._folder.authors
-            take = choose(self._view, worker, num_chunks, first=self._first, to_check=self._to_check, authors=authors)
-            if take is None and sum(samples for _, samples in self._open.values()) < self._engine.num_places:
-                take = choose_to_help(self._view, worker)
-            if take is None or not self._open.keys().isdisjoint(self._chunks.numbers(take.task.chunk)):
+            task = choose(self._view, worker, num_chunks, first=self._first, to_check=self._to_check, authors=authors)
+            if task is None and sum(samples for _, samples in self._open.values()) < self._engine.num_places:
+                task = choose_to_help(self._view, worker)
+            if task is None or not self._open.keys().isdisjoint(self._chunks.numbers(task.chunk)):
                 return None  # or it is still in flight here
-            if self._folder.claim(take.task, take.attempt, self._journal.end):
+            claims = self._view.claims.get(task, ())
+            if self._folder.claim(task, len(claims), self._journal.end):
                 break
-            if take.attempt or take.task.is_check:
+            if claims or task.is_check:
                 tries += 1
                 if tries == MOST_TRIES:
                     return None
                 self._look(at_once=True)
             else:
-                self._first = take.task.chunk + 1  # another worker was first
+                self._first = task.chunk + 1  # another worker was first
         counts = self._chunks.found.counts
-        held = _Held(
-            take.task, take.others, {n: set(range(counts[n])) for n in self._chunks.numbers(take.task.chunk) if counts[n]}
-        )
-        self._held[take.task] = held
+        missing = {number: set(range(counts[number])) for number in self._chunks.numbers(task.chunk) if counts[number]}
+        held = _Held(task, () if task.is_check else claims, missing)
+        self._held[task] = held
         self._read_others(held)
         self._finish()
         return held
 
     def _skip_claimed(self) -> None:
-        while (task := Task(self._first)) in self._view.done or task in self._view.claims or task in self._held:
+        while (task := ChunkTask(self._first)) in self._view.done or task in self._view.claims or task in self._held:
             self._first += 1
 
     def _read(self, chunk: int, *, backwards: bool) -> list[tuple[int, bytes]]:
         """Numbers and bytes of the chunk's lines, in their order or, to meet others that do it, `backwards`."""
         numbers = self._chunks.numbers(chunk)
-        lines = []
-        for number, _, raw in self._prompts.lines(self._chunks.marks[chunk]):
-            if number >= numbers.stop:
-                break
-            lines.append((number, raw))
+        marked = itertools.islice(self._prompts.lines(self._chunks.marks[chunk]), len(numbers))
+        lines = [(mark.number, raw) for mark, raw in marked]
         return lines[::-1] if backwards else lines
 
     def _finish(self, *, at_once: bool = False) -> None:

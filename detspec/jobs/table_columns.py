@@ -39,7 +39,7 @@ class Columns(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Those that are there."""
+        """The columns that are there."""
         return [name for name in self if name is not None]
 
 

@@ -28,7 +28,7 @@ def is_table(source: str) -> bool:
 
 
 def table_kind(path: Path) -> str:
-    """Which of `TABLES` the file is; `InputError` if it is none, or cannot be read."""
+    """Tells which of `TABLES` the file is; `InputError` if it is none, or cannot be read."""
     head = _head(path)
     kind = kind_of(head)
     if kind in TABLES:

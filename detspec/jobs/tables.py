@@ -4,15 +4,16 @@ Row 7 of a table with a column `prompt` is read as the line `{"id": "7", "prompt
 for rows: checks, rejected ones, chunks, audits. Rows stream: memory holds one row group of a parquet file, or one batch.
 """
 
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from detspec.errors import InputError
-from detspec.jobs.file_kinds import refuse_foreign, refuse_other_text
+from detspec.jobs.file_kinds import ARROW_FILE, PARQUET, refuse_foreign, refuse_other_text
 from detspec.jobs.prompts import INSTALL, START, Mark, Prompts, hash_file
 from detspec.jobs.table_columns import (
     CHAT,
@@ -27,9 +28,9 @@ from detspec.jobs.table_columns import (
     text_cell,
 )
 from detspec.jobs.table_files import is_table, table_files, table_kind
-from detspec.jobs.table_rows import read_rows, read_schema
 from detspec.say import say
 
+BATCH_ROWS = 256
 MOST_GUESSED = 1000  # lines that may tell what a text is
 MOST_SHOWN = 40  # characters of a text that is named
 
@@ -78,18 +79,14 @@ class TablePrompts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing stays open."""
+        """Does nothing: no file stays open."""
 
     @property
     def options(self) -> dict[str, str | None]:
         """The columns that are read, but for metadata."""
         return {"column": self.columns.prompt, "id_column": self.columns.id}
 
-    def lines(self, start: Mark = START) -> Iterator[tuple[int, int, bytes]]:
-        """Yields number of the row from 0, from 1, and the row as a line; see `marked`."""
-        return ((mark.number, mark.place, raw) for mark, raw in self.marked(start))
-
-    def marked(self, start: Mark = START) -> Iterator[tuple[Mark, bytes]]:
+    def lines(self, start: Mark = START) -> Iterator[tuple[Mark, bytes]]:
         """Yields rows as lines with their places; `InputError` if the files changed since they were opened."""
         number = 0
         for skipped, rows in self._batches(start.number):
@@ -174,7 +171,7 @@ def open_prompts(source: str, *, column: str | None = None, id_column: str | Non
     prompts = Prompts(source)
     try:
         refuse_foreign(prompts.head, prompts.name)
-        refuse_other_text((raw for _, _, raw in itertools.islice(prompts.lines(), MOST_GUESSED)), prompts.name)
+        refuse_other_text((raw for _, raw in itertools.islice(prompts.lines(), MOST_GUESSED)), prompts.name)
         if column is not None or id_column is not None:
             raise InputError(f"--column and --id-column are for tables such as parquet files, {source} holds lines")
     except InputError:
@@ -187,3 +184,71 @@ def hash_table(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hash_file(file)
+
+
+# Rows of one file ---------------------------------------------------------------------------------------------------------
+
+
+def read_schema(path: Path, kind: str) -> Any:
+    """Reads the schema of a file of this kind; `InputError` if it is damaged."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        if kind == PARQUET:
+            return parquet.read_schema(path)
+        with pa.memory_map(str(path)) as source, _reader(source, kind) as reader:
+            return reader.schema
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path} is no table that can be read: {error}") from error
+
+
+def read_rows(path: Path, kind: str, names: Sequence[str], first: int | None) -> Iterator[tuple[int, Any]]:
+    """Yields how many rows are passed over, and batches of rows with these columns at least; one of both is 0 or None.
+
+    Row `first` of the file and those after it are read, none if it is None. Raises `InputError` if the file is damaged.
+    """
+    import pyarrow as pa
+
+    number = 0
+    try:
+        for num_rows, read in (_parquet if kind == PARQUET else _arrow)(path, kind, names):
+            number += num_rows
+            if first is None or number <= first:
+                yield num_rows, None
+            else:
+                for rows in read():
+                    yield 0, rows
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path} is damaged, or ends early: {error}") from error
+
+
+def _parquet(path: Path, _: str, names: Sequence[str]) -> Iterator[tuple[int, Callable[[], Iterator[Any]]]]:
+    """The number of rows in each group, and what reads them; a batch would else be filled from several groups."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            num_rows = file.metadata.row_group(group).num_rows
+            yield num_rows, functools.partial(file.iter_batches, BATCH_ROWS, row_groups=[group], columns=names)
+
+
+def _arrow(path: Path, kind: str, _: Sequence[str]) -> Iterator[tuple[int, Callable[[], Iterator[Any]]]]:
+    """The number of rows in each batch, and what cuts it into smaller ones."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source, _reader(source, kind) as reader:
+        written = map(reader.get_batch, range(reader.num_record_batches)) if kind == ARROW_FILE else reader
+        for rows in written:
+            yield rows.num_rows, functools.partial(_parts, rows)
+
+
+def _parts(rows: Any) -> Iterator[Any]:
+    """`rows` as batches of at most `BATCH_ROWS`."""
+    return (rows.slice(begin, BATCH_ROWS) for begin in range(0, rows.num_rows, BATCH_ROWS))
+
+
+def _reader(source: Any, kind: str) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.open_file(source) if kind == ARROW_FILE else pa.ipc.open_stream(source)

@@ -12,19 +12,17 @@ from typing import Any
 
 from detspec.engine.engine_group import AnyEngine
 from detspec.errors import InputError
-from detspec.jobs.chunk_folder import STALE_S, ChunkFolder, Clock, chunk_folder, worker_name
-from detspec.jobs.chunks import Chunks, cut, load, store
-from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, new_file_once, new_files, pretty_json
-from detspec.jobs.generation import Work, generate
-from detspec.jobs.job import Unfinished
+from detspec.jobs.chunk_folder import STALE_S, ChunkFolder, WorkerClock, chunk_folder, worker_name
+from detspec.jobs.chunks import ChunkedLines, cut, load, store
+from detspec.jobs.files import new_file_once, new_files, pretty_json
+from detspec.jobs.generation import StopSignals, Workload, generate
+from detspec.jobs.job import unfinished_if_stopped
 from detspec.jobs.journal import open_journal
 from detspec.jobs.manifest import HEADER_KEYS, complete_manifest, differences, job_header, job_manifest
-from detspec.jobs.output import JobResult
-from detspec.jobs.overwrite import check_free
+from detspec.jobs.output import JobResult, check_free
 from detspec.jobs.prompts import JobSpec
 from detspec.jobs.scan import read_lines
 from detspec.jobs.share import Share
-from detspec.jobs.signals import Stopped, StopSignals
 from detspec.progress import Progress
 from detspec.read_json import read_json_object
 
@@ -48,7 +46,7 @@ class WorkerOptions:
     double_check: float = 0.0
     chunk_lines: int | None = None
     name: str | None = None
-    clock: Clock = dataclasses.field(default_factory=Clock)
+    clock: WorkerClock = dataclasses.field(default_factory=WorkerClock)
     stale_s: float = STALE_S
     has_heartbeat: bool = True
 
@@ -74,40 +72,31 @@ def run_worker(
     check_free(out, header, "name another --out, or remove it")
     name = options.name or worker_name()
     folder = ChunkFolder(chunk_folder(out), name, clock=options.clock, stale_s=options.stale_s)
-    try:
-        with contextlib.ExitStack() as stack:
-            if options.has_heartbeat:
-                stack.enter_context(folder.alive())
-            else:
-                folder.beat()
-            progress = stack.enter_context(Progress(0, "requests"))
-            began = time.perf_counter()
-            progress.stage("reading the prompts", at_once=True)
-            chunks = _obtain(engine, spec, folder, header, options.chunk_lines)
-            folder.forget_lost()
-            scan_s = round(time.perf_counter() - began, 3)
-            journal = stack.enter_context(open_journal(folder.file("journal"), header))
-            journal.load(0, chunks.found.counts)
-            share = Share(engine, spec, folder, chunks, journal, options.double_check, progress)
-            if share.is_over():
-                journal.remove()
-                return JobResult({}, 0, (), chunks.found.num_rejected)
-            work = Work(share.lines(), share.reader, chunks.found.num_completions, chunks.found.needs, share.is_over)
-            stats = generate(engine, work, share.keep, progress, signals or StopSignals())
-            stats = {"worker": name, "num_chunks": share.num_finished, "load_s": round(load_s, 3), "scan_s": scan_s, **stats}
-            with new_files(folder.file("stats.json")) as (file,):
-                file.write(pretty_json(stats))
-            counts = {"num_requests": chunks.found.num_requests, "num_tokens": journal.num_tokens, "num_resumed": 0}
-            return JobResult({**counts, "last_start": stats}, journal.num_failed, (), chunks.found.num_rejected)
-    except Stopped as stopped:
-        why = str(stopped)
-        code = stopped.exit_code
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        why = f"error: cannot write {error.filename or folder.path}: {error.strerror}"
-        code = NO_ROOM_CODE
-    raise Unfinished(f"{why}: what is finished is kept in {folder.path}, and other workers go on with the rest", code)
+    rest = f"what is finished is kept in {folder.path}, and other workers go on with the rest"
+    with unfinished_if_stopped(folder.path, lambda: rest), contextlib.ExitStack() as stack:
+        if options.has_heartbeat:
+            stack.enter_context(folder.alive())
+        else:
+            folder.beat()
+        progress = stack.enter_context(Progress(0, "requests"))
+        began = time.perf_counter()
+        progress.stage("reading the prompts", at_once=True)
+        chunks = _obtain(engine, spec, folder, header, options.chunk_lines)
+        folder.forget_lost()
+        scan_s = round(time.perf_counter() - began, 3)
+        journal = stack.enter_context(open_journal(folder.file("journal"), header))
+        journal.load(0, chunks.found.counts)
+        share = Share(engine, spec, folder, chunks, journal, options.double_check, progress)
+        if share.is_over():
+            journal.remove()
+            return JobResult({}, 0, (), chunks.found.num_rejected)
+        work = Workload(share.lines(), share.reader, chunks.found.num_completions, chunks.found.needs, share.is_over)
+        stats = generate(engine, work, share.keep, progress, signals or StopSignals())
+        stats = {"worker": name, "num_chunks": share.num_finished, "load_s": round(load_s, 3), "scan_s": scan_s, **stats}
+        with new_files(folder.file("stats.json")) as (file,):
+            file.write(pretty_json(stats))
+        counts = {"num_requests": chunks.found.num_requests, "num_tokens": journal.num_tokens, "num_resumed": 0}
+        return JobResult({**counts, "last_start": stats}, journal.num_failed, (), chunks.found.num_rejected)
 
 
 def read_job(folder: Path) -> dict[str, Any] | None:
@@ -115,7 +104,7 @@ def read_job(folder: Path) -> dict[str, Any] | None:
     return read_json_object(folder / JOB)
 
 
-def _obtain(engine: AnyEngine, spec: JobSpec, folder: ChunkFolder, header: dict[str, Any], size: int | None) -> Chunks:
+def _obtain(engine: AnyEngine, spec: JobSpec, folder: ChunkFolder, header: dict[str, Any], size: int | None) -> ChunkedLines:
     """The chunks of the job, scanned by this worker unless another one has.
 
     Raises `InputError` if the folder belongs to another job, or chunks have another size.

@@ -16,7 +16,7 @@ from pathlib import Path
 from detspec.engine.engine import Engine
 from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
-from detspec.jobs.audit_responses import GIVEN_KEY, HEADER_KEYS
+from detspec.jobs.audit import GIVEN_KEY, HEADER_KEYS
 from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE
 from detspec.jobs.lines import completion_line
 from detspec.read_json import parse_json

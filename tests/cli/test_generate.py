@@ -13,7 +13,7 @@ import pytest
 from detspec.cli import generate as cli_generate
 from detspec.cli.commands import main
 from detspec.errors import InputError
-from detspec.jobs.signals import StopSignals
+from detspec.jobs.generation import StopSignals
 from tests.engine.byte_model import broken_params, some_prompts, write_folder
 
 OPTIONS = ("--max-tokens", "12", "--max-len", "64", "--max-requests", "2", "--method", "none", "--temperature", "0.7")

@@ -25,7 +25,7 @@ import numpy as np
 from detspec.engine.agreement import Alone
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.request import Completion, Request, Stats, Update, completion_digest, request_of
-from detspec.jobs.chunk_folder import Clock
+from detspec.jobs.chunk_folder import WorkerClock
 from tests.engine.byte_model import SCHEDULE
 from tests.engine.fake_device import FAKE_MODEL
 
@@ -203,7 +203,7 @@ class World:
         heapq.heappush(self._events, (when, self._count, event))
 
 
-class WorldClock(Clock):
+class WorldClock(WorkerClock):
     """The world's time, as one worker sees it."""
 
     def __init__(self, world: World, name: str) -> None:
@@ -222,7 +222,7 @@ class WorldClock(Clock):
 
 
 def ideal_seconds(num_tokens: int, places: int, spans: list[tuple[float, float, float]]) -> float:
-    """Seconds until engines commit `num_tokens`; `spans` are speed, begin and end of each stretch that one of them runs."""
+    """Seconds until engines commit `num_tokens`; `spans` are speed, begin and end of each time in which one of them runs."""
     moments = sorted({moment for _, begin, end in spans for moment in (begin, end)})
     left = float(num_tokens)
     for begin, end in itertools.pairwise(moments):

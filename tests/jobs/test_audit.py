@@ -16,10 +16,10 @@ from detspec.engine.replayer import Replayer
 from detspec.environment import fingerprint
 from detspec.errors import InputError
 from detspec.jobs.audit import run_audit
-from detspec.jobs.audit_report import AuditReport
+from detspec.jobs.difference import AuditReport
 from detspec.jobs.job import run_job
-from detspec.jobs.origin import machine_differences, read_origin
 from detspec.jobs.prompts import JobSpec, Prompts
+from detspec.jobs.records import machine_differences, read_origin
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, broken_params, some_prompts, some_sampling, without_tokenizer
 
@@ -336,7 +336,7 @@ def test_samples_that_were_not_asked_for_are_refused(model, rich, tmp_path, inde
 
 def test_another_machine_is_named_first(model, job, monkeypatch):
     here = {"detspec": "1", "jaxlib": "0.0.1", "backend": "cpu"}
-    monkeypatch.setattr("detspec.jobs.origin.fingerprint", lambda: here)
+    monkeypatch.setattr("detspec.jobs.records.fingerprint", lambda: here)
     report = audit(model, job)
     assert report.reproduced  # digests are those of the machine that the manifest names
     assert report.table().splitlines()[1].startswith("another machine: jaxlib is '0.0.1', the records' was '")
@@ -355,7 +355,7 @@ def test_other_options_of_the_records_programs_are_named_as_a_difference(job):
 def test_flags_that_an_older_manifest_does_not_say_are_no_difference(job, monkeypatch, recorded, named):
     origin = read_origin(job / "out.jsonl")
     here = {name: value for name, value in origin.fingerprint.items() if name in fingerprint()}
-    monkeypatch.setattr("detspec.jobs.origin.fingerprint", lambda: {**here, "flags": "--a=1"})
+    monkeypatch.setattr("detspec.jobs.records.fingerprint", lambda: {**here, "flags": "--a=1"})
     there = dataclasses.replace(origin, fingerprint={**origin.fingerprint, **recorded})
     assert machine_differences(there, "1") == named
 

@@ -13,8 +13,7 @@ import pytest
 from detspec.checkpoint.chat import ChatTemplate
 from detspec.errors import InputError
 from detspec.jobs.audit import run_audit
-from detspec.jobs.audit_lines import first_difference
-from detspec.jobs.audit_report import AuditReport
+from detspec.jobs.difference import AuditReport, first_other
 from detspec.jobs.job import run_job
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.sampling_params import SamplingParams
@@ -135,9 +134,9 @@ def test_each_change_is_found_and_named_and_nothing_else(job, name):
     custom_id, change, said = CHANGES[name]
     (record,) = (record for record in read(job / "out.jsonl") if record["custom_id"] == custom_id)
     changed = json.loads(json.dumps(record))
-    assert first_difference(changed, record) is None
+    assert first_other(changed, record) is None
     change(changed)
-    found = first_difference(changed, record)
+    found = first_other(changed, record)
     assert found is not None
     assert found.startswith(said)
 
@@ -201,7 +200,7 @@ def test_what_is_no_output_is_one_error(talking, job, tmp_path):
 
 def test_another_machine_is_named_and_answers_are_those_of_its_job(talking, job, monkeypatch):
     here = {"detspec": "1", "jaxlib": "0.0.1", "backend": "cpu"}
-    monkeypatch.setattr("detspec.jobs.origin.fingerprint", lambda: here)
+    monkeypatch.setattr("detspec.jobs.records.fingerprint", lambda: here)
     monkeypatch.setattr("detspec.engine.engine.fingerprint", lambda: here)
     report = audit(talking, job)
     assert report.reproduced

@@ -14,12 +14,12 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.jobs.batch_lines import seed_of
 from detspec.jobs.files import shard_path, sibling
+from detspec.jobs.generation import Stopped
 from detspec.jobs.job import Unfinished, run_job, stream_job
 from detspec.jobs.manifest import job_header
 from detspec.jobs.merge import merge
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
 from detspec.jobs.scan import is_openai
-from detspec.jobs.signals import Stopped
 from detspec.jobs.worker import WorkerOptions, run_worker
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, broken_params, without_tokenizer

@@ -23,7 +23,7 @@ from detspec.engine.request import Request
 from detspec.jobs.difference import difference_of
 from detspec.jobs.job import run_job
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
-from detspec.jobs.records import parse_record
+from detspec.jobs.records import Recorded, parse_record
 from detspec.sampling_params import SamplingParams
 from detspec.schedule import Budget, Numerics, Schedule
 from tests.decoders import TOKENS, bytes_after, small_library, small_tokenizer
@@ -217,7 +217,7 @@ def test_audit_finds_a_text_that_should_have_ended_elsewhere(requests, alone, mo
 
         def differs(line=line, request=request, **changes):
             record = parse_record(json.dumps({**line, **changes}).encode(), model.cfg.vocab_size)
-            return difference_of(record, request, replay_of(request, record.token_ids, model), model, context)
+            return difference_of(Recorded(record, request), replay_of(request, record.token_ids, model), model, context)
 
         assert differs() is None
         assert "text" in str(differs(text=completion.text + "x"))

@@ -20,12 +20,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
+from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
 from detspec.jobs import prompts as prompts_module
 from detspec.jobs.prompts import Prompts
-from detspec.jobs.records import PromptsById
+from detspec.jobs.records import Origin, PromptsById
 from detspec.jobs.scan import is_openai
 from detspec.jobs.tables import TablePrompts, open_prompts
+from detspec.sampling_params import SamplingParams
 
 LINES = b"".join(json.dumps({"id": f"{i}", "prompt": f"é{i}"}).encode() + b"\n" for i in range(50))
 PACKED_LINES = gzip.compress(LINES)
@@ -127,7 +129,7 @@ def test_line_with_the_letters_of_a_tar_archive_at_their_place_is_a_line(word, t
     content = f'{start}{"x" * (257 - len(start))}{word}"}}\n'.encode()
     assert content[257:262] == b"ustar"
     with open_prompts(file(tmp_path, content)) as prompts:
-        assert [raw for _, _, raw in prompts.lines()] == [content[:-1]]
+        assert [raw for _, raw in prompts.lines()] == [content[:-1]]
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -161,7 +163,7 @@ def test_copy_on_a_full_disk_is_one_error_that_names_file_and_folder(content, tm
     assert found.value.errno == errno.ENOSPC
     if content is PACKED_LINES:
         with pytest.raises(InputError, match="TMPDIR"):
-            PromptsById(Path(source), "")
+            PromptsById(Path(source), Origin("", {}, {}, SamplingParams(), EngineConfig(), source="", sha256=""))
     assert (tmp_path / "in.jsonl").read_bytes() == content
 
 
@@ -169,10 +171,10 @@ def test_copy_on_a_full_disk_is_one_error_that_names_file_and_folder(content, tm
 @pytest.mark.parametrize("kind", PACKED)
 def test_packed_lines_are_those_of_the_file_whatever_its_name(kind, name, tmp_path):
     with open_prompts(file(tmp_path, PACKED[kind], name)) as packed, Prompts(file(tmp_path, LINES, "plain")) as plain:
-        assert list(packed.marked()) == list(plain.marked())
+        assert list(packed.lines()) == list(plain.lines())
         assert packed.sha256 == plain.sha256
         marks = list(packed.marks(20))
-        assert [next(packed.lines(mark))[2] for mark in marks] == [next(plain.lines(mark))[2] for mark in marks]
+        assert [next(packed.lines(mark)) for mark in marks] == [next(plain.lines(mark)) for mark in marks]
 
 
 def test_digest_of_packed_lines_is_of_the_lines(tmp_path):
@@ -188,7 +190,7 @@ def test_digest_of_packed_lines_is_of_the_lines(tmp_path):
 @pytest.mark.parametrize("kind", TABLES)
 def test_tables_are_read_whatever_their_name(kind, name, tmp_path):
     prompts = open_prompts(file(tmp_path, table_bytes(TABLES[kind]), name))
-    assert [json.loads(raw) for _, _, raw in prompts.lines()] == [{"id": "0", "prompt": "a"}]
+    assert [json.loads(raw) for _, raw in prompts.lines()] == [{"id": "0", "prompt": "a"}]
 
 
 def test_lines_are_read_under_the_name_of_a_table(tmp_path):
@@ -290,7 +292,7 @@ def test_line_that_unpacks_without_end_is_not_held(tmp_path, monkeypatch):
     source = file(tmp_path, gzip.compress(b'{"id": "' + b"x" * 20_000_000 + b"\n" + LINES))
     tracemalloc.start()
     with open_prompts(source) as prompts:
-        assert [len(raw) for _, _, raw in prompts.lines()][:2] == [100_001, len(LINES.splitlines()[0])]
+        assert [len(raw) for _, raw in prompts.lines()][:2] == [100_001, len(LINES.splitlines()[0])]
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 6_000_000

@@ -21,9 +21,8 @@ from detspec.jobs.journal import open_journal, read_journal
 from detspec.jobs.lines import parse_line, parse_request
 from detspec.jobs.manifest import job_header, job_manifest
 from detspec.jobs.merge import merge
-from detspec.jobs.origin import machine_differences, read_origin
 from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec, Prompts
-from detspec.jobs.records import PromptsById, parse_record
+from detspec.jobs.records import Origin, PromptsById, machine_differences, parse_record, read_origin
 from detspec.jobs.scan import read_lines
 from detspec.read_json import parse_json
 from detspec.sampling_params import SamplingParams
@@ -158,7 +157,7 @@ def test_line_without_an_end_is_not_held(one_row, tmp_path, monkeypatch):
     sound = json.dumps({"id": "a", "prompt": "x"}).encode()
     (tmp_path / "in.jsonl").write_bytes(b"\n".join([b'"' + b"x" * 1000, sound, b"y" * 101, b"z" * 100 + b"\n"]))
     with Prompts(str(tmp_path / "in.jsonl")) as prompts:
-        assert [(place, len(raw)) for _, place, raw in prompts.lines()] == [(1, 101), (2, len(sound)), (3, 101), (4, 100)]
+        assert [(mark.place, len(raw)) for mark, raw in prompts.lines()] == [(1, 101), (2, len(sound)), (3, 101), (4, 100)]
         with read_lines(one_row, JobSpec(prompts, DEFAULTS, on_error="reject")) as reading:
             rejected = list(reading.rejects)
             assert reading.found.num_requests == 1
@@ -188,9 +187,10 @@ def test_prompts_of_an_audit_are_found_or_are_one_error(one_row, chatty, tmp_pat
         sha256 = prompts.sha256
 
     def read() -> None:
-        with PromptsById(tmp_path / "in.jsonl", sha256) as asked:
+        origin = Origin("", {}, {}, DEFAULTS, one_row.config, source="", sha256=sha256)
+        with PromptsById(tmp_path / "in.jsonl", origin) as asked:
             for id in ("a", "b", "c"):
-                asked.asked(id, chatty, one_row.config, DEFAULTS)
+                asked.asked(id, chatty)
 
     outcome(read)
 

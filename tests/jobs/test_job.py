@@ -21,13 +21,13 @@ from detspec.jobs import job as jobs
 from detspec.jobs import output
 from detspec.jobs.dry_run import plan_job
 from detspec.jobs.files import journal_path, shard_path, sibling
+from detspec.jobs.generation import StopSignals
 from detspec.jobs.job import JobResult, Unfinished, run_job, stream_job
 from detspec.jobs.journal import open_journal
 from detspec.jobs.lines import completion_line, parse_line, parse_request, reject_line
 from detspec.jobs.manifest import job_header
 from detspec.jobs.merge import merge
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
-from detspec.jobs.signals import StopSignals
 from detspec.progress import Progress
 from detspec.sampling_params import SamplingParams
 from tests.engine.byte_model import SCHEDULE, broken_params, some_prompts, some_sampling, without_tokenizer

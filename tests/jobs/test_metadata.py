@@ -10,8 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from detspec.errors import InputError
-from detspec.jobs.audit import metadata_difference
 from detspec.jobs.convert_output import convert_output
+from detspec.jobs.difference import metadata_difference
 from detspec.jobs.job import run_job, stream_job
 from detspec.jobs.lines import MAX_METADATA_BYTES, parse_line, parse_request
 from detspec.jobs.prompts import JobSpec, Prompts
@@ -67,7 +67,7 @@ def test_metadata_reach_parquet_and_come_back(tmp_path):
     texts = table["metadata"].to_pylist()
     assert [None if text is None else json.loads(text) for text in texts] == CARRIED
     prompts = open_prompts(str(tmp_path / "out.parquet"), column="token_ids", id_column="id")
-    again = [json.loads(raw) for _, _, raw in prompts.lines()]
+    again = [json.loads(raw) for _, raw in prompts.lines()]
     assert [line.get("metadata") for line in again] == [line.get("metadata") for line in found]
 
 
@@ -91,7 +91,7 @@ def test_metadata_that_cannot_travel_are_refused_by_name(metadata, said):
 
 def table_lines(folder: Path, metadata) -> list[dict]:
     parquet.write_table(pa.table({"prompt": ["a", "b"], "metadata": metadata}), folder / "x.parquet")
-    return [json.loads(raw) for _, _, raw in open_prompts(str(folder / "x.parquet")).lines()]
+    return [json.loads(raw) for _, raw in open_prompts(str(folder / "x.parquet")).lines()]
 
 
 MAPS = pa.array([[("a", None), ("b", 1)], None], pa.map_(pa.string(), pa.int32()))
@@ -147,7 +147,7 @@ def test_column_of_metadata_that_are_no_objects_is_passed_over_with_a_line_that_
 def test_metadata_that_shards_disagree_on_are_passed_over(second, tmp_path, capsys):
     parquet.write_table(pa.table({"prompt": ["a"], "metadata": [{"a": 1}]}), tmp_path / "x-0-of-2.parquet")
     parquet.write_table(pa.table({"prompt": ["b"], **second}), tmp_path / "x-1-of-2.parquet")
-    found = [json.loads(raw) for _, _, raw in open_prompts(str(tmp_path)).lines()]
+    found = [json.loads(raw) for _, raw in open_prompts(str(tmp_path)).lines()]
     assert found == [{"id": "0", "prompt": "a"}, {"id": "1", "prompt": "b"}]
     assert "x-1-of-2.parquet has" in capsys.readouterr().err
 

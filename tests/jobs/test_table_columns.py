@@ -31,7 +31,7 @@ def stream(folder: Path, columns: dict) -> str:
 
 
 def lines(folder: Path, columns: dict, **options) -> list[dict]:
-    found = [json.loads(raw) for _, _, raw in open_prompts(stream(folder, columns), **options).lines()]
+    found = [json.loads(raw) for _, raw in open_prompts(stream(folder, columns), **options).lines()]
     assert [line.pop("id") for line in found if not options] == [f"{i}" for i in range(len(found)) if not options]
     return found
 
@@ -68,7 +68,7 @@ def test_token_ids_of_all_layouts_are_plain_integers(kind, tmp_path):
 
 def test_categories_of_pandas_are_read_from_parquet(tmp_path):
     parquet.write_table(pa.table({"prompt": pa.array(["a", None, "a"]).dictionary_encode()}), tmp_path / "x")
-    found = [json.loads(raw)["prompt"] for _, _, raw in open_prompts(str(tmp_path / "x")).lines()]
+    found = [json.loads(raw)["prompt"] for _, raw in open_prompts(str(tmp_path / "x")).lines()]
     assert found == ["a", None, "a"]
 
 
@@ -123,7 +123,7 @@ HALVES = {
 def test_what_is_half_a_conversation_is_an_error_of_its_row(half, tmp_path):
     column, cells, row = HALVES[half]
     engine = PacedEngine(lambda seconds: None)
-    raws = [raw for _, _, raw in open_prompts(stream(tmp_path, {column: pa.array(cells, pa.string())})).lines()]
+    raws = [raw for _, raw in open_prompts(stream(tmp_path, {column: pa.array(cells, pa.string())})).lines()]
     with pytest.raises(InputError, match=r'"messages" must be a list|"messages", one that is not null'):
         parse_request(parse_line(raws[row]), engine.model, engine.config, SamplingParams())
 
@@ -149,14 +149,14 @@ def test_text_that_is_one_message_is_refused_with_ways_out_that_work(cells, one_
 
 def test_error_of_a_row_that_is_no_text_has_no_advice_on_texts(tmp_path):
     prompts = open_prompts(stream(tmp_path, {"prompt": ["plain"]}))
-    assert [prompts.advice(raw) for _, _, raw in prompts.lines()] == [""]
+    assert [prompts.advice(raw) for _, raw in prompts.lines()] == [""]
 
 
 def test_conversation_of_texts_is_rendered(one_row, tmp_path):
     model = one_row.model
     object.__setattr__(model, "chat_template", ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}))
     try:
-        (raw,) = [raw for _, _, raw in open_prompts(stream(tmp_path, {"messages": [json.dumps(CHAT[:1])]})).lines()]
+        (raw,) = [raw for _, raw in open_prompts(stream(tmp_path, {"messages": [json.dumps(CHAT[:1])]})).lines()]
         request = parse_request(parse_line(raw), model, one_row.config, SamplingParams(max_tokens=4))
     finally:
         object.__setattr__(model, "chat_template", None)

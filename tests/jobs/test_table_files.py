@@ -22,7 +22,7 @@ def write(folder: Path, *names: str, **columns) -> Path:
 
 
 def read(source: Path | str) -> list[str]:
-    return [json.loads(raw)["prompt"] for _, _, raw in open_prompts(str(source)).lines()]
+    return [json.loads(raw)["prompt"] for _, raw in open_prompts(str(source)).lines()]
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ ALIKE = {
 @pytest.mark.parametrize("difference", ALIKE)
 def test_shards_may_differ_in(difference, tmp_path):
     prompts = open_prompts(shards(tmp_path / "x", *ALIKE[difference]), id_column="key")
-    assert [json.loads(raw) for _, _, raw in prompts.lines()] == [{"id": text, "prompt": text} for text in "ab"]
+    assert [json.loads(raw) for _, raw in prompts.lines()] == [{"id": text, "prompt": text} for text in "ab"]
 
 
 def test_shards_of_other_objects_are_read_by_types_of_their_own(tmp_path):
     chats = [[{"role": "user", "content": "a"}], [{"content": "b", "role": "user", "name": "n"}]]
     empty = pa.table({"messages": [[]]})
     prompts = open_prompts(shards(tmp_path / "x", empty, *(pa.table({"messages": [chat]}) for chat in chats)))
-    assert [json.loads(raw)["messages"] for _, _, raw in prompts.lines()] == [[], *chats]
+    assert [json.loads(raw)["messages"] for _, raw in prompts.lines()] == [[], *chats]
     moment = pa.table({"messages": [[{"role": "user", "at": datetime.datetime(2026, 1, 1)}]]})
     with pytest.raises(InputError, match=r"messages\[\].at holds timestamp"):
         open_prompts(shards(tmp_path / "y", empty, pa.table({"messages": [chats[0]]}), moment))

@@ -14,7 +14,7 @@ from detspec.jobs.files import shard_path, sibling
 from detspec.jobs.job import run_job
 from detspec.jobs.merge import merge
 from detspec.jobs.prompts import JobSpec, Prompts
-from detspec.jobs.records import PromptsById
+from detspec.jobs.records import Origin, PromptsById
 from detspec.jobs.tables import open_prompts
 from detspec.jobs.worker import WorkerOptions, run_worker
 from detspec.sampling_params import SamplingParams
@@ -65,7 +65,7 @@ def engine() -> PacedEngine:
 
 
 def parsed(prompts) -> list[dict]:
-    return [json.loads(raw) for _, _, raw in prompts.lines()]
+    return [json.loads(raw) for _, raw in prompts.lines()]
 
 
 @pytest.fixture(params=[write_parquet, write_dataset])
@@ -78,7 +78,7 @@ def test_rows_are_read_as_lines(source, key, tmp_path):
     prompts = open_prompts(source, column=key, id_column="key")
     with Prompts(str(lines_of(tmp_path, key))) as lines:
         assert parsed(prompts) == parsed(lines)
-        assert [(number, place) for number, place, _ in prompts.lines()] == [(i, i + 1) for i in range(NUM_ROWS)]
+        assert [(mark.number, mark.place) for mark, _ in prompts.lines()] == [(i, i + 1) for i in range(NUM_ROWS)]
 
 
 def test_conversations_lose_fields_that_are_null(source):
@@ -210,14 +210,20 @@ def test_audit_finds_the_prompts_of_records_in_any_order(source):
 def test_audit_finds_prompts_in_shards(tmp_path):
     check_order(write_shards(tmp_path))
     with pytest.raises(InputError, match="has SHA-256"):
-        PromptsById(Path(write_shards(tmp_path, texts=True)), opened(str(tmp_path / "shardsFalse")).sha256, column="token_ids")
+        PromptsById(Path(write_shards(tmp_path, texts=True)), origin_of(opened(str(tmp_path / "shardsFalse")).sha256))
+
+
+def origin_of(sha256: str) -> Origin:
+    """What an audit knows of a job that read `token_ids` by `key`."""
+    columns = {"column": "token_ids", "id_column": "key"}
+    return Origin("", {}, {}, DEFAULTS, engine().config, source="", sha256=sha256, **columns)
 
 
 def check_order(source: str) -> None:
     sha256 = open_prompts(source, column="token_ids", id_column="key").sha256
-    with PromptsById(Path(source), sha256, column="token_ids", id_column="key") as asked:
+    with PromptsById(Path(source), origin_of(sha256)) as asked:
         for row in (3, 4, 5, 0, 22, 21):
-            request, _ = asked.asked(str(100 + row), engine().model, engine().config, DEFAULTS)
+            request, _ = asked.asked(str(100 + row), engine().model)
             assert request.prompt_token_ids == (row, row + 1)
 
 

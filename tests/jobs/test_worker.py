@@ -10,13 +10,13 @@ from typing import ClassVar
 import pytest
 
 from detspec.errors import InputError
-from detspec.jobs.chunk_folder import ChunkFolder, Claim, Task, View, chunk_folder, host_of, worker_name
-from detspec.jobs.chunks import Take, choose, choose_to_help, cut, is_to_check, load, may_check
+from detspec.jobs.chunk_folder import ChunkFolder, ChunkTask, Claim, View, chunk_folder, host_of, worker_name
+from detspec.jobs.chunks import choose, choose_to_help, cut, is_to_check, load, may_check
 from detspec.jobs.files import sibling
+from detspec.jobs.generation import StopSignals
 from detspec.jobs.job import Unfinished, run_job
 from detspec.jobs.merge import merge
 from detspec.jobs.prompts import JobSpec, Prompts
-from detspec.jobs.signals import StopSignals
 from detspec.jobs.worker import WorkerOptions, run_worker
 from detspec.progress import Progress
 from detspec.sampling_params import SamplingParams
@@ -421,17 +421,17 @@ def test_claims_are_made_once_and_heartbeats_follow_the_file_system(tmp_path):
     a, b = (ChunkFolder(tmp_path / "chunks", name, stale_s=60) for name in ("a-1-a", "b-1-a"))
     a.beat()
     b.beat()
-    assert a.claim(Task(3), 0, 17)
-    assert not b.claim(Task(3), 0, 0)
-    assert b.look().claims == {Task(3): (Claim("a-1-a", 17, is_live=True),)}
+    assert a.claim(ChunkTask(3), 0, 17)
+    assert not b.claim(ChunkTask(3), 0, 0)
+    assert b.look().claims == {ChunkTask(3): (Claim("a-1-a", 17, is_live=True),)}
     clock = b.file("alive").stat().st_mtime
     os.utime(b.file("alive"), (clock + 3600, clock + 3600))  # the file system's clock is an hour ahead of this host's
     b._stamped = clock + 3600
-    assert b.look().claims[Task(3)][0].is_live is False
+    assert b.look().claims[ChunkTask(3)][0].is_live is False
     assert b.look().live == {"b-1-a"}
-    a.finish(Task(3), ["a-1-a"])
-    assert b.look().done == {Task(3)}
-    assert b.authors(Task(3)) == ["a-1-a"]
+    a.finish(ChunkTask(3), ["a-1-a"])
+    assert b.look().done == {ChunkTask(3)}
+    assert b.authors(ChunkTask(3)) == ["a-1-a"]
 
 
 def test_claim_that_cannot_be_read_counts_by_its_own_age(tmp_path):
@@ -441,7 +441,7 @@ def test_claim_that_cannot_be_read_counts_by_its_own_age(tmp_path):
     (folder.path / "0000002.0").write_bytes(b"{")
     os.utime(folder.path / "0000002.0", (1, 1))
     claims = folder.look().claims
-    assert [claims[Task(chunk)][0] for chunk in (1, 2)] == [Claim("", 0, is_live=True), Claim("", 0, is_live=False)]
+    assert [claims[ChunkTask(chunk)][0] for chunk in (1, 2)] == [Claim("", 0, is_live=True), Claim("", 0, is_live=False)]
 
 
 def test_heartbeat_is_there_while_the_worker_is(tmp_path, monkeypatch):
@@ -469,24 +469,26 @@ def test_choice_takes_free_then_abandoned_then_checks_and_helps_the_least_helped
 
     def seen(done: set[int], live: str = "me x y", **claimed: tuple[Claim, ...]) -> View:
         return View(
-            set(map(Task, done)), {Task(int(name[1:])): those for name, those in claimed.items()}, frozenset(live.split())
+            set(map(ChunkTask, done)),
+            {ChunkTask(int(name[1:])): those for name, those in claimed.items()},
+            frozenset(live.split()),
         )
 
-    check = Task(0, is_check=True)
+    check = ChunkTask(0, is_check=True)
     view = seen({0}, _1=claims("x"), _2=claims("y!"), _3=claims("me"))
-    assert choose(view, "me", 5, first=1) == Take(Task(4), 0)
-    assert choose(view, "me", 4, first=4) == Take(Task(2), 1, others=claims("y!"))
+    assert choose(view, "me", 5, first=1) == ChunkTask(4)
+    assert choose(view, "me", 4, first=4) == ChunkTask(2)
     held = seen({0}, _1=claims("x"), _3=claims("me"))
     assert choose(held, "me", 4, first=4) is None
-    assert choose(held, "me", 4, first=4, to_check=[0]) == Take(check, 0)
+    assert choose(held, "me", 4, first=4, to_check=[0]) == check
     assert choose(held, "me", 4, first=4, to_check=[0], authors=lambda task: ["me"]) is None
     alone = seen({0}, "me", _1=claims("x"), _3=claims("me"))
-    assert choose(alone, "me", 4, first=4, to_check=[0], authors=lambda task: ["me"]) == Take(check, 0)
+    assert choose(alone, "me", 4, first=4, to_check=[0], authors=lambda task: ["me"]) == check
     left = dataclasses.replace(held, claims={**held.claims, check: claims("y!")})
-    assert choose(left, "me", 4, first=4, to_check=[0]) == Take(check, 1)
+    assert choose(left, "me", 4, first=4, to_check=[0]) == check
     assert choose_to_help(dataclasses.replace(held, claims={check: claims("x")}), "me") is None
     busy = seen(set(), _1=claims("x", "y"), _2=claims("x"), _5=claims("y"), _3=claims("me", "x"))
-    assert choose_to_help(busy, "me") == Take(Task(5), 1, others=claims("y"))
+    assert choose_to_help(busy, "me") == ChunkTask(5)
     full = seen(set(), _1=claims("a", "b", "c"))
     assert choose_to_help(full, "me") is None
 
@@ -504,7 +506,7 @@ def test_choice_takes_free_then_abandoned_then_checks_and_helps_the_least_helped
     ],
 )
 def test_those_check_who_are_far_from_the_authors(authors, live, busy, those):
-    view = View(set(), {Task(7, is_check=True): tuple(Claim(name, 0, True) for name in busy)}, frozenset(live))
+    view = View(set(), {ChunkTask(7, is_check=True): tuple(Claim(name, 0, True) for name in busy)}, frozenset(live))
     assert [name for name in live if may_check(name, authors, view)] == those
 
 
@@ -513,11 +515,11 @@ def test_check_whose_journal_is_gone_is_taken_back(tmp_path):
     for worker in ("a-1-x", "b-1-z"):
         folder.file("journal", worker).touch()
     for chunk in (0, 1, 2):
-        folder.finish(Task(chunk), ["a-1-x"])
-        folder.finish(Task(chunk, is_check=True), ["b-1-z" if chunk else "lost-1-y"])
-    folder.finish(Task(2), ["lost-1-y"])
+        folder.finish(ChunkTask(chunk), ["a-1-x"])
+        folder.finish(ChunkTask(chunk, is_check=True), ["b-1-z" if chunk else "lost-1-y"])
+    folder.finish(ChunkTask(2), ["lost-1-y"])
     folder.forget_lost()
-    assert folder.look().done == {Task(0), Task(1), Task(1, is_check=True)}
+    assert folder.look().done == {ChunkTask(0), ChunkTask(1), ChunkTask(1, is_check=True)}
 
 
 def test_shares_to_check_grow_into_each_other():
@@ -540,4 +542,4 @@ def test_chunks_are_small_but_not_too_many(num_lines, size, tmp_path):
         found = dataclasses.make_dataclass("Found", ["num_lines"])(num_lines)
         chunks = cut(prompts, found, None)
         assert (chunks.size, len(chunks.marks)) == (size, -(-num_lines // size))
-        assert next(prompts.lines(chunks.marks[-1])) == (chunks.marks[-1].number, chunks.marks[-1].place, b"1")
+        assert next(prompts.lines(chunks.marks[-1])) == (chunks.marks[-1], b"1")

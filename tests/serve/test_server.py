@@ -20,7 +20,7 @@ from detspec.engine import ending
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.errors import InputError
-from detspec.jobs.audit_responses import run_audit_responses
+from detspec.jobs.audit import run_audit_responses
 from detspec.jobs.job import run_job
 from detspec.jobs.prompts import JobSpec, Prompts
 from detspec.sampling_params import SamplingParams

@@ -9,7 +9,7 @@ import pytest
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import load
-from detspec.jobs.audit_responses import run_audit_responses
+from detspec.jobs.audit import run_audit_responses
 from detspec.model.params import init_params
 from detspec.openai.bodies import parse_completion
 from detspec.serve.streams import DONE, events
