@@ -32,7 +32,7 @@ def convert_output(source: Path, target: Path, *, fresh: bool = False) -> int:
         raise InputError(f"{target} is there already: name another file, or write over it with --fresh")
     schema = schema_of(source)
     temporary = target.with_name(f".{target.name}.tmp")
-    lines = read_lines(source)
+    lines = rows_of(source)
     num_rows = 0
     try:
         with parquet.ParquetWriter(temporary, schema) as writer:
@@ -53,7 +53,7 @@ def schema_of(source: Path) -> Any:
     import pyarrow as pa
 
     names: dict[str, None] = {}
-    for row in read_lines(source):
+    for row in rows_of(source):
         names |= dict.fromkeys(row)
     if not names:
         raise InputError(f"{source} holds no lines")
@@ -62,7 +62,7 @@ def schema_of(source: Path) -> Any:
     return pa.schema([(name, kinds.get(name, pa.string())) for name in names])
 
 
-def read_lines(source: Path) -> Iterator[dict[str, Any]]:
+def rows_of(source: Path) -> Iterator[dict[str, Any]]:
     """The lines of `source` as JSON objects; `InputError` if one is none."""
     try:
         with source.open("rb") as file:

@@ -31,7 +31,7 @@ from detspec.jobs.lines import CheckedLine, LineReader, Reader, reject_line
 from detspec.jobs.prompts import MAX_LINE_BYTES, UNSHARDED, JobSpec, PromptLines
 from detspec.read_json import parse_json
 
-MOST_GUESSED = 1000  # lines that may tell which format a file has
+MOST_PEEKED = 1000  # lines that may tell which format a file has
 MOST_BYTES = 16 << 20  # of a spool in memory
 
 
@@ -154,7 +154,7 @@ def make_reader(engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -
 
 def is_openai(prompts: PromptLines) -> bool:
     """Whether the lines are OpenAI's: the first that is a JSON object with one of the two ids has theirs."""
-    for _, raw in itertools.islice(prompts.lines(), MOST_GUESSED):
+    for _, raw in itertools.islice(prompts.lines(), MOST_PEEKED):
         with contextlib.suppress(InputError):
             line = parse_json(raw) if len(raw) <= MAX_LINE_BYTES else None
             if isinstance(line, dict) and (BATCH_KEY in line or "id" in line):

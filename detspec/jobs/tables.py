@@ -31,7 +31,7 @@ from detspec.jobs.table_files import is_table, table_files, table_kind
 from detspec.say import say
 
 BATCH_ROWS = 256
-MOST_GUESSED = 1000  # lines that may tell what a text is
+MOST_PEEKED = 1000  # lines that may tell what a text is
 MOST_SHOWN = 40  # characters of a text that is named
 
 
@@ -171,7 +171,7 @@ def open_prompts(source: str, *, column: str | None = None, id_column: str | Non
     prompts = Prompts(source)
     try:
         refuse_foreign(prompts.head, prompts.name)
-        refuse_other_text((raw for _, raw in itertools.islice(prompts.lines(), MOST_GUESSED)), prompts.name)
+        refuse_other_text((raw for _, raw in itertools.islice(prompts.lines(), MOST_PEEKED)), prompts.name)
         if column is not None or id_column is not None:
             raise InputError(f"--column and --id-column are for tables such as parquet files, {source} holds lines")
     except InputError:
