@@ -10,14 +10,13 @@ The life of a request:
 
 What raises for one request, such as a tokenizer that cannot decode its tokens, ends that request alone, see `Completion.error`.
 
-`generate`, `run` and `stream` are drivers of `step`; a server is another one.
+`generate`, `run` and `stream` drive `step`, see `detspec.engine.drive`; a server has a loop of its own.
 """
 
 import contextlib
 import dataclasses
 import hashlib
 import json
-import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from detspec.engine.behind import Behind
 from detspec.engine.certify import Certificate
 from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.device import Device
+from detspec.engine.drive import drive
 from detspec.engine.ending import end_if_done, update_of
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.failure import NOT_OF_ONE, failed
@@ -59,8 +59,6 @@ from detspec.model.params import Params, fitted
 from detspec.sampling_params import SamplingParams
 from detspec.state import NOT_FINITE, RUNNING
 
-EXHAUSTED = Request("", (), SamplingParams())  # after the last one of an iterator
-IDLE_S = 1e-4  # between two looks at an iterator while nothing is in flight
 IMPROVED_AFTER = 4096  # steps and passes over prompts: then all that makes a job faster is worth seconds of compiling
 
 
@@ -218,32 +216,38 @@ class Engine:
         """
         return request_of(self.model, self.config, prompt, sampling, id=id)
 
-    def add(self, request: Request, *, stream: bool = False) -> None:
+    def add(self, request: Request, *, stream: bool = False, outbox: deque[Update] | None = None) -> None:
         """Queues a request and returns at once; `step` runs it and returns its updates.
 
         Args:
             request: its `id` names it in updates and for `abort`; ids of requests in flight should differ.
             stream: updates come with each step that commits tokens, and steps are short; else one update at the end.
+            outbox: where its updates go; None for that of all who do not care, which `step` returns by default.
 
         Raises:
             InputError: the request is unsound or does not fit this engine, see `request`.
         """
-        self._queue(request, stream, self._outbox)
+        samples = check_request(self.model, self.config, request).samples()
+        outbox = self._outbox if outbox is None else outbox
+        self._inbox.extend([SequenceState(sample, self.model.token_bytes, outbox, stream) for sample in samples])
 
     def abort(self, id: str) -> None:
         """Ends all samples of a request at the next step; their last updates hold what was committed, reason "abort"."""
         if self.agreement.aborts(id):
             self._inbox.append(id)
 
-    def step(self) -> list[Update]:
+    def step(self, outbox: deque[Update] | None = None) -> list[Update]:
         """Starts a segment, and returns what the one before brought; an empty list if there is nothing to do.
+
+        Updates are those for `outbox`, see `add`; those for others wait there.
 
         Raises `InputError` if a deterministic request is in flight and this device certifies no plan for it. Nothing is lost:
         abort such requests, and step on.
         """
+        outbox = self._outbox if outbox is None else outbox
         self._advance()
-        updates = list(self._outbox)
-        self._outbox.clear()
+        updates = list(outbox)
+        outbox.clear()
         return updates
 
     def generate(
@@ -286,12 +290,12 @@ class Engine:
         return score_all(self, texts, starts, sampling)
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
-        """Yields completions as they finish; asks `requests` for about one round of places more than are in flight.
+        """Yields completions as they finish; keeps about twice `num_places` of `requests` queued or running.
 
         An iterator that has nothing to give at the moment yields None, and what is in flight goes on. One that waits instead
         holds up the thread that drives the engine.
         """
-        for update in self._drive(requests, stream=False):
+        for update in self._updates(requests, stream=False):
             if update.completion is not None:
                 yield update.completion
 
@@ -303,7 +307,7 @@ class Engine:
         request = self.request(prompt, sampling)
         if sampling.n != 1:
             raise InputError(f"a stream is of one sample, got n = {sampling.n}: stream each with its seed, or use generate")
-        for update in self._drive([request], stream=True):
+        for update in self._updates([request], stream=True):
             if update.token_ids or update.text or update.completion is not None:
                 yield update
 
@@ -411,35 +415,16 @@ class Engine:
         self._outbox.clear()
         return updates
 
-    def _drive(self, requests: Iterable[Request | None], *, stream: bool) -> Iterator[Update]:
-        """Adds `requests` as places get free and yields their updates; when it is closed, so are they."""
+    def _updates(self, requests: Iterable[Request | None], *, stream: bool) -> Iterator[Update]:
+        """Drives `requests` and yields their updates; when it is closed, so are they."""
         outbox: deque[Update] = deque()
-        source = iter(requests)
-        request: Request | None = None
-        num_open = 0
         try:
-            while num_open or request is not EXHAUSTED:
-                while num_open < 2 * self.config.max_requests and request is not EXHAUSTED:
-                    request = next(source, EXHAUSTED)
-                    if request is None:  # nothing at the moment
-                        break
-                    num_open += 0 if request is EXHAUSTED else self._queue(request, stream, outbox)
-                self._advance()
-                if not self._is_running:
-                    time.sleep(IDLE_S)
-                while outbox:
-                    num_open -= outbox[0].completion is not None
-                    yield outbox.popleft()
+            for updates in drive(self, requests, stream=stream, outbox=outbox):
+                yield from updates
         finally:
             self._inbox.append(outbox)
             if not self._is_stepping:  # the garbage collector may close a driver at any moment
                 self._take_in()
-
-    def _queue(self, request: Request, stream: bool, outbox: deque[Update]) -> int:
-        """Checks `request` and puts its samples into the inbox; returns how many there are."""
-        samples = list(check_request(self.model, self.config, request).samples())
-        self._inbox.extend(SequenceState(sample, self.model.token_bytes, outbox, stream) for sample in samples)
-        return len(samples)
 
     def _advance(self) -> None:
         """Collects a segment, starts the next, and puts updates into their outboxes while the device works."""

@@ -16,7 +16,8 @@ from detspec.config import ModelConfig, is_count
 from detspec.draft.source import Drafter
 from detspec.engine.agreement import Agreement
 from detspec.engine.certify import Certificate
-from detspec.engine.engine import EXHAUSTED, Engine
+from detspec.engine.drive import drive
+from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Needs, Plan
@@ -146,7 +147,7 @@ class EngineGroup:
         with ThreadPoolExecutor(len(self.engines), thread_name_prefix="prepare") as threads:
             list(threads.map(lambda engine: engine.prepare(share, needs, first_only=first_only), self.engines))
 
-    def add(self, request: Request, *, stream: bool = False) -> None:
+    def add(self, request: Request, *, stream: bool = False, outbox: None = None) -> None:
         """See `Engine.add`; ids of requests in flight must differ."""
         if request.id in self._where:
             raise InputError(f"a request with the id {request.id!r} is in flight already")
@@ -160,7 +161,7 @@ class EngineGroup:
         if id in self._where:
             self.engines[self._where[id][0]].abort(id)
 
-    def step(self) -> list[Update]:
+    def step(self, outbox: None = None) -> list[Update]:
         """Starts a segment of each engine that has work, and returns what those before brought; see `Engine.step`."""
         return self._noted(update for engine in self.engines if engine.has_work for update in engine.step())
 
@@ -179,19 +180,9 @@ class EngineGroup:
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         """See `Engine.run`; ids must differ."""
-        source = iter(requests)
-        request: Request | None = None
         try:
-            while request is not EXHAUSTED or self.has_work:
-                while request is not EXHAUSTED and sum(self._num_open) < 2 * self.num_places:
-                    request = next(source, EXHAUSTED)
-                    if request is None:  # nothing at the moment
-                        break
-                    if request is not EXHAUSTED:
-                        self.add(request)
-                for update in self.step():
-                    if update.completion is not None:
-                        yield update.completion
+            for updates in drive(self, requests):
+                yield from (update.completion for update in updates if update.completion is not None)
         finally:
             if self._where:
                 self.stop()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+from detspec.engine.drive import drive
 from detspec.engine.engine_group import AnyEngine
 from detspec.engine.policy import Needs
 from detspec.engine.request import GIVEN, Request, Stats, Update
@@ -114,7 +115,7 @@ def generate(engine: AnyEngine, work: Workload, keep: KeepFn, progress: Progress
     with signals.deferred():
         try:
             num_tokens = engine.num_tokens
-            for updates in _drive(engine, run.requests()):
+            for updates in drive(engine, run.requests()):
                 run.take(updates)
                 acceptance = run.counters.draft_acceptance_rate if run.counters.num_draft_tokens else None
                 progress.segment(engine.num_tokens - num_tokens, engine.num_live, acceptance=acceptance)
@@ -141,28 +142,6 @@ def generate(engine: AnyEngine, work: Workload, keep: KeepFn, progress: Progress
             if math.isfinite(step_s := engine.planner.step_times.known(plan))
         },
     }
-
-
-def _drive(engine: AnyEngine, source: Iterator[Request | None]) -> Iterator[Sequence[Update]]:
-    """Keeps about two rounds of places of requests in flight; yields what each step brings."""
-    num_open = 0
-    is_exhausted = False
-    while True:
-        while num_open < 2 * engine.num_places and not is_exhausted:
-            try:
-                request = next(source)
-            except StopIteration:
-                is_exhausted = True
-                break
-            if request is None:  # nothing at the moment
-                break
-            num_open += request.sampling.n
-            engine.add(request)
-        if is_exhausted and not num_open:
-            return
-        updates = engine.step()
-        num_open -= sum(update.completion is not None for update in updates)
-        yield updates
 
 
 class _InFlight:

@@ -60,11 +60,11 @@ class PacedEngine:
     def prepare(self, num_requests, needs, *, first_only) -> tuple:
         return ()
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, stream: bool = False, outbox: None = None) -> None:
         self.num_added += 1
         self._waiting.extend(request.samples())
 
-    def step(self) -> list[Update]:
+    def step(self, outbox: None = None) -> list[Update]:
         while self._waiting and len(self._placed) < self.num_places:
             self._placed.append([self._waiting.popleft(), 0])
         if self._placed:
