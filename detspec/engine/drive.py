@@ -16,8 +16,8 @@ def drive(
 ) -> Iterator[list[Update]]:
     """Yields the updates of one step of `engine` after another, until all `requests` have ended.
 
-    It asks `requests` for more as places get free, so they may have no end. They are None for nothing at the moment, and what is
-    in flight goes on. An iterator that waits instead holds up the thread that drives the engine.
+    It asks `requests` for more as places get free, so they may have no end. None stands for nothing at the moment: what is in
+    flight goes on. An iterator that waits instead holds up the thread that drives the engine.
 
     `stream` and `outbox` are those of `Engine.add`: with an outbox of its own it sees its own updates alone.
     """
