@@ -13,7 +13,7 @@ Pictures of real runs are in `detspec.traces`.
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = ["Completion", "Engine", "EngineConfig", "EngineGroup", "InputError", "Model", "ModelConfig", "Needs", "Request"]
+__all__ = ["Completion", "Engine", "EngineConfig", "InputError", "Model", "ModelConfig", "Needs", "Request"]
 __all__ += ["SamplingParams", "Schedule", "Stats", "ThinkingConfig", "Thought", "Update"]
 __all__ += ["default_schedule", "dense_config", "draft_model", "fingerprint", "generate", "load", "score", "traces"]
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from detspec.engine.draft_model import draft_model
     from detspec.engine.engine import Engine
     from detspec.engine.engine_config import EngineConfig
-    from detspec.engine.engine_group import EngineGroup
     from detspec.engine.policy import Needs
     from detspec.engine.request import Completion, Request, Stats, Thought, Update
     from detspec.environment import default_schedule, fingerprint
@@ -39,7 +38,6 @@ else:
         "Completion": "engine.request",
         "Engine": "engine.engine",
         "EngineConfig": "engine.engine_config",
-        "EngineGroup": "engine.engine_group",
         "InputError": "errors",
         "Model": "checkpoint.load",
         "ModelConfig": "config",

@@ -150,6 +150,25 @@ def place_of(cfg: ModelConfig, params: Params) -> Place:
     return mesh
 
 
+def places_of(cfg: ModelConfig, params: Params, number: int) -> list[Place]:
+    """Where `number` copies of `params` go: where they are, then on further devices of this process, as many each time.
+
+    Raises `InputError` if there are too few devices, if several processes share them, or if `number` is no positive integer.
+    """
+    if not is_count(number):
+        raise InputError(f"the number of replicas must be a positive integer, got {number!r}")
+    if jax.process_count() > 1:
+        raise InputError(
+            "replicas side by side need a process of their own: run one process, or one replica over all processes"
+        )
+    mesh = mesh_of(params)
+    own = [next(iter(jax.tree.leaves(params)[0].devices()))] if mesh is None else list(mesh.devices.flat)
+    others = [device for device in jax.local_devices() if device not in own]
+    devices = first_devices(number * len(own), [*own, *others])
+    each = [devices[first : first + len(own)] for first in range(0, len(devices), len(own))]
+    return [make_mesh(cfg, len(own), some) if len(own) > 1 else SingleDeviceSharding(some[0]) for some in each]
+
+
 def put(tree: Tree, place: Place, specs: Any = COPIES) -> Tree:
     """`tree` committed to `place`, on a mesh by `specs`; as it is without a place.
 

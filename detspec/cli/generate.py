@@ -14,8 +14,6 @@ from detspec.cli.options import (
     add_model,
     add_sampling,
     add_weights,
-    engine_config_of,
-    load_drafters,
     load_model,
     make_engine,
     sampling_of,
@@ -181,7 +179,6 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     import jax
 
     from detspec.distributed import initialize
-    from detspec.engine.engine_group import AnyEngine, EngineGroup
     from detspec.jobs.dry_run import plan_job
     from detspec.jobs.files import STDIO, check_out, shard_path
     from detspec.jobs.job import run_job, stream_job
@@ -206,12 +203,7 @@ def generate(args: argparse.Namespace, signals: "StopSignals") -> int:
     with open_prompts(args.prompts, column=args.column, id_column=args.id_column) as prompts:
         began = time.perf_counter()
         model = load_model(args, is_said=True)
-        engine: AnyEngine
-        if args.engines == 1:
-            engine = make_engine(args, model)
-        else:
-            config = engine_config_of(args, model)
-            engine = EngineGroup(model, config, num_engines=args.engines, drafters=load_drafters(args, model))
+        engine = make_engine(args, model)
         spec = JobSpec(prompts, sampling, shard, args.on_error, is_openai(prompts), args.created)
         if args.dry_run:
             journaled = None if out == STDIO or args.fresh else Path(out)

@@ -169,7 +169,8 @@ def make_engine(args: argparse.Namespace, model: "Model") -> "Engine":
     """The engine of `add_engine`'s options; `InputError` if one is out of range, or does not fit the model."""
     from detspec.engine.engine import Engine
 
-    return Engine(model, engine_config_of(args, model), drafters=load_drafters(args, model))
+    drafters = load_drafters(args, model)
+    return Engine(model, engine_config_of(args, model), drafters=drafters, num_replicas=getattr(args, "engines", 1))
 
 
 def load_drafters(args: argparse.Namespace, model: "Model") -> "dict[str, Drafter]":

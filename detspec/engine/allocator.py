@@ -29,6 +29,13 @@ class Allocator:
         """Pages that so many positions take."""
         return -(-num_positions // self.page)
 
+    def num_shared(self, sequence: SequenceState) -> int:
+        """Pages that hold the beginning of `sequence` already."""
+        if not self._sharing or sequence.thinks:
+            return 0
+        is_there = [self.pool.find(key) is not None for key in self._keys(sequence)]
+        return [*is_there, False].index(False)
+
     def awaits(self, sequence: SequenceState) -> bool:
         """Whether another sequence is just filling a page that `sequence` could share if it came a little later."""
         if not self._sharing or sequence.thinks:

@@ -13,53 +13,36 @@ What raises for one request, such as a tokenizer that cannot decode its tokens, 
 `generate`, `run` and `stream` drive `step`, see `detspec.engine.drive`; a server has a loop of its own.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from detspec.checkpoint.digest import digest_model
 from detspec.checkpoint.load import Model
 from detspec.draft.source import Drafter
 from detspec.engine.agreement import Agreement, Alone, agreement_of
-from detspec.engine.allocator import Allocator
-from detspec.engine.behind import Behind
 from detspec.engine.certify import Certificate
-from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.device import Device
 from detspec.engine.drive import drive
-from detspec.engine.ending import end_if_done, update_of
+from detspec.engine.ending import update_of
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.failure import NOT_OF_ONE, failed
-from detspec.engine.next_segment import next_segment
-from detspec.engine.pages import PagePool
-from detspec.engine.planner import Planner
-from detspec.engine.policy import Needs, Plan, Segment, needed_batches, worth_making
-from detspec.engine.request import (
-    ABORTED,
-    Completion,
-    Request,
-    Stats,
-    Update,
-    check_request,
-    generate_all,
-    request_of,
-    score_all,
-)
-from detspec.engine.scheduler import Scheduler
-from detspec.engine.segments import Segments
-from detspec.engine.sequence import SequenceState, wants_replay
+from detspec.engine.failure import NOT_OF_ONE
+from detspec.engine.policy import Needs, Plan
+from detspec.engine.replica import Replica, Traffic, drafters_at, moved
+from detspec.engine.request import Completion, Request, Stats, Update, check_request, request_of, to_score
+from detspec.engine.sequence import SequenceState
 from detspec.environment import fingerprint
 from detspec.errors import InputError
+from detspec.generation.checks import each_sampling, listed_prompts
 from detspec.held import compiler_options
+from detspec.mesh import places_of
 from detspec.model.params import Params, fitted
+from detspec.plain import plain, plain_ids
 from detspec.sampling_params import SamplingParams
-from detspec.state import NOT_FINITE, RUNNING
-
-IMPROVED_AFTER = 4096  # steps and passes over prompts: then all that makes a job faster is worth seconds of compiling
 
 
 class Engine:
@@ -71,139 +54,148 @@ class Engine:
     Any thread may call `add` and `abort`; all else belongs to one thread, the one that steps.
 
     Attributes:
-        compiles_behind: what makes requests faster is compiled while they run, see `compile_behind`; else in a step.
         config: how it runs.
         schedule: numerics and budget of the anchor, whose bits are committed.
-        device: weights, state and programs.
+        replicas: copies of the weights, each with a device, places, pages and plans of its own.
         agreement: what it asks before it uses what only its own process knows.
-        planner: its plans, with their times.
-        certificates: what is known of each program so far.
-        scheduler: requests in flight.
-        pool: cache pages.
-        num_pages: how many of them requests share.
         stats: what speculation did for all requests that have ended so far, aborted ones too.
-        num_tokens: tokens that all segments so far have committed.
     """
 
     def __init__(
-        self, model: Model, config: EngineConfig | None = None, *, drafters: Mapping[str, Drafter] | None = None
+        self,
+        model: Model,
+        config: EngineConfig | None = None,
+        *,
+        drafters: Mapping[str, Drafter] | None = None,
+        num_replicas: int = 1,
     ) -> None:
         """Allocates the cache; on several chips, compares them with one. Programs are compiled when a step first needs them.
 
-        `drafters` are further draft sources with their weights, by the names that `config.method` may have.
+        Args:
+            model: the weights, on one device or on a mesh.
+            config: how it runs; each replica has room for `config.max_requests`.
+            drafters: further draft sources with their weights, by the names that `config.method` may have.
+            num_replicas: copies of the weights, each on as many devices of this process as `model` lies on. All of them work at
+                the same time, and share one queue.
 
-        Raises `InputError` if the device does not run the schedule, or config, drafters and model do not fit together.
+        Raises `InputError` if the device does not run the schedule, if config, drafters and model do not fit together, if there
+        are too few devices, or several processes share them, or if the fingerprints of replicas differ.
         """
-        device = Device(model, config or EngineConfig(), drafters=drafters)
-        self._drive_on(device, agreement_of(device.place))
+        config = config or EngineConfig()
+        if num_replicas == 1:
+            devices = [Device(model, config, drafters=drafters)]
+        else:
+            devices = [
+                Device(moved(model, place), config, drafters=drafters_at(place, drafters or {}))
+                for place in places_of(model.cfg, model.params, num_replicas)
+            ]
+        self._drive_on(devices, agreement_of(devices[0].place))
 
     @classmethod
-    def over(cls, device: Device, agreement: Agreement | None = None) -> "Engine":
-        """An engine that drives `device`, or anything with its methods, alone or by `agreement` with others."""
+    def over(cls, devices: Device | Sequence[Device], agreement: Agreement | None = None) -> "Engine":
+        """An engine that drives `devices`, or anything with their methods, alone or by `agreement` with others."""
         engine = cls.__new__(cls)
-        engine._drive_on(device, agreement or Alone())
+        engine._drive_on([*devices] if isinstance(devices, Sequence) else [devices], agreement or Alone())
         return engine
 
-    def _drive_on(self, device: Device, agreement: Agreement) -> None:
+    def _drive_on(self, devices: Sequence[Device], agreement: Agreement) -> None:
+        device = devices[0]
         if unknown := [name for name in device.config.methods if name not in ("auto", *device.drafters)]:
             names = ", ".join(("auto", *device.drafters))
             raise InputError(f"EngineConfig.method must be one of {names}, got {unknown[0]!r}")
-        self.device = device
         self.agreement = agreement
-        self.compiles_behind = False
         self.config = device.config
         self.schedule = device.schedule
         self.stats = Stats()
-        self.num_tokens = 0
-        self.num_pages = device.num_pages
-        self.planner = Planner(device, agreement)
-        self.certificates = self.planner.certificates
-        self.pool = PagePool(device.num_pages)
-        allocator = Allocator(
-            self.pool,
-            page=device.schedule.numerics.page,
-            max_requests=device.config.max_requests,
-            max_pages=device.max_pages,
-            sharing=device.config.prefix_sharing,
-        )
-        thinking = device.model.cfg.thinking
-        self.scheduler = Scheduler(
-            allocator,
-            max_requests=device.config.max_requests,
-            window=device.schedule.budget.window,
-            chunk=None if thinking is None else thinking.chunk,
-        )
-        self._segments = Segments(device, agreement.observer(self.planner.step_times), self.planner.acceptance)
-        self._improves = True
-        self._room = device.room  # that samples so far need
-        self._behind: Behind | None = None
-        self._needs = Needs()  # what was prepared for
-        self._batch = 0  # the smallest batch that holds the sequences of the segment on the device
-        self._passes: Counter[int] = Counter()  # for each such batch, steps and passes over prompts since plans were made
         self._weight_version: str | None = None
-        self._mesh, differs = mesh_of_bits(device)
-        if differs:
-            warnings.warn(
-                f"on these chips bits are not those of one chip, and results say so (mesh {self._mesh!r}): {differs}",
-                stacklevel=3,
-            )
+        self._traffic = Traffic(device.room)
+        self._outbox: deque[Update] = deque()  # for requests that came by `add` without an outbox
+        self._is_stepping = False
+        self.replicas = tuple(Replica(each, agreement, self._traffic) for each in devices)
+        self._others = [[other for other in self.replicas if other is not each] for each in self.replicas]
+        for number, replica in enumerate(self.replicas):
+            if replica.differs:
+                warnings.warn(
+                    f"on these chips bits are not those of one chip, and results say so (mesh {replica.mesh!r}): "
+                    f"{replica.differs}",
+                    stacklevel=3,
+                )
+            if replica.mesh != self.replicas[0].mesh:
+                values = f"mesh {replica.mesh!r}, replica 0 has {self.replicas[0].mesh!r}"
+                raise InputError(f"replica {number} has {values}: their bits differ, so use one replica")
         self._digest = ""
         self._name_weights()
-        self._inbox: deque[SequenceState | str | deque[Update]] = deque()  # new samples, ids to abort, drivers that are gone
-        self._news: list[SequenceState] = []  # sequences whose updates are still to be made
-        self._outbox: deque[Update] = deque()  # of requests that came by `add`
-        self._is_running = False  # a segment is on the device
-        self._is_stepping = False
+
+    @property
+    def device(self) -> Device:
+        """Weights, state and programs of the first replica."""
+        return self.replicas[0].device
 
     @property
     def model(self) -> Model:
-        """The model that it runs."""
+        """The model that it runs, as the first replica has it."""
         return self.device.model
+
+    @property
+    def certificates(self) -> dict[Plan, Certificate]:
+        """What is known of each program of the first replica so far."""
+        return self.replicas[0].planner.certificates
 
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do, or updates to return."""
-        return bool(self._inbox or self.scheduler.all or self._news or self._outbox)
+        traffic = self._traffic
+        return bool(traffic.inbox or traffic.queue or traffic.news or self._outbox or self.num_live)
 
     @property
     def num_places(self) -> int:
         """Most samples that run at once."""
-        return self.config.max_requests
+        return len(self.replicas) * self.config.max_requests
+
+    @property
+    def num_pages(self) -> int:
+        """Cache pages that requests share, those of all replicas."""
+        return sum(replica.device.num_pages for replica in self.replicas)
 
     @property
     def num_live(self) -> int:
-        """Samples that have a place on the device."""
-        return len(self.scheduler.sequences)
+        """Samples that have a place on a device."""
+        return sum(len(replica.sequences) for replica in self.replicas)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that all segments so far have committed."""
+        return sum(replica.num_tokens for replica in self.replicas)
 
     @property
     def num_preemptions(self) -> int:
         """How often a sample gave its pages back to be caught up with later."""
-        return self.scheduler.num_preemptions
+        return sum(replica.scheduler.num_preemptions for replica in self.replicas)
 
     @property
     def num_pages_held(self) -> int:
         """Cache pages that requests hold now."""
-        return self.pool.num_held
+        return sum(replica.pool.num_held for replica in self.replicas)
 
     @property
     def acceptance_by_match_length(self) -> dict[int, float]:
-        """Chance that a guess of prompt lookup agreed after a match of so many tokens, where any was verified."""
+        """Chance in the first replica that a draft of prompt lookup agreed after a match of so many tokens."""
         return self.device.acceptance_by_match_length
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the device had a segment to run."""
-        return self.device.clock.busy_s
+        """Seconds that the devices had a segment to run, all of them together."""
+        return sum(replica.device.clock.busy_s for replica in self.replicas)
 
     @property
     def idle_s(self) -> float:
-        """Seconds that the device waited for the host between two segments."""
-        return self.device.clock.idle_s
+        """Seconds that the devices waited for the host between two segments, all of them together."""
+        return sum(replica.device.clock.idle_s for replica in self.replicas)
 
     def fingerprint(self) -> dict[str, object]:
         """Everything but the request that committed bits may depend on."""
         version = {} if self._weight_version is None else {"weight_version": self._weight_version}
-        own = {"mesh": self._mesh, "model": self.model.digest, **version, "schedule": self.schedule.bits()}
+        own = {"mesh": self.replicas[0].mesh, "model": self.model.digest, **version, "schedule": self.schedule.bits()}
         machine = fingerprint()
         options = compiler_options(self.schedule.numerics, machine["backend"])
         return {**machine, **({"options": options} if options else {}), **own}
@@ -229,12 +221,12 @@ class Engine:
         """
         samples = check_request(self.model, self.config, request).samples()
         outbox = self._outbox if outbox is None else outbox
-        self._inbox.extend([SequenceState(sample, self.model.token_bytes, outbox, stream) for sample in samples])
+        self._traffic.inbox.extend([SequenceState(sample, self.model.token_bytes, outbox, stream) for sample in samples])
 
     def abort(self, id: str) -> None:
         """Ends all samples of a request at the next step; their last updates hold what was committed, reason "abort"."""
         if self.agreement.aborts(id):
-            self._inbox.append(id)
+            self._traffic.inbox.append(id)
 
     def step(self, outbox: deque[Update] | None = None) -> list[Update]:
         """Starts a segment, and returns what the one before brought; an empty list if there is nothing to do.
@@ -263,7 +255,10 @@ class Engine:
 
         Raises `InputError` for anything else, such as the token ids of one prompt alone, and as `request` does.
         """
-        return generate_all(self, prompts, sampling)
+        listed = listed_prompts(prompts)
+        each = each_sampling(sampling, len(listed))
+        requests = [self.request(p, s, id=str(i)) for i, (p, s) in enumerate(zip(listed, each, strict=True))]
+        return sorted(self.run(requests), key=lambda completion: (int(completion.id), completion.index))
 
     def score(
         self,
@@ -287,7 +282,15 @@ class Engine:
 
         Raises `InputError` as `request` does, and if a text has no token from its start on.
         """
-        return score_all(self, texts, starts, sampling)
+        listed = listed_prompts(texts, "texts")
+        first = plain(starts)
+        each = [first] * len(listed) if isinstance(first, int) else plain_ids(first, "starts")
+        if len(each) != len(listed):
+            raise InputError(f"{len(listed)} texts but {len(each)} starts: give one for all, or one each")
+        sampling = SamplingParams(logprobs=1) if sampling is None else sampling
+        numbered = enumerate(zip(listed, each, strict=True))
+        requests = [to_score(self.model, self.config, number, text, start, sampling) for number, (text, start) in numbered]
+        return sorted(self.run(requests), key=lambda completion: int(completion.id))
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         """Yields completions as they finish; keeps about twice `num_places` of `requests` queued or running.
@@ -326,12 +329,8 @@ class Engine:
 
         Raises `InputError` if thoughts of this model depend on places or drafts on this device.
         """
-        num_requests = self.config.max_requests + 1 if num_requests is None else num_requests
-        if first_only:
-            self._make_first(num_requests, needs or Needs())
-        else:
-            self._make_all(needed_batches(self.config, num_requests), needs or Needs())
-            self._improves = False
+        share = None if num_requests is None else -(-num_requests // len(self.replicas))
+        self._on_each(lambda replica: replica.preparation.ahead(share, needs or Needs(), first_only=first_only))
         return tuple(self.certificates.values())
 
     def prepare_behind(self, needs: Needs | None = None) -> None:
@@ -340,55 +339,50 @@ class Engine:
         Processes that share a mesh make all of them at once, because each must make the same at the same time. Raises
         `InputError` if thoughts of this model depend on places or drafts on this device.
         """
-        self._needs = needs or Needs()
         self.compile_behind()
-        if not self.compiles_behind:
-            self.prepare(needs=self._needs)
-            return
-        self._improves = False
-        everything = self.config.max_requests + 1
-        batches = needed_batches(self.config, everything)
-        self.planner.coming = self.planner.missing(batches, self._needs)  # also while the first is made
-        self._make_first(everything, self._needs._replace(ordinary=not self._needs.deterministic))
-        self._make_behind(batches, self._needs, replays=True)
+        if self.compiles_behind:
+            self._on_each(lambda replica: replica.preparation.all_behind(needs or Needs()))
+        else:
+            self.prepare(needs=needs)
 
     def compile_behind(self) -> None:
         """From now on leaves what makes requests faster to `go_on_preparing`, but for processes that share a mesh."""
-        self.compiles_behind = isinstance(self.agreement, Alone)
+        for replica in self.replicas:
+            replica.preparation.is_behind = isinstance(self.agreement, Alone)
+
+    @property
+    def compiles_behind(self) -> bool:
+        """Whether what makes requests faster is compiled while they run; else in a step."""
+        return self.replicas[0].preparation.is_behind
 
     def go_on_preparing(self) -> bool:
         """Tries a program that was compiled behind, if one is there and the time has come; returns whether it did.
 
-        Call it between two steps. Requests in flight stand still meanwhile, and go on to the same bits; see `Behind`. A
+        Call it between two steps. Requests in flight stand still meanwhile, and go on to the same bits; see `Preparation`. A
         program that cannot be compiled or tried is logged, and named by `not_made`; requests go on without it.
         """
-        if self._behind is None or not self._behind.is_due(is_idle=not self.has_work):
-            return False
-        self._empty_device()
-        self._behind.go_on()
-        self.planner.coming = self._behind.missing
-        if self._behind.is_over:
-            self._behind = None
-        return True
+        is_idle = not self.has_work
+        return any(replica.preparation.go_on(is_idle=is_idle) for replica in self.replicas)
 
     @property
     def compiling(self) -> tuple[str, ...]:
         """Labels of what is being compiled behind, or will be: plans, and replays that say likeliest tokens."""
-        behind = self._behind
-        return (*(plan.label for plan in self.planner.coming), *(() if behind is None else behind.others))
+        return tuple(label for replica in self.replicas for label in replica.preparation.compiling)
 
     @property
     def not_made(self) -> tuple[str, ...]:
         """Labels of what could not be compiled or tried behind; the log has the tracebacks."""
-        return tuple(self.planner.failed)
+        return tuple(label for replica in self.replicas for label in replica.planner.failed)
 
     @property
     def is_prepared(self) -> bool:
         """Whether nothing is being made behind."""
-        return self._behind is None
+        return all(replica.preparation.behind is None for replica in self.replicas)
 
     def update_params(self, params: Params, weight_version: str | None = None) -> None:
         """Goes on with other weights of the same shapes; what pages hold is forgotten, nothing is compiled again.
+
+        Each of several replicas gets a copy on its own devices.
 
         `weight_version` names them in fingerprints and digests. By default they are named by a digest of all weights, which
         takes as long as reading them. A model in int8 takes weights of its `cfg.dtype`, too, and rounds them.
@@ -400,17 +394,21 @@ class Engine:
             raise InputError("requests are in flight: finish or abort them before the weights change")
         params = fitted(params, self.model.cfg)
         digest = digest_model(self.model.cfg, params) if weight_version is None else ""
-        self.device.use(dataclasses.replace(self.model, params=params, digest=digest))
+        for replica in self.replicas:
+            model = dataclasses.replace(self.model, params=params, digest=digest)
+            replica.device.use(model if len(self.replicas) == 1 else moved(model, replica.device.place))
         self._weight_version = weight_version
         self._name_weights()
 
     def stop(self) -> list[Update]:
         """Drops all requests; returns the updates that were due, of the segment on the device too."""
-        self._collect()
+        for replica in self.replicas:
+            replica.collect()
         self._take_in()
         self._hand_out()
-        self.scheduler.take_out(lambda sequence: True)
-        self._segments.rest()
+        for replica in self.replicas:
+            replica.scheduler.take_out(lambda sequence: True)
+            replica.rest()
         updates = list(self._outbox)
         self._outbox.clear()
         return updates
@@ -422,211 +420,67 @@ class Engine:
             for updates in drive(self, requests, stream=stream, outbox=outbox):
                 yield from updates
         finally:
-            self._inbox.append(outbox)
+            self._traffic.inbox.append(outbox)
             if not self._is_stepping:  # the garbage collector may close a driver at any moment
                 self._take_in()
 
     def _advance(self) -> None:
-        """Collects a segment, starts the next, and puts updates into their outboxes while the device works."""
+        """Collects a segment of each replica, starts its next, and makes updates while its device works."""
         self._is_stepping = True
         try:
-            self._collect()
-            self._take_in()
-            self._make_room()
-            self._prepare_for(self.scheduler.all)
-            if admitted := self.scheduler.admit(self._alone):
-
-                def put(some: Sequence[SequenceState]) -> None:
-                    self._segments.admit([each for each in admitted if each.sequence in some])
-
-                self._together(put, [each.sequence for each in admitted])
-            if self.scheduler.sequences:
-                self._start()
-            else:
-                self._segments.rest()
-            self._hand_out()
+            for replica, others in zip(self.replicas, self._others, strict=True):
+                replica.collect()
+                self._take_in()
+                replica.go_on(others)
+                self._hand_out()
         finally:
             self._is_stepping = False
 
-    def _make_room(self) -> None:
-        """Gives programs the room that samples need. Where all was prepared, requests wait for one program, once."""
-        if self._room == self.device.room:
-            return
-        self._empty_device()
-        self.device.widen(self._room)
-        self.planner.forget_programs()
-        self._behind = None  # what is on its way has the room that there was
-        if self.compiles_behind and not self._improves:
-            self.prepare_behind(self._needs)
-        elif not self._improves:
-            self._make_first(self.config.max_requests, Needs())
-            self._improves = True
-
-    def _prepare_for(self, sequences: Sequence[SequenceState]) -> None:
-        """Makes the programs that `sequences` need; where some run already, traffic grows, so those of the largest batch.
-
-        The others that would make them faster follow when many steps have run, for the batches that took part in these.
-        """
-        if not sequences:
-            return
-        needs = Needs.of(sequence.request.sampling for sequence in sequences)
-        if self.planner.lacks(len(sequences), needs):
-            self._make_first(self.config.max_requests if self.scheduler.sequences else len(sequences), needs)
-        if self._improves and self._passes.total() >= IMPROVED_AFTER:
-            batches = worth_making(self._passes)
-            self._passes.clear()
-            if not self.compiles_behind:
-                self._make_all(batches, needs)
-            elif self._behind is None and self.planner.lacks_any(batches, needs):
-                self._make_behind(batches, needs)
-
-    def _make_first(self, num_requests: int, needs: Needs) -> None:
-        """Makes what `num_requests` at once lack to run at all."""
-        if self.planner.lacks(num_requests, needs):
-            self._empty_device()
-            self.planner.prepare_first(num_requests, needs)
-
-    def _make_all(self, batches: Sequence[int], needs: Needs) -> None:
-        """Makes all plans of `batches` that are missing."""
-        if self.planner.lacks_any(batches, needs):
-            self._empty_device()
-            self.planner.prepare(batches, needs)
-
-    def _make_behind(self, batches: Sequence[int], needs: Needs, *, replays: bool = False) -> None:
-        """Begins to make all plans of `batches` that are missing, while requests run."""
-        self._behind = Behind(self.device, self.planner, batches, needs, replays=replays)
-        self.planner.coming = self._behind.missing
-
-    def _empty_device(self) -> None:
-        """Takes all sequences out of their places, to go on to the same bits later: trial runs need all places and pages."""
-        self._collect()
-        while self.scheduler.sequences:
-            self._preempt()
-        self.pool.clear()
-
     def _take_in(self) -> None:
         """Queues what was added, and ends what was aborted or left by its driver, in the order of the calls."""
-        while self._inbox:
-            item = self._inbox.popleft()
+        traffic = self._traffic
+        while traffic.inbox:
+            item = traffic.inbox.popleft()
             if isinstance(item, SequenceState):
-                self.scheduler.queue.append(item)
-                self._room = self._room.with_room_for(item.request.sampling, self.model.eos_ids)
+                traffic.queue.append(item)
+                traffic.room = traffic.room.with_room_for(item.request.sampling, self.model.eos_ids)
             elif isinstance(item, str):
-                for sequence in self.scheduler.all:
+                for sequence in [*(each for replica in self.replicas for each in replica.sequences), *traffic.queue]:
                     if sequence.request.id == item:
-                        with self._alone(sequence):
-                            self._abort(sequence)
+                        self._replica_of(sequence).abort(sequence)
             else:
-                self.scheduler.take_out(lambda sequence, outbox=item: sequence.outbox is outbox)  # type: ignore[misc]
-        if self._is_running and not self.scheduler.sequences:
-            self._collect()
-            self._segments.rest()
-
-    def _abort(self, sequence: SequenceState) -> None:
-        """Ends `sequence` with what it has committed."""
-        self._segments.fetch(sequence)
-        end_if_done(sequence)  # tokens after a stop string are void here, too
-        sequence.thoughts.clear()  # the prompt may not have been read to its end
-        sequence.finish_reason = ABORTED
-        self._end(sequence, keep=False)
-
-    def _start(self) -> None:
-        """Starts passes over given texts, and one segment over all other sequences in places; does not wait for them."""
-        page_table = self.scheduler.allocator.page_table
-        next_segment = self._plan() if self.scheduler.decoding else None
-        if given := self.scheduler.given:
-            self._together(lambda some: self._segments.start_scoring(some, page_table), given)
-        if next_segment is not None:
-            plan, segment = next_segment
-            decoding = self.scheduler.decoding
-            [self._batch] = needed_batches(self.config, len(decoding))
-            self.agreement.started(plan, segment, decoding, page_table)
-            self._segments.start(plan, segment, decoding, page_table)
-        self._is_running = True
-
-    def _plan(self) -> tuple[Plan, Segment]:
-        """The next plan and how long to run it, with pages reserved; sequences that they do not last for are preempted."""
-        while (found := next_segment(self.scheduler, self.planner, self.device, self.agreement)) is None:
-            self._preempt()
-        return found
-
-    def _preempt(self) -> None:
-        """Takes the youngest sequence out of its place, to go on later."""
-        youngest = self.scheduler.sequences[-1]
-        with self._alone(youngest):
-            self._segments.fetch(youngest)
-            self.scheduler.preempt()
-
-    def _collect(self) -> None:
-        """Waits for the segment on the device, if there is one; sequences that have ended give their places back."""
-        if not self._is_running:
-            return
-        self._is_running = False
-        num_passes, num_tokens = self._segments.wait()
-        self._passes[self._batch] += num_passes
-        self.num_tokens += num_tokens
-        ended: list[SequenceState] = []
-        for sequence in tuple(self.scheduler.sequences):
-            with self._alone(sequence):
-                if sequence.is_given:
-                    sequence.take_scores()
-                self.scheduler.allocator.register(sequence)
-                is_done = sequence.finish != RUNNING
-                if not sequence.is_given and (sequence.streamed or is_done or sequence.request.sampling.stop):
-                    self._segments.fetch(sequence)
-                    end_if_done(sequence)
-                if sequence.finish_reason:
-                    ended.append(sequence)
-                elif sequence.streamed:
-                    self._news.append(sequence)
-        self._inbox.extend(self.agreement.finished(self.scheduler.all))
-        to_replay = [sequence for sequence in ended if wants_replay(sequence.request) and not sequence.is_given]
-        if to_replay:
-            page_table = self.scheduler.allocator.page_table
-            self._together(lambda some: self._segments.replay(some, page_table), to_replay)
-        for sequence in ended:
-            if sequence.place is not None:  # else it has failed
-                with self._alone(sequence):
-                    self._end(sequence, keep=sequence.finish != NOT_FINITE)
-
-    def _end(self, sequence: SequenceState, *, keep: bool) -> None:
-        """Takes back the place and pages of a sequence that has ended; with `keep` its pages stay cached."""
-        self.scheduler.remove(sequence, keep=keep)
-        self.stats += sequence.stats
-        self._news.append(sequence)
+                for replica in self.replicas:
+                    replica.scheduler.take_out(lambda sequence, outbox=item: sequence.outbox is outbox)  # type: ignore[misc]
+        for replica in self.replicas:
+            replica.rest()
 
     def _hand_out(self) -> None:
         """Puts the updates of all sequences that have news into their outboxes."""
-        for sequence in dict.fromkeys(self._news):  # one that is streamed may have news, and be aborted then
-            with self._alone(sequence):
+        for sequence in dict.fromkeys(self._traffic.news):  # one that is streamed may have news, and be aborted then
+            if sequence.finish_reason:
+                self.stats += sequence.stats
+            try:
                 sequence.outbox.append(update_of(sequence, self.model, self._digest))
-        self._news.clear()
+            except NOT_OF_ONE:
+                raise
+            except Exception as error:
+                self._replica_of(sequence).fail(sequence, error)
+        self._traffic.news.clear()
 
-    @contextlib.contextmanager
-    def _alone(self, sequence: SequenceState) -> Iterator[None]:
-        """Lets an error inside end `sequence` and nothing else, unless it is no fault of one request."""
-        try:
-            yield
-        except NOT_OF_ONE:
-            raise
-        except Exception as error:
-            if sequence in self.scheduler.all:
-                self.scheduler.remove(sequence, keep=False)
-            self._news = [other for other in self._news if other is not sequence]
-            sequence.outbox.append(failed(sequence, error))
+    def _replica_of(self, sequence: SequenceState) -> Replica:
+        """The replica where `sequence` has a place; the first one if it waits."""
+        return next((replica for replica in self.replicas if sequence in replica.sequences), self.replicas[0])
 
-    def _together(self, act: Callable[[Sequence[SequenceState]], None], sequences: Sequence[SequenceState]) -> None:
-        """Calls `act` with all `sequences` or, if that raises, with each by itself: those fail for which it raises again."""
-        try:
-            act(sequences)
-        except NOT_OF_ONE:
-            raise
-        except Exception:
-            for sequence in sequences:
-                with self._alone(sequence):
-                    act([sequence])
+    def _on_each(self, act: Callable[[Replica], None]) -> None:
+        """Calls `act` with each replica; several compile at the same time."""
+        if len(self.replicas) == 1:
+            act(self.replicas[0])
+            return
+        with ThreadPoolExecutor(len(self.replicas), thread_name_prefix="prepare") as threads:
+            list(threads.map(act, self.replicas))
 
     def _name_weights(self) -> None:
         """Digests of what the bits depend on: in hex for completions, as bytes for the contents of pages."""
         self._digest = hashlib.sha256(json.dumps(self.fingerprint(), sort_keys=True).encode()).hexdigest()
-        self.pool.clear(bytes.fromhex(self._digest))
+        for replica in self.replicas:
+            replica.pool.clear(bytes.fromhex(self._digest))

@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from detspec.checkpoint.load import Model
 from detspec.engine.engine_config import EngineConfig
 from detspec.environment import default_schedule
 from detspec.errors import InputError, shown
-from detspec.generation.checks import check_ids, check_prompt, check_type, each_sampling, listed_prompts, thinks
-from detspec.plain import plain, plain_ids
+from detspec.generation.checks import check_ids, check_prompt, check_type, thinks
+from detspec.plain import plain_ids
 from detspec.sampling_params import SamplingParams
 from detspec.state import LENGTH, NOT_FINITE, STOP
 
@@ -194,6 +194,21 @@ def request_of(
     return check_request(model, config, Request(id, tokens_of(model, prompt), sampling))
 
 
+def to_score(
+    model: Model, config: EngineConfig, number: int, text: str | Sequence[int], start: int, sampling: SamplingParams
+) -> Request:
+    """Tokenizes and checks one text that is to be scored from `start` on; `number` is its id.
+
+    Raises `InputError` as `check_request` does, and if the text has no token from its start on.
+    """
+    ids = tokens_of(model, text)
+    if type(start) is not int or not 1 <= start < len(ids):
+        raise InputError(
+            f"text {number} has {len(ids)} tokens and starts at {shown(start)}: accepted are starts in 1 .. {len(ids) - 1}"
+        )
+    return check_request(model, config, Request(str(number), ids[:start], sampling, given_token_ids=ids[start:]))
+
+
 def tokens_of(model: Model, text: str | Sequence[int]) -> tuple[int, ...]:
     """Token ids of `text`, which may be token ids; `InputError` for text without a tokenizer, and for other things."""
     if not isinstance(text, str):
@@ -249,53 +264,3 @@ def _check_given(model: Model, request: Request) -> Request:
     thinking = None if model.cfg.thinking is None else False
     sampling = dataclasses.replace(sampling, max_tokens=len(request.given_token_ids), min_tokens=0, thinking=thinking)
     return dataclasses.replace(request, sampling=sampling)
-
-
-class Generates(Protocol):
-    """What makes requests of prompts and completes them: an `Engine` or an `EngineGroup`."""
-
-    @property
-    def model(self) -> Model:
-        """What runs."""
-
-    @property
-    def config(self) -> EngineConfig:
-        """How it runs."""
-
-    def request(self, prompt: str | Sequence[int], sampling: SamplingParams, *, id: str) -> Request:
-        """Tokenizes and checks one prompt."""
-
-    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Yields completions as they finish."""
-
-
-def generate_all(
-    engine: Generates, prompts: str | Sequence[str | Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
-) -> list[Completion]:
-    """Completes all `prompts`, see `Engine.generate`."""
-    listed = listed_prompts(prompts)
-    each = each_sampling(sampling, len(listed))
-    requests = [engine.request(p, s, id=str(i)) for i, (p, s) in enumerate(zip(listed, each, strict=True))]
-    return sorted(engine.run(requests), key=lambda completion: (int(completion.id), completion.index))
-
-
-def score_all(
-    engine: Generates, texts: str | Sequence[str | Sequence[int]], starts: int | Sequence[int], sampling: SamplingParams | None
-) -> list[Completion]:
-    """Scores all `texts`, see `Engine.score`."""
-    listed = listed_prompts(texts, "texts")
-    first = plain(starts)
-    each = [first] * len(listed) if isinstance(first, int) else plain_ids(first, "starts")
-    if len(each) != len(listed):
-        raise InputError(f"{len(listed)} texts but {len(each)} starts: give one for all, or one each")
-    sampling = SamplingParams(logprobs=1) if sampling is None else sampling
-    requests = []
-    for number, (text, start) in enumerate(zip(listed, each, strict=True)):
-        ids = tokens_of(engine.model, text)
-        if type(start) is not int or not 1 <= start < len(ids):
-            raise InputError(
-                f"text {number} has {len(ids)} tokens and starts at {shown(start)}: accepted are starts in 1 .. {len(ids) - 1}"
-            )
-        request = Request(str(number), ids[:start], sampling, given_token_ids=ids[start:])
-        requests.append(check_request(engine.model, engine.config, request))
-    return sorted(engine.run(requests), key=lambda completion: int(completion.id))

@@ -6,11 +6,11 @@ at the front, with the tokens it has: it is caught up with later, to the same bi
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from detspec.engine.allocator import Allocator
-from detspec.engine.policy import Load
+from detspec.engine.policy import NEVER, Load
 from detspec.engine.sequence import SequenceState
 
 AloneFn = Callable[[SequenceState], contextlib.AbstractContextManager[object]]
@@ -26,11 +26,16 @@ class Admitted(NamedTuple):
 class Scheduler:
     """The sequences in places of the device, the oldest first, and the queue before them."""
 
-    def __init__(self, allocator: Allocator, *, max_requests: int, window: int, chunk: int | None) -> None:
-        """`window` is the longest window of a prefill pass; `chunk` is `C` of a model that thinks, else None."""
+    def __init__(
+        self, allocator: Allocator, queue: deque[SequenceState], *, max_requests: int, window: int, chunk: int | None
+    ) -> None:
+        """Schedulers of several devices may share one `queue`.
+
+        `window` is the longest window of a prefill pass; `chunk` is `C` of a model that thinks, else None.
+        """
         self.allocator = allocator
         self.sequences: list[SequenceState] = []
-        self.queue: deque[SequenceState] = deque()
+        self.queue = queue
         self.num_preemptions = 0
         self._free_places = list(range(max_requests))
         self._window = window
@@ -51,19 +56,30 @@ class Scheduler:
         """Sequences in places whose tokens are scored."""
         return [sequence for sequence in self.sequences if sequence.is_given]
 
-    def admit(self, alone: AloneFn = contextlib.nullcontext) -> list[Admitted]:
-        """Gives places and pages to sequences that wait, as far as there are any.
+    @property
+    def has_room(self) -> bool:
+        """Whether a place is free."""
+        return bool(self._free_places)
 
-        A sequence that begins like one that is just being prefilled waits until it can share its pages; others pass it. What
-        raises for a sequence does so inside `alone(sequence)`, which passes it on or takes the sequence out.
+    def admit(
+        self, alone: AloneFn = contextlib.nullcontext, *, most: int = NEVER, others: Sequence["Scheduler"] = ()
+    ) -> list[Admitted]:
+        """Gives places and pages to sequences that wait, as far as there are any, until it has `most` sequences.
+
+        A sequence that begins like one that is just being prefilled waits until it can share its pages. So does one of which
+        `others` hold more pages, as long as they have room. Sequences behind them pass. What raises for a sequence does so
+        inside `alone(sequence)`, which passes it on or takes the sequence out.
         """
         admitted: list[Admitted] = []
+        others = [other for other in others if other.has_room and len(other.sequences) < most]
         index = 0  # in the queue; those before it are to wait a little
-        while self._free_places and index < min(len(self.queue), len(self.allocator.page_table)):
+        while self._free_places and len(self.sequences) < most and index < min(len(self.queue), len(self.allocator.page_table)):
             sequence = self.queue[index]
             waits: list[bool] = []
             with alone(sequence):
-                waits.append(self.allocator.awaits(sequence))
+                shared = self.allocator.num_shared(sequence) if others else 0
+                is_elsewhere = any(other.allocator.num_shared(sequence) > shared for other in others)
+                waits.append(is_elsewhere or self.allocator.awaits(sequence))
             if waits != [False]:
                 index += len(waits)  # where that raised, the sequence has left the queue
                 continue

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from detspec.engine.engine_group import AnyEngine
+from detspec.engine.engine import Engine
 from detspec.engine.request import Completion
 from detspec.errors import InputError
 from detspec.jobs.lines import CheckedLine, Output, check_size, pass_over
@@ -42,7 +42,7 @@ class BatchReader:
     """A reader of OpenAI's lines, see `lines.Reader`: requests of a body, and a line of output when all samples are there."""
 
     def __init__(
-        self, engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str], fingerprint: Mapping[str, Any] | None = None
+        self, engine: Engine, spec: JobSpec, repeated: Mapping[int, str], fingerprint: Mapping[str, Any] | None = None
     ) -> None:
         """`repeated` are errors for lines whose id was used before. Answers name `fingerprint`, by default the engine's.
 

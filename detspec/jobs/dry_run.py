@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from detspec.cache import cache_bytes
-from detspec.engine.engine_group import AnyEngine
+from detspec.engine.engine import Engine
 from detspec.engine.policy import needed_plans
 from detspec.jobs.files import journal_path
 from detspec.jobs.journal import read_journal
@@ -14,7 +14,7 @@ from detspec.jobs.scan import Scan, read_lines
 from detspec.model.params import num_params, params_bytes
 
 
-def plan_job(engine: AnyEngine, spec: JobSpec, out: Path | None) -> str:
+def plan_job(engine: Engine, spec: JobSpec, out: Path | None) -> str:
     """Checks the job `spec`, which `engine` would generate, and describes it as lines of text.
 
     `out`, its manifest and its journal are looked at, if it is not None. Raises `InputError` as `run_job` does.
@@ -57,7 +57,7 @@ def plan_job(engine: AnyEngine, spec: JobSpec, out: Path | None) -> str:
     return "\n".join(f"{name:{width}}  {value}" for name, value in lines.items())
 
 
-def least_passes(engine: AnyEngine, found: Scan) -> int:
+def least_passes(engine: Engine, found: Scan) -> int:
     """Lower bound of canonical passes, even if every draft is accepted: a pass prefills or commits at most `rows` tokens."""
     config = engine.config
     schedule = engine.schedule

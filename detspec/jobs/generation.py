@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from detspec.engine.drive import drive
-from detspec.engine.engine_group import AnyEngine
+from detspec.engine.engine import Engine
 from detspec.engine.policy import Needs
 from detspec.engine.request import GIVEN, Request, Stats, Update
 from detspec.jobs.lines import CheckedLine, Output, Reader
@@ -99,7 +99,7 @@ class Workload:
     is_over: Callable[[], bool] = lambda: False
 
 
-def generate(engine: AnyEngine, work: Workload, keep: KeepFn, progress: Progress, signals: StopSignals) -> dict[str, Any]:
+def generate(engine: Engine, work: Workload, keep: KeepFn, progress: Progress, signals: StopSignals) -> dict[str, Any]:
     """Calls `keep(number, output)`, which counts it on `progress`, for each line of output as it is finished.
 
     Returns statistics. Raises `Stopped` if a signal arrived, here or at a process that shares the mesh, after the running
@@ -139,7 +139,7 @@ def generate(engine: AnyEngine, work: Workload, keep: KeepFn, progress: Progress
         "plans": {
             plan.label: {"status": certificate.status, "why": certificate.why, "step_ms": step_s * 1e3}
             for plan, certificate in engine.certificates.items()
-            if math.isfinite(step_s := engine.planner.step_times.known(plan))
+            if math.isfinite(step_s := engine.replicas[0].planner.step_times.known(plan))
         },
     }
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from detspec.engine.engine_group import AnyEngine
+from detspec.engine.engine import Engine
 from detspec.errors import InputError
 from detspec.jobs.files import NO_ROOM, NO_ROOM_CODE, journal_path, new_files, remove_leftovers, sibling
 from detspec.jobs.generation import Stopped, StopSignals, Workload, generate
@@ -59,7 +59,7 @@ def unfinished_if_stopped(where: Path, what_is_kept: Callable[[], str]) -> Itera
 
 
 def run_job(
-    engine: AnyEngine, spec: JobSpec, out: Path, *, fresh: bool = False, load_s: float = 0.0, signals: StopSignals | None = None
+    engine: Engine, spec: JobSpec, out: Path, *, fresh: bool = False, load_s: float = 0.0, signals: StopSignals | None = None
 ) -> JobResult:
     """Generates what is not yet in the journal of `out`, this shard's output; writes `out`, its statistics and its manifest.
 
@@ -123,7 +123,7 @@ def run_job(
         return result
 
 
-def stream_job(engine: AnyEngine, spec: JobSpec, file: BinaryIO, *, signals: StopSignals | None = None) -> JobResult:
+def stream_job(engine: Engine, spec: JobSpec, file: BinaryIO, *, signals: StopSignals | None = None) -> JobResult:
     """Generates everything without a journal; writes each line to `file` as soon as all lines before it are done.
 
     Of processes that share a mesh, the first alone writes.
@@ -135,7 +135,7 @@ def stream_job(engine: AnyEngine, spec: JobSpec, file: BinaryIO, *, signals: Sto
             return _stream(engine, reading, file, progress, signals or StopSignals())
 
 
-def _stream(engine: AnyEngine, reading: JobLines, file: BinaryIO, progress: Progress, signals: StopSignals) -> JobResult:
+def _stream(engine: Engine, reading: JobLines, file: BinaryIO, progress: Progress, signals: StopSignals) -> JobResult:
     found = reading.found
     progress.count(0, found.num_completions)
     waiting: dict[tuple[int, int], bytes] = {}
@@ -164,7 +164,7 @@ def _stream(engine: AnyEngine, reading: JobLines, file: BinaryIO, progress: Prog
     return JobResult(stats, len(failed), tuple(failed[:MOST_NAMED]), 0)
 
 
-def fill(journal: Journal, engine: AnyEngine, reading: JobLines, progress: Progress, signals: StopSignals) -> dict[str, Any]:
+def fill(journal: Journal, engine: Engine, reading: JobLines, progress: Progress, signals: StopSignals) -> dict[str, Any]:
     """Generates what is not in the journal, and appends it; returns statistics."""
 
     def keep(number: int, output: Output) -> None:
@@ -182,7 +182,7 @@ def fill(journal: Journal, engine: AnyEngine, reading: JobLines, progress: Progr
 # Processes that share a mesh -----------------------------------------------------------------------------------------------
 
 
-def check_same_job(engine: AnyEngine, header: Mapping[str, Any]) -> None:
+def check_same_job(engine: Engine, header: Mapping[str, Any]) -> None:
     """Raises `InputError` unless all processes were given the job with `header`: the same prompts, options and model."""
     headers = [json.loads(content) for content in engine.agreement.exchange(json.dumps(header).encode())]
     for process, other in enumerate(headers):
@@ -194,13 +194,13 @@ def check_same_job(engine: AnyEngine, header: Mapping[str, Any]) -> None:
             )
 
 
-def tell(engine: AnyEngine, outcome: Outcome | None) -> None:
+def tell(engine: Engine, outcome: Outcome | None) -> None:
     """Tells the others the `outcome` of the job, or that it is still to come."""
     engine.agreement.exchange(json.dumps(outcome).encode())
 
 
 @contextlib.contextmanager
-def refusals_told(engine: AnyEngine) -> Iterator[None]:
+def refusals_told(engine: Engine) -> Iterator[None]:
     """Tells the others if the first process refuses the job, in place of the outcome: they would wait for it."""
     try:
         yield
@@ -209,12 +209,12 @@ def refusals_told(engine: AnyEngine) -> Iterator[None]:
         raise
 
 
-def tell_kept(engine: AnyEngine, kept: Sequence[bool]) -> None:
+def tell_kept(engine: Engine, kept: Sequence[bool]) -> None:
     """Tells the others which requests of the shard need not be generated, because all their completions are kept."""
     engine.agreement.exchange(np.packbits(np.asarray(kept, bool)).tobytes())
 
 
-def follow(engine: AnyEngine, spec: JobSpec, signals: StopSignals) -> Outcome:
+def follow(engine: Engine, spec: JobSpec, signals: StopSignals) -> Outcome:
     """Generates what the first process does not keep, and writes nothing; returns the outcome.
 
     Raises `InputError` if a line is malformed or the first process refuses the job, and `Stopped` if a signal arrived at any
@@ -239,7 +239,7 @@ def follow(engine: AnyEngine, spec: JobSpec, signals: StopSignals) -> Outcome:
     return outcome
 
 
-def _told(engine: AnyEngine) -> Outcome | None:
+def _told(engine: Engine) -> Outcome | None:
     """Returns what the first process told; raises `InputError` if it refuses the job."""
     outcome = json.loads(engine.agreement.exchange(b"")[0])
     if isinstance(outcome, str):

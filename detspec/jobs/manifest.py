@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from detspec.engine.engine_group import AnyEngine
+from detspec.engine.engine import Engine
 from detspec.errors import InputError
 from detspec.jobs.files import sibling
 from detspec.jobs.prompts import JobSpec, PromptLines, hash_file
@@ -17,7 +17,7 @@ from detspec.read_json import read_json_object
 HEADER_KEYS = ("fingerprint", "text", "sampling", "on_error", "prompts", "shard", "openai", "created")
 
 
-def job_header(engine: AnyEngine, spec: JobSpec) -> dict[str, Any]:
+def job_header(engine: Engine, spec: JobSpec) -> dict[str, Any]:
     """Everything that the output's bytes depend on, as parsed JSON. Jobs with equal headers have equal outputs."""
     header = {
         "fingerprint": engine.fingerprint(),
@@ -31,14 +31,14 @@ def job_header(engine: AnyEngine, spec: JobSpec) -> dict[str, Any]:
     return json.loads(json.dumps(header))  # type: ignore[no-any-return]
 
 
-def _clock(engine: AnyEngine, spec: JobSpec) -> dict[str, Any]:
+def _clock(engine: Engine, spec: JobSpec) -> dict[str, Any]:
     """The time that the job says it is, and of OpenAI's lines, whose chats may be as long as there is room for, `max_len`."""
     if spec.is_openai:
         return {"openai": {"created": spec.created, "max_len": engine.config.max_len}}
     return {} if spec.created is None else {"created": spec.created}
 
 
-def job_manifest(header: Mapping[str, Any], engine: AnyEngine, prompts: PromptLines, scan: Scan) -> dict[str, Any]:
+def job_manifest(header: Mapping[str, Any], engine: Engine, prompts: PromptLines, scan: Scan) -> dict[str, Any]:
     """Content of `*.manifest.json` without facts about the output: header, the engine's settings, facts about the prompts."""
     return {
         "digest": hashlib.sha256(json.dumps(header["fingerprint"], sort_keys=True).encode()).hexdigest(),

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from detspec.engine.engine_group import AnyEngine
+from detspec.engine.engine import Engine
 from detspec.engine.policy import Needs
 from detspec.errors import InputError
 from detspec.jobs.batch_lines import KEY as BATCH_KEY
@@ -121,7 +121,7 @@ class JobLines:
 
 
 @contextlib.contextmanager
-def read_lines(engine: AnyEngine, spec: JobSpec, folder: Path | None = None, *, keep: bool = True) -> Iterator[JobLines]:
+def read_lines(engine: Engine, spec: JobSpec, folder: Path | None = None, *, keep: bool = True) -> Iterator[JobLines]:
     """Checks the ids of the whole file, and this shard's lines as requests to `engine`.
 
     `folder` is for temporary files. Without `keep`, sound lines are only counted.
@@ -147,7 +147,7 @@ def read_lines(engine: AnyEngine, spec: JobSpec, folder: Path | None = None, *, 
         yield JobLines(found, reader, asked, rejects)
 
 
-def make_reader(engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -> Reader:
+def make_reader(engine: Engine, spec: JobSpec, repeated: Mapping[int, str]) -> Reader:
     """The reader of the job's lines; `repeated` are errors for those whose id was used before."""
     return (BatchReader if spec.is_openai else LineReader)(engine, spec, repeated)
 

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from detspec.engine.engine_group import AnyEngine
+from detspec.engine.engine import Engine
 from detspec.jobs.chunk_folder import ChunkFolder, ChunkTask, Claim
 from detspec.jobs.chunks import ChunkedLines, choose, choose_to_help, is_to_check
 from detspec.jobs.journal import Journal, line_of, sound_lines
@@ -62,7 +62,7 @@ class Share:
 
     def __init__(
         self,
-        engine: AnyEngine,
+        engine: Engine,
         spec: JobSpec,
         folder: ChunkFolder,
         chunks: ChunkedLines,

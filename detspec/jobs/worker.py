@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from detspec.engine.engine_group import AnyEngine
+from detspec.engine.engine import Engine
 from detspec.errors import InputError
 from detspec.jobs.chunk_folder import STALE_S, ChunkFolder, WorkerClock, chunk_folder, worker_name
 from detspec.jobs.chunks import ChunkedLines, cut, load, store
@@ -52,7 +52,7 @@ class WorkerOptions:
 
 
 def run_worker(
-    engine: AnyEngine,
+    engine: Engine,
     spec: JobSpec,
     out: Path,
     options: WorkerOptions = WorkerOptions(),
@@ -104,7 +104,7 @@ def read_job(folder: Path) -> dict[str, Any] | None:
     return read_json_object(folder / JOB)
 
 
-def _obtain(engine: AnyEngine, spec: JobSpec, folder: ChunkFolder, header: dict[str, Any], size: int | None) -> ChunkedLines:
+def _obtain(engine: Engine, spec: JobSpec, folder: ChunkFolder, header: dict[str, Any], size: int | None) -> ChunkedLines:
     """The chunks of the job, scanned by this worker unless another one has.
 
     Raises `InputError` if the folder belongs to another job, or chunks have another size.

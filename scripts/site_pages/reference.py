@@ -23,7 +23,7 @@ GROUPS = {
     "reference/engines.md": Group(
         "Engines",
         "An engine generates for many requests at once; [Generating from Python](../using.md) shows it at work.",
-        ("Engine", "EngineConfig", "EngineGroup", "Needs"),
+        ("Engine", "EngineConfig", "Needs"),
     ),
     "reference/requests.md": Group(
         "Requests",

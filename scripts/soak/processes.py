@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from detspec.cli import commands
-from detspec.engine import engine_group  # noqa: F401  # forks find it imported
+from detspec.engine import engine  # noqa: F401  # forks find it imported
 from detspec.jobs import audit, dry_run, job, merge  # noqa: F401  # and these
 from detspec.native.library import DTYPES, target
 from scripts.soak.caches import use_cache

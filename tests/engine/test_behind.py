@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from detspec.engine import behind, planner
+from detspec.engine import planner, preparation
 from detspec.engine.compiled import PROGRAMS, _wanted
 from detspec.engine.device import PLAIN, GivenText
 from detspec.engine.engine import Engine
@@ -59,11 +59,11 @@ def test_first_plan_runs_anything_and_the_others_are_those_of_prepare():
 def test_trials_hold_up_requests_for_a_tenth_of_the_time_and_change_no_token(monkeypatch):
     """A trial takes 2 s: while requests run the next one comes after 18 s, and at once when none does."""
     clock = [100.0]
-    monkeypatch.setattr(behind, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(preparation, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     engine, device = fake_engine()
     engine.prepare_behind()
-    certify = behind.Planner._certify
-    monkeypatch.setattr(behind.Planner, "_certify", lambda *args: (clock.__setitem__(0, clock[0] + 2.0), certify(*args))[1])
+    certify = planner.Planner._certify
+    monkeypatch.setattr(planner.Planner, "_certify", lambda *args: (clock.__setitem__(0, clock[0] + 2.0), certify(*args))[1])
     requests = [request_of("a", max_tokens=30), request_of("b", start=20, max_tokens=50)]
     for request in requests:
         engine.add(request, stream=True)  # a token a step
@@ -105,7 +105,7 @@ def test_ordinary_requests_run_by_a_canonical_plan_until_theirs_is_there():
 
 
 def test_engine_that_makes_what_it_needs_makes_what_is_faster_behind(monkeypatch):
-    monkeypatch.setattr("detspec.engine.engine.IMPROVED_AFTER", 20)
+    monkeypatch.setattr("detspec.engine.preparation.IMPROVED_AFTER", 20)
     engine, device = fake_engine()
     engine.compile_behind()
     engine.add(request_of("a", max_tokens=60), stream=True)
@@ -151,7 +151,7 @@ def test_plan_that_cannot_be_compiled_behind_is_put_aside_and_all_others_are_mad
     assert set(labels(whole)) - set(labels(engine)) <= {name}
     assert engine.certificates[next(iter(engine.certificates))].is_certified
     check_it_counts(engine)
-    assert not engine.planner.lacks_any((1, 4), Needs())  # it is not tried again and again
+    assert not engine.replicas[0].planner.lacks_any((1, 4), Needs())  # it is not tried again and again
 
 
 def test_plan_whose_trial_raises_is_put_aside_and_plans_that_were_certified_stay(monkeypatch):
@@ -214,7 +214,7 @@ def test_processes_or_chips_that_differ_behind_are_raised():
 
 def test_what_requests_run_now_is_certified_anew_when_prefill_gets_its_own_program(monkeypatch):
     """Three requests come while the first piece is compiled for one."""
-    monkeypatch.setattr("detspec.engine.engine.IMPROVED_AFTER", 20)
+    monkeypatch.setattr("detspec.engine.preparation.IMPROVED_AFTER", 20)
     engine, device = fake_engine()
     engine.compile_behind()
     engine.add(request_of("a", max_tokens=60), stream=True)

@@ -22,7 +22,7 @@ SITES = {
     ),
     "keys of pages": ("detspec.engine.allocator.prefix_keys", lambda root, tokens, page: tokens[0] == 99),
     "reading the report": ("detspec.engine.segments.Segments.fetch", lambda self, sequence: sequence.request.id == BAD),
-    "looking for its end": ("detspec.engine.engine.end_if_done", lambda sequence: sequence.request.id == BAD),
+    "looking for its end": ("detspec.engine.replica.end_if_done", lambda sequence: sequence.request.id == BAD),
     "replaying": ("detspec.engine.segments.asked_from", lambda request: request.id == BAD),
     "giving its pages back": (
         "detspec.engine.allocator.Allocator.free",
@@ -98,7 +98,7 @@ CASES = [(site, kind) for site in SITES for kind in ("whole", "streamed", "score
 @pytest.mark.parametrize(("site", "kind"), CASES)
 def test_fault_at_one_request_ends_it_alone(three_rows, expected, monkeypatch, caplog, site, kind):
     is_scored = kind == "scored"
-    three_rows.pool.clear()
+    three_rows.replicas[0].pool.clear()
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "detspec"):
         raised = plant(patch, site, ZeroDivisionError("planted"))
         found = stepped(three_rows, asked(is_scored=is_scored), stream=kind == "streamed")

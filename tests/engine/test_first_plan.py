@@ -49,7 +49,7 @@ def test_first_only_makes_one_plan_of_each_kind_that_is_needed(needs, expected, 
 
 def test_drafts_and_smaller_batches_are_made_once_many_steps_have_run(monkeypatch):
     """Two requests share the larger batch, then one goes on alone: a batch gets its plans once it was needed for long."""
-    monkeypatch.setattr("detspec.engine.engine.IMPROVED_AFTER", 20)
+    monkeypatch.setattr("detspec.engine.preparation.IMPROVED_AFTER", 20)
     engine = make(max_requests=4)
     requests = [request_of("a", max_tokens=25), request_of("b", start=20, max_tokens=55)]
     for request in requests:
@@ -68,7 +68,7 @@ def test_drafts_and_smaller_batches_are_made_once_many_steps_have_run(monkeypatc
 
 
 def test_engine_that_was_prepared_makes_nothing_more_by_itself(monkeypatch):
-    monkeypatch.setattr("detspec.engine.engine.IMPROVED_AFTER", 20)
+    monkeypatch.setattr("detspec.engine.preparation.IMPROVED_AFTER", 20)
     engine = make(max_requests=4)
     prepared = {certificate.plan.label for certificate in engine.prepare(4, Needs(processing=False))}
     engine.add(request_of("a", max_tokens=50))

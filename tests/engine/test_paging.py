@@ -51,9 +51,10 @@ def alone(one_row: Engine) -> list:
 @contextlib.contextmanager
 def few_pages(engine: Engine, number: int) -> Iterator[Engine]:
     """The engine with so many of its pages; the others are taken."""
-    taken = [engine.pool.allocate() for _ in range(engine.num_pages - number)]
+    pool = engine.replicas[0].pool
+    taken = [pool.allocate() for _ in range(engine.num_pages - number)]
     yield engine
-    engine.pool.release(taken)
+    pool.release(taken)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Rows and pages after any sequence of admissions, growth, preemptions, ends and aborts: none leaked, none owned twice."""
 
-from collections import Counter
+from collections import Counter, deque
 
 import pytest
 from hypothesis import settings
@@ -22,7 +22,7 @@ CONTEXT = b"weights"
 def scheduler_of(num_pages: int, *, sharing: bool = True) -> Scheduler:
     pool = PagePool(num_pages, CONTEXT)
     allocator = Allocator(pool, page=PAGE, max_requests=MAX_REQUESTS, max_pages=MAX_PAGES, sharing=sharing)
-    return Scheduler(allocator, max_requests=MAX_REQUESTS, window=WINDOW, chunk=4)
+    return Scheduler(allocator, deque(), max_requests=MAX_REQUESTS, window=WINDOW, chunk=4)
 
 
 def request_of(id: str, prompt: list[int], max_tokens: int = 4, **sampling) -> Request:

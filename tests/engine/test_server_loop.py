@@ -112,7 +112,7 @@ def compared(found: dict[str, tuple], expected: dict[str, tuple]) -> list[bool]:
 def test_every_answer_of_a_server_has_the_bits_of_generate_and_ordinary_ones_do_not(
     three_rows: Engine, one_row: Engine, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("detspec.engine.engine.IMPROVED_AFTER", 10**9)  # the first plans are enough
+    monkeypatch.setattr("detspec.engine.preparation.IMPROVED_AFTER", 10**9)  # the first plans are enough
     requests = traffic(deterministic=True)
     expected = {c.id: facts(c) for c in one_row.run(requests)}
     found = serve(three_rows, requests)

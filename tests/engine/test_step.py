@@ -19,8 +19,9 @@ VOCAB = 97
 
 def make(max_requests: int = 4, **changes) -> Engine:
     num_pages = changes.pop("num_pages", None)
+    num_replicas = changes.pop("num_replicas", 1)
     config = EngineConfig(max_requests=max_requests, max_len=64, method="none", segment_steps=8, **changes)
-    return Engine.over(FakeDevice(SCHEDULE, config, num_pages=num_pages))
+    return Engine.over([FakeDevice(SCHEDULE, config, num_pages=num_pages) for _ in range(num_replicas)])
 
 
 def request_of(id: str, start: int = 5, length: int = 6, max_tokens: int = 10, **sampling) -> Request:
@@ -191,11 +192,11 @@ def test_traffic_that_grows_meets_programs_for_all_of_it_and_keeps_its_bits():
     assert tokens_of([u for u in updates if u.request.id == "first"]) == counted(request_of("first", max_tokens=40))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_any_traffic_leaks_no_page_and_counts_right(seed: int):
+@pytest.mark.parametrize(("seed", "num_replicas"), [*((seed, 1) for seed in range(6)), (6, 2), (7, 3)])
+def test_any_traffic_leaks_no_page_and_counts_right(seed: int, num_replicas: int):
     """Few pages, so that sequences are preempted; prompts that begin alike, so that pages are shared and copied."""
     rng = random.Random(seed)
-    engine = make(max_requests=4, num_pages=19)
+    engine = make(max_requests=4, num_pages=19, num_replicas=num_replicas)
     engine.prepare()
     asked: dict[str, Request] = {}
     updates: dict[tuple[str, int], list] = {}
@@ -227,6 +228,64 @@ def test_any_traffic_leaks_no_page_and_counts_right(seed: int):
     assert sorted(updates) == sorted((id, i) for id, request in asked.items() for i in range(request.sampling.n))
     assert engine.num_pages_held == 0
     assert engine.num_preemptions > 0
+
+
+def test_replicas_share_one_queue_evenly_and_all_work():
+    engine = make(max_requests=4, num_replicas=3)
+    requests = [request_of(str(i), start=7 * i, max_tokens=20) for i in range(8)]
+    for request in requests:
+        engine.add(request)
+    updates = engine.step()
+    assert [len(replica.sequences) for replica in engine.replicas] == [3, 3, 2]
+    while engine.has_work:
+        updates += engine.step()
+    assert {u.request.id: u.completion.token_ids for u in updates} == {r.id: counted(r) for r in requests}
+    assert [replica.num_tokens for replica in engine.replicas] == [60, 60, 40]
+
+
+def test_sequence_goes_to_the_replica_that_holds_most_of_its_prompt_unless_that_is_full():
+    engine = make(max_requests=2, num_replicas=2)
+    engine.prepare()  # else pages are forgotten when traffic grows
+    first, other = request_of("first", start=1, length=20), request_of("other", start=60, length=20)
+    list(engine.run([first, other]))
+    for id, request in (("a", other), ("b", first), ("c", other), ("d", other)):
+        engine.add(request_of(id, start=request.prompt_token_ids[0], length=20, max_tokens=40))
+    for _ in range(3):  # "c" waits until "a" has filled the last page
+        engine.step()
+    found = [{sequence.request.id for sequence in replica.sequences} for replica in engine.replicas]
+    assert found == [{"b", "d"}, {"a", "c"}]
+
+
+def test_abort_reaches_the_replica_of_a_request_and_stopping_drops_all():
+    engine = make(max_requests=2, num_replicas=2)
+    for number in range(6):
+        engine.add(request_of(str(number), start=9 * number, max_tokens=40))
+    engine.step()
+    for id in ("1", "2", "5"):
+        engine.abort(id)
+    ended = [update.completion for _ in range(2) for update in engine.step() if update.completion is not None]
+    assert sorted((one.id, one.finish_reason) for one in ended) == [("1", "abort"), ("2", "abort"), ("5", "abort")]
+    engine.stop()
+    assert not engine.has_work
+    assert engine.num_pages_held == 0
+
+
+def test_fault_at_one_request_leaves_those_of_other_replicas_alone(monkeypatch):
+    engine = make(max_requests=2, num_replicas=2)
+    requests = [request_of(str(number), start=9 * number) for number in range(4)]
+    put = engine.replicas[1].device.put
+
+    def fails(entries):
+        if any(entry.tokens[0] == 18 for entry in entries):
+            raise ValueError("unsound")
+        put(entries)
+
+    monkeypatch.setattr(engine.replicas[1].device, "put", fails)
+    found = {completion.id: completion for completion in engine.run(requests)}
+    assert found.pop("2").error == "ValueError: unsound"
+    assert {id: completion.token_ids for id, completion in found.items()} == {
+        request.id: counted(request) for request in requests if request.id != "2"
+    }
 
 
 def test_ordinary_log_probabilities_follow_the_batch_and_deterministic_ones_do_not():

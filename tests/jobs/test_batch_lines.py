@@ -289,9 +289,9 @@ def test_job_that_was_stopped_among_scores_goes_on_to_the_same_bytes(talking, tm
     step = one_row.step
     left = iter([step] * steps)
 
-    def stops():
+    def stops(outbox=None):
         for each in left:
-            return each()
+            return each(outbox)
         raise Stopped(15)
 
     with Prompts(str(tmp_path / "in.jsonl")) as prompts:

@@ -187,11 +187,11 @@ class Killed(Exception):
     """Ends a job."""
 
 
-def _dies(engine, step, left):
+def _dies(engine, step, left, outbox=None):
     left[0] -= 1
     if not left[0]:
         raise Killed
-    return step()
+    return step(outbox)
 
 
 def replay_of(request: Request, ids, model: Model) -> Replay:

@@ -414,7 +414,7 @@ def test_server_that_leaves_tries_nothing_more():
 
 
 def test_lazy_server_compiles_nothing_ahead_and_behind_what_was_lacked_for_long(monkeypatch):
-    monkeypatch.setattr("detspec.engine.engine.IMPROVED_AFTER", 20)
+    monkeypatch.setattr("detspec.engine.preparation.IMPROVED_AFTER", 20)
     device = FakeDevice(Schedule(), EngineConfig(max_requests=4, max_len=256, method="none"))
     with serving(Engine.over(device), prepares=False) as server:
         assert server.http.get("/health").json() == {"status": "ready", "compiling": []}

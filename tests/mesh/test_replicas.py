@@ -1,4 +1,4 @@
-"""Engines side by side give the bits of one, wherever a request runs."""
+"""Replicas side by side give the bits of one, wherever a request runs."""
 
 import dataclasses
 import json
@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from detspec.cli.commands import main
+from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.engine_group import EngineGroup
 from detspec.errors import InputError
 from detspec.sampling_params import SamplingParams
 from tests.mesh.conftest import model_on
@@ -17,37 +17,29 @@ from tests.mesh.shapes import CFG, engine_on, facts, schedule_for
 SHAPE = {"max_requests": 2, "max_len": 80, "schedule": schedule_for(CFG), "method": "none", "compile_cache": False}
 
 
-def test_two_engines_of_two_chips_have_the_bits_of_one_chip_and_both_work():
+def test_two_replicas_on_two_chips_each_have_the_bits_of_one_chip_and_both_work():
     prompts = [[3 + number, 5, 7 * number] for number in range(5)]
     sampling = [SamplingParams(max_tokens=12, temperature=t, seed=7, ignore_eos=True) for t in (0, 1, 0.5, 1.5, 0)]
     sampling[1] = dataclasses.replace(sampling[1], n=2)
-    group = EngineGroup(model_on(CFG, 2), EngineConfig(**SHAPE), num_engines=2)
-    found = group.generate(prompts, sampling)
+    engine = Engine(model_on(CFG, 2), EngineConfig(**SHAPE), num_replicas=2)
+    found = engine.generate(prompts, sampling)
     alone = engine_on(model_on(CFG, 1), max_requests=2).generate(prompts, sampling)
     assert [facts(one) for one in found] == [facts(one) for one in alone]
-    places = [{str(d) for leaf in jax.tree.leaves(engine.device.state) for d in leaf.devices()} for engine in group.engines]
+    places = [{str(d) for leaf in jax.tree.leaves(each.device.state) for d in leaf.devices()} for each in engine.replicas]
     assert len(places[0]) == len(places[1]) == 2
     assert not places[0] & places[1]
-    assert all(engine.num_tokens > 0 for engine in group.engines)
-    assert not group.has_work
+    assert all(replica.num_tokens > 0 for replica in engine.replicas)
+    assert not engine.has_work
 
 
-def test_aborts_reach_the_right_engine_stopping_drops_the_rest_and_new_weights_reach_all():
-    group = EngineGroup(model_on(CFG, 1), EngineConfig(**SHAPE), num_engines=2)
-    for number in range(6):
-        group.add(group.request([1 + number, 2], SamplingParams(max_tokens=60, ignore_eos=True), id=str(number)))
-    with pytest.raises(InputError, match="id '4' is in flight already"):
-        group.add(group.request([1], SamplingParams(), id="4"))
-    group.abort("4")
-    ended = [update.completion for _ in range(2) for update in group.step() if update.completion is not None]
-    assert [(one.id, one.finish_reason) for one in ended if one.finish_reason == "abort"] == [("4", "abort")]
-    group.stop()
-    assert not group.has_work
+def test_new_weights_reach_all_replicas():
+    engine = Engine(model_on(CFG, 1), EngineConfig(**SHAPE), num_replicas=2)
     asked = [[5, 6], [5, 6]], SamplingParams(max_tokens=9, ignore_eos=True)
-    before = [facts(one) for one in group.generate(*asked)]
-    group.update_params(jax.tree.map(lambda leaf: leaf * 2, group.model.params))
-    after = [facts(one) for one in group.generate(*asked)]
+    before = [facts(one) for one in engine.generate(*asked)]
+    engine.update_params(jax.tree.map(lambda leaf: leaf * 2, engine.model.params))
+    after = [facts(one) for one in engine.generate(*asked)]
     assert before[0] == before[1] != after[0] == after[1]
+    assert all(replica.num_tokens == 18 for replica in engine.replicas)
 
 
 def test_job_with_two_engines_writes_the_bytes_of_one(tmp_path):
@@ -61,9 +53,9 @@ def test_job_with_two_engines_writes_the_bytes_of_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_chips", "num_engines", "message"),
+    ("num_chips", "num_replicas", "message"),
     [(1, 9, "9 chips were asked for, but jax has 8 cpu devices"), (4, 3, "12 chips"), (1, 0, "positive integer, got 0")],
 )
-def test_engines_without_devices_are_refused(num_chips, num_engines, message):
+def test_replicas_without_devices_are_refused(num_chips, num_replicas, message):
     with pytest.raises(InputError, match=message):
-        EngineGroup(model_on(CFG, num_chips), EngineConfig(**SHAPE), num_engines=num_engines)
+        Engine(model_on(CFG, num_chips), EngineConfig(**SHAPE), num_replicas=num_replicas)

@@ -1,0 +1,246 @@
+"""One copy of the weights at work: who is in which place of its device, which plans it has, and the segment that runs there."""
+
+import contextlib
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from detspec.checkpoint.load import Model
+from detspec.draft.source import Drafter
+from detspec.engine.agreement import Agreement
+from detspec.engine.allocator import Allocator
+from detspec.engine.certify_mesh import mesh_of_bits
+from detspec.engine.device import Device
+from detspec.engine.ending import end_if_done
+from detspec.engine.failure import NOT_OF_ONE, failed
+from detspec.engine.next_segment import next_segment
+from detspec.engine.pages import PagePool
+from detspec.engine.planner import Planner
+from detspec.engine.policy import Needs, Plan, Segment, needed_batches
+from detspec.engine.preparation import Preparation
+from detspec.engine.request import ABORTED, Update
+from detspec.engine.room import Room
+from detspec.engine.scheduler import Scheduler
+from detspec.engine.segments import Segments
+from detspec.engine.sequence import SequenceState, wants_replay
+from detspec.mesh import Place, param_specs, put
+from detspec.state import NOT_FINITE, RUNNING
+
+
+@dataclasses.dataclass
+class Traffic:
+    """What comes into an engine and goes out of it; all its replicas share it.
+
+    Attributes:
+        room: how many stop tokens and biased tokens samples so far need.
+        inbox: new samples, ids to abort, outboxes that were left; any thread may append.
+        queue: samples that wait for a place, the next one first.
+        news: sequences whose updates are still to be made.
+    """
+
+    room: Room
+    inbox: deque[SequenceState | str | deque[Update]] = dataclasses.field(default_factory=deque)
+    queue: deque[SequenceState] = dataclasses.field(default_factory=deque)
+    news: list[SequenceState] = dataclasses.field(default_factory=list)
+
+
+class Replica:
+    """A device with the sequences in its places.
+
+    Attributes:
+        device: weights, state and programs.
+        planner: its plans, with their times.
+        preparation: which plans it gets when.
+        scheduler: sequences in its places, and the queue of all replicas.
+        pool: its cache pages.
+        mesh: what fingerprints say of its chips.
+        differs: where their bits part from those of one chip; "" if nowhere.
+        num_tokens: tokens that all its segments so far have committed.
+    """
+
+    def __init__(self, device: Device, agreement: Agreement, traffic: Traffic) -> None:
+        """Compares several chips with one."""
+        config = device.config
+        self.device = device
+        self.planner = Planner(device, agreement)
+        self.preparation = Preparation(device, self.planner, self.empty)
+        self.pool = PagePool(device.num_pages)
+        self.num_tokens = 0
+        allocator = Allocator(
+            self.pool,
+            page=device.schedule.numerics.page,
+            max_requests=config.max_requests,
+            max_pages=device.max_pages,
+            sharing=config.prefix_sharing,
+        )
+        thinking = device.model.cfg.thinking
+        self.scheduler = Scheduler(
+            allocator,
+            traffic.queue,
+            max_requests=config.max_requests,
+            window=device.schedule.budget.window,
+            chunk=None if thinking is None else thinking.chunk,
+        )
+        self._agreement = agreement
+        self._traffic = traffic
+        self._segments = Segments(device, agreement.observer(self.planner.step_times), self.planner.acceptance)
+        self._batch = 0  # the smallest batch that holds the sequences of the segment on the device
+        self._is_running = False  # a segment is on the device
+        self.mesh, self.differs = mesh_of_bits(device)
+
+    @property
+    def sequences(self) -> list[SequenceState]:
+        """Those that have a place here, the oldest first."""
+        return self.scheduler.sequences
+
+    def collect(self) -> None:
+        """Waits for the segment on the device, if there is one; sequences that have ended give their places back."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        num_passes, num_tokens = self._segments.wait()
+        self.preparation.observed(self._batch, num_passes)
+        self.num_tokens += num_tokens
+        ended: list[SequenceState] = []
+        for sequence in tuple(self.sequences):
+            with self._alone(sequence):
+                if sequence.is_given:
+                    sequence.take_scores()
+                self.scheduler.allocator.register(sequence)
+                is_done = sequence.finish != RUNNING
+                if not sequence.is_given and (sequence.streamed or is_done or sequence.request.sampling.stop):
+                    self._segments.fetch(sequence)
+                    end_if_done(sequence)
+                if sequence.finish_reason:
+                    ended.append(sequence)
+                elif sequence.streamed:
+                    self._traffic.news.append(sequence)
+        self._traffic.inbox.extend(self._agreement.finished(self.scheduler.all))
+        to_replay = [sequence for sequence in ended if wants_replay(sequence.request) and not sequence.is_given]
+        if to_replay:
+            page_table = self.scheduler.allocator.page_table
+            self._together(lambda some: self._segments.replay(some, page_table), to_replay)
+        for sequence in ended:
+            if sequence.place is not None:  # else it has failed
+                with self._alone(sequence):
+                    self._end(sequence, keep=sequence.finish != NOT_FINITE)
+
+    def go_on(self, others: Sequence["Replica"] = ()) -> None:
+        """Gives places to sequences of the queue, as far as they should not go to one of `others`, and starts a segment."""
+        if self._traffic.room != self.device.room:
+            self.empty()
+            self.device.widen(self._traffic.room)
+            self.preparation.for_other_room()
+        share = self._share(others)
+        some = [*self.sequences, *self._traffic.queue]
+        if some and share:
+            needs = Needs.of(sequence.request.sampling for sequence in some)
+            self.preparation.for_requests(min(len(some), share), needs, is_running=bool(self.sequences))
+        admitted = self.scheduler.admit(self._alone, most=share, others=[other.scheduler for other in others])
+        if admitted:
+
+            def put(some: Sequence[SequenceState]) -> None:
+                self._segments.admit([each for each in admitted if each.sequence in some])
+
+            self._together(put, [each.sequence for each in admitted])
+        if self.sequences:
+            self._start()
+        else:
+            self._segments.rest()
+
+    def _share(self, others: Sequence["Replica"]) -> int:
+        """Most sequences that are to be in places here, so that all replicas have about as many."""
+        num_sequences = len(self.scheduler.all) + sum(len(other.sequences) for other in others)
+        return -(-num_sequences // (1 + len(others)))
+
+    def rest(self) -> None:
+        """Ends a segment that no sequence takes part in any more."""
+        if not self.sequences:
+            self.collect()
+            self._segments.rest()
+
+    def empty(self) -> None:
+        """Takes all sequences out of their places, to go on to the same bits later: trial runs need all places and pages."""
+        self.collect()
+        while self.sequences:
+            self._preempt()
+        self.pool.clear()
+
+    def abort(self, sequence: SequenceState) -> None:
+        """Ends `sequence`, in a place here or in the queue, with what it has committed."""
+        with self._alone(sequence):
+            self._segments.fetch(sequence)
+            end_if_done(sequence)  # tokens after a stop string are void here, too
+            sequence.thoughts.clear()  # the prompt may not have been read to its end
+            sequence.finish_reason = ABORTED
+            self._end(sequence, keep=False)
+
+    def fail(self, sequence: SequenceState, error: Exception) -> None:
+        """Ends `sequence` and nothing else with `error`."""
+        if sequence in self.scheduler.all:
+            self.scheduler.remove(sequence, keep=False)
+        self._traffic.news[:] = [other for other in self._traffic.news if other is not sequence]
+        sequence.outbox.append(failed(sequence, error))
+
+    def _start(self) -> None:
+        """Starts passes over given texts, and one segment over all other sequences in places; does not wait for them."""
+        page_table = self.scheduler.allocator.page_table
+        following = self._plan() if self.scheduler.decoding else None
+        if given := self.scheduler.given:
+            self._together(lambda some: self._segments.start_scoring(some, page_table), given)
+        if following is not None:
+            plan, segment = following
+            decoding = self.scheduler.decoding
+            [self._batch] = needed_batches(self.device.config, len(decoding))
+            self._agreement.started(plan, segment, decoding, page_table)
+            self._segments.start(plan, segment, decoding, page_table)
+        self._is_running = True
+
+    def _plan(self) -> tuple[Plan, Segment]:
+        """The next plan and how long to run it, with pages reserved; sequences that they do not last for are preempted."""
+        while (found := next_segment(self.scheduler, self.planner, self.device, self._agreement)) is None:
+            self._preempt()
+        return found
+
+    def _preempt(self) -> None:
+        """Takes the youngest sequence out of its place, to go on later."""
+        youngest = self.sequences[-1]
+        with self._alone(youngest):
+            self._segments.fetch(youngest)
+            self.scheduler.preempt()
+
+    def _end(self, sequence: SequenceState, *, keep: bool) -> None:
+        """Takes back the place and pages of a sequence that has ended; with `keep` its pages stay cached."""
+        self.scheduler.remove(sequence, keep=keep)
+        self._traffic.news.append(sequence)
+
+    @contextlib.contextmanager
+    def _alone(self, sequence: SequenceState) -> Iterator[None]:
+        """Lets an error inside end `sequence` and nothing else, unless it is no fault of one request."""
+        try:
+            yield
+        except NOT_OF_ONE:
+            raise
+        except Exception as error:
+            self.fail(sequence, error)
+
+    def _together(self, act: Callable[[Sequence[SequenceState]], None], sequences: Sequence[SequenceState]) -> None:
+        """Calls `act` with all `sequences` or, if that raises, with each by itself: those fail for which it raises again."""
+        try:
+            act(sequences)
+        except NOT_OF_ONE:
+            raise
+        except Exception:
+            for sequence in sequences:
+                with self._alone(sequence):
+                    act([sequence])
+
+
+def moved(model: Model, place: Place) -> Model:
+    """`model` with its weights at `place`."""
+    return dataclasses.replace(model, params=put(model.params, place, param_specs(model.cfg)))
+
+
+def drafters_at(place: Place, drafters: Mapping[str, Drafter]) -> dict[str, Drafter]:
+    """`drafters` with their weights at `place`."""
+    return {name: drafter._replace(params=put(drafter.params, place)) for name, drafter in drafters.items()}
