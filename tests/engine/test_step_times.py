@@ -129,7 +129,7 @@ def test_engine_times_the_plans_that_it_runs(three_rows, monkeypatch):
     monkeypatch.setattr(three_rows, "config", dataclasses.replace(three_rows.config, segment_steps=8))
     three_rows.prepare(3, Needs.of([sampling]))
     expected = [facts(completion) for completion in three_rows.generate(prompts, sampling)]
-    times = three_rows.planner.step_times
+    times = three_rows.replicas[0].planner.step_times
     plan = canonical_plans(3, three_rows.schedule.budget.rows, Drafting("self", 4, 3))[0]
     for absurd in (1e-9, 1e9):
         times.measured({plan: absurd})

@@ -194,7 +194,7 @@ def test_certification_of_thoughts_sees_what_depends_on_the_place(part, crowded,
     monkeypatch.setattr(crowded.device, "thoughts", tampered)
     differs = certify_thoughts(crowded.device, 3)
     crowded.device.clear()
-    crowded.pool.clear()
+    crowded.replicas[0].pool.clear()
     assert bool(differs) == (part != "nothing")
 
 
@@ -226,7 +226,7 @@ def test_aborted_request_has_no_thoughts_even_if_it_waits_with_those_it_had(crow
     completions = {}
     while crowded.has_work:
         completions |= {update.request.id: update.completion for update in crowded.step()}
-        waiting = [sequence.request.id for sequence in crowded.scheduler.queue if sequence.thoughts]
+        waiting = [sequence.request.id for sequence in crowded.replicas[0].scheduler.queue if sequence.thoughts]
         if waiting and not preempted:
             preempted.append(waiting[0])
             crowded.abort(waiting[0])
