@@ -17,7 +17,6 @@ from detspec.checkpoint.load import load
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Needs
-from detspec.engine.replayer import Replayer
 from detspec.engine.request import Request
 from detspec.environment import fingerprint
 from detspec.sampling_params import SamplingParams
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompt-len", type=int, default=100, help="mean tokens of a prompt; lengths vary by a fifth")
     parser.add_argument("--new-tokens", type=int, default=150, help="mean new tokens of a request; they vary by a fifth")
     parser.add_argument("--max-requests", type=int, nargs="+", default=[4, 8, 32], help="requests in flight; replays use 32")
-    parser.add_argument("--max-len", type=int, default=512, help="most positions of a sequence, in engine and replayer")
+    parser.add_argument("--max-len", type=int, default=512, help="most positions of a sequence, in both engines")
     parser.add_argument("--repeats", type=int, default=5, help="number of rounds; each generates and then replays")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     args = parser.parse_args(argv)
@@ -46,16 +45,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     for engine in engines.values():
         engine.prepare(args.requests, Needs(ordinary=False, processing=False))
-    replayer = Replayer(model, EngineConfig(schedule=engine.schedule, max_requests=REPLAYED_ROWS, max_len=args.max_len))
-    replayer.prepare()
+    config = EngineConfig(schedule=engine.schedule, max_requests=REPLAYED_ROWS, max_len=args.max_len, method="none")
+    replaying = Engine(model, config)
+    replaying.prepare_replays()
     figures = []
-    print(f"{args.requests} requests, median of {args.repeats}; the replay reads {replayer.schedule.budget.rows} rows per pass")
+    num_rows = replaying.replicas[0].large.budget.rows
+    print(f"{args.requests} requests, median of {args.repeats}; the replay reads {num_rows} rows per pass")
     print(f"{'size':>4}  {'':8}{'generate':>12}{'replay':>12}{'ratio':>20}")
     print(f"{'':4}  {'':8}{'new tok/s':>12}{'new tok/s':>12}{'least':>10}{'median':>10}")
     for rows, engine in engines.items():
         for kind, temperatures in KINDS.items():
             asked = requests(model.cfg.vocab_size, args, temperatures)
-            rounds = [measure(engine, replayer, asked) for _ in range(args.repeats + 1)][1:]  # the first warms up
+            rounds = [measure(engine, replaying, asked) for _ in range(args.repeats + 1)][1:]  # the first warms up
             speeds = {what: [number / seconds[what] for number, seconds in rounds] for what in ("generate", "replay")}
             ratios = [seconds["generate"] / seconds["replay"] for _, seconds in rounds]
             figures.append({"rows": rows, "kind": kind, "tok_per_s": speeds, "ratios": ratios})
@@ -85,12 +86,12 @@ def requests(vocab_size: int, args: argparse.Namespace, temperatures: Sequence[f
     return made
 
 
-def measure(engine: Engine, replayer: Replayer, asked: Sequence[Request]) -> tuple[int, dict[str, float]]:
+def measure(engine: Engine, replaying: Engine, asked: Sequence[Request]) -> tuple[int, dict[str, float]]:
     """Number of new tokens, and the seconds of generating and of replaying them."""
     began = time.perf_counter()
     completions = {completion.id: completion for completion in engine.run(list(asked))}
     generated = time.perf_counter()
-    replays = list(replayer.run((request, completions[request.id].token_ids) for request in asked))
+    replays = list(replaying.replay((request, completions[request.id].token_ids) for request in asked))
     replayed = time.perf_counter()
     for request, replay in zip(asked, replays, strict=True):
         completion = completions[request.id]

@@ -16,9 +16,10 @@ import numpy as np
 
 from detspec.engine.bits import first_difference, same_bits
 from detspec.engine.device import PLAIN, Device, GivenText
-from detspec.engine.policy import Plan
+from detspec.engine.policy import Plan, large_passes
 from detspec.engine.probes import NUM_PROBES, Probes, most_far
 from detspec.engine.programs import Report
+from detspec.schedule import Schedule
 from detspec.state import COUNTED
 from detspec.thinking.thoughts import thought_lists
 
@@ -164,6 +165,34 @@ def certify_thoughts(device: Device, batch: int) -> str:
         if not same_bits(first.states[b], again.states[place]).all():
             return f"the states of sequence {b} after its last thought have other bits in place {place}"
     return ""
+
+
+def certified_passes(device: Device) -> Schedule:
+    """The schedule of large passes over given texts, if they find the bits of the anchor's; else the anchor.
+
+    Both read the same made-up texts, for log-probabilities, targets and thoughts.
+    """
+    large = large_passes(device.schedule, device.config.max_len)
+    if large == device.schedule:
+        return large
+    anchor, other = (jax.tree.leaves(_replayed(device, schedule)) for schedule in (device.schedule, large))
+    return large if all(same_bits(a, b).all() for a, b in zip(anchor, other, strict=True)) else device.schedule
+
+
+def _replayed(device: Device, schedule: Schedule) -> Any:
+    """Log-probabilities, targets and thoughts about made-up texts, in numpy, as passes of `schedule` find them."""
+    probes = Probes(device, device.config.max_requests)
+    rng = np.random.default_rng(0)
+    new = [rng.integers(0, device.model.cfg.vocab_size, probes.num_new).tolist() for _ in probes.each]
+    texts = {
+        place: GivenText([*probe.tokens, *tokens], len(probe.tokens) - 1, len(probe.tokens))
+        for place, (probe, tokens) in enumerate(zip(probes.each, new, strict=True))
+    }
+    probes.start(schedule=schedule)
+    found = device.replay(probes.placement, texts, PLAIN, schedule=schedule)
+    thoughts = device.thoughts()
+    device.clear()
+    return jax.tree.map(np.asarray, (found, None if thoughts is None else thoughts.thoughts))
 
 
 class Times(NamedTuple):

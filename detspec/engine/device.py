@@ -1,6 +1,6 @@
 """The seam between host and device: one object owns the weights, the state, the programs and the clock.
 
-The engine, trial runs and the replayer drive it by `put`, `prefill`, `step`, `replay`, `copy` and `clear`. None of these waits
+The engine and trial runs drive it by `put`, `prefill`, `step`, `replay`, `copy` and `clear`. None of these waits
 for the device; a `Report` does when it is read.
 """
 

@@ -66,6 +66,8 @@ def ending_of(
 def update_of(sequence: SequenceState, model: Model, context: str) -> Update:
     """What is new of `sequence` since its last update; `context` digests all that bits depend on besides the request."""
     completion = None
+    if sequence.replay is not None:
+        return Update(sequence.request, (), (), "", replayed(sequence))
     sequence.read_text()
     if sequence.finish_reason:
         shown = sequence.text.whole
@@ -80,10 +82,27 @@ def update_of(sequence: SequenceState, model: Model, context: str) -> Update:
     return Update(sequence.request, tokens, tuple(sequence.logprobs[start:]), piece, completion)
 
 
+def replayed(sequence: SequenceState) -> Completion:
+    """The completion of a sequence that only replays a record."""
+    request = sequence.request
+    return Completion(
+        id=request.id,
+        prompt_token_ids=request.prompt_token_ids,
+        token_ids=(),
+        logprobs=(),
+        text="",
+        finish_reason=sequence.finish_reason,
+        digest="",
+        stats=sequence.stats,
+        index=request.index,
+        replay=sequence.replay,
+    )
+
+
 def complete(sequence: SequenceState, text: str, context: str, model: Model) -> Completion:
     """The completion of a sequence that has ended with `text`."""
     request = sequence.request
-    asked = asked_logprobs(request, len(sequence.tokens), sequence.replayed)
+    asked = asked_logprobs(request, len(sequence.tokens), sequence.likeliest)
     logprobs = np.asarray(sequence.logprobs, np.float32)
     return Completion(
         id=request.id,

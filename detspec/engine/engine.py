@@ -33,7 +33,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.failure import NOT_OF_ONE
 from detspec.engine.policy import Needs, Plan
 from detspec.engine.replica import Replica, Traffic, drafters_at, moved
-from detspec.engine.request import Completion, Request, Stats, Update, check_request, request_of, to_score
+from detspec.engine.request import Completion, Replay, Request, Stats, Update, check_request, request_of, to_replay, to_score
 from detspec.engine.sequence import SequenceState
 from detspec.environment import fingerprint
 from detspec.errors import InputError
@@ -43,6 +43,8 @@ from detspec.mesh import places_of
 from detspec.model.params import Params, fitted
 from detspec.plain import plain, plain_ids
 from detspec.sampling_params import SamplingParams
+
+LOOKAHEAD = 4  # rounds of places whose records are put in order together
 
 
 class Engine:
@@ -160,7 +162,7 @@ class Engine:
     @property
     def num_live(self) -> int:
         """Samples that have a place on a device."""
-        return sum(len(replica.sequences) for replica in self.replicas)
+        return sum(len(replica.in_flight) for replica in self.replicas)
 
     @property
     def num_tokens(self) -> int:
@@ -292,6 +294,28 @@ class Engine:
         requests = [to_score(self.model, self.config, number, text, start, sampling) for number, (text, start) in numbered]
         return sorted(self.run(requests), key=lambda completion: int(completion.id))
 
+    def replay(self, records: Iterable[tuple[Request, Sequence[int]]]) -> Iterator[Replay]:
+        """Yields what the canonical pass says of each request, of one sample, and its recorded tokens, in their order.
+
+        It looks a few rounds of places ahead. Passes are large ones, if the device certifies that their bits are the anchor's.
+
+        Raises `InputError` if a text does not fit `max_len`, or holds ids outside the vocabulary, and if it cannot be replayed.
+        """
+        self.prepare_replays()
+        found: dict[int, Replay] = {}
+        following = 0
+        for completion in self.run(to_replay(self.model, self.config, records, LOOKAHEAD * self.num_places)):
+            if completion.replay is None:
+                raise InputError(f"record {completion.id} cannot be replayed: {completion.error}")
+            found[int(completion.id)] = completion.replay
+            while following in found:
+                yield found.pop(following)
+                following += 1
+
+    def prepare_replays(self) -> None:
+        """Compiles what `replay` needs, and certifies large passes; `replay` does it by itself."""
+        self._on_each(lambda replica: replica.prepare_replays())
+
     def run(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         """Yields completions as they finish; keeps about twice `num_places` of `requests` queued or running.
 
@@ -403,11 +427,11 @@ class Engine:
     def stop(self) -> list[Update]:
         """Drops all requests; returns the updates that were due, of the segment on the device too."""
         for replica in self.replicas:
-            replica.collect()
+            replica.stop()
         self._take_in()
         self._hand_out()
         for replica in self.replicas:
-            replica.scheduler.take_out(lambda sequence: True)
+            replica.drop(lambda sequence: True)
             replica.rest()
         updates = list(self._outbox)
         self._outbox.clear()
@@ -445,12 +469,12 @@ class Engine:
                 traffic.queue.append(item)
                 traffic.room = traffic.room.with_room_for(item.request.sampling, self.model.eos_ids)
             elif isinstance(item, str):
-                for sequence in [*(each for replica in self.replicas for each in replica.sequences), *traffic.queue]:
+                for sequence in [*(each for replica in self.replicas for each in replica.in_flight), *traffic.queue]:
                     if sequence.request.id == item:
                         self._replica_of(sequence).abort(sequence)
             else:
                 for replica in self.replicas:
-                    replica.scheduler.take_out(lambda sequence, outbox=item: sequence.outbox is outbox)  # type: ignore[misc]
+                    replica.drop(lambda sequence, outbox=item: sequence.outbox is outbox)  # type: ignore[misc]
         for replica in self.replicas:
             replica.rest()
 
@@ -469,7 +493,7 @@ class Engine:
 
     def _replica_of(self, sequence: SequenceState) -> Replica:
         """The replica where `sequence` has a place; the first one if it waits."""
-        return next((replica for replica in self.replicas if sequence in replica.sequences), self.replicas[0])
+        return next((replica for replica in self.replicas if sequence in replica.in_flight), self.replicas[0])
 
     def _on_each(self, act: Callable[[Replica], None]) -> None:
         """Calls `act` with each replica; several compile at the same time."""

@@ -45,7 +45,7 @@ def next_segment(scheduler: Scheduler, planner: Planner, device: Device, agreeme
 
 def most_steps(scheduler: Scheduler, planner: Planner, plan: Plan, costs: Costs, asked: int | None) -> int:
     """Most tokens that a sequence gains in the next segment, `asked` if that is given; the host also looks for stop strings."""
-    sequences = scheduler.decoding
+    sequences = scheduler.sequences
     if any(sequence.streamed for sequence in sequences):
         return 1
     if asked is not None:

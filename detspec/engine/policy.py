@@ -12,6 +12,7 @@ from detspec.schedule import Budget, Schedule
 
 NEVER = 2**30
 WORTH_MAKING = 1 / 16  # of the passes
+LARGE_ROWS = 512  # more token rows a pass make larger products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +170,14 @@ def needed_plans(config: EngineConfig, schedule: Schedule, num_requests: int, ne
         for drafting in allowed_drafts(config, schedule) if needs.deterministic else ():
             plans += canonical_plans(batch, schedule.budget.rows, drafting, processing=needs.processing)
     return tuple(plans)
+
+
+def large_passes(schedule: Schedule, max_len: int) -> Schedule:
+    """The same schedule with passes of more rows and windows of a query tile at least; aligned windows keep their length."""
+    window = schedule.budget.window
+    if schedule.numerics.alignment == "free":
+        window = max(window, schedule.numerics.query_tile)
+    return schedule.with_budget(max(schedule.budget.rows, LARGE_ROWS, window), window) if window <= max_len else schedule
 
 
 def choose(plans: Mapping[Plan, float], tokens: Mapping[Plan, float]) -> Plan:

@@ -19,6 +19,7 @@ from detspec.generation.checks import thinks
 from detspec.generation.insert import Entry
 from detspec.generation.loop import Limits
 from detspec.sampling_params import SamplingParams
+from detspec.schedule import Schedule
 
 NUM_NEW = 24  # tokens that a probe generates
 PROMPT = 40  # tokens that it reads before
@@ -107,15 +108,26 @@ class Probes:
         """Where the probes are."""
         return self._placement([probe.pages for probe in self.each])
 
-    def start(self, *, thoughts: Sequence[Sequence[Sequence[int]]] | None = None, reverse: bool = False) -> None:
-        """Puts the probes into their places and prefills them; in `reverse` the last one comes first.
+    def start(
+        self,
+        *,
+        thoughts: Sequence[Sequence[Sequence[int]]] | None = None,
+        reverse: bool = False,
+        schedule: Schedule | None = None,
+    ) -> None:
+        """Puts the probes into their places and prefills them, by passes of `schedule`; in `reverse` the last one comes first.
 
         `thoughts` are drafts of what each probe's prompt makes a model think.
         """
         if any(probe.known for probe in self.each):
             self._fill()
+        self.device.put(self.entries(thoughts=thoughts, reverse=reverse))
+        self.device.prefill(self.placement, NEVER, schedule=schedule)
+
+    def entries(self, *, thoughts: Sequence[Sequence[Sequence[int]]] | None = None, reverse: bool = False) -> list[Entry]:
+        """The probes as they go into their places, see `start`."""
         places = range(len(self.each))
-        entries = [
+        return [
             Entry(
                 place=place,
                 tokens=probe.tokens,
@@ -125,8 +137,6 @@ class Probes:
             )
             for b, (place, probe) in enumerate(zip(places[::-1] if reverse else places, self.each, strict=True))
         ]
-        self.device.put(entries)
-        self.device.prefill(self.placement, NEVER)
 
     def step(self, plan: Plan, steps: int, *, wide_cost: float = 0.0) -> list[Report]:
         """Starts at most `steps` steps of `plan`, for one group of `plan.batch` probes after another."""

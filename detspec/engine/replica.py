@@ -9,6 +9,7 @@ from detspec.checkpoint.load import Model
 from detspec.draft.source import Drafter
 from detspec.engine.agreement import Agreement
 from detspec.engine.allocator import Allocator
+from detspec.engine.certify import certified_passes
 from detspec.engine.certify_mesh import mesh_of_bits
 from detspec.engine.device import Device
 from detspec.engine.ending import end_if_done
@@ -18,12 +19,13 @@ from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
 from detspec.engine.policy import Needs, Plan, Segment, needed_batches
 from detspec.engine.preparation import Preparation
-from detspec.engine.request import ABORTED, Update
+from detspec.engine.request import ABORTED, FAILED, Replay, Update
 from detspec.engine.room import Room
 from detspec.engine.scheduler import Scheduler
 from detspec.engine.segments import Segments
 from detspec.engine.sequence import SequenceState, wants_replay
 from detspec.mesh import Place, param_specs, put
+from detspec.schedule import Schedule
 from detspec.state import NOT_FINITE, RUNNING
 
 
@@ -86,6 +88,7 @@ class Replica:
         self._segments = Segments(device, agreement.observer(self.planner.step_times), self.planner.acceptance)
         self._batch = 0  # the smallest batch that holds the sequences of the segment on the device
         self._is_running = False  # a segment is on the device
+        self._large: Schedule | None = None  # of passes over records; None until it is certified
         self.mesh, self.differs = mesh_of_bits(device)
 
     @property
@@ -93,30 +96,45 @@ class Replica:
         """Those that have a place here, the oldest first."""
         return self.scheduler.sequences
 
+    @property
+    def in_flight(self) -> list[SequenceState]:
+        """Those that have a place here, or whose given texts are read."""
+        return [*self._segments.being_read, *self.sequences]
+
+    @property
+    def large(self) -> Schedule:
+        """The schedule of passes over records: large ones, if this device certifies that their bits are the anchor's."""
+        return self._large or self.device.schedule
+
+    def prepare_replays(self) -> None:
+        """Compiles the passes over records, and certifies large ones."""
+        if self._large is None:
+            self.empty()
+            self._large = certified_passes(self.device)
+
     def collect(self) -> None:
         """Waits for the segment on the device, if there is one; sequences that have ended give their places back."""
         if not self._is_running:
             return
         self._is_running = False
+        self._take_read(0)  # else the segment would seem to have taken their time
         num_passes, num_tokens = self._segments.wait()
         self.preparation.observed(self._batch, num_passes)
         self.num_tokens += num_tokens
         ended: list[SequenceState] = []
         for sequence in tuple(self.sequences):
             with self._alone(sequence):
-                if sequence.is_given:
-                    sequence.take_scores()
                 self.scheduler.allocator.register(sequence)
                 is_done = sequence.finish != RUNNING
-                if not sequence.is_given and (sequence.streamed or is_done or sequence.request.sampling.stop):
+                if sequence.streamed or is_done or sequence.request.sampling.stop:
                     self._segments.fetch(sequence)
                     end_if_done(sequence)
                 if sequence.finish_reason:
                     ended.append(sequence)
                 elif sequence.streamed:
                     self._traffic.news.append(sequence)
-        self._traffic.inbox.extend(self._agreement.finished(self.scheduler.all))
-        to_replay = [sequence for sequence in ended if wants_replay(sequence.request) and not sequence.is_given]
+        self._traffic.inbox.extend(self._agreement.finished([*self.in_flight, *self._traffic.queue]))
+        to_replay = [sequence for sequence in ended if wants_replay(sequence.request)]
         if to_replay:
             page_table = self.scheduler.allocator.page_table
             self._together(lambda some: self._segments.replay(some, page_table), to_replay)
@@ -130,9 +148,12 @@ class Replica:
         if self._traffic.room != self.device.room:
             self.empty()
             self.device.widen(self._traffic.room)
+            self._large = None
             self.preparation.for_other_room()
         share = self._share(others)
-        some = [*self.sequences, *self._traffic.queue]
+        if any(sequence.request.replays for sequence in self._traffic.queue):
+            self.prepare_replays()
+        some = [sequence for sequence in self.scheduler.all if not sequence.is_given]
         if some and share:
             needs = Needs.of(sequence.request.sampling for sequence in some)
             self.preparation.for_requests(min(len(some), share), needs, is_running=bool(self.sequences))
@@ -143,9 +164,11 @@ class Replica:
                 self._segments.admit([each for each in admitted if each.sequence in some])
 
             self._together(put, [each.sequence for each in admitted])
+        num_reading = self._read_given()
         if self.sequences:
             self._start()
-        else:
+        self._take_read(num_reading)
+        if not self.sequences:
             self._segments.rest()
 
     def _share(self, others: Sequence["Replica"]) -> int:
@@ -167,33 +190,75 @@ class Replica:
         self.pool.clear()
 
     def abort(self, sequence: SequenceState) -> None:
-        """Ends `sequence`, in a place here or in the queue, with what it has committed."""
+        """Ends `sequence`, in flight here or in the queue, with what it has committed; of a given text that is nothing."""
         with self._alone(sequence):
+            if sequence in self._segments.being_read:
+                sequence.cut(0)
+                sequence.finish_reason = ABORTED
+                self._traffic.news.append(sequence)
+                return
             self._segments.fetch(sequence)
             end_if_done(sequence)  # tokens after a stop string are void here, too
             sequence.thoughts.clear()  # the prompt may not have been read to its end
             sequence.finish_reason = ABORTED
             self._end(sequence, keep=False)
 
+    def drop(self, is_meant: Callable[[SequenceState], bool]) -> None:
+        """Takes out all sequences that `is_meant` accepts, in flight here or in the queue, without an update."""
+        self.scheduler.take_out(is_meant)
+        for sequence in filter(is_meant, self._segments.being_read):
+            sequence.finish_reason = ABORTED
+
+    def stop(self) -> None:
+        """Waits for all that is on the device."""
+        self.collect()
+        self._take_read(0)
+
     def fail(self, sequence: SequenceState, error: Exception) -> None:
         """Ends `sequence` and nothing else with `error`."""
         if sequence in self.scheduler.all:
             self.scheduler.remove(sequence, keep=False)
+        sequence.finish_reason = FAILED
         self._traffic.news[:] = [other for other in self._traffic.news if other is not sequence]
         sequence.outbox.append(failed(sequence, error))
 
-    def _start(self) -> None:
-        """Starts passes over given texts, and one segment over all other sequences in places; does not wait for them."""
+    def _read_given(self) -> int:
+        """Starts passes over given texts, whose places and pages are free at once: what uses them next runs after these passes.
+
+        Returns how many readings were started.
+        """
+        given = [sequence for sequence in self.sequences if sequence.is_given]
+        if not given:
+            return 0
+        before = self._segments.num_reading
+        in_places = tuple(self.sequences)
         page_table = self.scheduler.allocator.page_table
-        following = self._plan() if self.scheduler.decoding else None
-        if given := self.scheduler.given:
-            self._together(lambda some: self._segments.start_scoring(some, page_table), given)
-        if following is not None:
-            plan, segment = following
-            decoding = self.scheduler.decoding
-            [self._batch] = needed_batches(self.device.config, len(decoding))
-            self._agreement.started(plan, segment, decoding, page_table)
-            self._segments.start(plan, segment, decoding, page_table)
+        self._together(lambda some: self._segments.start_reading(some, in_places, page_table, self.large), given)
+        for sequence in given:
+            if sequence.place is not None:  # else it has failed
+                with self._alone(sequence):
+                    sequence.read_given()
+                    self.scheduler.allocator.register(sequence)
+                    self.scheduler.remove(sequence, keep=True)
+        return self._segments.num_reading - before
+
+    def _take_read(self, but: int) -> None:
+        """Waits for passes over given texts, but for the last `but` that were started: so the device always has work."""
+        for sequence, found in self._segments.read(self._segments.num_reading - but):
+            with self._alone(sequence):
+                if isinstance(found, Replay):
+                    sequence.take_replay(found)
+                else:
+                    sequence.take_scores(found)
+                self._traffic.news.append(sequence)
+
+    def _start(self) -> None:
+        """Starts a segment over all sequences in places; does not wait for it."""
+        page_table = self.scheduler.allocator.page_table
+        plan, segment = self._plan()
+        [self._batch] = needed_batches(self.device.config, len(self.sequences))
+        self._agreement.started(plan, segment, self.sequences, page_table)
+        self._segments.start(plan, segment, self.sequences, page_table)
         self._is_running = True
 
     def _plan(self) -> tuple[Plan, Segment]:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,9 @@ ABORTED = "abort"
 GIVEN = "given"
 FAILED = FINISH_REASONS[NOT_FINITE]
 TopLogprobs = tuple[tuple[int, float], ...]
+# What the canonical pass says of a text, entry `p` about the token at position `p`: log-probability of the token [T], likeliest
+# ids [T, k] and their log-probabilities [T, k].
+Likeliest = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Request:
         sampling: how it is continued.
         index: number of the sample, once a request of several samples has been parted into them; 0 before.
         given_token_ids: what follows the prompt, to be scored; if there is any, nothing is generated.
+        replays: the given tokens, maybe none, are a record of the request: what the canonical pass has in their places goes out
+            as `Completion.replay`, and nothing else.
     """
 
     id: str
@@ -43,6 +49,12 @@ class Request:
     sampling: SamplingParams
     index: int = 0
     given_token_ids: tuple[int, ...] = ()
+    replays: bool = False
+
+    @property
+    def is_given(self) -> bool:
+        """Whether its new tokens are given, and nothing is generated."""
+        return self.replays or bool(self.given_token_ids)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_token_ids", plain_ids(self.prompt_token_ids))
@@ -116,6 +128,30 @@ class Stats:
 STATS_FIELDS = tuple(field.name for field in dataclasses.fields(Stats))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replay:
+    """What the canonical pass says of one recorded completion of `n` tokens, and of the token that would follow them.
+
+    Attributes:
+        targets: int32 `[n + 1]`, what the request gets there, given the recorded tokens before; `[n]` if the text fills
+            `max_len`.
+        logprobs: float32, log-probabilities of the targets, raw or processed as the request asks.
+        given_logprobs: float32 `[n]`, log-probabilities of the recorded tokens.
+        likeliest: see `SequenceState.likeliest`; None if the request does not ask for it.
+        thoughts: token ids of the thought after each chunk of a prompt that is read with thoughts.
+    """
+
+    targets: np.ndarray
+    logprobs: np.ndarray
+    given_logprobs: np.ndarray
+    likeliest: Likeliest | None = None
+    thoughts: list[list[int]] = dataclasses.field(default_factory=list)
+
+    def of_given(self, token_ids: Sequence[int]) -> "Replay":
+        """The same about `n` tokens that a request gives, instead of what it would generate."""
+        return dataclasses.replace(self, targets=np.asarray(token_ids, np.int32), logprobs=self.given_logprobs)
+
+
 @dataclasses.dataclass(frozen=True)
 class Completion:
     """One finished request.
@@ -140,6 +176,7 @@ class Completion:
             "abort".
         error: what went wrong in the engine with this request alone, such as a tokenizer that cannot decode its tokens; the
             traceback is in the log under its id. There are no tokens, text and digest then. "" if nothing did.
+        replay: what was found if `Request.replays`; there are no tokens, text and digest then, either.
     """
 
     id: str
@@ -157,6 +194,7 @@ class Completion:
     prompt_top_logprobs: tuple[TopLogprobs, ...] = ()
     thoughts: tuple[Thought, ...] = ()
     error: str = ""
+    replay: Replay | None = None
 
 
 class Update(NamedTuple):
@@ -209,6 +247,26 @@ def to_score(
     return check_request(model, config, Request(str(number), ids[:start], sampling, given_token_ids=ids[start:]))
 
 
+def to_replay(
+    model: Model, config: EngineConfig, records: Iterable[tuple[Request, Sequence[int]]], lookahead: int
+) -> Iterator[Request]:
+    """Requests that replay `records`, numbered by their ids; of `lookahead` at a time, those that are alike come together.
+
+    What needs no processing or no noise comes apart, and like prompts share pages. Raises `InputError` as `check_request` does.
+    """
+
+    def likeness(request: Request) -> tuple[bool, bool, tuple[int, ...]]:
+        return request.sampling.needs_processing, request.sampling.temperature > 0, request.prompt_token_ids
+
+    waiting = enumerate(records)
+    while ahead := list(itertools.islice(waiting, lookahead)):
+        requests = []
+        for number, (request, token_ids) in ahead:
+            given = dataclasses.replace(request, given_token_ids=tuple(token_ids), replays=True)
+            requests.append(dataclasses.replace(check_request(model, config, given), id=str(number)))
+        yield from sorted(requests, key=likeness)
+
+
 def tokens_of(model: Model, text: str | Sequence[int]) -> tuple[int, ...]:
     """Token ids of `text`, which may be token ids; `InputError` for text without a tokenizer, and for other things."""
     if not isinstance(text, str):
@@ -231,6 +289,8 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
     if model.tokenizer is not None:
         model.tokenizer.check_rows(request.prompt_token_ids, "the prompt")
         model.tokenizer.check_rows(request.given_token_ids, "the given text")
+    if request.replays:
+        return _check_replayed(model, config, request)
     if request.given_token_ids:
         request = _check_given(model, request)
     ids = request.prompt_token_ids
@@ -246,6 +306,24 @@ def check_request(model: Model, config: EngineConfig, request: Request) -> Reque
                 f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}: {needed} pages of {numerics.page}, "
                 f"more than num_pages ({config.num_pages}): shorten one or raise num_pages"
             )
+    return _with_thinking(model, request)
+
+
+def _check_replayed(model: Model, config: EngineConfig, request: Request) -> Request:
+    """`request` if its text is one that an engine of `config` could have written; a full cache has no token after it."""
+    text = (*request.prompt_token_ids, *request.given_token_ids)
+    if len(text) > config.max_len:
+        raise InputError(f"{request.id!r} has {len(text)} tokens with its prompt, more than the max_len of {config.max_len}")
+    try:
+        check_prompt(text, SamplingParams(max_tokens=1), model.cfg, max_len=config.max_len + 1)
+    except InputError as error:
+        raise InputError(f"{request.id!r}: {error}") from error
+    return _with_thinking(model, request)
+
+
+def _with_thinking(model: Model, request: Request) -> Request:
+    """`request` with `thinking` decided, where models think."""
+    sampling = request.sampling
     if model.cfg.thinking is None or sampling.thinking is not None:
         return request
     thinking = thinks(model.cfg, sampling)

@@ -47,16 +47,6 @@ class Scheduler:
         return [*self.sequences, *self.queue]
 
     @property
-    def decoding(self) -> list[SequenceState]:
-        """Sequences in places whose tokens are generated."""
-        return [sequence for sequence in self.sequences if not sequence.is_given]
-
-    @property
-    def given(self) -> list[SequenceState]:
-        """Sequences in places whose tokens are scored."""
-        return [sequence for sequence in self.sequences if sequence.is_given]
-
-    @property
     def has_room(self) -> bool:
         """Whether a place is free."""
         return bool(self._free_places)
@@ -99,18 +89,17 @@ class Scheduler:
 
     def load(self) -> Load:
         """What is in the places to be generated."""
-        decoding = self.decoding
-        deterministic = [sequence for sequence in decoding if sequence.request.sampling.deterministic]
-        behind = tuple(sequence.behind for sequence in decoding if sequence.behind)
+        deterministic = [sequence for sequence in self.sequences if sequence.request.sampling.deterministic]
+        behind = tuple(sequence.behind for sequence in self.sequences if sequence.behind)
         return Load(
             num_deterministic=len(deterministic),
-            num_ordinary=len(decoding) - len(deterministic),
+            num_ordinary=len(self.sequences) - len(deterministic),
             behind=behind,
             ready_deterministic=sum(not sequence.behind for sequence in deterministic),
-            num_ready=len(decoding) - len(behind),
-            unread_chunks=sum(map(self._unread_chunks, decoding)),
+            num_ready=len(self.sequences) - len(behind),
+            unread_chunks=sum(map(self._unread_chunks, self.sequences)),
             waiting=bool(self.queue),
-            processing=any(sequence.request.sampling.needs_processing for sequence in decoding),
+            processing=any(sequence.request.sampling.needs_processing for sequence in self.sequences),
         )
 
     def affords(self, gain: int) -> bool:

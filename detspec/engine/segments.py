@@ -1,21 +1,24 @@
 """Segments of steps on the device: the host starts one, goes on with its own work, and then reads what it brought."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from detspec.cache import SCRATCH_PAGE
 from detspec.engine.device import Device, GivenText
-from detspec.engine.policy import Plan, Segment
+from detspec.engine.policy import NEVER, Plan, Segment
 from detspec.engine.programs import Placement, Progress, Report
-from detspec.engine.request import STATS_FIELDS, Stats
+from detspec.engine.request import STATS_FIELDS, Likeliest, Replay, Stats
 from detspec.engine.scheduler import Admitted
-from detspec.engine.sequence import Replayed, SequenceState, asked_from
+from detspec.engine.sequence import SequenceState, asked_from, wants_replay
 from detspec.engine.step_times import Acceptance, Observe
 from detspec.generation import score
 from detspec.generation.insert import Entry
 from detspec.generation.loop import Limits
+from detspec.schedule import Schedule
 from detspec.state import COUNTED
 from detspec.thinking.thoughts import thought_lists
 
@@ -39,11 +42,13 @@ class Running(NamedTuple):
         return report
 
 
-class Scoring(NamedTuple):
+class Reading(NamedTuple):
     """Given texts on the device, and what will be known of them."""
 
     sequences: tuple[SequenceState, ...]
+    places: tuple[int, ...]  # which they had when it was started
     found: score.Replayed
+    thoughts: jax.Array | None  # [B, X, M] int32, of models that think
 
 
 class Segments:
@@ -56,24 +61,12 @@ class Segments:
         self._acceptance = acceptance
         self._running: Running | None = None
         self._is_started = False  # the segment `_running` is on the device
-        self._scoring: list[Scoring] = []
+        self._reading: deque[Reading] = deque()  # in the order in which they were started
         self._num_reports = 0
 
     def admit(self, admitted: Sequence[Admitted]) -> None:
         """Copies the pages that sequences begin with, and puts them into their places when the next segment starts."""
-        entries = [
-            Entry(
-                place=sequence.place,
-                tokens=sequence.tokens,
-                sampling=sequence.request.sampling,
-                prompt_len=sequence.prompt_len,
-                logprobs=sequence.logprobs,
-                length=sequence.length,
-                thoughts=sequence.thoughts,
-            )
-            for sequence, _ in admitted
-            if sequence.place is not None and not sequence.is_given
-        ]
+        entries = [_entry(each.sequence) for each in admitted if not each.sequence.is_given]
         self._device.put(entries)
         copies = [one.copy for one in admitted if one.copy[0] != SCRATCH_PAGE]
         if copies:
@@ -100,29 +93,66 @@ class Segments:
         self._running = Running(plan, tuple(sequences), segment.rounds * segment.prefill_passes, rounds, steps)
         self._is_started = True
 
-    def start_scoring(self, sequences: Sequence[SequenceState], page_table: np.ndarray) -> None:
-        """Starts the passes over given texts, from what their pages hold on, and does not wait for them."""
+    def start_reading(
+        self, sequences: Sequence[SequenceState], in_places: Sequence[SequenceState], page_table: np.ndarray, large: Schedule
+    ) -> None:
+        """Starts the passes over the given texts of `sequences`, some of those `in_places`; does not wait for them.
+
+        They read from what their pages hold on. Targets alone are found in passes of the schedule `large`.
+        """
+        device = self._device
+        thinking = any(sequence.thinks for sequence in sequences)
+        says_likeliest = any(wants_replay(each.request) or not each.request.replays for each in sequences)
+        schedule = device.schedule if says_likeliest else large
+        entries = [_entry(sequence) for sequence in sequences]
+        reads_first = thinking or not says_likeliest  # passes that say nothing need no logits
+        if reads_first:
+            device.put(entries)
+            device.prefill(_placement(in_places, page_table, len(in_places)), NEVER, schedule=schedule)
+            entries = []
         texts: dict[int, GivenText] = {}
-        entries: list[Entry] = []
         for sequence in sequences:
             assert sequence.place is not None
-            whole = [*sequence.tokens, *sequence.request.given_token_ids]
-            texts[sequence.place] = GivenText(whole, sequence.length, asked_from(sequence.request))
-            entries.append(Entry(sequence.place, sequence.tokens, sequence.request.sampling))
-        self._scoring.append(Scoring(tuple(sequences), self._replay(sequences, page_table, texts, entries)))
-        self._device.clock.work()
+            wanted_from = asked_from(sequence.request)
+            known = sequence.prompt_len - 1 if reads_first else sequence.length
+            start = known if sequence.thinks else min(known, max(0, wanted_from - 1))
+            texts[sequence.place] = GivenText([*sequence.tokens, *sequence.request.given_token_ids], start, wanted_from)
+        placement = _placement(sequences, page_table, len(sequences))
+        asked = self._asked(sequences, says_likeliest=says_likeliest)
+        found = device.replay(placement, texts, asked, entries=entries, schedule=schedule)
+        state = device.thoughts() if thinking else None
+        self._reading.append(Reading(tuple(sequences), tuple(texts), found, None if state is None else state.thoughts))
+
+    @property
+    def being_read(self) -> list[SequenceState]:
+        """Sequences whose given texts are read, and that have not ended."""
+        return [each for reading in self._reading for each in reading.sequences if not each.finish_reason]
+
+    @property
+    def num_reading(self) -> int:
+        """How many times reading was started that was not waited for."""
+        return len(self._reading)
+
+    def read(self, number: int) -> list[tuple[SequenceState, Replay | Likeliest]]:
+        """Waits for the `number` readings that were started first; what was found of each sequence that has not ended."""
+        found: list[tuple[SequenceState, Replay | Likeliest]] = []
+        for _ in range(number):
+            reading = self._reading.popleft()
+            said = jax.device_get((reading.found, reading.thoughts))
+            self._device.clock.lap()
+            for sequence, place in zip(reading.sequences, reading.places, strict=True):
+                if not sequence.finish_reason:
+                    found.append((sequence, self._found(sequence, place, *said)))
+        if not self._is_started and not self._reading:
+            self._device.clock.free()
+        return found
 
     def wait(self) -> tuple[int, int]:
-        """Waits for the given texts and the segment that were started last, and updates their sequences.
+        """Waits for the segment that was started last, and updates its sequences.
 
         Returns how many steps and passes over prompts the segment took, at most, and how many tokens it committed.
         """
         clock = self._device.clock
-        for scoring in self._scoring:
-            for sequence, replayed in _of_each(*scoring):
-                sequence.replayed = replayed
-            clock.lap()
-        self._scoring.clear()
         running = self._running
         if running is None or not self._is_started:
             clock.free()
@@ -163,29 +193,49 @@ class Segments:
             assert sequence.place is not None
             wanted_from = asked_from(sequence.request)
             texts[sequence.place] = GivenText(sequence.tokens, max(0, wanted_from - 1), wanted_from)
-        for sequence, replayed in _of_each(sequences, self._replay(sequences, page_table, texts)):
-            sequence.replayed = replayed
+        placement = _placement(sequences, page_table, len(sequences))
+        found = jax.device_get(self._device.replay(placement, texts, self._asked(sequences, says_likeliest=True)))
+        for sequence in sequences:
+            if sequence.place is not None:
+                sequence.likeliest = _likeliest(found, sequence.place)
         self._device.clock.free()
 
     def rest(self) -> None:
-        """Nothing is in flight: time until the next segment is not counted."""
+        """No segment is in flight: time until the next one is not counted, unless texts are read."""
         self._running = None
-        self._device.clock.stop()
+        if not self._reading:
+            self._device.clock.stop()
 
-    def _replay(
-        self,
-        sequences: Sequence[SequenceState],
-        page_table: np.ndarray,
-        texts: Mapping[int, GivenText],
-        entries: Sequence[Entry] = (),
-    ) -> score.Replayed:
-        """Starts a replay that says as many of the likeliest tokens as any of `sequences` asks for, at least."""
+    def _asked(self, sequences: Sequence[SequenceState], *, says_likeliest: bool) -> score.Asked:
+        """What passes are to say: targets of records, and at least as many of the likeliest tokens as is asked for."""
         asked = [sequence.request.sampling for sequence in sequences]
-        most = max(max(sampling.logprobs, sampling.prompt_logprobs or 0) for sampling in asked)
         processing = any(sampling.needs_processing for sampling in asked)
-        placement = _placement(sequences, page_table, len(sequences))
-        wanted = score.Asked.likeliest(processing, most, self._device.model.cfg.vocab_size)
-        return self._device.replay(placement, texts, wanted, entries=entries)
+        choose = any(sequence.request.replays for sequence in sequences)
+        if not says_likeliest:
+            return score.Asked(processing, choose, top_k=0)
+        most = max(max(sampling.logprobs, sampling.prompt_logprobs or 0) for sampling in asked)
+        return score.Asked.likeliest(processing, most, self._device.model.cfg.vocab_size)._replace(choose=choose)
+
+    def _found(
+        self, sequence: SequenceState, place: int, found: score.Replayed, thoughts: np.ndarray | None
+    ) -> Replay | Likeliest:
+        """What the passes say of the given text of `sequence`."""
+        likeliest = _likeliest(found, place)
+        if not sequence.request.replays:
+            return likeliest
+        given = slice(sequence.prompt_len, sequence.committed)
+        new = slice(sequence.prompt_len, sequence.committed + 1)
+        thinking = self._device.model.cfg.thinking
+        thought: list[list[int]] = []
+        if thoughts is not None and thinking is not None and sequence.thinks:
+            thought = thought_lists(thoughts[place, : (sequence.prompt_len - 1) // thinking.chunk])
+        return Replay(
+            targets=np.asarray(found.targets)[place, new],
+            logprobs=np.asarray(found.target_logprobs)[place, new],
+            given_logprobs=np.asarray(found.logprobs)[place, given],
+            likeliest=likeliest if wants_replay(sequence.request) else None,
+            thoughts=thought,
+        )
 
     def _update(self, running: Running, progress: Progress) -> int:
         """Tells the sequences how far they are, and the planner what drafts brought."""
@@ -205,12 +255,23 @@ class Segments:
         return num_tokens
 
 
-def _of_each(sequences: Sequence[SequenceState], found: score.Replayed) -> Iterator[tuple[SequenceState, Replayed]]:
-    """Each of `sequences` that still has a place, with what was found of it; waits for the device."""
-    logprobs, top_ids, top_logprobs = (np.asarray(x) for x in (found.logprobs, found.top_ids, found.top_logprobs))
-    for sequence in sequences:
-        if sequence.place is not None:
-            yield sequence, (logprobs[sequence.place], top_ids[sequence.place], top_logprobs[sequence.place])
+def _likeliest(found: score.Replayed, place: int) -> Likeliest:
+    """What was found, in numpy, of the text in one place."""
+    return found.logprobs[place], found.top_ids[place], found.top_logprobs[place]  # type: ignore[return-value]
+
+
+def _entry(sequence: SequenceState) -> Entry:
+    """`sequence` as it goes into its place."""
+    assert sequence.place is not None
+    return Entry(
+        place=sequence.place,
+        tokens=sequence.tokens,
+        sampling=sequence.request.sampling,
+        prompt_len=sequence.prompt_len,
+        logprobs=sequence.logprobs,
+        length=sequence.length,
+        thoughts=sequence.thoughts,
+    )
 
 
 def _placement(sequences: Sequence[SequenceState], page_table: np.ndarray, batch: int) -> Placement:

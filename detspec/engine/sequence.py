@@ -7,13 +7,9 @@ from collections import deque
 import numpy as np
 
 from detspec.checkpoint.detokenizer import TokenBytes
-from detspec.engine.request import FINISH_REASONS, GIVEN, Request, Stats, TopLogprobs, Update
+from detspec.engine.request import FINISH_REASONS, GIVEN, Likeliest, Replay, Request, Stats, TopLogprobs, Update
 from detspec.engine.text import GrowingText, text_of
 from detspec.state import LENGTH, NOT_FINITE, RUNNING
-
-# What the canonical pass says of a text, entry `p` about the token at position `p`: log-probability of the token [T], likeliest
-# ids [T, k] and their log-probabilities [T, k].
-Replayed = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(eq=False)
@@ -41,7 +37,8 @@ class SequenceState:
     registered: int = 0  # how many of `keys` have been written
     # token ids of the thought after each chunk of the prompt, as far as the host has fetched them
     thoughts: list[list[int]] = dataclasses.field(default_factory=list)
-    replayed: Replayed | None = None  # what the canonical pass says of its text; set once it has ended, if it was asked for
+    likeliest: Likeliest | None = None  # what the canonical pass says of its text; set once it has ended, if it was asked for
+    replay: Replay | None = None  # what came of a request that replays
     finish: int = RUNNING  # as in `GenState`, when the host last looked
     finish_reason: str = ""  # why it ended; "" while it goes on
     num_sent: int = 0  # new tokens that earlier updates held
@@ -64,12 +61,13 @@ class SequenceState:
     @property
     def limit(self) -> int:
         """`committed` at which it ends."""
-        return self.prompt_len + self.request.sampling.max_tokens
+        request = self.request
+        return self.prompt_len + (len(request.given_token_ids) if request.is_given else request.sampling.max_tokens)
 
     @property
     def is_given(self) -> bool:
-        """Whether its new tokens are given and only scored."""
-        return bool(self.request.given_token_ids)
+        """Whether its new tokens are given and only read."""
+        return self.request.is_given
 
     @property
     def new_tokens(self) -> tuple[int, ...]:
@@ -106,16 +104,24 @@ class SequenceState:
         """Reads the text of the new tokens that `text` has not read yet."""
         self.text.read(self.tokens[self.prompt_len + self.text.num_tokens :])
 
-    def take_scores(self) -> None:
-        """Takes over its given tokens, and what the canonical pass has `replayed` of them."""
-        assert self.replayed is not None
+    def read_given(self) -> None:
+        """Takes over its given tokens: passes over all of them were started."""
         self.tokens.extend(self.request.given_token_ids)
         self.committed = len(self.tokens)
         self.length = self.committed - 1
-        self.logprobs = self.replayed[0][self.prompt_len : self.committed].tolist()
-        self.replayed = self.replayed if wants_replay(self.request) else None
+
+    def take_scores(self, likeliest: Likeliest) -> None:
+        """Takes over what the canonical pass says of its given tokens, and ends."""
+        self.logprobs = likeliest[0][self.prompt_len : self.committed].tolist()
+        self.likeliest = likeliest if wants_replay(self.request) else None
         self.finish = NOT_FINITE if np.isnan(self.logprobs).any() else LENGTH
         self.finish_reason = FINISH_REASONS[NOT_FINITE] if self.finish == NOT_FINITE else GIVEN
+
+    def take_replay(self, replay: Replay) -> None:
+        """Takes over what the canonical pass has in the places of its given tokens, and ends."""
+        self.replay = replay
+        self.finish = LENGTH
+        self.finish_reason = GIVEN
 
     def cut(self, num_new: int) -> None:
         """Drops all but the first `num_new` new tokens."""
@@ -138,25 +144,25 @@ def asked_from(request: Request) -> int:
 
 
 def asked_logprobs(
-    request: Request, num_tokens: int, replayed: Replayed | None
+    request: Request, num_tokens: int, likeliest: Likeliest | None
 ) -> tuple[tuple[TopLogprobs, ...], tuple[float | None, ...], tuple[TopLogprobs, ...]]:
-    """The parts of a `replayed` text of `num_tokens` that `request` asks for; all empty if it was not replayed.
+    """The parts of what was found of a text of `num_tokens` that `request` asks for; all empty if `likeliest` is None.
 
     They are `top_logprobs`, `prompt_logprobs` and `prompt_top_logprobs` of a `Completion`.
     """
-    if replayed is None:
+    if likeliest is None:
         return (), (), ()
-    logprobs, top_ids, top_logprobs = replayed
+    logprobs, top_ids, top_logprobs = likeliest
 
-    def likeliest(position: int, number: int) -> TopLogprobs:
+    def top(position: int, number: int) -> TopLogprobs:
         pairs = zip(top_ids[position].tolist(), top_logprobs[position].tolist(), strict=True)
         return tuple(pairs)[: number if position else 0]
 
     prompt_len = len(request.prompt_token_ids)
     number = request.sampling.logprobs
     prompt_number = request.sampling.prompt_logprobs
-    new = tuple(likeliest(p, number) for p in range(prompt_len, num_tokens)) if number else ()
+    new = tuple(top(p, number) for p in range(prompt_len, num_tokens)) if number else ()
     if prompt_number is None:
         return new, (), ()
     of_prompt = tuple(None if p == 0 else float(logprobs[p]) for p in range(prompt_len))
-    return new, of_prompt, tuple(likeliest(p, prompt_number) for p in range(prompt_len)) if prompt_number else ()
+    return new, of_prompt, tuple(top(p, prompt_number) for p in range(prompt_len)) if prompt_number else ()

@@ -1,7 +1,7 @@
 """Audit of what a job wrote or a server answered: every record is replayed through the canonical pass and compared bit for bit.
 
 1. The manifest next to the records names their model, schedule and sampling; the file of prompts holds the requests.
-2. The replayer reads the recorded tokens, teacher-forced. At each position it gives the canonical token.
+2. The engine replays the recorded tokens, teacher-forced. At each position it gives the canonical token.
 3. `difference_of` derives the canonical completion, and names the first place where the record differs from it.
 
 A server's log is replayed in the same way. A line of it that has a fingerprint says what the bits of the lines after it depend
@@ -28,8 +28,8 @@ from typing import Any, BinaryIO
 
 from detspec.checkpoint.conversation import template_time
 from detspec.checkpoint.load import Model
+from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.replayer import Replayer
 from detspec.engine.request import Request, check_request
 from detspec.errors import InputError
 from detspec.jobs.audit_lines import audit_lines
@@ -94,14 +94,15 @@ def audit_records(
     model: Model, origin: Origin, records: Iterable[Recorded], *, max_requests: int, progress: Progress
 ) -> AuditReport:
     """Replays `records` of `origin`, and compares them; see `run_audit`."""
-    replayer = Replayer(model, dataclasses.replace(origin.engine, max_requests=max_requests, num_pages=None))
-    report = AuditReport(machine=machine_differences(origin, replayer.mesh))
+    config = dataclasses.replace(origin.engine, max_requests=max_requests, num_pages=None, method="none", thoughts="none")
+    engine = Engine(model, config)
+    report = AuditReport(machine=machine_differences(origin, str(engine.fingerprint()["mesh"])))
     waiting: deque[Recorded] = deque()
     progress.stage("compiling and certifying", at_once=True)
-    replayer.prepare()
+    engine.prepare_replays()
     progress.stage("replaying", at_once=True)
     began = time.perf_counter()
-    for replay in replayer.run(_to_replay(records, waiting, report, progress)):
+    for replay in engine.replay(_to_replay(records, waiting, report, progress)):
         recorded = waiting.popleft()
         found = difference_of(recorded, replay, model, origin.digest)
         num_tokens = len(recorded.record.token_ids)
@@ -115,7 +116,7 @@ def audit_records(
 def _to_replay(
     records: Iterable[Recorded], waiting: deque[Recorded], report: AuditReport, progress: Progress
 ) -> Iterator[tuple[Request, Sequence[int]]]:
-    """Yields requests and tokens for the replayer; appends `records` to `waiting`, but counts failed ones in `report`."""
+    """Yields requests and tokens for `Engine.replay`; appends `records` to `waiting`, but counts failed ones in `report`."""
     for asked in records:
         if asked.record.has_failed:
             report.num_failed += 1

@@ -11,8 +11,7 @@ import numpy as np
 from detspec.checkpoint.load import Model
 from detspec.engine.bits import first_difference
 from detspec.engine.ending import decode_thought, ending_of
-from detspec.engine.replayer import Replay
-from detspec.engine.request import Request, completion_digest
+from detspec.engine.request import GIVEN, Replay, Request, completion_digest
 from detspec.engine.sequence import asked_logprobs
 from detspec.jobs.lines import LOGPROB_KEYS, as_json, thought_line
 from detspec.jobs.records import Record, Recorded
@@ -106,6 +105,8 @@ def difference_of(recorded: Recorded, replay: Replay, model: Model, context: str
     `replay` is of the record's tokens, `context` the digest of everything else that the bits depend on.
     """
     record, request, metadata = recorded
+    if request.given_token_ids:
+        replay = replay.of_given(request.given_token_ids)
     if other := _first_other_thought(record, replay, model):
         return other
     tokens = record.token_ids

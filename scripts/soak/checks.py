@@ -100,7 +100,7 @@ def replayed_differently(subject: Subject, answers: Answers) -> tuple[int, int]:
     """In how many tokens or bits replays differ from `answers`, and how many were compared."""
     records = [(subject.samples[name], answer.token_ids) for name, answer in answers.items()]
     differ = 0
-    for answer, replay in zip(answers.values(), subject.replayer.run(records), strict=True):
+    for answer, replay in zip(answers.values(), subject.replaying.replay(records), strict=True):
         number = len(answer.token_ids)
         found = zip(replay.targets[:number].tolist(), bits_of(replay.logprobs[:number]), strict=True)
         differ += sum(one != other for one, other in zip(found, zip(answer.token_ids, answer.bits, strict=True), strict=True))

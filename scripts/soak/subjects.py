@@ -11,7 +11,7 @@ import jax
 import detspec as ds
 from detspec.checkpoint.digest import digest_model
 from detspec.config import ModelConfig
-from detspec.engine.replayer import Replayer
+from detspec.engine.engine import Engine
 from detspec.environment import default_schedule
 from detspec.mesh import make_mesh, param_specs, put
 from detspec.model.dense import with_fields
@@ -77,10 +77,10 @@ class Subject:
         return {name_of(sample.id, sample.index): sample for request in self.requests for sample in request.samples()}
 
     @cached_property
-    def replayer(self) -> Replayer:
+    def replaying(self) -> Engine:
         """Replays answers, eight at a time."""
         config = ds.EngineConfig(max_requests=8, max_len=self.max_len, schedule=self.schedule(window=16))
-        return Replayer(self.model, config)
+        return Engine(self.model, config)
 
     @cached_property
     def expected(self) -> Answers:

@@ -25,8 +25,7 @@ from detspec.config import ModelConfig
 from detspec.draft.table import source_of
 from detspec.engine.device import PLAIN
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.policy import Needs, needed_plans
-from detspec.engine.replayer import large_passes
+from detspec.engine.policy import Needs, large_passes, needed_plans
 from detspec.generation.init import init_state
 from detspec.generation.loop import generate_state
 from detspec.model.dense import with_fields

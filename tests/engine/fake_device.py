@@ -21,6 +21,7 @@ from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import Plan
 from detspec.engine.programs import Progress
 from detspec.engine.room import Room
+from detspec.generation.score import Replayed
 from detspec.sampling_params import all_stop_ids
 from detspec.state import COUNTED, LENGTH, RUNNING, STOP
 from tests.fakes import TABLE_CFG
@@ -137,19 +138,27 @@ class FakeDevice:
             future.set_result(None)
         return [plan.label for plan in plans] or ["no plan"]
 
-    def replay(self, placement, texts, asked, *, schedule=None):
+    def replay(self, placement, texts, asked, *, entries=(), schedule=None):
         shape = (self.config.max_requests, self.config.max_len)
         targets, logprobs = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         for place in np.flatnonzero(placement.in_use).tolist():
             tokens, start, _ = texts[place]
+            is_made_up = place in self.places and self.places[place].is_made_up  # as probes are, which are replayed
+            for position in range(len(tokens)):
+                page, slot = self._slot(placement, place, position)
+                content = self._canonical(tokens[: position + 1])
+                assert position >= start or is_made_up or self.slots[page, slot] == content, f"{position} of {place} is lost"
+                if position >= start and (position < len(tokens) - 1 or asked.choose):
+                    assert page != 0, "a text writes to a page that was handed to it"
+                    self.slots[page, slot] = content
             for position in range(start, len(tokens)):
                 targets[place, position + 1 : position + 2] = self.next_token(tokens[: position + 1])
             logprobs[place] = -np.arange(shape[1]) / 64
         top = np.zeros((*shape, asked.top_k), np.int32)
         self.clock.work()
-        return SimpleNamespace(
-            targets=targets, target_logprobs=logprobs, logprobs=logprobs, top_ids=top, top_logprobs=top.astype(np.float32)
-        )
+        targets_of = {"targets": targets, "target_logprobs": logprobs} if asked.choose else {}
+        found = {"targets": None, "target_logprobs": None, **targets_of}
+        return Replayed(logprobs=logprobs, top_ids=top, top_logprobs=top.astype(np.float32), **found)
 
     def copy(self, pairs) -> None:
         for source, target in pairs:
@@ -200,11 +209,13 @@ class FakeDevice:
 
     def _content(self, place: int, position: int) -> int:
         held = self.places[place]
-        text = np.asarray(held.tokens[: position + 1], np.int32).tobytes()
         # What the canonical pass writes depends on the tokens alone; what ordinary decoding writes may not be shared.
         is_canonical = held.sampling.deterministic or position < held.num_put - 1
-        own = b"" if is_canonical else str(id(held)).encode()
-        return int.from_bytes(hashlib.sha256(text + own).digest()[:8], "little")
+        return self._canonical(held.tokens[: position + 1], own=b"" if is_canonical else str(id(held)).encode())
+
+    @staticmethod
+    def _canonical(tokens, own: bytes = b"") -> int:
+        return int.from_bytes(hashlib.sha256(np.asarray(tokens, np.int32).tobytes() + own).digest()[:8], "little")
 
     def _write(self, placement, place: int, position: int) -> None:
         page, slot = self._slot(placement, place, position)

@@ -7,7 +7,6 @@ import pytest
 
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.replayer import Replayer
 from detspec.engine.request import Request
 from detspec.engine.room import Room
 from detspec.sampling_params import SamplingParams
@@ -85,12 +84,12 @@ def test_room_grows_between_two_steps_and_moves_no_bit(engines):
 
 
 def test_replay_of_a_request_with_many_biased_tokens_has_its_bits(model, engines, monkeypatch):
-    monkeypatch.setattr(Replayer, "prepare", lambda self: None)  # one program
+    monkeypatch.setattr("detspec.engine.replica.certified_passes", lambda device: device.schedule)  # one program
     [completion] = engines[-1].generate([PROMPTS[2]], WIDE)
     tokens = completion.token_ids
-    replayer = Replayer(model, EngineConfig(max_requests=3, max_len=64, schedule=SCHEDULE))
+    replaying = make_engine(model, 3, "none")
     each = (dataclasses.replace(WIDE, logit_bias={}), WIDE, WIDE)
-    unbiased, *replays = replayer.run([(Request(str(i), tuple(PROMPTS[2]), one), tokens) for i, one in enumerate(each)])
+    unbiased, *replays = replaying.replay([(Request(str(i), tuple(PROMPTS[2]), one), tokens) for i, one in enumerate(each)])
     for replay in replays:
         assert tuple(replay.targets[: len(tokens)].tolist()) == tokens
         assert replay.logprobs[: len(tokens)].tobytes() == np.asarray(completion.logprobs, np.float32).tobytes()

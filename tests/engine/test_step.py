@@ -1,5 +1,6 @@
 """The step of the engine, on a device that counts up: requests come, stream, are aborted and go at any moment."""
 
+import dataclasses
 import itertools
 import random
 
@@ -213,6 +214,8 @@ def test_any_traffic_leaks_no_page_and_counts_right(seed: int, num_replicas: int
                 deterministic=rng.random() < 0.7,
                 stop_token_ids=(40,) if rng.random() < 0.3 else (),
             )
+            if asked[id].sampling.n == 1 and rng.random() < 0.2:
+                asked[id] = dataclasses.replace(asked[id], given_token_ids=counted(asked[id]))
             engine.add(asked[id], stream=rng.random() < 0.2)
         if asked and rng.random() < 0.1:
             gone.add(id := rng.choice(list(asked)))
@@ -221,7 +224,9 @@ def test_any_traffic_leaks_no_page_and_counts_right(seed: int, num_replicas: int
             updates.setdefault((update.request.id, update.request.index), []).append(update)
     for (id, _), brought in updates.items():
         found, expected = tokens_of(brought), counted(asked[id])
-        if 40 in asked[id].sampling.stop_token_ids and 40 in expected:
+        if asked[id].given_token_ids:
+            assert brought[-1].completion.finish_reason in ("given", "abort")
+        elif 40 in asked[id].sampling.stop_token_ids and 40 in expected:
             expected = expected[: expected.index(40) + 1]
         assert found == (expected[: len(found)] if brought[-1].completion.finish_reason == "abort" else expected)
         assert brought[-1].completion.finish_reason != "abort" or id in gone
@@ -286,6 +291,37 @@ def test_fault_at_one_request_leaves_those_of_other_replicas_alone(monkeypatch):
     assert {id: completion.token_ids for id, completion in found.items()} == {
         request.id: counted(request) for request in requests if request.id != "2"
     }
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_replays_come_in_order_wherever_they_are_read_and_keep_nothing(num_replicas):
+    engine = make(max_requests=3, num_replicas=num_replicas)
+    requests = [request_of(str(i), start=5 * (i % 3), length=1 + 3 * i, max_tokens=9) for i in range(11)]
+    records = [(request, counted(request)[: i % 9]) for i, request in enumerate(requests)]
+    replays = list(engine.replay(iter(records)))
+    assert [tuple(replay.targets.tolist()) for replay in replays] == [counted(r)[: i % 9 + 1] for i, r in enumerate(requests)]
+    assert [len(replay.given_logprobs) for replay in replays] == [i % 9 for i in range(11)]
+    assert not engine.certificates
+    assert not engine.has_work
+    assert engine.num_pages_held == 0
+
+
+def test_text_that_is_read_is_waited_for_a_step_later_and_may_be_aborted_or_dropped_until_then():
+    engine = make(max_requests=2)
+    for start, id in enumerate(("kept", "aborted")):
+        engine.add(dataclasses.replace(request_of(id, start=start), given_token_ids=(1, 2, 3)))
+    assert engine.step() == []
+    assert engine.num_live == 2
+    engine.abort("aborted")
+    found = {update.request.id: update.completion for update in engine.step()}
+    assert {id: (one.finish_reason, one.token_ids) for id, one in found.items()} == {
+        "kept": ("given", (1, 2, 3)),
+        "aborted": ("abort", ()),
+    }
+    engine.add(dataclasses.replace(request_of("dropped"), given_token_ids=(1, 2, 3)))
+    engine.step()
+    assert [update.request.id for update in engine.stop()] == ["dropped"]
+    assert not engine.has_work
 
 
 def test_ordinary_log_probabilities_follow_the_batch_and_deterministic_ones_do_not():

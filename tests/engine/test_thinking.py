@@ -14,7 +14,6 @@ from detspec.engine.certify import certify_thoughts
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.probes import Probes
-from detspec.engine.replayer import Replayer
 from detspec.engine.request import Completion, Request
 from detspec.errors import InputError
 from detspec.jobs.audit import run_audit
@@ -148,7 +147,7 @@ def test_stream_of_a_thinking_request_brings_the_same_tokens(alone):
 
 
 def test_job_writes_thoughts_and_its_audit_finds_a_changed_one(alone, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(Replayer, "prepare", lambda self: None)  # one program
+    monkeypatch.setattr("detspec.engine.replica.certified_passes", lambda device: device.schedule)  # one program
     prompts = [prompt for prompt, _ in requests()[1:4]]
     lines = [{"id": str(i), "prompt_token_ids": p, "sampling": {"temperature": 0.5 * i}} for i, p in enumerate(prompts)]
     lines[2]["sampling"] = {"thinking": False}

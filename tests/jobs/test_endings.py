@@ -18,8 +18,7 @@ import pytest
 from detspec.checkpoint.load import Model
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.replayer import Replay
-from detspec.engine.request import Request
+from detspec.engine.request import Replay, Request
 from detspec.jobs.difference import difference_of
 from detspec.jobs.job import run_job
 from detspec.jobs.prompts import UNSHARDED, JobSpec, Prompts
@@ -198,7 +197,8 @@ def replay_of(request: Request, ids, model: Model) -> Replay:
     """Replays `ids` and one token more."""
     prompt = list(request.prompt_token_ids)
     targets = [said([*prompt, *ids[:n]], model.cfg.vocab_size) for n in range(len(ids) + 1)]
-    return Replay(np.asarray(targets, np.int32), -(len(prompt) + np.arange(len(targets), dtype=np.float32)) / 64)
+    logprobs = -(len(prompt) + np.arange(len(targets), dtype=np.float32)) / 64
+    return Replay(np.asarray(targets, np.int32), logprobs, logprobs[:-1])
 
 
 def test_audit_finds_a_text_that_should_have_ended_elsewhere(requests, alone, model):
