@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from detspec.checkpoint.conversation import NO_TIME, check_variables
 from detspec.checkpoint.load import Model
+from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
-from detspec.engine.engine_group import AnyEngine
 from detspec.engine.request import Completion, Request, Thought, request_of
 from detspec.errors import InputError
 from detspec.jobs.prompts import MAX_LINE_BYTES, JobSpec
@@ -82,7 +82,7 @@ def pass_over(id: str) -> None:
 class LineReader:
     """A reader of our own lines: one request each, and a line of output for each of its samples."""
 
-    def __init__(self, engine: AnyEngine, spec: JobSpec, repeated: Mapping[int, str]) -> None:
+    def __init__(self, engine: Engine, spec: JobSpec, repeated: Mapping[int, str]) -> None:
         """`repeated` are errors for lines whose id was used before, by number."""
         self._engine = engine
         self._defaults = spec.defaults

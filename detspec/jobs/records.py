@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from detspec.checkpoint.conversation import NO_TIME, template_time
+from detspec.checkpoint.conversation import template_time
 from detspec.checkpoint.load import Model
 from detspec.config import is_number
 from detspec.engine.engine_config import EngineConfig

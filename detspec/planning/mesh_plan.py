@@ -9,7 +9,6 @@
 4. The same is worked out for the layout that adds partial sums across chips, which nothing here runs.
 """
 
-import dataclasses
 import functools
 import math
 from collections import Counter
@@ -20,13 +19,13 @@ import jax
 
 from detspec.cache import cache_bytes
 from detspec.config import ModelConfig
-from detspec.roofline import check_devices, links_of
 from detspec.mesh import check_fits, fitting_chips, kv_parts, param_specs
 from detspec.model.params import param_shapes
 from detspec.model.work import pass_work
 from detspec.planning.exchanges import Exchange, Exchanges, added_floats, as_gathers, exchange_seconds, found_in, gathers, sums
 from detspec.planning.planning import predict, require_counts, settings_of
 from detspec.planning.programs import PASSES, Deployment, compile_program, expected, work_of
+from detspec.roofline import check_devices, links_of
 from detspec.schedule import Schedule
 from detspec.target_compilers import compilers
 from detspec.targets import Target

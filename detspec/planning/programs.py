@@ -20,7 +20,7 @@ from detspec.mesh import COPIES, STATE, make_mesh, over_chips, param_shardings
 from detspec.model.params import Params, param_shapes
 from detspec.model.work import pass_work
 from detspec.planning.exchanges import Exchanges, gathers
-from detspec.roofline import Work
+from detspec.roofline import Work, check_devices
 from detspec.schedule import Schedule
 from detspec.state import GenState
 from detspec.target_compilers import Compiled, compile_for, devices_of

@@ -54,7 +54,9 @@ class MeshProgram(NamedTuple):
         by_formula = expected(self.program, deployed, self.chips)
         found = as_gathers(found_in(hlo), by_formula)
         state = program_args(self.program, deployed)[1]
-        pools = [own_part(pool, math.gcd(cfg.layer(0).mixer.num_kv_heads, self.chips)) for pool in jax.tree.leaves(state.cache.pools)]
+        pools = [
+            own_part(pool, math.gcd(cfg.layer(0).mixer.num_kv_heads, self.chips)) for pool in jax.tree.leaves(state.cache.pools)
+        ]
         return {
             **self._asdict(),
             "layers": cfg.num_layers,
