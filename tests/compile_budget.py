@@ -20,10 +20,10 @@ import jax
 import pytest
 
 EVENT = "/jax/core/compile/backend_compile_duration"
-FEW = 8
+FEW = 16
 NOT_JUDGED = ("slow", "sweep", "kernels")
 OTHER_SUITES = ("aot", "evals", "parity")  # folders with targets and packages of their own
-OPERATIONS = {*dir(jax.lax), *dir(jax.numpy), "ffi_call"}
+OPERATIONS = {*dir(jax.lax), *dir(jax.numpy), "ffi_call", "stage"}
 
 
 def is_operation(name: str) -> bool:

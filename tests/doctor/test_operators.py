@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from detspec.doctor.operators import OperatorReport, examine_attention, examine_operators, rows_difference, slot_difference
 from detspec.schedule import Numerics, Schedule
@@ -13,6 +14,7 @@ ROWS = (1, 8, 32)
 REFERENCE = Schedule(Numerics(page=16, linear="pinned"))
 
 
+@pytest.mark.programs(80)  # each operation among several numbers of rows
 def test_operations_of_a_canonical_pass_hold_and_attention_in_parts_does_not():
     report = examine_operators(dataclasses.replace(RANDOM_CFG, dtype="float32"), schedule=REFERENCE, rows=ROWS)
     canonical = [operator for operator in report.operators if operator.canonical]

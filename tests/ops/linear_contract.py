@@ -38,6 +38,7 @@ class LinearContract:
     def cases(self) -> list[tuple[int, int, str]]:
         return [(*size, dtype) for size in self.sizes for dtype in self.dtypes]
 
+    @pytest.mark.programs(30)  # a product for each shape and dtype
     def test_product_is_as_close_to_float64_as_that_of_xla(self):
         for num_in, num_out, dtype in self.cases():
             x, weight = make_problem(num_in, num_out, dtype, rows=70)
@@ -70,6 +71,7 @@ class PinnedContract(LinearContract):
     place_step = 1
     stretches: tuple[tuple[int, int], ...] = ((0, 1), (7, 8), (31, 33), (0, 64), (40, 300), (299, 300))
 
+    @pytest.mark.programs(80)  # a product for each number of rows
     def test_bits_of_rows_among_any_number_of_others_stay(self):
         for num_in, num_out, dtype in self.cases():
             x, weight = make_problem(num_in, num_out, dtype, rows=self.rows)

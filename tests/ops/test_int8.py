@@ -48,6 +48,7 @@ def product_by_numpy(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return (x_values @ values.T).astype(np.float32) * x_scale[:, None] * scale
 
 
+@pytest.mark.programs(40)  # a product for each number of rows
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_bits_are_those_of_numpy_for_1_to_256_rows_by_xla_and_by_the_kernel(dtype):
     for num_in, num_out in SIZES:
