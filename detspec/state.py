@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from detspec.cache import KVCache, filled
-from detspec.struct import Struct, static_field
+from detspec.struct import Struct
 
 PAD_ID = 0  # fills token buffers past the committed tokens; never read
 NO_SEQUENCE = -1  # a window that belongs to no sequence: padding of a pass
@@ -87,9 +88,9 @@ class SamplingArrays(Struct):
     """
 
     packed: jax.Array  # [B, X] int32
-    max_stop_ids: int = static_field()
+    max_stop_ids: int = struct.field(pytree_node=False)
     # False leaves out of programs all but temperature and noise: for sequences that ask for nothing else
-    processing: bool = static_field(default=True)
+    processing: bool = struct.field(pytree_node=False, default=True)
 
     temperature = _scalar("temperature")  # [B] float32
     top_k = _scalar("top_k")  # [B] int32
@@ -186,8 +187,8 @@ class Reading(Struct):
     read: jax.Array  # [B] int32, chunks whose thoughts are committed; their keys and values are in the cache
     end: jax.Array  # [B] int32, chunks of the prompt that a thought follows; 0 for a sequence that does not think
     states: jax.Array  # [B, C, D], added to the stream of chunk `read`
-    end_id: int = static_field()  # the token that ends a thought
-    in_layer: int = static_field()  # how many layers the stream has been through when states are added
+    end_id: int = struct.field(pytree_node=False)  # the token that ends a thought
+    in_layer: int = struct.field(pytree_node=False)  # how many layers the stream has been through when states are added
 
     @property
     def chunk(self) -> int:

@@ -89,7 +89,7 @@ def test_parse_refuses_bad_input_by_name(script, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_parent_loads_no_jax_and_stages_need_no_package_but_jax_and_numpy():
+def test_parent_loads_no_jax_and_stages_need_no_package_but_jax_flax_and_numpy():
     names = [name for stage in part("stages").STAGES for name in stage.modules]
     optional = part("packages").OPTIONAL
     program = f"""

@@ -12,7 +12,7 @@ import detspec as ds
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ("matplotlib", *(f"detspec.{name}" for name in ("traces", "viz", "train", "bench", "demo", "doctor", "planning")))
-HEAVY = ("jax", "numpy", "orbax", "jinja2", "tokenizers")
+HEAVY = ("jax", "flax", "numpy", "orbax", "jinja2", "tokenizers")
 
 
 def loaded(code: str, lazy: tuple[str, ...] = PICTURES) -> list[str]:

@@ -1,6 +1,6 @@
 """A model ready for use: config, weights, tokenizer, chat template, and a digest that names exactly these weights.
 
-What reads folders is imported when a folder is read: an engine over weights made in memory needs jax and numpy alone.
+What reads folders is imported when a folder is read: an engine over weights made in memory needs jax, flax and numpy alone.
 """
 
 import dataclasses

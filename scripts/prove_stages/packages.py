@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-NEEDED = ("jax", "jaxlib", "numpy", "ml_dtypes")
+NEEDED = ("jax", "jaxlib", "flax", "numpy", "ml_dtypes")
 OPTIONAL = ("jinja2", "tokenizers", "safetensors", "optax", "orbax", "tqdm")  # of other commands; no stage imports them
 
 
