@@ -1,7 +1,9 @@
 """The sizes of a package, and the modules that a call enters."""
 
+import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -25,7 +27,7 @@ def script() -> ModuleType:
 
 
 @pytest.fixture
-def house(tmp_path, monkeypatch) -> Path:
+def house(tmp_path, monkeypatch) -> Iterator[Path]:
     (tmp_path / "house").mkdir()
     for name, text in SOURCES.items():
         (tmp_path / name).write_text(text)
