@@ -68,16 +68,16 @@ class DetspecLM(TemplateLM):
             raise InputError("pretrained and path both name the model: give one of them")
         source = arguments.pop("path", pretrained)
         options = options_of(arguments, batch_size=batch_size, max_batch_size=max_batch_size)
-        self._drive(load_engine(source, options), options)
+        self._wrap(load_engine(source, options), options)
 
     @classmethod
     def over(cls, engine: Engine, options: EvalOptions | None = None) -> "DetspecLM":
         """Wraps an engine that is there; of `options`, those about requests count."""
         model = cls.__new__(cls)
-        model._drive(engine, options or EvalOptions())
+        model._wrap(engine, options or EvalOptions())
         return model
 
-    def _drive(self, engine: Engine, options: EvalOptions) -> None:
+    def _wrap(self, engine: Engine, options: EvalOptions) -> None:
         super().__init__()
         self.engine = engine
         self.options = options

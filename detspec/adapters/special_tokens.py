@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from detspec.checkpoint.chat import ChatTemplate
 from detspec.checkpoint.load import Model
 from detspec.checkpoint.tokenizer import Tokenizer
 from detspec.errors import InputError
@@ -43,18 +44,20 @@ class SpecialTokens:
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         """A conversation by the model's template; without a generation prompt it ends with the text of the last message."""
-        if self.model.chat_template is None:
-            raise InputError("the checkpoint has no chat template: leave --apply_chat_template out")
         option = {"add_generation_prompt": True} if add_generation_prompt else {"continue_final_message": True}
-        return self.model.chat_template.render_parts(messages, **option)
+        return self._template().render_parts(messages, **option)
 
     def template_source(self, name: bool | str) -> str | None:
         """The default template, whole; `InputError` if there is none, or another one is asked for."""
-        if self.model.chat_template is None:
-            raise InputError("the checkpoint has no chat template: leave --apply_chat_template out")
+        source = self._template().source
         if isinstance(name, str) and name != "default":
             raise InputError(f"tasks are rendered by the folder's default chat template, got the name {name!r}")
-        return self.model.chat_template.source
+        return source
+
+    def _template(self) -> ChatTemplate:
+        if self.model.chat_template is None:
+            raise InputError("the checkpoint has no chat template: leave --apply_chat_template out")
+        return self.model.chat_template
 
 
 def special_tokens_of(model: Model, prefix: int | None) -> SpecialTokens:

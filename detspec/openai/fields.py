@@ -26,10 +26,9 @@ MAX_NAME = 200  # characters of a field's name in an error
 
 
 class BodyError(InputError):
-    """A body that is refused.
+    """A body that is refused; its text says what was given, and what is accepted.
 
     Attributes:
-        message: what was given, and what is accepted.
         param: the field at fault; None if it is none in particular.
         code: the kind of fault, as OpenAI's errors have it.
     """
@@ -38,11 +37,6 @@ class BodyError(InputError):
         super().__init__(message)
         self.param = None if param is None else shortened(param, MAX_NAME)
         self.code = code
-
-    @property
-    def message(self) -> str:
-        """The text of the error."""
-        return str(self)
 
 
 class SharedBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -175,4 +175,4 @@ def scored(completion: Completion, prompt: Sequence[int]) -> Completion:
 
 def error_body(error: BodyError) -> dict[str, Any]:
     """The body that refuses a request, for status 400."""
-    return {"error": {"message": error.message, "type": "invalid_request_error", "param": error.param, "code": error.code}}
+    return {"error": {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}}
