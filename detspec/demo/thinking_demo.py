@@ -81,17 +81,15 @@ def run_thinking_demo(model: Model, question: str = QUESTION) -> ThinkingReport:
     alone = _answer(model, [prompt], schedule, "none")
     again_s = time.perf_counter() - began
     among = _answer(model, [*others, prompt], schedule, "self")
-    assert alone.reading is not None
+    thoughts, bits = _read_off(alone, 0)
     C = thinking.chunk
-    num_thoughts = int(alone.reading.end[0])
-    thoughts = thought_lists(np.asarray(alone.reading.thoughts)[0, :num_thoughts])
     new = np.asarray(alone.tokens)[0, len(prompt) : int(alone.committed[0])].tolist()
     return ThinkingReport(
         chunks=tuple(model.decode(prompt[start : start + C]) for start in range(0, len(prompt), C)),
         thoughts=tuple(model.decode([token for token in thought if token != thinking.end_id]) for thought in thoughts),
         answer=model.decode(new),
         rounds=int(alone.counters.num_rejected_thoughts[0]) + 1,
-        equal=_bits(alone, 0) == _bits(among, len(others)),
+        equal=bits == _read_off(among, len(others))[1],
         num_others=len(others),
         first_s=first_s,
         again_s=again_s,
@@ -117,10 +115,11 @@ def _answer(model: Model, prompts: Sequence[Sequence[int]], schedule: Schedule, 
     return jax.block_until_ready(state)
 
 
-def _bits(state: GenState, row: int) -> list[bytes]:
-    """All bits of the thoughts and the answer of sequence `row`."""
+def _read_off(state: GenState, sequence: int) -> tuple[list[list[int]], list[bytes]]:
+    """The thoughts of a sequence as token ids, and all bits of its thoughts and its answer."""
     reading = state.reading
     assert reading is not None
-    thought = reading.thoughts[row, : int(reading.end[row])], reading.states[row]
-    said = slice(int(state.committed[row]))
-    return [np.asarray(part).tobytes() for part in (*thought, state.tokens[row, said], state.logprobs[row, said])]
+    thoughts = np.asarray(reading.thoughts[sequence, : int(reading.end[sequence])])
+    said = slice(int(state.committed[sequence]))
+    parts = thoughts, reading.states[sequence], state.tokens[sequence, said], state.logprobs[sequence, said]
+    return thought_lists(thoughts), [np.asarray(part).tobytes() for part in parts]

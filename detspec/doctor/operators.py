@@ -125,6 +125,9 @@ def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> I
     scale = jnp.ones(D, dtype)
     frequencies = rope_frequencies(H, 10000.0)
 
+    def product(x: jax.Array, weight: jax.Array, numerics: Numerics) -> jax.Array:
+        return linear_fn(numerics)(x.astype(dtype), weight)
+
     def norm(x: jax.Array, numerics: Numerics) -> jax.Array:
         return rms_norm(x.astype(dtype), scale, 1e-6, sum_fn(numerics))
 
@@ -145,8 +148,7 @@ def _row_operators(cfg: ModelConfig, numerics: Numerics, library: Numerics) -> I
     own = f"{numerics.linear}, {numerics.implementation}" if pinned else "XLA, held still" if _options(numerics) else "XLA"
     for how, each in [(own, numerics), ("XLA", library)] if pinned else [(own, numerics)]:
         for name, weight in (("product D to F", up), ("product F to D", down)):
-            product = _compiled(lambda x, weight=weight, each=each: linear_fn(each)(x.astype(dtype), weight), each)
-            yield name, how, each is numerics, product, weight.shape[1]
+            yield name, how, each is numerics, _compiled(partial(product, weight=weight, numerics=each), each), weight.shape[1]
     summing = {"sum": (total, D), "RMS norm": (norm, D), "log-probability": (logprobs, min(cfg.vocab_size, MOST_VOCAB))}
     for name, (fn, width) in summing.items():
         for how, each in ((f"{numerics.reductions} sum", numerics), ("XLA's sum", library)):

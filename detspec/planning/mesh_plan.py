@@ -122,7 +122,8 @@ def _compiled(name: str, deployed: Deployment, chips: int, depths: tuple[int, ..
     for depth in depths:
         shallow = deployed.cfg.with_layers(depth)
         program = compile_program(name, deployed._replace(cfg=shallow), chips)
-        counts.append(Counter({**{gauge: getattr(program, gauge) for gauge in GAUGES}, **found_in(program.hlo)}))
+        counts.append(Counter[Any]({gauge: getattr(program, gauge) for gauge in GAUGES}))
+        counts[-1].update(found_in(program.hlo))
         seconds += program.seconds
     return Shallow(depths, counts, seconds)
 

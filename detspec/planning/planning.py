@@ -55,7 +55,7 @@ def plan(deployed: Deployment, *, on_stage: Callable[[str], None] = lambda name:
         "row_bytes": -(-max_len // page) * cache_bytes(cfg, max_requests=1, max_len=page, numerics=schedule.numerics) // 2,
     }
     _check_memory(deployed, sizes, needed=sizes["weights_bytes"] + sizes["cache_bytes"])
-    passes = {}
+    passes: dict[str, dict[str, Any]] = {}
     for name in PASSES:
         on_stage(f"compiling the {name} of {cfg.num_layers} layers for {target.name}")
         program = _compiled(name, deployed, sizes)

@@ -111,7 +111,7 @@ def draw_window(axes: Axes, trace: Trace, index: int, top: float) -> None:
     tokens_top = top + CYLINDER_TOP + CYLINDER_BODY + CYLINDER_WINDOW + 0.75
     draw_request(axes, trace, index, columns[0], tokens_top)
     draw_tokens(axes, window, columns, tokens_top)
-    draw_others(axes, trace.other_rows, columns[1], tokens_top + (len(shown_tokens(window)) - 0.9) * LINE)
+    draw_others(axes, trace.num_others, columns[1], tokens_top + (len(shown_tokens(window)) - 0.9) * LINE)
     bottom = top + window_height(window) - 0.5
     for y, text, weight in zip((bottom, bottom + 0.22), _captions(window), ("bold", "normal"), strict=True):
         label(axes, columns[3] + COLUMN, y, text, size=10.0, ha="right", weight=weight)
@@ -156,15 +156,15 @@ def draw_request(axes: Axes, trace: Trace, index: int, x: float, top: float) -> 
     block(axes, Rect(x, top + LINE, COLUMN, LINE), BLUE, "T₀", printable(window.last_token, TOKEN_CHARS))
     own = f"deterministic request: {_count(window.start, 'token')} and T₀"
     label(axes, x + 0.05, top + 2.35 * LINE, own, size=8.0, ha="left")
-    draw_others(axes, trace.other_rows, x, top + 3 * LINE)
+    draw_others(axes, trace.num_others, x, top + 3 * LINE)
 
 
-def draw_others(axes: Axes, other_rows: int, x: float, y: float) -> None:
+def draw_others(axes: Axes, num_others: int, x: float, y: float) -> None:
     """Draws grey blocks for the other requests of the batch, four at most, and their number."""
-    if other_rows:
-        for i in range(min(other_rows, 4)):
+    if num_others:
+        for i in range(min(num_others, 4)):
             block(axes, Rect(x + i * COLUMN / 4, y, COLUMN / 4, 0.7 * LINE), GREY, "")
-        label(axes, x + 0.05, y + LINE, f"other requests: {other_rows}", size=8.0, ha="left")
+        label(axes, x + 0.05, y + LINE, f"other requests: {num_others}", size=8.0, ha="left")
 
 
 def draw_tokens(axes: Axes, window: TraceWindow, columns: Sequence[float], top: float) -> None:

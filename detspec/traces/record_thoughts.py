@@ -5,6 +5,7 @@ the input and the result of each pass can be looked at.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +23,7 @@ from detspec.state import GenState
 from detspec.thinking.blocks import thinking_of
 from detspec.thinking.think_prompt import think_pass
 from detspec.thinking.thoughts import thought_lists
-from detspec.traces.record_windows import Prompt, on_host, token_texts
+from detspec.traces.record_windows import Prompt, token_texts
 from detspec.traces.thoughts import ThoughtPass, ThoughtText, ThoughtTrace
 
 DRAFT_NAMES = {"none": "all thoughts drafted as trivial", "self": "thoughts drafted by a cheap pass that reads ahead"}
@@ -59,10 +60,10 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
     state = start_state(cfg, [ids], [asked], eos_ids=model.eos_ids, max_len=max_len, schedule=schedule)
     state = jax.jit(draft_fn, static_argnames=("cfg", "schedule"))(model.params, cfg, state, schedule)
     passes: list[ThoughtPass] = []
-    before = on_host(state)
-    while before.reading is not None and before.reading.read[0] < before.reading.end[0]:
+    before = _reached(state)
+    while before.read < before.end:
         state = _pass(model.params, cfg, state, schedule=schedule)
-        after = on_host(state)
+        after = _reached(state)
         passes.append(_pass_between(model, before, after, most=schedule.budget.rows // C))
         before = after
     state = generate_state(model.params, cfg, state, schedule=schedule)
@@ -80,26 +81,39 @@ def run_thought_trace(model: Model, prompt: Prompt, sampling: SamplingParams, *,
 _pass = Jitted(think_pass, static_argnames=("cfg", "schedule"), donate_argnames=("state",))
 
 
-def _pass_between(model: Model, before: GenState, after: GenState, *, most: int) -> ThoughtPass:
-    """The pass that led from `before` to `after`, both from `on_host`; it had room for `most` chunks."""
-    assert before.reading is not None
-    assert after.reading is not None
-    first = int(before.reading.read[0])
-    read = int(after.reading.read[0])
-    last = min(int(before.reading.end[0]), first + most)
+class Reached(NamedTuple):
+    """The reading of a prompt, so far."""
+
+    read: int  # chunks whose thoughts are committed
+    end: int  # chunks that are thought about
+    thoughts: np.ndarray  # [X, M] int32, committed below `read`, drafted from there on
+    accepted: int  # drafted thoughts that were accepted
+    length: int  # valid cache slots
+
+
+def _reached(state: GenState) -> Reached:
+    """Copies how far the only sequence of `state` is."""
+    assert state.reading is not None
+    facts = state.reading.read, state.reading.end, state.reading.thoughts
+    read, end, thoughts = jax.device_get(tuple(fact[0] for fact in facts))
+    return Reached(int(read), int(end), thoughts, int(state.counters.num_accepted_thoughts[0]), int(state.cache.length[0]))
+
+
+def _pass_between(model: Model, before: Reached, after: Reached, *, most: int) -> ThoughtPass:
+    """The pass that led from `before` to `after`; it had room for `most` chunks."""
     return ThoughtPass(
-        first=first,
-        drafts=_thoughts(model, before.reading.thoughts[0, first:last]),
-        accepted=int(after.counters.num_accepted_thoughts[0] - before.counters.num_accepted_thoughts[0]),
-        thoughts=_thoughts(model, after.reading.thoughts[0, first:read]),
-        length=int(after.cache.length[0]),
+        first=before.read,
+        drafts=_thoughts(model, before.thoughts[before.read : min(before.end, before.read + most)]),
+        accepted=after.accepted - before.accepted,
+        thoughts=_thoughts(model, after.thoughts[before.read : after.read]),
+        length=after.length,
     )
 
 
-def _thoughts(model: Model, thoughts: jax.Array) -> tuple[ThoughtText, ...]:
+def _thoughts(model: Model, thoughts: np.ndarray) -> tuple[ThoughtText, ...]:
     """`[n, M]` token ids as text."""
     end_id = thinking_of(model.cfg).end_id
     return tuple(
         ThoughtText(token_texts(model, [token for token in tokens if token != end_id]), ended=end_id in tokens)
-        for tokens in thought_lists(np.asarray(thoughts))
+        for tokens in thought_lists(thoughts)
     )

@@ -138,18 +138,18 @@ def trace_batch(
         state, step = _step(model.params, draft_params, model.cfg, state, schedule=canonical, source=source)
         after = on_host(state)
         draft, verified = jax.device_get(step)
-        for row in np.flatnonzero(before.live).tolist():
-            windows[row].append(_window(model, row, before, draft, verified, after))
+        for b in np.flatnonzero(before.live).tolist():
+            windows[b].append(_window(model, b, before, draft, verified, after))
         before = after
     title = f"model {model.digest[:12]}, drafted by {NAMES.get(source.name, source.name)}, temperature {sampling.temperature:g}"
     return [
         Trace(
-            prompt=token_texts(model, first.tokens[row, : first.committed[row] - 1]),
-            windows=tuple(windows[row]),
-            other_rows=len(prompts) - 1,
+            prompt=token_texts(model, first.tokens[b, : first.committed[b] - 1]),
+            windows=tuple(windows[b]),
+            num_others=len(prompts) - 1,
             title=f"{title}, seed {params.seed}",
         )
-        for row, params in enumerate(each)
+        for b, params in enumerate(each)
     ]
 
 
@@ -192,21 +192,21 @@ def on_host(state: GenState) -> GenState:
     return jax.device_get(state.replace(cache=state.cache.replace(k=(), v=())))
 
 
-def _window(model: Model, row: int, before: GenState, draft: Draft, verified: Verified, after: GenState) -> TraceWindow:
-    """The window of `row` that one step made, from states of `on_host`."""
-    length = int(before.cache.length[row])
-    committed = int(before.committed[row])
-    num_drafted = int(draft.count[row])
+def _window(model: Model, b: int, before: GenState, draft: Draft, verified: Verified, after: GenState) -> TraceWindow:
+    """The window of sequence `b` that one step made, from states of `on_host`."""
+    length = int(before.cache.length[b])
+    committed = int(before.committed[b])
+    num_drafted = int(draft.count[b])
     return TraceWindow(
         start=committed - 1,
-        last_token=token_text(model, int(before.tokens[row, committed - 1])),
-        drafted=token_texts(model, draft.tokens[row, :num_drafted]),
-        targets=token_texts(model, verified.targets[row, : num_drafted + 1]),
-        accepted=int(verified.accepted[row]),
-        committed=token_texts(model, after.tokens[row, committed : int(after.committed[row])]),
+        last_token=token_text(model, int(before.tokens[b, committed - 1])),
+        drafted=token_texts(model, draft.tokens[b, :num_drafted]),
+        targets=token_texts(model, verified.targets[b, : num_drafted + 1]),
+        accepted=int(verified.accepted[b]),
+        committed=token_texts(model, after.tokens[b, committed : int(after.committed[b])]),
         length_before=length,
         length_drafted=length + num_drafted,
-        length_after=int(after.cache.length[row]),
+        length_after=int(after.cache.length[b]),
     )
 
 

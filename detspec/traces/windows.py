@@ -54,7 +54,7 @@ class Trace:
 
     prompt: tuple[str, ...]  # its tokens as text
     windows: tuple[TraceWindow, ...]  # all windows in order; the prompt's last token opens the first one
-    other_rows: int  # how many other requests were in the batch
+    num_others: int  # how many other requests were in the batch
     title: str  # a line for the picture: model, draft, sampling
 
 

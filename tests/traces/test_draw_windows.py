@@ -46,7 +46,7 @@ ROLLBACK = TraceWindow(
     length_after=13,
 )
 
-TRACE = Trace(PROMPT, (NO_ROLLBACK, ROLLBACK), other_rows=7, title="a title")
+TRACE = Trace(PROMPT, (NO_ROLLBACK, ROLLBACK), num_others=7, title="a title")
 
 
 def texts(figure: Figure) -> list[str]:

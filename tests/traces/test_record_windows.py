@@ -72,7 +72,7 @@ def test_trace_of_another_seed_commits_something_else(model, engine_ids: tuple[i
 def test_trace_windows_follow_each_other(name: str, request: pytest.FixtureRequest):
     trace: Trace = request.getfixturevalue(name)
     assert trace.prompt == ("<5>", "<17>")
-    assert trace.other_rows == 2
+    assert trace.num_others == 2
     start, last = 2, "<9>"  # the prompt's last token opens the first window
     for window in trace.windows:
         assert (window.start, window.last_token, window.length_before) == (start, last, start)
