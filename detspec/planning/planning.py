@@ -93,7 +93,7 @@ def settings_of(deployed: Deployment, **more: int) -> dict[str, Any]:
     """The load and `more` numbers that were asked for, as JSON can hold them."""
     return {
         "target": dataclasses.asdict(deployed.target),
-        "model": {**deployed.cfg.to_json(), "num_params": num_params(deployed.cfg)},
+        "model": {**config_to_json(deployed.cfg), "num_params": num_params(deployed.cfg)},
         "schedule": dataclasses.asdict(deployed.schedule),
         **deployed.room,
         **more,
