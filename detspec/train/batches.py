@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tokenizers
 
+from detspec.config import check_counts
 from detspec.errors import InputError
 from detspec.train.corpus import EOS_ID, Document
-from detspec.train.experiment import require_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Phase:
     seq_len: int
 
     def __post_init__(self) -> None:
-        require_positive(self, "num_steps", "batch_size", "seq_len")
+        check_counts(self, "num_steps", "batch_size", "seq_len")
 
 
 def batch_fn(phases: Sequence[Phase], documents: Sequence[np.ndarray], seed: int) -> Callable[[int], np.ndarray]:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from detspec.config import is_count
+from detspec.config import ModelConfig
 from detspec.errors import InputError
+from detspec.model.dense import config_to_json
 from detspec.model.params import Params
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.step import LossFn
@@ -56,6 +57,12 @@ class TrainConfig(Protocol):
         ...
 
 
+def settings_of(config: Any) -> dict[str, Any]:
+    """The fields of a config of a run for its record; a model's shape as checkpoints have it, so that old runs resume."""
+    shapes = {name: config_to_json(value) for name, value in vars(config).items() if isinstance(value, ModelConfig)}
+    return {**dataclasses.asdict(config), **shapes}
+
+
 def load_config(source: str | Path) -> TrainConfig:
     """Runs the Python file that `source`, "FILE" or "FILE:ARM", names; returns its `get_config()` or `get_config(ARM)`.
 
@@ -94,18 +101,3 @@ def require_seed(config: Any) -> None:
     """Raises `InputError` unless `config.seed` is an integer of at least 0."""
     if not isinstance(config.seed, int) or isinstance(config.seed, bool) or config.seed < 0:
         raise InputError(f"{type(config).__name__}.seed must be an integer of at least 0, got {config.seed!r}")
-
-
-def require_positive(config: Any, *fields: str) -> None:
-    """Raises `InputError` unless each of `fields` is a positive integer."""
-    for field in fields:
-        value = getattr(config, field)
-        if not is_count(value):
-            raise InputError(f"{type(config).__name__}.{field} must be a positive integer, got {value!r}")
-
-
-def require_one_of(config: Any, field: str, accepted: tuple[str, ...]) -> None:
-    """Raises `InputError` unless `field` is one of the `accepted` strings."""
-    value = getattr(config, field)
-    if value not in accepted:
-        raise InputError(f"{type(config).__name__}.{field} must be one of {', '.join(map(repr, accepted))}, got {value!r}")

@@ -13,14 +13,14 @@ import tokenizers
 
 from detspec.checkpoint.hf import save_hf
 from detspec.checkpoint.load import cast_params
-from detspec.config import ModelConfig
+from detspec.config import ModelConfig, check_counts
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params
 from detspec.model.transformer import forward_sequences
 from detspec.train.batches import Phase, batch_fn, cut_rows, digest_documents, encode_documents, phase_at
 from detspec.train.corpus import EOS_ID, Document, read_corpus, train_tokenizer
 from detspec.train.data_parallel import Slice, cut
-from detspec.train.experiment import Experiment, Result, require_positive, require_seed
+from detspec.train.experiment import Experiment, Result, require_seed, settings_of
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.step import Metrics
 
@@ -41,7 +41,7 @@ class LanguageConfig:
     checkpoint_every: int = 250  # steps between checkpoints
 
     def __post_init__(self) -> None:
-        require_positive(self, "holdout_one_in", "eval_every", "eval_tokens", "checkpoint_every")
+        check_counts(self, "holdout_one_in", "eval_every", "eval_tokens", "checkpoint_every")
         require_seed(self)
         if not self.phases:
             raise InputError("LanguageConfig.phases must name at least one phase")
@@ -95,7 +95,7 @@ class LanguageConfig:
             eval_every=self.eval_every,
             checkpoint_every=self.checkpoint_every,
             optimizer=self.optimizer,
-            record={"config": dataclasses.asdict(self), "corpus": digest_documents([*documents, *heldout])},
+            record={"config": settings_of(self), "corpus": digest_documents([*documents, *heldout])},
             init_params=lambda: init_params(self.model, jax.random.key(self.seed)),
             loss_fn=loss_fn,
             batch_at=batch_fn(self.phases, documents, self.seed),

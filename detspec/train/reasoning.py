@@ -13,14 +13,14 @@ import tokenizers
 from detspec.checkpoint.folder import GENERATION_CONFIG, write_json
 from detspec.checkpoint.load import load, load_config
 from detspec.checkpoint.orbax_folder import save_orbax
-from detspec.config import ModelConfig, ThinkingConfig, is_count
+from detspec.config import ModelConfig, ThinkingConfig, check_counts, is_count
 from detspec.environment import chosen_schedule
 from detspec.errors import InputError
 from detspec.model.params import Params, init_params, with_thinking
 from detspec.thinking.think_prompt import init_reading
 from detspec.train.accuracy import Trained, accuracy_by_operations, longest
 from detspec.train.data_parallel import cut
-from detspec.train.experiment import Experiment, Result, require_positive, require_seed
+from detspec.train.experiment import Experiment, Result, require_seed, settings_of
 from detspec.train.optimizer import OptimizerConfig
 from detspec.train.problems.chunks import Batch, encode, make_batch
 from detspec.train.problems.problem import Problem, require_arm
@@ -59,7 +59,7 @@ class ReasoningConfig:
     def __post_init__(self) -> None:
         require_arm(self.arm)
         counts = "max_ops", "seq_len", "num_steps", "batch_size", "eval_problems", "eval_every", "checkpoint_every"
-        require_positive(self, *counts)
+        check_counts(self, *counts)
         require_seed(self)
         backbone = self.backbone
         if not isinstance(backbone, ModelConfig | str):
@@ -182,7 +182,7 @@ class ReasoningConfig:
             checkpoint_every=self.checkpoint_every,
             optimizer=self.optimizer,
             record={
-                "config": dataclasses.asdict(self),
+                "config": settings_of(self),
                 "task": type(self.task).__name__,
                 "words": tokenizer.to_str(),
                 "data": self.task.digest if isinstance(self.task, Traces) else None,

@@ -6,9 +6,10 @@ import pytest
 
 from detspec.cli.commands import main
 from detspec.errors import InputError
+from detspec.model.dense import config_to_json
 from detspec.model.params import num_params
 from detspec.train import run
-from detspec.train.experiment import Result, load_config, split_source
+from detspec.train.experiment import Result, load_config, settings_of, split_source
 from detspec.train.language import LanguageConfig
 from detspec.train.problems.tasks import tokenizer_of
 
@@ -99,6 +100,16 @@ def test_config_of_the_repository_loads_and_opens_with_a_lab_note(source: str, m
     cfg = config.model if isinstance(config, LanguageConfig) else config.model(tokenizer_of(config.task))
     assert 4 * num_params(cfg) <= most_bytes
     assert split_source(CONFIGS / source)[0].read_text().startswith('"""')
+
+
+def test_record_of_a_run_keeps_the_shape_of_a_model_as_checkpoints_do():
+    """Runs that were recorded by these flat fields, before models had kinds of layers, resume."""
+    config = load_config(CONFIGS / "tiny_python.py")
+    assert isinstance(config, LanguageConfig)
+    model = settings_of(config)["model"]
+    assert model == config_to_json(config.model)
+    assert {"num_layers", "num_heads", "d_ff", "rope_theta"} <= model.keys()
+    assert "kinds" not in model
 
 
 def test_every_config_of_the_repository_is_tried():

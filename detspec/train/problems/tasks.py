@@ -11,9 +11,8 @@ import numpy as np
 import tokenizers
 
 from detspec.checkpoint.tokenizer import Tokenizer
-from detspec.config import is_number
+from detspec.config import check_choice, is_number
 from detspec.errors import InputError
-from detspec.train.experiment import require_one_of
 from detspec.train.problems.problem import Clause, Problem, problem_of
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import NAMES, word_tokenizer, words_in
@@ -131,8 +130,8 @@ class Variables(Fillers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_one_of(self, "question", ("last", "first"))
-        require_one_of(self, "steps", ("values", "named"))
+        check_choice(self, "question", ("last", "first"))
+        check_choice(self, "steps", ("values", "named"))
 
     def words(self) -> tuple[str, ...]:
         """All words that the texts use."""

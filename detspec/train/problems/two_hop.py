@@ -5,10 +5,10 @@ import functools
 
 import numpy as np
 
-from detspec.config import is_count
+from detspec.config import check_choice, is_count
 from detspec.errors import InputError
 from detspec.train.corpus import is_heldout
-from detspec.train.experiment import require_one_of, require_seed
+from detspec.train.experiment import require_seed
 from detspec.train.problems.problem import Problem, problem_of
 from detspec.train.problems.words import NAMES, words_in
 
@@ -45,8 +45,8 @@ class TwoHop:
             if not is_count(value) or not least <= value <= most:
                 raise InputError(f"TwoHop.{field} must be an integer from {least} to {most}, got {value!r}")
         require_seed(self)
-        require_one_of(self, "split", ("train", "heldout"))
-        require_one_of(self, "heldout_by", ("question", "start", "person"))
+        check_choice(self, "split", ("train", "heldout"))
+        check_choice(self, "heldout_by", ("question", "start", "person"))
 
     def words(self) -> tuple[str, ...]:
         """All words that the texts use; they depend on the numbers of people and relations alone."""

@@ -26,13 +26,13 @@ import tokenizers
 
 from detspec.checkpoint.folder import write_json
 from detspec.checkpoint.load import load
-from detspec.config import ModelConfig
+from detspec.config import ModelConfig, check_counts
 from detspec.errors import InputError
 from detspec.model.params import Params
 from detspec.state import PAD_ID
 from detspec.train.accuracy import EVAL_SEED
 from detspec.train.data_parallel import cut
-from detspec.train.experiment import Experiment, Result, require_positive
+from detspec.train.experiment import Experiment, Result
 from detspec.train.problems.chunks import encode
 from detspec.train.problems.problem import Problem
 from detspec.train.problems.tasks import tokenizer_of
@@ -69,7 +69,7 @@ class CurriculumConfig:
     stage_steps: int  # optimiser steps of a stage; the last one, without a chain, gets all that are left
 
     def __post_init__(self) -> None:
-        require_positive(self, "stage_steps")
+        check_counts(self, "stage_steps")
         if self.base.arm != "cot":
             raise InputError(f'CurriculumConfig.base must have the arm "cot", whose chain is taken away; got {self.base.arm!r}')
         if not isinstance(self.latents, int) or self.latents < 0:

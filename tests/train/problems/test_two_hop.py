@@ -126,8 +126,8 @@ def test_derangements_keep_nobody_in_place():
         ({"num_relations": 2.0}, r"got 2\.0"),
         ({"heldout_one_in": 1}, r"TwoHop\.heldout_one_in must be an integer from 2 to 1000000, got 1"),
         ({"seed": -1}, r"TwoHop\.seed must be an integer of at least 0, got -1"),
-        ({"heldout_by": "fact"}, r"TwoHop\.heldout_by must be one of 'question', 'start', 'person', got 'fact'"),
-        ({"split": "test"}, r"TwoHop\.split must be one of 'train', 'heldout', got 'test'"),
+        ({"heldout_by": "fact"}, r"TwoHop\.heldout_by must be one of \('question', 'start', 'person'\), got 'fact'"),
+        ({"split": "test"}, r"TwoHop\.split must be one of \('train', 'heldout'\), got 'test'"),
     ],
 )
 def test_bad_parameters_are_refused(given: dict[str, Any], message: str):

@@ -127,9 +127,9 @@ def test_named_steps_say_what_was_assigned_and_are_as_long_as_an_operation():
 
 
 def test_bad_parameters_are_refused():
-    with pytest.raises(InputError, match=r"Variables\.steps must be one of 'values', 'named', got 'long'"):
+    with pytest.raises(InputError, match=r"Variables\.steps must be one of \('values', 'named'\), got 'long'"):
         Variables(steps="long")
-    with pytest.raises(InputError, match=r"Variables\.question must be one of 'last', 'first', got 'middle'"):
+    with pytest.raises(InputError, match=r"Variables\.question must be one of \('last', 'first'\), got 'middle'"):
         Variables(question="middle")
     with pytest.raises(InputError, match=r"Variables\.filler must be a number in \[0, 1\), got 1"):
         Variables(1)
