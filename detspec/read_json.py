@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ def read_bounded(path: Path, max_bytes: int, *, name: str | None = None) -> byte
     if len(raw) > max_bytes:
         raise InputError(f"{name} has more than the {max_bytes >> 20} MiB that are accepted")
     return raw
+
+
+def differing_entries(theirs: Any, ours: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yields dotted name and both values of each entry in which two nested records differ; None stands for a missing one.
+
+    {"a": {"b": 1}, "c": 2}, {"a": {"b": 3}}   ->   ("a.b", 1, 3), ("c", 2, None)
+    """
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        for key in dict.fromkeys((*theirs, *ours)):
+            yield from differing_entries(theirs.get(key), ours.get(key), f"{name}.{key}" if name else key)
+    elif theirs != ours:
+        yield name, theirs, ours
 
 
 def _is_deep(raw: bytes) -> bool:

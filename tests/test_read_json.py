@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from detspec import read_json
 from detspec.errors import InputError
-from detspec.read_json import LFS_POINTER, MAX_DEPTH, parse_json, read_bounded, read_json_object
+from detspec.read_json import LFS_POINTER, MAX_DEPTH, differing_entries, parse_json, read_bounded, read_json_object
 from tests.hostile import MARK, RAW, as_bytes, damaged, outcome, refusal, values
 
 SOUND = {"a": [1, 2.5, True, None], "b": {"c": 'é " \\ [', "d": []}}
@@ -77,3 +77,9 @@ def test_pointer_of_git_lfs_is_named(tmp_path):
     for read in (read_json_object, lambda path: read_bounded(path, 1000)):
         with pytest.raises(InputError, match=r"a\.json is a pointer of git-lfs, not the file itself"):
             read(tmp_path / "a.json")
+
+
+def test_entries_that_differ_are_those_of_the_worked_example():
+    theirs, ours = {"a": {"b": 1, "d": [1]}, "c": 2}, {"a": {"b": 3, "d": [1]}}
+    assert list(differing_entries(theirs, ours)) == [("a.b", 1, 3), ("c", 2, None)]
+    assert list(differing_entries(theirs, theirs)) == []

@@ -12,7 +12,7 @@ from detspec.errors import InputError
 from detspec.jobs.files import sibling
 from detspec.jobs.prompts import JobSpec, PromptLines, hash_file
 from detspec.jobs.scan import Scan
-from detspec.read_json import read_json_object
+from detspec.read_json import differing_entries, read_json_object
 
 HEADER_KEYS = ("fingerprint", "text", "sampling", "on_error", "prompts", "shard", "openai", "created")
 
@@ -88,10 +88,7 @@ def _has_digest(path: Path, digest: str) -> bool:
         return hash_file(file) == digest
 
 
-def differences(theirs: object, ours: object, *, them: str, us: str = "this job", name: str = "") -> list[str]:
+def differences(theirs: object, ours: object, *, them: str, us: str = "this job") -> list[str]:
     """The differences of two headers, one sentence each: `sampling.temperature: journal has 0.0, this job has 0.8`."""
-    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
-        keys = dict.fromkeys((*theirs, *ours))
-        pairs = [(f"{name}.{key}".lstrip("."), theirs.get(key), ours.get(key)) for key in keys]
-        return [line for key, a, b in pairs for line in differences(a, b, them=them, us=us, name=key)]
-    return [] if theirs == ours else [f"{name}: {them} has {json.dumps(theirs)}, {us} has {json.dumps(ours)}"]
+    pairs = differing_entries(theirs, ours)
+    return [f"{name}: {them} has {json.dumps(a)}, {us} has {json.dumps(b)}" for name, a, b in pairs]

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from detspec.checkpoint.store import Store, local_sharding
 from detspec.errors import InputError
 from detspec.mesh import first_devices
+from detspec.read_json import differing_entries
 from detspec.train.data_parallel import MAX_SLICES, require_equal_shares
 from detspec.train.experiment import Experiment, Result, load_config
 from detspec.train.optimizer import lr_schedule, make_optimizer
@@ -76,23 +77,12 @@ def restore_or_init(
         return jax.device_put(init_state(experiment.init_params(), optimizer), local_sharding())
     if not resume:
         raise InputError(f"{store.folder} already holds a run (step {step}); resume it or choose another workdir")
-    if differing := differing_entries(store.record(step), record):
+    if differing := sorted(name for name, _, _ in differing_entries(store.record(step), record)):
         raise InputError(
             f"{store.folder}: the run was started with another config or data; differing: {', '.join(differing)}; "
             "give it the config and data of its start, or choose another workdir"
         )
     return store.restore(step, jax.eval_shape(lambda: init_state(experiment.init_params(), optimizer)))
-
-
-def differing_entries(saved: Any, given: Any, name: str = "") -> list[str]:
-    """Dotted names of the entries in which two nested records differ: `["config.optimizer.peak_lr"]`."""
-    if not (isinstance(saved, dict) and isinstance(given, dict)):
-        return [] if saved == given else [name]
-    return [
-        entry
-        for key in sorted(saved.keys() | given.keys())
-        for entry in differing_entries(saved.get(key), given.get(key), f"{name}.{key}" if name else key)
-    ]
 
 
 def run_steps(

@@ -15,6 +15,7 @@ from detspec.config import ThinkingConfig
 from detspec.errors import InputError
 from detspec.model.dense import dense_config
 from detspec.model.params import Params, param_shapes
+from detspec.read_json import differing_entries
 from detspec.train import reasoning
 from detspec.train.experiment import Experiment, Result
 from detspec.train.optimizer import OptimizerConfig
@@ -23,7 +24,7 @@ from detspec.train.problems.tasks import tokenizer_of
 from detspec.train.problems.traces import Traces
 from detspec.train.problems.words import word_tokenizer, words_in
 from detspec.train.reasoning import ReasoningConfig
-from detspec.train.run import differing_entries, run_experiment
+from detspec.train.run import run_experiment
 
 QUESTION = "Ann has 2. Bob has 3. How many?"
 CFG = dense_config(
@@ -181,4 +182,4 @@ def test_run_does_not_go_on_with_other_problems_in_the_file(folder: str, tmp_pat
     assert config_of(folder, path).experiment(tmp_path).record == before
     path.write_text(path.read_text().replace('"5"', '"3"'))
     after = dataclasses.replace(config, task=Traces(str(path), folder)).experiment(tmp_path).record
-    assert differing_entries(before, after) == ["data"]
+    assert [name for name, _, _ in differing_entries(before, after)] == ["data"]
