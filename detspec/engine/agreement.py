@@ -20,7 +20,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from detspec.distributed import exchange
-from detspec.engine.policy import Plan, Segment
+from detspec.engine.decide import Segment
+from detspec.engine.policy import Plan
 from detspec.engine.sequence import SequenceState
 from detspec.engine.step_times import Observe, StepTimes
 from detspec.engine.watchdog import Watchdog

@@ -1,4 +1,4 @@
-"""Which plans an engine has, which of them it may use, and which it uses next.
+"""Which plans an engine has, and which of them it may use.
 
 What requests need first is one plan: canonical decoding of their batch, or ordinary decoding. The others of `prepare`, drafts
 and smaller batches, only make it faster, and are compiled once it has run for a while.
@@ -15,18 +15,9 @@ from functools import partial
 from detspec.draft.table import SOURCES
 from detspec.engine.agreement import Agreement, Alone
 from detspec.engine.certify import DIFFERS, NOT_TRIED, Certificate, Times, certify, certify_thoughts, time_plans
+from detspec.engine.decide import Facts, Load
 from detspec.engine.device import Device
-from detspec.engine.policy import (
-    Drafting,
-    Load,
-    Needs,
-    Plan,
-    allowed_drafts,
-    canonical_plans,
-    choose,
-    needed_batches,
-    ordinary_plan,
-)
+from detspec.engine.policy import Drafting, Needs, Plan, allowed_drafts, canonical_plans, needed_batches, ordinary_plan
 from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.errors import DivergenceError, InputError
 
@@ -38,7 +29,7 @@ REPLAYS = "likeliest tokens"
 
 
 class Planner:
-    """Compiles, certifies and times plans when they are first needed, and chooses among them by what is live."""
+    """Compiles, certifies and times plans when they are first needed."""
 
     def __init__(self, device: Device, agreement: Agreement | None = None) -> None:
         self.certificates: dict[Plan, Certificate] = {}
@@ -50,7 +41,6 @@ class Planner:
         self._rows = device.schedule.budget.rows
         self._tried: set[tuple[int, bool, Drafting]] = set()  # batch, processing
         self._thoughts_certified = False
-        self._passed_over: list[Plan] = []  # when one was chosen last
         self.coming: tuple[Plan, ...] = ()  # plans that are being made behind what runs
         self.failed: dict[str, Plan | None] = {}  # labels of what raised while it was made behind, with the plan that it is
 
@@ -154,66 +144,24 @@ class Planner:
             if plan not in self.certificates and plan.label not in self.failed
         )
 
-    def choose(self, load: Load) -> tuple[Plan, bool]:
-        """The plan for the next segment: the smallest batch that fits, filled the way that commits most tokens per second.
+    def facts(self, visit_s: float) -> Facts:
+        """What is known by now; `visit_s` are the seconds of a look at the device."""
+        ordinary = [plan for plan in self.certificates if plan.ordinary]
+        return Facts(self._certified(), ordinary, self.step_times, self.acceptance, visit_s)
 
-        Ordinary requests alone take an ordinary plan, or a canonical one while theirs is coming.
-
-        Returns it, and whether it is merely to be tried for a few steps, because it has not run for long.
-
-        Raises `InputError` if a deterministic request is live, and this device certified no plan that is large enough.
-        """
-        self._passed_over = []
-        if load.num_deterministic == 0 and (ordinary := self._fitting(load, ordinary=True)):
-            return min(ordinary, key=_size), False
-        fitting = self._fitting(load, ordinary=False)
-        if not fitting:
-            raise InputError(self._refusal(load))
-        smallest = min(map(_size, fitting))
-        plans = [plan for plan in fitting if _size(plan) == smallest]
-        if len(plans) == 1:
-            return plans[0], False
-        for plan in plans:  # each draft shows once what it is worth; then estimates decide
-            if plan.num_drafts and not self.acceptance.was_seen(plan):
-                return plan, True
-        tokens = {plan: self._step_tokens(plan, load) for plan in plans}
-        best = choose({plan: self.step_times.known(plan) for plan in plans}, tokens)
-        chosen = choose({plan: self.step_times.hoped(plan) for plan in plans}, tokens)
-        self._passed_over = [plan for plan in plans if plan != chosen]
-        return chosen, chosen != best
-
-    def starts(self, num_steps: int) -> None:
-        """The plan that was chosen last runs for `num_steps`, at most."""
-        self.step_times.passed_over(self._passed_over, num_steps)
-
-    def smaller_batch(self, plan: Plan) -> int:
-        """The next smaller batch that the live sequences of `plan` could move to; 0 if there is none."""
-        smaller = (
-            other.batch
-            for other, certificate in self.certificates.items()
-            if other.batch < plan.batch
-            and other.processing >= plan.processing
-            and (other.ordinary if plan.ordinary else certificate.is_certified)
-        )
-        return max(smaller, default=0)
-
-    def _step_tokens(self, plan: Plan, load: Load) -> float:
-        """Tokens that one step is expected to commit: ordinary sequences take an executing draft as it is."""
-        if not plan.num_drafts:
-            return load.num_deterministic + load.num_ordinary
-        source = self._device.drafters[plan.draft].source
-        verified = self.acceptance.tokens(plan)
-        return load.num_deterministic * verified + load.num_ordinary * (plan.num_drafts if source.executes else verified)
-
-    def _fitting(self, load: Load, *, ordinary: bool) -> list[Plan]:
-        """Ordinary plans, or certified ones, that hold what is live and have what it needs."""
-        return [
-            plan
+    def refusal(self, load: Load) -> InputError:
+        """The error if no certified plan is large enough for `load`."""
+        num_live = load.num_deterministic + load.num_ordinary
+        found = "; ".join(
+            f"{plan.label}: {certificate.why}"
             for plan, certificate in self.certificates.items()
-            if (plan.ordinary if ordinary else certificate.is_certified)
-            and plan.batch >= load.num_deterministic + load.num_ordinary
-            and plan.processing >= load.processing
-        ]
+            if plan.batch >= num_live and certificate.status == DIFFERS
+        )
+        return InputError(
+            f"this device does not certify the canonical pass at {num_live} sequences, so determinism cannot be promised. "
+            f'{found}. Run `detspec doctor`. If only window offsets fail there, use Schedule(Numerics(alignment="window")); if '
+            'numbers of rows do, use Schedule(Numerics(linear="pinned"))'
+        )
 
     def _usable(self, batch: int, processing: bool) -> list[Plan]:
         """Certified plans of `batch` sequences."""
@@ -356,25 +304,7 @@ class Planner:
         for plan in plans:
             self.certificates[plan] = dataclasses.replace(self.certificates[plan], step_s=seconds[plan])
 
-    def _refusal(self, load: Load) -> str:
-        num_live = load.num_deterministic + load.num_ordinary
-        found = "; ".join(
-            f"{plan.label}: {certificate.why}"
-            for plan, certificate in self.certificates.items()
-            if plan.batch >= num_live and certificate.status == DIFFERS
-        )
-        return (
-            f"this device does not certify the canonical pass at {num_live} sequences, so determinism cannot be promised. "
-            f'{found}. Run `detspec doctor`. If only window offsets fail there, use Schedule(Numerics(alignment="window")); if '
-            'numbers of rows do, use Schedule(Numerics(linear="pinned"))'
-        )
-
 
 def _times_label(batch: int, processing: bool) -> str:
     """The name of a batch's times where plans have labels."""
     return f"times{' processing' if processing else ''}[{batch}]"
-
-
-def _size(plan: Plan) -> tuple[int, bool]:
-    """What makes a plan larger: its batch, then logits processing."""
-    return plan.batch, plan.processing

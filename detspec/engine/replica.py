@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from detspec.checkpoint.load import Model
 from detspec.draft.source import Drafter
 from detspec.engine.agreement import Agreement
-from detspec.engine.allocator import Allocator
 from detspec.engine.certify import certified_passes
 from detspec.engine.certify_mesh import mesh_of_bits
+from detspec.engine.decide import Segment, decide
 from detspec.engine.device import Device
 from detspec.engine.ending import end_if_done
 from detspec.engine.failure import NOT_OF_ONE, failed
-from detspec.engine.next_segment import next_segment
 from detspec.engine.pages import PagePool
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Needs, Plan, Segment, needed_batches
+from detspec.engine.policy import Needs, Plan, needed_batches
 from detspec.engine.preparation import Preparation
 from detspec.engine.request import ABORTED, FAILED, Replay, Update
 from detspec.engine.room import Room
@@ -68,18 +67,13 @@ class Replica:
         self.preparation = Preparation(device, self.planner, self.empty)
         self.pool = PagePool(device.num_pages)
         self.num_tokens = 0
-        allocator = Allocator(
-            self.pool,
-            page=device.schedule.numerics.page,
-            max_requests=config.max_requests,
-            max_pages=device.max_pages,
-            sharing=config.prefix_sharing,
-        )
         thinking = device.model.cfg.thinking
         self.scheduler = Scheduler(
-            allocator,
+            self.pool,
             traffic.queue,
-            max_requests=config.max_requests,
+            page=device.schedule.numerics.page,
+            shape=(config.max_requests, device.max_pages),
+            sharing=config.prefix_sharing,
             window=device.schedule.budget.window,
             chunk=None if thinking is None else thinking.chunk,
         )
@@ -124,7 +118,7 @@ class Replica:
         ended: list[SequenceState] = []
         for sequence in tuple(self.sequences):
             with self._alone(sequence):
-                self.scheduler.allocator.register(sequence)
+                self.scheduler.register(sequence)
                 is_done = sequence.finish != RUNNING
                 if sequence.streamed or is_done or sequence.request.sampling.stop:
                     self._segments.fetch(sequence)
@@ -136,7 +130,7 @@ class Replica:
         self._traffic.inbox.extend(self._agreement.finished([*self.in_flight, *self._traffic.queue]))
         to_replay = [sequence for sequence in ended if wants_replay(sequence.request)]
         if to_replay:
-            page_table = self.scheduler.allocator.page_table
+            page_table = self.scheduler.page_table
             self._together(lambda some: self._segments.replay(some, page_table), to_replay)
         for sequence in ended:
             if sequence.place is not None:  # else it has failed
@@ -232,13 +226,13 @@ class Replica:
             return 0
         before = self._segments.num_reading
         in_places = tuple(self.sequences)
-        page_table = self.scheduler.allocator.page_table
+        page_table = self.scheduler.page_table
         self._together(lambda some: self._segments.start_reading(some, in_places, page_table, self.large), given)
         for sequence in given:
             if sequence.place is not None:  # else it has failed
                 with self._alone(sequence):
                     sequence.read_given()
-                    self.scheduler.allocator.register(sequence)
+                    self.scheduler.register(sequence)
                     self.scheduler.remove(sequence, keep=True)
         return self._segments.num_reading - before
 
@@ -254,7 +248,7 @@ class Replica:
 
     def _start(self) -> None:
         """Starts a segment over all sequences in places; does not wait for it."""
-        page_table = self.scheduler.allocator.page_table
+        page_table = self.scheduler.page_table
         plan, segment = self._plan()
         [self._batch] = needed_batches(self.device.config, len(self.sequences))
         self._agreement.started(plan, segment, self.sequences, page_table)
@@ -263,9 +257,25 @@ class Replica:
 
     def _plan(self) -> tuple[Plan, Segment]:
         """The next plan and how long to run it, with pages reserved; sequences that they do not last for are preempted."""
-        while (found := next_segment(self.scheduler, self.planner, self.device, self._agreement)) is None:
-            self._preempt()
-        return found
+        config = self.device.config
+        while True:
+            load = self.scheduler.load()
+            facts = self.planner.facts(self._agreement.visit_s(self.device.clock.visit_s))
+            decision = decide(load, facts, config, self.device.schedule.budget)
+            if decision is None:
+                raise self.planner.refusal(load)
+            plan, segment, passed_over = decision
+            gain = segment.most_gain(plan.most_tokens)
+            if not self.scheduler.affords(gain):
+                num_steps = self.scheduler.affordable(segment.num_steps // 2, plan.most_tokens)
+                if not num_steps:
+                    self._preempt()
+                    continue
+                segment = segment.shortened(num_steps)
+                gain = num_steps * plan.most_tokens
+            self.scheduler.reserve(gain)
+            facts.times.passed_over(passed_over, segment.num_steps)
+            return plan, segment
 
     def _preempt(self) -> None:
         """Takes the youngest sequence out of its place, to go on later."""

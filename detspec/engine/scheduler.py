@@ -1,7 +1,14 @@
-"""Which sequence is in which place: admission, pages for the next segment, preemption; host bookkeeping alone.
+"""Who is in which place, with which pages: admission, pages on demand, preemption; host bookkeeping alone.
 
 The request that has waited longest comes first. When pages run out, the youngest sequence gives its own back and waits again,
 at the front, with the tokens it has: it is caught up with later, to the same bits. The oldest is never preempted, so all end.
+
+Pages are shared where two sequences begin with the same tokens. A sequence of 150 prompt tokens with pages of 64 has two whole
+pages, and 21 of the 22 tokens left in a partial one (the last token of all is the first decoding step's):
+
+    keys    [0 64) [64 128) [128 149)      another sample of this prompt holds the first two pages too, and copies the third
+
+Prompts that are read with thoughts share nothing: a sequence that skipped a page would lack its thoughts and their states.
 """
 
 import contextlib
@@ -9,8 +16,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from detspec.engine.allocator import Allocator
-from detspec.engine.policy import NEVER, Load
+import numpy as np
+
+from detspec.cache import SCRATCH_PAGE
+from detspec.engine.decide import Load
+from detspec.engine.pages import PagePool, partial_key, prefix_keys
+from detspec.engine.policy import NEVER
 from detspec.engine.sequence import SequenceState
 
 AloneFn = Callable[[SequenceState], contextlib.AbstractContextManager[object]]
@@ -24,20 +35,41 @@ class Admitted(NamedTuple):
 
 
 class Scheduler:
-    """The sequences in places of the device, the oldest first, and the queue before them."""
+    """The places of one device and its pages.
+
+    Attributes:
+        sequences: those in places, the oldest first.
+        queue: those that wait, the next one first.
+        pool: which pages are free.
+        page_table: int32 `[max_requests, max_pages]`, the pages of each place.
+        num_preemptions: how often a sequence gave its pages back.
+    """
 
     def __init__(
-        self, allocator: Allocator, queue: deque[SequenceState], *, max_requests: int, window: int, chunk: int | None
+        self,
+        pool: PagePool,
+        queue: deque[SequenceState],
+        *,
+        page: int,
+        shape: tuple[int, int],
+        sharing: bool = True,
+        window: int,
+        chunk: int | None = None,
     ) -> None:
         """Schedulers of several devices may share one `queue`.
 
-        `window` is the longest window of a prefill pass; `chunk` is `C` of a model that thinks, else None.
+        `page` is the positions of a page, `shape` that of the page table, `window` the longest window of a prefill pass, and
+        `chunk` is `C` of a model that thinks, else None. Without `sharing` no two sequences share pages.
         """
-        self.allocator = allocator
         self.sequences: list[SequenceState] = []
         self.queue = queue
+        self.pool = pool
+        self.page_table = np.full(shape, SCRATCH_PAGE, np.int32)
         self.num_preemptions = 0
-        self._free_places = list(range(max_requests))
+        self._free_places = list(range(shape[0]))
+        self._filling: dict[bytes, SequenceState] = {}  # keys of pages that a sequence is about to fill
+        self._page = page
+        self._sharing = sharing
         self._window = window
         self._chunk = chunk
 
@@ -63,29 +95,26 @@ class Scheduler:
         admitted: list[Admitted] = []
         others = [other for other in others if other.has_room and len(other.sequences) < most]
         index = 0  # in the queue; those before it are to wait a little
-        while self._free_places and len(self.sequences) < most and index < min(len(self.queue), len(self.allocator.page_table)):
+        while self._free_places and len(self.sequences) < most and index < min(len(self.queue), len(self.page_table)):
             sequence = self.queue[index]
             waits: list[bool] = []
             with alone(sequence):
-                shared = self.allocator.num_shared(sequence) if others else 0
-                is_elsewhere = any(other.allocator.num_shared(sequence) > shared for other in others)
-                waits.append(is_elsewhere or self.allocator.awaits(sequence))
+                shared = self.num_shared(sequence) if others else 0
+                waits.append(any(other.num_shared(sequence) > shared for other in others) or self._awaits(sequence))
             if waits != [False]:
                 index += len(waits)  # where that raised, the sequence has left the queue
                 continue
-            copy = self.allocator.admit(
-                sequence, self._free_places[-1], num_positions=self._reach(sequence, self._window), headroom=len(self.sequences)
-            )
+            copy = self._place(sequence)
             if copy is None:
                 break
-            # An ordinary sequence's new tokens come from the fast path; what it has to catch up with does not.
-            is_canonical = sequence.is_given or sequence.request.sampling.deterministic
-            sequence.canonical = sequence.limit if is_canonical else sequence.committed - 1
             del self.queue[index]
-            self._free_places.pop()
-            self.sequences.append(sequence)
             admitted.append(Admitted(sequence, copy))
         return admitted
+
+    def num_shared(self, sequence: SequenceState) -> int:
+        """Pages that hold the beginning of `sequence` already."""
+        is_there = [self.pool.find(key) is not None for key in self._keys(sequence)]
+        return [*is_there, False].index(False)
 
     def load(self) -> Load:
         """What is in the places to be generated."""
@@ -100,11 +129,14 @@ class Scheduler:
             unread_chunks=sum(map(self._unread_chunks, self.sequences)),
             waiting=bool(self.queue),
             processing=any(sequence.request.sampling.needs_processing for sequence in self.sequences),
+            is_streamed=any(sequence.streamed for sequence in self.sequences),
+            stops=any(sequence.request.sampling.stop for sequence in self.sequences),
         )
 
     def affords(self, gain: int) -> bool:
         """Whether the pages last for `gain` more tokens of every sequence."""
-        return self._missing(gain) <= self.allocator.pool.num_available
+        missing = sum(self._num_missing(sequence, _reach(sequence, gain)) for sequence in self.sequences)
+        return missing <= self.pool.num_available
 
     def affordable(self, steps: int, most_tokens: int) -> int:
         """How many steps, at most `steps`, the pages last for, if each may commit `most_tokens`; 0 if not for one."""
@@ -113,9 +145,21 @@ class Scheduler:
         return steps
 
     def reserve(self, gain: int) -> None:
-        """Gives every sequence the pages for `gain` more tokens."""
+        """Gives every sequence the pages for `gain` more tokens; they must be available."""
         for sequence in self.sequences:
-            self.allocator.grow(sequence, self._reach(sequence, gain))
+            if missing := self._num_missing(sequence, _reach(sequence, gain)):
+                sequence.pages.extend(self.pool.allocate() for _ in range(missing))
+                self._write(sequence)
+
+    def register(self, sequence: SequenceState) -> None:
+        """Lets other sequences share what the canonical pass has written of the prompt."""
+        while sequence.registered < len(sequence.keys):
+            index = sequence.registered
+            if sequence.length < (self._page * (index + 1) if index < sequence.num_whole else sequence.prompt_len - 1):
+                return
+            self.pool.register(sequence.keys[index], sequence.pages[index])
+            self._stop_filling(sequence, sequence.keys[index])
+            sequence.registered += 1
 
     def preempt(self) -> None:
         """Sends the youngest back to the front of the queue; the host must have fetched its tokens."""
@@ -126,24 +170,82 @@ class Scheduler:
         self.num_preemptions += 1
 
     def remove(self, sequence: SequenceState, *, keep: bool) -> None:
-        """Frees the place and the pages of `sequence`, or its place in the queue; with `keep` its pages stay cached."""
+        """Frees the place and the pages of `sequence`, or its place in the queue.
+
+        With `keep`, whole pages that the canonical pass wrote stay in the prefix cache.
+        """
         if sequence.place is None:
             self.queue.remove(sequence)
             return
-        place = sequence.place
-        self.allocator.free(sequence, keep=keep)
+        if keep and self._shares(sequence):
+            known = min(sequence.canonical, sequence.length, len(sequence.tokens))
+            for key, page in zip(
+                prefix_keys(self.pool.root, sequence.tokens[:known], self._page), sequence.pages, strict=False
+            ):
+                self.pool.register(key, page)
+        for key in sequence.keys:
+            self._stop_filling(sequence, key)
+        self.pool.release(sequence.pages)
+        self.page_table[sequence.place] = SCRATCH_PAGE
+        self._free_places.append(sequence.place)
         self.sequences.remove(sequence)
-        self._free_places.append(place)
+        sequence.leave()
 
-    def take_out(self, is_meant: Callable[[SequenceState], bool]) -> list[SequenceState]:
-        """Removes all sequences that `is_meant` accepts, and returns them."""
-        found = [sequence for sequence in self.all if is_meant(sequence)]
-        for sequence in found:
+    def take_out(self, is_meant: Callable[[SequenceState], bool]) -> None:
+        """Removes all sequences that `is_meant` accepts."""
+        for sequence in filter(is_meant, self.all):
             self.remove(sequence, keep=False)
-        return found
 
-    def _missing(self, gain: int) -> int:
-        return sum(self.allocator.num_missing(sequence, self._reach(sequence, gain)) for sequence in self.sequences)
+    def _shares(self, sequence: SequenceState) -> bool:
+        return self._sharing and not sequence.thinks
+
+    def _awaits(self, sequence: SequenceState) -> bool:
+        """Whether another sequence is just filling a page that `sequence` could share if it came a little later."""
+        missing = next((key for key in self._keys(sequence) if self.pool.find(key) is None), None)
+        return missing in self._filling
+
+    def _place(self, sequence: SequenceState) -> tuple[int, int] | None:
+        """Gives `sequence` a place and pages for its first passes, shared ones first.
+
+        Returns which page to copy over which before anything else, the scratch page over itself for none; None, with nothing
+        changed, if there are too few pages to leave one for each sequence that runs.
+        """
+        keys = self._keys(sequence)
+        whole = (len(sequence.tokens) - 1) // self._page
+        shared: list[int] = []
+        for key in keys[:whole]:
+            page = self.pool.share(key)
+            if page is None:
+                break
+            shared.append(page)
+        num_new = max(self._pages_for(_reach(sequence, self._window)) - len(shared), 0)
+        if self.pool.num_available < num_new + len(self.sequences):
+            self.pool.release(shared)
+            return None
+        length = len(shared) * self._page
+        copy = SCRATCH_PAGE, SCRATCH_PAGE
+        source = self.pool.find(keys[whole]) if len(shared) == whole < len(keys) else None
+        pages = [*shared, *(self.pool.allocate() for _ in range(num_new))]
+        if source is not None:
+            # Held or not, the page keeps its contents until after the copy: what overwrites it is started later.
+            length = sequence.prompt_len - 1
+            copy = source, pages[whole]
+        sequence.enter(self._free_places.pop(), pages, length=length, num_whole=whole)
+        self.sequences.append(sequence)
+        self._write(sequence)
+        for key in keys:
+            if self.pool.find(key) is None:
+                self._filling.setdefault(key, sequence)
+        self.register(sequence)
+        return copy
+
+    def _pages_for(self, num_positions: int) -> int:
+        """Pages that so many positions take."""
+        return -(-num_positions // self._page)
+
+    def _num_missing(self, sequence: SequenceState, num_positions: int) -> int:
+        """Pages that `sequence` lacks for `num_positions`."""
+        return max(0, self._pages_for(num_positions) - len(sequence.pages))
 
     def _unread_chunks(self, sequence: SequenceState) -> int:
         """Chunks of its prompt that `sequence` has yet to read and to think about."""
@@ -151,7 +253,24 @@ class Scheduler:
             return 0
         return max(0, (sequence.prompt_len - 1) // self._chunk - sequence.length // self._chunk)
 
-    @staticmethod
-    def _reach(sequence: SequenceState, gain: int) -> int:
-        """Positions that `sequence` may touch while it gains up to `gain` tokens; given ones are read at once."""
-        return sequence.limit if sequence.is_given else min(sequence.limit, sequence.committed + gain)
+    def _keys(self, sequence: SequenceState) -> list[bytes]:
+        """Keys of the whole pages; and of the partial one, if there is one and it is the prompt's. None without sharing."""
+        if not sequence.keys and self._shares(sequence):
+            needed = sequence.tokens[:-1]
+            sequence.keys = prefix_keys(self.pool.root, needed, self._page)
+            tail = needed[len(sequence.keys) * self._page :]
+            if tail and len(sequence.tokens) == sequence.prompt_len:
+                sequence.keys.append(partial_key(sequence.keys[-1] if sequence.keys else self.pool.root, tail))
+        return sequence.keys
+
+    def _stop_filling(self, sequence: SequenceState, key: bytes) -> None:
+        if self._filling.get(key) is sequence:
+            del self._filling[key]
+
+    def _write(self, sequence: SequenceState) -> None:
+        self.page_table[sequence.place, : len(sequence.pages)] = sequence.pages
+
+
+def _reach(sequence: SequenceState, gain: int) -> int:
+    """Positions that `sequence` may touch while it gains up to `gain` tokens; given ones are read at once."""
+    return sequence.limit if sequence.is_given else min(sequence.limit, sequence.committed + gain)

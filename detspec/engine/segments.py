@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from detspec.cache import SCRATCH_PAGE
+from detspec.engine.decide import Segment
 from detspec.engine.device import Device, GivenText
-from detspec.engine.policy import NEVER, Plan, Segment
+from detspec.engine.policy import NEVER, Plan
 from detspec.engine.programs import Placement, Progress, Report
 from detspec.engine.request import STATS_FIELDS, Likeliest, Replay, Stats
 from detspec.engine.scheduler import Admitted

@@ -127,6 +127,24 @@ class SequenceState:
         """Drops all but the first `num_new` new tokens."""
         del self.tokens[self.prompt_len + num_new :], self.logprobs[num_new:]
 
+    def enter(self, place: int, pages: list[int], *, length: int, num_whole: int) -> None:
+        """Gets a place and `pages`, which hold its first `length` positions; `num_whole` of its keys name full pages."""
+        self.place = place
+        self.pages = pages
+        self.length = length
+        self.num_whole = num_whole
+        self.registered = 0
+        # An ordinary sequence's new tokens come from the fast path; what it has to catch up with does not.
+        is_canonical = self.is_given or self.request.sampling.deterministic
+        self.canonical = self.limit if is_canonical else self.committed - 1
+
+    def leave(self) -> None:
+        """Has neither place nor pages any more."""
+        self.place = None
+        self.pages = []
+        self.keys = []
+        self.length = 0
+
     def preempt(self) -> None:
         """Its stay in a place is over, and there will be another one."""
         self.earlier = self.stats

@@ -69,6 +69,10 @@ class Acceptance:
         """Whether windows of this draft were verified yet."""
         return _drafting(plan) in self._counts
 
+    def executes(self, plan: Plan) -> bool:
+        """Whether drafting runs the model, so that ordinary sequences take the draft as it is."""
+        return self._drafters[plan.draft].source.executes
+
     def observed(self, plan: Plan, windows: int, accepted: int) -> None:
         """Counts `windows` more that `plan` verified, and the drafted tokens that were accepted in them."""
         if plan.num_drafts and windows:

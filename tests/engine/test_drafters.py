@@ -11,12 +11,13 @@ from detspec.checkpoint.load import Model
 from detspec.draft.ngram import ngram
 from detspec.draft.source import Drafter
 from detspec.engine.certify import CERTIFIED, NOT_TRIED
+from detspec.engine.decide import Load
 from detspec.engine.device import Device
 from detspec.engine.draft_model import draft_model
 from detspec.engine.engine import Engine
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Drafting, Load, Needs, canonical_plans
+from detspec.engine.policy import Drafting, Needs, canonical_plans
 from detspec.errors import InputError
 from detspec.model.params import init_params, param_shapes
 from detspec.sampling_params import SamplingParams
@@ -24,6 +25,7 @@ from detspec.schedule import Schedule
 from tests.engine.byte_model import BYTE_CFG, SCHEDULE, byte_params, facts, some_prompts, some_sampling
 from tests.engine.fake_device import FakeDevice
 from tests.engine.fixed_times import FixedTimes
+from tests.engine.test_step_times import chosen_by
 from tests.fakes import TABLE_CFG
 
 CIRCLE = [*range(16), *range(16)]
@@ -98,8 +100,8 @@ def test_auto_leaves_a_free_draft_when_its_guesses_fail_and_takes_it_back_when_t
         """How often the draft runs in so many segments of 8 windows, each with so many accepted tokens."""
         chosen = []
         for _ in range(segments):
-            plan, _ = planner.choose(Load(1, 0, (), ready_deterministic=1, num_ready=1, waiting=False, processing=False))
-            planner.starts(64)
+            load = Load(1, 0, (), ready_deterministic=1, num_ready=1, waiting=False, processing=False)
+            plan, _ = chosen_by(planner, 64, load)
             planner.step_times.observed(plan, 0.010 if plan == decoding else 0.025, 64)
             planner.acceptance.observed(plan, 8, 8 * accepted if plan == drafted else 0)
             chosen.append(plan == drafted)

@@ -5,26 +5,19 @@ import math
 
 import pytest
 
+from detspec.engine.decide import MAX_ROUNDS, Costs, Load, Segment, choose, empty_windows, plan_segment, segment_length
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.policy import (
-    MAX_ROUNDS,
     NEVER,
-    Costs,
     Drafting,
-    Load,
     Needs,
     Plan,
-    Segment,
     allowed_drafts,
     buckets,
     canonical_plans,
-    choose,
-    empty_windows,
     needed_plans,
     ordinary_plan,
-    plan_segment,
     pow2_ceil,
-    segment_length,
     worth_making,
 )
 from detspec.schedule import Budget, Numerics, Schedule

@@ -73,7 +73,7 @@ def test_replay_of_prompts_that_begin_alike_has_the_bits_of_each(three_rows, rep
     assert agreeing(replaying.replay(records(completions, each)), completions) == [True] * 3
     others = [[*long[:5], 7, *long[6:]], [*long[:5], 8, *long[6:]], long]
     completions = three_rows.generate(others, each)
-    monkeypatch.setattr("detspec.engine.allocator.prefix_keys", lambda root, tokens, page: [b"any"] * (len(tokens) // page))
+    monkeypatch.setattr("detspec.engine.scheduler.prefix_keys", lambda root, tokens, page: [b"any"] * (len(tokens) // page))
     assert not all(agreeing(replaying.replay(records(completions, each)), completions))
 
 

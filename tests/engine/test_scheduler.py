@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from detspec.cache import SCRATCH_PAGE
-from detspec.engine.allocator import Allocator
 from detspec.engine.pages import PagePool, partial_key, prefix_keys
 from detspec.engine.request import Request
 from detspec.engine.scheduler import Scheduler
@@ -21,8 +20,8 @@ CONTEXT = b"weights"
 
 def scheduler_of(num_pages: int, *, sharing: bool = True) -> Scheduler:
     pool = PagePool(num_pages, CONTEXT)
-    allocator = Allocator(pool, page=PAGE, max_requests=MAX_REQUESTS, max_pages=MAX_PAGES, sharing=sharing)
-    return Scheduler(allocator, deque(), max_requests=MAX_REQUESTS, window=WINDOW, chunk=4)
+    shape = MAX_REQUESTS, MAX_PAGES
+    return Scheduler(pool, deque(), page=PAGE, shape=shape, sharing=sharing, window=WINDOW, chunk=4)
 
 
 def request_of(id: str, prompt: list[int], max_tokens: int = 4, **sampling) -> Request:
@@ -48,7 +47,7 @@ class Life(RuleBasedStateMachine):
 
     @property
     def pool(self) -> PagePool:
-        return self.scheduler.allocator.pool
+        return self.scheduler.pool
 
     @rule(
         prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=14), min_size=1, max_size=4),
@@ -97,7 +96,7 @@ class Life(RuleBasedStateMachine):
                 written = tuple(sequence.tokens[: position + 1])
                 slots[position % PAGE] = ("thinking", *written) if sequence.thinks else written
             sequence.length = reached
-            self.scheduler.allocator.register(sequence)
+            self.scheduler.register(sequence)
 
     @precondition(lambda self: self.scheduler.sequences)
     @rule(data=st.data(), keep=st.booleans())
@@ -108,7 +107,8 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data):
         id = str(data.draw(st.integers(1, self.number)))
-        gone = self.scheduler.take_out(lambda sequence: sequence.request.id == id)
+        gone = [sequence for sequence in self.scheduler.all if sequence.request.id == id]
+        self.scheduler.take_out(lambda sequence: sequence.request.id == id)
         assert all(sequence.place is None and not sequence.pages for sequence in gone)
         assert not any(sequence.request.id == id for sequence in self.scheduler.all)
 
@@ -128,7 +128,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def page_table_lists_the_pages_of_the_rows(self):
-        table = self.scheduler.allocator.page_table
+        table = self.scheduler.page_table
         rows = {sequence.place: sequence.pages for sequence in self.scheduler.sequences}
         assert len(rows) == len(self.scheduler.sequences)
         for place in range(MAX_REQUESTS):
@@ -137,7 +137,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def no_sequence_waits_for_a_page_that_is_not_being_filled(self):
-        assert all(sequence in self.scheduler.sequences for sequence in self.scheduler.allocator._filling.values())
+        assert all(sequence in self.scheduler.sequences for sequence in self.scheduler._filling.values())
 
     def slots(self, sequence: SequenceState, position: int) -> list[tuple[int, ...] | None]:
         return self.written.setdefault(sequence.pages[position // PAGE], [None] * PAGE)
@@ -156,7 +156,7 @@ def run_prefill(scheduler: Scheduler) -> None:
     """All rows catch up."""
     for sequence in scheduler.sequences:
         sequence.length = sequence.committed - 1
-        scheduler.allocator.register(sequence)
+        scheduler.register(sequence)
 
 
 def test_samples_of_one_prompt_wait_for_the_first_and_then_share_all_of_it():

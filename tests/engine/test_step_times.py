@@ -7,9 +7,10 @@ import pytest
 
 from detspec.draft.table import drafters_of
 from detspec.engine.certify import CERTIFIED, Certificate
+from detspec.engine.decide import Load, choose_plan
 from detspec.engine.engine_config import EngineConfig
 from detspec.engine.planner import Planner
-from detspec.engine.policy import Drafting, Load, Needs, Plan, canonical_plans
+from detspec.engine.policy import Drafting, Needs, Plan, canonical_plans
 from detspec.engine.programs import Report
 from detspec.engine.step_times import Acceptance, StepTimes
 from detspec.sampling_params import SamplingParams
@@ -60,12 +61,18 @@ def test_acceptance_begins_with_what_the_source_assumes_and_follows_what_is_veri
     assert abs(acceptance.tokens(DRAFTED) - 8) < 0.2
 
 
+def chosen_by(planner: Planner, num_steps: int, load: Load = LOAD) -> tuple[Plan, bool]:
+    """The plan that runs next for `num_steps`, and whether it is merely tried."""
+    plan, is_trial, passed_over = choose_plan(load, planner.facts(1e-3))
+    planner.step_times.passed_over(passed_over, num_steps)
+    return plan, is_trial
+
+
 def simulate(planner: Planner, segments: int) -> list[tuple[Plan, bool]]:
     """What is chosen for 8 rows in so many segments, each of which takes what it truly takes."""
     chosen = []
     for _ in range(segments):
-        plan, trying = planner.choose(LOAD)
-        planner.starts(64)
+        plan, trying = chosen_by(planner, 64)
         planner.step_times.observed(plan, TRUE_S[plan], 64)
         planner.acceptance.observed(plan, windows=8, accepted=8 * 15)
         chosen.append((plan, trying))
@@ -108,8 +115,7 @@ def test_single_steps_of_random_times_cost_little_more_than_those_of_the_best_pl
     took = tokens = 0.0
     for step in range(5000):
         planner.acceptance.observed(LOOKUP, windows=192, accepted=6)
-        plan, _ = planner.choose(LOAD)
-        planner.starts(1)
+        plan, _ = chosen_by(planner, 1)
         seconds = true_s[plan] * rng.lognormvariate(0, 0.1) * (4 if rng.random() < 0.02 else 1)
         if rng.random() < 0.7:
             planner.step_times.observed(plan, seconds, 1)

@@ -1,0 +1,248 @@
+"""What runs next, and for how long: pure functions of the load, of what is known about plans, and of measured times."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from detspec.engine.engine_config import EngineConfig
+from detspec.engine.policy import NEVER, Plan
+from detspec.engine.step_times import Acceptance, StepTimes
+from detspec.schedule import Budget
+
+MAX_ROUNDS = 8
+SEGMENT_STEPS = 64
+MOST_SEGMENT_STEPS = 512
+LOOKING = 0.02  # share of the time that looks of the host should take at most
+TRIED_STEPS = 4  # of a plan that has not run for long, to see what it takes by now
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What is in flight when a segment is planned."""
+
+    num_deterministic: int  # deterministic sequences
+    num_ordinary: int  # ordinary sequences
+    behind: tuple[int, ...]  # for each sequence that is catching up, the tokens that it lacks in the cache
+    ready_deterministic: int  # deterministic sequences that can go on decoding at once
+    num_ready: int  # all sequences that can; the rest are `behind`
+    waiting: bool  # more requests wait for a place
+    processing: bool  # some sequences ask for logits processing
+    unread_chunks: int = 0  # chunks of prompts yet to be read with thoughts, in passes of their own: the most it can take
+    is_streamed: bool = False  # updates of some sequences are wanted with each step
+    stops: bool = False  # the host looks for stop strings
+
+
+class Facts(NamedTuple):
+    """What is known about plans when the next one is chosen."""
+
+    certified: Sequence[Plan]  # deterministic sequences may use them
+    ordinary: Sequence[Plan]  # ordinary ones alone
+    times: StepTimes
+    acceptance: Acceptance
+    visit_s: float  # seconds that the device idles when the host looks
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """What is run before the host looks again: `rounds` times `prefill_passes` and a step of the plan, then `steps` at most."""
+
+    rounds: int
+    prefill_passes: int
+    steps: int
+    max_idle: int  # it ends early once ended sequences have idled for so many steps in total
+    min_live: int  # it ends early once fewer sequences than this are live
+    max_gain: int = NEVER  # steps end early once a sequence has gained more tokens than this
+
+    def most_gain(self, most_tokens: int) -> int:
+        """Most tokens that a sequence gains, if a step commits up to `most_tokens`."""
+        return min(self.num_steps * most_tokens, self.rounds * most_tokens + self.max_gain + most_tokens)
+
+    @property
+    def num_steps(self) -> int:
+        """Most steps of all rounds together."""
+        return self.rounds + self.steps
+
+    def shortened(self, num_steps: int) -> "Segment":
+        """The same with at most `num_steps` steps, at least 1."""
+        rounds = min(self.rounds, num_steps)
+        return dataclasses.replace(self, rounds=rounds, steps=min(self.steps, num_steps - rounds))
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What planning a segment weighs against each other."""
+
+    step_s: float  # seconds of one step with the batch full
+    visit_s: float  # seconds that the device idles when the host looks
+    smaller_batch: int  # sequences that the next cheaper batch holds, 0 if there is none
+
+
+class Decision(NamedTuple):
+    """What runs next."""
+
+    plan: Plan
+    segment: Segment
+    passed_over: tuple[Plan, ...]  # plans that might have run in its place
+
+
+def decide(load: Load, facts: Facts, config: EngineConfig, prefill: Budget) -> Decision | None:
+    """The plan and the segment that run next; `prefill` is the budget of a pass over prompts.
+
+    None if a deterministic sequence is live, and no certified plan is large enough.
+    """
+    chosen = choose_plan(load, facts)
+    if chosen is None:
+        return None
+    plan, is_trial, passed_over = chosen
+    costs = Costs(facts.times.known(plan), facts.visit_s, smaller_batch(plan, facts))
+    most = most_gain(load, plan, costs, facts.acceptance, config.segment_steps)
+    segment = plan_segment(
+        load,
+        plan,
+        costs,
+        segment_steps=min(most, TRIED_STEPS * plan.most_tokens) if is_trial else most,
+        max_prefill_passes=config.max_prefill_passes,
+        prefill=prefill,
+    )
+    return Decision(plan, segment, passed_over)
+
+
+def choose_plan(load: Load, facts: Facts) -> tuple[Plan, bool, tuple[Plan, ...]] | None:
+    """The smallest batch that fits, filled the way that commits most tokens per second; None if no plan fits.
+
+    Ordinary requests alone take an ordinary plan, or a canonical one while theirs is coming.
+
+    Returns the plan, whether it is merely to be tried for a few steps, because it has not run for long, and the plans that it
+    was compared with.
+    """
+    if load.num_deterministic == 0 and (ordinary := fitting(load, facts.ordinary)):
+        return min(ordinary, key=size), False, ()
+    found = fitting(load, facts.certified)
+    if not found:
+        return None
+    smallest = min(map(size, found))
+    plans = [plan for plan in found if size(plan) == smallest]
+    if len(plans) == 1:
+        return plans[0], False, ()
+    for plan in plans:  # each draft shows once what it is worth; then estimates decide
+        if plan.num_drafts and not facts.acceptance.was_seen(plan):
+            return plan, True, ()
+    tokens = {plan: step_tokens(load, plan, facts.acceptance) for plan in plans}
+    best = choose({plan: facts.times.known(plan) for plan in plans}, tokens)
+    chosen = choose({plan: facts.times.hoped(plan) for plan in plans}, tokens)
+    return chosen, chosen != best, tuple(plan for plan in plans if plan != chosen)
+
+
+def fitting(load: Load, plans: Sequence[Plan]) -> list[Plan]:
+    """Those of `plans` that hold what is live and have what it needs."""
+    num_live = load.num_deterministic + load.num_ordinary
+    return [plan for plan in plans if plan.batch >= num_live and plan.processing >= load.processing]
+
+
+def size(plan: Plan) -> tuple[int, bool]:
+    """A plan is larger than another by its batch, then by logits processing."""
+    return plan.batch, plan.processing
+
+
+def choose(plans: Mapping[Plan, float], tokens: Mapping[Plan, float]) -> Plan:
+    """The plan with the most expected tokens per second.
+
+    `plans`, not empty, has the seconds that a step of each candidate takes with its batch full, `tokens` those it should
+    commit.
+    """
+    return max(plans, key=lambda plan: tokens[plan] / plans[plan])
+
+
+def step_tokens(load: Load, plan: Plan, acceptance: Acceptance) -> float:
+    """Tokens that one step is expected to commit: ordinary sequences take an executing draft as it is."""
+    if not plan.num_drafts:
+        return load.num_deterministic + load.num_ordinary
+    verified = acceptance.tokens(plan)
+    as_it_is = plan.num_drafts if acceptance.executes(plan) else verified
+    return load.num_deterministic * verified + load.num_ordinary * as_it_is
+
+
+def smaller_batch(plan: Plan, facts: Facts) -> int:
+    """The next smaller batch that the live sequences of `plan` could move to; 0 if there is none."""
+    others = facts.ordinary if plan.ordinary else facts.certified
+    return max((other.batch for other in others if other.batch < plan.batch and other.processing >= plan.processing), default=0)
+
+
+def most_gain(load: Load, plan: Plan, costs: Costs, acceptance: Acceptance, asked: int | None) -> int:
+    """Most tokens that a sequence gains in the next segment, `asked` if that is given; the host also looks for stop strings."""
+    if load.is_streamed:
+        return 1
+    if asked is not None:
+        return asked
+    if load.stops:
+        return SEGMENT_STEPS
+    # Where steps may skip their drafts the device counts what they commit; others count as if all were accepted.
+    return segment_length(costs, acceptance.tokens(plan) if plan.skips else plan.most_tokens)
+
+
+def segment_length(costs: Costs, step_tokens: float = 1) -> int:
+    """Most tokens that a sequence gains before the host looks: more than `SEGMENT_STEPS` where steps are short.
+
+    A look takes 1 ms, a step 4: 64 tokens take 256 ms. A step takes 0.2: 64 would take 12.8 ms, so it is 250 steps in 50 ms.
+    `step_tokens` is how many tokens a step counts for.
+    """
+    if not 0 < costs.step_s < math.inf:
+        return SEGMENT_STEPS
+    return min(max(SEGMENT_STEPS, math.ceil(step_tokens * costs.visit_s / (LOOKING * costs.step_s))), MOST_SEGMENT_STEPS)
+
+
+def num_windows(behind: Sequence[int], window: int) -> int:
+    """Windows of `window` that stretches of so many tokens are cut into."""
+    return sum(-(-tokens // window) for tokens in behind)
+
+
+def plan_segment(
+    load: Load, plan: Plan, costs: Costs, *, segment_steps: int, max_prefill_passes: int, prefill: Budget
+) -> Segment:
+    """How long to run `plan`, and how prompts that are being read get their share of the passes.
+
+    While some sequences decode, none of them waits for more than `max_prefill_passes` passes over prompts. These passes and
+    steps take turns until all sequences decode. Stretches that fit into windows which the step's own pass leaves empty need
+    no pass of their own.
+
+    A sequence that has ended idles until the host looks, and a look costs all sequences `visit_s`. So the host looks when
+    idling has cost as much as looking will, which is at most twice the cost of the best moment.
+
+    `segment_steps` are the most tokens that a sequence may gain before the host looks, `prefill` is the budget of a pass over
+    prompts.
+    """
+    # How many tokens a step that may skip its guesses commits is not known, so the device counts.
+    steps = segment_steps if plan.skips else max(1, segment_steps // plan.most_tokens)
+    segment_of = partial(Segment, max_gain=max(0, segment_steps - plan.most_tokens) if plan.skips else NEVER)
+    max_idle = NEVER
+    min_live = costs.smaller_batch + 1
+    if load.waiting:
+        max_idle = max(1, round(costs.visit_s * plan.batch / max(costs.step_s, 1e-9)))
+        min_live = 1
+    passes = -(-num_windows(load.behind, prefill.window) * prefill.window // prefill.rows) + load.unread_chunks
+    if load.num_ready == 0:
+        return segment_of(1, passes, steps - 1, max_idle, min_live)
+    if not load.unread_chunks and rides_along(plan, load):
+        return segment_of(0, 0, steps, max_idle, min_live)
+    at_once = min(passes, max_prefill_passes)
+    rounds = -(-passes // at_once)
+    if rounds > MAX_ROUNDS:
+        return segment_of(MAX_ROUNDS, at_once, 0, max_idle, min_live)
+    return segment_of(rounds, at_once, max(0, steps - rounds), max_idle, min_live)
+
+
+def rides_along(plan: Plan, load: Load) -> bool:
+    """Whether what sequences lack fits into the first step's own passes."""
+    if plan.reads_one_each:
+        return max(load.behind, default=0) <= 1
+    return num_windows(load.behind, plan.budget.window) <= empty_windows(plan, load)
+
+
+def empty_windows(plan: Plan, load: Load) -> int:
+    """Windows of a step's last pass that verify nothing, for sure."""
+    if plan.ordinary or plan.skips:
+        return 0
+    verified = load.num_ready if plan.draft == "none" else load.ready_deterministic
+    return -verified % plan.budget.groups
