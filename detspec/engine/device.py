@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from detspec.cache import SCRATCH_PAGE
+from detspec.cache import SCRATCH_PAGE, shares_pages
 from detspec.checkpoint.load import Model
 from detspec.compile_cache import user_cache
 from detspec.draft.ngram import acceptance_by_match_length
@@ -64,6 +64,9 @@ class Device:
         place: where the weights lie, and so the state: a mesh of chips, or one device.
         cache: files of compiled programs; None if none are kept.
         wide_costs: for plans that skip, how long a step takes whose pass reads guesses, in steps whose pass reads none.
+        shares_pages: whether the cache holds all positions of a text by pages. Where a layer keeps states by seat, sequences
+            share nothing, a text is replayed from its beginning, and drafts are at most a page long: a rollback reaches no
+            farther.
         may_prefill_apart: whether prefill may have a program of its own. XLA cuts the sums of a product by what else its
             program works out, so both programs give keys and values the same bits only with pinned products, or with weights
             in int8: then every product of a pass, the head's too, is an exact sum of integers.
@@ -99,6 +102,12 @@ class Device:
             raise InputError(
                 f"drafter {own[0]!r} has weights of its own, which are not cut over chips; on {self.place.size} chips use "
                 'the draft "ngram", "int8", "self" or "none"'
+            )
+        self.shares_pages = shares_pages(model.cfg, self.schedule.numerics)
+        if not self.shares_pages and config.num_speculative_tokens > (page := self.schedule.numerics.page):
+            raise InputError(
+                f"the model has layers that keep states by sequence, which can be rolled back by a page of {page} tokens: lower "
+                f"num_speculative_tokens, which is {config.num_speculative_tokens}, or raise Numerics.page"
             )
         self.room = Room(config.max_stop_ids, config.max_logit_bias)
         init = partial(
@@ -191,7 +200,7 @@ class Device:
         for place, text in texts.items():
             packed.tokens[place, : len(text.tokens)] = text.tokens
             packed.length[place] = len(text.tokens)
-            packed.start[place] = text.start
+            packed.start[place] = text.start if self.shares_pages else 0
             packed.wanted_from[place] = text.wanted_from
         requests = pack_requests(self.state, entries, self.model.eos_ids) if entries else self._no_requests
         work = Work(requests, placement.of_all, np.int32(NEVER), packed)

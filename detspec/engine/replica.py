@@ -73,7 +73,7 @@ class Replica:
             traffic.queue,
             page=device.schedule.numerics.page,
             shape=(config.max_requests, device.max_pages),
-            sharing=config.prefix_sharing,
+            sharing=config.prefix_sharing and device.shares_pages,
             window=device.schedule.budget.window,
             chunk=None if thinking is None else thinking.chunk,
         )

@@ -18,6 +18,7 @@ from detspec.cache import cache_bytes
 from detspec.config import ModelConfig, is_count
 from detspec.engine.policy import Drafting, canonical_plans, lookup_window
 from detspec.errors import InputError
+from detspec.model.dense import config_to_json
 from detspec.model.params import num_params, param_shapes, params_bytes
 from detspec.model.work import pass_work
 from detspec.planning.programs import PASSES, Deployment, compile_program, work_of

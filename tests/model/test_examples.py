@@ -1,0 +1,171 @@
+"""The kinds of layers that docs/extending.md builds: they hold what the engine promises, and the numbers that they should."""
+
+import dataclasses
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import detspec as ds
+from detspec.config import ModelConfig
+from detspec.model.params import active_params, init_params, num_params
+from detspec.model.transformer import forward_sequences
+from tests.fakes import bits
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+SCHEDULE = ds.Schedule().with_numerics(page=16, linear="pinned").with_budget(16, 4)
+SAMPLING = [ds.SamplingParams(max_tokens=45, temperature=float(i % 2), seed=i, ignore_eos=True) for i in range(4)]
+
+
+def example(heading: str, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The Python below a heading of the page, as a module: programs that are kept name functions by their module."""
+    _, _, below = PAGE.read_text().partition(f"### {heading}\n")
+    source = re.search(r"```python\n(.*?)```", below, flags=re.DOTALL)
+    assert source is not None
+    path = tmp_path_factory.mktemp("examples") / (re.sub(r"\W+", "_", heading).lower() + ".py")
+    path.write_text(source.group(1))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def unrotated(tmp_path_factory) -> ModuleType:
+    return example("Layers without rotation", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory) -> ModuleType:
+    return example("Experts, as a slow reference", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory) -> ModuleType:
+    return example("A recurrent layer with pools of its own", tmp_path_factory)
+
+
+def model_of(cfg: ModelConfig) -> ds.Model:
+    return ds.Model(cfg, init_params(cfg, jax.random.key(0)), None, (), "example")
+
+
+def engine_of(model: ds.Model, **config) -> ds.Engine:
+    settings = {"max_requests": 4, "max_len": 64, "schedule": SCHEDULE, "num_speculative_tokens": 3, "compile_cache": False}
+    return ds.Engine(model, ds.EngineConfig(**{**settings, **config}))
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 211, length).tolist() for length in (1, 9, 5, 13)]
+
+
+def facts(engine: ds.Engine, some: slice = slice(None)) -> list[tuple]:
+    outs = engine.generate(prompts()[some], SAMPLING[some])
+    return [(out.token_ids, bits(np.asarray(out.logprobs, np.float32)).tolist()) for out in outs]
+
+
+def check_promises(cfg: ModelConfig) -> None:
+    """Batch, order, drafts, preemption and windows change no bit; scores are those of generation."""
+    model = model_of(cfg)
+    engine = engine_of(model, method="none")
+    expected = facts(engine)
+    assert [facts(engine, slice(i, i + 1))[0] for i in range(4)] == expected
+    few_pages = engine_of(model, method="self", num_pages=8)
+    assert facts(few_pages) == expected
+    assert few_pages.num_preemptions
+    texts = [[*prompt, *tokens] for prompt, (tokens, _) in zip(prompts(), expected, strict=True)]
+    greedy = [0, 2]  # scores are raw log-probabilities, as those of generation
+    scored = engine.score([texts[i] for i in greedy], [len(prompts()[i]) for i in greedy])
+    assert [bits(np.asarray(out.logprobs, np.float32)).tolist() for out in scored] == [expected[i][1] for i in greedy]
+
+
+def through_cache(cfg: ModelConfig, params, tokens: list[int]) -> np.ndarray:
+    """Log-probabilities of `tokens[1:]` by canonical passes."""
+    (found,) = ds.score(params, cfg, [tokens], schedule=SCHEDULE)
+    return found[1:]
+
+
+def whole(cfg: ModelConfig, params, tokens: list[int]) -> np.ndarray:
+    """The same by a pass over the whole sequence, as in training."""
+    logits, _ = forward_sequences(params, cfg, jnp.asarray([tokens]))
+    logprobs = jax.nn.log_softmax(logits[0, :-1])
+    return np.asarray(jnp.take_along_axis(logprobs, jnp.asarray(tokens)[1:, None], axis=1)[:, 0])
+
+
+def check_whole_is_cached(cfg: ModelConfig) -> None:
+    """Both ways through a layer say the same: in float32, up to the rounding of sums."""
+    cfg = dataclasses.replace(cfg, dtype="float32")
+    params = init_params(cfg, jax.random.key(1))
+    tokens = np.random.default_rng(1).integers(0, 211, 40).tolist()
+    np.testing.assert_allclose(through_cache(cfg, params, tokens), whole(cfg, params, tokens), atol=2e-5)
+
+
+@pytest.mark.programs(40)
+@pytest.mark.optimised
+@pytest.mark.parametrize("name", ["unrotated", "experts", "recurrent"])
+def test_layers_of_another_kind_keep_the_promises_of_the_engine(name, request):
+    check_promises(request.getfixturevalue(name).cfg)
+
+
+@pytest.mark.programs(8)
+@pytest.mark.parametrize("name", ["unrotated", "experts", "recurrent"])
+def test_layers_of_another_kind_say_the_same_of_whole_sequences_and_through_the_cache(name, request):
+    check_whole_is_cached(request.getfixturevalue(name).cfg)
+
+
+@pytest.mark.programs(8)
+def test_layer_without_rotation_sees_no_positions(unrotated):
+    """Two orders of the same earlier tokens: only layers that rotate tell them apart."""
+    cfg = dataclasses.replace(unrotated.cfg, dtype="float32", pattern=(1, 1))
+    for pattern, alike in (((1,), True), ((0,), False)):
+        cfg = dataclasses.replace(cfg, pattern=pattern)
+        params = init_params(cfg, jax.random.key(2))
+        first, second = ([*order, 7, 9] for order in ([3, 4, 5, 6], [5, 3, 6, 4]))
+        found = [whole(cfg, params, tokens)[-1] for tokens in (first, second)]
+        assert np.isclose(*found, atol=1e-5) == alike
+
+
+def test_experts_count_as_far_as_a_token_takes_them(experts):
+    """4 experts of 3 x 48 x 64 weights, 2 of them for a token, and a router of 4 x 64, in each of two layers."""
+    dense = num_params(experts.dense) - 2 * 3 * 96 * 64
+    assert num_params(experts.cfg) == dense + 2 * (4 * 3 * 48 * 64 + 4 * 64)
+    assert active_params(experts.cfg) == num_params(experts.cfg) - 211 * 64 - 2 * 2 * 3 * 48 * 64
+
+
+@pytest.mark.programs(8)
+@pytest.mark.optimised
+def test_recurrent_layer_whose_ring_has_one_page_is_wrong_after_a_rollback(recurrent, monkeypatch):
+    """The inverse control: a rollback over the border of a page needs the state before it."""
+    model = model_of(recurrent.cfg)
+    expected = facts(engine_of(model, method="none"))
+    step = recurrent.DeltaNet._step
+
+    def without_ring(self, pools, row):
+        """Both pages of the ring are one."""
+        pools, out = step(self, pools, row)
+        return {name: pool.at[:, :, 1].set(pool[:, :, 0]).at[:, :, 0].set(pool[:, :, 1]) for name, pool in pools.items()}, out
+
+    monkeypatch.setattr(recurrent.DeltaNet, "_step", without_ring)
+    assert facts(engine_of(model, method="none")) != expected
+
+
+@pytest.mark.programs(4)
+def test_recurrent_layers_share_no_pages_and_draft_a_page_at_most(recurrent):
+    model = model_of(recurrent.cfg)
+    with pytest.raises(ds.InputError, match="rolled back by a page of 16 tokens: lower num_speculative_tokens, which is 31"):
+        engine_of(model, num_speculative_tokens=31)
+    with pytest.raises(ds.InputError, match="states by sequence cannot be a draft model"):
+        ds.draft_model(model, target=model)
+    engine = engine_of(model)
+    prompt = list(range(40))
+    first, second = (engine.generate([prompt], ds.SamplingParams(max_tokens=4, ignore_eos=True))[0] for _ in range(2))
+    assert first.token_ids == second.token_ids
